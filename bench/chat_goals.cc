@@ -63,7 +63,8 @@ class Stretch {
           std::int64_t passes)
       : start_(requests), passes_(passes) {
     const auto cache = MakeChatCache(context, "optimized");
-    while (start_.passes() < from) start_.Step(*cache);
+    while (start_.passes() < from && start_.Step(*cache)) {
+    }
     state_ = Must(cache->Snapshot());
     state_.layers.clear();
     for (const char* twin : {"optimized", "reference"}) {
@@ -123,8 +124,12 @@ void ChatGoals(Goals& goals) {
   const std::vector<Request> requests =
       ReadRequests(goals.options().workload, Context(goals));
   if (requests.empty()) {
-    fmt::print(stderr, "kvtwin-bench: no chat, for there is no file {}\n",
-               goals.options().workload);
+    const std::string& path = goals.options().workload;
+    fmt::print(stderr,
+               "kvtwin-bench: the chat is left out: {}; docs/performance.md "
+               "says which file --workload or KVTWIN_BENCH_WORKLOAD names\n",
+               path.empty() ? "no workload is given"
+                            : fmt::format("{} has no requests", path));
     return;
   }
   // Threads share the work of one mask at a time and wait for each other after

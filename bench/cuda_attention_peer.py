@@ -108,7 +108,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("cuda_attention_peer: torch finds no CUDA device")
     if args.tokens % PAGE != 0:
-        sys.exit(f"cuda_attention_peer: --tokens is no multiple of {PAGE}")
+        sys.exit(f"cuda_attention_peer: --tokens is not a multiple of {PAGE}")
 
     torch.manual_seed(1)
     shape = (args.batch, args.tokens, args.kv_heads, args.head_dim)

@@ -24,7 +24,6 @@ constexpr const char* kAbout =
 int Main(int argc, char** argv) {
   using namespace kvtwin;
   bench::GoalOptions options;
-  options.workload = KVTWIN_BENCH_WORKLOAD;
   bool goals = false;
   bool cuda = false;
   CLI::App app(kAbout);
@@ -42,10 +41,11 @@ int Main(int argc, char** argv) {
   app.add_option("--save", options.save,
                  "A file that gets what --json prints as well");
   app.add_option("--spin", options.spin,
-                 "Do what is measured for so many seconds each, and nothing "
-                 "else, for a profiler");
+                 "Run each measured operation for this many seconds, and "
+                 "nothing else, for a profiler");
   app.add_option("--workload", options.workload,
-                 "The file of chat requests; without it, no chat");
+                 "The file of chat requests; without it, no chat")
+      ->envname("KVTWIN_BENCH_WORKLOAD");
   CLI11_PARSE(app, argc, argv);
 
   std::vector<std::string> extras = app.remaining();

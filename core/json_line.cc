@@ -179,7 +179,7 @@ std::string ParseJsonLine(const std::string& line, JsonValue& object) {
   ValueBuilder builder;
   if (!nlohmann::json::sax_parse(line, &builder)) return builder.problem();
   if (builder.value().type != JsonValue::Type::kObject) {
-    return fmt::format("{} where an object is due", Describe(builder.value()));
+    return fmt::format("{}, expected an object", Describe(builder.value()));
   }
   object = std::move(builder.value());
   return "";
@@ -323,8 +323,8 @@ void JsonFields::Fail(std::string_view key, std::string_view what) const {
 }
 
 void JsonFields::Wrong(std::string_view key, const JsonValue& value,
-                       std::string_view due) const {
-  Fail(key, fmt::format("is {}, it must be {}", Describe(value), due));
+                       std::string_view expected) const {
+  Fail(key, fmt::format("is {}, it must be {}", Describe(value), expected));
 }
 
 std::string JsonString(const std::string& text) {

@@ -96,10 +96,11 @@ class JsonFields {
                 std::size_t rank_max) const;
   JsonFields Object(std::string_view key) const;
 
-  // Report a problem: "<key> <what>", "<key> is <value>, it must be <due>".
+  // Report a problem: "<key> <what>", "<key> is <value>, it must be
+  // <expected>".
   void Fail(std::string_view key, std::string_view what) const;
   void Wrong(std::string_view key, const JsonValue& value,
-             std::string_view due) const;
+             std::string_view expected) const;
 
  private:
   const JsonValue& object_;

@@ -97,8 +97,8 @@ Result<const RuleInfo*> SetRule(std::string_view said, Rules& rules) {
     }
   }
   return Invalid(
-      "'{}' is no rule with a value of it, such as 'copy replaces': see kvtwin "
-      "profile --list",
+      "'{}' is not a rule with one of its values, such as 'copy replaces': "
+      "see kvtwin profile --list",
       Printable(said, 80));
 }
 
@@ -107,10 +107,8 @@ Result<Rules> ParseOne(std::string_view text) {
   const std::string_view name = CutAt(" except ", text);
   const std::optional<Profile> profile = FindProfile(name);
   if (!profile) {
-    return Invalid(
-        "'{}' is no profile of which anything is known: see kvtwin profile "
-        "--list",
-        Printable(name, 40));
+    return Invalid("'{}' is not a known profile: see kvtwin profile --list",
+                   Printable(name, 40));
   }
   Rules rules = profile->rules;
   std::vector<const RuleInfo*> excepted;

@@ -369,7 +369,7 @@ bool FillMetadata(std::string_view name, std::string_view text,
 }
 
 Status Damaged(std::string_view what) {
-  return Invalid("this is no state of a cache: {}", what);
+  return Invalid("this is not a state of a cache: {}", what);
 }
 
 // Reads -----------------------------------------------------------------------

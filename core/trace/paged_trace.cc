@@ -59,9 +59,9 @@ double PoolBytes(const PagedSpec& spec) {
 }
 
 void NeedCount(const JsonFields& fields, std::string_view key,
-               std::size_t count, std::size_t due) {
-  if (count == due) return;
-  fields.Fail(key, fmt::format("has {} numbers, {} are due", count, due));
+               std::size_t count, std::size_t expected) {
+  if (count == expected) return;
+  fields.Fail(key, fmt::format("has {} numbers, expected {}", count, expected));
 }
 
 void ReadOpen(const JsonFields& fields, PagedTraceOp& op) {

@@ -51,8 +51,8 @@ class Cache:
         if start + len(positions) > self.setup.capacity:
             raise kvtwin.CacheFull  # Where generation ends.
         if positions[0] != start:
-            raise ValueError(f"it says that it has {start} tokens, and the next"
-                             f" one is due at {positions[0]}")
+            raise ValueError(f"the cache reports {start} tokens, expected "
+                             f"{positions[0]}")
         self.queries = len(positions)
         self.masks()
 

@@ -58,10 +58,10 @@ class Cache:
     def start_forward(self, positions, sequences):
         start = self.length()
         if start + len(positions) > self.setup.capacity:
-            raise kvtwin.CacheFull  # As generate() does not go on either.
+            raise kvtwin.CacheFull  # generate() ends here as well.
         if positions[0] != start:
-            raise ValueError(f"it says that it has {start} tokens, and the next"
-                             f" one is due at {positions[0]}")
+            raise ValueError(f"the cache reports {start} tokens, expected "
+                             f"{positions[0]}")
         self.queries = len(positions)
         self.mask = MASKS[self.setup.kind](
             config=self.config, inputs_embeds=torch.zeros(1, self.queries, 1),

@@ -463,6 +463,28 @@ kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
                                 int32_t begin, int32_t end, int64_t* slots,
                                 size_t room, size_t* count);
 
+/* Rows as numbers ---------------------------------------------------------- */
+
+/* Sets *bytes to the size of `count` elements in a row. An error: a number of
+ * elements that is not a multiple of 32, for q8_0 and q4_0. */
+kvtwin_status kvtwin_row_bytes(kvtwin_dtype dtype, size_t count, size_t* bytes);
+/* Convert `count` elements: from a stored row, exactly, and to a stored row,
+ * rounded to the nearest (docs/dtypes.md). `bytes` must be the size of the
+ * row. */
+kvtwin_status kvtwin_row_to_f32(kvtwin_dtype dtype, const void* row,
+                                size_t bytes, float* numbers, size_t count);
+kvtwin_status kvtwin_row_from_f32(kvtwin_dtype dtype, const float* numbers,
+                                  size_t count, void* row, size_t bytes);
+/* Sets *number to element (i, j, k, l) of K or V. An error: an index outside of
+ * the shape. */
+kvtwin_status kvtwin_tensor_element(const kvtwin_tensor* tensor, int64_t i,
+                                    int64_t j, int64_t k, int64_t l,
+                                    float* number);
+/* Sets *yes to 1 if the mask lets the batch's token `row` attend to `column`,
+ * else to 0. */
+kvtwin_status kvtwin_mask_may_attend(const kvtwin_tensor* mask, int64_t column,
+                                     int64_t row, int32_t* yes);
+
 /* Recording a cache of your own -------------------------------------------- */
 
 /* Writes a recording (docs/trace_format.md) of your own cache. After each call

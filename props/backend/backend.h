@@ -1,17 +1,14 @@
-// A third-party cache behind the table of include/kvtwin/kvtwin.h.
+// The description of a third-party cache (include/kvtwin/kvtwin.h), and the
+// cache as a subject.
 
 #ifndef KVTWIN_PROPS_BACKEND_BACKEND_H_
 #define KVTWIN_PROPS_BACKEND_BACKEND_H_
 
-#include <functional>
-#include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
+#include "props/backend/backend_cache.h"
 #include "props/compare/runner.h"
 #include "props/history/abilities.h"
 
@@ -37,21 +34,6 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* table);
 // Replaces the profile that the backend names by `profile`, unless that is
 // empty. Requires: ParseRules can parse it.
 void UseProfile(const std::string& profile, BackendInfo& info);
-
-// Watches what a backend does to memory; see props/backend/host/.
-class MemoryWatch {
- public:
-  virtual ~MemoryWatch() = default;
-  // Enclose each call of `function`. Memory allocated in between belongs to the
-  // backend.
-  virtual void Enter(const char* function) = 0;
-  virtual void Leave() = 0;
-  // Returns what is wrong with the backend's memory, if anything.
-  virtual std::optional<std::string> Damage() = 0;
-  // Returns the number of bytes from `data` to the end of its buffer; nullopt
-  // if the buffer is unknown.
-  virtual std::optional<std::size_t> BytesFrom(const void* data) = 0;
-};
 
 // Returns the rules of a level: those of the backend's profile; at identity,
 // which compares with the reference twin, kvtwin's own rules, except for the

@@ -8,13 +8,16 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "props/backend/c_conversions.h"
 #include "props/backend/ledger_backend.h"
+#include "props/backend/live.h"
 #include "props/compare/runner.h"
 #include "props/history/generate.h"
 
@@ -66,7 +69,7 @@ void ExpectRefused(const kvtwin_backend_v1* table, const std::string& text) {
   EXPECT_THAT(info.status().message(), HasSubstr(text));
 }
 
-TEST(Backend, TheLeastThereIsHasDefaults) {
+TEST(Backend, TheSmallestTableHasDefaults) {
   const kvtwin_backend_v1 table = Table();
   const Result<BackendInfo> info = DescribeBackend(&table);
   ASSERT_TRUE(info.ok()) << info.status().ToString();
@@ -77,7 +80,7 @@ TEST(Backend, TheLeastThereIsHasDefaults) {
   EXPECT_FALSE(info->has_cells);
 }
 
-TEST(Backend, TablesThatAreNoneAreRefusedByName) {
+TEST(Backend, InvalidTablesAreRefusedByName) {
   ExpectRefused(nullptr, "backend is NULL");
   kvtwin_backend_v1 table = Table();
   table.size = offsetof(kvtwin_backend_v1, message) - 1;
@@ -119,7 +122,7 @@ TEST(Backend, TablesThatAreTooLongAreRefused) {
             "backend.size is 4104, no struct is that large");
 }
 
-TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {
+TEST(Backend, InvalidDescriptionsAreRefused) {
   const kvtwin_backend_v1 table = Table();
   const auto refused = [&](auto change, const std::string& text) {
     said = Right();
@@ -138,14 +141,90 @@ TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {
   refused([](auto& one) { one.max_position = -1; }, "negative");
   refused([](auto& one) { one.max_mask_padding = -1; }, "negative");
   refused([](auto& one) { one.level = static_cast<kvtwin_level>(3); }, "level");
-  refused([](auto& one) { one.kinds = 1U << 6; }, "kind");
+  refused([](auto& one) { one.kinds = KVTWIN_HAS_WRAPPER; }, "kind");
   refused([](auto& one) { one.dtypes = 0; }, "dtype");
   refused([](auto& one) { one.max_layers = -1; }, "negative");
   refused([](auto& one) { one.tolerance = -1; }, "negative");
 }
 
+TEST(Backend, UnknownFlagsAreRefusedByName) {
+  const kvtwin_backend_v1 table = Table();
+  using Field = std::uint32_t kvtwin_description_v1::*;
+  using Said = kvtwin_description_v1;
+  const std::array<std::tuple<std::string, Field, unsigned>, 8> fields = {
+      {{"kinds", &Said::kinds, 6},
+       {"can", &Said::can, 12},
+       {"dtypes", &Said::dtypes, 6},
+       {"v_layouts", &Said::v_layouts, 3},
+       {"shifts", &Said::shifts, 5},
+       {"mask_dtypes", &Said::mask_dtypes, 3},
+       {"cannot", &Said::cannot, 3},
+       {"placements", &Said::placements, 2}}};
+  for (const auto& [name, field, first_unknown] : fields) {
+    said = Right();
+    said.*field |= 1U << first_unknown;
+    ExpectRefused(&table, name + " of the backend's description is 0x");
+  }
+}
+
+// At visibility the places of tokens are the backend's own affair.
+TEST(Backend, CellsAreListedAtIdentityOnly) {
+  kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
+  static int calls;
+  calls = 0;
+  table.cells = [](void*, kvtwin_cell*, std::size_t, std::size_t* count,
+                   std::int32_t*, std::size_t, std::size_t* batch,
+                   std::int32_t* total) {
+    ++calls;
+    *count = *batch = 0;
+    *total = 1;
+    return 0;
+  };
+  const BackendInfo info = *DescribeBackend(&table);
+  const History history = *ParseHistory("kvt1 cells=4 legal=1 | put 0*1");
+  EXPECT_FALSE(RunHistory(history, BackendSubject(info, Level::kVisibility, ""))
+                   .failure);
+  EXPECT_EQ(calls, 0);
+  EXPECT_TRUE(
+      RunHistory(history, BackendSubject(info, Level::kIdentity, "")).failure);
+  EXPECT_GT(calls, 0);
+}
+
+// A history that makes no view, such as one that only reserves, proves nothing.
+TEST(Backend, IsNotJudgedWhereNoViewIsCompared) {
+  kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
+  table.put = [](void*, std::int32_t, const kvtwin_tensor*,
+                 const kvtwin_tensor*) -> int { return KVTWIN_INTERNAL; };
+  const BackendInfo info = *DescribeBackend(&table);
+  FuzzOptions options;
+  options.operations = 3000;
+  std::vector<std::string> reported;
+  const LiveResult result = FuzzLive(
+      options, {Level::kVisibility, Level::kNumeric},
+      [&](Level level) { return BackendSubject(info, level, ""); },
+      [&](const Failure& finding) { reported.push_back(finding.check); });
+  EXPECT_EQ(result.not_judged, Level::kVisibility);
+  EXPECT_EQ(result.holds, Level::kNone);
+  EXPECT_FALSE(result.Right(info));
+  EXPECT_THAT(reported, ElementsAre("backend: error"));
+}
+
+TEST(Backend, ABugIsReportedAtOneLevel) {
+  kvtwin_backend_v1 table = *LedgerBackend("mlx");
+  BackendInfo info = *DescribeBackend(&table);
+  UseProfile("ollama-0.15", info);
+  FuzzOptions options;
+  options.operations = 20000;
+  const LiveResult result =
+      FuzzLive(options, {Level::kVisibility, Level::kNumeric},
+               [&](Level level) { return BackendSubject(info, level, ""); });
+  EXPECT_EQ(result.findings.size(), 1U);
+  EXPECT_THAT(result.broken_again, ElementsAre(Level::kNumeric));
+  EXPECT_EQ(result.holds, Level::kNone);
+}
+
 // A library that was compiled with an older header has a shorter table.
-TEST(Backend, WhatAnOlderTableLacksIsNull) {
+TEST(Backend, FunctionsThatAnOlderTableLacksAreNull) {
   kvtwin_backend_v1 table = Table();
   table.cells = [](void*, kvtwin_cell*, std::size_t, std::size_t*,
                    std::int32_t*, std::size_t, std::size_t*,
@@ -159,7 +238,7 @@ bool Has(std::uint32_t bits, auto value) {
   return (bits >> static_cast<unsigned>(value) & 1U) != 0;
 }
 
-RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
+RC_GTEST_PROP(Backend, HistoriesUseDeclaredAbilitiesOnly,
               (std::uint32_t number)) {
   const auto bits = [](int count) {
     return *rc::gen::inRange<std::uint32_t>(1, 1U << count);
@@ -219,7 +298,7 @@ std::vector<std::string> calls;
 // A Remove, from the position where a sequence continued, may take all that the
 // sequence still had. The sequence then begins anew, and a backend that only
 // appends gets a Remove of it first.
-TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
+TEST(Backend, ALegalClientClearsASequenceBeforeItStartsAgain) {
   kvtwin_backend_v1 table = Ledger();
   table.start_forward = [](void* cache, const kvtwin_batch* batch,
                            int reserve) {

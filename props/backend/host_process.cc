@@ -69,6 +69,7 @@ Failure FailureFromJson(const Json& json) {
 Json ToJson(const RunResult& result) {
   Json json = {{"ran", result.ran},
                {"operations", result.operations},
+               {"views", result.views},
                {"digest", result.digest}};
   if (!result.failure) return json;
   json["failure"] = ToJson(*result.failure);
@@ -82,6 +83,7 @@ RunResult RunResultFromJson(const Json& json) {
   RunResult result;
   result.ran = json.at("ran").get<bool>();
   result.operations = json.at("operations").get<std::int64_t>();
+  result.views = json.at("views").get<std::int64_t>();
   result.digest = json.at("digest").get<std::uint64_t>();
   if (!json.contains("failure")) return result;
   result.failure = FailureFromJson(json.at("failure"));
@@ -95,8 +97,8 @@ RunResult RunResultFromJson(const Json& json) {
 
 namespace {
 
-// The counts of a census, by name.
-constexpr auto kCensusCounts =
+// The counts of coverage, by name.
+constexpr auto kPoolCounts =
     std::to_array<std::pair<const char*, std::int64_t PagedCoverageCounts::*>>(
         {{"operations", &PagedCoverageCounts::operations},
          {"not_made", &PagedCoverageCounts::not_made},
@@ -111,13 +113,13 @@ constexpr auto kCensusCounts =
 
 Json ToJson(const PagedCoverageCounts& counts) {
   Json json;
-  for (const auto& [name, count] : kCensusCounts) json[name] = counts.*count;
+  for (const auto& [name, count] : kPoolCounts) json[name] = counts.*count;
   return json;
 }
 
-PagedCoverageCounts PagedCensusFromJson(const Json& json) {
+PagedCoverageCounts PagedCountsFromJson(const Json& json) {
   PagedCoverageCounts counts;
-  for (const auto& [name, count] : kCensusCounts) {
+  for (const auto& [name, count] : kPoolCounts) {
     counts.*count = json.at(name).get<std::int64_t>();
   }
   return counts;
@@ -251,7 +253,7 @@ Result<Json> Host::Greet() {
   };
   std::error_code error;
   if (!fs::is_regular_file(options_.library, error)) {
-    return wrong(fmt::format("there is no file {}", options_.library));
+    return wrong(fmt::format("the file {} does not exist", options_.library));
   }
   auto process = std::make_unique<HostProcess>(options_);
   if (!process->alive()) return wrong(process->died().text);
@@ -291,7 +293,9 @@ Result<BackendInfo> Host::Describe() {
     });
   }
   return Status(StatusCode::kInvalidArgument,
-                fmt::format("{} is a pool: --kind paged", options_.library));
+                fmt::format("{} is a pool of blocks: use fuzz or explore with "
+                            "--kind paged, or run with a history of pools",
+                            options_.library));
 }
 
 Result<PoolInfo> Host::DescribePool() {
@@ -299,7 +303,7 @@ Result<PoolInfo> Host::DescribePool() {
   if (!said.ok()) return said.status();
   if (!said->contains("pool")) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{} is no pool: it exports no {}",
+                  fmt::format("{} is not a pool: it exports no {}",
                               options_.library, KVTWIN_GET_POOL_BACKEND_V1));
   }
   return ReadGreeting(said->at("pool"), [](const Json& pool) {
@@ -392,7 +396,7 @@ RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
   }
   result = RunResultFromJson(*said);
   if (counts != nullptr) {
-    PagedCoverageCounts counted = PagedCensusFromJson(said->at("census"));
+    PagedCoverageCounts counted = PagedCountsFromJson(said->at("counts"));
     const PagedSpec& spec = history.spec;
     if (result.ran) {
       counted.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
@@ -438,16 +442,16 @@ std::unique_ptr<HostProcess> Host::Take() {
   return process;
 }
 
-RunResult Host::Ask(const History& history, Level level, CallTrace* story,
+RunResult Host::Ask(const History& history, Level level, CallTrace* trace,
                     bool page, const std::string& arguments, std::string* html,
                     const Rules* rules, bool hasty) {
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
   const auto died = [&] {
     result.failure = process->died();
-    if (story != nullptr) {  // The call that did not return.
-      Step& step = story->steps.emplace_back();
-      step.number = std::ssize(story->steps);
+    if (trace != nullptr) {  // The call that did not return.
+      Step& step = trace->steps.emplace_back();
+      step.number = std::ssize(trace->steps);
       step.call = process->function();
     }
     const std::int64_t step = process->step();
@@ -459,7 +463,7 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* story,
       rules == nullptr ? std::vector<int>() : ValuesOf(*rules);
   if (!process->alive() || !process->Ask({{"history", ToText(history)},
                                           {"level", level},
-                                          {"story", story != nullptr},
+                                          {"with_trace", trace != nullptr},
                                           {"page", page},
                                           {"arguments", arguments},
                                           {"profile", options_.profile},
@@ -470,11 +474,11 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* story,
   for (;;) {
     const std::optional<Json> said = process->Answer(Patience(hasty));
     if (!said) return died();
-    if (said->contains("told")) {
-      if (story == nullptr) continue;
-      Step& step = story->steps.emplace_back();
-      step.number = std::ssize(story->steps);
-      step.call = said->at("told").get<std::string>();
+    if (said->contains("step")) {
+      if (trace == nullptr) continue;
+      Step& step = trace->steps.emplace_back();
+      step.number = std::ssize(trace->steps);
+      step.call = said->at("step").get<std::string>();
       continue;
     }
     if (said->contains("error")) {
@@ -491,10 +495,10 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* story,
   return result;
 }
 
-RunResult Host::Run(const History& history, Level level, CallTrace* story,
+RunResult Host::Run(const History& history, Level level, CallTrace* trace,
                     bool hasty, const Rules* rules) {
   try {
-    return Ask(history, level, story, /*page=*/false, "", nullptr, rules,
+    return Ask(history, level, trace, /*page=*/false, "", nullptr, rules,
                hasty);
   } catch (const Json::exception& error) {
     return WroteNonsense(history.ops.size(), error);
@@ -522,9 +526,9 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   subject.abilities = info.abilities;
   subject.tolerance = info.tolerance;
   subject.arguments = std::move(arguments);
-  subject.run = [this, level](const History& history, CallTrace* story,
+  subject.run = [this, level](const History& history, CallTrace* trace,
                               bool hasty) {
-    return Run(history, level, story, hasty);
+    return Run(history, level, trace, hasty);
   };
   subject.shrink_seconds = options_.shrink_seconds;
   return subject;

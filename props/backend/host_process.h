@@ -49,7 +49,7 @@ RunResult RunResultFromJson(const nlohmann::ordered_json& json);
 
 // The JSON has all counts, without the dtypes.
 nlohmann::ordered_json ToJson(const PagedCoverageCounts& counts);
-PagedCoverageCounts PagedCensusFromJson(const nlohmann::ordered_json& json);
+PagedCoverageCounts PagedCountsFromJson(const nlohmann::ordered_json& json);
 
 // The JSON has all fields but the table.
 nlohmann::ordered_json ToJson(const BackendInfo& info);
@@ -85,10 +85,10 @@ class Host {
   // Comes first. Errors: no kvtwin-host, no such library, or not a backend.
   Result<BackendInfo> Describe();
 
-  // Any thread may call it. The story has only calls, no pictures. `hasty`:
+  // Any thread may call it. The trace has only calls, no pictures. `hasty`:
   // waits only briefly, since the history is known to hang. With `rules`,
   // judges by them instead of the profile's rules, and judges mask rows too.
-  RunResult Run(const History& history, Level level, CallTrace* story,
+  RunResult Run(const History& history, Level level, CallTrace* trace,
                 bool hasty = false, const Rules* rules = nullptr);
   // Returns the page of a history that fails; empty if there is none, as after
   // a crash.
@@ -114,7 +114,7 @@ class Host {
 
  private:
   Result<nlohmann::ordered_json> Greet();
-  RunResult Ask(const History& history, Level level, CallTrace* story,
+  RunResult Ask(const History& history, Level level, CallTrace* trace,
                 bool page, const std::string& arguments, std::string* html,
                 const Rules* rules = nullptr, bool hasty = false);
   RunResult AskPool(const PagedHistory& history, Level level, bool hasty,

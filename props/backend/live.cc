@@ -14,6 +14,97 @@ namespace {
 // The search ends when a backend has this many findings.
 constexpr std::size_t kFindingsMax = 6;
 
+// Returns whether the history of a finding breaks this level, too.
+bool FailsToo(const Failure& finding, const Subject& subject) {
+  if (IsOfBackend(finding)) return false;
+  const Result<History> history = ParseHistory(finding.history);
+  if (!history.ok()) return false;
+  const auto failure = RunHistory(*history, subject).failure;
+  return failure && !IsOfBackend(*failure);
+}
+
+// The search at one level, which adds to the result of all levels.
+class LevelSearch {
+ public:
+  LevelSearch(const FuzzOptions& options, const Subject& subject,
+              const std::function<void(const Failure&)>& found,
+              LiveResult& result)
+      : options_(options),
+        subject_(subject),
+        found_(found),
+        result_(result),
+        rest_(options) {}
+
+  // Returns whether the level is broken.
+  bool Run() {
+    for (const Failure& finding : result_.findings) {
+      if (IsOfBackend(finding)) rest_.known.insert(finding.check);
+    }
+    bool broken = false;
+    while (!broken && result_.findings.size() < kFindingsMax) {
+      const FuzzResult fuzzed = Fuzz(rest_, subject_);
+      Add(fuzzed);
+      if (!fuzzed.failure) break;
+      broken = !IsOfBackend(*fuzzed.failure);
+      Keep(*fuzzed.failure);
+      if (!Continue(fuzzed.failure->history_number + 1)) break;
+    }
+    result_.operations += operations_;
+    result_.seconds += seconds_;
+    if (broken) return true;
+    result_.holds_but = passed_over_;
+    if (judged_ > 0) result_.holds = subject_.level;
+    if (judged_ == 0 && ran_ > 0) result_.not_judged = subject_.level;
+    return false;
+  }
+
+ private:
+  void Add(const FuzzResult& fuzzed) {
+    operations_ += fuzzed.operations;
+    seconds_ += fuzzed.seconds;
+    ran_ += fuzzed.ran;
+    judged_ += fuzzed.judged;
+    result_.histories += fuzzed.histories;
+    result_.ran += fuzzed.ran;
+    result_.known += fuzzed.known;
+    for (const auto& [bucket, count] : fuzzed.passed_over) {
+      result_.passed_over[bucket] += count;
+      passed_over_ = true;
+    }
+    result_.digest = fuzzed.digest;
+  }
+
+  void Keep(const Failure& failure) {
+    // A failure of another check may shrink to a known one.
+    if (rest_.known.contains(failure.check)) {
+      ++result_.known;
+    } else {
+      result_.findings.push_back(failure);
+      if (found_) found_(failure);
+    }
+    rest_.known.insert({failure.found_check, failure.check});
+  }
+
+  // Returns false if no operations or no time are left.
+  bool Continue(std::uint64_t first) {
+    rest_.first = first;
+    rest_.operations = options_.operations - operations_;
+    rest_.seconds = options_.seconds - seconds_;
+    return options_.operations > 0 ? rest_.operations > 0 : rest_.seconds > 0;
+  }
+
+  const FuzzOptions& options_;
+  const Subject& subject_;
+  const std::function<void(const Failure&)>& found_;
+  LiveResult& result_;
+  FuzzOptions rest_;
+  std::int64_t operations_ = 0;
+  double seconds_ = 0;
+  std::int64_t ran_ = 0;
+  std::int64_t judged_ = 0;
+  bool passed_over_ = false;
+};
+
 }  // namespace
 
 std::vector<Level> LevelsOf(const BackendInfo& info) {
@@ -36,59 +127,20 @@ bool LiveResult::Right(const BackendInfo& info) const {
 
 LiveResult FuzzLive(const FuzzOptions& options,
                     const std::vector<Level>& levels,
-                    const std::function<Subject(Level)>& subject_at) {
+                    const std::function<Subject(Level)>& subject_at,
+                    const std::function<void(const Failure&)>& found) {
   LiveResult result;
   for (const Level level : levels) {
     result.tried.push_back(level);
     const Subject subject = subject_at(level);
-    FuzzOptions rest = options;
-    for (const Failure& finding : result.findings) {
-      if (IsOfBackend(finding)) rest.known.insert(finding.check);
+    if (std::ranges::any_of(result.findings, [&](const Failure& finding) {
+          return FailsToo(finding, subject);
+        })) {
+      result.broken_again.push_back(level);
+      continue;
     }
-    std::int64_t operations = 0;
-    double seconds = 0;
-    std::int64_t ran = 0;
-    std::int64_t failed = 0;  // Of these, histories with any finding.
-    bool broken = false;
-    bool passed_over = false;
-    while (!broken && result.findings.size() < kFindingsMax) {
-      const FuzzResult fuzzed = Fuzz(rest, subject);
-      operations += fuzzed.operations;
-      seconds += fuzzed.seconds;
-      result.histories += fuzzed.histories;
-      result.ran += fuzzed.ran;
-      ran += fuzzed.ran;
-      failed += fuzzed.known + (fuzzed.failure ? 1 : 0);
-      result.known += fuzzed.known;
-      for (const auto& [bucket, count] : fuzzed.passed_over) {
-        result.passed_over[bucket] += count;
-        failed += count;
-        passed_over = true;
-      }
-      result.digest = fuzzed.digest;
-      if (!fuzzed.failure) break;
-      const Failure& failure = *fuzzed.failure;
-      broken = !IsOfBackend(failure);
-      // A failure of another check may shrink to a known one.
-      const bool again = rest.known.contains(failure.check);
-      if (again) ++result.known;
-      if (!again) result.findings.push_back(failure);
-      rest.known.insert({failure.found_check, failure.check});
-      rest.first = failure.history_number + 1;
-      rest.operations = options.operations - operations;
-      rest.seconds = options.seconds - seconds;
-      if (options.operations > 0 ? rest.operations <= 0 : rest.seconds <= 0) {
-        break;
-      }
-    }
-    result.operations += operations;
-    result.seconds += seconds;
-    if (broken && !Interrupted()) continue;
-    if (broken) break;
-    if (ran > failed) result.holds = level;
-    if (ran > 0 && ran <= failed) result.unjudged = level;
-    result.holds_but = passed_over;
-    break;
+    const bool broken = LevelSearch(options, subject, found, result).Run();
+    if (!broken || Interrupted()) break;
   }
   return result;
 }
@@ -102,7 +154,7 @@ std::string FindingText(const Failure& finding) {
       "{}  found   history {}; shrunk from {} operations to {}\n{}",
       FailureText(finding), finding.history_number, finding.found_operations,
       finding.operations,
-      may_be_convention ? "  hint    other conventions are no bug: `kvtwin "
+      may_be_convention ? "  hint    another convention is not a bug: `kvtwin "
                           "profile` works out which it follows\n"
                         : "");
 }

@@ -30,9 +30,11 @@ inline bool IsOfBackend(const Failure& finding) {
 struct LiveResult {
   std::vector<Level> tried;
   Level holds = Level::kNone;  // The strongest unbroken level.
-  // The level at which every history was passed over or ended in a finding that
-  // does not break the level: no history shows that this level holds.
-  Level unjudged = Level::kNone;
+  // The level that nothing breaks, but at which no history compared a view
+  // without ending in a finding: nothing shows that this level holds.
+  Level not_judged = Level::kNone;
+  // Levels at which the history of a finding at a stronger level fails, too.
+  std::vector<Level> broken_again;
   // Each finding once, explained, at the level at which it was found.
   std::vector<Failure> findings;
   std::int64_t known = 0;  // Histories that failed like a finding.
@@ -50,12 +52,15 @@ struct LiveResult {
   bool Right(const BackendInfo& info) const;
 };
 
-// Runs each of `levels` for as long as the options say, until one holds. A
-// failure that ends the backend's process does not end the run: it is a
-// finding, and the run continues with the next history.
+// Runs each of `levels` for as long as the options say, until one holds; it
+// does not run a level at which the history of a finding fails. A failure that
+// ends the backend's process does not end the run: it is a finding, and the run
+// continues with the next history. Calls `found`, if not null, with each
+// finding as soon as it is explained.
 LiveResult FuzzLive(const FuzzOptions& options,
                     const std::vector<Level>& levels,
-                    const std::function<Subject(Level)>& subject_at);
+                    const std::function<Subject(Level)>& subject_at,
+                    const std::function<void(const Failure&)>& found = nullptr);
 
 // Returns the text of a finding, and where it was found.
 std::string FindingText(const Failure& finding);

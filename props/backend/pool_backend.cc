@@ -192,7 +192,7 @@ TensorView BackendPool::View(std::string_view function, std::string_view name,
                  length, 1};
   if (packed) std::swap(shape[1], shape[2]);
   if (view->dtype != expected || view->shape != shape) {
-    Fault("{}: {} is {} {}, due is {} {}", function, name,
+    Fault("{}: {} is {} {}, expected is {} {}", function, name,
           DTypeName(view->dtype), ShapeText(view->shape), DTypeName(expected),
           ShapeText(shape));
   }
@@ -399,8 +399,7 @@ Result<PoolRules> RulesOf(const kvtwin_pool_description_v1& said) {
                                  KVTWIN_POOL_RECOMPUTES_LAST |
                                  KVTWIN_POOL_HAS_WINDOW;
   if ((said.can & ~kAll) != 0) {
-    return Invalid("can is {:#x}, which has flags that there are not",
-                   said.can);
+    return Invalid("can is {:#x}, which has unknown flags", said.can);
   }
   PoolRules rules;
   rules.deduplicates = (said.can & KVTWIN_POOL_DEDUPLICATES) != 0;
@@ -419,9 +418,13 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   constexpr std::size_t kNeeded = offsetof(kvtwin_pool_backend_v1, message);
   const auto size = SizeOfStruct("backend", given, kNeeded);
   if (!size.ok()) return size.status();
+  Status status =
+      CheckRest("backend", given, sizeof(kvtwin_pool_backend_v1), *size);
+  if (!status.ok()) return status;
   PoolBackend backend;
   std::memcpy(&backend.table, given, std::min(*size, sizeof(backend.table)));
-  if (Status status = CheckTable(backend.table); !status.ok()) return status;
+  status = CheckTable(backend.table);
+  if (!status.ok()) return status;
   kvtwin_pool_description_v1 said{};
   said.size = sizeof(said);
   said.name = "pool";

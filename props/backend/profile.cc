@@ -8,6 +8,7 @@
 
 #include "core/index.h"
 #include "props/backend/ledger_backend.h"
+#include "props/base/interrupt.h"
 
 namespace kvtwin::props {
 namespace {
@@ -79,16 +80,24 @@ void Inference::Ask(const RuleProbe& probe) {
   abilities_.Fit(history.setup);
   std::vector<Rules> agreeing;
   bool ran = false;
+  std::string ended;  // How the backend ended, such as by a crash.
   for (const Rules& rules : left_) {
+    if (Interrupted()) return;
     const RunResult result = run_(history, rules);
-    ran = ran || result.ran;
+    ran = ran || result.ran || result.failure;
     if (result.ran && !result.failure) agreeing.push_back(rules);
+    if (!result.failure || result.failure->party() != Party::kBackend) continue;
+    // No rules explain this.
+    ended = fmt::format("{}: {}", result.failure->check, result.failure->text);
+    agreeing.clear();
+    break;
   }
   if (!ran) return;
   ++result_.asked;
   std::string text = ToText(history);
   if (agreeing.empty()) {
     result_.unexplained.push_back(std::move(text));
+    result_.ended.push_back(std::move(ended));
     return;
   }
   left_ = std::move(agreeing);
@@ -170,7 +179,9 @@ std::vector<RuleException> Inference::ExceptionsTo(const Rules& profile) const {
 }
 
 InferredProfile Inference::Work() {
-  for (const RuleProbe& probe : RuleProbes()) Ask(probe);
+  for (const RuleProbe& probe : RuleProbes()) {
+    if (!Interrupted()) Ask(probe);
+  }
   std::ranges::stable_sort(asked_, {},
                            [](const Asked& one) { return one.text.size(); });
   Choose();
@@ -243,8 +254,22 @@ InferredProfile InferProfile(const RunByRules& run,
   return Inference(run, abilities).Work();
 }
 
+InferredProfile InferProfile(const BackendInfo& info) {
+  const Level level = std::max(info.claims, Level::kVisibility);
+  Subject subject = BackendSubject(info, level, "");
+  subject.mask_rows_too = true;
+  const auto run = [&](const History& history, const Rules& rules) {
+    subject.rules = rules;
+    return RunHistory(history, subject);
+  };
+  return InferProfile(run, info.abilities);
+}
+
 std::string SummaryOf(const InferredProfile& profile) {
-  if (profile.asked == 0) return "like none: it could not be asked anything";
+  if (profile.asked == 0) return "like none: it ran no history";
+  if (profile.asked == std::ssize(profile.unexplained)) {
+    return "like none: each history failed";
+  }
   std::string text = "like ";
   for (const NearProfile& near : profile.nearest) {
     text += fmt::format("{}{}", text.size() > 5 ? " or " : "", near.name);

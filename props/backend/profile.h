@@ -12,6 +12,7 @@
 
 #include "core/dialects/profiles.h"
 #include "core/dialects/rules.h"
+#include "props/backend/backend.h"
 #include "props/compare/runner.h"
 #include "props/history/abilities.h"
 #include "props/history/history.h"
@@ -74,10 +75,16 @@ struct InferredProfile {
   std::vector<NearProfile> nearest;
   // Histories that no rules explain: the cache is wrong by all rules.
   std::vector<std::string> unexplained;
+  // For each of them: how the backend ended, such as "backend: crash: ..."; ""
+  // if it answered.
+  std::vector<std::string> ended;
   int asked = 0;  // Histories that the backend ran.
 };
 
 InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities);
+// Calls the backend in this process, at visibility, or at numeric if it claims
+// that.
+InferredProfile InferProfile(const BackendInfo& info);
 
 // Returns "like llama.cpp except copy replaces (kvt1 | put 0*1 | ...)", or for
 // several profiles "like A except ... or B except ...". ParseRules reads it.

@@ -209,7 +209,7 @@ TEST(Rules, EvictionIsEagerOrMayWait) {
   }
 }
 
-TEST(Rules, WhatMayHaveLeftMayHaveLeftItsCopies) {
+TEST(Rules, TokensThatMayBeEvictedMayBeEvictedFromCopies) {
   Play play({.eviction = Rules::Eviction::kLazy}, 2);
   play.Put(0, {0, 1, 2, 3, 4});
   play.Put(0, {5});
@@ -324,7 +324,7 @@ TEST(Profiles, DifferFromEachOther) {
   EXPECT_FALSE(FindProfile("vllm"));
 }
 
-TEST(Probes, TellAllThatDiffersInARule) {
+TEST(Probes, DistinguishTheValuesOfEveryRule) {
   std::vector<History> probes;
   for (const RuleProbe& probe : RuleProbes()) {
     probes.push_back(*ParseHistory(probe.history));
@@ -383,7 +383,7 @@ bool IsPlain(const History& history) {
   return true;
 }
 
-TEST(Probes, TellTheirValuesApartAndCannotBeShorter) {
+TEST(Probes, DistinguishTheirValuesAndAreMinimal) {
   for (const RuleProbe& probe : RuleProbes()) {
     SCOPED_TRACE(probe.history);
     const Result<History> history = ParseHistory(probe.history);
@@ -462,7 +462,7 @@ class PadsItsMasks final : public ForwardingCache {
   DenseTensor mask_;
 };
 
-TEST(Inference, LeavesOpenHowManyRowsAMaskIsPaddedTo) {
+TEST(Inference, LeavesThePaddingOfMaskRowsOpen) {
   Subject subject;
   subject.name = "padded";
   subject.level = Level::kVisibility;
@@ -515,7 +515,7 @@ TEST(Inference, RecognisesTheLedgerOfEachProfile) {
   }
 }
 
-TEST(Inference, TellsEachPairApartByTheRulesInWhichTheyDiffer) {
+TEST(Inference, DistinguishesEachPairByTheRulesThatDiffer) {
   std::map<std::string_view, InferredProfile> found;
   for (const Profile& profile : Profiles()) {
     found[profile.name] =
@@ -577,7 +577,7 @@ Rules Excepted(const NearProfile& near) {
 
 // The command prints the rules that it found. If it prints several profiles,
 // each has its own exceptions.
-TEST(Inference, WhatItPrintsCanBeSaid) {
+TEST(Inference, ItsSummaryIsAProfile) {
   const std::vector<Rules> all = AllOfRules();
   int several = 0;
   for (std::size_t i = 0; i < all.size(); i += 23) {
@@ -596,7 +596,7 @@ TEST(Inference, WhatItPrintsCanBeSaid) {
   EXPECT_GT(several, 0);
 }
 
-TEST(Profiles, AreSaidWithExceptions) {
+TEST(Profiles, AreParsedWithExceptions) {
   Rules rules = FindProfile("llama.cpp")->rules;
   rules.copy = Rules::Copy::kReplaces;
   rules.middle = Rules::Middle::kShifts;
@@ -610,10 +610,10 @@ TEST(Profiles, AreSaidWithExceptions) {
       Rules::SharedShift::kRefused);
   const std::map<std::string, std::string> wrong = {
       {"", "''"},
-      {"vllm", "'vllm' is no profile"},
+      {"vllm", "'vllm' is not a known profile"},
       {"mlx except", "'mlx except'"},
       {"mlx or vllm", "'vllm'"},
-      {"mlx except copy flies", "'copy flies' is no rule"},
+      {"mlx except copy flies", "'copy flies' is not a rule"},
       {"mlx except copy adds,window", "'copy adds,window'"},
       {"mlx except eviction is lazy", "'eviction is lazy' is nothing that"},
   };
@@ -625,7 +625,7 @@ TEST(Profiles, AreSaidWithExceptions) {
   }
 }
 
-TEST(Inference, WhatCannotBeAskedIsUnknownAndNoException) {
+TEST(Inference, ARuleThatCannotBeTestedIsUnknown) {
   const kvtwin_backend_v1* table = LedgerBackend("llama.cpp", true);
   Abilities few = DescribeBackend(table)->abilities;
   few.can &= ~std::uint32_t{KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_ANY_ORDER};
@@ -641,7 +641,7 @@ TEST(Inference, WhatCannotBeAskedIsUnknownAndNoException) {
 }
 
 // A cache that is wrong by any rules.
-TEST(Inference, SaysWhatNoRulesExplain) {
+TEST(Inference, ListsHistoriesThatNoRulesExplain) {
   const InferredProfile found = InferProfile(
       [](const History& history, const Rules& judge) {
         RunResult result = RunLedgers(history, {}, judge);
@@ -679,7 +679,7 @@ TEST(Backend, TheLedgerOfEachProfileIsRightByItsOwnRules) {
   }
 }
 
-TEST(Backend, SaysWhoseRulesItFollows) {
+TEST(Backend, NamesItsProfile) {
   const Result<BackendInfo> info = DescribeBackend(LedgerBackend("mlx"));
   ASSERT_TRUE(info.ok());
   EXPECT_EQ(info->profile, "mlx");

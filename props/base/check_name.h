@@ -1,5 +1,5 @@
-// The names of all checks. Failures are told apart by these names, so the list
-// is closed: a name that is not here does not compile.
+// The names of all checks. Failures are distinguished by these names, so the
+// list is closed: a name that is not here does not compile.
 
 #ifndef KVTWIN_PROPS_BASE_CHECK_NAME_H_
 #define KVTWIN_PROPS_BASE_CHECK_NAME_H_
@@ -71,8 +71,8 @@ class CheckName {
   }
   constexpr std::string_view name() const { return name_; }
 
-  // Reads the name of a check that another process sent. Nothing: there is no
-  // such check.
+  // Reads the name of a check that another process sent. Returns nothing if
+  // there is no such check.
   static std::optional<CheckName> Find(std::string_view name) {
     const auto at = std::find(kCheckNames.begin(), kCheckNames.end(), name);
     if (at == kCheckNames.end()) return std::nullopt;

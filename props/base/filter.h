@@ -12,7 +12,7 @@ namespace kvtwin::props {
 
 struct FilterLimits {
   double seconds = 10;                        // For the whole command.
-  std::size_t bytes = std::size_t{64} << 20;  // Of standard output.
+  std::size_t bytes = std::size_t{64} << 20;  // Limit of standard output.
 };
 
 // Returns what the command prints on its standard output for `input`.

@@ -16,8 +16,8 @@ const std::string& Program();
 // Returns the text as a word of a shell command, quoted where it must be.
 std::string ShellWord(std::string_view text);
 
-// Returns "build/kvtwin run 'kvt1 ...'": a command for the folder kvtwin ran
-// in.
+// Returns "build/kvtwin run 'kvt1 ...'": a command to run in the folder where
+// kvtwin ran.
 std::string CommandLine(std::string_view arguments);
 
 }  // namespace kvtwin::props

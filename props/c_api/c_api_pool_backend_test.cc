@@ -62,7 +62,7 @@ TEST(PoolBackend, ATwinIsIdentical) {
   }
 }
 
-TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
+TEST(PoolBackend, AnExampleWithItsOwnPlacement) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
@@ -111,7 +111,7 @@ int Nowhere(void* pool, std::int32_t sequence, std::int32_t layer,
   return status;
 }
 
-TEST(PoolBackend, WhatIsWrongIsSaid) {
+TEST(PoolBackend, EachFaultHasItsMessage) {
   struct Case {
     std::string why;
     std::function<void(kvtwin_pool_backend_v1&)> damage;
@@ -137,7 +137,7 @@ TEST(PoolBackend, WhatIsWrongIsSaid) {
 }
 
 // From most seeds, a bug is shrunk to the same line.
-TEST(PoolBackend, LinesOfABugAreAlike) {
+TEST(PoolBackend, ABugShrinksToTheSameLine) {
   kvtwin_pool_backend_v1 shares = *twin::kvtwin_get_pool_backend_v1();
   shares.open = SharesOfOthers;
   kvtwin_pool_backend_v1 forgets = *twin::kvtwin_get_pool_backend_v1();
@@ -156,8 +156,8 @@ TEST(PoolBackend, LinesOfABugAreAlike) {
   }
 }
 
-// The census counts only histories that were judged.
-TEST(PoolBackend, OnlyWhatRanIsCounted) {
+// The counts are only of histories that were judged.
+TEST(PoolBackend, OnlyHistoriesThatRanAreCounted) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.init = [](const kvtwin_pool_params*, void**) -> int {
     return KVTWIN_NOT_SUPPORTED;
@@ -191,7 +191,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
   EXPECT_GT(result.ran, result.counts.not_made);
-  // A pool that is always full was judged, and the census counts its refusals.
+  // A pool that is always full was judged, and its refusals are counted.
   table = *twin::kvtwin_get_pool_backend_v1();
   table.append = [](void*, std::int32_t, std::int32_t, const kvtwin_tensor*,
                     const kvtwin_tensor*) -> int { return KVTWIN_CACHE_FULL; };
@@ -212,7 +212,7 @@ TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
               HasSubstr("the backend has no"));
 }
 
-TEST(PoolBackend, ATableMustBeWhole) {
+TEST(PoolBackend, ATableMustBeComplete) {
   const auto why = [](const kvtwin_pool_backend_v1* table) {
     return DescribePoolBackend(table).status().message();
   };

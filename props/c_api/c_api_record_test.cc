@@ -192,7 +192,7 @@ bool RecordHistory(History& history, bool own, const char* path) {
   return whole && result.ran;
 }
 
-TEST(CRecorder, WhatATwinDoesIsAccepted) {
+TEST(CRecorder, TheRecordingOfATwinIsAccepted) {
   const Scratch file("recorded.jsonl");
   int accepted = 0;
   for (std::uint64_t number = 0; number < 500; ++number) {
@@ -274,7 +274,7 @@ class ByHand : public ::testing::Test {
   kvtwin_view view_{};
 };
 
-TEST_F(ByHand, RightIsAcceptedAndWrongIsNot) {
+TEST_F(ByHand, ARightRecordingIsAcceptedAndAWrongOneIsNot) {
   Begin();
   ASSERT_EQ(kvtwin_record_get(recorder_, 0, &view_), KVTWIN_OK);
   const kvtwin_verdict right = Verdict();
@@ -307,7 +307,7 @@ TEST_F(ByHand, RightIsAcceptedAndWrongIsNot) {
             KVTWIN_INVALID_ARGUMENT);
 }
 
-TEST_F(ByHand, PlacesAreHeldToThoseOfThePlacement) {
+TEST_F(ByHand, CellsMustFollowThePlacement) {
   params_.own_placement = 0;
   Begin();
   ASSERT_EQ(kvtwin_record_get(recorder_, 0, &view_), KVTWIN_OK);
@@ -319,7 +319,7 @@ TEST_F(ByHand, PlacesAreHeldToThoseOfThePlacement) {
   EXPECT_EQ(elsewhere.line, 2);
 }
 
-TEST_F(ByHand, WhatNoRecordingHasIsRefusedAndNotWritten) {
+TEST_F(ByHand, InvalidCallsAreRefusedAndNotWritten) {
   Begin();
   const std::string before = file_.text();
   const auto refused = [&](kvtwin_status status, const std::string& why) {
@@ -354,7 +354,7 @@ TEST_F(ByHand, WhatNoRecordingHasIsRefusedAndNotWritten) {
   refused(kvtwin_record_get(recorder_, 0, &view_), "view.size is 1");
 }
 
-TEST_F(ByHand, ARecorderThatCannotBeMadeLeavesTheFileAlone) {
+TEST_F(ByHand, ARefusedRecorderLeavesTheFileAlone) {
   std::ofstream(file_.path()) << "mine";
   params_.cache = nullptr;
   EXPECT_EQ(Create(), KVTWIN_INVALID_ARGUMENT);
@@ -379,13 +379,13 @@ TEST_F(ByHand, ARecorderThatCannotBeMadeLeavesTheFileAlone) {
   EXPECT_EQ(recorder_, nullptr);
 }
 
-TEST_F(ByHand, AFullDiskIsSaid) {
+TEST_F(ByHand, AFullDiskIsReported) {
   ASSERT_EQ(kvtwin_recorder_create(&params_, "/dev/full", &recorder_),
             KVTWIN_FAILED_PRECONDITION);
   EXPECT_THAT(kvtwin_last_error(), HasSubstr("No space left"));
 }
 
-TEST(CCheck, SaysWhatIsNoRecording) {
+TEST(CCheck, ReportsFilesThatAreNotRecordings) {
   for (const char* path : {"no/such/file.jsonl", "/"}) {
     const kvtwin_verdict verdict = CheckFile(path);
     EXPECT_EQ(verdict.outcome, KVTWIN_NOT_A_RECORDING);

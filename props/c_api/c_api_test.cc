@@ -348,7 +348,7 @@ std::unique_ptr<kvtwin_pool, DestroyC> PoolOfFive(
   return std::unique_ptr<kvtwin_pool, DestroyC>(pool);
 }
 
-TEST(CInterface, ListsAreWrittenAsFarAsThereIsRoom) {
+TEST(CInterface, ListsAreWrittenUpToTheirRoom) {
   Small small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   ASSERT_EQ(small.Fill(), KVTWIN_OK);
@@ -388,7 +388,7 @@ TEST(CInterface, ListsAreWrittenAsFarAsThereIsRoom) {
 }
 
 // Append returns two answers; a caller may leave either one out.
-TEST(CInterface, AppendAnswersWhatItIsAskedFor) {
+TEST(CInterface, AppendWritesTheRequestedOutputs) {
   static constexpr std::array<float, 5> kRows = {1, 2, 3, 4, 5};
   const auto owned = PoolOfFive(kRows);
   kvtwin_pool* const pool = owned.get();
@@ -419,7 +419,7 @@ TEST(CInterface, AppendAnswersWhatItIsAskedFor) {
   }
 }
 
-TEST(CInterface, NumbersThatNoEnumHasAreRefused) {
+TEST(CInterface, NumbersOutsideOfAnEnumAreRefused) {
   const int wild = 77;
   const auto refused = [](const Small& small, std::string_view why) {
     kvtwin_cache* made = nullptr;
@@ -571,7 +571,7 @@ TEST(CInterface, StatesAsFiles) {
             KVTWIN_INVALID_ARGUMENT);
 }
 
-TEST(CInterface, LastErrorsAreOfTheirThreads) {
+TEST(CInterface, EachThreadHasItsLastError) {
   EXPECT_EQ(kvtwin_pool_free(nullptr, 0), KVTWIN_INVALID_ARGUMENT);
   std::string there = "nothing was asked";
   std::thread([&] { there = kvtwin_last_error(); }).join();
@@ -592,7 +592,7 @@ int ShiftThatThrows(void* user, std::int32_t, std::int32_t, std::int32_t,
   }
 }
 
-TEST(CInterface, NothingThrownLeavesIt) {
+TEST(CInterface, NoExceptionLeavesIt) {
   int which = 0;
   for (const std::string what :
        {"std::bad_alloc", "broken", "no std::exception"}) {
@@ -608,6 +608,58 @@ TEST(CInterface, NothingThrownLeavesIt) {
     EXPECT_EQ(kvtwin_last_error(), "the shift function threw: " + what);
     ++which;
   }
+}
+
+TEST(CInterface, RowsBecomeNumbersAndBack) {
+  const std::array<float, 3> numbers = {1, -1.5F, 448};
+  for (const kvtwin_dtype dtype :
+       {KVTWIN_F32, KVTWIN_F16, KVTWIN_BF16, KVTWIN_F8_E4M3}) {
+    std::size_t bytes = 0;
+    ASSERT_EQ(kvtwin_row_bytes(dtype, 3, &bytes), KVTWIN_OK);
+    std::vector<std::byte> row(bytes);
+    ASSERT_EQ(kvtwin_row_from_f32(dtype, numbers.data(), 3, row.data(), bytes),
+              KVTWIN_OK);
+    std::array<float, 3> again = {};
+    ASSERT_EQ(kvtwin_row_to_f32(dtype, row.data(), bytes, again.data(), 3),
+              KVTWIN_OK);
+    EXPECT_EQ(again, numbers);
+    kvtwin_tensor tensor{};
+    tensor.data = row.data();
+    tensor.dtype = dtype;
+    std::fill_n(tensor.shape, 4, 1);
+    tensor.shape[0] = 3;
+    float number = 0;
+    ASSERT_EQ(kvtwin_tensor_element(&tensor, 1, 0, 0, 0, &number), KVTWIN_OK);
+    EXPECT_EQ(number, -1.5F);
+    EXPECT_EQ(kvtwin_tensor_element(&tensor, 3, 0, 0, 0, &number),
+              KVTWIN_INVALID_ARGUMENT);
+    EXPECT_STREQ(kvtwin_last_error(),
+                 "index 0 is 3, tensor has the shape [3, 1, 1]");
+  }
+  std::size_t bytes = 0;
+  EXPECT_EQ(kvtwin_row_bytes(KVTWIN_Q8_0, 64, &bytes), KVTWIN_OK);
+  EXPECT_EQ(bytes, 68U);
+  EXPECT_EQ(kvtwin_row_bytes(KVTWIN_Q4_0, 33, &bytes), KVTWIN_INVALID_ARGUMENT);
+  EXPECT_EQ(kvtwin_row_bytes(KVTWIN_BITS, 64, &bytes), KVTWIN_INVALID_ARGUMENT);
+  EXPECT_STREQ(kvtwin_last_error(), "dtype is 6, rows have 0 to 5");
+}
+
+TEST(CInterface, MasksSayWhoMayAttend) {
+  const std::array<std::uint64_t, 2> bits = {0, 5};
+  kvtwin_tensor mask{};
+  mask.data = bits.data();
+  mask.dtype = KVTWIN_BITS;
+  std::fill_n(mask.shape, 4, 1);
+  mask.shape[0] = 3;
+  mask.shape[1] = 2;
+  std::int32_t yes = -1;
+  ASSERT_EQ(kvtwin_mask_may_attend(&mask, 2, 1, &yes), KVTWIN_OK);
+  EXPECT_EQ(yes, 1);
+  ASSERT_EQ(kvtwin_mask_may_attend(&mask, 2, 0, &yes), KVTWIN_OK);
+  EXPECT_EQ(yes, 0);
+  EXPECT_EQ(kvtwin_mask_may_attend(&mask, 0, 2, &yes), KVTWIN_INVALID_ARGUMENT);
+  mask.dtype = KVTWIN_Q8_0;
+  EXPECT_EQ(kvtwin_mask_may_attend(&mask, 0, 0, &yes), KVTWIN_INVALID_ARGUMENT);
 }
 
 }  // namespace

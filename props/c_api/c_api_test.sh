@@ -25,8 +25,8 @@ LD_LIBRARY_PATH=$(dirname "$library")
   grep -o '\bkvtwin_[a-z_0-9]*(' | tr -d '(' | sort -u >"$scratch/declared"
 nm -D --defined-only "$library" | sed 's/^[0-9a-f]* //' |
   grep -v '^A KVTWIN_0.1$' | sort >"$scratch/shown"
-sed 's/.*/T &@@KVTWIN_0.1/' "$scratch/declared" | sort >"$scratch/due"
-diff "$scratch/due" "$scratch/shown" ||
+sed 's/.*/T &@@KVTWIN_0.1/' "$scratch/declared" | sort >"$scratch/expected"
+diff "$scratch/expected" "$scratch/shown" ||
   { echo "declared (<) and shown (>) differ"; exit 1; }
 [ "$(wc -l <"$scratch/declared")" -gt 60 ] ||
   { echo "few functions are declared"; exit 1; }

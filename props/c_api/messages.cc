@@ -16,7 +16,7 @@ kvtwin_status Report(kvtwin_status status, std::string_view text) noexcept {
     kept_text = text;
     last_error = kept_text.c_str();
   } catch (const std::bad_alloc&) {
-    last_error = "there is not even memory to say what is wrong";
+    last_error = "there is not enough memory for a message";
   }
   return status;
 }

@@ -107,22 +107,25 @@ std::string LevelLine(Level level, const LiveResult& result,
   const auto said = [&]() -> std::string {
     if (level == result.holds) {
       if (std::ranges::any_of(result.findings, IsOfBackend)) {
-        return "holds but for what is above";
+        return "holds, except for the findings above";
       }
-      return result.holds_but ? "holds but for what is passed over" : "holds";
+      return result.holds_but ? "holds, except for known findings" : "holds";
     }
-    if (level == result.unjudged) return "nothing was judged";
+    if (level == result.not_judged) return "not judged: no view was compared";
+    if (std::ranges::count(result.broken_again, level) > 0) {
+      return "does not hold: a history above fails here, too";
+    }
     if (tried) return "does not hold, see above";
     if (level == Level::kIdentity && !info.has_cells) {
-      return "not tried: it does not say which cells it uses";
+      return "not tried: its table has no cells";
     }
     if (level == Level::kIdentity && LevelsOf(info).front() != level) {
-      return "not tried: its rules are not ours";
+      return "not tried: it follows the rules of another system";
     }
-    return level > result.holds ? "holds, being weaker" : "not tried";
+    return level > result.holds ? "holds, because it is weaker" : "not tried";
   };
   return fmt::format("{:<11} {}{}\n", LevelName(level), said(),
-                     level == info.claims ? " (it says that it does)" : "");
+                     level == info.claims ? " (claimed)" : "");
 }
 
 void PrintJson(const BackendInfo& info, const FuzzOptions& options,
@@ -135,6 +138,7 @@ void PrintJson(const BackendInfo& info, const FuzzOptions& options,
               {"profile", info.profile},
               {"claims", LevelName(info.claims)},
               {"holds", LevelName(result.holds)},
+              {"not_judged", LevelName(result.not_judged)},
               {"right", result.Right(info)},
               {"operations", result.operations},
               {"histories", result.histories},
@@ -152,9 +156,6 @@ void PrintJson(const BackendInfo& info, const FuzzOptions& options,
 
 void PrintText(const BackendInfo& info, const FuzzOptions& options,
                const LiveResult& result) {
-  for (const Failure& finding : result.findings) {
-    fmt::print("{}\n", FindingText(finding));
-  }
   fmt::print("{}, by the rules of {}\n", info.name, info.profile);
   for (const Level level : kLevels) {
     fmt::print("{}", LevelLine(level, result, info));
@@ -249,18 +250,26 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   // Without this check, another kind would run and be reported to hold.
   if (options.kind && !info->abilities.HasKind(*options.kind)) {
     return Complain(fmt::format(
-        "--kind {}: {} says that it has no such cache, but {}",
+        "--kind {}: {} does not declare such a cache, only {}",
         KindName(*options.kind), info->name, KindsText(info->abilities)));
   }
   const auto subject_at = [&](Level level) {
     return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
   };
-  const LiveResult result = FuzzLive(options, levels, subject_at);
-  if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
+  const auto clear = [&] {
+    if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
+  };
+  const auto print = [&](const Failure& finding) {
+    clear();
+    if (!json) fmt::print("{}\n", FindingText(finding));
+    std::fflush(stdout);
+  };
+  const LiveResult result = FuzzLive(options, levels, subject_at, print);
+  clear();
   if (result.ran == 0 && !Interrupted()) {
     return Complain(
-        fmt::format("{} has none of the caches that {} histories "
-                    "asked for",
+        fmt::format("{} supports none of the caches of {} "
+                    "histories",
                     info->name, result.histories));
   }
   const bool right = result.Right(*info);
@@ -289,7 +298,7 @@ int OnPoolBackend(const BackendArguments& arguments,
       FromName<Level>(kLevelNames, arguments.level).value_or(info->claims);
   if (level == Level::kNumeric) return Complain("pools have no numeric level");
   if (level < info->claims) {
-    return Complain(fmt::format("{} says that it has no identity", info->name));
+    return Complain(fmt::format("{} does not claim identity", info->name));
   }
   PagedSubject subject =
       host.PoolSubjectAt(level, PoolArgumentsText(arguments));
@@ -329,25 +338,25 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   const Level level = can_claim ? info->claims : levels.front();
   const Subject subject =
       host.SubjectAt(*info, level, ArgumentsText(arguments, level));
-  CallTrace story;
-  const RunResult result = RunHistory(history, subject, &story);
+  CallTrace trace;
+  const RunResult result = RunHistory(history, subject, &trace);
   if (!result.ran && !result.failure) {
     if (info->abilities.Fits(history.setup)) {
-      return Complain(fmt::format("{} has no such cache: '{}', by its init",
+      return Complain(fmt::format("the init of {} refuses such a cache: '{}'",
                                   info->name, ToText(history.setup)));
     }
     Setup nearest = history.setup;
     info->abilities.Fit(nearest);
     return Complain(fmt::format(
-        "{} has no such cache: '{}'; the nearest that it says that it has is "
-        "'{}'",
+        "{} does not declare such a cache: '{}'; the nearest that it declares "
+        "is '{}'",
         info->name, ToText(history.setup), ToText(nearest)));
   }
   std::optional<Failure> failure;
   if (result.failure) failure = Explain(history, *result.failure, subject);
   if (json) {
     std::vector<std::string> calls;
-    for (const Step& step : story.steps) calls.push_back(CallLineOf(step));
+    for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
     Print({{"operations", result.operations},
            {"level", LevelName(level)},
            {"differences", failure ? 1 : 0},
@@ -358,7 +367,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   } else if (failure) {
     fmt::print("{}", FailureText(*failure));
   } else {
-    for (const Step& step : story.steps) fmt::print("  {}\n", CallLineOf(step));
+    for (const Step& step : trace.steps) fmt::print("  {}\n", CallLineOf(step));
     fmt::print("{} operations, no difference ({})\n", result.operations,
                LevelName(level));
   }

@@ -12,6 +12,7 @@ class App;
 namespace kvtwin::props {
 
 void AddFuzzCommand(CLI::App& app, int& exit_code);
+void AddGenCommand(CLI::App& app, int& exit_code);
 void AddLawsCommand(CLI::App& app, int& exit_code);
 void AddMuseumCommand(CLI::App& app, int& exit_code);
 void AddExploreCommand(CLI::App& app, int& exit_code);

@@ -77,8 +77,8 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
                            const ExploreSize& size) {
   const auto why = [&](const std::string& text) {
     return fmt::format(
-        "{} cannot be explored: {}; `kvtwin fuzz --backend` needs no such "
-        "thing",
+        "{} cannot be explored: {}; `kvtwin fuzz --backend` does not need "
+        "this",
         info.name, text);
   };
   std::vector<std::string> lacks = info.lacks;
@@ -90,15 +90,16 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
     return why(fmt::format("its table has no {}", fmt::join(lacks, ", ")));
   }
   if (subject.level != Level::kIdentity) {
-    return why(fmt::format("it is held to {}, and not to identity",
+    return why(fmt::format("it is compared at {}, not at identity",
                            LevelName(subject.level)));
   }
   if (info.abilities.OnlyGoesOn()) {
-    return why("it does not say KVTWIN_CAN_ANY_ORDER");
+    return why("it does not declare KVTWIN_CAN_ANY_ORDER");
   }
   if (size.sequences > 1 && !info.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE)) {
     return why(
-        "it does not say KVTWIN_CAN_ANY_SEQUENCE, without which there is one: "
+        "it does not declare KVTWIN_CAN_ANY_SEQUENCE, so there is one "
+        "sequence: "
         "--sequences 1");
   }
   return "";
@@ -148,7 +149,7 @@ class Session {
     }
     if (not_made_ == std::ssize(cases)) {
       return Complain(
-          fmt::format("{} has none of these caches", subject_.name));
+          fmt::format("{} supports none of these caches", subject_.name));
     }
     if (arguments_.json) {
       json_["states"] = total_.states;
@@ -209,7 +210,7 @@ class Session {
     if (result.not_made) {
       ++not_made_;
       if (!arguments_.json) {
-        fmt::print("{:36} {} has no such cache, by its init\n", one.name,
+        fmt::print("{:36} the init of {} refuses such a cache\n", one.name,
                    subject_.name);
       }
       return true;
@@ -302,7 +303,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
       ExplorePaged(arguments.depth, options, subject);
   if (terminal) fmt::print(stderr, "\r{:60}\r", "");
   if (result.ran == 0 && !Interrupted()) {
-    return Complain(fmt::format("{} has no such pool", subject.name));
+    return Complain(fmt::format("{} supports no such pool", subject.name));
   }
   const int differences = result.failure ? 1 : 0;
   if (arguments.json) {
@@ -349,8 +350,9 @@ void RefuseOtherKind(const CLI::App& explore, bool paged) {
                              "--state", "--seconds", "--profile", "--depth"}) {
     const bool of_paged = std::string_view(option) == "--depth";
     if (of_paged == paged || explore.count(option) == 0) continue;
-    throw CLI::ValidationError(option, paged ? "--kind paged has no such option"
-                                             : "is for --kind paged");
+    throw CLI::ValidationError(option,
+                               paged ? "is for caches, not for --kind paged"
+                                     : "is for --kind paged only");
   }
 }
 
@@ -362,6 +364,34 @@ int RunExplore(const ExploreArguments& arguments) {
   return Session(arguments, TwinSubject(arguments.twin)).Run();
 }
 
+// Adds the options of the caches to explore.
+void AddSizeOptions(CLI::App& explore, ExploreArguments& arguments) {
+  ExploreSize& size = arguments.size;
+  explore.add_option("--cells", size.cells, "cells of the cache")
+      ->check(CLI::Range(2, 16))
+      ->capture_default_str();
+  explore
+      .add_option("--sequences", size.sequences, "sequences that hold tokens")
+      ->check(CLI::Range(1, 4))
+      ->capture_default_str();
+  explore.add_option("--positions", size.positions, "positions of a sequence")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  explore
+      .add_option_function<std::string>(
+          "--dtype",
+          [&arguments](const std::string& name) {
+            arguments.size.dtype = *DTypeFromName(name);
+          },
+          "the dtype of K and V rows")
+      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
+                                                     kRowDTypeNames.end())))
+      ->default_str("f32");
+  explore.add_option("--kind", arguments.kind, "only this kind of cache")
+      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
+                                                     "chunked", "paged"}));
+}
+
 }  // namespace
 
 void AddExploreCommand(CLI::App& app, int& exit_code) {
@@ -370,30 +400,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       "explore",
       "Check every state that small caches can reach, of a twin or of a "
       "third-party cache");
-  ExploreSize& size = arguments->size;
-  explore->add_option("--cells", size.cells, "cells of the cache")
-      ->check(CLI::Range(2, 16))
-      ->capture_default_str();
-  explore
-      ->add_option("--sequences", size.sequences, "sequences that hold tokens")
-      ->check(CLI::Range(1, 4))
-      ->capture_default_str();
-  explore->add_option("--positions", size.positions, "positions of a sequence")
-      ->check(CLI::Range(1, 16))
-      ->capture_default_str();
-  explore
-      ->add_option_function<std::string>(
-          "--dtype",
-          [arguments](const std::string& name) {
-            arguments->size.dtype = *DTypeFromName(name);
-          },
-          "the dtype of K and V rows")
-      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
-                                                     kRowDTypeNames.end())))
-      ->default_str("f32");
-  explore->add_option("--kind", arguments->kind, "only this kind of cache")
-      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
-                                                     "chunked", "paged"}));
+  AddSizeOptions(*explore, *arguments);
   explore
       ->add_option(
           "--depth", arguments->depth,

@@ -1,4 +1,4 @@
-// The subcommands `fuzz`, `run` and `gen`.
+// The subcommands `fuzz` and `run`.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -24,7 +23,6 @@
 #include "props/report/page.h"
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
-#include "props/search/gen.h"
 #include "props/shrink/shrink.h"
 
 namespace kvtwin::props {
@@ -95,7 +93,7 @@ std::vector<std::string> VacuityOf(const CoverageCounts& counts) {
   return reasons;
 }
 
-nlohmann::ordered_json CensusJson(const CoverageCounts& counts) {
+nlohmann::ordered_json MarksJson(const CoverageCounts& counts) {
   nlohmann::ordered_json probes;
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     probes[std::string(kCoverageMarks[i].name)] = counts.hits[i];
@@ -109,7 +107,7 @@ nlohmann::ordered_json CensusJson(const CoverageCounts& counts) {
           {"vacuity", VacuityOf(counts)}};
 }
 
-void PrintCensus(const CoverageCounts& counts) {
+void PrintMarks(const CoverageCounts& counts) {
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     fmt::print("{:>12} {:<22} {}\n", counts.hits[i], kCoverageMarks[i].name,
                kCoverageMarks[i].statement);
@@ -133,6 +131,54 @@ std::string FoundText(const Failure& failure, std::uint64_t seed) {
       failure.history_number, failure.found_operations, failure.operations);
 }
 
+// Rare events in pools.
+struct PoolMark {
+  std::string_view name;
+  std::string_view statement;
+  std::int64_t PagedCoverageCounts::*count;
+  bool at_identity_only = false;
+};
+constexpr auto kPoolMarks = std::to_array<PoolMark>({
+    {"found", "a prompt finds a block", &PagedCoverageCounts::found},
+    {"copied", "a shared block is copied before a write",
+     &PagedCoverageCounts::copied, true},
+    {"evicted", "a block of an unused prefix is taken",
+     &PagedCoverageCounts::evicted, true},
+    {"truncated", "a truncation takes tokens away",
+     &PagedCoverageCounts::truncated},
+    {"full", "an append is refused for lack of blocks",
+     &PagedCoverageCounts::full},
+});
+
+std::vector<PoolMark> PoolMarksAt(Level level) {
+  std::vector<PoolMark> marks(kPoolMarks.begin(), kPoolMarks.end());
+  std::erase_if(marks, [&](const PoolMark& mark) {
+    return mark.at_identity_only && level != Level::kIdentity;
+  });
+  return marks;
+}
+
+std::vector<std::string> VacuityOf(const PagedSubject& subject,
+                                   const PagedCoverageCounts& counts) {
+  std::vector<std::string> reasons;
+  for (const PoolMark& mark : PoolMarksAt(subject.level)) {
+    if (counts.*mark.count > 0) continue;
+    reasons.push_back(fmt::format("never: {}", mark.name));
+  }
+  return reasons;
+}
+
+void PrintMarks(const PagedSubject& subject,
+                const PagedCoverageCounts& counts) {
+  for (const PoolMark& mark : PoolMarksAt(subject.level)) {
+    fmt::print("{:>12} {:<22} {}\n", counts.*mark.count, mark.name,
+               mark.statement);
+  }
+  for (const std::string& reason : VacuityOf(subject, counts)) {
+    fmt::print("VACUOUS {}\n", reason);
+  }
+}
+
 nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
                                      const PagedSubject& subject,
                                      const PagedFuzzResult& result) {
@@ -154,6 +200,12 @@ nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
   json["refused"] = counts.full;
   json["longest_append"] = counts.longest;
   json["dtype_pairs"] = counts.dtypes.size();
+  if (options.probes) {
+    for (const PoolMark& mark : PoolMarksAt(subject.level)) {
+      json["probes"][std::string(mark.name)] = counts.*mark.count;
+    }
+    json["vacuity"] = VacuityOf(subject, counts);
+  }
   if (result.failure) json.update(FailureJson(*result.failure));
   if (!options.known_buckets.empty()) {
     json["passed_over"] = result.passed_over;
@@ -163,7 +215,7 @@ nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
 }
 
 // Says how much ran, and how often rare states were reached.
-std::string CensusLine(const PagedSubject& subject,
+std::string CountsLine(const PagedSubject& subject,
                        const PagedFuzzResult& result, std::uint64_t seed) {
   const PagedCoverageCounts& counts = result.counts;
   std::string line = fmt::format(
@@ -178,8 +230,9 @@ std::string CensusLine(const PagedSubject& subject,
   line += fmt::format("{} truncations, {} appends refused, {} pairs of dtypes",
                       counts.truncated, counts.full, counts.dtypes.size());
   if (counts.not_made > 0) {
-    line += fmt::format("; {} more histories passed over: it has no such pools",
-                        counts.not_made);
+    line += fmt::format(
+        "; {} more histories skipped, whose pools it does not support",
+        counts.not_made);
   }
   return line + "\n";
 }
@@ -192,28 +245,30 @@ int RunFuzzPaged(const FuzzArguments& arguments, const PagedSubject& subject) {
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   if (result.ran == 0 && !Interrupted()) {
     fmt::print(stderr,
-               "kvtwin: {} has none of the pools that {} histories asked for\n",
+               "kvtwin: {} supports none of the pools of {} histories\n",
                subject.name, result.histories);
     return 2;
   }
   if (arguments.json) {
     fmt::print("{}\n", FuzzPagedJson(options, subject, result).dump());
   } else {
+    if (options.probes) PrintMarks(subject, result.counts);
     if (result.failure) {
       fmt::print("{}{}", FailureText(*result.failure),
                  FoundText(*result.failure, options.seed));
     }
-    fmt::print("{}{}", CensusLine(subject, result, options.seed),
+    fmt::print("{}{}", CountsLine(subject, result, options.seed),
                PassedOverText(result.passed_over, options.known_buckets));
   }
-  return result.failure ? Failed(arguments, *result.failure) : 0;
+  if (result.failure) return Failed(arguments, *result.failure);
+  return options.probes && !VacuityOf(subject, result.counts).empty() ? 1 : 0;
 }
 
 void RefuseForPools(const CLI::App& command,
                     std::initializer_list<const char*> options) {
   for (const char* option : options) {
     if (command.count(option) == 0) continue;
-    throw CLI::ValidationError(option, "pools have no such option");
+    throw CLI::ValidationError(option, "is for caches, not for pools");
   }
 }
 
@@ -241,10 +296,10 @@ int RunFuzz(const FuzzArguments& arguments) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowProgress;
   if (arguments.backend.given()) {
-    if (options.probes || options.dtypes) {
-      fmt::print(stderr, "kvtwin fuzz: --backend has no --{}\n",
-                 options.probes ? "probes" : "dtypes");
-      return 2;
+    if (options.probes) {
+      return Complain(
+          "--marks counts states of the twins' caches, and of pools: it cannot "
+          "be used with --backend");
     }
     return FuzzBackend(arguments.backend, options, arguments.json,
                        arguments.html);
@@ -271,12 +326,12 @@ int RunFuzz(const FuzzArguments& arguments) {
       json["passed_over"] = result.passed_over;
       json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
     }
-    if (options.probes) json.update(CensusJson(result.counts));
+    if (options.probes) json.update(MarksJson(result.counts));
     if (result.failure) json.update(FailureJson(*result.failure));
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else {
-    if (options.probes) PrintCensus(result.counts);
+    if (options.probes) PrintMarks(result.counts);
     if (result.failure) {
       fmt::print("{}{}", FailureText(*result.failure),
                  FoundText(*result.failure, options.seed));
@@ -300,7 +355,7 @@ int RunOnePaged(const FuzzArguments& arguments, const PagedSubject& subject) {
   }
   const RunResult result = RunHistory(*history, subject);
   if (!result.ran && !result.failure) {
-    fmt::print(stderr, "kvtwin run: {} has no such pool: '{}', by its init\n",
+    fmt::print(stderr, "kvtwin run: the init of {} refuses such a pool: '{}'\n",
                subject.name, ToText(PagedHistory{history->spec, {}}));
     return 2;
   }
@@ -340,10 +395,10 @@ int RunOne(const FuzzArguments& arguments) {
                         arguments.html);
   }
   const Subject subject = TwinSubject(arguments.twin);
-  CallTrace story;
-  const RunResult result = RunHistory(*history, subject, &story);
+  CallTrace trace;
+  const RunResult result = RunHistory(*history, subject, &trace);
   std::vector<std::string> calls;
-  for (const Step& step : story.steps) calls.push_back(CallLineOf(step));
+  for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
   if (!result.ran && !result.failure) {
     fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
                ToText(history->setup), calls.empty() ? "" : ": ",
@@ -387,118 +442,6 @@ int RunOne(const FuzzArguments& arguments) {
   return failure ? Failed(arguments, *failure) : 0;
 }
 
-int RunGen(const GenOptions& options, const std::string& line) {
-  if (options.limits.any() && (!options.paged || !line.empty())) {
-    fmt::print(stderr,
-               "kvtwin gen: --without and --dtype are for random histories of "
-               "pools: --kind paged\n");
-    return 2;
-  }
-  Status status;
-  if (line.empty()) {
-    status = Generate(options, std::cout);
-  } else if (line.starts_with("kvp1")) {
-    const Result<PagedHistory> history = ParsePagedHistory(line);
-    if (!history.ok()) {
-      fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
-      return 2;
-    }
-    status = WritePagedRecording(*history, "reference", std::cout).status();
-  } else {
-    const Result<History> history = ParseHistory(line);
-    if (!history.ok()) {
-      fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
-      return 2;
-    }
-    if (WriteCalls(*history, std::cout) == 0) {
-      fmt::print(stderr, "kvtwin gen: no cache can be made of '{}'\n",
-                 ToText(history->setup));
-      return 2;
-    }
-  }
-  if (!status.ok()) {
-    fmt::print(stderr, "kvtwin gen: {}\n", status.message());
-    return 2;
-  }
-  std::cout.flush();
-  return std::cout ? 0 : 2;  // Main reports the error.
-}
-
-// Accepts any 64-bit number in decimal.
-CLI::Validator Whole() {
-  return {[](const std::string& text) {
-            const bool digits =
-                text.find_first_not_of("0123456789") == std::string::npos;
-            return digits && text.size() < 20
-                       ? ""
-                       : "not a whole number from 0 to 10^19 - 1";
-          },
-          "UINT"};
-}
-
-void AddSeedAndKind(CLI::App& command, std::uint64_t& seed, std::string& kind) {
-  std::vector<std::string> kinds(kKindNames.begin(), kKindNames.end());
-  kinds.emplace_back("paged");
-  command.add_option("--seed", seed, "the seed of all random numbers")
-      ->check(Whole())
-      ->capture_default_str();
-  command.add_option("--kind", kind, "only this kind of cache")
-      ->check(CLI::IsMember(std::move(kinds)));
-}
-
-void AddGenCommand(CLI::App& app, int& exit_code) {
-  struct GenArguments {
-    GenOptions options;
-    std::string kind;
-    std::string history;
-    std::vector<std::string> without;
-    std::string dtype;
-  };
-  const auto arguments = std::make_shared<GenArguments>();
-  GenOptions& options = arguments->options;
-  CLI::App* gen = app.add_subcommand(
-      "gen",
-      "Print random histories, or one, for a program of yours to answer and "
-      "`check -` to judge (docs/adapter.md)");
-  gen->add_option("history", arguments->history,
-                  "'kvt1 ... | ...', or of a pool 'kvp1 ... | ...'");
-  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 50);
-  auto* ops = gen->add_option("--ops", options.operations,
-                              "print at least this many calls")
-                  ->check(count);
-  gen->add_option("--histories", options.histories, "print this many histories")
-      ->check(count)
-      ->excludes(ops)
-      ->capture_default_str();
-  AddSeedAndKind(*gen, options.seed, arguments->kind);
-  gen->add_option("--without", arguments->without,
-                  "what histories of pools leave out, as a list with commas: "
-                  "fork, truncate, commit_unknown, keys (salts and extra keys)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"fork", "truncate", "commit_unknown", "keys"}));
-  gen->add_option("--dtype", arguments->dtype,
-                  "the dtype of the rows of all pools")
-      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
-                                                     kRowDTypeNames.end())));
-  gen->callback([arguments, &exit_code] {
-    GenOptions& chosen = arguments->options;
-    const auto left_out = [&](std::string_view what) {
-      return std::ranges::count(arguments->without, what) > 0;
-    };
-    chosen.limits = {
-        .fork = left_out("fork"),
-        .truncate = left_out("truncate"),
-        .commit_unknown = left_out("commit_unknown"),
-        .keys = left_out("keys"),
-        .dtype = FromName<DType>(kRowDTypeNames, arguments->dtype)};
-    chosen.paged = arguments->kind == "paged";
-    if (!arguments->kind.empty() && !chosen.paged) {
-      chosen.kind = FromName<Kind>(kKindNames, arguments->kind);
-    }
-    exit_code = RunGen(chosen, arguments->history);
-  });
-}
-
 }  // namespace
 
 void AddFuzzCommand(CLI::App& app, int& exit_code) {
@@ -524,19 +467,23 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, 1 << 20));
   fuzz->add_option("--known", options.known_buckets,
                    "buckets of findings that are known: they are counted, and "
-                   "the run goes on")
+                   "the run continues")
       ->expected(0, CLI::detail::expected_max_vector_size)
       ->type_name("BUCKET ...")
       ->each(
           [&options](const std::string&) { options.known_buckets.erase(""); });
   fuzz->add_flag("--dtypes", options.dtypes,
                  "draw all pairs of dtypes of K and V in turn");
-  fuzz->add_flag("--probes", options.probes,
-                 "count rare states, and fail if one was never seen");
+  fuzz->add_flag(
+      "--marks", options.probes,
+      "count rare states (coverage marks), and fail if one was never "
+      "reached");
+  fuzz->add_flag("--probes", options.probes, "former name of --marks")
+      ->group("");
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
     if (fuzz_arguments->kind == "paged") {
-      RefuseForPools(*fuzz, {"--probes", "--profile"});
+      RefuseForPools(*fuzz, {"--profile"});
     }
     CheckPage(*fuzz, fuzz_arguments->html);
     CatchInterrupts();
@@ -556,8 +503,6 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
     CheckPage(*run, run_arguments->html);
     exit_code = RunOne(*run_arguments);
   });
-
-  AddGenCommand(app, exit_code);
 }
 
 }  // namespace kvtwin::props

@@ -114,7 +114,7 @@ void JudgeInput(
     try {
       judgement = Judge(reader, twins);
     } catch (const std::bad_alloc&) {
-      judgement.bad_input = {0, "there is not enough memory for it"};
+      judgement.bad_input = {0, "there is not enough memory"};
     }
     tell(fmt::format("-:{}", ++count), judgement);
   } while (reader.SkipToHeader());
@@ -385,7 +385,7 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
   const std::string name = argv[help ? 2 : 1];
   if (name.starts_with("-")) {
     if (app.get_option_no_throw(name) != nullptr) return std::nullopt;
-    fmt::print(stderr, "kvtwin: there is no option '{}' before a subcommand\n",
+    fmt::print(stderr, "kvtwin: unknown option '{}' before a subcommand\n",
                Printable(name, 40));
     return 2;
   }
@@ -397,10 +397,10 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
     if (distance == 0) return help ? std::optional(0) : std::nullopt;
     if (distance >= least) continue;
     least = distance;
-    nearest = fmt::format(", do you mean '{}'?", each->get_name());
+    nearest = fmt::format(", did you mean '{}'?", each->get_name());
   }
   fmt::print(stderr,
-             "kvtwin: there is no subcommand '{}'{} `kvtwin help` lists all\n",
+             "kvtwin: unknown subcommand '{}'{} `kvtwin help` lists all\n",
              Printable(name, 40), nearest.empty() ? ":" : nearest);
   return 2;
 }
@@ -416,6 +416,7 @@ int Main(int argc, char** argv) {
   AddShowCommand(app, exit_code);
   AddShrinkCommand(app, exit_code);
   AddFuzzCommand(app, exit_code);
+  AddGenCommand(app, exit_code);
   AddLawsCommand(app, exit_code);
   AddMuseumCommand(app, exit_code);
   AddExploreCommand(app, exit_code);
@@ -441,7 +442,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   if (Interrupted()) {
-    fmt::print(stderr, "kvtwin: interrupted: this is as far as it came\n");
+    fmt::print(stderr, "kvtwin: interrupted: these are the results so far\n");
   }
   return ExitCodeAfter(exit_code);
 }

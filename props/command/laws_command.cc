@@ -5,8 +5,10 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <string>
+#include <vector>
 
+#include "props/backend/backend_laws.h"
 #include "props/base/interrupt.h"
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
@@ -25,19 +27,13 @@ struct LawsArguments {
   BackendArguments backend;  // Instead of the twins, if one is given.
 };
 
-// Checks a law on random histories, or on the history that was given.
-LawRun RunOne(const Law& law, const Subject& subject,
-              const LawsArguments& arguments, const LawJudge& judge) {
-  if (arguments.history.empty()) {
-    return RunLaw(law, subject, arguments.seed, arguments.runs, judge);
+LawHistories HistoriesOf(const LawsArguments& arguments) {
+  LawHistories histories{
+      .seed = arguments.seed, .count = arguments.runs, .history = {}};
+  if (!arguments.history.empty()) {
+    histories.history = *ParseHistory(arguments.history);
   }
-  const Result<History> history = ParseHistory(arguments.history);
-  const LawResult result = judge ? judge(law, *history, /*hasty=*/false)
-                                 : Judge(law, *history, subject);
-  return {.histories = 1,
-          .judged = result.judged,
-          .failure = result.failure,
-          .shrunk = *history};
+  return histories;
 }
 
 // `why_not`, if not empty, says why the law is not judged.
@@ -87,13 +83,13 @@ std::string Text(const Law& law, const Subject& subject, const LawRun& run,
                             LawCommand(law, run.shrunk, subject));
 }
 
-// The laws on one cache after another, and what came of it.
+// Reports on the laws, on one cache after another.
 class LawsReport {
  public:
   explicit LawsReport(const LawsArguments& arguments) : arguments_(arguments) {}
 
-  void Tell(const Law& law, const Subject& subject, const LawRun& run,
-            const std::string& why_not) {
+  void Add(const Law& law, const Subject& subject, const LawRun& run,
+           const std::string& why_not) {
     broken_ += run.failure ? 1 : 0;
     (why_not.empty() ? judged_ : not_judged_) += 1;
     if (arguments_.json) {
@@ -132,50 +128,32 @@ int RunOnBackend(const LawsArguments& arguments) {
       arguments.backend, "a law",
       [&](Host& host, const BackendInfo& info, const Subject& subject) {
         if (subject.level == Level::kNumeric) {
-          return Complain(fmt::format(
-              "a law compares rows bit for bit, and {} is to be right by what "
-              "attention makes of them: `kvtwin fuzz --backend` compares that",
-              info.name));
+          return Complain(
+              fmt::format("a law compares rows bit for bit, but {} claims the "
+                          "numeric level: "
+                          "`kvtwin fuzz --backend` compares attention instead",
+                          info.name));
         }
-        if (!arguments.history.empty()) {
-          const Setup setup = ParseHistory(arguments.history)->setup;
-          if (!info.abilities.Fits(setup)) {
-            return Complain(fmt::format("{} has no such cache: '{}'", info.name,
-                                        ToText(setup)));
-          }
+        const LawHistories histories = HistoriesOf(arguments);
+        if (histories.history &&
+            !info.abilities.Fits(histories.history->setup)) {
+          return Complain(fmt::format("{} does not declare such a cache: '{}'",
+                                      info.name,
+                                      ToText(histories.history->setup)));
         }
-        LawsReport run(arguments);
-        std::set<std::string> told;  // What ended the process, and how.
+        LawsReport report(arguments);
+        BackendLaws laws(
+            subject, histories,
+            [&](const Law& law, const History& history, bool hasty) {
+              return host.Judge(law, history, subject.level, hasty);
+            });
         for (const Law& law : Laws()) {
           if (!arguments.law.empty() && law.name != arguments.law) continue;
           if (Interrupted()) break;
-          // What is told of one law is not told of each.
-          std::string again;
-          const LawJudge judge = [&](const Law& one, const History& history,
-                                     bool hasty) {
-            if (!again.empty()) return LawResult();
-            LawResult result = host.Judge(one, history, subject.level, hasty);
-            if (!result.failure || !told.contains(result.failure->check)) {
-              return result;
-            }
-            again = result.failure->check;
-            return LawResult();
-          };
-          std::string why_not = WhyNotJudged(law, subject);
-          LawRun one;
-          if (why_not.empty()) one = RunOne(law, subject, arguments, judge);
-          if (!again.empty()) {
-            why_not = again + ", as above";
-          } else if (why_not.empty() && !one.failure && one.judged == 0) {
-            why_not = fmt::format("none of {} histories can be judged",
-                                  one.histories);
-          }
-          run.Tell(law, subject, one, why_not);
-          if (!one.failure) continue;
-          const std::string& check = one.failure->check;
-          if (check != law.name) told.insert(check);
+          const LawAnswer answer = laws.Run(law);
+          report.Add(law, subject, answer.run, answer.why_not);
         }
-        return run.End();
+        return report.End();
       });
 }
 
@@ -188,17 +166,18 @@ int RunLaws(const LawsArguments& arguments) {
     }
   }
   if (arguments.backend.given()) return RunOnBackend(arguments);
-  LawsReport run(arguments);
+  LawsReport report(arguments);
+  const LawHistories histories = HistoriesOf(arguments);
   for (const Law& law : Laws()) {
     if (!arguments.law.empty() && law.name != arguments.law) continue;
     for (const std::string_view twin : TwinNames()) {
       if (!arguments.twin.empty() && twin != arguments.twin) continue;
       if (Interrupted()) break;
       const Subject subject = TwinSubject(twin);
-      run.Tell(law, subject, RunOne(law, subject, arguments, nullptr), "");
+      report.Add(law, subject, RunLawOn(law, subject, histories), "");
     }
   }
-  return run.End();
+  return report.End();
 }
 
 }  // namespace
@@ -212,9 +191,9 @@ void AddLawsCommand(CLI::App& app, int& exit_code) {
   std::vector<std::string> laws;
   for (const Law& law : Laws()) laws.emplace_back(law.name);
   const std::vector<std::string> twins(TwinNames().begin(), TwinNames().end());
-  command->add_option("--law", arguments->law, "check only this one")
+  command->add_option("--law", arguments->law, "check only this law")
       ->check(CLI::IsMember(laws));
-  command->add_option("--twin", arguments->twin, "check only this one")
+  command->add_option("--twin", arguments->twin, "check only this twin")
       ->check(CLI::IsMember(twins));
   auto* runs =
       command->add_option("--runs", arguments->runs, "histories for each law")
@@ -225,7 +204,7 @@ void AddLawsCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command
       ->add_option("--history", arguments->history,
-                   "only this one, 'kvt1 ... | ...' (docs/histories.md)")
+                   "only this history, 'kvt1 ... | ...' (docs/histories.md)")
       ->excludes(runs);
   AddBackendOptions(*command, arguments->backend);
   AddProfileOption(*command, arguments->backend);

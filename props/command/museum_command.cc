@@ -255,9 +255,9 @@ Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
     };
     const auto at = std::find_if(all->begin(), all->end(), named);
     if (at == all->end()) {
-      return Status(
-          StatusCode::kInvalidArgument,
-          fmt::format("there is no exhibit '{}' in {}", name, folder.string()));
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("unknown bug '{}': {} has no such patch", name,
+                                folder.string()));
     }
     chosen.push_back(*at);
   }

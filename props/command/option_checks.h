@@ -6,7 +6,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "core/names.h"
 
 namespace kvtwin::props {
 
@@ -17,9 +22,33 @@ inline CLI::Validator RealRange(double low, double high) {
     double value = 0;
     const bool is_number = CLI::detail::lexical_cast(text, value);
     if (is_number && value >= low && value <= high) return "";
-    return fmt::format("'{}' is no number from {} to {}", text, low, high);
+    return fmt::format("'{}' is not a number from {} to {}", text, low, high);
   };
   return {check, fmt::format("FLOAT in [{} - {}]", low, high)};
+}
+
+// Accepts any 64-bit number in decimal.
+inline CLI::Validator Whole() {
+  return {[](const std::string& text) {
+            const bool digits =
+                text.find_first_not_of("0123456789") == std::string::npos;
+            return digits && text.size() < 20
+                       ? ""
+                       : "not a whole number from 0 to 10^19 - 1";
+          },
+          "UINT"};
+}
+
+// Adds --seed and --kind.
+inline void AddSeedAndKind(CLI::App& command, std::uint64_t& seed,
+                           std::string& kind) {
+  std::vector<std::string> kinds(kKindNames.begin(), kKindNames.end());
+  kinds.emplace_back("paged");
+  command.add_option("--seed", seed, "the seed of all random numbers")
+      ->check(Whole())
+      ->capture_default_str();
+  command.add_option("--kind", kind, "only this kind of cache")
+      ->check(CLI::IsMember(std::move(kinds)));
 }
 
 }  // namespace kvtwin::props

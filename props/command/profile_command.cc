@@ -12,6 +12,7 @@
 #include "props/backend/host_process.h"
 #include "props/backend/ledger_backend.h"
 #include "props/backend/profile.h"
+#include "props/base/interrupt.h"
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
 
@@ -110,9 +111,10 @@ int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   }
   fmt::print("\n{} histories\n", profile.asked);
   if (code == 0) return 0;
-  fmt::print("On these it is wrong by any rules:\n");
-  for (const std::string& text : profile.unexplained) {
-    fmt::print("  {}\n", text);
+  fmt::print("On these histories it is wrong by any rules:\n");
+  for (std::size_t i = 0; i < profile.unexplained.size(); ++i) {
+    fmt::print("  {}\n", profile.unexplained[i]);
+    if (!profile.ended[i].empty()) fmt::print("    {}\n", profile.ended[i]);
   }
   return code;
 }
@@ -126,18 +128,11 @@ int RefuseProfile(std::string_view text) {
 int ProfileLedger(std::string_view name, bool json) {
   const kvtwin_backend_v1* table = LedgerBackend(name, /*anonymous=*/true);
   if (table == nullptr) {
-    return RefuseProfile(
-        fmt::format("there is no profile '{}', see --list", name));
+    return RefuseProfile(fmt::format("unknown profile '{}', see --list", name));
   }
   const Result<BackendInfo> info = DescribeBackend(table);
   if (!info.ok()) return RefuseProfile(info.status().message());
-  Subject subject = BackendSubject(*info, Level::kVisibility, "");
-  subject.mask_rows_too = true;
-  const auto run = [&](const History& history, const Rules& rules) {
-    subject.rules = rules;
-    return RunHistory(history, subject);
-  };
-  return Report(*info, InferProfile(run, info->abilities), json);
+  return Report(*info, InferProfile(*info), json);
 }
 
 int RunProfile(ProfileArguments arguments) {
@@ -177,8 +172,10 @@ void AddProfileCommand(CLI::App& app, int& exit_code) {
   command->footer(
       "--backend ledger:NAME is the specification itself, by the "
       "rules of a profile");
-  command->callback(
-      [arguments, &exit_code] { exit_code = RunProfile(*arguments); });
+  command->callback([arguments, &exit_code] {
+    CatchInterrupts();
+    exit_code = RunProfile(*arguments);
+  });
 }
 
 }  // namespace kvtwin::props

@@ -96,7 +96,7 @@ int RunShrink(const ShrinkArguments& arguments) {
     if (!shrunk.ok()) return RefuseToShrink(shrunk.status().message());
     return Write(arguments, *shrunk);
   } catch (const std::bad_alloc&) {
-    return RefuseToShrink("there is not enough memory for it");
+    return RefuseToShrink("there is not enough memory");
   }
 }
 

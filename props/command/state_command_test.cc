@@ -60,7 +60,7 @@ CacheState TwoSequences(int tokens) {
   return state;
 }
 
-TEST_F(StateCommand, DrawsWhatIsSmall) {
+TEST_F(StateCommand, DrawsSmallStates) {
   ASSERT_TRUE(SaveState(TwoSequences(3), Path("small"), "ours").ok());
   EXPECT_EQ(Run(Path("small")), 0);
   EXPECT_EQ(text, Path("small") + R"(: whole, of model 'ours'
@@ -75,7 +75,7 @@ TEST_F(StateCommand, DrawsWhatIsSmall) {
 )");
 }
 
-TEST_F(StateCommand, CountsWhatIsLarge) {
+TEST_F(StateCommand, CountsLargeStates) {
   ASSERT_TRUE(SaveState(TwoSequences(500), Path("large")).ok());
   EXPECT_EQ(Run(Path("large")), 0);
   EXPECT_THAT(text, HasSubstr("998 tokens, 1000 memberships"));
@@ -115,7 +115,7 @@ TEST_F(StateCommand, WritesOneSequence) {
   EXPECT_THAT(text, HasSubstr("Not a directory"));
 }
 
-TEST_F(StateCommand, SaysWhatIsWrong) {
+TEST_F(StateCommand, ReportsWhyAFileIsRefused) {
   ASSERT_TRUE(SaveState(TwoSequences(3), Path("whole"), "ours").ok());
   EXPECT_EQ(Run(Path("whole") + " --model ours"), 0);
   EXPECT_EQ(Run(Path("whole") + " --model theirs"), 2);
@@ -125,7 +125,7 @@ TEST_F(StateCommand, SaysWhatIsWrong) {
   fs::resize_file(Path("short"), fs::file_size(Path("whole")) - 1);
   // Files after a bad one are shown, too.
   EXPECT_EQ(Run(Path("short") + " " + Path("whole")), 2);
-  EXPECT_THAT(text, HasSubstr("short': this is no state of a cache: "));
+  EXPECT_THAT(text, HasSubstr("short': this is not a state of a cache: "));
   EXPECT_THAT(text, HasSubstr("whole: whole"));
 }
 

@@ -108,7 +108,7 @@ Rules Without(const Rules& rules, const Rules& others) {
   return rest;
 }
 
-TEST(CitedRules, AreAllOfSemantics) {
+TEST(CitedRules, CoverAllOfSemantics) {
   const Rules rules = RulesThereAre();
   EXPECT_EQ(rules.size(), 57U + 11U);
   const Rules reports = CitedByReports();
@@ -116,7 +116,7 @@ TEST(CitedRules, AreAllOfSemantics) {
   EXPECT_EQ(Without(reports, rules), Rules()) << "there are no such rules";
 }
 
-TEST(CitedRules, HaveAPlaceInTheCode) {
+TEST(CitedRules, AreCitedInTheCode) {
   const Rules rules = RulesThereAre();
   Rules code;
   for (const std::string folder :
@@ -127,7 +127,7 @@ TEST(CitedRules, HaveAPlaceInTheCode) {
   EXPECT_EQ(Without(code, rules), Rules()) << "there are no such rules";
 }
 
-TEST(CitedRules, HaveAnAnchorEach) {
+TEST(CitedRules, HaveAnchorsInSemantics) {
   const std::string text = ReadFile(KVTWIN_DOCS "/semantics.md");
   static const std::regex kAnchored(
       R"re(\n- \*\*([SP])([0-9]+)\*\* <a id="([sp])([0-9]+)"></a>)re");
@@ -142,7 +142,7 @@ TEST(CitedRules, HaveAnAnchorEach) {
   EXPECT_EQ(Without(RulesThereAre(), anchored), Rules());
 }
 
-TEST(CitedRules, AreThoseOfTheOperationWhereItsAnswerIsWrong) {
+TEST(CitedRules, DependOnTheOperationThatAnsweredWrong) {
   EXPECT_EQ(CitedRules("subject: result", OpKind::kAsk), "S28, S44");
   EXPECT_EQ(CitedRules("subject: view cells", OpKind::kAsk), "S14");
   EXPECT_EQ(CitedRules("backend: crash", OpKind::kAsk), "");

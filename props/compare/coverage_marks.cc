@@ -12,12 +12,12 @@ namespace {
 using reference::CacheLedger;
 using reference::LedgerToken;
 
-// Returns the index of a probe in the table. An unknown name does not compile.
+// Returns the index of a mark in the table. An unknown name does not compile.
 consteval std::size_t Mark(std::string_view name) {
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     if (kCoverageMarks[i].name == name) return i;
   }
-  throw "no such probe";
+  throw "no such mark";
 }
 
 // The number of cells that the optimized twin processes at a time.
@@ -58,8 +58,8 @@ bool Kept(const CacheLedger& ledger, int seq, std::int64_t position) {
                      });
 }
 
-// Asks about a sequence that does not exist: a cache with unbounded memory can
-// resume even that sequence.
+// Whether the memory is bounded. Asks about a sequence that does not exist: a
+// cache with unbounded memory can resume even that sequence.
 bool BoundedMemory(const CacheLedger& ledger) {
   return !ledger.encoder() && !ledger.CanResume(-1, 0);
 }
@@ -91,8 +91,8 @@ std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
     const double percent = 100.0 * static_cast<double>(count) /
                            static_cast<double>(std::max<std::int64_t>(of, 1));
     if (percent >= low && percent <= high) return;
-    reasons.push_back(fmt::format("{:.1f} % of {}, due are {} to {} %", percent,
-                                  what, low, high));
+    reasons.push_back(fmt::format("{:.1f} % of {}, expected {} to {} %",
+                                  percent, what, low, high));
   };
   within("calls refused", counts.refused, counts.calls, 2, 20);
   within("histories discarded", counts.discarded, counts.histories, 0, 5);
@@ -100,7 +100,8 @@ std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
   return reasons;
 }
 
-void Observer::Look(const reference::Ledger& ledger, const Cache& reference) {
+void Observer::BeforeCall(const reference::Ledger& ledger,
+                          const Cache& reference) {
   before_ = ledger.parts();
   reference.ListCells(cells_);
   SeeOwners();

@@ -1,6 +1,6 @@
-// Rare states, by name: a harness that never reaches a state proves nothing
-// about it. Probes observe from outside, in the calls, the ledger and the cells
-// of the reference twin: the twins know nothing of them.
+// Coverage marks: rare states, by name. A harness that never reaches a state
+// proves nothing about it. Marks are observed from outside, in the calls, the
+// ledger and the cells of the reference twin; the twins do not know of them.
 
 #ifndef KVTWIN_PROPS_COMPARE_COVERAGE_MARKS_H_
 #define KVTWIN_PROPS_COMPARE_COVERAGE_MARKS_H_
@@ -26,7 +26,7 @@ struct CoverageMark {
   std::string_view statement;
 };
 
-// All probes. A run that misses one of them proves less than it seems to.
+// All coverage marks. A run that misses a mark proves less than it seems to.
 inline constexpr auto kCoverageMarks = std::to_array<CoverageMark>({
     // StartForward.
     {"filled", "the batch takes the last free cells: the cache is full"},
@@ -73,7 +73,7 @@ inline constexpr auto kCoverageMarks = std::to_array<CoverageMark>({
     {"view_not_at_zero", "the view starts after the first cell"},
     {"hole_below_view", "a free cell lies below the view"},
     {"hole_in_view", "a free cell lies between used ones of the view"},
-    {"view_padded", "padding adds columns that nobody sees to the view"},
+    {"view_padded", "padding adds columns to the view that no row sees"},
     {"view_cuts_sequence", "a token of the batch's sequence is not in view"},
     {"view_strangers", "the view holds tokens of sequences not in the batch"},
     {"mask_padded", "the mask has rows that belong to no token"},
@@ -163,19 +163,19 @@ struct CoverageCounts {
   void Add(const CoverageCounts& other);
 };
 
-// Returns the reasons why the result of a run means less than it seems: probes
+// Returns the reasons why the result of a run means less than it seems: marks
 // without a hit, too many or too few refusals, too many discarded histories,
 // caches that were hardly ever full.
 std::vector<std::string> CoverageGaps(const CoverageCounts& counts);
 
-// Watches one history. Call Look() before a call; after it, report its
+// Watches one history. Call BeforeCall before a call; after it, report its
 // arguments and answer, with the ledger and the reference twin as they are now.
 class Observer {
  public:
   Observer(const Setup& setup, CoverageCounts& counts)
       : setup_(setup), counts_(counts) {}
 
-  void Look(const reference::Ledger& ledger, const Cache& reference);
+  void BeforeCall(const reference::Ledger& ledger, const Cache& reference);
   // Counts the answer of any call.
   void Outcome(StatusCode code);
   // At the end of the history.
@@ -199,8 +199,8 @@ class Observer {
   void CanResume(int seq, std::int32_t pos, const reference::Ledger& ledger);
 
  private:
-  void Hit(std::size_t probe, bool seen) {
-    if (seen) ++counts_.hits[probe];
+  void Hit(std::size_t mark, bool seen) {
+    if (seen) ++counts_.hits[mark];
   }
   const CacheSpec& SpecOf(std::size_t part) const {
     return setup_.spec.caches.empty() ? setup_.spec : setup_.spec.caches[part];

@@ -1,5 +1,5 @@
-// Tests that each probe of props/compare/coverage_marks.h counts what its
-// statement says: shortest histories that hit the probe, and near misses, which
+// Tests that each mark of props/compare/coverage_marks.h counts what its
+// statement says: shortest histories that hit the mark, and near misses, which
 // differ in one thing and do not hit it.
 
 #include "props/compare/coverage_marks.h"
@@ -21,7 +21,7 @@ namespace kvtwin::props {
 namespace {
 
 struct Row {
-  std::string_view probe;
+  std::string_view mark;
   // Histories without "kvt1 " in front. There are several hits if a condition
   // has two ends, or an alternative.
   std::vector<std::string_view> hits;
@@ -591,7 +591,7 @@ std::vector<Row> AllRows() {
   return all;
 }
 
-// Runs a history on a twin and adds the probes that it hits to `census`.
+// Runs a history on a twin and adds the marks that it hits to `counts`.
 void RunLine(std::string_view line, std::string_view twin,
              CoverageCounts& counts) {
   const Result<History> history = ParseHistory("kvt1 " + std::string(line));
@@ -602,27 +602,27 @@ void RunLine(std::string_view line, std::string_view twin,
   EXPECT_FALSE(result.failure) << line << ": " << result.failure->check;
 }
 
-std::int64_t HitsOf(std::string_view probe, const CoverageCounts& counts) {
-  const auto* const found =
-      std::find_if(kCoverageMarks.begin(), kCoverageMarks.end(),
-                   [&](const CoverageMark& one) { return one.name == probe; });
+std::int64_t HitsOf(std::string_view mark, const CoverageCounts& counts) {
+  const auto* const found = std::find_if(
+      kCoverageMarks.begin(), kCoverageMarks.end(),
+      [&](const CoverageMark& entry) { return entry.name == mark; });
   if (found == kCoverageMarks.end()) return -1;
   return At(counts.hits, found - kCoverageMarks.begin());
 }
 
 class CoverageMarks : public testing::TestWithParam<std::string_view> {};
 
-TEST_P(CoverageMarks, AreHitByTheirStateAndNotByItsNeighbours) {
+TEST_P(CoverageMarks, AreHitByTheirOwnStateOnly) {
   for (const Row& row : AllRows()) {
     for (const std::string_view line : row.hits) {
       CoverageCounts counts;
       RunLine(line, GetParam(), counts);
-      EXPECT_GT(HitsOf(row.probe, counts), 0) << row.probe << ": " << line;
+      EXPECT_GT(HitsOf(row.mark, counts), 0) << row.mark << ": " << line;
     }
     for (const std::string_view line : row.misses) {
       CoverageCounts counts;
       RunLine(line, GetParam(), counts);
-      EXPECT_EQ(HitsOf(row.probe, counts), 0) << row.probe << ": " << line;
+      EXPECT_EQ(HitsOf(row.mark, counts), 0) << row.mark << ": " << line;
     }
   }
 }
@@ -630,19 +630,19 @@ TEST_P(CoverageMarks, AreHitByTheirStateAndNotByItsNeighbours) {
 INSTANTIATE_TEST_SUITE_P(Twins, CoverageMarks,
                          testing::Values("reference", "optimized"));
 
-TEST(CoverageProbesTable, HasARowOfEachProbe) {
+TEST(CoverageMarksTable, HasARowForEachMark) {
   std::multiset<std::string_view> expected;
-  for (const CoverageMark& probe : kCoverageMarks) expected.insert(probe.name);
+  for (const CoverageMark& mark : kCoverageMarks) expected.insert(mark.name);
   std::multiset<std::string_view> found;
   for (const Row& row : AllRows()) {
-    found.insert(row.probe);
-    EXPECT_FALSE(row.hits.empty()) << row.probe;
-    EXPECT_FALSE(row.misses.empty()) << row.probe;
+    found.insert(row.mark);
+    EXPECT_FALSE(row.hits.empty()) << row.mark;
+    EXPECT_FALSE(row.misses.empty()) << row.mark;
   }
   EXPECT_EQ(found, expected);
 }
 
-TEST(CoverageProbesCensus, CountsEachHit) {
+TEST(CoverageCounts, CountsEachHit) {
   CoverageCounts once;
   RunLine("| put 0*2r", "reference", once);
   EXPECT_EQ(HitsOf("unsorted", once), 1);
@@ -653,8 +653,8 @@ TEST(CoverageProbesCensus, CountsEachHit) {
   EXPECT_EQ(HitsOf("unsorted", twice), 3);
 }
 
-// Returns the census of one history, which must run.
-CoverageCounts CensusOf(std::string_view line) {
+// Returns the counts of one history, which must run.
+CoverageCounts CountsOf(std::string_view line) {
   CoverageCounts counts;
   RunLine(line, "reference", counts);
   EXPECT_EQ(counts.histories, 1) << line;
@@ -662,24 +662,24 @@ CoverageCounts CensusOf(std::string_view line) {
   return counts;
 }
 
-TEST(CoverageProbesCensus, CountsRefusals) {
-  EXPECT_EQ(CensusOf("cells=2 | put 0*2 | put 0*1").refused, 1);
-  EXPECT_EQ(CensusOf("cells=3 | put 0*2 | put 0*1").refused, 0);
-  EXPECT_EQ(CensusOf("| put 0*2 | drop 0:0-1").refused, 1);
+TEST(CoverageCounts, CountsRefusals) {
+  EXPECT_EQ(CountsOf("cells=2 | put 0*2 | put 0*1").refused, 1);
+  EXPECT_EQ(CountsOf("cells=3 | put 0*2 | put 0*1").refused, 0);
+  EXPECT_EQ(CountsOf("| put 0*2 | drop 0:0-1").refused, 1);
   EXPECT_EQ(
-      CensusOf("shift=identity | put 0*2 | copy 0>1:2 | drop 0:0-1").refused,
+      CountsOf("shift=identity | put 0*2 | copy 0>1:2 | drop 0:0-1").refused,
       1);
-  EXPECT_EQ(CensusOf("| ask 0@0").calls,
-            CensusOf("| ask 0@0 | ask 0@0").calls - 1);
+  EXPECT_EQ(CountsOf("| ask 0@0").calls,
+            CountsOf("| ask 0@0 | ask 0@0").calls - 1);
 }
 
-TEST(CoverageProbesCensus, CountsHistoriesOfAFullCache) {
-  EXPECT_EQ(CensusOf("cells=2 | put 0*2 | drop 0:0-").full, 1);
-  EXPECT_EQ(CensusOf("cells=2 | put 0*1 | drop 0:0-").full, 0);
-  EXPECT_EQ(CensusOf("cells=2 | put 0*1 | put 0*2").full, 1);
+TEST(CoverageCounts, CountsHistoriesWithAFullCache) {
+  EXPECT_EQ(CountsOf("cells=2 | put 0*2 | drop 0:0-").full, 1);
+  EXPECT_EQ(CountsOf("cells=2 | put 0*1 | drop 0:0-").full, 0);
+  EXPECT_EQ(CountsOf("cells=2 | put 0*1 | put 0*2").full, 1);
 }
 
-TEST(CoverageProbesCensus, CountsHistoriesThatAreNone) {
+TEST(CoverageCounts, CountsDiscardedHistories) {
   const Result<History> history =
       ParseHistory("kvt1 kind=swa_mem window=2 memory=1 seqs=1 | put 0*1");
   ASSERT_TRUE(history.ok());

@@ -1,5 +1,5 @@
-// The comparisons that a Trio makes after each call (identity, S51), and the
-// texts that describe a difference.
+// The comparisons that a DifferentialDriver makes after each call (identity,
+// S51), and the texts that describe a difference.
 
 #include <fmt/format.h>
 
@@ -74,26 +74,26 @@ std::string CellsText(const Cache& cache) {
   return entries.size() > 24 ? text + " ..." : text;
 }
 
-void DifferentialDriver::Tell(std::string call, std::string_view answer) {
-  if (story_ == nullptr) return;
-  story_->calling.clear();
-  Step& step = story_->steps.emplace_back();
-  step.number = std::ssize(story_->steps);
+void DifferentialDriver::AddStep(std::string call, std::string_view answer) {
+  if (trace_ == nullptr) return;
+  trace_->calling.clear();
+  Step& step = trace_->steps.emplace_back();
+  step.number = std::ssize(trace_->steps);
   step.call = std::move(call);
   step.answer = answer;
   step.begins_pass = step.call.starts_with("StartForward");
-  if (story_->told) story_->told(step);
-  if (story_->frame && step.number >= story_->from) DrawCellsNow();
+  if (trace_->told) trace_->told(step);
+  if (trace_->frame && step.number >= trace_->from) DrawCellsNow();
 }
 
 void DifferentialDriver::DrawCellsNow() {
   if (reference_ == nullptr || tested_ == nullptr) return;
-  Step& step = story_->steps.back();
+  Step& step = trace_->steps.back();
   std::vector<Held> expected = HeldCells(*reference_);
   // The ledger decides what is expected where the reference is wrong.
   const std::vector<Held> tokens = HeldTokens(ledger_.active());
   if (!SameTokens(expected, tokens)) expected = tokens;
-  DrawCells(*story_->frame, std::move(expected), HeldCells(*tested_),
+  DrawCells(*trace_->frame, std::move(expected), HeldCells(*tested_),
             reference_->CellCount(), step);
   step.cache = active_type_;
 }
@@ -104,7 +104,7 @@ void DifferentialDriver::DrawViewNow(int layer, const KvView& reference,
   const VLayout v_layout = setup_.config.v_layout;
   if (fresh() && FindWrongRow(ledger_, layer, reference, v_layout))
     expected.reset();
-  DrawView(*story_->frame,
+  DrawView(*trace_->frame,
            {.ledger = ledger_.active(),
             .layer = layer,
             .actual = subject,
@@ -113,7 +113,7 @@ void DifferentialDriver::DrawViewNow(int layer, const KvView& reference,
             .fresh = fresh(),
             .positions = pass_.tokens.positions,
             .sequences = pass_.tokens.sequences},
-           story_->steps.back());
+           trace_->steps.back());
 }
 
 // Checks in all of a wrapper's caches that memberships are equal, and so is the
@@ -317,8 +317,9 @@ void DifferentialDriver::CheckViews() {
   Result<KvView> reference = reference_->Get();
   Result<KvView> subject = tested_->Get();
   ++result_.operations;
-  if (story_ != nullptr) {
-    Tell(call(), subject.ok() ? "" : StatusName(subject.status().code()));
+  ++result_.views;
+  if (trace_ != nullptr) {
+    AddStep(call(), subject.ok() ? "" : StatusName(subject.status().code()));
   }
   const auto refused = [&] {
     return fmt::format("Get of layer {} is refused: reference {}, {} {}", layer,

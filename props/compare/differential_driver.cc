@@ -18,8 +18,8 @@ void DifferentialDriver::CheckCodes(const Call& call, StatusCode ledger,
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
   if (observer_ != nullptr) observer_->Outcome(subject);
-  if (story_ != nullptr) {
-    Tell(Made(call), answer.empty() ? StatusName(subject) : answer);
+  if (trace_ != nullptr) {
+    AddStep(Made(call), answer.empty() ? StatusName(subject) : answer);
   }
   Check(ledger == reference, "reference: result", [&] {
     return fmt::format("{} is {} by the ledger, {} by the reference",
@@ -156,7 +156,7 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
   pass_.tokens = std::move(tokens);
   const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
                     pass_.tokens.multimodal};
-  Look();
+  ObserveBefore();
   const auto call = [&] {
     return fmt::format("StartForward(positions [{}], sequences [{}]{})",
                        fmt::join(pass_.tokens.positions, " "),
@@ -321,7 +321,7 @@ void DifferentialDriver::SetCausal(const std::vector<int>& except) {
 
 StatusCode DifferentialDriver::Remove(int seq, std::int32_t begin,
                                       std::int32_t end) {
-  Look();
+  ObserveBefore();
   const auto call = [&] {
     return fmt::format("Remove({}, {}, {})", seq, begin,
                        end == kOpenEnd ? "open" : fmt::to_string(end));
@@ -343,7 +343,7 @@ StatusCode DifferentialDriver::Remove(int seq, std::int32_t begin,
 }
 
 void DifferentialDriver::CopyPrefix(int src, int dst, std::int32_t len) {
-  Look();
+  ObserveBefore();
   const auto call = [&] {
     return fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
   };
@@ -425,8 +425,8 @@ void DifferentialDriver::Misuse(int which) {
             *wrong);
     }
   }
-  if (story_ != nullptr) {
-    Tell(call(), "");
+  if (trace_ != nullptr) {
+    AddStep(call(), "");
   }
 }
 
@@ -449,15 +449,15 @@ void DifferentialDriver::Poison() {
 
 namespace {
 
-// Whether the snapshot of the cache equals `due`.
+// Whether the snapshot of the cache equals `expected`.
 bool Holds(const Cache& cache, const CacheState& expected) {
   const Result<CacheState> actual = cache.Snapshot();
   return actual.ok() && *actual == expected;
 }
 
 // Takes a sequence out of the cache and adds it again. Returns whether the
-// results equal those of SequenceOf and WithSequence on whole snapshots. `due`
-// is the cache's state.
+// results equal those of SequenceOf and WithSequence on whole snapshots.
+// `expected` is the cache's state.
 bool MovesSequence(Cache& cache, const CacheState& expected, int sequence) {
   const Result<CacheState> one = cache.SnapshotOf(sequence);
   if (!one.ok() || *one != SequenceOf(expected, sequence)) return false;
@@ -538,7 +538,7 @@ void DifferentialDriver::Reload() {
     reference_ = std::move(*reference);
     tested_ = std::move(*subject);
   }
-  Tell(in_place ? "Restore in place" : "Restore into new caches", "");
+  AddStep(in_place ? "Restore in place" : "Restore into new caches", "");
   result_.operations += 6;  // The calls above that have no step of their own.
   EndPass();
 }

@@ -48,14 +48,14 @@ enum class ViewPart { kKey, kValue, kMask };
 
 class DifferentialDriver final : public Driver {
  public:
-  // Requires: all outlive this. `story` and `observer` may be null.
+  // Requires: all outlive this. `trace` and `observer` may be null.
   DifferentialDriver(const Setup& setup, const Subject& subject,
-                     CallTrace* story, Observer* observer, RunResult& result,
+                     CallTrace* trace, Observer* observer, RunResult& result,
                      CacheMaker make_reference = MakeReference)
       : setup_(setup),
         subject_(subject),
         make_reference_(std::move(make_reference)),
-        story_(story),
+        trace_(trace),
         observer_(observer),
         result_(result),
         ledger_(setup_.spec) {}
@@ -83,7 +83,7 @@ class DifferentialDriver final : public Driver {
   void Reload() override;
 
   const reference::Ledger& ledger() const override { return ledger_; }
-  // Gives up the reference twin. Call nothing else afterwards.
+  // Hands over the reference twin. Call nothing else afterwards.
   std::unique_ptr<Cache> TakeReference() { return std::move(reference_); }
   bool in_pass() const override { return pass_.active; }
   Place place() const override { return {active_type_, layer_}; }
@@ -122,18 +122,18 @@ class DifferentialDriver final : public Driver {
   }
   void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
   // Shows the observer the state before a call.
-  void Look() {
-    if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
+  void ObserveBefore() {
+    if (observer_ != nullptr) observer_->BeforeCall(ledger_, *reference_);
   }
-  // Notes a call before it is made: it may fail without an answer.
+  // Records a call before it is made, because it may fail without an answer.
   template <class Call>
   void Begin(const Call& call) {
-    if (story_ != nullptr) story_->calling = Made(call);
+    if (trace_ != nullptr) trace_->calling = Made(call);
   }
-  void Tell(std::string call, std::string_view answer);
+  void AddStep(std::string call, std::string_view answer);
   bool drawing() const {
-    return story_ != nullptr && !story_->steps.empty() &&
-           story_->steps.back().drawn;
+    return trace_ != nullptr && !trace_->steps.empty() &&
+           trace_->steps.back().drawn;
   }
   void DrawCellsNow();
   void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
@@ -157,7 +157,7 @@ class DifferentialDriver final : public Driver {
   const Setup& setup_;
   const Subject& subject_;
   const CacheMaker make_reference_;
-  CallTrace* story_;
+  CallTrace* trace_;
   Observer* observer_;
   RunResult& result_;
   const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;

@@ -77,8 +77,8 @@ class Driver {
   virtual bool in_pass() const = 0;
   // The layer and the cache that the next Put and Get refer to.
   virtual Place place() const = 0;
-  // Whether it is no longer known what the cache holds, so that no further call
-  // can be judged.
+  // Whether the contents of the cache are no longer known, so that no further
+  // call can be judged.
   virtual bool over() const { return false; }
 };
 

@@ -143,7 +143,7 @@ TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
   ExpectFound(cases, Level::kIdentity);
 }
 
-TEST(FaultyTwins, BitsOfAMaskAreComparedToTheLast) {
+TEST(FaultyTwins, EveryBitOfAMaskIsCompared) {
   const auto bit = [](std::size_t row, std::size_t byte) {
     return [=](OwnedView& view) { Change(view.mask.bytes[row * 8 + byte]); };
   };
@@ -156,7 +156,7 @@ TEST(FaultyTwins, BitsOfAMaskAreComparedToTheLast) {
 }
 
 // Every run of a view with gaps is compared, to its end.
-TEST(FaultyTwins, ViewsWithGapsAreComparedWhole) {
+TEST(FaultyTwins, ViewsWithGapsAreComparedCompletely) {
   std::vector<Case> cases;
   for (const std::size_t dimension : {0U, 1U}) {
     const auto add = [&](const std::string& name, const std::string& check,
@@ -351,7 +351,7 @@ TEST(FaultyTwins, CellsAreComparedAfterEachCall) {
   ExpectFound(cases, Level::kIdentity);
 }
 
-TEST(FaultyTwins, WhatIsSaidBesideIsCompared) {
+TEST(FaultyTwins, QueriesAreCompared) {
   const auto other = [](std::vector<int>& cells) {
     if (!cells.empty()) ++cells.back();
   };
@@ -424,7 +424,7 @@ TEST(FaultyTwins, TheReferenceIsComparedWithTheLedger) {
 
 // After a removal, rows are judged only if the cache has no mask, or a new one;
 // after a copy, expected tokens may lie outside of the view.
-TEST(FaultyTwins, RowsAreJudgedWhileTheMaskIsTrue) {
+TEST(FaultyTwins, RowsAreComparedUntilTheMaskIsStale) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
@@ -527,7 +527,7 @@ TEST(FaultyTwins, ASequenceThatComesBackIsCompared) {
 }
 
 // A restored cache may hold what was saved, but show something else.
-TEST(FaultyTwins, ARestoredCacheIsLookedAt) {
+TEST(FaultyTwins, ARestoredCacheIsCompared) {
   for (const char* line :
        {"| put 0*3 | reload", "| put 0*2 | put 1*2 | reload"}) {
     const auto restored = std::make_shared<bool>(false);
@@ -553,7 +553,7 @@ TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
     const std::string check =
         who == Who::kSubject ? "subject: misuse" : "reference: misuse";
     cases.push_back({"accepted", history, Misused(answers({})), check,
-                     "is 'ok', due is invalid_argument", who});
+                     "is 'ok', expected invalid_argument", who});
     cases.push_back({"without a message", history,
                      Misused(answers({StatusCode::kInvalidArgument, ""})),
                      check, "is refused without a message", who});
@@ -709,7 +709,7 @@ class AnswersOutsideOfLife : public ForwardingCache {
   const Status with_;
 };
 
-TEST(FaultyTwins, AllCallsOutsideOfLifeAreRefused) {
+TEST(FaultyTwins, CallsBeforeInitAndAfterCloseAreRefused) {
   const Status ok;
   const Status mute(StatusCode::kFailedPrecondition, "");
   const Status other(StatusCode::kInvalidArgument, "no");
@@ -749,13 +749,13 @@ TEST(FaultyTwins, ALegalClientIsNeverRefused) {
   const History history = *ParseHistory("kvt1 legal=1 seqs=1 cap=2 batch=4");
   const Subject subject = TwinSubject("reference");
   RunResult result;
-  DifferentialDriver trio(history.setup, subject, nullptr, nullptr, result);
-  ASSERT_TRUE(trio.SetUp());
+  DifferentialDriver driver(history.setup, subject, nullptr, nullptr, result);
+  ASSERT_TRUE(driver.SetUp());
   const Tokens many = {
       .positions = {0, 1, 2}, .sequences = {0, 0, 0}, .multimodal = {}};
-  EXPECT_TRUE(trio.StartForward(many, /*reserve=*/true));
+  EXPECT_TRUE(driver.StartForward(many, /*reserve=*/true));
   try {
-    trio.StartForward(many, /*reserve=*/false);
+    driver.StartForward(many, /*reserve=*/false);
     FAIL() << "was not found";
   } catch (const Failure& differs) {
     EXPECT_EQ(differs.check, "reference: a legal client is refused");

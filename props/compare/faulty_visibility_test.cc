@@ -106,7 +106,7 @@ TEST(FaultyTwins, VisibilitySeesWrongEncoders) {
 
 // Of 20 wrong values, some have a larger hash than the right value, and some a
 // smaller one.
-TEST(RowOwners, TellKAndVApart) {
+TEST(RowOwners, DistinguishKAndV) {
   reference::CacheLedger ledger({});
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
   const std::array<std::int32_t, 1> positions = {0};
@@ -132,7 +132,7 @@ TEST(RowOwners, TellKAndVApart) {
 
 // Rows are not judged while no rule says what is visible: after a removal or a
 // copy.
-TEST(FaultyTwins, VisibilityIsJudgedWhileTheMaskIsTrue) {
+TEST(FaultyTwins, VisibilityIsComparedUntilTheMaskIsStale) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
@@ -194,7 +194,7 @@ TEST(FaultyTwins, VisibilitySeesWrongShapes) {
       {"too few rows", kThree, shape(&KvView::mask, 1, -2), check,
        "the mask has 2 rows, the batch 3"},
       {"no padding", kThree, shape(&KvView::mask, 1, -1), check,
-       "the mask has 3 rows, due are 4"},
+       "the mask has 3 rows, expected 4"},
   };
   for (const char* layout : {"permuted=1", "tiled=1 pad=32"}) {
     const std::string history = std::string(layout) + " dims=1,2,3 | put 0*3";
@@ -238,7 +238,7 @@ TEST(FaultyTwins, VisibilitySeesWrongResults) {
                    "CanResume(0, 1) is true"});
   cases.push_back({"misuse", "| put 0*2 | misuse 0",
                    Misused([](Cache&, const Status&) { return Status(); }),
-                   "subject: misuse", "due is invalid_argument"});
+                   "subject: misuse", "expected invalid_argument"});
   ExpectFound(cases, Level::kVisibility);
   // A cache may always refuse to resume, or answer that nothing is cached.
   const auto none = [](bool) { return false; };
@@ -250,7 +250,7 @@ TEST(FaultyTwins, VisibilitySeesWrongResults) {
 
 // A cache that is full too early and a cache that is never full, each at its
 // limit.
-TEST(FaultyTwins, ThereIsRoomForSequencesNoLongerThanTheCapacity) {
+TEST(FaultyTwins, CacheFullIsWrongForSequencesWithinTheCapacity) {
   const auto is_room = [](const std::string& history) {
     const auto wrong = Seen("seqs=2 cap=3 batch=8 " + history,
                             Refuses("StartForward", StatusCode::kCacheFull),
@@ -274,7 +274,7 @@ TEST(FaultyTwins, ThereIsRoomForSequencesNoLongerThanTheCapacity) {
 }
 
 // The mask is checked first, then the output of attention.
-TEST(FaultyTwins, NumericSeesOtherAttention) {
+TEST(FaultyTwins, TheNumericLevelSeesWrongAttention) {
   const std::string history = "dims=2,2,2 maskpad=4 | put 0*3";
   const auto add = [](DenseTensor OwnedView::*tensor, std::size_t from_end,
                       float what) {
@@ -313,7 +313,7 @@ TEST(FaultyTwins, NumericSeesOtherAttention) {
 
 // An answer that no rule decides may be anything, but must be the same in each
 // run.
-TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
+TEST(FaultyTwins, AnswersThatChangeBetweenRunsAreFound) {
   const auto runs = std::make_shared<int>(0);
   // Every other time, the view has one more column, which no row sees.
   const View wider = [=](OwnedView& view) {
@@ -351,7 +351,7 @@ TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
 
 // Two tokens with two heads, stored head by head: each head of a row is dense,
 // and the other token's head lies between two heads.
-TEST(FaultyVisibility, HeadsWithTokensBetweenThemAreCompared) {
+TEST(FaultyVisibility, HeadsOfPackedTensorsAreCompared) {
   reference::Ledger ledger(CacheSpec{}, Rules{});
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
   const std::vector<std::int32_t> positions = {0, 1};

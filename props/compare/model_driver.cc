@@ -35,10 +35,10 @@ double QueryAt(std::int64_t row, std::int64_t head, std::int64_t element) {
 }  // namespace
 
 ModelDriver::ModelDriver(const Setup& setup, const Subject& subject,
-                         CallTrace* story, RunResult& result)
+                         CallTrace* trace, RunResult& result)
     : setup_(setup),
       subject_(subject),
-      story_(story),
+      trace_(trace),
       result_(result),
       ledger_(setup.spec, subject.rules) {}
 
@@ -76,37 +76,37 @@ void ModelDriver::TearDown() {
   Begin("");
 }
 
-void ModelDriver::Tell(const std::string& call, StatusCode code,
-                       std::string_view answer) {
+void ModelDriver::AddStep(const std::string& call, StatusCode code,
+                          std::string_view answer) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(code));
   AddStep(call, answer.empty() ? StatusName(code) : answer);
 }
 
 void ModelDriver::AddStep(const std::string& call, std::string_view answer) {
-  if (story_ == nullptr) return;
-  story_->calling.clear();
-  Step& step = story_->steps.emplace_back();
-  step.number = std::ssize(story_->steps);
+  if (trace_ == nullptr) return;
+  trace_->calling.clear();
+  Step& step = trace_->steps.emplace_back();
+  step.number = std::ssize(trace_->steps);
   step.call = call;
   step.answer = answer;
   step.begins_pass = call.starts_with("StartForward");
-  if (story_->told) story_->told(step);
+  if (trace_->told) trace_->told(step);
 }
 
 void ModelDriver::DrawCellsNow() {
-  if (story_ == nullptr || !story_->frame || story_->steps.empty()) return;
-  Step& step = story_->steps.back();
-  if (step.number < story_->from) return;
+  if (trace_ == nullptr || !trace_->frame || trace_->steps.empty()) return;
+  Step& step = trace_->steps.back();
+  if (step.number < trace_->from) return;
   const std::vector<Held> held = HeldTokens(ledger_.active());
-  DrawCells(*story_->frame, held, held, 0, step);
+  DrawCells(*trace_->frame, held, held, 0, step);
   step.cache = type_;
 }
 
 void ModelDriver::CheckResult(const std::string& call, const Status& expected,
                               const Status& actual) {
   Check(expected.code() == actual.code(), "subject: result", [&] {
-    return fmt::format("{} is {}, due is {}", call, actual.ToString(),
+    return fmt::format("{} is {}, expected {}", call, actual.ToString(),
                        expected.ToString());
   });
 }
@@ -149,10 +149,10 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   fresh_.reset();
   Begin(call);
   const Status actual = tested_->StartForward(batch, reserve);
-  Tell(call, actual.code());
+  AddStep(call, actual.code());
   if (actual.code() == StatusCode::kCacheFull) {
     CheckRoom(call, ledger_, batch_);
-    over_ = Bounded();  // It may have evicted first (S12), or not.
+    over_ = Bounded();  // It may have evicted before (S12).
     DrawCellsNow();
     return false;
   }
@@ -243,7 +243,7 @@ void ModelDriver::PutRows() {
                                        layer_, first, first + count - 1);
   Begin(call);
   const Status found = tested_->Put(key, value);
-  Tell(call, found.code());
+  AddStep(call, found.code());
   CheckResult(call, {}, found);
   ledger_.active().Put(layer_, key, value);
   put_.insert(place());
@@ -301,7 +301,7 @@ void ModelDriver::ExceptActive(const std::vector<int>& indices) {
       fmt::format("SetCausal([{}])", fmt::join(indices, " "));
   Begin(call);
   const Status found = tested_->SetCausal(indices);
-  Tell(call, found.code());
+  AddStep(call, found.code());
   CheckResult(call, ledger_.active().SetCausal(indices), found);
   At(fresh_, type_) = !copied_ && !reserving_;
   DrawCellsNow();
@@ -327,7 +327,7 @@ StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
                   end == kOpenEnd ? "open" : fmt::to_string(end));
   Begin(call);
   const Status actual = tested_->Remove(seq, begin, end);
-  Tell(call, actual.code());
+  AddStep(call, actual.code());
   // Where profiles are told apart, the ledger must not take a refusal as a sign
   // that the cache copied shared tokens.
   const bool strict =
@@ -344,7 +344,7 @@ void ModelDriver::CopyPrefix(int src, int dst, std::int32_t len) {
   const std::string call = fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
   Begin(call);
   const Status found = tested_->CopyPrefix(src, dst, len);
-  Tell(call, found.code());
+  AddStep(call, found.code());
   if (found.code() == StatusCode::kCacheFull) {  // This cache copies rows.
     reference::Ledger after = ledger_;
     (void)after.CopyPrefix(src, dst, len);
@@ -365,7 +365,7 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   const std::string call = fmt::format("CanResume({}, {})", seq, pos);
   Begin(call);
   const Result<bool> actual = tested_->CanResume(seq, pos);
-  Tell(call, actual.status().code(), YesOrNo(actual));
+  AddStep(call, actual.status().code(), YesOrNo(actual));
   CheckResult(call, {}, actual.status());
   HashInt(*actual ? 1 : 0);
   // A cache may always refuse to resume.
@@ -385,7 +385,7 @@ void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,
                   end == kOpenEnd ? "open" : fmt::to_string(end), delta);
   Begin(call);
   const Status found = shifting->Shift(seq, begin, end, delta);
-  Tell(call, found.code());
+  AddStep(call, found.code());
   CheckResult(call, ledger_.Shift(seq, begin, end, delta), found);
   fresh_.reset();
   DrawCellsNow();
@@ -402,7 +402,7 @@ void ModelDriver::Misuse(int which) {
       fmt::format("misuse {}: {}", which, MisuseName(which));
   Begin(call);
   const auto wrong = TryMisuse(*tested_, which, context);
-  Tell(call, {});
+  AddStep(call, {});
   Check(!wrong, "subject: misuse", [&] { return *wrong; });
 }
 
@@ -411,14 +411,14 @@ void ModelDriver::CheckView() {
   const std::string call = fmt::format("Get(layer {})", layer);
   Begin(call);
   const Result<KvView> view = tested_->Get();
-  Tell(call, view.status().code());
+  AddStep(call, view.status().code());
   CheckResult(call, {}, view.status());
   const bool masked = view->mask.data != nullptr;
   HashInt(masked ? view->mask.shape[0] : -1);
   DrawCellsNow();
   CheckShapes(layer, *view);
-  if (story_ != nullptr && story_->steps.back().drawn && masked) {
-    DrawView(*story_->frame,
+  if (trace_ != nullptr && trace_->steps.back().drawn && masked) {
+    DrawView(*trace_->frame,
              {.ledger = ledger_.active(),
               .layer = layer,
               .actual = *view,
@@ -427,9 +427,10 @@ void ModelDriver::CheckView() {
               .fresh = fresh() && subject_.level != Level::kNumeric,
               .positions = batch_.positions,
               .sequences = batch_.sequences},
-             story_->steps.back());
+             trace_->steps.back());
   }
   if (!fresh() && !IsEncoder()) return;
+  ++result_.views;
   if (subject_.level == Level::kNumeric && !IsEncoder()) {
     return CheckAttention(layer, *view);
   }
@@ -467,7 +468,7 @@ void ModelDriver::CheckShapes(int layer, const KvView& view) {
   const auto check = [&](std::string_view what, const Shape& actual,
                          const Shape& expected) {
     Check(actual == expected, "subject: view shape", [&] {
-      return fmt::format("layer {}: the shape of {} is {}, due is {}", layer,
+      return fmt::format("layer {}: the shape of {} is {}, expected {}", layer,
                          what, ShapeText(actual), ShapeText(expected));
     });
   };
@@ -494,7 +495,7 @@ void ModelDriver::CheckShapes(int layer, const KvView& view) {
   const bool pads = subject_.rules.mask_rows == Rules::MaskRows::kPadded;
   Check(pads ? actual % padding == 0 : actual == batch || actual != padded,
         "subject: view shape", [&] {
-          return fmt::format("layer {}: the mask has {} rows, due are {}",
+          return fmt::format("layer {}: the mask has {} rows, expected {}",
                              layer, actual, pads ? padded : batch);
         });
 }

@@ -24,8 +24,8 @@ namespace kvtwin::props {
 
 class ModelDriver final : public Driver {
  public:
-  // Requires: all outlive this. `story` may be null.
-  ModelDriver(const Setup& setup, const Subject& subject, CallTrace* story,
+  // Requires: all outlive this. `trace` may be null.
+  ModelDriver(const Setup& setup, const Subject& subject, CallTrace* trace,
               RunResult& result);
 
   bool SetUp() override;
@@ -56,16 +56,16 @@ class ModelDriver final : public Driver {
   bool over() const override { return over_; }
 
  private:
-  // Notes a call before it is made: it may fail without an answer.
+  // Records a call before it is made, because it may fail without an answer.
   template <class Call>
   void Begin(const Call& call) {
-    if (story_ != nullptr) story_->calling = Made(call);
+    if (trace_ != nullptr) trace_->calling = Made(call);
   }
-  // Adds a step for a call and its answer to the story, before anything is
+  // Adds a step for a call and its answer to the trace, before anything is
   // compared. If `answer` is not empty, the step shows it instead of the code's
   // name.
-  void Tell(const std::string& call, StatusCode code,
-            std::string_view answer = {});
+  void AddStep(const std::string& call, StatusCode code,
+               std::string_view answer = {});
   void AddStep(const std::string& call, std::string_view answer);
   void CheckResult(const std::string& call, const Status& expected,
                    const Status& actual);
@@ -95,7 +95,7 @@ class ModelDriver final : public Driver {
 
   const Setup& setup_;
   const Subject& subject_;
-  CallTrace* story_;
+  CallTrace* trace_;
   RunResult& result_;
   const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
 

@@ -92,6 +92,7 @@ struct RunResult {
   // Calls that were answered by the ledger (except for misuse) and both caches,
   // and whose answers, cells, views and masks were compared.
   std::int64_t operations = 0;
+  std::int64_t views = 0;    // Views that were compared.
   std::uint64_t digest = 0;  // The hash of all calls and answers.
   std::optional<Failure> failure = {};
 };

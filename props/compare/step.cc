@@ -58,8 +58,8 @@ bool FitsTogether(const KvView& view, VLayout v_layout) {
           ColumnsOf(view.value, v_layout) == columns);
 }
 
-// Returns the token that a column has the rows of. `due` are the tokens that
-// are expected there; `torn` is the token of which it has only the K or the V.
+// Returns the token whose rows are in a column. `expected` are the tokens that
+// should be there; `torn` is the token of which it has only the K or the V.
 FoundToken FoundAt(const RowOwners& owners, std::int64_t column, int cell,
                    const std::vector<const LedgerToken*>& expected,
                    const LedgerToken* torn, bool has_cells) {

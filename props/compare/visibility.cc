@@ -98,7 +98,7 @@ std::string OwnerText(const RowOwner& owner) {
                      owner.key ? "K" : "V", token, owner.key ? "V" : "K");
 }
 
-// Says what is wrong with `row`, if anything is.
+// Returns what is wrong with `row`, if anything.
 std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
                                const KvView& view, VLayout v_layout, int row) {
   const RowOwners owners(ledger, layer, view, v_layout);
@@ -268,7 +268,7 @@ class RowOwners::Matcher {
     taken_.assign(expected_.size(), false);
   }
 
-  // Takes a token of `index` that no column has yet; null: there is none.
+  // Assigns a token of `index` that no column has yet; null if there is none.
   template <class Fits>
   const LedgerToken* Take(const Index& index, std::uint64_t hash,
                           const Fits& fits) {

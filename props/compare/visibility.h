@@ -28,7 +28,7 @@ namespace kvtwin::props {
 std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
                                     const KvView& view, VLayout v_layout);
 
-// Says why CanResume must not be true of the sequence (S28).
+// Returns why CanResume must not be true for the sequence (S28).
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
                           std::int32_t pos);
 
@@ -60,9 +60,9 @@ class RowOwners {
   // rows that were put.
   RowOwners(const reference::CacheLedger& ledger, int layer, const KvView& view,
             VLayout v_layout);
-  // Returns the owner of a column: a token of `due` that was never put here,
-  // which may have any rows; if there is none, the token with equal rows, first
-  // from `due`.
+  // Returns the owner of a column: a token of `expected` that was never put
+  // here, which may have any rows; if there is none, the token with equal rows,
+  // first from `expected`.
   RowOwner Of(std::int64_t column,
               const std::vector<const reference::LedgerToken*>& expected) const;
   // Matches the columns that the row sees with the tokens that it must see, one
@@ -73,7 +73,8 @@ class RowOwners {
   // token in all rows: `torn` has the token by column, from rows before.
   using Torn = std::map<std::int64_t, const reference::LedgerToken*>;
   RowSights SightsOf(int row, Torn& torn) const;
-  // Returns whether the K row and the V row of the column are the token's.
+  // Returns `token` as the owner of a column, and whether the column's K row
+  // and V row are the token's.
   RowOwner As(const reference::LedgerToken& token, std::int64_t column) const;
 
  private:
@@ -83,7 +84,7 @@ class RowOwners {
     std::uint64_t value;
     std::uint64_t rows;
   };
-  class Matcher;  // Of one row.
+  class Matcher;  // Matches the columns of one row.
   bool HasValue() const { return view_.value.data != nullptr; }
 
   const reference::CacheLedger& ledger_;

@@ -8,14 +8,17 @@ namespace {
 
 // Whether the history runs in almost no time.
 bool IsSmall(const History& history) {
-  const auto& [spec, config, init, rows, layers, legal, strided, first_id] =
-      history.setup;
+  const Setup& setup = history.setup;
+  const CacheConfig& config = setup.config;
+  const InitArgs& init = setup.init;
+  const RowDims& rows = setup.rows;
   const auto most = [](int number, int limit) { return number <= limit; };
   return most(init.max_sequences, 8) && most(init.capacity, 32) &&
          most(init.max_batch, 64) && most(config.cache_padding, 64) &&
          most(config.mask_batch_padding, 64) && most(rows.k_head_dim, 64) &&
          most(rows.kv_heads, 4) && most(rows.v_head_dim, 64) &&
-         most(layers, 4) && spec.caches.size() <= 4 && history.ops.size() <= 40;
+         most(setup.layers, 4) && setup.spec.caches.size() <= 4 &&
+         history.ops.size() <= 40;
 }
 
 }  // namespace

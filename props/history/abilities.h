@@ -3,12 +3,36 @@
 #ifndef KVTWIN_PROPS_HISTORY_ABILITIES_H_
 #define KVTWIN_PROPS_HISTORY_ABILITIES_H_
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "kvtwin/kvtwin.h"
 #include "props/history/history.h"
 
 namespace kvtwin::props {
+
+// Returns whether the bit of an enumerator is set.
+template <class Enum>
+bool HasBit(std::uint32_t bits, Enum value) {
+  return (bits >> static_cast<unsigned>(value) & 1U) != 0;
+}
+
+// Returns `value` if its bit is set or no bit is, else one of the set bits,
+// chosen by `value` modulo their number.
+template <class Enum>
+Enum Nearest(std::uint32_t bits, Enum value, unsigned count) {
+  bits &= (1U << count) - 1;
+  if (bits == 0 || HasBit(bits, value)) return value;
+  int skip = static_cast<int>(value) % std::popcount(bits);
+  for (; skip > 0; --skip) bits &= bits - 1;
+  return static_cast<Enum>(std::countr_zero(bits));
+}
+
+// Limits a number; a limit of 0 is no limit.
+inline void LimitTo(int limit, int& value) {
+  if (limit > 0) value = std::min(value, limit);
+}
 
 // The bits are those of include/kvtwin/kvtwin.h. The default is every ability
 // of our twins.
@@ -45,9 +69,7 @@ struct Abilities {
   // capacity.
   bool OnlyGoesOn() const { return !Can(KVTWIN_CAN_ANY_ORDER); }
 
-  bool HasKind(Kind kind) const {
-    return (kinds >> static_cast<unsigned>(kind) & 1U) != 0;
-  }
+  bool HasKind(Kind kind) const { return HasBit(kinds, kind); }
 
   // Changes `setup` to the nearest one that the backend supports.
   void Fit(Setup& setup) const;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/index.h"
-#include "core/names.h"
+#include "props/history/knobs.h"
 #include "props/history/misuse.h"
 #include "props/history/rarities.h"
 #include "reference/dialects.h"
@@ -14,14 +14,10 @@
 namespace kvtwin::props {
 namespace {
 
-DType DrawRowDType(const Pick& pick) {
-  return kRowDTypes.at(AsSize(pick(0, Size(kRowDTypes) - 1)));
-}
-
 CacheSpec DrawPart(const Pick& pick, Kind kind) {
   CacheSpec spec;
   spec.kind = kind;
-  if (IsWindowed(kind)) {
+  if (kind == Kind::kSwa || kind == Kind::kSwaMem) {
     if (!Chance(pick, 5)) spec.window = OneOf(pick, {0, 1, 1, 2, 3, 5});
   }
   if (kind == Kind::kSwaMem && !Chance(pick, 5)) {
@@ -57,15 +53,7 @@ void DrawSizes(const Pick& pick, Setup& setup) {
                               : pick(65, 100);
   init.max_batch = Chance(pick, 80) ? pick(1, 6) : pick(1, 20);
   if (size >= 95) init.max_batch = pick(1, 100);
-  setup.config.cache_padding = OneOf(pick, {1, 1, 1, 2, 3, 4, 8});
-  setup.config.mask_batch_padding = OneOf(pick, {1, 1, 1, 2, 4});
-  // Most rows are tiny; a few are wider than a vector.
-  if (Chance(pick, 97)) {
-    setup.rows = {pick(1, 4), pick(1, 2), pick(1, 3)};
-  } else {
-    setup.rows = {pick(1, 40), pick(1, 3), pick(1, 40)};
-  }
-  setup.layers = OneOf(pick, {1, 1, 1, 1, 2, 2, 3});
+  DrawKnobs(pick, KnobGroup::kSizes, setup);
 }
 
 // Returns the number of cells of the largest cache; 0 if Init refuses the
@@ -451,21 +439,11 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
                           Kind::kWrapper, Kind::kWrapper, Kind::kEncoder});
   DrawSizes(pick, setup);
   setup.spec = DrawPart(pick, drawn);
-  setup.legal = Chance(pick, 35);
-  setup.strided = Chance(pick, 15);
-  // Ids go up to the largest possible one.
-  if (Chance(pick, 10)) setup.first_id = OneOf(pick, {1000, 0x7FFFFFFF - 40});
+  DrawKnobs(pick, KnobGroup::kClient, setup);
   setup.spec.shift = DrawShift(pick);
   setup.spec.placement =
       OneOf(pick, {Placement::kContiguous, Placement::kScatter});
-  setup.config.v_layout =
-      OneOf(pick, {VLayout::kPlain, VLayout::kPlain, VLayout::kPermuted,
-                   VLayout::kPermuted, VLayout::kTiled});
-  setup.config.mask_dtype =
-      OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16,
-                   DType::kBits, DType::kBits});
-  setup.init.dtype = Chance(pick, 40) ? DType::kF32 : DrawRowDType(pick);
-  if (Chance(pick, 20)) setup.config.v_dtype = DrawRowDType(pick);
+  DrawKnobs(pick, KnobGroup::kStorage, setup);
   bool encoder = drawn == Kind::kEncoder;
   if (drawn == Kind::kWrapper) {
     const int parts = Chance(pick, 10) ? pick(4, 6) : pick(1, 3);

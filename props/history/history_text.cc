@@ -5,6 +5,7 @@
 #include "core/index.h"
 #include "core/names.h"
 #include "props/history/history.h"
+#include "props/history/knobs.h"
 
 namespace kvtwin::props {
 namespace {
@@ -96,21 +97,10 @@ std::string ToText(const Setup& setup) {
     add("cap", setup.init.capacity, sized.init.capacity);
   }
   add("batch", setup.init.max_batch, sized.init.max_batch);
-  add("pad", setup.config.cache_padding, 1);
-  add("maskpad", setup.config.mask_batch_padding, 1);
-  add("permuted", setup.config.v_layout == VLayout::kPermuted ? 1 : 0, 0);
-  add("tiled", setup.config.v_layout == VLayout::kTiled ? 1 : 0, 0);
-  add("mask", DTypeName(setup.config.mask_dtype), "f32");
-  add("dtype", DTypeName(setup.init.dtype), "f32");
-  if (setup.config.v_dtype) add("vdtype", DTypeName(*setup.config.v_dtype), "");
-  if (setup.rows != defaults.rows) {
-    text += fmt::format(" dims={},{},{}", setup.rows.k_head_dim,
-                        setup.rows.kv_heads, setup.rows.v_head_dim);
+  for (const Knob& knob : Knobs()) {
+    const std::string value = knob.text(setup);
+    if (!value.empty()) text += fmt::format(" {}={}", knob.key, value);
   }
-  add("layers", setup.layers, defaults.layers);
-  add("legal", setup.legal ? 1 : 0, 0);
-  add("strided", setup.strided ? 1 : 0, 0);
-  add("firstid", setup.first_id, 0);
   return text;
 }
 

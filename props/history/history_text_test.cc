@@ -27,7 +27,7 @@ std::string WhyNot(const std::string& line) {
   return history.ok() ? "" : history.status().message();
 }
 
-TEST(Line, CellsAreAsManyAsItSays) {
+TEST(Line, SetsTheNumberOfCells) {
   for (const std::string setup :
        {"", "kind=swa window=0", "kind=swa window=2", "kind=swa window=9",
         "kind=swa", "kind=swa_mem window=1 memory=3", "kind=chunked chunk=3",
@@ -73,25 +73,25 @@ TEST(Line, SaysWhereItIsWrong) {
        "character 1: 'kvt2' is another version, this program reads kvt1"},
       {"kvt1 cap=x", "character 10: 'x' does not start with a number"},
       {"kvt1 cap=3 cap=3", "character 12: 'cap' comes twice"},
-      {"kvt1 | put 0*1 | fly", "character 18: 'fly' is no operation"},
+      {"kvt1 | put 0*1 | fly", "character 18: 'fly' is not an operation"},
       {"kvt1 | put 0*1 | drop 0:1-2z", "character 28: 'z' is left over"},
       {"kvt1 | put 0*1 except=0,-1", "character 25: -1 must not be negative"},
-      {"kvt1 | move 0:1-2", "character 18: '' should go on with '@'"},
+      {"kvt1 | move 0:1-2", "character 18: '' should continue with '@'"},
       {"kvt1 | move 0:1-@x",
        "character 18: 'x' does not start with a number of at most 2147483647"},
-      {"kvt1 | get now", "character 8: 'get' is no operation"},
+      {"kvt1 | get now", "character 8: 'get' is not an operation"},
       {"kvt1 | drop 0:1- 2", "character 18: '2' is left over"},
-      {"kvt1 mask=bit", "character 11: 'bit' is no dtype"},
-      {"kvt1 dtype=f64", "character 12: 'f64' is no dtype"},
-      {"kvt1 dtype=bits", "character 12: 'bits' is no dtype of rows"},
-      {"kvt1 \x01", "character 6: '\\x01' is no setting"},
+      {"kvt1 mask=bit", "character 11: 'bit' is not a dtype"},
+      {"kvt1 dtype=f64", "character 12: 'f64' is not a dtype"},
+      {"kvt1 dtype=bits", "character 12: 'bits' is not a dtype of rows"},
+      {"kvt1 \x01", "character 6: '\\x01' is not a setting"},
   };
   for (const auto& [line, why] : lines) {
     EXPECT_EQ(WhyNot(line).substr(0, why.size()), why) << line;
   }
 }
 
-TEST(Line, IsReadBackAsItWasWritten) {
+TEST(Line, IsReadBackAsWritten) {
   for (std::uint64_t number = 0; number < 2000; ++number) {
     const std::string text = ToText(MakeHistory(5, number, {}, 20));
     const Result<History> read = ParseHistory(text);
@@ -100,7 +100,7 @@ TEST(Line, IsReadBackAsItWasWritten) {
   }
 }
 
-TEST(Line, HasMovesAsTheyWereWritten) {
+TEST(Line, KeepsMovesAsWritten) {
   for (const std::string move :
        {"move 0:2-4@-1", "move 1:0-@+3", "move 0:~2-^1@+1"}) {
     const Result<History> history = ParseHistory("kvt1 | " + move);
@@ -109,7 +109,7 @@ TEST(Line, HasMovesAsTheyWereWritten) {
   }
 }
 
-TEST(Line, SurvivesAnyChange) {
+TEST(Line, ParsesOrRefusesAnyChangedText) {
   const std::string bytes = "kvt1 |:*@~^->=,+0129azput\xff\x01";
   std::uint64_t state = 1;
   const auto draw = [&state](std::size_t below) {
@@ -131,7 +131,7 @@ TEST(Line, SurvivesAnyChange) {
   EXPECT_GT(refused, 2000);
 }
 
-TEST(Line, TokensOfASegment) {
+TEST(Line, LimitsTheTokensOfASegment) {
   for (const int n : {499, 500, 501, 999, 1000, 1001}) {
     const std::string line = fmt::format(
         "kvt1 cells=1100 batch=1050 | start 0*{} | start 1*free-3", n);
@@ -153,7 +153,7 @@ TEST(Line, TokensOfASegment) {
 }
 
 // The largest size that a line may ask for is accepted, one more is refused.
-TEST(Line, SizesThatItMayAskFor) {
+TEST(Line, LimitsTheSizesOfACache) {
   const auto refusal = [](const std::string& line) {
     const bool paged = line.starts_with("kvp1");
     return paged ? ParsePagedHistory(line).status().message()
@@ -182,7 +182,7 @@ TEST(Line, SizesThatItMayAskFor) {
            {"kvt1 layers=", 64, " | put 0*1", "there can be 1 to 64"},
            {"kvp1 block=", 1 << 14, " | open 0 0 0", "must be from 1 to 16384"},
            {"kvp1 block=16384 kdim=1 vdim=1 layers=1 heads=1 blocks=", 64,
-            " | open 0 0 0", "a pool that is too large"}}) {
+            " | open 0 0 0", "a pool of this size is too large for a test"}}) {
     EXPECT_EQ(refusal(begin + std::to_string(most) + end), "");
     EXPECT_NE(refusal(begin + std::to_string(most + 1) + end).find(why),
               std::string::npos)
@@ -195,7 +195,7 @@ TEST(Line, SizesThatItMayAskFor) {
             std::string::npos);
   EXPECT_EQ(refusal("kvp1" + times(100'000, " | open 0 0 0")), "");
   EXPECT_NE(refusal("kvp1" + times(100'001, " | open 0 0 0"))
-                .find("more than 100000 times"),
+                .find("more than 100000 operations"),
             std::string::npos);
 }
 

@@ -420,7 +420,7 @@ std::optional<std::string> TryMisuse(Cache& cache, int which,
   const std::uint64_t before = Fingerprint(cache);
   const Answer answer = entry.run(cache, context);
   if (answer.status.code() != answer.expected) {
-    return fmt::format("{} is '{}', due is {}", entry.name,
+    return fmt::format("{} is '{}', expected {}", entry.name,
                        answer.status.ToString(), StatusName(answer.expected));
   }
   if (answer.status.message().empty()) {
@@ -456,7 +456,7 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
     const bool optional = name.starts_with("Snapshot") || name == "Restore" ||
                           name == "AddSequence";
     if (optional && status.code() == StatusCode::kNotSupported) continue;
-    return fmt::format("{} is '{}', due is {}", name, status.ToString(),
+    return fmt::format("{} is '{}', expected {}", name, status.ToString(),
                        StatusName(kUntimely));
   }
   return std::nullopt;

@@ -67,9 +67,9 @@ void StoreNaN(std::byte* to, DType dtype) {
 }  // namespace
 
 TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
-                           const RowSource& source, bool strided) {
+                           const RowSource& source, bool gaps) {
   TensorView view = DenseView(nullptr, dtype, shape);
-  if (strided) {
+  if (gaps) {
     const auto size = static_cast<std::int64_t>(SizeOf(dtype));
     // Runs of blocks are contiguous: only between runs are there gaps.
     const std::int64_t run = RunBytes(dtype, shape[0]);
@@ -79,7 +79,7 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
     view.stride[3] = view.stride[2] * shape[2];
   }
   bytes_.resize(AsSize(view.stride[3]));
-  if (strided) std::fill(bytes_.begin(), bytes_.end(), kNaNByte);
+  if (gaps) std::fill(bytes_.begin(), bytes_.end(), kNaNByte);
   view.data = bytes_.data();
   for (std::int64_t k = 0; k < shape[2]; ++k) {
     for (std::int64_t j = 0; j < shape[1]; ++j) {

@@ -25,10 +25,10 @@ struct RowSource {
 // A buffer for the rows of a batch, reused by each Fill.
 class RowBuffer {
  public:
-  // Returns rows of [head_dim, kv_heads, tokens]. With `strided`, there are
+  // Returns rows of [head_dim, kv_heads, tokens]. With `gaps`, there are
   // gaps full of NaN between elements and between heads.
   TensorView Fill(const Shape& shape, DType dtype, const RowSource& source,
-                  bool strided);
+                  bool gaps);
 
  private:
   std::vector<std::byte> bytes_;

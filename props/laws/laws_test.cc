@@ -613,7 +613,7 @@ TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
 }
 
 // The second prompt and the first have no tokens in common.
-TEST(Laws, ALegalClientStartsOverWithANewPrompt) {
+TEST(Laws, ALegalClientClearsASequenceBeforeReuse) {
   const std::string wrong = ViolationOf<ClearsNothing>(
       "legal_client",
       "kvt1 shift=identity seqs=1 cap=2 batch=2 | put 0*2 "
@@ -622,7 +622,7 @@ TEST(Laws, ALegalClientStartsOverWithANewPrompt) {
 }
 
 // Each law can fail.
-TEST(Laws, FaultyCachesBreakTheLawsOfSequences) {
+TEST(Laws, SequenceLawsFailForFaultyCaches) {
   Breaks<CopyCutsTheSource>({"frame"});
   Breaks<CopyStopsShort>({"replay", "copy_shows"});
   Breaks<SequenceZeroIsSpecial>({"renaming"});
@@ -635,7 +635,7 @@ TEST(Laws, FaultyCachesBreakTheLawsOfSequences) {
   Breaks<ResumesAnywhere>({"resume_is_honest"});
 }
 
-TEST(Laws, FaultyCachesBreakTheLawsOfPasses) {
+TEST(Laws, PassLawsFailForFaultyCaches) {
   Breaks<FirstSeesAhead>({"batch_splitting", "visibility"});
   Breaks<ReserveStores>({"reserve"});
   Breaks<FullTooEarly>({"fullness", "legal_client", "capacity_returns"});
@@ -648,7 +648,7 @@ TEST(Laws, FaultyCachesBreakTheLawsOfPasses) {
   Breaks<OtherSpec<SeeOneMore>>({"window_hides"});
 }
 
-TEST(Laws, FaultyCachesBreakTheLawsOfStorage) {
+TEST(Laws, StorageLawsFailForFaultyCaches) {
   Breaks<OtherSpec<ShiftIfScattered>>({"placement_is_invisible"});
   Breaks<HidesTheFirstCell>({"defrag_is_invisible", "cell_order"});
   Breaks<IgnoresStrides>({"layouts"});

@@ -121,7 +121,7 @@ void Session::PutAny() {
           buffer.Fill({dim, setup_.rows.kv_heads, count, 1}, DType::kF32,
                       {role, layer, kBeyondHistories + pass_->positions[0],
                        false, false},
-                      /*strided=*/false),
+                      /*gaps=*/false),
           DType::kF32);
     };
     Call put;

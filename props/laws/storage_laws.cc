@@ -595,7 +595,7 @@ std::vector<Law> StorageLaws() {
        "none.",
        "S41, S42, S43, S44, S45", WrapperParts, kNeedsCells},
       {"snapshot_is_all",
-       "A cache that is restored from a snapshot goes on as if nothing had "
+       "A cache that is restored from a snapshot continues as if nothing had "
        "happened.",
        "S55", SnapshotIsAll, kNeedsSnapshot},
   };

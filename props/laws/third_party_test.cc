@@ -119,7 +119,7 @@ Subject PlainSubject(int window = 0, std::uint32_t more = 0) {
   return subject;
 }
 
-TEST(LawsOfThirdPartyCaches, AskForNothingThatTheyLack) {
+TEST(LawsOfThirdPartyCaches, CallOnlyDeclaredOperations) {
   const Subject plain = PlainSubject();
   std::map<std::string_view, std::int64_t> judged;
   for (const Law& law : Laws()) {
@@ -140,7 +140,7 @@ TEST(LawsOfThirdPartyCaches, AskForNothingThatTheyLack) {
             "the backend has no copy_prefix");
 }
 
-TEST(LawsOfThirdPartyCaches, AskForNothingBeforeASequenceIsCleared) {
+TEST(LawsOfThirdPartyCaches, ClearASequenceBeforeUsingIt) {
   const Subject sharing = PlainSubject(
       /*window=*/0,
       KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_SHARE | KVTWIN_CAN_REMOVE_MIDDLE);
@@ -152,7 +152,7 @@ TEST(LawsOfThirdPartyCaches, AskForNothingBeforeASequenceIsCleared) {
   }
 }
 
-TEST(LawsOfThirdPartyCaches, AreBrokenByAWindowThatIsTooWide) {
+TEST(LawsOfThirdPartyCaches, FailForAWindowThatIsTooWide) {
   const Subject wide = PlainSubject(/*window=*/1);
   for (const char* name : {"visibility", "window_hides"}) {
     const Law& law = *FindLaw(name);
@@ -164,7 +164,7 @@ TEST(LawsOfThirdPartyCaches, AreBrokenByAWindowThatIsTooWide) {
 }
 
 // A judge somewhere else is asked instead, in haste once it is known to hang.
-TEST(LawsOfThirdPartyCaches, AreJudgedElsewhere) {
+TEST(LawsOfThirdPartyCaches, CanBeJudgedByAnotherProcess) {
   std::vector<bool> hastes;
   const LawJudge hangs = [&](const Law&, const History& history, bool hasty) {
     hastes.push_back(hasty);

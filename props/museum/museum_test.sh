@@ -22,7 +22,7 @@ not_as_before() { sed "$1" X02.patch >"$folder/X02.patch"; }
 if [ "$part" = apply ]; then
   expect 0 "^$(find . -name '*.patch' | wc -l) patches, 0 do not apply" \
     --apply-only
-  expect 2 "no exhibit 'X00'" --only X00
+  expect 2 "unknown bug 'X00'" --only X00
   expect 2 'is not a folder where kvtwin was built' --build "$folder"
   not_as_before 's/Backwards/Forwards/'
   expect 1 'X02: does not apply' --apply-only --patches "$folder"

@@ -154,7 +154,7 @@ TEST(FaultyRecordings, RowsOfHiddenTokensAreCompared) {
                       {9, "21,22", "21,7", "mask row 0"}});
 }
 
-TEST(FaultyRecordings, PaddingRowsSeeNothing) {
+TEST(FaultyRecordings, PaddingRowsMustSeeNothing) {
   const std::string padded = R"({"shape":[2,3],"rows":["10","11","00"]})";
   Recording lines = kRight;
   lines[0] = Replaced(lines[0], R"("mask_batch_padding":1)",
@@ -208,7 +208,7 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
 }
 
 // Column 2 repeats the row of the second token.
-TEST(FaultyRecordings, ATokenIsSeenOnce) {
+TEST(FaultyRecordings, ATokenMayBeSeenOnlyOnce) {
   const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,3],)"
                           R"("data":[100,1000,200,1001,200,1001]},)"
                           R"("value":{"shape":[1,1,3],"data":[100,200,200]},)"
@@ -291,7 +291,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
 }
 
 // At visibility, rows are judged until a call changes what the mask shows.
-TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
+TEST(FaultyRecordings, RowsAreComparedUntilACallChangesThem) {
   const std::string header = OtherHeader(kHeader);
   const Case wrong = {0, R"(["10","11"])", R"(["11","11"])", "mask row 0"};
   const auto judged = [&](const Recording& between, bool yes) {
@@ -317,7 +317,7 @@ TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
   judged({nothing, Replaced(kStart, "[0,0]", "[7,7]"), kPut}, true);
 }
 
-TEST(FaultyRecordings, OtherCachesHaveMasks) {
+TEST(FaultyRecordings, OtherCachesMustHaveMasks) {
   ExpectFound({OtherHeader(kHeader), kStart, kPut, kGet},
               {{4, R"({"shape":[2,2],"rows":["10","11"]})", "null",
                 "mask is null, expected a mask"}});
@@ -341,7 +341,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
 
 // A refused batch has already evicted tokens; the defrag before it leaves cell
 // 2 free.
-TEST(FaultyRecordings, ARefusedBatchEvictsTokensToo) {
+TEST(FaultyRecordings, ARefusedBatchStillEvicts) {
   const std::string header =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
   const auto pass = [](int sequence, int position, int cell) {
@@ -366,7 +366,7 @@ TEST(FaultyRecordings, ARefusedBatchEvictsTokensToo) {
 }
 
 // A batch that fits is not refused, and removed tokens are gone.
-TEST(FaultyRecordings, ResultsMustBePossible) {
+TEST(FaultyRecordings, ImpossibleResultsAreRejected) {
   const std::string shared =
       R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"shared_cells"})";
   const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":2})";

@@ -212,7 +212,7 @@ Judgement OnFile(const std::string& path,
   try {
     return judge(in);
   } catch (const std::bad_alloc&) {
-    return bad("there is not enough memory for it");
+    return bad("there is not enough memory");
   }
 }
 

@@ -24,14 +24,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-TEST(Oracle, AcceptsTheRecordingsToAccept) {
+TEST(Oracle, AcceptsEveryRecordingInAccept) {
   for (const auto& file : Recordings("accept")) {
     SCOPED_TRACE(file);
     ExpectAccept(ReadFile(file), Level::kIdentity);
   }
 }
 
-TEST(Oracle, RejectsTheRecordingsToRejectAtTheirFirstWrongLine) {
+TEST(Oracle, RejectsEveryRecordingInRejectAtItsFirstWrongLine) {
   for (const auto& file : Recordings("reject")) {
     std::ifstream table(file.parent_path() / "FIRST_WRONG_LINE.tsv");
     std::map<std::string, std::int64_t> lines;
@@ -222,7 +222,7 @@ RC_GTEST_PROP(Oracle, RejectsAnyOneChangedAnswerAtItsLine, ()) {
   RC_ASSERT(judgement.line() == static_cast<std::int64_t>(at) + 1);
 }
 
-TEST(Oracle, AcceptsOrRefusesARecordingCutAnywhere) {
+TEST(Oracle, AcceptsOrRefusesATruncatedRecording) {
   const std::vector<std::string> lines = {kHeader, kStart, kPut, kGet, kRemove};
   const std::string text = Lines(lines);
   for (std::size_t length = 0; length <= text.size(); ++length) {
@@ -398,7 +398,7 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
   ExpectReject(swa, 5, Level::kNone);
 }
 
-TEST(Oracle, RecognizesRowsNextToRowsThatWereNeverPut) {
+TEST(Oracle, ChecksKnownRowsBesideUnknownRows) {
   // Position 1 was not put in this layer, and 0 and 2 were.
   const std::string never = Pass(0, 1, 0, {0})[0];
   const auto shown = [&](const std::vector<int>& rows) {

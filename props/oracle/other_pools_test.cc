@@ -65,7 +65,7 @@ TEST(OtherPools, FollowsTheRulesOfOtherPools) {
                                  Blocks(5, {0, 2}, 1)});
 }
 
-TEST(OtherPools, KnowsWhichPrefixesMayBeFound) {
+TEST(OtherPools, ChecksWhichPrefixesMayBeFound) {
   const std::string never = "tokens of the prompt were never committed";
   ExpectOther(kThree + Recording{Open(1, {7, 8, 9}, 2), Views(1, {1, 2})});
   ExpectWrong(kThree + Recording{Open(1, {7, 8, 9}, 1)},
@@ -112,7 +112,7 @@ TEST(OtherPools, KnowsWhichPrefixesMayBeFound) {
       "(appended on line 3)");
 }
 
-TEST(OtherPools, RejectsBlocksThatMustNotBeShared) {
+TEST(OtherPools, ChecksWhichBlocksMayBeShared) {
   ExpectWrong(kThree + Recording{Open(4)}, "result is 4, but that sequence");
   ExpectWrong(kThree + Recording{Fork(4, 1, 4)},
               "result is 4, but that sequence");
@@ -197,7 +197,7 @@ TEST(OtherPools, RemembersTheBlocksOfOtherSequences) {
   ExpectOther(three + Recording{Free(4), Free(5), Usage(2, 1, 1, 0)});
 }
 
-TEST(OtherPools, StopsAtManySequencesAndCommits) {
+TEST(OtherPools, LimitsSequencesAndCommits) {
   Recording opens;
   for (int i = 0; i < kTracePoolSequencesMax; ++i) opens.push_back(Open(i));
   ExpectOther(opens + Recording{Free(7), Open(7)});
@@ -220,7 +220,7 @@ TEST(OtherPools, StopsAtManySequencesAndCommits) {
 }
 
 // A recording like this once took a minute.
-TEST(OtherPools, TakesTimeInProportionToTheRecording) {
+TEST(OtherPools, TakesLinearTime) {
   Recording lines;
   for (int i = 0; i < kTracePoolSequencesMax; ++i) {
     lines.push_back(Open(i));
@@ -233,7 +233,7 @@ TEST(OtherPools, TakesTimeInProportionToTheRecording) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
-TEST(OtherPools, NamesWhatIsWrongWithARow) {
+TEST(OtherPools, ExplainsAWrongRow) {
   // Only V is wrong.
   const std::string views = Views(4, {1, 2, 3});
   const std::string values =
@@ -255,7 +255,7 @@ TEST(OtherPools, NamesWhatIsWrongWithARow) {
       << judgement.reason();
 }
 
-TEST(OtherPools, RecognizesRowsThatWereNotRounded) {
+TEST(OtherPools, RecognizesRoundedRows) {
   std::vector<float> put(32);
   for (std::size_t i = 0; i < put.size(); ++i) {
     put[i] = static_cast<float>(i) - 15.7F;
@@ -292,7 +292,7 @@ TEST(OtherPools, RecognizesRowsThatWereNotRounded) {
   EXPECT_EQ(reason.find("as it was put"), std::string::npos) << reason;
 }
 
-TEST(OtherPools, RejectsAppendsThatNoPoolCanMake) {
+TEST(OtherPools, ChecksTheResultsOfAppends) {
   ExpectWrong(
       kThree + Recording{Append(4, {4}, "cache_full"), Views(4, {1, 2, 3, 4})},
       "the number of rows is 4, expected 3");
@@ -345,7 +345,7 @@ TEST(OtherPools, CountsBlocks) {
 }
 
 // After a wrong line, a list of slots may go past the last position.
-TEST(OtherPools, ReadsSlotsPastTheLastPosition) {
+TEST(OtherPools, RejectsSlotsPastTheLastPosition) {
   std::istringstream in(
       Other({Open(0), R"({"op":"seq_len","seq":0,"len":3})",
              R"({"op":"slots","seq":0,"begin":2147483647,"slots":[1,2,3]})"}));
@@ -354,7 +354,7 @@ TEST(OtherPools, ReadsSlotsPastTheLastPosition) {
 }
 
 // The ledger counts the tokens that it holds as they come and go.
-TEST(OtherPools, HoldsNoTokensAtTheEnd) {
+TEST(OtherPools, ReleasesEverythingInTheEnd) {
   const PagedSpec spec = {.block_size = 1, .blocks = 8, .max_seq_len = 4};
   reference::PagedLedger ledger(spec);
   const std::vector<std::int32_t> tokens = {7};

@@ -163,7 +163,7 @@ void ExpectRejects(const std::vector<Case>& cases, bool other) {
 }
 
 // Answers that no pool may give: rejected at both levels.
-TEST(PagedOracle, RejectsAnswersThatNoPoolMayGive) {
+TEST(PagedOracle, RejectsAnswersThatAreWrongForEveryPool) {
   const std::vector<Case> cases = {
       {3, R"("start":0)", R"("start":1)", "append: start is 1"},
       {6, R"("start":3)", R"("start":2)", "append: start is 2"},
@@ -211,7 +211,7 @@ TEST(PagedOracle, RejectsAnswersThatNoPoolMayGive) {
 }
 
 // Answers that only another pool may give: rejected with "lowest".
-TEST(PagedOracle, RejectsAnswersThatOurPoolDoesNotGive) {
+TEST(PagedOracle, RejectsAnswersThatDifferFromOurTwins) {
   const std::vector<Case> cases = {
       {2, R"("result":0)", R"("result":1)", "open: result is 1, expected 0"},
       {3, R"("ok")", R"("cache_full")",
@@ -258,7 +258,7 @@ TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
 }
 
 // A pool under a recorder gives the same answers as without it.
-TEST(PagedOracle, RecordsRefusals) {
+TEST(PagedOracle, RecordsRefusedCalls) {
   std::ostringstream out;
   PoolRecorder pool(*MakePagedPool({.block_size = 2,
                                     .blocks = 1,

@@ -198,7 +198,7 @@ TEST(PoolRules, TheLastTokenOfAPromptIsComputedAgainInPlace) {
                 "position 1 of sequence 4");
 }
 
-TEST(PoolRules, AWindowMayDropRows) {
+TEST(PoolRules, AWindowReleasesRows) {
   const std::string rules = R"("window":2)";
   const Recording five =
       kThree + Recording{Append(4, {4, 5}), Commit(4, {1, 2})};
@@ -252,7 +252,7 @@ TEST(PoolRules, AWindowMayDropRows) {
       "needs them from 3 on");
 }
 
-TEST(PoolRules, ADescriptionMayStateThem) {
+TEST(PoolRules, ADescriptionMayNameThem) {
   const auto said = [](std::uint32_t can, std::int32_t window, int level) {
     static kvtwin_pool_description_v1 is;
     is.can = can;
@@ -269,7 +269,7 @@ TEST(PoolRules, ADescriptionMayStateThem) {
   };
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_VISIBILITY), "");
   EXPECT_EQ(said(8, 0, KVTWIN_VISIBILITY),
-            "can is 0x8, which has flags that there are not");
+            "can is 0x8, which has unknown flags");
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_VISIBILITY),
             "window is -1, it must not be negative");
   EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),
@@ -277,7 +277,7 @@ TEST(PoolRules, ADescriptionMayStateThem) {
 }
 
 // A report names several of the expected rows, but not all of many.
-TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
+TEST(PoolRules, ReportsNameTheExpectedRows) {
   const Recording twice = kThree + Recording{Open(5), Append(5, {11, 12, 13}),
                                              Commit(5, {7, 8, 9})};
   ExpectWrong(
@@ -295,7 +295,7 @@ TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
               "(appended on line 12), 5 more; found");
 }
 
-TEST(PoolRules, AcceptsRightThirdPartyPools) {
+TEST(PoolRules, AcceptsCorrectPoolsWithOtherRules) {
   ExpectRight({});
   ExpectRight(kDeduplicates);
   ExpectRight(kRecomputes);

@@ -69,7 +69,7 @@ TEST_F(PutLogTest, FindsTheMostSimilarRow) {
   EXPECT_EQ(Line(77, 99, nullptr), 0);
 }
 
-TEST_F(PutLogTest, TellsKAndVApart) {
+TEST_F(PutLogTest, DistinguishesKAndV) {
   Add(Put(2, 0, 1, 5, 8), 0, 1);
   Add(Put(3, 0, 2, 7, 9), 0, 2);
   const auto match = [&](float tag, float rest, float value) {

@@ -332,7 +332,7 @@ TEST(FaultyPools, PackedViewsAreCompared) {
   ExpectFound(cases);
 }
 
-TEST(FaultyPools, WholeTensorsAreCompared) {
+TEST(FaultyPools, TensorsAreComparedCompletely) {
   // The tokens fit in one block, so that the view is in one piece.
   const std::string one = kPool + "| open 0 0 0 | append 0 1 2 ";
   std::vector<Case> cases;
@@ -586,7 +586,7 @@ TEST(FaultyPools, RefusalsAreCompared) {
 }
 
 // Third-party pools may have messages of their own.
-TEST(FaultyPools, MessagesAreThoseOfOurTwinsOnly) {
+TEST(FaultyPools, MessagesAreComparedForOurTwinsOnly) {
   const auto history = *ParsePagedHistory("kvp1 " + kPool + "layout=head " +
                                           kCommit + "| misuse 0 0 1");
   const Status told(StatusCode::kInvalidArgument, "no");
@@ -600,7 +600,7 @@ TEST(FaultyPools, MessagesAreThoseOfOurTwinsOnly) {
 
 // The driver of a single pool checks the answers that it needs, and makes no
 // calls that the pool does not have.
-TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
+TEST(FaultyPools, AWorkloadStopsAtAnImpossibleAnswer) {
   const auto history = *ParsePagedHistory(
       "kvp1 " + kPool + kCommit +
       "| fork 0 3 0 | append 0 0 2 | commit_unknown 0 1 0 | truncate 0 1 0");
@@ -648,7 +648,7 @@ TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
 }
 
 // A fuzz run ends with the shortest history, whichever call fails.
-TEST(FaultyPools, AreShrunkWhateverIsWrong) {
+TEST(FaultyPools, AreShrunkForEveryFault) {
   for (const Wrong& wrong :
        {Wrong{.call = "Views"}, Wrong{.call = "SlotMapping", .throws = true},
         Wrong{.call = "Append", .throws = true}}) {
@@ -667,10 +667,11 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
   PagedSubject subject;
   subject.name = "toy";
   subject.run = [](const PagedHistory& history, PagedCoverageCounts*, bool) {
-    return RunResult{.ran = true,
-                     .operations = std::ssize(history.ops),
-                     .failure = PoolFailure(
-                         history.ops.size() < 3 ? "short: 1" : "long: 1")};
+    Failure failure =
+        PoolFailure(history.ops.size() < 3 ? "short: 1" : "long: 1");
+    failure.step = history.ops.size();
+    return RunResult{
+        .ran = true, .operations = std::ssize(history.ops), .failure = failure};
   };
   const PagedFuzzResult result = FuzzPools(1, 10000, subject, {"toy-short"});
   EXPECT_EQ(TextOf(result.failure), "long: 1");
@@ -684,7 +685,7 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
 
 // The oracle judges only what the driver reads: the driver must read
 // everything.
-TEST(PoolWorkload, LooksAtEachLayerOfEachSequence) {
+TEST(PoolWorkload, ComparesEachLayerOfEachSequence) {
   const auto history =
       ParsePagedHistory("kvp1 layers=3 | open 0 0 0 | open 1 0 0");
   ASSERT_TRUE(history.ok()) << history.status().ToString();

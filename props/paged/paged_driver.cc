@@ -22,7 +22,7 @@ std::vector<std::byte> BytesOf(const TensorView& view) {
   return CopyOf(view, view.dtype).bytes;
 }
 
-// Returns whether the row at index `i` of `dimension` is equal to `due`.
+// Returns whether the row at index `i` of `dimension` is equal to `expected`.
 bool IsRow(const TensorView& view, int dimension, int i,
            const DenseTensor& expected) {
   return BytesOf(Slice(view, dimension, i)) == expected.bytes;

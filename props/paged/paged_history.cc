@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <iterator>
 #include <locale>
 #include <sstream>
 #include <utility>
@@ -13,6 +11,7 @@
 #include "core/guarded_paged.h"
 #include "core/index.h"
 #include "core/names.h"
+#include "props/history/line_reader.h"
 #include "props/paged/paged_client.h"
 
 namespace kvtwin::props {
@@ -34,61 +33,50 @@ constexpr std::array<Setting, 7> kSettings = {{
     {"vdim", &PagedSpec::v_head_dim},
 }};
 
-Status Bad(std::string_view word, std::string_view why) {
-  return {StatusCode::kInvalidArgument, fmt::format("'{}' {}", word, why)};
-}
-
 bool IsTooLarge(const PagedSpec& spec) {
   const std::int64_t rows =
       std::int64_t{spec.blocks} * spec.block_size * spec.layers * spec.kv_heads;
   return rows * std::max(spec.k_head_dim, spec.v_head_dim) > 64 * kTokensMax;
 }
 
-bool ReadNumber(std::string_view text, int& number) {
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-Status ReadSetting(std::string_view word, PagedSpec& spec) {
-  const std::size_t equals = word.find('=');
-  if (equals == std::string_view::npos) return Bad(word, "is no setting");
-  const std::string_view name = word.substr(0, equals);
-  const std::string_view value = word.substr(equals + 1);
-  if (name == "layout" && (value == "head" || value == "token")) {
+void ReadSetting(std::string_view key, std::string_view value,
+                 PagedSpec& spec) {
+  if (key == "layout" && (value == "head" || value == "token")) {
     spec.layout =
         value == "head" ? PagedLayout::kHeadMajor : PagedLayout::kTokenMajor;
-    return {};
+    return;
   }
-  if (name == "dtype" || name == "vdtype") {
-    const auto dtype = FromName<DType>(kRowDTypeNames, value);
-    if (!dtype) return Bad(word, "names no dtype of rows");
-    if (name == "dtype") {
-      spec.dtype = *dtype;
-    } else {
-      spec.v_dtype = dtype;
-    }
-    return {};
+  if (key == "dtype") return void(spec.dtype = ReadRowDType(value));
+  if (key == "vdtype") return void(spec.v_dtype = ReadRowDType(value));
+  const auto known = std::ranges::find(kSettings, key, &Setting::name);
+  if (known == kSettings.end()) {
+    throw BadLine{key, fmt::format("{} is not a setting with the value {}",
+                                   Quoted(key), Quoted(value))};
   }
-  const auto known = std::ranges::find(kSettings, name, &Setting::name);
-  if (known == kSettings.end()) return Bad(word, "is no setting");
-  int& number = spec.*known->number;
-  if (!ReadNumber(value, number) || number < 1 || number > kTokensMax) {
-    return Bad(word, fmt::format("must be from 1 to {}", kTokensMax));
+  const int number = ReadSize(value);
+  if (number < 1 || number > kTokensMax) {
+    throw BadLine{value, fmt::format("{} is {}, it must be from 1 to {}", key,
+                                     number, kTokensMax)};
   }
-  return {};
+  spec.*known->number = number;
 }
 
-Result<PagedOp> ReadOp(const std::vector<std::string>& words) {
+PagedOp ReadOp(std::string_view text) {
+  const auto words = Split(text, kBlanks);
+  if (words.empty()) throw BadLine{text, "an operation is empty"};
   PagedOp op;
   const auto name = std::ranges::find(kPagedOpNames, words[0]);
   if (name == kPagedOpNames.end() || words.size() != 4) {
-    return Bad(words[0], "is no operation with three numbers");
+    throw BadLine{words[0],
+                  fmt::format("{} is not an operation with three numbers",
+                              Quoted(words[0]))};
   }
   op.kind = static_cast<PagedOpKind>(name - kPagedOpNames.begin());
-  for (const auto& [word, number] :
-       {std::pair(&words[1], &op.a), {&words[2], &op.b}, {&words[3], &op.c}}) {
-    if (!ReadNumber(*word, *number)) return Bad(*word, "is no number");
+  std::size_t word = 1;
+  for (int* number : {&op.a, &op.b, &op.c}) {
+    LineReader reader(words[word++]);
+    *number = reader.Number();
+    reader.ExpectEnd();
   }
   return op;
 }
@@ -111,36 +99,29 @@ std::string ToText(const PagedHistory& history) {
 }
 
 Result<PagedHistory> ParsePagedHistory(std::string_view text) {
-  PagedHistory history;
-  bool first = true;
-  while (!text.empty()) {
-    const std::size_t bar = std::min(text.find('|'), text.size());
-    std::istringstream part{std::string(text.substr(0, bar))};
-    text.remove_prefix(std::min(bar + 1, text.size()));
-    const std::vector<std::string> words{
-        std::istream_iterator<std::string>(part), {}};
-    if (words.empty()) return Bad("|", "has nothing beside it");
-    if (first) {
-      if (words[0] != "kvp1") return Bad(words[0], "is not kvp1");
-      for (std::size_t i = 1; i < words.size(); ++i) {
-        Status status = ReadSetting(words[i], history.spec);
-        if (!status.ok()) return status;
-      }
-      first = false;
-      continue;
+  try {
+    const LineParts parts = SplitLine(text, "kvp1");
+    if (parts.operations.size() > kOpsMax) {
+      throw BadLine{text, fmt::format("more than {} operations", kOpsMax)};
     }
-    Result<PagedOp> op = ReadOp(words);
-    if (!op.ok()) return op.status();
-    history.ops.push_back(*op);
-    if (history.ops.size() > kOpsMax) {
-      return Bad("|", fmt::format("comes more than {} times", kOpsMax));
+    PagedHistory history;
+    ReadSettings(parts.settings,
+                 [&](std::string_view key, std::string_view value) {
+                   ReadSetting(key, value, history.spec);
+                 });
+    for (const std::string_view operation : parts.operations) {
+      history.ops.push_back(ReadOp(operation));
     }
+    if (IsTooLarge(history.spec)) {
+      throw BadLine{text, "a pool of this size is too large for a test"};
+    }
+    if (Status status = CheckPagedSpec(history.spec); !status.ok()) {
+      return status;
+    }
+    return history;
+  } catch (const BadLine& bad) {
+    return StatusOf(bad, text);
   }
-  if (first || IsTooLarge(history.spec)) {
-    return Bad("kvp1", first ? "is missing" : "names a pool that is too large");
-  }
-  if (Status status = CheckPagedSpec(history.spec); !status.ok()) return status;
-  return history;
 }
 
 PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {

@@ -87,7 +87,7 @@ class PagedKeys : public EachTwin {};
 // The tokens of histories, by alphabet (docs/histories.md): plain; equal when
 // joined as text; equal in 8 bits; equal in 16 bits; the bytes of a key; the
 // largest.
-TEST(PagedClient, BringsTokensThatAreTakenForOneAnother) {
+TEST(PagedClient, DrawsTokensThatCollideWithOneAnother) {
   const std::vector<std::string> pairs = {"[0,1]",
                                           "[1,11]",
                                           "[0,256]",
@@ -109,7 +109,7 @@ TEST(PagedClient, BringsTokensThatAreTakenForOneAnother) {
 INSTANTIATE_TEST_SUITE_P(Twins, PagedKeys, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
-TEST_P(PagedKeys, AreNotTakenForOneAnother) {
+TEST_P(PagedKeys, DoNotCollide) {
   const List tokens = {0x61616161, 0x61616161, 0x61616161, 0x61616161};
   const std::vector<PrefixKey> keys = ManyKeys();
   for (const PrefixKey& own : keys) {
@@ -122,7 +122,7 @@ TEST_P(PagedKeys, AreNotTakenForOneAnother) {
   }
 }
 
-TEST_P(PagedKeys, LieBeforeTheirTokens) {
+TEST_P(PagedKeys, DoNotCollideWithTokens) {
   // Four bytes of the salt, or of an extra, are the bytes of a token.
   const List tokens = {0x61616161, 0x61616161, 0x62626262, 0x62626262};
   const auto pool = PoolWith({}, tokens, GetParam());
@@ -135,7 +135,7 @@ TEST_P(PagedKeys, LieBeforeTheirTokens) {
   }
 }
 
-TEST_P(PagedKeys, TokensAreWhatTheyAre) {
+TEST_P(PagedKeys, TokensDoNotCollide) {
   const std::vector<List> lists = {
       {1, 11, 1, 11}, {11, 1, 11, 1},       {1, 1, 11, 11},   {111, 1, 1, 1},
       {0, 0, 0, 0},   {256, 0, 0, 0},       {65536, 0, 0, 0}, {0, 65536, 0, 0},

@@ -166,7 +166,7 @@ void Play(const Judge& judge) {
   }
 }
 
-TEST(PagedLaws, AForkShowsWhatItsSourceShowsAndGoesItsOwnWay) {
+TEST(PagedLaws, AForkShowsItsSourceAndThenDiverges) {
   int judged = 0;
   Play([&](PoolClient& client, const Pick& pick, int sequence) {
     const auto all = Size(client.tokens().at(sequence));
@@ -188,7 +188,7 @@ TEST(PagedLaws, AForkShowsWhatItsSourceShowsAndGoesItsOwnWay) {
   EXPECT_GT(judged, 100);
 }
 
-TEST(PagedLaws, APromptThatIsFoundChangesNothingThatIsSeen) {
+TEST(PagedLaws, AFoundPromptChangesNoView) {
   int found = 0;
   Play([&](PoolClient& client, const Pick&, int sequence) {
     const Prompt prompt = client.tokens().at(sequence);
@@ -208,7 +208,7 @@ TEST(PagedLaws, APromptThatIsFoundChangesNothingThatIsSeen) {
   EXPECT_GT(found, 100);
 }
 
-TEST(PagedLaws, WhatIsTruncatedAndAppendedAgainIsSeenAsBefore) {
+TEST(PagedLaws, TruncatingAndAppendingAgainChangesNoView) {
   int judged = 0;
   Play([&](PoolClient& client, const Pick& pick, int sequence) {
     const Prompt all = client.tokens().at(sequence);
@@ -240,7 +240,7 @@ TEST(PagedLaws, ARefusedAppendChangesNothing) {
   EXPECT_GT(judged, 100);
 }
 
-TEST(PagedLaws, TablesNameWhereViewsLie) {
+TEST(PagedLaws, TablesNameTheBlocksOfViews) {
   int judged = 0;
   Play([&](PoolClient& client, const Pick&, int sequence) {
     PagedPool& pool = client.pool();
@@ -274,7 +274,7 @@ TEST(PagedLaws, TablesNameWhereViewsLie) {
   EXPECT_GT(judged, 100);
 }
 
-TEST(PagedLaws, WhoeverIsFreedLastNothingIsLeft) {
+TEST(PagedLaws, FreeingInAnyOrderLeavesNothing) {
   int judged = 0;
   Play([&](PoolClient& client, const Pick& pick, int) {
     while (!client.tokens().empty()) {

@@ -95,7 +95,7 @@ TEST(Paged, AppendsAreOfAllLengths) {
   EXPECT_GT(too_long, 1000);
 }
 
-TEST(Paged, TheTwinThatIsNamedRuns) {
+TEST(Paged, RunsTheNamedTwin) {
   const PagedHistory history = MakePagedHistory(1, 0);
   EXPECT_EQ(TextOf(RunHistory(history, TwinPools("reference"))), "");
   const std::string wrong = TextOf(RunHistory(history, TwinPools("third")));
@@ -121,7 +121,7 @@ RC_GTEST_PROP(Paged, AnyHistoryThatIsDrawnCanBeRead, ()) {
   for (int i = 0; i < 50; ++i) ExpectReadAsWritten(DrawPagedHistory(pick));
 }
 
-TEST(Paged, LinesAreReadAsTheyAreWritten) {
+TEST(Paged, LinesAreReadBackAsWritten) {
   for (std::uint64_t number = 0; number < 500; ++number) {
     ExpectReadAsWritten(MakePagedHistory(3, number));
   }
@@ -149,7 +149,7 @@ TEST(Paged, RecordingsThatEndEarlyAreErrors) {
 }
 
 // Every method of seed 003's interface (docs/seeds.md).
-TEST(Paged, SequencesAreCachesOfOne) {
+TEST(Paged, ASequenceIsACacheOfOneSequence) {
   for (const char* twin : {"reference", "optimized"}) {
     SCOPED_TRACE(twin);
     const PagedSpec spec = {.block_size = 2,
@@ -197,7 +197,7 @@ TEST(Paged, SequencesAreCachesOfOne) {
 }
 
 // Misuse that Paged.TwinsAndLedgerAgree does not draw.
-TEST(Paged, RefusesWhatIsWrong) {
+TEST(Paged, RefusesInvalidLines) {
   const PagedSpec spec = {
       .block_size = 2, .blocks = 4, .max_seq_len = 8, .dtype = DType::kF32};
   const auto refused = [](const auto& result) {
@@ -239,7 +239,7 @@ TEST(Paged, RefusesWhatIsWrong) {
 
 // An Open cannot find more tokens than were committed, a part of a block, or
 // more than max_seq_len tokens.
-TEST(Paged, TheLedgerKnowsWhichPrefixesCannotBe) {
+TEST(Paged, TheLedgerRefusesImpossiblePrefixes) {
   const PagedSpec spec = {.block_size = 2, .blocks = 4, .max_seq_len = 4};
   const reference::PagedLedger ledger(spec);
   const std::vector<std::int32_t> prompt(9);

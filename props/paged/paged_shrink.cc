@@ -14,14 +14,11 @@
 #include "props/compare/timed_rerun.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/finding_filter.h"
+#include "props/shrink/shrinker.h"
 
 namespace kvtwin::props {
 namespace {
 
-// Runs a history and returns its failure, if it fails.
-using Rerun = std::function<std::optional<Failure>(const PagedHistory&)>;
-
-constexpr std::size_t kPairsMax = 30;  // Longer histories try no pairs.
 constexpr int kPlainRunsMax = 3000;
 constexpr int kBlocksMax = 1000;  // Limit for blocks of one token each.
 
@@ -30,141 +27,93 @@ constexpr std::array kSizes = {&PagedSpec::block_size,  &PagedSpec::blocks,
                                &PagedSpec::kv_heads,    &PagedSpec::k_head_dim,
                                &PagedSpec::v_head_dim};
 
-// If `shorter` still fails, makes it the history and returns true.
-bool Take(PagedHistory shorter, const Rerun& run, PagedHistory& history) {
-  if (!CheckPagedSpec(shorter.spec).ok()) return false;
-  if (!run(shorter)) return false;
-  history = std::move(shorter);
-  return true;
-}
+using Move = std::function<void(PagedHistory&)>;
 
-// Removes halves, quarters, ... of the history, and finally each operation
-// alone. Returns whether anything was removed.
-bool LeaveOut(const Rerun& run, PagedHistory& history) {
-  bool any = false;
-  for (std::size_t size = history.ops.size(); size > 0; size /= 2) {
-    for (std::size_t at = 0; at < history.ops.size();) {
-      PagedHistory shorter = history;
-      const std::size_t end = std::min(at + size, shorter.ops.size());
-      shorter.ops.erase(IteratorAt(shorter.ops, at),
-                        IteratorAt(shorter.ops, end));
-      const bool taken = Take(std::move(shorter), run, history);
-      if (!taken) at += size;
-      any = any || taken;
-    }
-  }
-  return any;
-}
-
-// Removes all operations of one kind, and any two operations.
-bool LeaveOutTogether(const Rerun& run, PagedHistory& history) {
-  bool any = false;
-  for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
-    PagedHistory shorter = history;
-    const auto left_out = std::erase_if(shorter.ops, [&](const PagedOp& op) {
-      return op.kind == static_cast<PagedOpKind>(i);
-    });
-    any = (left_out > 1 && Take(std::move(shorter), run, history)) || any;
-  }
-  if (history.ops.size() > kPairsMax) return any;
-  for (std::size_t i = 0; i < history.ops.size(); ++i) {
-    for (std::size_t j = i + 1; j < history.ops.size(); ++j) {
-      PagedHistory shorter = history;
-      shorter.ops.erase(IteratorAt(shorter.ops, j));
-      shorter.ops.erase(IteratorAt(shorter.ops, i));
-      if (!Take(std::move(shorter), run, history)) continue;
-      any = true;
-      j = i;
-    }
-  }
-  return any;
-}
-
-// Removes an operation and decrements the numbers by which later operations
-// name a list of tokens, or a sequence.
-bool LeaveOutNumbered(const Rerun& run, PagedHistory& history) {
-  bool any = false;
-  for (const bool lists : {true, false}) {
-    for (std::size_t i = 0; i < history.ops.size();) {
-      PagedHistory shorter = history;
-      shorter.ops.erase(IteratorAt(shorter.ops, i));
-      for (std::size_t j = i; j < shorter.ops.size(); ++j) {
-        PagedOp& op = shorter.ops[j];
-        if (op.a > 0 && (op.kind == PagedOpKind::kOpen) == lists) --op.a;
-      }
-      const bool taken = Take(std::move(shorter), run, history);
-      if (!taken) ++i;
-      any = any || taken;
-    }
-  }
-  return any;
-}
-
-// Rewrites operations as an `open` without a key: without any sequence, every
-// operation is one.
-bool CallThemOpen(const Rerun& run, PagedHistory& history) {
-  bool any = false;
-  for (std::size_t i = 0; i < history.ops.size(); ++i) {
-    if (history.ops[i].kind == PagedOpKind::kOpen) continue;
-    PagedHistory plainer = history;
-    plainer.ops[i].kind = PagedOpKind::kOpen;
-    plainer.ops[i].c = 0;
-    any = Take(std::move(plainer), run, history) || any;
-  }
-  return any;
-}
-
-// Makes a number smaller; number(history) is a reference to it.
-template <class Number>
-bool Lower(const Number& number, int least, const Rerun& run,
-           PagedHistory& history) {
-  const int now = number(history);
-  for (const int less : {least, least + 1, least + 2, now / 2, now - 1}) {
-    if (less < least || less >= now) continue;
-    PagedHistory lower = history;
-    number(lower) = less;
-    if (Take(std::move(lower), run, history)) return true;
-  }
-  return false;
-}
-
-bool Simplify(const Rerun& run, PagedHistory& history) {
-  bool any = false;
-  const auto plain = [&](const auto& change) {
-    PagedHistory plainer = history;
-    change(plainer.spec);
-    if (ToText(plainer) == ToText(history)) return;
-    any = Take(std::move(plainer), run, history) || any;
+// Steps that leave operations out.
+void AddLeavingOut(const PagedHistory& history, std::vector<Move>& moves) {
+  const auto erase = [](PagedHistory& h, std::size_t i) {
+    if (i >= h.ops.size()) return false;
+    h.ops.erase(IteratorAt(h.ops, i));
+    return true;
   };
-  plain([](PagedSpec& spec) { spec.v_dtype.reset(); });
-  plain([](PagedSpec& spec) { spec.dtype = DType::kF32; });
-  plain([](PagedSpec& spec) { spec.layout = PagedLayout::kTokenMajor; });
-  plain([](PagedSpec& spec) {
+  for (std::size_t i = 0; i < history.ops.size(); ++i) {
+    moves.emplace_back([=](PagedHistory& h) { erase(h, i); });
+    // Later operations name a list of tokens, or a sequence, by its number.
+    for (const bool lists : {true, false}) {
+      moves.emplace_back([=](PagedHistory& h) {
+        if (!erase(h, i)) return;
+        for (std::size_t j = i; j < h.ops.size(); ++j) {
+          PagedOp& op = h.ops[j];
+          if (op.a > 0 && (op.kind == PagedOpKind::kOpen) == lists) --op.a;
+        }
+      });
+    }
+  }
+  for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
+    const auto kind = static_cast<PagedOpKind>(i);
+    if (std::ranges::count(history.ops, kind, &PagedOp::kind) < 2) continue;
+    moves.emplace_back([kind](PagedHistory& h) {
+      std::erase_if(h.ops,
+                    [kind](const PagedOp& op) { return op.kind == kind; });
+    });
+  }
+}
+
+// Steps that lower a number; number(history) is a pointer to it, or null.
+template <class Number>
+void AddLower(const Number& number, int least, std::vector<Move>& moves) {
+  const auto add = [&](auto lower) {
+    moves.emplace_back([number, least, lower](PagedHistory& h) {
+      int* const value = number(h);
+      if (value != nullptr) *value = std::max(least, lower(*value));
+    });
+  };
+  for (int value = least; value < least + 3; ++value) {
+    add([value](int now) { return std::min(now, value); });
+  }
+  add([](int now) { return now / 2; });
+  add([](int now) { return now - 1; });
+}
+
+void AddSpec(std::vector<Move>& moves) {
+  const auto add = [&](auto change) {
+    moves.emplace_back([change](PagedHistory& h) { change(h.spec); });
+  };
+  add([](PagedSpec& spec) { spec.v_dtype.reset(); });
+  add([](PagedSpec& spec) { spec.dtype = DType::kF32; });
+  add([](PagedSpec& spec) { spec.layout = PagedLayout::kTokenMajor; });
+  add([](PagedSpec& spec) {
     if (spec.blocks > kBlocksMax / spec.block_size) return;
     spec.blocks *= std::exchange(spec.block_size, 1);
   });
   for (int PagedSpec::*size : kSizes) {
-    const auto number = [&](PagedHistory& of) -> int& { return of.spec.*size; };
-    any = Lower(number, 1, run, history) || any;
+    AddLower([size](PagedHistory& h) { return &(h.spec.*size); }, 1, moves);
   }
-  for (std::size_t i = 0; i < history.ops.size(); ++i) {
-    for (int PagedOp::*field : {&PagedOp::a, &PagedOp::b, &PagedOp::c}) {
-      const auto number = [&](PagedHistory& of) -> int& {
-        return of.ops[i].*field;
-      };
-      any = Lower(number, 0, run, history) || any;
-    }
+}
+
+void AddOp(std::size_t i, std::vector<Move>& moves) {
+  for (int PagedOp::*field : {&PagedOp::a, &PagedOp::b, &PagedOp::c}) {
+    const auto number = [i, field](PagedHistory& h) {
+      return i < h.ops.size() ? &(h.ops[i].*field) : nullptr;
+    };
+    AddLower(number, 0, moves);
   }
-  return any;
+  // Without a sequence, every operation opens one.
+  moves.emplace_back([i](PagedHistory& h) {
+    if (i >= h.ops.size()) return;
+    h.ops[i].kind = PagedOpKind::kOpen;
+    h.ops[i].c = 0;
+  });
 }
 
 // Tries plain histories of the kinds of operations that a failing one has, the
 // shortest first, so that the same history is found from every seed.
 class PlainHistories {
  public:
-  PlainHistories(const PagedHistory& model, const Rerun& run)
-      : model_(model), run_(run) {
-    if (const auto failure = run(model)) signature_ = SignatureOf("", *failure);
+  using Try = std::function<bool(const PagedHistory&)>;
+
+  PlainHistories(const PagedHistory& model, const Try& attempt)
+      : model_(model), try_(attempt) {
     Add({PagedOpKind::kOpen, 0, 0, 0});
     for (const PagedOp& op : model.ops) Add(op);
     for (const PagedOp& op :
@@ -173,10 +122,8 @@ class PlainHistories {
     }
   }
 
-  // Returns the first history that is at most as long as the model and fails
-  // with the same signature.
-  std::optional<PagedHistory> Search() {
-    if (signature_.empty()) return std::nullopt;
+  // Stops at the first history that fails; it is at most as long as the model.
+  void Search() {
     for (std::size_t size = 1; size <= model_.ops.size(); ++size) {
       for (const auto& [block, blocks, most] :
            {std::array{1, 2, 2}, {2, 3, 5}}) {
@@ -184,11 +131,9 @@ class PlainHistories {
         history.spec.block_size = block;
         history.spec.blocks = blocks;
         history.spec.max_seq_len = most;
-        if (Extend(size, {}, history)) return history;
-        if (runs_ > kPlainRunsMax) return std::nullopt;
+        if (Extend(size, {}, history) || runs_ > kPlainRunsMax) return;
       }
     }
-    return std::nullopt;
   }
 
  private:
@@ -259,18 +204,13 @@ class PlainHistories {
     }
   };
 
-  bool IsWrong(const PagedHistory& history) {
-    if (++runs_ > kPlainRunsMax || !CheckPagedSpec(history.spec).ok()) {
-      return false;
-    }
-    const std::optional<Failure> failure = run_(history);
-    return failure && SignatureOf("", *failure) == signature_;
+  bool Fails(const PagedHistory& history) {
+    return ++runs_ <= kPlainRunsMax && try_(history);
   }
 
-  // Looks for a failing history of `size` operations that begins with
-  // `history`; if there is one, makes it `history` and returns true.
+  // Whether a history of `size` operations that begins with `history` fails.
   bool Extend(std::size_t size, const State& state, PagedHistory& history) {
-    if (history.ops.size() == size) return IsWrong(history);
+    if (history.ops.size() == size) return Fails(history);
     for (const PagedOp& op : plain_) {
       if (runs_ > kPlainRunsMax) return false;
       if (!state.Fits(op)) continue;
@@ -282,31 +222,91 @@ class PlainHistories {
   }
 
   const PagedHistory& model_;
-  const Rerun& run_;
-  std::string signature_;
+  const Try& try_;
   std::vector<PagedOp> plain_;
   int runs_ = 0;
 };
 
-PagedHistory Shortest(PagedHistory history, const Rerun& run) {
-  for (bool goes_on = true; goes_on;) {
-    goes_on = LeaveOut(run, history);
-    goes_on = LeaveOutTogether(run, history) || goes_on;
-    goes_on = LeaveOutNumbered(run, history) || goes_on;
-    goes_on = Simplify(run, history) || goes_on;
-    goes_on = CallThemOpen(run, history) || goes_on;
+// Histories of pools, for Shrinker.
+class PoolDomain {
+ public:
+  using History = PagedHistory;
+  static constexpr std::int64_t kMostWork = 400'000'000;
+  static constexpr std::int64_t kMostWorkLegal = kMostWork;
+
+  explicit PoolDomain(const Failure& failure)
+      : blamed_(failure.party()), best_(SignatureOf("", failure)) {}
+
+  static bool IsLegal(const History&) { return true; }
+  static bool Allows(const History& history) {
+    return CheckPagedSpec(history.spec).ok();
   }
-  return history;
-}
+  bool IsSame(const Failure& failure) {
+    if (failure.party() != blamed_) return false;
+    std::string signature = SignatureOf("", failure);
+    if (!only_.empty()) return signature == only_;
+    best_ = std::move(signature);
+    return true;
+  }
+
+  static Cost CostOf(const History& history) {
+    const PagedSpec& spec = history.spec;
+    Cost cost = {.operations = history.ops.size()};
+    cost.special = (spec.v_dtype ? 1 : 0) + (spec.dtype != DType::kF32) +
+                   (spec.layout != PagedLayout::kTokenMajor) +
+                   (spec.block_size != 1);
+    for (int PagedSpec::*size : kSizes) cost.numbers += spec.*size;
+    for (const PagedOp& op : history.ops) {
+      cost.special += op.kind == PagedOpKind::kOpen ? 0 : 1;
+      cost.numbers += std::int64_t{op.a} + op.b + op.c;
+    }
+    return cost;
+  }
+  static Cost CostAtLeast(const History& history) { return CostOf(history); }
+  static std::int64_t Work(const History&, std::size_t ops) {
+    return 20'000 + 5'000 * static_cast<std::int64_t>(ops);
+  }
+
+  static void Prepare(Shrinker<PoolDomain>&) {}
+  static std::vector<History> Shortcuts(const History&) { return {}; }
+  static std::vector<History> Halved(const History&) { return {}; }
+
+  static std::vector<Move> Moves(const History& history, bool all) {
+    std::vector<Move> moves;
+    AddLeavingOut(history, moves);
+    if (!all) return moves;
+    AddSpec(moves);
+    for (std::size_t i = 0; i < history.ops.size(); ++i) AddOp(i, moves);
+    return moves;
+  }
+
+  // The minimal cases must fail as the best history does: a plain history may
+  // well show another bug.
+  void TryMinimalCases(Shrinker<PoolDomain>& shrinker) {
+    only_ = best_;
+    const History model = shrinker.best();
+    const PlainHistories::Try attempt = [&](const History& history) {
+      return !shrinker.IsOutOfTime() && shrinker.Try(history);
+    };
+    PlainHistories(model, attempt).Search();
+    only_.clear();
+  }
+
+ private:
+  const Party blamed_;
+  std::string best_;  // The signature of the best history's failure.
+  std::string only_;  // If set, the only signature that counts.
+};
 
 }  // namespace
 
 PagedHistory Shrink(const PagedHistory& history, const PagedSubject& subject,
                     const RefusesPaged& refuses) {
-  const Rerun run = TimedRerun(subject, refuses);
-  PagedHistory shrunk = Shortest(history, run);
-  auto plain = PlainHistories(shrunk, run).Search();
-  return plain ? Shortest(*std::move(plain), run) : shrunk;
+  const Shrinker<PoolDomain>::Run run = TimedRerun(subject, refuses);
+  const std::optional<Failure> failure = run(history);
+  if (!failure) return history;
+  PoolDomain domain(*failure);
+  return Shrinker(domain, history, *failure, run).Shrink();
 }
 
 }  // namespace kvtwin::props

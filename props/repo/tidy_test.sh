@@ -141,7 +141,7 @@ room oracle base compare
 room shrink base history compare
 room report base compare oracle
 room page_judge base compare oracle report
-room paged base history compare report
+room paged base history compare shrink report
 room laws base history compare shrink
 room search base history compare oracle shrink report page_judge paged
 room backend base history compare oracle report paged laws search

@@ -53,7 +53,7 @@ TEST(CheckReport, CountsWhatWasJudged) {
   EXPECT_EQ(JudgeText(Lines(lines)).judged.calls, 8);
 }
 
-TEST(CheckReport, SaysThatNothingWasJudged) {
+TEST(CheckReport, SaysWhenNothingWasJudged) {
   const auto reason = [](const std::vector<std::string>& lines) {
     const Judgement judgement = JudgeText(Lines(lines));
     EXPECT_EQ(judgement.verdict(), Verdict::kAccept) << judgement.reason();

@@ -3,6 +3,8 @@
 #ifndef KVTWIN_PROPS_REPORT_FINDING_FILTER_H_
 #define KVTWIN_PROPS_REPORT_FINDING_FILTER_H_
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
@@ -62,6 +64,27 @@ inline std::string BucketOfReason(const std::string& reason) {
   return bucket;
 }
 
+// Appends the first words of a sentence that tell it from others: without
+// articles, verbs such as "is", and the numbers' nouns.
+inline void AppendSentence(std::string_view sentence, std::string& bucket) {
+  constexpr std::size_t kWordsMax = 6;
+  static const std::set<std::string_view> kLeftOut = {
+      "a",    "an",  "and", "are", "as",   "at",   "by",       "has",
+      "have", "in",  "is",  "it",  "its",  "of",   "position", "sequence",
+      "that", "the", "to",  "was", "were", "which"};
+  std::string words;
+  AppendWords(sentence, std::isalpha, words);
+  std::size_t count = 0;
+  for (std::size_t at = 0; at < words.size() && count < kWordsMax;) {
+    const std::size_t end = std::min(words.find('-', at + 1), words.size());
+    const std::string_view word(words.data() + at + 1, end - at - 1);
+    at = end;
+    if (kLeftOut.contains(word)) continue;
+    bucket += fmt::format("-{}", word);
+    ++count;
+  }
+}
+
 // Returns the bucket of a failure without its history: the system under test
 // and the check that fails; for a pool, the words of the sentence.
 inline std::string SignatureOf(std::string_view name, const Failure& failure) {
@@ -69,7 +92,7 @@ inline std::string SignatureOf(std::string_view name, const Failure& failure) {
   if (failure.Is("subject: pool")) {
     const std::string sentence =
         failure.text.substr(0, failure.text.find('\n'));
-    AppendWords(BucketOfReason(sentence), std::isalpha, bucket);
+    AppendSentence(BucketOfReason(sentence), bucket);
   } else {
     AppendWords(failure.check, std::isalnum, bucket);
   }

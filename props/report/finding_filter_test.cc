@@ -50,7 +50,21 @@ TEST(FindingFilter, ABucketIsOneWord) {
       word + "-views-rows+open");
 }
 
-TEST(FindingFilter, AFindingIsABucketOrACheck) {
+// The bucket of a pool has the telling words of the sentence, and no more.
+TEST(FindingFilter, TheSentenceOfAPoolBecomesFewWords) {
+  const auto signature = [](std::string text) {
+    return SignatureOf("p",
+                       {.check = "subject: pool", .text = std::move(text)});
+  };
+  EXPECT_EQ(signature("views: position 1 of sequence 0 has as its V that of a "
+                      "row that was never appended\nmore"),
+            "p-views-v-row-never-appended");
+  EXPECT_EQ(signature("usage: one two three four five six seven"),
+            "p-usage-one-two-three-four-five");
+  EXPECT_EQ(signature("1 2"), "p");
+}
+
+TEST(FindingFilter, AKnownFindingIsABucketOrACheck) {
   const KnownFinding whole("a-rows+swa+put+copy");
   EXPECT_TRUE(whole.Is("a-rows+swa+put+copy"));
   EXPECT_FALSE(whole.Is("a-rows+swa+put+copy+get"));
@@ -114,7 +128,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-TEST(FindingFilter, RunsAHistoryWithoutKnownOperations) {
+TEST(FindingFilter, RunsAHistoryWithoutKnownFindings) {
   Sieves sieve({"a-rows+put+copy"});
   const std::string line = "kvt1 | put 0*1 | copy 0>1:1 | get | copy 0>1:1";
   EXPECT_TRUE(sieve.Passes(line));
@@ -141,7 +155,7 @@ TEST(FindingFilter, LeavesOutAnOperationOfEachFinding) {
 }
 
 // Shrinking may lead to a known bug that the history has not.
-TEST(FindingFilter, ShrinksAgainWithoutKnownOperations) {
+TEST(FindingFilter, ShrinksAgainWithoutKnownFindings) {
   const std::string line = "kvt1 | put 0*1 | get | copy 0>1:1";
   for (const std::string plainer :
        {"kvt1 kind=swa window=1 | put 0*1", "kvt1 | put 0*1 | drop 0:0-1",
@@ -155,7 +169,7 @@ TEST(FindingFilter, ShrinksAgainWithoutKnownOperations) {
   }
 }
 
-TEST(FindingFilter, SkipsEachFailureOfAKnownCheck) {
+TEST(FindingFilter, SkipsEveryFailureOfACheck) {
   Sieves sieve({"a-rows"});
   EXPECT_TRUE(sieve.Passes("kvt1 | put 0*1"));
   EXPECT_THAT(sieve.ran, IsEmpty());
@@ -163,7 +177,7 @@ TEST(FindingFilter, SkipsEachFailureOfAKnownCheck) {
   EXPECT_THAT(sieve.passed_over, ElementsAre(Pair("a-rows", 1)));
 }
 
-TEST(FindingFilter, LimitsHowOftenItNamesABucket) {
+TEST(FindingFilter, LimitsHowOftenABucketIsComputed) {
   constexpr std::int64_t kOnce = FindingFilter::kOperationsABucket;
   Sieves sieve({"a-mask"});
   const std::string line = "kvt1 | put 0*1";

@@ -84,7 +84,7 @@ TEST(Page, HasTheWrongRowOfTheDefragBug) {
   EXPECT_NE(page.find("0@6       #.##..."), std::string::npos);
 }
 
-TEST(Page, EscapesTextsFromOutside) {
+TEST(Page, EscapesHostileText) {
   const std::string plain = PageHtml(DefragBug());
   const std::string hostile =
       "</script></pre><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -103,7 +103,7 @@ TEST(Page, EscapesTextsFromOutside) {
   EXPECT_EQ(call.substr(0, 20), hostile.substr(0, 20));
 }
 
-TEST(Page, QuotesWordsOfTheShell) {
+TEST(Page, QuotesShellWords) {
   EXPECT_EQ(ShellWord("a/b-1.jsonl"), "a/b-1.jsonl");
   EXPECT_EQ(ShellWord("it's; rm *"), R"('it'\''s; rm *')");
   EXPECT_EQ(ShellWord(""), "''");
@@ -139,7 +139,7 @@ TEST(Page, NamesAllSequencesOfASharedCell) {
   EXPECT_EQ(data["headline"], "CopyPrefix gave a wrong answer.");
 }
 
-TEST(Page, IsWrittenOrReportsAnError) {
+TEST(Page, IsWrittenOrExplainsWhyNot) {
   const ScratchFolder folder("page");
   const std::string path = folder.File("page.html");
   ASSERT_TRUE(WritePage(DefragBug(), path).ok());

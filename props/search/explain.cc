@@ -8,6 +8,7 @@
 #include "core/index.h"
 #include "optimized/targets.h"
 #include "props/compare/cited_rules.h"
+#include "props/history/setup_text.h"
 #include "props/report/finding_filter.h"
 #include "props/report/show_pool.h"
 
@@ -114,7 +115,7 @@ Failure Explain(const History& history, const Failure& failure,
                 const std::optional<std::string>& bucket) {
   const Subject again = WithShortTimeout(subject, failure);
   Failure explained = Begun(history, failure, subject);
-  explained.setup = ToText(history.setup);
+  explained.setup = SetupText(history.setup);
   explained.rules = CitedRules(failure, history);
   explained.bucket = bucket ? *bucket : BucketOf(history, again);
   AddTrace(history, again, drawn, explained);
@@ -162,6 +163,9 @@ std::string FailureText(const Failure& failure) {
   if (calls > 0) text += "\n";
   text += fmt::format("  {}\n", failure.text);
   if (!failure.note.empty()) text += fmt::format("  {}\n", failure.note);
+  if (!failure.setup.empty()) {
+    text += fmt::format("\n  setup   {}", failure.setup);
+  }
   text += fmt::format("\n  bucket: {}\n", failure.bucket);
   if (!failure.rules.empty()) {
     text += fmt::format("  rules   {} (docs/semantics.md)\n", failure.rules);

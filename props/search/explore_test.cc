@@ -131,7 +131,7 @@ std::vector<Toy> ToyNext(const Toy& toy, int positions) {
   return next;
 }
 
-TEST(Explorer, FindsEachStateOfASmallModel) {
+TEST(Explorer, ReachesEveryStateOfAToyModel) {
   std::set<Toy> seen = {Toy{}};
   std::vector<Toy> queue = {Toy{}};
   for (std::size_t i = 0; i < queue.size(); ++i) {
@@ -146,7 +146,7 @@ TEST(Explorer, FindsEachStateOfASmallModel) {
   EXPECT_EQ(Explored(*explorer, 1).states, std::ssize(seen));
 }
 
-TEST(Explorer, HasTheSameResultOnAnyNumberOfThreads) {
+TEST(Explorer, GivesTheSameResultOnAnyNumberOfThreads) {
   for (const ExploreCase& what : ExploreCases(kSmall)) {
     const auto one = MakeExplorer(what, TwinSubject("optimized"));
     const auto three = MakeExplorer(what, TwinSubject("optimized"));
@@ -156,7 +156,7 @@ TEST(Explorer, HasTheSameResultOnAnyNumberOfThreads) {
   }
 }
 
-TEST(Explorer, ContinuesFromSavedProgress) {
+TEST(Explorer, ContinuesFromASavedState) {
   const ExploreCase what = ExploreCases({.cells = 4}).front();
   const auto make = [&] {
     auto made = Explorer::Make({.cells = 4, .positions = 2}, what,
@@ -179,7 +179,7 @@ TEST(Explorer, ContinuesFromSavedProgress) {
   EXPECT_EQ(saved, Saved(*whole));
 }
 
-TEST(Explorer, RefusesForeignProgress) {
+TEST(Explorer, RefusesForeignSavedStates) {
   const std::vector<ExploreCase> cases = ExploreCases(kSmall);
   const auto explorer = MakeExplorer(cases[0], TwinSubject("optimized"));
   Explored(*explorer, 1);
@@ -361,7 +361,7 @@ TEST(Explorer, TriesEachSetOfExceptedTokens) {
 }
 
 // The pool explorer's operations make each call with an effect in two steps.
-TEST(Explorer, MakesEveryCallOfAPool) {
+TEST(Explorer, TriesEveryCallOfPools) {
   std::string calls;
   PagedSubject subject;
   subject.run = [&](const PagedHistory& history, PagedCoverageCounts* counts,
@@ -391,7 +391,7 @@ TEST(Explorer, MakesEveryCallOfAPool) {
 
 // A cache that lacks most operations is asked for none of them, here or
 // somewhere else, with the same result.
-TEST(Explore, AsksOnlyForCallsThatExist) {
+TEST(Explore, CallsOnlyDeclaredOperations) {
   const ExploreSize size = {.cells = 2, .sequences = 1, .positions = 2};
   const ExploreCase what = ExploreCases(size)[0];
   Subject few = TwinSubject("optimized");

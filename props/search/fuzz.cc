@@ -276,6 +276,7 @@ class Search {
     result_.ran += has_cache ? 1 : 0;
     result_.repeated += number % kRepeatEvery == 0 ? 1 : 0;
     result_.counts.Add(ran.counts);
+    result_.judged += !one.failure && one.views > 0 ? 1 : 0;
     if (!one.failure) return;
     if (IsKnown(*one.failure)) {
       ++result_.known;

@@ -60,6 +60,8 @@ struct FuzzResultOf {
   std::int64_t repeated = 0;  // Every twentieth history, run twice (S50).
   std::int64_t known = 0;     // Histories that failed in a known way.
   std::int64_t ran = 0;       // Histories that the subject has a cache for.
+  // Histories without a failure in which a view was compared. (For pools: 0.)
+  std::int64_t judged = 0;
   PassedOver passed_over;
   AnyCounts counts;
   // The first failure, explained, and the shortest history that shows it. The

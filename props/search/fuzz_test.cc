@@ -176,7 +176,7 @@ std::set<std::string> FoundOneByOne(const Subject& subject, bool whole) {
   return options.known_buckets;
 }
 
-TEST(Bucket, AKnownOneHidesNoOther) {
+TEST(Bucket, AKnownBucketHidesNoOther) {
   using ::testing::IsSupersetOf;
   const Subject subject = {.name = "faulty", .make = MakeWithThreeBugs};
   const auto whole = FoundOneByOne(subject, true);
@@ -192,7 +192,7 @@ TEST(Bucket, AKnownOneHidesNoOther) {
   EXPECT_LT(checks.size(), 6U) << testing::PrintToString(checks);
 }
 
-TEST(Bucket, SaysThatItDidNotHappenAgain) {
+TEST(Bucket, SaysWhenTheFailureIsNotReproduced) {
   EXPECT_EQ(BucketOf(*ParseHistory("kvt1 cells=4 | put 0*2"),
                      TwinSubject("optimized")),
             "optimized-not-reproduced");

@@ -127,7 +127,7 @@ TEST(Gen, IsTheSameForTheSameSeed) {
   EXPECT_NE(text(1), text(2));
 }
 
-TEST(Stream, HoldsSeveralRecordings) {
+TEST(Stream, MayHoldSeveralRecordings) {
   const std::string header =
       R"({"kvtrace":1,"placement":"other","cache":{"type":"causal","shift":)"
       R"("none"},"config":{},"init":{"dtype":"f32","max_sequences":1,)"

@@ -157,7 +157,7 @@ class WrongOnce : public Faulty {
   static inline bool expected = true;
 };
 
-TEST(Harness, FindsWhatDoesNotHappenTwice) {
+TEST(Harness, FindsAFailureThatHappensOnce) {
   FuzzOptions options;
   options.operations = 100000;
   const Subject subject = {
@@ -192,7 +192,7 @@ Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
 
 // Shrinking has a shorter timeout for a call, so that it may mistake a slow
 // call for one that hangs.
-TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
+TEST(Harness, ReportsAHangOnlyForACallThatHangs) {
   int patient = 0;
   int hasty = 0;
   Subject subject = FailsFrom(3, "backend: hang", patient);
@@ -230,6 +230,7 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
     RunResult result = {.ran = true};
     if (history.ops.size() >= (is_hasty ? 1U : 3U)) {
       result.failure = MakeFailure("backend: hang", is_hasty ? "0.2" : "1");
+      result.failure->step = history.ops.size() - 1;
     }
     return result;
   };
@@ -239,7 +240,7 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
 }
 
 // How far a backend gets may vary from run to run.
-TEST(Harness, TellsAFailureThatDoesNotRepeat) {
+TEST(Harness, ReportsAFailureThatDoesNotRepeat) {
   int runs = 0;
   Subject subject;
   subject.name = "elsewhere";
@@ -296,7 +297,7 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
             "It does not repeat: another run shows no difference.");
 }
 
-TEST(Harness, ShrinksForAsLongAsItIsTold) {
+TEST(Harness, StopsShrinkingAfterItsTimeLimit) {
   int runs = 0;
   Subject subject = FailsFrom(5, "backend: crash", runs);
   const History history = MakeHistory(1, 1, std::nullopt, 100);
@@ -319,7 +320,7 @@ TEST(Harness, ShrinksForAsLongAsItIsTold) {
   EXPECT_EQ(runs, 4);  // Found, again, shrunk, explained.
 }
 
-TEST(Harness, BeginsNoHistoryThatCannotMatter) {
+TEST(Harness, SkipsHistoriesAfterTheFirstFailure) {
   int runs = 0;
   Subject subject = FailsFrom(1000, "", runs);
   subject.run = [run = subject.run](const History& history, CallTrace* story,
@@ -355,7 +356,7 @@ TEST(Harness, NamesTheProgramAsItWasCalled) {
   SetProgram("kvtwin");
 }
 
-TEST(Harness, NeedsNoSnapshots) {
+TEST(Harness, AcceptsCachesWithoutSnapshots) {
   const Subject subject = {
       .name = "right",
       .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
@@ -391,7 +392,7 @@ TEST(Harness, GivesTheSameDigestOnAnyNumberOfThreads) {
 }
 
 // Both twins refuse sizes of 0, and the driver expects that.
-TEST(Harness, ExpectsThatNoCacheHasASizeOfZero) {
+TEST(Harness, ExpectsThatASizeOfZeroIsRefused) {
   for (const std::string size : {"cap", "seqs", "batch", "pad"}) {
     const auto history = ParseHistory("kvt1 " + size + "=0 | put 0*1");
     ASSERT_TRUE(history.ok()) << history.status().ToString();
@@ -401,7 +402,7 @@ TEST(Harness, ExpectsThatNoCacheHasASizeOfZero) {
   }
 }
 
-TEST(Harness, RefusesTextThatIsNoHistory) {
+TEST(Harness, RefusesTextThatIsNotAHistory) {
   for (const std::string text :
        {"", "kvt2", "kvt1 kind=tree", "kvt1 | put", "kvt1 | put 0*0",
         "kvt1 | put 0*99999999999", "kvt1 | drop 0", "kvt1 | copy 0>1",
@@ -412,7 +413,7 @@ TEST(Harness, RefusesTextThatIsNoHistory) {
   }
 }
 
-TEST(Harness, ReadsWhatAPersonWrites) {
+TEST(Harness, ReadsHandWrittenLines) {
   const Result<History> history =
       ParseHistory("kvt1  cap=4 |put 0*free  1*2@-1r|  drop 0:~1-");
   ASSERT_TRUE(history.ok()) << history.status().ToString();

@@ -216,8 +216,9 @@ class Shrinker {
       return "what the command prints is accepted";
     }
     if (judgement.verdict() == Verdict::kBadInput) {
-      return fmt::format("what the command prints is no recording: line {}: {}",
-                         judgement.line(), judgement.reason());
+      return fmt::format(
+          "what the command prints is not a recording: line {}: {}",
+          judgement.line(), judgement.reason());
     }
     std::string bucket = BucketOfReason(judgement.reason());
     if (bucket != bucket_) {

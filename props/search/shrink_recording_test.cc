@@ -137,7 +137,7 @@ std::string LongRecording() {
   }
 }
 
-TEST(ShrinkRecording, MakesTheShortestOfAPool) {
+TEST(ShrinkRecording, FindsTheShortestRecordingOfAPool) {
   const std::string text = LongRecording();
   const auto shrunk = ShrinkRecording(text, Fork, {.twins = kTwins});
   ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
@@ -175,7 +175,7 @@ Recorder ForkOrStart(std::size_t lines) {
   };
 }
 
-TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
+TEST(ShrinkRecording, KeepsTheSameFailure) {
   const std::string text = LongRecording();
   const std::string bucket = BucketOfReason(JudgeText(text).reason());
   for (const std::size_t lines : {7U, 9U, 12U, 20U}) {
@@ -190,7 +190,7 @@ TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
   }
 }
 
-TEST(ShrinkRecording, StopsAfterItsRuns) {
+TEST(ShrinkRecording, StopsAfterItsLimitOfRuns) {
   std::int64_t runs = 0;
   const auto shrunk = ShrinkRecording(
       LongRecording(), Fork,
@@ -211,7 +211,7 @@ void ExpectNoShrink(const std::string& text, const Recorder& record,
       << shrunk.status().message();
 }
 
-TEST(ShrinkRecording, SaysWhyItCannot) {
+TEST(ShrinkRecording, ExplainsWhyItCannotShrink) {
   const std::string text = LongRecording();
   const auto prints = [](const std::string& out) {
     return [out](const std::string&) -> Result<std::string> { return out; };
@@ -219,8 +219,8 @@ TEST(ShrinkRecording, SaysWhyItCannot) {
   ExpectNoShrink(Lines(kPoolLines), Fork, "there is nothing to shrink");
   ExpectNoShrink("{", Fork, "the recording is bad input: line 1");
   ExpectNoShrink(text, prints(Lines(kPoolLines)), "is accepted");
-  ExpectNoShrink(text, prints("garbage\n"), "is no recording: line 1");
-  ExpectNoShrink(text, prints(""), "is no recording: line 1");
+  ExpectNoShrink(text, prints("garbage\n"), "is not a recording: line 1");
+  ExpectNoShrink(text, prints(""), "is not a recording: line 1");
   ExpectNoShrink(text, prints(text), "it does not read what it is given");
   std::vector<std::string> other = kPoolLines;
   other[7] = Replaced(other[7], R"("len":4)", R"("len":3)");
@@ -234,7 +234,7 @@ TEST(ShrinkRecording, SaysWhyItCannot) {
       "the command fails: it burns");
 }
 
-TEST(ShrinkRecording, TellsFailuresApartByTheirSentence) {
+TEST(ShrinkRecording, DistinguishesFailuresByTheirText) {
   EXPECT_EQ(BucketOfReason("get: mask row 1 (sequence 1, position 4) sees at "
                            "column 3 (cell 11 (so)) a row that was never put; "
                            "expected 7"),
@@ -243,7 +243,7 @@ TEST(ShrinkRecording, TellsFailuresApartByTheirSentence) {
             "views: the number of rows is , expected");
 }
 
-TEST(Filter, GivesAndTakesMoreThanAPipeHolds) {
+TEST(Filter, TransfersMoreThanAPipeHolds) {
   std::string input;
   for (int i = 0; i < 100000; ++i) input += "a line of text\n";
   const auto output = Filter("cat; echo end", input, {});
@@ -263,7 +263,7 @@ void ExpectFails(const std::string& command, const FilterLimits& limits,
       << output.status().message();
 }
 
-TEST(Filter, EndsWhatGoesWrong) {
+TEST(Filter, EndsFailingCommands) {
   ExpectFails("echo broken >&2; exit 3", {},
               "it ends with exit code 3, having printed: broken");
   ExpectFails("kill -SEGV $$", {}, "it ends with SIGSEGV");

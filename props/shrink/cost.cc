@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/index.h"
+#include "props/history/knobs.h"
 
 namespace kvtwin::props {
 namespace {
@@ -33,24 +34,10 @@ void AddCost(const CacheSpec& spec, Cost& cost) {
 
 void AddCost(const Setup& setup, Cost& cost) {
   AddCost(setup.spec, cost);
-  const CacheConfig& config = setup.config;
-  const Setup plain;
-  const auto special = [&](bool is) { cost.special += is ? 1 : 0; };
-  special(config.v_layout != VLayout::kPlain);
-  special(config.mask_dtype != DType::kF32);
-  special(config.v_dtype.has_value());
-  special(config.cache_padding != 1);
-  special(config.mask_batch_padding != 1);
-  special(setup.init.dtype != DType::kF32);
-  special(setup.rows != plain.rows);
-  special(setup.layers != 1);
-  special(setup.strided);
-  special(setup.legal);
-  special(setup.first_id != 0);
-  const RowDims& rows = setup.rows;
-  cost.numbers += setup.layers + config.cache_padding +
-                  config.mask_batch_padding + rows.k_head_dim + rows.kv_heads +
-                  rows.v_head_dim;
+  for (const Knob& knob : Knobs()) {
+    cost.special += knob.text(setup).empty() ? 0 : 1;
+    if (knob.numbers) cost.numbers += knob.numbers(setup);
+  }
 }
 
 void AddSizesCost(const Setup& setup, Cost& cost) {

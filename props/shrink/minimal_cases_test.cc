@@ -30,7 +30,7 @@ std::vector<History> AllOf(const History& model) {
   return all;
 }
 
-TEST(Catalog, GoesFromThePlainestUp) {
+TEST(MinimalCases, StartWithTheSimplest) {
   const History model =
       *ParseHistory("kvt1 cells=6 | put 0*2 1*2 | drop 0:0- | put 1*4@+1");
   const std::vector<History> all = AllOf(model);
@@ -44,7 +44,7 @@ TEST(Catalog, GoesFromThePlainestUp) {
   }
 }
 
-TEST(Catalog, HasWhatIsSpecial) {
+TEST(MinimalCases, KeepSpecialSettings) {
   for (const std::string line :
        {"cells=2 permuted=1 | put 0*3 image=2", "cells=2 pad=2 | put 0*3 keep",
         "kind=swa_mem window=1 memory=4 cells=5 | put 0*3",
@@ -63,7 +63,7 @@ TEST(Catalog, HasWhatIsSpecial) {
 }
 
 // Batches have images and exceptions if the model has them.
-TEST(Catalog, MarksTokensAsTheModelDoes) {
+TEST(MinimalCases, MarkTokensAsTheModelDoes) {
   for (const std::string mark : {"image", "except"}) {
     for (const bool marks : {false, true}) {
       const History model =
@@ -80,7 +80,7 @@ TEST(Catalog, MarksTokensAsTheModelDoes) {
 }
 
 // The catalog has all kinds of operations, up to the last OpKind.
-TEST(Catalog, HasCallsInAnyOrder) {
+TEST(MinimalCases, HaveCallsInAnyOrder) {
   const std::string setup =
       "kvt1 kind=wrapper caches=causal cells=1 layers=2 | ";
   std::set<std::string> texts;
@@ -98,7 +98,7 @@ TEST(Catalog, HasCallsInAnyOrder) {
 }
 
 // No operation refers to tokens that a legal client has removed.
-TEST(Catalog, FollowsWhereSequencesEnd) {
+TEST(MinimalCases, FollowTheEndsOfSequences) {
   std::set<std::string> texts;
   const History model = *ParseHistory(
       "kvt1 cells=8 legal=1 | put 0*3 | put 0*3 | drop 0:1- | copy 0>1:1 | ask "
@@ -113,7 +113,7 @@ TEST(Catalog, FollowsWhereSequencesEnd) {
   EXPECT_FALSE(texts.contains("| put 0*2 | copy 0>1:3 | put 1*1"));
 }
 
-TEST(Rebuild, MakesTheStateInOneBatch) {
+TEST(StatePrefix, MakesTheStateInOneBatch) {
   const History history = *ParseHistory(
       "kvt1 cells=6 | put 0*1 | put 1*1 | put 0*2 | copy 0>2:1 | drop 1:0- | "
       "ask 0@1");
@@ -131,7 +131,7 @@ TEST(Rebuild, MakesTheStateInOneBatch) {
 }
 
 // The text of a rebuilt history can be read back.
-TEST(Rebuild, GoesUpToTheLargestPosition) {
+TEST(StatePrefix, GoesUpToTheLargestPosition) {
   const History history = *ParseHistory(
       "kvt1 cells=8 | put 0*1@+2147483646 | put 0*3 2147483647*1 | "
       "copy 0>1:2147483647 | get");
@@ -142,7 +142,7 @@ TEST(Rebuild, GoesUpToTheLargestPosition) {
   EXPECT_EQ(ToText(*again), ToText(*rebuilt));
 }
 
-TEST(Rebuild, KeepsTheOrderOfPositions) {
+TEST(StatePrefix, KeepsTheOrderOfPositions) {
   const History history = *ParseHistory(
       "kvt1 cells=8 | put 0*3r | put 1*2= | put 0*1@+1 | put 2*1 | drop 0:0-0 |"
       " get");
@@ -150,7 +150,7 @@ TEST(Rebuild, KeepsTheOrderOfPositions) {
             "kvt1 cells=8 | put 0*3r 1*2= 0*1@+4 2*1 | get");
 }
 
-TEST(Rebuild, PutsAllTokensAtOnce) {
+TEST(StatePrefix, PutsAllTokensAtOnce) {
   const auto at_once = [](const std::string& line) {
     const auto made = PutAtOnce(*ParseHistory(line));
     return made ? ToText(*made) : "";
@@ -166,7 +166,7 @@ TEST(Rebuild, PutsAllTokensAtOnce) {
 
 // With a thousand operations in a cache of hundreds of cells, leaving out
 // unneeded operations takes all the work that shrinking may do.
-TEST(Shrink, LooksLittleUpAfterMuchWork) {
+TEST(Shrink, TriesFewMinimalCasesAfterMuchWork) {
   const auto tries = [](const std::string& line, std::size_t gets) {
     History history = *ParseHistory(line);
     const std::vector<Op> pair = {history.ops.begin() + 1, history.ops.end()};
@@ -211,7 +211,7 @@ class ResumesInOrder : public ForwardingCache {
   }
 };
 
-TEST(Shrink, WritesOutWhatALegalClientDoes) {
+TEST(Shrink, WritesOutTheCallsOfALegalClient) {
   for (std::uint64_t number = 0, legal = 0; legal < 50; ++number) {
     const History history = MakeHistory(1, number, {}, 60);
     if (!history.setup.legal) continue;
@@ -226,13 +226,13 @@ TEST(Shrink, WritesOutWhatALegalClientDoes) {
   }
 }
 
-TEST(Shrink, LeavesAHistoryThatPassesAsItIs) {
+TEST(Shrink, LeavesAPassingHistoryUnchanged) {
   const History history = *ParseHistory("kvt1 cells=4 | put 0*2 | get");
   EXPECT_EQ(ToText(Shrink(history, TwinSubject("reference"))), ToText(history));
 }
 
 // Nearly every history fails, but with another failure than the first one.
-TEST(Shrink, KeepsToTheFailureThatItBeganWith) {
+TEST(Shrink, KeepsTheSameFailure) {
   const Rerun rerun = [](const History& history) -> std::optional<Failure> {
     for (std::size_t i = 0; i < history.ops.size(); ++i) {
       if (history.ops[i].kind == OpKind::kDrop) {
@@ -247,7 +247,7 @@ TEST(Shrink, KeepsToTheFailureThatItBeganWith) {
   EXPECT_EQ(shrunk.ops[0].kind, OpKind::kDrop);
 }
 
-TEST(Shrink, FindsTheLeastDimensions) {
+TEST(Shrink, FindsTheSmallestDimensions) {
   for (const RowDims least : {RowDims{1, 1, 2}, RowDims{1, 1, 3},
                               RowDims{2, 1, 1}, RowDims{1, 2, 1}}) {
     const Rerun rerun = [&](const History& history) -> std::optional<Failure> {
@@ -274,7 +274,7 @@ Result<std::unique_ptr<Cache>> MakeFaulty(const CacheSpec& spec) {
 }
 
 // Bounds of a range are tried from 0 to 3, and then halved.
-TEST(Shrink, FindsTheLeastBoundsOfARange) {
+TEST(Shrink, FindsTheSmallestBoundsOfARange) {
   const auto least = [](const std::string& line, auto fails) {
     const Rerun rerun = [&](const History& history) -> std::optional<Failure> {
       Failure difference;

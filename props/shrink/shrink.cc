@@ -10,10 +10,12 @@
 
 #include "core/index.h"
 #include "props/compare/timed_rerun.h"
+#include "props/history/knobs.h"
 #include "props/history/misuse.h"
 #include "props/shrink/cost.h"
 #include "props/shrink/minimal_cases.h"
 #include "props/shrink/rebuild.h"
+#include "props/shrink/shrinker.h"
 
 namespace kvtwin::props {
 namespace {
@@ -133,29 +135,9 @@ class Moves {
       return h.setup.spec.caches.empty() ? &h.setup.spec : nullptr;
     });
     Setups([](Setup& s) { s.spec.placement = Placement::kContiguous; });
-    Setups([](Setup& s) { s.legal = false; });
-    Setups([](Setup& s) { s.strided = false; });
-    Setups([](Setup& s) { s.first_id = 0; });
-    Setups([](Setup& s) { s.layers = 1; });
-    Setups([](Setup& s) { s.layers = 2; });
-    Setups([](Setup& s) { s.rows = Setup().rows; });
-    for (const int v_head_dim : {1, 2, 3}) {
-      for (const int kv_heads : {1, 2}) {
-        for (const int k_head_dim : {1, 2, 3, 4}) {
-          Setups([=](Setup& s) {
-            s.rows = {k_head_dim, kv_heads, v_head_dim};
-          });
-        }
-      }
-    }
-    Setups([](Setup& s) { s.init.dtype = DType::kF32; });
     Setups([](Setup& s) { s.config = CacheConfig(); });
-    Setups([](Setup& s) { s.config.mask_dtype = DType::kF32; });
-    Setups([](Setup& s) { s.config.v_dtype.reset(); });
-    Setups([](Setup& s) { s.config.v_layout = VLayout::kPlain; });
-    for (const int padding : {1, 2, 3}) {
-      Setups([=](Setup& s) { s.config.mask_batch_padding = padding; });
-      Setups([=](Setup& s) { s.config.cache_padding = padding; });
+    for (const Knob& knob : Knobs()) {
+      for (const auto& plain : knob.plainer) Setups(plain);
     }
     Setups([](Setup& s) { SetCells(s.init.capacity, s); });
     Setups([](Setup& s) { SetCells((s.init.capacity + 1) / 2, s); });
@@ -428,147 +410,104 @@ class Moves {
   std::vector<Move> moves_;
 };
 
-class Shrinker {
+// Histories of caches, for Shrinker.
+class CacheDomain {
  public:
-  Shrinker(const History& history, const Failure& difference,
-           const Rerun& rerun, Bounds bounds = {},
-           std::int64_t start_work = 2'500)
-      : best_(history),
-        start_work_(start_work),
-        rerun_(rerun),
-        bounds_(std::move(bounds)),
-        blamed_(difference.party()) {
-    Cut(difference.step);
-  }
+  using History = props::History;
+  // A history of a thousand operations in a cache of hundreds of cells uses up
+  // the limit before the minimal cases are searched.
+  static constexpr std::int64_t kMostWork = 125'000'000;
+  static constexpr std::int64_t kMostWorkLegal = 2 * kMostWork;
 
-  History Run() {
-    if (best_.setup.legal) Try(ExpandImplicit(best_));
-    PlainSetup();
-    Rebuild(/*most_kept=*/2);  // In a long history, each takes long.
-    DropOps();
-    cost_ = CostOf(best_);
-    do {
-      Rebuild();
-      do {
-        Halve();
-      } while (Step());
-    } while (Rebuild());
-    Cost before;
-    do {
-      LookUp();
-      before = cost_;
-      while (Step() || PairStep()) {
-      }
-      // The kinds of operations have changed, and so has the catalog.
-    } while (cost_ != before && best_.ops.size() < 3);
-    return best_;
-  }
+  CacheDomain(Party blamed, Bounds bounds, std::int64_t start_work)
+      : blamed_(blamed), bounds_(std::move(bounds)), start_work_(start_work) {}
 
- private:
-  // Drops the operations after the failing one, which are not needed.
-  void Cut(std::size_t step) {
-    if (step + 1 < best_.ops.size()) best_.ops.resize(step + 1);
-    fails_in_last_ = step + 1 == best_.ops.size();
+  static bool IsLegal(const History& history) { return history.setup.legal; }
+  bool Allows(const History& history) const {
+    return bounds_.Allow(history.setup);
   }
-
-  bool Try(const History& candidate) {
-    if (!bounds_.Allow(candidate.setup)) return false;
-    const std::optional<Failure> difference = rerun_(candidate);
-    CountWork(candidate, difference ? difference->step : candidate.ops.size());
-    if (!difference || difference->party() != blamed_) return false;
-    best_ = candidate;
-    Cut(difference->step);
-    return true;
+  // Which of the party's checks fails first is chance.
+  bool IsSame(const Failure& failure) const {
+    return failure.party() == blamed_;
   }
-
-  // Adds the approximate duration of a run of this many operations. It is
-  // computed, because a measured time would depend on the machine. A history of
-  // a thousand operations in a cache of hundreds of cells uses up the limit
-  // before the catalog is searched; for legal clients the limit is higher.
-  void CountWork(const History& history, std::size_t ops) {
-    if (TooMuchWork()) return;
+  static Cost CostOf(const History& history) { return props::CostOf(history); }
+  static Cost CostAtLeast(const History& history) {
+    return CostWithoutSizes(history);
+  }
+  std::int64_t Work(const History& history, std::size_t ops) const {
     const InitArgs& init = history.setup.init;
     const auto cells =
         std::min(std::int64_t{init.capacity} * init.max_sequences,
                  std::int64_t{1} << 20);
-    work_ += start_work_ + static_cast<std::int64_t>(ops) * (600 + 30 * cells);
-  }
-  bool TooMuchWork() const {
-    return work_ > (best_.setup.legal ? 2 : 1) * kMostWork;
+    return start_work_ + static_cast<std::int64_t>(ops) * (600 + 30 * cells);
   }
 
-  // Tries a candidate that is plainer than the best history and was not tried
-  // yet.
-  bool TryPlainer(const History& candidate) {
-    if (CostWithoutSizes(candidate) > cost_) return false;
-    const Cost cost = CostOf(candidate);
-    if (cost > cost_) return false;
-    std::string text = ToText(candidate);
-    if (cost == cost_ && text >= ToText(best_)) return false;
-    if (!tried_.insert(std::move(text)).second) return false;
-    if (!Try(candidate)) return false;
-    cost_ = CostOf(best_);
-    return true;
+  void Prepare(Shrinker<CacheDomain>& shrinker) const {
+    if (IsLegal(shrinker.best())) shrinker.Try(ExpandImplicit(shrinker.best()));
+    PlainSetup(shrinker);
+    // In a long history, each of these takes long.
+    shrinker.AnyPlainer(ShortWays(shrinker.best(), /*most_kept=*/2));
   }
 
-  // Leaves out runs of operations: halves, quarters, ..., single ones. If the
-  // last operation fails, it stays: without it, no other operation fails.
-  void DropOps() {
-    for (std::size_t run = best_.ops.size(); run > 0; run /= 2) {
-      for (std::size_t at = best_.ops.size(); at > 0;) {
-        at = std::min(at, best_.ops.size());
-        const std::size_t begin = at > run ? at - run : 0;
-        if (at < best_.ops.size() || !fails_in_last_) {
-          History candidate = best_;
-          const auto first = candidate.ops.begin();
-          candidate.ops.erase(first + static_cast<std::ptrdiff_t>(begin),
-                              first + static_cast<std::ptrdiff_t>(at));
-          Try(candidate);
-        }
-        at = begin;
-      }
-    }
+  static std::vector<History> Shortcuts(const History& history) {
+    return ShortWays(history, /*most_kept=*/4);
   }
 
+  // Halves the cells, and the tokens or batches. Many tries follow, and each
+  // takes longer in a larger cache.
+  static std::vector<History> Halved(const History& history) {
+    return {Half(history, /*batches=*/false), Half(history, /*batches=*/true)};
+  }
+
+  static std::vector<Move> Moves(const History& history, bool all) {
+    return props::Moves(history, all).Take();
+  }
+
+  // Searches for a plainer history that no step leads to.
+  void TryMinimalCases(Shrinker<CacheDomain>& shrinker) const {
+    PlainestThatFails(
+        History(shrinker.best()),
+        [&](const History& candidate) {
+          return !shrinker.IsOutOfTime() && shrinker.Try(candidate);
+        },
+        bounds_);
+  }
+
+ private:
   // Plain caches and rows come first: every try takes time for each cache, and
   // for the number and width of the rows.
-  void PlainSetup() {
+  static void PlainSetup(Shrinker<CacheDomain>& shrinker) {
     const auto attempt = [&](const auto& change) {
-      History candidate = best_;
+      History candidate = shrinker.best();
       change(candidate.setup);
       FitStorage(candidate.setup);
-      return Try(candidate);
+      return shrinker.Try(candidate);
     };
-    const auto rows = [](Setup& setup) {
-      setup.rows = Setup().rows;
-      setup.layers = 1;
+    const auto sizes = [](Setup& setup) {
+      for (const Knob& knob : Knobs()) {
+        if (knob.group == KnobGroup::kSizes) knob.Reset(setup);
+      }
     };
-    const auto layout = [](Setup& setup) {
-      setup.config = CacheConfig();
-      setup.init.dtype = DType::kF32;
-      setup.strided = false;
-      setup.first_id = 0;
+    const auto others = [legal = shrinker.best().setup.legal](Setup& setup) {
+      for (const Knob& knob : Knobs()) {
+        if (knob.group != KnobGroup::kSizes) knob.Reset(setup);
+      }
+      setup.legal = legal;
     };
-    if (!attempt([&](Setup& setup) { rows(setup), layout(setup); })) {
-      attempt(rows);
-      attempt(layout);
+    if (!attempt([&](Setup& setup) { sizes(setup), others(setup); })) {
+      attempt(sizes);
+      attempt(others);
     }
     // Tries each cache of a wrapper alone.
-    for (const CacheSpec& part : std::vector(best_.setup.spec.caches)) {
+    for (const CacheSpec& part :
+         std::vector(shrinker.best().setup.spec.caches)) {
       if (attempt([&](Setup& setup) { setup.spec = part; })) break;
     }
-    cost_ = CostOf(best_);
+    shrinker.UpdateCost();
   }
 
-  // Halves the cells, and the tokens or batches, as long as the failure stays.
-  // Many tries follow, and each takes longer in a larger cache.
-  void Halve() {
-    while (TryPlainer(Halved(/*batches=*/false)) ||
-           TryPlainer(Halved(/*batches=*/true))) {
-    }
-  }
-  History Halved(bool batches) const {
-    History half = best_;
+  static History Half(const History& history, bool batches) {
+    History half = history;
     Setup& setup = half.setup;
     const bool of_cells = WhyNotOfCells(setup).empty();
     setup.init.capacity = (setup.init.capacity + 1) / 2;
@@ -592,103 +531,42 @@ class Shrinker {
     return half;
   }
 
-  // Tries each step alone once. Returns whether a step made the history
-  // plainer.
-  bool Step() {
-    // Most of many operations will go, so their details are not tried yet.
-    constexpr std::size_t kMany = 12;
-    const std::size_t before = best_.ops.size();
-    if (before > kMany) Step(Moves(best_, /*all=*/false));
-    return best_.ops.size() < before || Step(Moves(best_, /*all=*/true));
-  }
-  bool Step(Moves moves) {
-    bool plainer = false;
-    for (const Move& move : moves.Take()) {
-      History candidate = best_;
-      move(candidate);
-      plainer = TryPlainer(candidate) || plainer;
-    }
-    return plainer;
-  }
-
   // Replaces all but the last operations by a short way to the same state.
-  bool Rebuild(std::size_t most_kept = 4) {
+  static std::vector<History> ShortWays(const History& history,
+                                        std::size_t most_kept) {
+    std::vector<History> ways;
     for (std::size_t kept = 1; kept <= most_kept; ++kept) {
-      const std::optional<History> rebuilt = Rebuilt(best_, kept);
-      if (rebuilt && TryPlainer(*rebuilt)) return true;
+      if (auto way = Rebuilt(history, kept)) ways.push_back(*std::move(way));
     }
-    const std::optional<History> one = PutAtOnce(best_);
-    return one && TryPlainer(*one);
+    if (auto way = PutAtOnce(history)) ways.push_back(*std::move(way));
+    return ways;
   }
 
-  // Searches the catalog for a plainer history that no step leads to.
-  void LookUp() {
-    PlainestThatFails(
-        best_, [&](const History& one) { return !TooMuchWork() && Try(one); },
-        bounds_);
-    cost_ = CostOf(best_);
-  }
-
-  // Tries pairs of steps, for when no single step makes the history plainer.
-  bool PairStep() {
-    // The number of pairs grows with the square of the number of operations.
-    constexpr std::size_t kMostTries = 12000;
-    const std::size_t enough =
-        tried_.size() + kMostTries / std::max<std::size_t>(best_.ops.size(), 1);
-    std::vector<Move> moves = Moves(best_, /*all=*/true).Take();
-    const std::string text = ToText(best_);
-    std::erase_if(moves, [&](const Move& move) {  // Without effect.
-      History changed = best_;
-      move(changed);
-      return ToText(changed) == text;
-    });
-    for (std::size_t i = 0; i < moves.size(); ++i) {
-      History changed = best_;
-      moves[i](changed);
-      History candidate;
-      for (std::size_t j = i + 1; j < moves.size(); ++j) {
-        candidate = changed;
-        moves[j](candidate);
-        if (TryPlainer(candidate)) return true;
-        if (tried_.size() == enough || TooMuchWork()) return false;
-      }
-    }
-    return false;
-  }
-
-  static constexpr std::int64_t kMostWork = 125'000'000;  // Nanoseconds.
-
-  History best_;
-  const std::int64_t start_work_;  // The time of a run without operations.
-  std::int64_t work_ = 0;
-  bool fails_in_last_ = false;  // The failure is not in the set-up or the end.
-  Cost cost_;                   // The cost of `best_`.
-  const Rerun& rerun_;
+  const Party blamed_;
   const Bounds bounds_;
-  const Party blamed_;  // Which of the party's checks fails first is chance.
-  std::set<std::string> tried_;
+  const std::int64_t start_work_;  // The time of a run without operations.
 };
 
 }  // namespace
 
 History Shrink(const History& history, const Subject& subject,
                std::optional<Kind> kind, const RefusesHistory& refuses) {
-  const std::optional<Failure> difference =
-      RunHistory(history, subject).failure;
-  if (!difference) return history;
+  const std::optional<Failure> failure = RunHistory(history, subject).failure;
+  if (!failure) return history;
   Subject quick = subject;
-  quick.tried_outside_of_life = difference->party() == Party::kEither;
+  quick.tried_outside_of_life = failure->party() == Party::kEither;
   const Rerun rerun = TimedRerun(quick, refuses);
   Bounds bounds = {.abilities = subject.abilities, .kind = kind};
   if (subject.is_twin()) bounds.abilities.reset();
-  return Shrinker(history, *difference, rerun, bounds, subject.start_work)
-      .Run();
+  CacheDomain domain(failure->party(), bounds, subject.start_work);
+  return Shrinker(domain, history, *failure, rerun).Shrink();
 }
 
 History Shrink(const History& history, const Rerun& rerun) {
-  const std::optional<Failure> difference = rerun(history);
-  if (!difference) return history;
-  return Shrinker(history, *difference, rerun).Run();
+  const std::optional<Failure> failure = rerun(history);
+  if (!failure) return history;
+  CacheDomain domain(failure->party(), {}, Subject().start_work);
+  return Shrinker(domain, history, *failure, rerun).Shrink();
 }
 
 }  // namespace kvtwin::props

@@ -33,7 +33,7 @@ enum class Fault {
   kCopiesShort,     // The last token of a copy is missing.
   kForgetsTheTurn,  // A token moves without its K shift.
   kTakesAnyBatch,   // Positions that do not follow are taken.
-  kAlwaysResumes,   // can_resume says yes.
+  kAlwaysResumes,   // can_resume is always true.
   kFullTooEarly,    // cache_full, with room for a token.
   kSeesOthers,      // Rows see others at their position.
   kEvictsTooMuch,   // One position more than the memory allows.

@@ -68,7 +68,7 @@ std::int64_t FromEnvironment(const char* name, std::int64_t otherwise) {
   return text == nullptr ? otherwise : std::atoll(text);
 }
 
-TEST_P(EachProfile, NothingIsFoundInARightCache) {
+TEST_P(EachProfile, NothingIsFoundInACorrectCache) {
   const std::int64_t most = FromEnvironment("KVTWIN_OTHER_OPS", 30'000);
   const auto seed =
       static_cast<std::uint64_t>(FromEnvironment("KVTWIN_OTHER_SEED", 1));
@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(OtherCaches, EachProfile,
                                            "executorch"));
 
 // Correct caches once failed these: whether a sequence has an end is unknown.
-TEST(OtherCaches, WhatMayHaveLeftDecidesNothing) {
+TEST(OtherCaches, TokensThatMayHaveLeftDecideNothing) {
   for (const std::string line :
        {"kind=swa window=2 shift=identity cells=2 | put 0*2 | put 0*1 | "
         "drop 0:1- | put 0*1@+1",
@@ -131,7 +131,7 @@ TEST(OtherCaches, WhatMayHaveLeftDecidesNothing) {
 
 // One cache of a wrapper refuses a batch that would set a sequence of the other
 // cache back.
-TEST(OtherCaches, ABatchThatIsRefusedChangesNoCacheOfAWrapper) {
+TEST(OtherCaches, ARefusedBatchChangesNoCacheOfAWrapper) {
   const Result<History> history = ParseHistory(
       "kvt1 kind=wrapper caches=causal/swa:w1 cells=1 batch=6 | put 0*5 | "
       "put 1*1 0*2 | drop 0:1- | put 1*1@-1 0*1 | put 1*1");
@@ -191,7 +191,7 @@ std::string WrongIn(const reference::Ledger& ledger, int layer,
 
 // Positions 2 and 3 may be gone; 4 must be there, and has the row of 2. Layer 1
 // has no rows.
-TEST(OtherCaches, EqualRowsAreOfTheTokensThatMustBeThere) {
+TEST(OtherCaches, EqualRowsBelongToRequiredTokens) {
   CacheSpec spec;
   spec.kind = Kind::kSwa;
   spec.window = 3;
@@ -241,7 +241,7 @@ std::map<std::string, int> LinesOf(std::string_view profile, Fault fault,
 }
 
 // KVTWIN_OTHER_LINES=20 prints the histories of every fault, from 20 seeds.
-TEST(LegalClients, ABugHasOneLineWhateverTheSeed) {
+TEST(LegalClients, ABugHasOneLineForEverySeed) {
   const auto all = AsInt(FromEnvironment("KVTWIN_OTHER_LINES", 0));
   for (const Profile& profile : Profiles()) {
     for (const Fault fault : kFaults) {
@@ -263,7 +263,7 @@ TEST(LegalClients, ABugHasOneLineWhateverTheSeed) {
   }
 }
 
-TEST(LegalClients, AShrunkHistoryIsOfTheKindThatIsAskedFor) {
+TEST(LegalClients, AShrunkHistoryKeepsItsKind) {
   const Subject subject =
       OtherSubject("llama.cpp", 7, /*any_order=*/false, Fault::kMixesRows);
   for (const Kind kind :

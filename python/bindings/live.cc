@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,8 @@
 #include "backend.h"
 #include "bindings.h"
 #include "props/backend/backend.h"
+#include "props/backend/backend_laws.h"
+#include "props/backend/profile.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/report/page.h"
@@ -62,8 +65,8 @@ class Driver {
 
   // Returns the finding, with the command of Python that shows it again, and
   // writes its page if there is a path for it.
-  Finding Tell(props::Failure failure,
-               const std::optional<std::string>& page) const {
+  Finding Report(props::Failure failure,
+                 const std::optional<std::string>& page) const {
     // A failed init has no cache whose message() could be read.
     if (failure.function == "init") failure.text += backend_.init_error();
     failure.rerun = nb::cast<std::string>(rerun_(failure.history));
@@ -80,9 +83,10 @@ class Driver {
   nb::object rerun_;
 };
 
-// The level that holds, whether the backend does what it claims, operations,
-// histories, findings, and the number of known findings by bucket.
-using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
+// The level that holds, whether the backend does what it claims, whether no
+// view was compared, operations, histories, findings, and the number of known
+// findings by bucket.
+using Fuzzed = std::tuple<std::string, bool, bool, std::int64_t, std::int64_t,
                           std::vector<Finding>, props::PassedOver>;
 
 struct Vain {};
@@ -95,7 +99,8 @@ Fuzzed NoneMade(const Driver& driver) {
            fmt::format("each __init__ refused: {}", error)});
   }
   const std::string text = fmt::format("each __init__ fails: {}\n", error);
-  return {"none", false, 0, 0, {{"none", "backend: error", "", error, text}},
+  return {"none", false, true,
+          0,      0,     {{"none", "backend: error", "", error, text}},
           {}};
 }
 
@@ -128,10 +133,11 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
     std::vector<Finding> findings;
     for (const props::Failure& failure : result.findings) {
       findings.push_back(
-          driver.Tell(failure, findings.empty() ? page : std::nullopt));
+          driver.Report(failure, findings.empty() ? page : std::nullopt));
     }
     return {std::string(props::LevelName(result.holds)),
             result.Right(driver.info()),
+            result.not_judged != props::Level::kNone,
             result.operations,
             result.histories,
             std::move(findings),
@@ -153,7 +159,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
         props::RunHistory(parsed, driver.SubjectAt(level), &story);
     if (!result.ran && !result.failure) {
       Raise({StatusCode::kNotSupported,
-             "there is no such cache, by its description or its __init__"});
+             "the description or __init__ of the class refuses such a cache"});
     }
     std::vector<std::string> calls;
     for (const props::Step& step : story.steps) {
@@ -161,7 +167,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
     }
     std::optional<Finding> found;
     if (result.failure) {
-      found = driver.Tell(
+      found = driver.Report(
           props::Explain(parsed, *result.failure, driver.SubjectAt(level),
                          /*drawn=*/page.has_value()),
           page);
@@ -170,9 +176,97 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
   });
 }
 
+// A law, and what came of it, as the fields of kvtwin.LawResult.
+nb::dict LawDict(const props::Law& law, const props::LawAnswer& answer,
+                 const nb::object& rerun) {
+  nb::dict fields;
+  fields["name"] = std::string(law.name);
+  fields["statement"] = std::string(law.statement);
+  fields["rules"] = std::string(law.rules);
+  fields["histories"] = answer.run.histories;
+  fields["judged"] = answer.run.judged;
+  fields["not_judged"] = answer.why_not;
+  const auto& failure = answer.run.failure;
+  fields["check"] = failure ? failure->check : "";
+  fields["reason"] = failure ? failure->text : "";
+  const std::string history = failure ? props::ToText(answer.run.shrunk) : "";
+  fields["history"] = history;
+  fields["rerun"] =
+      failure ? rerun(std::string(law.name), history) : nb::cast(std::string());
+  return fields;
+}
+
+std::vector<std::string> LawNames() {
+  std::vector<std::string> names;
+  for (const props::Law& law : props::Laws()) names.emplace_back(law.name);
+  return names;
+}
+
+// Judges the laws with these names; `rerun` makes the command that judges a law
+// on a history again.
+nb::list JudgeLaws(nb::object adapter, nb::object rerun,
+                   const std::vector<std::string>& names, std::uint64_t seed,
+                   std::int64_t count,
+                   const std::optional<std::string>& history) {
+  return Raising([&] {
+    const Driver driver(std::move(adapter), rerun);
+    const props::BackendInfo& info = driver.info();
+    if (info.rules != props::RulesAt(info, props::Level::kIdentity) ||
+        info.claims == props::Level::kNumeric) {
+      Raise({StatusCode::kNotSupported,
+             fmt::format("a law compares rows bit for bit by kvtwin's rules; "
+                         "{} follows {} and claims {}",
+                         info.name, info.profile,
+                         props::LevelName(info.claims))});
+    }
+    props::LawHistories histories{.seed = seed, .count = count, .history = {}};
+    if (history) histories.history = Value(props::ParseHistory(*history));
+    const props::Subject subject = driver.SubjectAt(info.claims);
+    props::BackendLaws laws(
+        subject, histories,
+        [&](const props::Law& law, const props::History& one, bool) {
+          if (PyErr_CheckSignals() != 0) throw nb::python_error();
+          return props::Judge(law, one, subject);
+        });
+    nb::list answers;
+    for (const std::string& name : names) {
+      const props::Law& law = *props::FindLaw(name);
+      answers.append(LawDict(law, laws.Run(law), rerun));
+    }
+    return answers;
+  });
+}
+
+// The summary; the values of each rule that fit the answers; the histories that
+// no rules explain.
+using Profiled =
+    std::tuple<std::string, std::map<std::string, std::vector<std::string>>,
+               std::vector<std::string>>;
+
+Profiled Profile(nb::object adapter) {
+  return Raising([&]() -> Profiled {
+    const Driver driver(std::move(adapter), nb::none());
+    const props::InferredProfile profile = props::InferProfile(driver.info());
+    std::map<std::string, std::vector<std::string>> rules;
+    for (const props::FoundRule& found : profile.found) {
+      const RuleInfo& rule = AllRules()[found.rule];
+      for (const int value : found.values) {
+        rules[std::string(rule.name)].emplace_back(
+            rule.values[static_cast<std::size_t>(value)]);
+      }
+    }
+    return {props::SummaryOf(profile), rules, profile.unexplained};
+  });
+}
+
 }  // namespace
 
 void BindLive(nb::module_& m) {
+  m.def("profile", &Profile, nb::arg("adapter"));
+  m.def("law_names", &LawNames);
+  m.def("judge_laws", &JudgeLaws, nb::arg("adapter"), nb::arg("rerun"),
+        nb::arg("names"), nb::arg("seed"), nb::arg("count"),
+        nb::arg("history").none());
   m.def("fuzz", &Fuzz, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
         nb::arg("page").none(), nb::arg("known"));

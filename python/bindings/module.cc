@@ -10,7 +10,7 @@ namespace {
 // Reads the same environment variables as the command `kvtwin`.
 void UseEnvironment() {
   if (!optimized::UseTargetFromEnvironment()) {
-    throw nb::import_error("KVTWIN_TARGET is none of this machine");
+    throw nb::import_error("KVTWIN_TARGET names no target of this machine");
   }
   if (!optimized::UseFastPathsFromEnvironment()) {
     throw nb::import_error("KVTWIN_FAST_PATHS is not on or off");

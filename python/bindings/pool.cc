@@ -321,7 +321,7 @@ class PoolDriver {
             .level = props::Level::kVisibility};
   }
 
-  Finding Tell(props::Failure failure) const {
+  Finding Report(props::Failure failure) const {
     if (failure.function == "init") {
       failure.text += ": " + pools_.init_error();
     }
@@ -339,12 +339,14 @@ class PoolDriver {
 };
 
 // The fields are those of the Fuzzed of a cache (live.cc).
-using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
+using Fuzzed = std::tuple<std::string, bool, bool, std::int64_t, std::int64_t,
                           std::vector<Finding>, props::PassedOver>;
 
+// Runs random histories; if `depth` is above 0, all histories of that many
+// operations.
 Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
                 double seconds, std::uint64_t seed,
-                const std::vector<std::string>& known) {
+                const std::vector<std::string>& known, int depth) {
   return Raising([&]() -> Fuzzed {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
     props::PagedSubject subject = driver.Subject();
@@ -367,19 +369,25 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     options.operations = operations;
     options.seconds = seconds;
     options.known_buckets = {known.begin(), known.end()};
-    const props::PagedFuzzResult result = props::Fuzz(options, subject);
+    const props::PagedFuzzResult result =
+        depth > 0 ? props::ExplorePaged(depth, options, subject)
+                  : props::Fuzz(options, subject);
     std::vector<Finding> findings;
     if (result.failure) {
-      findings.push_back(driver.Tell(*result.failure));
+      findings.push_back(driver.Report(*result.failure));
     } else if (!driver.pools().made_one()) {
       Raise({StatusCode::kNotSupported,
              fmt::format("each __init__ refused: {}",
                          driver.pools().init_error())});
     }
     const bool right = findings.empty();
-    return {right ? "visibility" : "none", right,
-            result.counts.operations,      result.ran,
-            std::move(findings),           result.passed_over};
+    return {right ? "visibility" : "none",
+            right,
+            /*not judged*/ false,
+            result.counts.operations,
+            result.ran,
+            std::move(findings),
+            result.passed_over};
   });
 }
 
@@ -391,11 +399,11 @@ std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
     const props::PagedSubject subject = driver.Subject();
     const props::RunResult result = props::RunHistory(history, subject);
     if (result.failure) {
-      return driver.Tell(props::Explain(history, *result.failure, subject));
+      return driver.Report(props::Explain(history, *result.failure, subject));
     }
     if (!driver.pools().made_one()) {
       Raise({StatusCode::kNotSupported,
-             "there is no such pool, by its __init__"});
+             "the __init__ of the class refuses such a pool"});
     }
     return std::nullopt;
   });
@@ -406,7 +414,7 @@ std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
 void BindPool(nb::module_& m) {
   m.def("fuzz_pool", &FuzzPool, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
-        nb::arg("known"));
+        nb::arg("known"), nb::arg("depth"));
   m.def("run_pool", &RunPool, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("history"));
 }

@@ -272,7 +272,7 @@ def test_errors():
     ["kind", "placement", "shift", "v_layout", "mask_dtype", "dtype", "v_dtype"],
 )
 def test_a_setup_refuses_an_unknown_name(field):
-    with pytest.raises(ValueError, match=f"{field}: 'swaa' is none of "):
+    with pytest.raises(ValueError, match=f"{field}: 'swaa' is not one of "):
         kvtwin.Setup(**{field: "swaa"})
 
 

@@ -44,7 +44,20 @@ def test_the_example(repository, example, pytester):
     pytester.runpytest_subprocess("--kvtwin-ops", "3000").assert_outcomes(passed=1)
 
 
-def test_what_is_known_is_passed_over(repository, example, pytester):
+def test_explore(repository, example, pool):
+    result = kvtwin.explore(pool, depth=2)
+    assert result and result.histories == 19**2
+    space = {"__name__": "python_pool"}
+    exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
+    found = kvtwin.explore(space["BlockPool"], depth=3)
+    assert not found and "fork" in found.history
+    with pytest.raises(ValueError, match="depth is 0"):
+        kvtwin.explore(pool, depth=0)
+    with pytest.raises(kvtwin.NotSupported, match="not for pools"):
+        kvtwin.laws(pool)
+
+
+def test_known_findings_are_passed_over(repository, example, pytester):
     space = {"__name__": "python_pool"}
     exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
     cls = space["BlockPool"]
@@ -59,7 +72,7 @@ def test_what_is_known_is_passed_over(repository, example, pytester):
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=1)
 
 
-def test_a_right_one(pool):
+def test_a_correct_class(pool):
     result = kvtwin.fuzz(pool, operations=3000)
     assert result, str(result)
     assert result.level == "visibility" and result.operations >= 3000
@@ -102,7 +115,7 @@ def test_run(pool):
         ("commit_unknown", ["ZeroDivisionError"]),
     ],
 )
-def test_what_is_raised_is_told(pool, method, texts):
+def test_exceptions_are_reported(pool, method, texts):
     class Wrong(pool):
         pass
 
@@ -116,7 +129,7 @@ def test_what_is_raised_is_told(pool, method, texts):
         assert text in result.failure
 
 
-def test_one_that_cannot_be_made(pool):
+def test_a_class_that_cannot_be_made(pool):
     class Fails(pool):
         def __init__(self, setup):
             raise KeyError("no such key")
@@ -158,7 +171,7 @@ def with_rules(pool, **rules):
     return Ruled
 
 
-def test_blocks_may_be_swapped_by_who_says_so(pool):
+def test_deduplicating_pools_may_swap_blocks(pool):
     class Swaps(pool):
         """Has whole blocks of the same tokens in a sequence only once."""
 
@@ -205,7 +218,7 @@ def test_blocks_may_be_swapped_by_who_says_so(pool):
     assert result, str(result)
 
 
-def test_rows_behind_the_window_may_be_gone_for_who_says_so(pool):
+def test_pools_with_a_window_may_drop_rows_before_it(pool):
     class Slides(pool):
         """Shows the rows that the next token sees in a window of two positions."""
 
@@ -227,7 +240,7 @@ def test_rows_behind_the_window_may_be_gone_for_who_says_so(pool):
         assert result, str(result)
 
 
-def test_the_last_token_may_be_computed_again_by_who_says_so(pool):
+def test_pools_may_recompute_the_last_token(pool):
     class Finds(pool):
         """Finds the prompt of the first sequence, down to its last token."""
 
@@ -284,8 +297,8 @@ def test_the_last_token_may_be_computed_again_by_who_says_so(pool):
     assert result, str(result)
 
 
-def test_rules_that_are_none(pool):
-    with pytest.raises(ValueError, match="can: 'fly' is none of deduplicates"):
+def test_invalid_rules(pool):
+    with pytest.raises(ValueError, match="can: 'fly' is not one of deduplicates"):
         kvtwin.PoolDescription(name="x", can={"fly"})
     with pytest.raises(ValueError, match="window is -1"):
         kvtwin.PoolDescription(name="x", window=-1)

@@ -65,7 +65,7 @@ def test_numbers_are_those_that_were_put(twin, v_layout):
     assert (arrays["layers.5.key"] == rows(3, first=3)[1:]).all()
 
 
-def test_metadata_says_what_it_is(tmp_path):
+def test_metadata(tmp_path):
     (tmp_path / "state").write_bytes(saved())
     with safetensors.safe_open(tmp_path / "state", framework="np") as file:
         metadata = file.metadata()

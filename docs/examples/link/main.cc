@@ -2,6 +2,7 @@
 // the mask says which cells these two tokens may attend to.
 
 #include <kvtwin/cache.h>
+#include <kvtwin/rows.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -44,8 +45,7 @@ int main() {
   for (int row = 0; row < 2; ++row) {
     std::printf("sequence %d attends to cells", row);
     for (std::int64_t i = 0; i < view->mask.shape[0]; ++i) {
-      const void* element = view->mask.at(i, row);
-      if (*static_cast<const float*>(element) == 0) {  // Otherwise -infinity.
+      if (MayAttend(view->mask, i, row)) {
         std::printf(" %d", view->first_cell + static_cast<int>(i));
       }
     }

@@ -374,11 +374,11 @@ std::optional<std::string> Guard::Damage() {
   }
   for (Block* block = live.first; block != nullptr; block = block->next) {
     if (ZonesHold(block)) continue;
-    const bool behind = AllAre(UserOf(block) - kZone, kZone, kZoneByte);
+    const bool past_end = AllAre(UserOf(block) - kZone, kZone, kZoneByte);
     return fmt::format(
         "it wrote {} a buffer of {} bytes that was allocated in "
         "{}",
-        behind ? "behind the end of" : "before the begin of", block->size,
+        past_end ? "past the end of" : "before the start of", block->size,
         block->function);
   }
   for (Block* block = kept.first; block != nullptr; block = block->next) {

@@ -110,12 +110,13 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
     state->step.store(static_cast<std::int64_t>(step));
   };
   state->step.store(-1);
-  CallTrace story;
-  const bool told = asked.value("story", false);
-  story.told = [](const Step& step) { Answer({{"told", CallLineOf(step)}}); };
+  CallTrace trace;
+  const bool with_trace = asked.value("with_trace", false);
+  trace.told = [](const Step& step) { Answer({{"step", CallLineOf(step)}}); };
   Guard::Forget();
   const std::size_t before = Guard::Live();
-  RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
+  RunResult result =
+      RunHistory(*history, subject, with_trace ? &trace : nullptr);
   if (!result.failure && Guard::Live() > before) {
     result.failure = FindLeak([&] { RunHistory(*history, subject); });
     if (result.failure) result.failure->step = history->ops.size();
@@ -184,6 +185,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   std::size_t before = Guard::Live();
   RunResult result = run(*history, &counts, /*hasty=*/false);
   auto& failure = result.failure;
+  const bool ended = !failure;
   for (int i = 0; i < 2 && !failure && Guard::Live() > before; ++i) {
     before = Guard::Live();
     run(*history, nullptr, /*hasty=*/false);
@@ -198,8 +200,9 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
           MakeFailure("backend: out of bounds", "after close: " + *damage);
     }
   }
+  if (ended && failure) failure->step = history->ops.size();
   Json json = ToJson(result);
-  json["census"] = ToJson(counts);
+  json["counts"] = ToJson(counts);
   return json;
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # interrupt_test.sh KVTWIN [LIBRARY]: on SIGINT and SIGTERM, long runs stop,
-# report their progress, leave no files behind and exit as a shell expects; a
+# report their progress, leave no files and exit as a shell expects; a
 # second signal ends them at once. With a library, they run that third-party
 # cache.
 set -u

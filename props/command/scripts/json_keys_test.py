@@ -15,9 +15,9 @@ kvtwin, cache, pool, build = sys.argv[1:]
 BUG = "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
 RUNS = [
     ["check", f"{ROOT}/props/recordings/reject", f"{ROOT}/props/recordings/pools"],
-    ["fuzz", "--ops", "2000", "--known", "x", "--probes"],
+    ["fuzz", "--ops", "2000", "--known", "x", "--marks"],
     ["fuzz", "--ops", "2000", "--backend", cache, "--known", "x"],
-    ["fuzz", "--kind", "paged", "--ops", "2000"],
+    ["fuzz", "--kind", "paged", "--ops", "2000", "--marks"],
     ["fuzz", "--kind", "paged", "--ops", "2000", "--backend", pool, "--known", "x"],
     ["run", "kvt1 | put 0*2"],
     ["run", BUG, "--backend", cache, "--level", "visibility"],

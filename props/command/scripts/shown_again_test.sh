@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # shown_again_test.sh KVTWIN REGEX ARGS...: `kvtwin ARGS...` exits with 1, a line of
-# what it prints matches REGEX, and the command behind `rerun` exits with 1, too.
+# what it prints matches REGEX, and the command after `rerun` exits with 1, too.
 set -u
 kvtwin=$1 regex=$2
 shift 2

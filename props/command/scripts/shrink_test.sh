@@ -51,7 +51,7 @@ shrinks 2 "it ends with exit code 3, having printed: no" \
   --with "echo no >&2; exit 3"
 shrinks 2 "takes longer than 0.3 seconds" --with "sleep 60" --seconds 0.3
 shrinks 2 "prints more than 1 MiB" --with yes --output-mib 1
-shrinks 2 "is no recording: line 2" --with cat
+shrinks 2 "is not a recording: line 2" --with cat
 shrinks 2 "No such file" --with "python3 '$toy' --bug" --runs 1 \
   --out "$folder/no/such/folder"
 shrinks 2 "/dev/full cannot be written: No space left on device" \

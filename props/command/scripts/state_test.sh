@@ -51,7 +51,7 @@ refused "it is too short" "$folder/empty"
 refused "its header is of .* bytes, all of it of" "$0"  # A text file.
 for size in 7 8 200 $((bytes - 1)); do
   head -c "$size" "$state" >"$folder/cut"
-  refused "this is no state of a cache" "$folder/cut"
+  refused "this is not a state of a cache" "$folder/cut"
 done
 cat "$state" "$0" >"$folder/longer"
 refused "it has other bytes as well" "$folder/longer"
@@ -61,7 +61,7 @@ refused "its metadata has no 'kvtwin_state'" "$folder/other"
 headed metadata '{"__metadata__":[{"__metadata__":7}]}'
 refused "its metadata has no 'kvtwin_state'" "$folder/metadata"
 headed deep "$(printf '%0100d' 0 | tr 0 '[')"
-refused "this is no state of a cache" "$folder/deep"
+refused "this is not a state of a cache" "$folder/deep"
 changed version 's/"kvtwin_state":"2"/"kvtwin_state":"3"/'
 refused "its version is '3', not '2'" "$folder/version"
 changed model 's/"a model"/"A model"/'

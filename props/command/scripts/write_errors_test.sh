@@ -25,7 +25,7 @@ full() {
 }
 for arguments in "check $reject" "check --json $reject" "show $reject" \
   "show --json $reject" "fuzz --ops 500" "fuzz --ops 500 --json" \
-  "fuzz --ops 500 --probes" "fuzz --ops 100 --kind paged" \
+  "fuzz --ops 500 --marks" "fuzz --ops 100 --kind paged" \
   "gen --histories 1" "gen --histories 300" "gen --kind paged" \
   "explore --cells 2 --positions 2 --kind chunked" \
   "explore --kind paged --depth 1" "laws --runs 1 --law frame" \

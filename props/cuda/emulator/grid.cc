@@ -250,7 +250,7 @@ void Grid::CopyLater(void* shared, const void* global, std::size_t bytes) {
        reinterpret_cast<std::uintptr_t>(global)) %
           kCopyBytes !=
       0) {
-    Misuse("CopyAsync16", "an address is no multiple of 16");
+    Misuse("CopyAsync16", "an address is not a multiple of 16");
   }
   if (bytes > kCopyBytes) Misuse("CopyAsync16Zero", "more than 16 bytes");
   Copies& own = copies_[current_];

@@ -124,7 +124,7 @@ void LoadMatrices(unsigned /*mask*/, const Lane* lanes) {
 
 uint4 LdMatrix(const char* name, const void* shared, Combine load) {
   if (reinterpret_cast<std::uintptr_t>(shared) % 16 != 0) {
-    Misuse(name, "the address is no multiple of 16");
+    Misuse(name, "the address is not a multiple of 16");
   }
   uint4 out = {};
   Meet(name, kAllLanes, shared, &out, load);

@@ -73,10 +73,11 @@ TEST_F(Save, SaysWhoseStateAFileHas) {
     EXPECT_TRUE(LoadState(Path(), *found).ok());
   }
   fs::resize_file(Path(), 100);
-  EXPECT_EQ(ModelOf(Path()).status().message(),
-            fmt::format("'{}': this is no state of a cache: its header is of "
-                        "456 bytes, all of it of 100",
-                        Path()));
+  EXPECT_EQ(
+      ModelOf(Path()).status().message(),
+      fmt::format("'{}': this is not a state of a cache: its header is of "
+                  "456 bytes, all of it of 100",
+                  Path()));
   EXPECT_EQ(ModelOf(folder_).status().code(), StatusCode::kFailedPrecondition);
 }
 

@@ -118,7 +118,7 @@ TEST(Trace, RefusesFilesWithoutAHeader) {
   ExpectBadInput("", 1, "the file is empty");
   ExpectBadInput("\n", 1, "an empty line");
   ExpectBadInput(std::string(3, '\0'), 1, "not JSON");
-  ExpectBadInput("7\n", 1, "7 where an object is due");
+  ExpectBadInput("7\n", 1, "7, expected an object");
   ExpectBadInput(Lines({kStart}), 1, "an op comes before the header");
   ExpectBadInput(Lines({kHeader, kStart, kHeader}), 3, "a second header");
 }
@@ -316,7 +316,7 @@ TEST(Trace, RefusesOtherBadCalls) {
       {kStart, R"({"op":"can_resume","seq":0,"pos":1,"result":"ok"})",
        "result is 'ok'"},
       {kStart, "\n{}", "an empty line"},
-      {kStart, "null", "null where an object is due"},
+      {kStart, "null", "null, expected an object"},
   });
   ExpectBadInput(Lines({kHeader, kStart, kGet}), 3, "nothing was ever put");
   ExpectBadInput(

@@ -83,7 +83,7 @@ void ExpectEnumRefused(std::string_view name, Enum T::*field, const Ask& ask) {
   }
 }
 
-TEST(Abuse, EnumsOfNoValueAreRefused) {
+TEST(Abuse, EnumsOutOfRangeAreRefused) {
   for (const std::string_view twin : TwinNames()) {
     const auto make = [&](const CacheSpec& spec) {
       return MakeCache(spec, twin).status();
@@ -137,7 +137,7 @@ KvRows RowsOf(const Shape& shape) {
 }
 
 // A state with an empty slot cannot be restored, so it must not load either.
-TEST(Abuse, ASlotOfNoRowsIsNoState) {
+TEST(Abuse, ASlotWithoutRowsIsNotAState) {
   CacheState state;
   state.cached = true;
   state.layers[0] = RowsOf({2, 1, 3, 1});
@@ -153,7 +153,7 @@ TEST(Abuse, ASlotOfNoRowsIsNoState) {
   }
 }
 
-TEST(Abuse, TensorsBeyondCountingHaveNoBytes) {
+TEST(Abuse, TensorsWithOverflowingSizesAreRefused) {
   CacheState state;
   state.cells = {{0, 0, 0}};
   state.layers[0] = RowsOf({1, 1, 1, 1});
@@ -361,13 +361,13 @@ std::string Explored() {
   return text;
 }
 
-TEST(Abuse, ExplorationsAreTheSameAbroad) {
+TEST(Abuse, ExplorationsIgnoreTheLocale) {
   const std::string at_home = Explored();
   const Abroad abroad;
   EXPECT_TRUE(Explored() == at_home);
 }
 
-TEST(Abuse, NumbersAreTheSameAbroad) {
+TEST(Abuse, NumbersIgnoreTheLocale) {
   const std::string at_home = AllTexts();
   const Abroad abroad;
   std::ostringstream probe;
@@ -382,7 +382,7 @@ TEST(Abuse, NumbersAreTheSameAbroad) {
 
 // Checks the thread-safety that kvtwin/cache.h promises. TSan finds races that
 // leave the bytes right.
-TEST(Abuse, ManyThreadsReadAViewBesideCallsThatLeaveItAlone) {
+TEST(Abuse, ManyThreadsReadAViewDuringCallsThatKeepIt) {
   for (const std::string_view twin : TwinNames()) {
     CacheSpec spec = OfKind(Kind::kSwa);
     spec.window = 2;

@@ -1,8 +1,9 @@
-"""kvtwin: an LLM's attention KV cache, and an oracle for your own.
+"""kvtwin: an LLM's attention KV cache, and a tester of your own.
 
 `Cache` is the library's cache. `Recorder` records the calls of your cache, and `check`
 judges the recording. `fuzz` runs random histories on your class, which is a cache or
-a pool of blocks.
+a pool of blocks; `laws` checks a class of caches by laws, and `profile` works
+out whose rules it follows; `explore` runs all short histories on a pool.
 """
 
 from importlib.metadata import version as _version
@@ -16,7 +17,19 @@ from kvtwin._errors import (
     StaleViewError,
 )
 from kvtwin._kvtwin import Cache, Tensor, View
-from kvtwin._live import Finding, FuzzResult, RunResult, fuzz, run
+from kvtwin._live import (
+    Finding,
+    FuzzResult,
+    LawResult,
+    LawsResult,
+    ProfileResult,
+    RunResult,
+    explore,
+    fuzz,
+    laws,
+    profile,
+    run,
+)
 from kvtwin._recorder import Recorder
 from kvtwin._setup import (
     OPEN_END,
@@ -39,9 +52,12 @@ __all__ = [
     "Finding",
     "Float32Array",
     "FuzzResult",
+    "LawResult",
+    "LawsResult",
     "NotSupported",
     "PoolDescription",
     "PoolSetup",
+    "ProfileResult",
     "Recorder",
     "Refusal",
     "Rope",
@@ -53,6 +69,9 @@ __all__ = [
     "Verdict",
     "View",
     "check",
+    "explore",
     "fuzz",
+    "laws",
+    "profile",
     "run",
 ]

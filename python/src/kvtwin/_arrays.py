@@ -25,13 +25,13 @@ def rows(
 ) -> Float32Array:
     """Returns K or V as float32, (n, kv_heads, head_dim)."""
     found = numbers(array, what)
-    due = f"(n, {heads or 'kv_heads'}, {head_dim or 'head_dim'})"
+    expected = f"(n, {heads or 'kv_heads'}, {head_dim or 'head_dim'})"
     if (
         found.ndim != 3
         or found.shape[1] != (heads or found.shape[1])
         or found.shape[2] != (head_dim or found.shape[2])
     ):
-        raise ValueError(f"{what} has shape {found.shape}, {due} is due")
+        raise ValueError(f"{what} has shape {found.shape}, expected {expected}")
     return found
 
 
@@ -39,10 +39,10 @@ def may_attend(mask: Any, rows: int | None, columns: int) -> BoolArray:
     """Returns a mask of bools, or of 0 and -inf, as bools, (rows, columns)."""
     found: Array
     found = mask.float32() if isinstance(mask, Tensor) else np.asarray(mask)
-    due = (found.shape[0] if rows is None and found.ndim else rows, columns)
-    if found.shape != due:
+    expected = (found.shape[0] if rows is None and found.ndim else rows, columns)
+    if found.shape != expected:
         shown = f"({rows or 'tokens'}, {columns})"
-        raise ValueError(f"the mask has shape {found.shape}, {shown} is due")
+        raise ValueError(f"the mask has shape {found.shape}, expected {shown}")
     if found.dtype == np.bool_:
         return found.astype(np.bool_, copy=False)
     if found.dtype.kind != "f":
@@ -71,18 +71,19 @@ def stored(array: Any, what: str, dtype: str) -> Array:
     if dtype in ("f32", "f16"):
         if found.dtype.kind not in "fiu":
             raise TypeError(f"{what} is an array of {found.dtype}, not of numbers")
-        due = np.float32 if dtype == "f32" else np.float16
-        return np.ascontiguousarray(found, dtype=due)
+        return np.ascontiguousarray(
+            found, dtype=np.float32 if dtype == "f32" else np.float16
+        )
     raw = np.dtype(_RAW[dtype])
     if found.dtype != raw:
         if found.dtype.itemsize != raw.itemsize or found.dtype.kind in "fiu":
-            raise TypeError(f"{what} is an array of {found.dtype}, {raw} is due")
+            raise TypeError(f"{what} is an array of {found.dtype}, expected {raw}")
         found = np.ascontiguousarray(found).view(raw)  # The bits of ml_dtypes' types.
     return np.ascontiguousarray(found)
 
 
-def due(array: Array, what: str, shape: tuple[int, ...]) -> None:
+def check_shape(array: Array, what: str, shape: tuple[int, ...]) -> None:
     if array.shape != shape:
         shown = ", ".join(str(extent) for extent in shape[1:])
         first = "columns" if what == "key" else str(shape[0])
-        raise ValueError(f"{what} has shape {array.shape}, ({first}, {shown}) is due")
+        raise ValueError(f"{what} has shape {array.shape}, expected ({first}, {shown})")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvtwin import _arrays, _kvtwin
+from kvtwin._errors import NotSupported
 from kvtwin._kvtwin import Tensor
 from kvtwin._pool import PoolBackend
 from kvtwin._setup import (
@@ -45,8 +46,8 @@ CELLS = ("cells", "batch_cells", "cell_count")
 TAKE_STRIDED = 1 << 9
 
 
-def _bits(names: Any, due: tuple[str, ...]) -> int:
-    return sum(1 << due.index(name) for name in names)
+def _bits(names: Any, known: tuple[str, ...]) -> int:
+    return sum(1 << known.index(name) for name in names)
 
 
 def story_of(error: BaseException) -> str:
@@ -82,7 +83,7 @@ class Backend:
         ):
             if ability in description.can and not hasattr(cls, name):
                 raise TypeError(
-                    f"{cls.__name__} says that it can {ability}, but has no method "
+                    f"{cls.__name__} declares the ability {ability}, but has no method "
                     f"{name}"
                 )
         self.cls = cls
@@ -93,7 +94,7 @@ class Backend:
             for name in CELLS:
                 if not hasattr(cls, name):
                     raise TypeError(
-                        f"{cls.__name__} wants to be held to identity, but has no "
+                        f"{cls.__name__} claims identity, but has no "
                         f"method {name}"
                     )
             self.has.add("cells")
@@ -194,15 +195,15 @@ class Instance:
         v = _arrays.stored(value, "value", v_dtype)
         heads = setup.kv_heads
         columns = k.shape[0] if k.ndim == 3 else 0
-        _arrays.due(k, "key", (columns, heads, _arrays.width(setup.k_head_dim, setup.dtype)))
+        _arrays.check_shape(k, "key", (columns, heads, _arrays.width(setup.k_head_dim, setup.dtype)))
         width = _arrays.width(setup.v_head_dim, v_dtype)
         if setup.v_layout == "permuted":
-            due: tuple[int, ...] = (heads, width, columns)
+            shape: tuple[int, ...] = (heads, width, columns)
         elif setup.v_layout == "tiled":
-            due = (columns // 32, heads, width, 32)
+            shape = (columns // 32, heads, width, 32)
         else:
-            due = (columns, heads, width)
-        _arrays.due(v, "value", due)
+            shape = (columns, heads, width)
+        _arrays.check_shape(v, "value", shape)
         # There may be padding rows that were not asked for.
         rows = max([mask_rows, *getattr(mask, "shape", ())[:1]])
         allowed = _arrays.may_attend(mask, rows, columns)
@@ -277,6 +278,9 @@ class FuzzResult:
     ok: bool
     #: The strongest level that holds.
     level: Literal["identity", "visibility", "numeric", "none"]
+    #: Whether every history ended in a finding before a view was compared, so that
+    #: nothing shows that a level holds.
+    not_judged: bool
     operations: int
     histories: int
     seed: int
@@ -316,12 +320,13 @@ class FuzzResult:
             for bucket, count in self.passed_over.items()
         )
         if self.ok:
-            but = " but for what is known" if any(self.passed_over.values()) else ""
+            but = ", except for known findings" if any(self.passed_over.values()) else ""
             return f"{counts}right ({self.level}){but}{known}"
         page = f"\n  page    {self.page}" if self.page else ""
-        return (
-            f"{self.failure}{page}\n{counts}wrong, what holds is: {self.level}{known}"
-        )
+        holds = f"wrong; the strongest level that holds: {self.level}"
+        if self.not_judged:
+            holds = "not judged: no view was compared"
+        return f"{self.failure}{page}\n{counts}{holds}{known}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,12 +369,69 @@ def _other_folders(folder: pathlib.Path) -> list[str]:
     return others
 
 
+@dataclasses.dataclass(frozen=True)
+class LawResult:
+    """The result of one law (docs/laws.md). True unless the law is broken."""
+
+    name: str
+    statement: str
+    #: The rules of docs/semantics.md that the law states: "S29, S31".
+    rules: str
+    histories: int
+    #: How many times the law was checked.
+    judged: int
+    #: Why the law is not judged; empty if it is.
+    not_judged: str
+    #: The name of the law, or of another check that failed; empty if none did.
+    check: str
+    reason: str
+    #: The shortest history that breaks the law, and the command that runs it.
+    history: str
+    rerun: str
+
+    def __bool__(self) -> bool:
+        return not self.check
+
+    def __str__(self) -> str:
+        if self.not_judged:
+            return f"-      {self.name:22} not judged: {self.not_judged}"
+        if self:
+            return f"holds  {self.name:22} judged {self.judged} times"
+        statement = self.statement + f" ({self.rules})"
+        if self.check != self.name:
+            statement = self.check
+        return (
+            f"BROKEN {self.name}\n\n  {statement}\n  {self.reason}\n"
+            f"  rerun   {self.rerun}\n"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LawsResult:
+    """The results of all laws. True if none is broken, and one was judged."""
+
+    laws: tuple[LawResult, ...]
+    seed: int
+
+    def __bool__(self) -> bool:
+        return all(self.laws) and any(not law.not_judged for law in self.laws)
+
+    def __str__(self) -> str:
+        return "\n".join(str(law) for law in self.laws)
+
+
 def _rerun(cls: type) -> Callable[[str], str]:
     """Returns a function that makes the command to run a history on a class again."""
+    return _command(cls, lambda name, history: f"kvtwin.run({name}, {history!r})")
 
-    def command(history: str) -> str:
+
+def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
+    """Returns a function that makes a shell command for a call of kvtwin.
+    `make_call` gets the expression that is the class, and the other arguments."""
+
+    def command(*arguments: str) -> str:
         name = cls.__qualname__
-        call = f"kvtwin.run({name}, {history!r})"
+        call = make_call(name, *arguments)
         module = sys.modules.get(cls.__module__)
         file = getattr(module, "__file__", None)
         made = getattr(cls, "kvtwin_made", None)
@@ -386,7 +448,7 @@ def _rerun(cls: type) -> Callable[[str], str]:
             line += name.split(".")[0]
         else:
             line += "*"
-            call = f"kvtwin.run({made}, {history!r})"
+            call = make_call(made, *arguments)
         if others := _other_folders(folder):
             line = f"import sys; sys.path += {others!r}; {line}"
         code = shlex.quote(f"{line}; print({call})")
@@ -427,38 +489,107 @@ def fuzz(
             f"operations is {operations}, seed is {seed}, seconds is {seconds}"
         )
     buckets = [known] if isinstance(known, str) else list(known)
+    limits = (0 if seconds else operations, seconds or 0, seed)
     if _is_pool(cls):
-        level, ok, done, histories, found, met = _kvtwin.fuzz_pool(
-            PoolBackend(cls),
-            _rerun(cls),
-            0 if seconds else operations,
-            seconds or 0,
-            seed,
-            buckets,
-        )
         html = None
+        answer = _kvtwin.fuzz_pool(PoolBackend(cls), _rerun(cls), *limits, buckets, 0)
     else:
-        level, ok, done, histories, found, met = _kvtwin.fuzz(
-            Backend(cls),
-            _rerun(cls),
-            0 if seconds else operations,
-            seconds or 0,
-            seed,
-            _path(html),
-            buckets,
-        )
-    page = pathlib.Path(html) if html is not None and found else None
-    findings = tuple(Finding(*one) for one in found)
+        answer = _kvtwin.fuzz(Backend(cls), _rerun(cls), *limits, _path(html), buckets)
+    return _fuzz_result(answer, seed, buckets, html)
+
+
+def _fuzz_result(
+    answer: Any, seed: int, buckets: list[str], html: str | os.PathLike[str] | None
+) -> FuzzResult:
+    level, ok, not_judged, done, histories, found, met = answer
     return FuzzResult(
         ok,
-        level,  # type: ignore[arg-type]
+        level,
+        not_judged,
         done,
         histories,
         seed,
-        findings,
+        tuple(Finding(*one) for one in found),
         {bucket: met.get(bucket, 0) for bucket in sorted(buckets)},
-        page,
+        pathlib.Path(html) if html is not None and found else None,
     )
+
+
+def laws(
+    cls: type,
+    *,
+    law: str | None = None,
+    histories: int = 50,
+    seed: int = 1,
+    history: str | None = None,
+) -> LawsResult:
+    """Checks your class of caches by the laws of docs/laws.md: all of them, or only
+    `law`, on `histories` random histories each, or only on `history`.
+
+    A law that needs an operation that your class does not have is not judged.
+    """
+    if _is_pool(cls):
+        raise NotSupported("laws are for caches, not for pools")
+    if histories < 1 or seed < 0:
+        raise ValueError(f"histories is {histories}, seed is {seed}")
+    names = _kvtwin.law_names()
+    if law is not None and law not in names:
+        raise ValueError(f"law is {law!r}, not one of {', '.join(names)}")
+    rerun = _command(
+        cls,
+        lambda made, name, line: f"kvtwin.laws({made}, law={name!r}, history={line!r})",
+    )
+    answers = _kvtwin.judge_laws(
+        Backend(cls), rerun, [law] if law else names, seed, histories, history
+    )
+    return LawsResult(tuple(LawResult(**one) for one in answers), seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileResult:
+    """The rules that a class follows (docs/profiles.md). True if some rules explain
+    all of its answers."""
+
+    #: "like mlx except copy adds (kvt1 ...)"; `kvtwin.Description` takes it as profile.
+    summary: str
+    #: For each rule, the values that fit the answers: one, if it is known.
+    rules: dict[str, list[str]]
+    #: Histories that the class answers wrongly by any rules.
+    unexplained: list[str]
+
+    def __bool__(self) -> bool:
+        return not self.unexplained
+
+    def __str__(self) -> str:
+        lines = [self.summary, ""]
+        lines += (f"  {rule:24}{' or '.join(v)}" for rule, v in self.rules.items())
+        if self.unexplained:
+            lines += ["", "On these histories it is wrong by any rules:"]
+            lines += (f"  {line}" for line in self.unexplained)
+        return "\n".join(lines)
+
+
+def profile(cls: type) -> ProfileResult:
+    """Works out which system's rules your class of caches follows."""
+    if _is_pool(cls):
+        raise NotSupported("profiles are for caches, not for pools")
+    return ProfileResult(*_kvtwin.profile(Backend(cls)))
+
+
+def explore(cls: type, *, depth: int = 3) -> FuzzResult:
+    """Runs all histories of `depth` operations on small pools of your class.
+
+    A class of caches raises NotSupported: the explorer of caches restores states, for
+    which docs/live.md has functions, and this package has none.
+    """
+    if not _is_pool(cls):
+        raise NotSupported(
+            "explore is for pools: a class of caches cannot restore a state"
+        )
+    if not 1 <= depth <= 8:
+        raise ValueError(f"depth is {depth}, it must be 1 to 8")
+    answer = _kvtwin.fuzz_pool(PoolBackend(cls), _rerun(cls), 0, 1e7, 1, [], depth)
+    return _fuzz_result(answer, 1, [], None)
 
 
 def run(

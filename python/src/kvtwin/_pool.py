@@ -87,9 +87,9 @@ class PoolInstance:
             value = _arrays.stored(found_value, "value", setup.v_dtype)
             tokens = key.shape[0] if key.ndim == 3 else 0
             width = _arrays.width(setup.k_head_dim, setup.dtype)
-            _arrays.due(key, "key", (tokens, setup.kv_heads, width))
+            _arrays.check_shape(key, "key", (tokens, setup.kv_heads, width))
             width = _arrays.width(setup.v_head_dim, setup.v_dtype)
-            _arrays.due(value, "value", (tokens, setup.kv_heads, width))
+            _arrays.check_shape(value, "value", (tokens, setup.kv_heads, width))
             shown.append((key, value, int(block), int(at)))
             start = int(at) + tokens
         self.shown = shown

@@ -134,13 +134,13 @@ class Recorder:
         try:
             call()
         except tuple(names) as refusal:
-            due = (
+            expected = (
                 ("cache_full",)
                 if fields["op"] == "start_forward"
                 else ("not_supported", "shared_cells")
             )
             result = next(n for t, n in names.items() if isinstance(refusal, t))
-            if result in due:
+            if result in expected:
                 self._line({**fields, "result": result})
             raise
         cells = {}

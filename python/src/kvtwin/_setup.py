@@ -123,10 +123,10 @@ class Setup:
             _known("v_dtype", [self.v_dtype], DTYPES)
 
 
-def _known(what: str, names: Iterable[str], due: Iterable[str]) -> None:
+def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
-        if name not in due:
-            raise ValueError(f"{what}: {name!r} is none of {', '.join(due)}")
+        if name not in known:
+            raise ValueError(f"{what}: {name!r} is not one of {', '.join(known)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

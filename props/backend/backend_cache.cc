@@ -1,0 +1,536 @@
+#include "props/backend/backend_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "core/index.h"
+#include "core/json_line.h"
+#include "core/names.h"
+#include "core/refusals.h"
+#include "kvtwin/save.h"
+#include "props/backend/c_conversions.h"
+#include "props/base/check_name.h"
+#include "props/base/shifting.h"
+#include "props/compare/failure.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Views of histories are smaller than these limits.
+constexpr std::int64_t kColumnsMax = 1 << 22;
+constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
+
+[[noreturn]] void Wrong(CheckName check, std::string text) {
+  throw MakeFailure(check, std::move(text));
+}
+
+// Converts the parameters of a cache, perhaps one of a wrapper's, to C.
+kvtwin_cache_params ToC(const CacheSpec& spec, const CacheConfig& config,
+                        const InitArgs& init) {
+  std::vector<kvtwin_cache_params> caches;
+  kvtwin_cache_params params = CCacheParams({spec, config, init}, caches);
+  params.v_dtype =
+      static_cast<kvtwin_dtype>(config.v_dtype.value_or(init.dtype));
+  return params;
+}
+
+// Tells the MemoryWatch that a call of the backend runs, while it exists.
+class Watched {
+ public:
+  Watched(MemoryWatch* watch, const char* function) : watch_(watch) {
+    if (watch_ != nullptr) watch_->Enter(function);
+  }
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
+  ~Watched() {
+    if (watch_ != nullptr) watch_->Leave();
+  }
+
+ private:
+  MemoryWatch* watch_;
+};
+
+class BackendCache final : public Cache, public Shifting {
+ public:
+  // `padded`: the expected mask has padding rows.
+  BackendCache(const kvtwin_backend_v1& table, const Setup& setup, bool padded,
+               MemoryWatch* watch)
+      : table_(table), setup_(setup), padded_(padded), watch_(watch) {}
+  BackendCache(const BackendCache&) = delete;
+  BackendCache& operator=(const BackendCache&) = delete;
+  ~BackendCache() override {
+    try {
+      Close();
+    } catch (const Failure&) {  // Another failure is reported already.
+    }
+  }
+
+  Status SetConfig(const CacheConfig& config) override {
+    if (configured_ || open_) return Untimely("SetConfig comes too late");
+    if (std::min(config.cache_padding, config.mask_batch_padding) < 1) {
+      return Invalid("a padding is below 1");  // The table has no SetConfig.
+    }
+    config_ = config;
+    configured_ = true;
+    return {};
+  }
+
+  Status Init(const InitArgs& args) override {
+    if (open_) return Untimely("Init is called a second time");
+    std::vector<kvtwin_cache_params> parts;
+    for (const CacheSpec& part : setup_.spec.caches) {
+      parts.push_back(ToC(part, config_, args));
+    }
+    kvtwin_cache_params params = ToC(setup_.spec, config_, args);
+    params.caches = parts.empty() ? nullptr : parts.data();
+    params.cache_count = static_cast<std::int32_t>(parts.size());
+    const kvtwin_setup_v1 setup = {.size = sizeof(setup),
+                                   .cache = &params,
+                                   .layers = setup_.layers,
+                                   .kv_heads = setup_.rows.kv_heads,
+                                   .k_head_dim = setup_.rows.k_head_dim,
+                                   .v_head_dim = setup_.rows.v_head_dim};
+    void* cache = nullptr;
+    const Status status =
+        Call("init", [&] { return table_.init(&setup, &cache); });
+    if (!status.ok()) return status;
+    cache_ = cache;
+    open_ = true;
+    return {};
+  }
+
+  void Close() override {
+    if (!std::exchange(open_, false)) return;
+    (void)Call("close", [&] {
+      table_.close(cache_);
+      return 0;
+    });
+  }
+
+  Status SetLayer(int layer) override {
+    if (layer < 0) {  // The table has no set_layer: get must refuse it.
+      kvtwin_view view = {};
+      view.size = sizeof(view);
+      return Call("get", [&] { return table_.get(cache_, layer, &view); });
+    }
+    layer_ = layer;
+    return {};
+  }
+
+  Status StartForward(const Batch& batch, bool reserve) override {
+    const kvtwin_batch c = {
+        .size = sizeof(c),
+        .positions = batch.positions.data(),
+        .sequences = batch.sequences.data(),
+        .tokens = static_cast<std::int32_t>(batch.positions.size()),
+        .multimodal = batch.multimodal.data(),
+        .multimodal_count = static_cast<std::int32_t>(batch.multimodal.size())};
+    // The batch in C has one count for both lists.
+    if (batch.positions.size() != batch.sequences.size()) {
+      return Invalid("{} positions, {} sequences", batch.positions.size(),
+                     batch.sequences.size());
+    }
+    Status status = Call("start_forward", [&] {
+      return table_.start_forward(cache_, &c, reserve ? 1 : 0);
+    });
+    if (status.ok()) {
+      tokens_ = c.tokens;
+      type_ = 0;
+    }
+    ReadCells();
+    return status;
+  }
+
+  Status SetCausal(std::span<const int> except) override {
+    if (table_.set_causal == nullptr) return Missing("set_causal");
+    return Call("set_causal", [&] {
+      return table_.set_causal(cache_, except.data(),
+                               static_cast<std::int32_t>(except.size()));
+    });
+  }
+
+  Status Put(const TensorView& key, const TensorView& value) override {
+    const kvtwin_tensor k = CTensor(key);
+    const kvtwin_tensor v = CTensor(value);
+    Status status =
+        Call("put", [&] { return table_.put(cache_, layer_, &k, &v); });
+    if (status.ok()) put_[{type_, layer_}] = {key, value};
+    return status;
+  }
+
+  Result<KvView> Get() override;
+
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    if (table_.copy_prefix == nullptr) return Missing("copy_prefix");
+    return Call("copy_prefix",
+                [&] { return table_.copy_prefix(cache_, src, dst, len); });
+  }
+
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    if (table_.can_resume == nullptr) return Missing("can_resume");
+    std::int32_t yes = -1;
+    const Status status = Call("can_resume", [&] {
+      return table_.can_resume(cache_, seq, pos, &yes);
+    });
+    if (!status.ok()) return status;
+    if (yes != 0 && yes != 1) {
+      Wrong("backend: garbage",
+            fmt::format("can_resume says {}, neither 0 nor 1", yes));
+    }
+    return yes == 1;
+  }
+
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    if (table_.remove == nullptr) return Missing("remove");
+    return Call("remove",
+                [&] { return table_.remove(cache_, seq, begin, end); });
+  }
+
+  Status Shift(int seq, std::int32_t begin, std::int32_t end,
+               std::int32_t delta) override {
+    if (table_.shift == nullptr) return Missing("shift");
+    return Call("shift",
+                [&] { return table_.shift(cache_, seq, begin, end, delta); });
+  }
+
+  Status SetLayerType(int type) override {
+    if (table_.set_layer_type == nullptr) return Missing("set_layer_type");
+    Status status = Call("set_layer_type",
+                         [&] { return table_.set_layer_type(cache_, type); });
+    if (status.ok()) type_ = type;
+    ReadCells();
+    return status;
+  }
+
+  Cache* UnderlyingCache() override { return this; }
+
+  Result<bool> EncoderCached() override {
+    if (table_.encoder_cached == nullptr) return Missing("encoder_cached");
+    std::int32_t yes = 0;
+    const Status status = Call(
+        "encoder_cached", [&] { return table_.encoder_cached(cache_, &yes); });
+    if (!status.ok()) return status;
+    return yes != 0;
+  }
+
+  Status SnapshotTo(CacheState& state) const override {
+    Result<CacheState> read = ReadState(-1);
+    if (read.ok()) state = std::move(*read);
+    return read.status();
+  }
+  Result<CacheState> SnapshotOf(int sequence) const override {
+    if (sequence < 0) return NotNegative("sequence", sequence);
+    return ReadState(sequence);
+  }
+  Status Restore(const CacheState& state) override {
+    Status status = WriteState(-1, state);
+    if (status.ok()) type_ = layer_ = tokens_ = 0;
+    return status;
+  }
+  Status AddSequence(int sequence, const CacheState& added) override {
+    if (sequence < 0) return NotNegative("sequence", sequence);
+    return WriteState(sequence, added);
+  }
+
+  int CellCount() const override {
+    ReadCells();
+    return total_;
+  }
+  std::span<const int> BatchCells() const override { return batch_cells_; }
+  void ListCells(std::vector<CellEntry>& out) const override {
+    ReadCells();
+    out.clear();
+    for (const kvtwin_cell& cell : cells_) {
+      out.push_back({cell.cell, cell.position, cell.sequence});
+    }
+  }
+
+ private:
+  struct LastPut {
+    TensorView key;
+    TensorView value;
+  };
+
+  // Makes a call of the backend. Throws a Failure if the call damages memory or
+  // returns an invalid status or an internal error.
+  template <class Fn>
+  Status Call(const char* function, const Fn& fn) const {
+    int code = KVTWIN_OK;
+    {
+      const Watched watched(watch_, function);
+      code = fn();
+    }
+    const auto damage = watch_ == nullptr ? std::nullopt : watch_->Damage();
+    if (damage) {
+      Wrong("backend: out of bounds",
+            fmt::format("after {}: {}", function, *damage));
+    }
+    if (code == KVTWIN_OK) return {};
+    if (code > KVTWIN_SHARED_CELLS || code < KVTWIN_DEVICE_ERROR) {
+      Wrong("backend: garbage",
+            fmt::format("{} answers {}, which is not a kvtwin_status", function,
+                        code));
+    }
+    const char* said = "without a message";
+    if (table_.message != nullptr && open_) said = table_.message(cache_);
+    const std::string message = Printable(said == nullptr ? "" : said, 500);
+    if (code < KVTWIN_FAILED_PRECONDITION) {
+      Failure failure = MakeFailure(
+          "backend: error",
+          fmt::format("{} answers {}: {}", function,
+                      code == KVTWIN_INTERNAL        ? "internal"
+                      : code == KVTWIN_OUT_OF_MEMORY ? "out_of_memory"
+                                                     : "device_error",
+                      message));
+      failure.function = function;
+      throw failure;
+    }
+    return {StatusFromC(code), message};
+  }
+
+  static Status Missing(std::string_view function) {
+    return {StatusCode::kNotSupported,
+            fmt::format("the backend has no {}", function)};
+  }
+
+  void ReadCells() const;
+  Result<CacheState> ReadState(int sequence) const;
+  Status WriteState(int sequence, const CacheState& state);
+  TensorView ToView(const char* what, const kvtwin_tensor& tensor,
+                    DType dtype) const;
+  void ReadAll(const char* what, const TensorView& view,
+               std::int64_t extent) const;
+  void FillColumns(kvtwin_view& view) const;
+  bool EncoderIsActive() const {
+    const auto& caches = setup_.spec.caches;
+    const auto type = AsSize(type_);
+    return (type < caches.size() ? caches[type] : setup_.spec).kind ==
+           Kind::kEncoder;
+  }
+
+  const kvtwin_backend_v1 table_;
+  const Setup setup_;
+  const bool padded_;
+  MemoryWatch* watch_;
+  CacheConfig config_;
+  void* cache_ = nullptr;
+  bool configured_ = false;
+  bool open_ = false;
+  int layer_ = 0;
+  int type_ = 0;
+  std::int32_t tokens_ = 0;                     // Tokens of the pass.
+  std::map<std::pair<int, int>, LastPut> put_;  // By type and layer.
+
+  mutable std::vector<kvtwin_cell> cells_;
+  mutable std::vector<int> batch_cells_;
+  mutable std::int32_t total_ = 0;
+};
+
+void BackendCache::ReadCells() const {
+  if (table_.cells == nullptr || !open_) return;
+  std::size_t count = 0;
+  std::size_t batch = 0;
+  for (int i = 0; i < 3; ++i) {
+    const Status status = Call("cells", [&] {
+      return table_.cells(cache_, cells_.data(), cells_.size(), &count,
+                          batch_cells_.data(), batch_cells_.size(), &batch,
+                          &total_);
+    });
+    const auto max = AsSize(kColumnsMax);
+    if (!status.ok() || count > max || batch > max) {
+      Wrong("backend: garbage",
+            fmt::format("cells answers {}, with {} memberships and {} cells of "
+                        "the batch",
+                        status.ToString(), count, batch));
+    }
+    const bool fits = count <= cells_.size() && batch <= batch_cells_.size();
+    cells_.resize(count);
+    batch_cells_.resize(batch);
+    if (fits) return;
+  }
+  Wrong("backend: garbage", "cells gives a different count each time");
+}
+
+Result<CacheState> BackendCache::ReadState(int sequence) const {
+  if (table_.snapshot == nullptr) return Missing("snapshot");
+  const void* bytes = nullptr;
+  std::size_t count = 0;
+  const Status status = Call("snapshot", [&] {
+    return table_.snapshot(cache_, sequence, &bytes, &count);
+  });
+  if (!status.ok()) return status;
+  return StateFromBytes({static_cast<const std::byte*>(bytes), count});
+}
+
+Status BackendCache::WriteState(int sequence, const CacheState& state) {
+  if (table_.restore == nullptr) return Missing("restore");
+  const std::vector<std::byte> bytes = StateToBytes(state);
+  return Call("restore", [&] {
+    return table_.restore(cache_, sequence, bytes.data(), bytes.size());
+  });
+}
+
+DType RowDTypeOf(const char* what, const kvtwin_tensor& tensor) {
+  if (tensor.dtype < KVTWIN_F32 || tensor.dtype > KVTWIN_Q4_0) {
+    Wrong("backend: garbage",
+          fmt::format("get: {} has the dtype {}", what, AsInt(tensor.dtype)));
+  }
+  return static_cast<DType>(tensor.dtype);
+}
+
+// Returns the number of bytes from the first to past the last element.
+std::int64_t ExtentOf(const TensorView& view) {
+  std::int64_t extent =
+      view.stride[0] == 0
+          ? RunBytes(view.dtype, view.shape[0])
+          : view.stride[0] * (view.shape[0] - 1) +
+                std::max<std::int64_t>(1, RunBytes(view.dtype, 1));
+  for (std::size_t i = 1; i < 4; ++i) {
+    extent += view.stride[i] * (view.shape[i] - 1);
+  }
+  return extent;
+}
+
+// Returns a tensor that `get` returned as a view. Throws a Failure if its
+// dtype, shape, strides or memory are invalid. `what` names it in the message.
+TensorView BackendCache::ToView(const char* what, const kvtwin_tensor& tensor,
+                                DType dtype) const {
+  const auto garbage = [&](const std::string& text) {
+    Wrong("backend: garbage", fmt::format("get: {} {}", what, text));
+  };
+  if (tensor.dtype != static_cast<kvtwin_dtype>(dtype)) {
+    garbage(fmt::format("has the dtype {}, expected is {}", AsInt(tensor.dtype),
+                        DTypeName(dtype)));
+  }
+  Shape shape;
+  std::ranges::copy(tensor.shape, shape.begin());
+  double bytes = 4;
+  for (const std::int64_t extent : shape) {
+    if (extent < 0 || extent > kColumnsMax) {
+      garbage(fmt::format("has the shape {}", ShapeText(shape)));
+    }
+    bytes *= static_cast<double>(extent);
+  }
+  if (bytes > static_cast<double>(kViewBytesMax)) {
+    garbage(fmt::format("has the shape {}", ShapeText(shape)));
+  }
+  TensorView view = DenseView(tensor.data, dtype, shape);
+  if (std::ranges::any_of(tensor.stride, [](auto s) { return s != 0; })) {
+    std::ranges::copy(tensor.stride, view.stride.begin());
+  }
+  if (view.elements() == 0) return view;
+  if (view.data == nullptr) garbage("is NULL");
+  for (const std::int64_t stride : view.stride) {
+    if (stride < 0 || stride > kViewBytesMax) {
+      garbage(fmt::format("has a stride of {}", stride));
+    }
+  }
+  const std::int64_t extent = ExtentOf(view);
+  if (extent > kViewBytesMax) garbage(fmt::format("needs {} bytes", extent));
+  if (watch_ != nullptr) ReadAll(what, view, extent);
+  return view;
+}
+
+// Reads the memory of a view now, so that a crash here is the backend's.
+void BackendCache::ReadAll(const char* what, const TensorView& view,
+                           std::int64_t extent) const {
+  const auto room = watch_->BytesFrom(view.data);
+  if (room && static_cast<std::int64_t>(*room) < extent) {
+    Wrong("backend: out of bounds",
+          fmt::format("get: {} of shape {} needs {} bytes, but what was "
+                      "allocated there ends after {}",
+                      what, ShapeText(view.shape), extent, *room));
+  }
+  const Watched watched(watch_, "get (reading what it returned)");
+  const auto* bytes = static_cast<const volatile char*>(view.data);
+  for (std::int64_t at = 0; at < extent; at += 1024) {
+    static_cast<void>(bytes[at]);
+  }
+  static_cast<void>(bytes[extent - 1]);
+}
+
+// Sets the number of columns in the shapes that `get` left as they were.
+void BackendCache::FillColumns(kvtwin_view& view) const {
+  if (view.columns < 0 || view.columns > kColumnsMax) {
+    Wrong("backend: garbage", fmt::format("get: {} columns", view.columns));
+  }
+  const std::int64_t columns = view.columns;
+  if (config_.v_layout == VLayout::kTiled && columns % kTileCells != 0) {
+    Wrong("backend: garbage",
+          fmt::format("get: {} columns, of tiles of {}", columns, kTileCells));
+  }
+  if (view.key.shape[2] == 0) view.key.shape[2] = columns;
+  if (view.mask.shape[0] == 0) view.mask.shape[0] = columns;
+  if (view.value.shape[2] != 0) return;
+  const std::int64_t dim = setup_.rows.v_head_dim;
+  const std::int64_t heads = setup_.rows.kv_heads;
+  std::array<std::int64_t, 4> shape = {dim, heads, columns, 1};
+  if (config_.v_layout == VLayout::kPermuted) {
+    shape = {columns, dim, heads, 1};
+  } else if (config_.v_layout == VLayout::kTiled) {
+    shape = {kTileCells, dim, heads, columns / kTileCells};
+  }
+  std::ranges::copy(shape, view.value.shape);
+}
+
+Result<KvView> BackendCache::Get() {
+  const auto put = put_.find({type_, layer_});
+  const bool encoder = EncoderIsActive();
+  const bool has_rows = put != put_.end();
+  const RowDims& rows = setup_.rows;
+  const InitArgs& init = setup_.init;
+  const DType v_dtype = config_.v_dtype.value_or(init.dtype);
+  const std::int64_t padding = padded_ ? config_.mask_batch_padding : 1;
+  const std::int64_t mask_rows =
+      (std::int64_t{tokens_} + padding - 1) / padding * padding;
+  TensorView key = {.dtype = init.dtype,
+                    .shape = {rows.k_head_dim, rows.kv_heads, 0, 1}};
+  TensorView value = {.dtype = v_dtype,
+                      .shape = {rows.v_head_dim, rows.kv_heads, 0, 1}};
+  if (encoder && has_rows) {
+    key = {.dtype = put->second.key.dtype, .shape = put->second.key.shape};
+    value = {.dtype = put->second.value.dtype,
+             .shape = put->second.value.shape};
+  }
+  kvtwin_view c = {};
+  c.size = sizeof(c);
+  c.key = CTensor(key);
+  c.value = CTensor(value);
+  c.mask =
+      CTensor({.dtype = config_.mask_dtype, .shape = {0, mask_rows, 1, 1}});
+  c.columns = -1;
+  const Status status =
+      Call("get", [&] { return table_.get(cache_, layer_, &c); });
+  if (!status.ok()) return status;
+  if (!encoder) FillColumns(c);
+  KvView view;
+  view.first_cell = c.first_cell;
+  if (encoder) {  // An encoder may return any row dtype.
+    key.dtype = RowDTypeOf("K", c.key);
+    value.dtype = RowDTypeOf("V", c.value);
+  }
+  view.key = ToView("K", c.key, key.dtype);
+  view.value = ToView("V", c.value, value.dtype);
+  if (!encoder || c.mask.data != nullptr) {
+    view.mask = ToView("the mask", c.mask, config_.mask_dtype);
+  }
+  return view;
+}
+
+}  // namespace
+
+std::unique_ptr<Cache> MakeBackendCache(const kvtwin_backend_v1& table,
+                                        const Setup& setup, bool padded,
+                                        MemoryWatch* watch) {
+  return std::make_unique<BackendCache>(table, setup, padded, watch);
+}
+
+}  // namespace kvtwin::props

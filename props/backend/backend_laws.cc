@@ -1,0 +1,48 @@
+#include "props/backend/backend_laws.h"
+
+#include <fmt/format.h>
+
+namespace kvtwin::props {
+
+LawRun RunLawOn(const Law& law, const Subject& subject,
+                const LawHistories& histories, const LawJudge& judge) {
+  if (!histories.history) {
+    return RunLaw(law, subject, histories.seed, histories.count, judge);
+  }
+  const History& history = *histories.history;
+  const LawResult result = judge ? judge(law, history, /*hasty=*/false)
+                                 : Judge(law, history, subject);
+  return {.histories = 1,
+          .judged = result.judged,
+          .failure = result.failure,
+          .shrunk = history};
+}
+
+LawAnswer BackendLaws::Run(const Law& law) {
+  LawAnswer answer;
+  answer.why_not = WhyNotJudged(law, subject_);
+  if (!answer.why_not.empty()) return answer;
+  std::string again;  // A check that is reported already.
+  const LawJudge judge = [&](const Law& one, const History& history,
+                             bool hasty) {
+    if (!again.empty()) return LawResult();
+    LawResult result = judge_(one, history, hasty);
+    if (!result.failure || !reported_.contains(result.failure->check)) {
+      return result;
+    }
+    again = result.failure->check;
+    return LawResult();
+  };
+  answer.run = RunLawOn(law, subject_, histories_, judge);
+  const auto& failure = answer.run.failure;
+  if (!again.empty()) {
+    answer.why_not = again + ", as above";
+  } else if (!failure && answer.run.judged == 0) {
+    answer.why_not =
+        fmt::format("none of {} histories can be judged", answer.run.histories);
+  }
+  if (failure && failure->check != law.name) reported_.insert(failure->check);
+  return answer;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,114 @@
+// The subcommand `gen`.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/names.h"
+#include "props/command/command.h"
+#include "props/command/option_checks.h"
+#include "props/paged/paged_runner.h"
+#include "props/search/gen.h"
+
+namespace kvtwin::props {
+namespace {
+
+int RunGen(const GenOptions& options, const std::string& line) {
+  if (options.limits.any() && (!options.paged || !line.empty())) {
+    fmt::print(stderr,
+               "kvtwin gen: --without and --dtype are for random histories of "
+               "pools: --kind paged\n");
+    return 2;
+  }
+  Status status;
+  if (line.empty()) {
+    status = Generate(options, std::cout);
+  } else if (line.starts_with("kvp1")) {
+    const Result<PagedHistory> history = ParsePagedHistory(line);
+    if (!history.ok()) {
+      fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
+      return 2;
+    }
+    status = WritePagedRecording(*history, "reference", std::cout).status();
+  } else {
+    const Result<History> history = ParseHistory(line);
+    if (!history.ok()) {
+      fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
+      return 2;
+    }
+    if (WriteCalls(*history, std::cout) == 0) {
+      fmt::print(stderr, "kvtwin gen: no cache can be made of '{}'\n",
+                 ToText(history->setup));
+      return 2;
+    }
+  }
+  if (!status.ok()) {
+    fmt::print(stderr, "kvtwin gen: {}\n", status.message());
+    return 2;
+  }
+  std::cout.flush();
+  return std::cout ? 0 : 2;  // Main reports the error.
+}
+
+}  // namespace
+
+void AddGenCommand(CLI::App& app, int& exit_code) {
+  struct GenArguments {
+    GenOptions options;
+    std::string kind;
+    std::string history;
+    std::vector<std::string> without;
+    std::string dtype;
+  };
+  const auto arguments = std::make_shared<GenArguments>();
+  GenOptions& options = arguments->options;
+  CLI::App* gen = app.add_subcommand(
+      "gen",
+      "Print random histories, or one, for your program to answer and "
+      "`check -` to judge (docs/adapter.md)");
+  gen->add_option("history", arguments->history,
+                  "'kvt1 ... | ...', or of a pool 'kvp1 ... | ...'");
+  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 50);
+  auto* ops = gen->add_option("--ops", options.operations,
+                              "print at least this many calls")
+                  ->check(count);
+  gen->add_option("--histories", options.histories, "print this many histories")
+      ->check(count)
+      ->excludes(ops)
+      ->capture_default_str();
+  AddSeedAndKind(*gen, options.seed, arguments->kind);
+  gen->add_option("--without", arguments->without,
+                  "what histories of pools leave out, as a list with commas: "
+                  "fork, truncate, commit_unknown, keys (salts and extra keys)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"fork", "truncate", "commit_unknown", "keys"}));
+  gen->add_option("--dtype", arguments->dtype,
+                  "the dtype of the rows of all pools")
+      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
+                                                     kRowDTypeNames.end())));
+  gen->callback([arguments, &exit_code] {
+    GenOptions& chosen = arguments->options;
+    const auto left_out = [&](std::string_view what) {
+      return std::ranges::count(arguments->without, what) > 0;
+    };
+    chosen.limits = {
+        .fork = left_out("fork"),
+        .truncate = left_out("truncate"),
+        .commit_unknown = left_out("commit_unknown"),
+        .keys = left_out("keys"),
+        .dtype = FromName<DType>(kRowDTypeNames, arguments->dtype)};
+    chosen.paged = arguments->kind == "paged";
+    if (!arguments->kind.empty() && !chosen.paged) {
+      chosen.kind = FromName<Kind>(kKindNames, arguments->kind);
+    }
+    exit_code = RunGen(chosen, arguments->history);
+  });
+}
+
+}  // namespace kvtwin::props

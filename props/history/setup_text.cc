@@ -1,0 +1,72 @@
+#include "props/history/setup_text.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "core/index.h"
+#include "core/names.h"
+
+namespace kvtwin::props {
+namespace {
+
+std::string Count(int count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+// Returns the memory that a window has by S3, and why.
+std::string MemoryText(const CacheSpec& spec, const InitArgs& init) {
+  const int window = *spec.window;
+  const bool own = spec.kind == Kind::kSwaMem && spec.memory;
+  const bool raised =
+      init.max_sequences > 1 && (!own || *spec.memory <= window);
+  const std::int64_t memory = raised ? std::int64_t{window} + 1
+                              : own  ? *spec.memory
+                                     : window;
+  if (memory >= init.capacity) return "memory unbounded (S3: the capacity)";
+  return fmt::format("memory {}{}", memory,
+                     raised ? " (S3: window + 1, since there are several "
+                              "sequences)"
+                            : "");
+}
+
+std::string SpecText(const CacheSpec& spec, const InitArgs& init) {
+  std::string text(KindName(spec.kind));
+  const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+  if (windowed && spec.window) {
+    text +=
+        fmt::format(": window {}, {}", *spec.window, MemoryText(spec, init));
+  } else if (windowed) {
+    text += ": no window";
+  } else if (spec.kind == Kind::kChunked) {
+    text += fmt::format(": chunks of {}", Count(spec.chunk, "token"));
+  } else if (spec.kind == Kind::kWrapper) {
+    std::vector<std::string> parts;
+    for (const CacheSpec& part : spec.caches) {
+      parts.push_back(SpecText(part, init));
+    }
+    return fmt::format("wrapper of ({})", fmt::join(parts, "; "));
+  }
+  if (spec.shift.kind == ShiftKind::kNone) return text;
+  return text + fmt::format(", shift {}", At(kShiftNames, spec.shift.kind));
+}
+
+}  // namespace
+
+std::string SetupText(const Setup& setup) {
+  const InitArgs& init = setup.init;
+  std::string text = fmt::format(
+      "{}; {} of at most {}, batches of at most {}; {}",
+      SpecText(setup.spec, init), Count(init.max_sequences, "sequence"),
+      Count(init.capacity, "token"), init.max_batch, DTypeName(init.dtype));
+  if (setup.v_dtype() != init.dtype) {
+    text += fmt::format(" (V {})", DTypeName(setup.v_dtype()));
+  }
+  if (setup.layers > 1) text += fmt::format("; {} layers", setup.layers);
+  return text;
+}
+
+}  // namespace kvtwin::props
