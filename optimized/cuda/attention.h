@@ -61,7 +61,8 @@ struct PagedRows {
 // stream and returns the error of the launches; allocates nothing, so that it
 // can be captured. Requires: at least one row and one cell; rows of
 // neighbouring cells less than 4 GiB apart; in a head-major pool, less than
-// 2^32 - 1 rows of a head.
+// 2^32 - 1 rows of a head. (Not checked: the last, because PagedRows does not
+// say how many blocks there are.)
 //
 // Fastest if K and V have the same dtype, f16, bf16 or f8_e4m3, head_dims that
 // are multiples of 16, and all runs on 16-byte boundaries. Other rows are read
