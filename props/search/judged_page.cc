@@ -21,10 +21,16 @@ namespace {
 // Writes down each call between Init and Close.
 class LoggingCache final : public ForwardingCache {
  public:
-  LoggingCache(std::unique_ptr<Cache> cache, std::vector<JudgedCall>& log)
-      : ForwardingCache(std::move(cache)), log_(log) {
-    log_.clear();
+  // `alive` counts the caches of a run: where a history loads a state, a new
+  // cache continues the log.
+  LoggingCache(std::unique_ptr<Cache> cache, std::vector<JudgedCall>& log,
+               int& alive)
+      : ForwardingCache(std::move(cache)), log_(log), alive_(alive) {
+    if (alive_++ == 0) log_.clear();
   }
+  LoggingCache(const LoggingCache&) = delete;
+  LoggingCache& operator=(const LoggingCache&) = delete;
+  ~LoggingCache() override { --alive_; }
 
   Status Init(const InitArgs& args) override {
     Status status = ForwardingCache::Init(args);
@@ -123,6 +129,7 @@ class LoggingCache final : public ForwardingCache {
   }
 
   std::vector<JudgedCall>& log_;
+  int& alive_;
   bool begun_ = false;
   bool closed_ = false;
   int layer_ = 0;
@@ -133,11 +140,12 @@ class LoggingCache final : public ForwardingCache {
 std::optional<JudgedHistory> RunJudged(const History& history,
                                        Subject subject) {
   std::vector<JudgedCall> log;
-  const auto logged = [&log](Result<std::unique_ptr<Cache>> cache)
+  int alive = 0;
+  const auto logged = [&](Result<std::unique_ptr<Cache>> cache)
       -> Result<std::unique_ptr<Cache>> {
     if (!cache.ok()) return cache;
     return std::unique_ptr<Cache>(
-        std::make_unique<LoggingCache>(std::move(*cache), log));
+        std::make_unique<LoggingCache>(std::move(*cache), log, alive));
   };
   if (subject.make_of) {
     subject.make_of = [logged, make = subject.make_of](const Setup& setup) {
