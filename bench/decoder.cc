@@ -42,8 +42,8 @@ void Decoder::Step() {
   for (std::int32_t& position : tokens_.positions) ++position;
 }
 
-double Decoder::Time(int rounds, int most) {
-  const int count = std::min(most, steps());
+double Decoder::Time(int rounds, int max) {
+  const int count = std::min(max, steps());
   double time = 0;
   for (int i = 0; i < rounds; ++i) {
     Rewind();

@@ -28,8 +28,8 @@ class Decoder {
 
   // Nanoseconds of a step: all of StartForward, the mask included, and Get. The
   // mean over `rounds` rounds of all the steps until the view grows, or of the
-  // first `most` steps.
-  double Time(int rounds = 8, int most = 255);
+  // first `max` steps.
+  double Time(int rounds = 8, int max = 255);
 
   // Checks every step of a small cache; of a large one, the first few steps and
   // the last one, whose mask holds what all earlier steps wrote.

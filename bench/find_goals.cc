@@ -41,7 +41,7 @@ class Finder {
  public:
   Finder(Layout layout, std::size_t cells)
       : contiguous_(layout != Layout::kScattered),
-        table_(cells, /*sequences=*/1, /*most=*/0) {
+        table_(cells, /*sequences=*/1, /*max_ordered=*/0) {
     for (std::size_t cell = 0; cell < cells; ++cell) {
       const bool free = IsFree(layout, cell, cells);
       positions_.push_back(free ? -1 : static_cast<std::int32_t>(cell));

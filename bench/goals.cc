@@ -138,6 +138,8 @@ int RunGoals(const GoalOptions& options, std::string_view about,
   return options.quick || met == std::ssize(rows) ? 0 : 1;
 }
 
+int (*run_cuda_goals)(const GoalOptions& options) = nullptr;
+
 int RunGoals(const GoalOptions& options) {
   constexpr GoalPart kParts[] = {DecodeGoals, MaskGoals, FindGoals,
                                  PutGoals,    MoveGoals, MetadataGoals,

@@ -78,6 +78,8 @@ int RunGoals(const GoalOptions& options, std::string_view about,
              std::span<const GoalPart> parts);
 // Runs the goals of the optimized twin.
 int RunGoals(const GoalOptions& options);
+// Runs the goals of the twin cuda; null in programs without that twin.
+extern int (*run_cuda_goals)(const GoalOptions& options);
 
 // The parts of RunGoals, in order. Each has its own file.
 void DecodeGoals(Goals& goals);

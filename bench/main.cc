@@ -8,9 +8,6 @@
 #include <string>
 #include <vector>
 
-#ifdef KVTWIN_CUDA
-#include "bench/cuda/suite.h"
-#endif
 #include "bench/goals.h"
 #include "bench/suites.h"
 #include "core/index.h"
@@ -31,9 +28,9 @@ int Main(int argc, char** argv) {
   app.add_flag("--goals", goals,
                "Measure each goal beside its limit; exit with 0 if all are "
                "met, with 1 if not or if something is wrong");
-#ifdef KVTWIN_CUDA
-  app.add_flag("--cuda", cuda, "The goals of the twin cuda, on the device");
-#endif
+  if (bench::run_cuda_goals != nullptr) {
+    app.add_flag("--cuda", cuda, "The goals of the twin cuda, on the device");
+  }
   app.add_flag("--json", options.json, "The goals as a list of objects");
   app.add_flag("--quick", options.quick,
                "Small and few: says whether it works; no goal is missed");
@@ -51,9 +48,7 @@ int Main(int argc, char** argv) {
   std::vector<std::string> extras = app.remaining();
   if (goals || cuda) {
     if (!extras.empty()) return app.exit(CLI::ExtrasError(extras));
-#ifdef KVTWIN_CUDA
-    if (cuda) return bench::RunCudaGoals(options);
-#endif
+    if (cuda) return bench::run_cuda_goals(options);
     return bench::RunGoals(options);
   }
   std::vector<char*> arguments = {argv[0]};

@@ -55,7 +55,7 @@ class Saver {
 
   // Nanoseconds from the disk into another cache.
   double TimeLoad() {
-    Forget(StatePath());
+    DropFromPageCache(StatePath());
     return Time([&] { Must(other_->Restore(Must(LoadState(StatePath())))); });
   }
 
@@ -74,7 +74,7 @@ class Saver {
     });
   }
   double TimeRead() {
-    Forget(PlainPath());
+    DropFromPageCache(PlainPath());
     return Time([&] {
       const int file = Open(PlainPath(), O_RDONLY);
       std::size_t all = 0;
@@ -112,7 +112,7 @@ class Saver {
   }
 
   // Makes the next read come from the disk, to which the file was synced.
-  static void Forget(const std::string& path) {
+  static void DropFromPageCache(const std::string& path) {
     const int file = Open(path, O_RDONLY);
     if (::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED) != 0) {
       Wrong(path, "cannot be forgotten");

@@ -95,21 +95,21 @@ void RegisterDecode() {
       Register("Decode", fmt::format("cells:{}/sequences:{}", cells, sequences),
                0, [=](std::string_view twin) -> Timing {
                  const auto decoder = std::make_shared<Decoder>(what, twin);
-                 const int most = twin == "reference" ? 3 : 255;
-                 return [=] { return decoder->Time(1, most); };
+                 const int max = twin == "reference" ? 3 : 255;
+                 return [=] { return decoder->Time(1, max); };
                });
     }
   }
 }
 
 void RegisterMask() {
-  constexpr std::size_t kMost = std::size_t{1} << 27;  // Elements.
+  constexpr std::size_t kMax = std::size_t{1} << 27;  // Elements.
   for (const DType dtype : kMaskTypes) {
     for (const int cells : kSizes) {
       for (const int batch : {1, 32, 512}) {
         for (const int sequences : {1, 8, 64}) {
           const auto elements = AsSize(cells) * AsSize(batch);
-          if (batch < sequences || elements > kMost) continue;
+          if (batch < sequences || elements > kMax) continue;
           const MaskCase what = {cells, batch, sequences, dtype};
           Register(
               fmt::format("Mask/{}", DTypeName(dtype)),

@@ -38,7 +38,7 @@ namespace kvtwin {
   } while (false)
 #endif
 
-#ifdef KVTWIN_CHECKS
+#if defined(KVTWIN_CHECKS) && !defined(__CUDA_ARCH__)  // Not on a GPU.
 #define KVTWIN_DCHECK(fact) KVTWIN_ASSERT(fact)
 #else
 #define KVTWIN_DCHECK(fact) KVTWIN_UNCHECKED(fact)

@@ -4,12 +4,14 @@
 #include <span>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/elements.h"
 #include "core/index.h"
 
 namespace kvtwin {
 
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value) {
+  KVTWIN_ASSERT(IsRowDType(dtype) || value == 0);
   DenseTensor tensor{dtype, shape,
                      std::vector<std::byte>(DenseBytes(dtype, shape))};
   if (value == 0) return tensor;
@@ -24,6 +26,8 @@ DenseTensor ZerosLike(const TensorView& like) {
 }
 
 std::byte* WriteDense(const TensorView& from, DType dtype, std::byte* to) {
+  KVTWIN_ASSERT(from.dtype == dtype ||
+                (IsRowDType(from.dtype) && IsRowDType(dtype)));
   const auto size = static_cast<std::int64_t>(SizeOf(dtype));
   const auto run = AsSize(RunBytes(dtype, from.shape[0]));
   const bool as_is = from.dtype == dtype && from.stride[0] == size;

@@ -51,9 +51,9 @@ void SaveRows(const TensorView& all, const std::vector<CellEntry>& entries,
   const auto row_bytes = DenseBytes(row.dtype, row.shape);
   // Dense rows are copied fast: the explorer takes a snapshot after each
   // operation.
-  const Shape due = DenseView(nullptr, row.dtype, row.shape).stride;
+  const Shape expected = DenseView(nullptr, row.dtype, row.shape).stride;
   const bool dense =
-      std::equal(due.begin(), due.begin() + 2, row.stride.begin());
+      std::equal(expected.begin(), expected.begin() + 2, row.stride.begin());
   ForEachHeld(entries, [&](int cell) {
     const TensorView held = RowOf(all, layout, cell);
     if (dense) {
@@ -155,10 +155,10 @@ Status GuardedCache::CheckInit(const InitArgs& args) {
   }
   const Result<std::int64_t> cells = DoCheckInit(args);
   if (!cells.ok()) return cells.status();
-  constexpr int kMost = std::numeric_limits<int>::max();
-  if (*cells > kMost) {
+  constexpr int kMax = std::numeric_limits<int>::max();
+  if (*cells > kMax) {
     return Invalid("the cache would have {} cells, there can be {}", *cells,
-                   kMost);
+                   kMax);
   }
   cells_ = *cells;
   return {};
@@ -484,7 +484,7 @@ Status GuardedCache::Restore(const CacheState& state) {
   rows_.clear();
   DoInit();
   DoLoadSlots(state);
-  for (const CellEntry& entry : state.cells) DoHold(entry);
+  for (const CellEntry& entry : state.cells) DoAddEntry(entry);
   batch_cells_.clear();
   ForEachHeld(state.cells, [&](int cell) { batch_cells_.push_back(cell); });
   for (const auto& [layer, rows] : state.layers) {
@@ -533,7 +533,7 @@ Status GuardedCache::AddSequence(int sequence, const CacheState& added) {
   ListCells(entries);
   const std::vector<int> cells = FreeCells(entries, added.cells.size());
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    DoHold({cells[i], added.cells[i].position, sequence});
+    DoAddEntry({cells[i], added.cells[i].position, sequence});
   }
   if (cells.empty()) return {};
   const std::int64_t tokens = std::ssize(cells);

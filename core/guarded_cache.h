@@ -109,7 +109,7 @@ class GuardedCache : public Cache {
   // Returns K and V of all cells of a layer that exists.
   virtual KvView DoAllRows(int) const { return {}; }
   // Adds one membership. If the cell is in use, the position is the same.
-  virtual void DoHold(const CellEntry&) {}
+  virtual void DoAddEntry(const CellEntry&) {}
 
   // The next four are called for encoders only: caches of rows without
   // positions, in slots of any shape, without cells and mask. DoLoadSlots

@@ -13,15 +13,15 @@ namespace kvtwin {
 namespace {
 
 Status CheckTensor(std::string_view name, const TensorView& tensor,
-                   DType stored, const Shape& due) {
+                   DType stored, const Shape& expected) {
   if (tensor.data == nullptr) return Invalid("{} has no data", name);
   if (tensor.dtype != DType::kF32 && tensor.dtype != stored) {
     return Invalid("{} is {}, the pool takes f32 or {}", name,
                    DTypeName(tensor.dtype), DTypeName(stored));
   }
-  if (tensor.shape[2] < 1 || tensor.shape != due) {
+  if (tensor.shape[2] < 1 || tensor.shape != expected) {
     return Invalid("{} has shape {}, it must be {} and at least one token",
-                   name, ShapeText(tensor.shape), ShapeText(due));
+                   name, ShapeText(tensor.shape), ShapeText(expected));
   }
   return {};
 }
@@ -184,10 +184,10 @@ Status GuardedPaged::CheckCommit(int sequence, std::int64_t new_tokens) const {
   Status status = NotNegative("new_tokens", new_tokens);
   if (!status.ok()) return status;
   const auto& appended = sequences_.at(sequence).appended;
-  const int most = *std::min_element(appended.begin(), appended.end());
-  if (new_tokens <= most) return {};
+  const int max = *std::min_element(appended.begin(), appended.end());
+  if (new_tokens <= max) return {};
   return Untimely("new_tokens is {}, every layer of sequence {} has {}",
-                  new_tokens, sequence, most);
+                  new_tokens, sequence, max);
 }
 
 Status GuardedPaged::Commit(int sequence, int new_tokens) {

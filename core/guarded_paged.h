@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/assert.h"
 #include "kvtwin/paged.h"
 
 namespace kvtwin {
@@ -21,7 +22,9 @@ Status CheckPagedSpec(const PagedSpec& spec);
 class GuardedPaged : public PagedPool {
  public:
   // Requires: CheckPagedSpec accepts `spec`.
-  explicit GuardedPaged(const PagedSpec& spec) : spec_(spec) {}
+  explicit GuardedPaged(const PagedSpec& spec) : spec_(spec) {
+    KVTWIN_ASSERT(CheckPagedSpec(spec).ok());
+  }
 
   const PagedSpec& spec() const final { return spec_; }
   Result<int> Open(std::span<const std::int32_t> prompt,

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "core/assert.h"
 #include "core/index.h"
 
 namespace kvtwin {
@@ -10,6 +11,7 @@ namespace {
 
 // Returns the bits of -inf. Requires: not kBits, which has no -inf.
 std::uint32_t Hiding(DType dtype) {
+  KVTWIN_DCHECK(dtype != DType::kBits);
   if (dtype == DType::kF32) return 0xFF800000;
   return dtype == DType::kF16 ? 0xFC00 : 0xFF80;
 }
@@ -22,6 +24,9 @@ constexpr std::byte BitOf(std::int64_t column) {
 
 MaskElement MaskElementAt(const TensorView& mask, std::int64_t column,
                           std::int64_t row) {
+  KVTWIN_DCHECK(mask.data != nullptr);
+  KVTWIN_DCHECK(0 <= column && column < mask.shape[0]);
+  KVTWIN_DCHECK(0 <= row && row < mask.shape[1]);
   if (mask.dtype == DType::kBits) {
     const std::byte byte = mask.at(0, row)[column / 8];
     return (byte & BitOf(column)) != std::byte{0} ? MaskElement::kAllows

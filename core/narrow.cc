@@ -48,14 +48,15 @@ float F32FromF8(std::uint8_t bits) {
 
 void StoreBlock(std::span<const float, kBlockElements> from, DType dtype,
                 std::byte* block) {
-  float most = from[0];  // The first of the largest magnitude.
+  float largest = from[0];  // The first of the largest magnitude.
   bool finite = true;
   for (const float value : from) {
     finite = finite && std::isfinite(value);
-    if (std::fabs(value) > std::fabs(most)) most = value;
+    if (std::fabs(value) > std::fabs(largest)) largest = value;
   }
   // In q4_0 the largest number is -8 times the scale, whatever its sign.
-  const float exact = dtype == DType::kQ8 ? std::fabs(most) / 127 : most / -8;
+  const float exact =
+      dtype == DType::kQ8 ? std::fabs(largest) / 127 : largest / -8;
   Eigen::half scale(exact);
   std::memset(block, 0, AsSize(RunBytes(dtype, 1)));
   const bool fits = finite && std::isfinite(static_cast<float>(scale));

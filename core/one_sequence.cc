@@ -86,9 +86,9 @@ Result<CacheState> WithTokens(const CacheState& state, int sequence,
   for (const auto& [cell, row] : old_rows) sources[cell] = {false, row};
   for (const auto& [cell, row] : new_rows) sources[places[cell]] = {true, row};
   for (const int layer : layers) {
-    const auto of = [&](const CacheState& one) {
-      const auto found = one.layers.find(layer);
-      return found == one.layers.end() ? nullptr : &found->second;
+    const auto of = [&](const CacheState& single) {
+      const auto found = single.layers.find(layer);
+      return found == single.layers.end() ? nullptr : &found->second;
     };
     const KvRows* old_layer = of(state);
     const KvRows* new_layer = of(added);
@@ -120,27 +120,27 @@ Result<CacheState> WithTokens(const CacheState& state, int sequence,
 }  // namespace
 
 CacheState SequenceOf(const CacheState& state, int sequence) {
-  CacheState one;
+  CacheState single;
   for (const CacheState& part : state.caches) {
-    one.caches.push_back(SequenceOf(part, sequence));
+    single.caches.push_back(SequenceOf(part, sequence));
   }
   const std::map<int, std::int64_t> rows = RowsByCell(state);
   std::vector<std::int64_t> kept;
   for (const CellEntry& entry : state.cells) {
     if (entry.sequence != sequence) continue;
-    one.cells.push_back(entry);
+    single.cells.push_back(entry);
     kept.push_back(rows.at(entry.cell));
   }
-  if (kept.empty()) return one;
+  if (kept.empty()) return single;
   for (const auto& [layer, all] : state.layers) {
     const auto of = [&](const DenseTensor& tensor) {
       std::vector<Row> chosen;
       for (const std::int64_t row : kept) chosen.push_back({&tensor, row});
       return Joined(chosen, tensor);
     };
-    one.layers[layer] = {of(all.key), of(all.value)};
+    single.layers[layer] = {of(all.key), of(all.value)};
   }
-  return one;
+  return single;
 }
 
 Result<CacheState> WithSequence(const CacheState& state, int sequence,

@@ -13,7 +13,8 @@ namespace kvtwin {
 // Returns the error of MakeCache for a bad spec.
 Status CheckSpec(const CacheSpec& spec);
 
-// Requires: a spec that MakeCache, or MakePagedPool, accepts.
+// Requires: a spec that MakeCache, or MakePagedPool, accepts. (MakeWrapped and
+// GuardedPaged check it.)
 namespace reference {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include "core/assert.h"
 #include "core/index.h"
 #include "core/state_checks.h"
+#include "core/twin.h"
 
 namespace kvtwin {
 
@@ -161,6 +163,7 @@ Status WrapperCache::AddSequence(int sequence, const CacheState& added) {
 
 std::unique_ptr<Cache> MakeWrapped(const CacheSpec& spec,
                                    const MakeOne& make_one) {
+  KVTWIN_ASSERT(CheckSpec(spec).ok());
   if (spec.kind != Kind::kWrapper) return make_one(spec);
   std::vector<std::unique_ptr<GuardedCache>> caches;
   for (const CacheSpec& inner : spec.caches) caches.push_back(make_one(inner));

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/guarded_cache.h"
 
 namespace kvtwin {
@@ -25,6 +26,7 @@ class WrapperCache final : public Cache {
   // Requires: at least one cache.
   explicit WrapperCache(std::vector<std::unique_ptr<GuardedCache>> caches)
       : caches_(std::move(caches)) {
+    KVTWIN_ASSERT(!caches_.empty());
     for (const auto& cache : caches_) cache->BusyWith(*caches_[0]);
   }
 

@@ -4,9 +4,16 @@
 #define KVTWIN_OPTIMIZED_ALIGNED_BUFFER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 namespace kvtwin::optimized {
+
+inline constexpr std::size_t kCacheLine = 64;
+
+inline bool IsOnCacheLine(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % kCacheLine == 0;
+}
 
 class AlignedBuffer {
  public:

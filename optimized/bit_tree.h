@@ -56,19 +56,31 @@ class BitTree {
   bool empty() const { return levels_[level_count_ - 1][0] == 0; }
 
   // Cells 64 w .. 64 w + 63, lowest bit first; bits past size() are zero.
-  std::uint64_t word(std::size_t w) const { return levels_[0][w]; }
+  std::uint64_t word(std::size_t w) const {
+    KVTWIN_DCHECK(w < word_count());
+    return levels_[0][w];
+  }
   const std::uint64_t* words() const { return levels_[0]; }
 
   // All functions below require: cell < size(), word index < word_count().
 
   bool Test(std::size_t cell) const {
+    KVTWIN_DCHECK(cell < size());
     return (levels_[0][cell / kWordBits] >> cell % kWordBits & 1) != 0;
   }
-  void Set(std::size_t cell) { SetFrom(0, cell); }
-  void Clear(std::size_t cell) { ClearFrom(0, cell); }
+  void Set(std::size_t cell) {
+    KVTWIN_DCHECK(cell < size());
+    SetFrom(0, cell);
+  }
+  void Clear(std::size_t cell) {
+    KVTWIN_DCHECK(cell < size());
+    ClearFrom(0, cell);
+  }
 
   // Replaces a word. Requires: no bits past size().
   void SetWord(std::size_t w, std::uint64_t value) {
+    KVTWIN_DCHECK(w < word_count());
+    KVTWIN_DCHECK((value & ~CellsOf(w)) == 0);
     const bool was_empty = levels_[0][w] == 0;
     levels_[0][w] = value;
     if (was_empty == (value == 0) || level_count_ == 1) return;
@@ -94,16 +106,21 @@ class BitTree {
 
   // The first cell of the set that is >= `cell`, or kNone; `cell` may be
   // size().
-  std::size_t Next(std::size_t cell) const { return NextAt(0, cell); }
+  std::size_t Next(std::size_t cell) const {
+    KVTWIN_DCHECK(cell <= size());
+    return NextAt(0, cell);
+  }
 
   // The first nonzero word at or after w, or kNone; w may be word_count().
   std::size_t NextWord(std::size_t w) const {
+    KVTWIN_DCHECK(w <= word_count());
     if (level_count_ > 1) return NextAt(1, w);
     return w == 0 && levels_[0][0] != 0 ? 0 : kNone;
   }
 
   // The last cell of the set that is <= `cell`, or kNone.
   std::size_t Prev(std::size_t cell) const {
+    KVTWIN_DCHECK(cell < size());
     std::size_t level = 0;
     std::size_t i = cell;
     for (;;) {
@@ -127,6 +144,12 @@ class BitTree {
  private:
   // Enough levels: cells are counted in an int, and 64^6 > 2^31.
   static constexpr std::size_t kLevelsMax = 6;
+
+  // The bits of word w that are cells.
+  std::uint64_t CellsOf(std::size_t w) const {
+    const std::size_t cells = std::min(kWordBits, size() - w * kWordBits);
+    return ~std::uint64_t{0} >> (kWordBits - cells);
+  }
 
   void SetFrom(std::size_t level, std::size_t i) {
     for (; level < level_count_; ++level, i /= kWordBits) {

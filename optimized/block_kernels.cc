@@ -133,11 +133,11 @@ template <class Format>
 HWY_INLINE void StoreBlock(const float* from, std::uint8_t* block,
                            std::size_t block_bytes) {
   const I32 ints;
-  auto most = hn::Zero(ints);
+  auto largest = hn::Zero(ints);
   for (std::size_t i = 0; i < kBlock; i += hn::Lanes(ints)) {
-    most = hn::Max(most, Magnitudes(from + i));
+    largest = hn::Max(largest, Magnitudes(from + i));
   }
-  const std::int32_t magnitude = hn::GetLane(hn::MaxOfLanes(ints, most));
+  const std::int32_t magnitude = hn::GetLane(hn::MaxOfLanes(ints, largest));
   constexpr std::int32_t kInfinity = 0x7F800000;
   constexpr std::uint16_t kHalfInfinity = 0x7C00;
   constexpr std::uint16_t kHalfMagnitude = 0x7FFF;

@@ -6,7 +6,7 @@
 
 namespace kvtwin::optimized {
 
-void HostMemory::Forget() {
+void HostMemory::Release() {
   layers_.clear();
   layer_list_.clear();
   found_ = nullptr;
@@ -54,6 +54,7 @@ std::size_t HostMemory::KeyRowBytes() const {
 }
 
 void HostMemory::Move(std::span<const CellMove> moves) {
+  KVTWIN_DCHECK(AreIndependent(moves));
   // Each K and V byte is read and written.
   ParallelShares(
       layer_list_.size(), 4 * moves.size() * KeyRowBytes(),

@@ -14,11 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/guarded_cache.h"
 #include "kvtwin/shift.h"
 #include "kvtwin/status.h"
 #include "kvtwin/tensor.h"
 #include "optimized/cell_table.h"
+#include "optimized/distinct.h"
 #include "optimized/mask.h"
 #include "optimized/row_shift.h"
 #include "optimized/storage.h"
@@ -43,16 +45,16 @@ class CacheMemory {
   virtual ~CacheMemory() = default;
 
   // Removes all layers.
-  virtual void Forget() = 0;
+  virtual void Release() = 0;
 
   // Creates the layer, zeroed, unless it exists.
   virtual void NeedLayer(int layer, const RowDims& dims,
                          const LayerFormat& format) = 0;
 
   // Sets where the Puts of a pass go: row i of their tensors to cells[i]. The
-  // caller keeps `cells` unchanged until then. No pass has more than `most`
+  // caller keeps `cells` unchanged until then. No pass has more than `max`
   // cells. The caller builds the mask next. Requires: distinct cells.
-  virtual void SetCells(std::span<const int> cells, std::size_t most) = 0;
+  virtual void SetCells(std::span<const int> cells, std::size_t max) = 0;
   virtual void Put(int layer, const TensorView& key,
                    const TensorView& value) = 0;
   // Stores rows as Put does, outside of a pass.
@@ -87,10 +89,11 @@ class CacheMemory {
 
 class HostMemory final : public CacheMemory {
  public:
-  void Forget() override;
+  void Release() override;
   void NeedLayer(int layer, const RowDims& dims,
                  const LayerFormat& format) override;
   void SetCells(std::span<const int> cells, std::size_t) override {
+    KVTWIN_DCHECK(AreDistinct(cells));
     cells_ = cells;
   }
   void Put(int layer, const TensorView& key, const TensorView& value) override;

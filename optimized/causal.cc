@@ -63,26 +63,26 @@ Result<std::int64_t> CausalCache::DoCheckInit(const InitArgs& args) {
 }
 
 void CausalCache::DoInit() {
-  memory_->Forget();
+  memory_->Release();
   if (table_ != nullptr) return table_->Clear();
   // Sequences beyond this many allocate when they are first stored.
-  constexpr int kSequencesMost = 64;
+  constexpr int kMaxSequences = 64;
   const bool forgets = reach_.window != kUnbounded;
-  const std::int64_t most = bounded_memory()
-                                ? reach_.memory + init_args().max_batch
-                                : std::int64_t{init_args().capacity};
+  const std::int64_t max = bounded_memory()
+                               ? reach_.memory + init_args().max_batch
+                               : std::int64_t{init_args().capacity};
   table_ = std::make_unique<CellTable>(
       AsSize(CellCount()),
-      AsSize(std::min(init_args().max_sequences, kSequencesMost)),
-      forgets ? AsSize(most) : 0);
+      AsSize(std::min(init_args().max_sequences, kMaxSequences)),
+      forgets ? AsSize(max) : 0);
   // A defrag moves at most as many cells as there are holes to fill.
   moves_.reserve(table_->size() / 2);
 }
 
 void CausalCache::DoClose() {
   table_.reset();
-  memory_->Forget();
-  memory_->mask().Forget();
+  memory_->Release();
+  memory_->mask().Release();
   removal_ = Removal();
   moves_ = {};
   custom_rows_.clear();
@@ -119,9 +119,9 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
 
 // Also tells the memory where the rows of the pass go.
 Status CausalCache::BuildMask(std::span<const int> cells) {
-  const auto most = AsSize(init_args().max_batch);
+  const auto max = AsSize(init_args().max_batch);
   try {
-    memory_->SetCells(cells, std::min(most, table_->size()));
+    memory_->SetCells(cells, std::min(max, table_->size()));
     DoBuildMask();
   } catch (const MemoryError& error) {
     return error.status();
@@ -164,7 +164,7 @@ void CausalCache::Evict() {
     if (last_to_go < sequence.extremes.first) continue;
     table_->DropOldest(sequence, static_cast<std::int32_t>(last_to_go));
   }
-  table_->ForgetGrown();
+  table_->ClearGrown();
   // If the pass ends here because the cache is full, each sequence of the batch
   // keeps the tokens that its lowest batch position can see. The next pass
   // evicts more, so these sequences stay marked.
@@ -260,7 +260,7 @@ void CausalCache::DoGiveBack() {
                      AsSize(batch_cells()[i]));
   }
   for (Sequence* sequence : batch_sequences_) {
-    table_->Settle(*sequence, /*stale=*/true);
+    table_->FinishUpdate(*sequence, /*stale=*/true);
   }
 }
 
@@ -292,7 +292,7 @@ KvView CausalCache::DoAllRows(int layer) const {
   return memory_->HostRows(layer);
 }
 
-void CausalCache::DoHold(const CellEntry& entry) {
+void CausalCache::DoAddEntry(const CellEntry& entry) {
   table_->Add(entry.sequence, AsSize(entry.cell), entry.position);
 }
 
@@ -305,7 +305,7 @@ KvView CausalCache::DoGet() {
 void CausalCache::DropAll(Sequence& sequence) {
   table_->Select(sequence, From(0), selection_);
   table_->Drop(sequence, selection_);
-  table_->Settle(sequence, /*stale=*/false);
+  table_->FinishUpdate(sequence, /*stale=*/false);
 }
 
 void CausalCache::DoCopyPrefix(int src, int dst, std::int32_t len) {
@@ -314,7 +314,7 @@ void CausalCache::DoCopyPrefix(int src, int dst, std::int32_t len) {
     if (to == nullptr || len > to->extremes.last) return;
     table_->Select(*to, From(len), selection_);
     table_->Drop(*to, selection_);
-    table_->Settle(*to, /*stale=*/true);
+    table_->FinishUpdate(*to, /*stale=*/true);
     return;
   }
   if (to != nullptr) DropAll(*to);
@@ -413,7 +413,7 @@ void CausalCache::DoCommitRemove(int, std::int32_t, std::int32_t) {
     if (extremes.first >= removal_.end) extremes.first += offset;
     extremes.last += offset;
   }
-  table_->Settle(*sequence, stale);
+  table_->FinishUpdate(*sequence, stale);
 }
 
 void CausalCache::ShiftKeys() {

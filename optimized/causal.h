@@ -48,7 +48,7 @@ class CausalCache final : public GuardedCache {
   void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
                    const TensorView& value) override;
   KvView DoAllRows(int layer) const override;
-  void DoHold(const CellEntry& entry) override;
+  void DoAddEntry(const CellEntry& entry) override;
   KvView DoGet() override;
   void DoCopyPrefix(int src, int dst, std::int32_t len) override;
   bool DoCanResume(int seq, std::int32_t pos) const override;

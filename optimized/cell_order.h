@@ -17,9 +17,9 @@ namespace kvtwin::optimized {
 
 class CellOrder {
  public:
-  // The order is unknown until Clear or Cells. Adding up to `most` cells does
+  // The order is unknown until Clear or Cells. Adding up to `max` cells does
   // not allocate.
-  void Reserve(std::size_t most) { cells_.reserve(2 * most + 1); }
+  void Reserve(std::size_t max) { cells_.reserve(2 * max + 1); }
 
   // Makes the order empty and known.
   void Clear() {
@@ -28,7 +28,7 @@ class CellOrder {
     known_ = true;
   }
   // Marks the order as unknown: other cells left, or positions changed.
-  void Forget() { known_ = false; }
+  void Invalidate() { known_ = false; }
 
   // Adds a new cell. The order stays known only if the cell goes at its end.
   void Add(std::size_t cell, const std::int32_t* positions) {

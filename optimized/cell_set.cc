@@ -19,6 +19,7 @@ constexpr std::size_t kMuchSmaller = 4;
 }  // namespace
 
 CellSet::CellSet(std::size_t cells) : cells_(cells) {
+  KVTWIN_ASSERT(cells >= 1);
   if (TakeFastPath(WordsFor(cells) <= kListedWord)) Reserve();
 }
 
@@ -34,8 +35,9 @@ void CellSet::Expect(std::size_t words) {
 }
 
 void CellSet::Trim(std::size_t count) {
-  const std::size_t most = kMuchSmaller * kListedWord * count;
-  if (reserved_ || !bits_ || TakeFastPath(most >= WordsFor(cells_))) return;
+  KVTWIN_DCHECK(count == CountCells());
+  const std::size_t max = kMuchSmaller * kListedWord * count;
+  if (reserved_ || !bits_ || TakeFastPath(max >= WordsFor(cells_))) return;
   for (std::size_t w = bits_->NextWord(0); w != kNone;
        w = bits_->NextWord(w + 1)) {
     list_.emplace_hint(list_.end(), w, bits_->word(w));
@@ -47,6 +49,14 @@ void CellSet::MakeBits() {
   bits_.emplace(cells_);
   for (const auto& [w, word] : list_) bits_->SetWord(w, word);
   list_.clear();
+}
+
+std::size_t CellSet::CountCells() const {
+  std::size_t count = 0;
+  for (std::size_t w = 0; w < WordsFor(cells_); ++w) {
+    count += AsSize(std::popcount(word(w)));
+  }
+  return count;
 }
 
 void CellSet::ClearAll() {

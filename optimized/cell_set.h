@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 
+#include "core/assert.h"
 #include "optimized/bit_tree.h"
 
 namespace kvtwin::optimized {
@@ -33,19 +34,23 @@ class CellSet {
 
   // Cells 64 w .. 64 w + 63, lowest bit first.
   std::uint64_t word(std::size_t w) const {
+    KVTWIN_DCHECK(w < WordsFor(cells_));
     return bits_ ? bits_->word(w) : WordOfList(w);
   }
   // Replaces a word.
   void SetWord(std::size_t w, std::uint64_t value) {
+    KVTWIN_DCHECK(w < WordsFor(cells_));
     if (bits_) return bits_->SetWord(w, value);
     SetWordOfList(w, value);
   }
   void Set(std::size_t cell) {
+    KVTWIN_DCHECK(cell < cells_);
     if (bits_) return bits_->Set(cell);
     const std::size_t w = cell / kWordBits;
     SetWordOfList(w, WordOfList(w) | Bit(cell));
   }
   void Clear(std::size_t cell) {
+    KVTWIN_DCHECK(cell < cells_);
     if (bits_) return bits_->Clear(cell);
     const std::size_t w = cell / kWordBits;
     SetWordOfList(w, WordOfList(w) & ~Bit(cell));
@@ -56,6 +61,7 @@ class CellSet {
   std::size_t First() const { return bits_ ? bits_->First() : NextOfList(0); }
   std::size_t Last() const { return bits_ ? bits_->Last() : LastOfList(); }
   std::size_t Next(std::size_t cell) const {
+    KVTWIN_DCHECK(cell <= cells_);
     return bits_ ? bits_->Next(cell) : NextOfList(cell);
   }
 
@@ -63,6 +69,7 @@ class CellSet {
   // must have room for them.
   const std::uint64_t* Words(std::size_t begin, std::size_t end,
                              std::uint64_t* scratch) const {
+    KVTWIN_DCHECK(begin <= end && end <= WordsFor(cells_));
     if (bits_) return bits_->words() + begin;
     WordsOfList(begin, end, scratch);
     return scratch;
@@ -79,6 +86,7 @@ class CellSet {
   void WordsOfList(std::size_t begin, std::size_t end,
                    std::uint64_t* out) const;
   void MakeBits();
+  std::size_t CountCells() const;
 
   std::optional<BitTree> bits_;                // Replaces the list.
   std::map<std::size_t, std::uint64_t> list_;  // Nonzero words.

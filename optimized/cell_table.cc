@@ -17,8 +17,9 @@ constexpr std::int64_t kNever = INT64_MAX;
 
 }  // namespace
 
-CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
-    : most_(std::min(most, cells)),
+CellTable::CellTable(std::size_t cells, std::size_t sequences,
+                     std::size_t max_ordered)
+    : max_ordered_(std::min(max_ordered, cells)),
       positions_(WordsFor(cells) * kWordBits * sizeof(std::int32_t)),
       ranges_(WordsFor(cells) * sizeof(PosRange)),
       shared_(WordsFor(cells) * sizeof(std::uint64_t)),
@@ -26,6 +27,7 @@ CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
       free_runs_(free_),
       free_count_(cells),
       words_(WordsFor(cells) * sizeof(std::uint64_t)) {
+  KVTWIN_ASSERT(cells <= INT32_MAX);  // BitTree checks that there are some.
   targets_.reserve(cells);
   free_.SetAll();
   std::fill_n(ranges_.as<PosRange>(), free_.word_count(), kNoPositions);
@@ -33,7 +35,7 @@ CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
     Sequence& sequence = *Make();
     sequence.reserved = true;
     sequence.members.Reserve();
-    sequence.order.Reserve(most_);
+    sequence.order.Reserve(max_ordered_);
     spare_reserved_.push_back(&sequence);
   }
 }
@@ -135,6 +137,7 @@ Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
   sequence->since_first = std::min(sequence->since_first, cell);
   sequence->since_last = std::max(sequence->since_last, cell);
   if (!free_.Test(cell)) {
+    KVTWIN_DCHECK(positions()[cell] == position);
     shared_.as<std::uint64_t>()[cell / kWordBits] |= std::uint64_t{1}
                                                      << cell % kWordBits;
   } else {
@@ -213,6 +216,7 @@ CellBounds CellTable::Since(Sequence& sequence, std::int32_t since) const {
 
 std::span<const std::int32_t> CellTable::CellsAt(Sequence& sequence,
                                                  PosRange range) const {
+  KVTWIN_ASSERT(ordered());
   const auto cells = sequence.order.Cells(sequence.members, positions());
   const auto begin = std::partition_point(
       cells.begin(), cells.end(),
@@ -255,14 +259,14 @@ void CellTable::Drop(Sequence& sequence, const Selection& cells) {
     if (cells.words[w] != 0) DropFromWord(sequence, w, cells.words[w]);
   }
   sequence.count -= cells.count;
-  if (cells.count > 0) sequence.order.Forget();
+  if (cells.count > 0) sequence.order.Invalidate();
 }
 
 void CellTable::DropCell(Sequence& sequence, std::size_t cell) {
   DropFromWord(sequence, cell / kWordBits,
                std::uint64_t{1} << cell % kWordBits);
   --sequence.count;
-  sequence.order.Forget();
+  sequence.order.Invalidate();
 }
 
 void CellTable::DropOldest(Sequence& sequence, std::int32_t last) {
@@ -277,10 +281,10 @@ void CellTable::DropOldest(Sequence& sequence, std::int32_t last) {
     sequence.extremes.first = positions()[*leaving.end()];
   }
   sequence.order.DropFirst(leaving.size());
-  Settle(sequence, /*stale=*/false);
+  FinishUpdate(sequence, /*stale=*/false);
 }
 
-void CellTable::Settle(Sequence& sequence, bool stale) {
+void CellTable::FinishUpdate(Sequence& sequence, bool stale) {
   if (sequence.count == 0) return Release(sequence);
   if (stale) {
     sequence.extremes = Extremes(MembersIn(sequence, ExtentOf(sequence)));
@@ -290,8 +294,10 @@ void CellTable::Settle(Sequence& sequence, bool stale) {
 
 void CellTable::AddToSelected(Sequence& sequence, const Selection& cells,
                               std::int32_t offset) {
+  KVTWIN_ASSERT(offset <= 0);
   for (std::size_t w = cells.begin; w < cells.end; ++w) {
     if (cells.words[w] == 0) continue;
+    KVTWIN_DCHECK((cells.words[w] & shared(w)) == 0);
     AddToPositions(positions_.as<std::int32_t>() + w * kWordBits,
                    cells.words[w], offset);
     if (cells.words[w] == ~free_.word(w)) {  // All that are used.
@@ -306,6 +312,7 @@ void CellTable::AddToSelected(Sequence& sequence, const Selection& cells,
 
 void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,
                            Selection& scratch) {
+  KVTWIN_DCHECK(Find(id) == nullptr);
   Select(src, {.first = 0, .last = len - 1}, scratch);
   if (scratch.count == 0) return;
   Sequence& dst = New(id);
@@ -317,10 +324,10 @@ void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,
     dst.members.SetWord(w, scratch.words[w]);
     shared_.as<std::uint64_t>()[w] |= scratch.words[w];
   }
-  dst.order.Forget();
+  dst.order.Invalidate();
   dst.count = scratch.count;
   dst.extremes = src.extremes;
-  Settle(dst, /*stale=*/len <= src.extremes.last);
+  FinishUpdate(dst, /*stale=*/len <= src.extremes.last);
 }
 
 void CellTable::Defrag(std::vector<CellMove>& moves) {
@@ -364,7 +371,7 @@ void CellTable::Defrag(std::vector<CellMove>& moves) {
       sequence->Changed(cell / kWordBits);
       sequence->Changed(target / kWordBits);
     }
-    sequence->order.Forget();
+    sequence->order.Invalidate();
     sequence->since = kNever;
   }
   for (std::size_t w = 0; w < free_.word_count(); ++w) UpdateRange(w);

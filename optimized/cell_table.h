@@ -102,10 +102,10 @@ struct CellMove {
 
 class CellTable {
  public:
-  // This many sequences exist from the start, and never allocate later. `most`:
-  // the number of cells of a sequence that are kept in order, 0 if none are.
-  // Requires: 1 <= cells <= INT32_MAX.
-  CellTable(std::size_t cells, std::size_t sequences, std::size_t most);
+  // This many sequences exist from the start, and never allocate later.
+  // `max_ordered`: the number of cells of a sequence that are kept in order, 0
+  // if none are. Requires: 1 <= cells <= INT32_MAX.
+  CellTable(std::size_t cells, std::size_t sequences, std::size_t max_ordered);
 
   std::size_t size() const { return free_.size(); }
   std::size_t free_count() const { return free_count_; }
@@ -116,7 +116,7 @@ class CellTable {
   // For each word, the lowest and highest position of its used cells,
   // {INT32_MAX, -1} if it has none.
   const PosRange* ranges() const { return ranges_.as<PosRange>(); }
-  // The stored sequences that got cells since the last ForgetGrown, or were
+  // The stored sequences that got cells since the last ClearGrown, or were
   // marked by Grows, in unspecified order.
   std::span<Sequence* const> grown() const {
     return std::span(live_).first(grown_count_);
@@ -124,7 +124,7 @@ class CellTable {
   void Grows(Sequence& sequence) {
     if (sequence.live_index >= grown_count_) Exchange(sequence, grown_count_++);
   }
-  void ForgetGrown() { grown_count_ = 0; }
+  void ClearGrown() { grown_count_ = 0; }
 
   // Returns null if the sequence is not stored.
   Sequence* Find(int id) const { return by_id_.Find(id); }
@@ -149,7 +149,7 @@ class CellTable {
   // ordered().
   std::span<const std::int32_t> CellsAt(Sequence& sequence,
                                         PosRange range) const;
-  bool ordered() const { return most_ > 0; }
+  bool ordered() const { return max_ordered_ > 0; }
 
   // The cells of word w that several sequences hold.
   std::uint64_t shared(std::size_t w) const {
@@ -158,21 +158,21 @@ class CellTable {
 
   // The selected cells leave the sequence; cells that no other sequence holds
   // become free. Afterwards `extremes` may be wrong and the sequence may be
-  // empty: call Settle next.
+  // empty: call FinishUpdate next.
   void Drop(Sequence& sequence, const Selection& cells);
   // Does the same for one cell.
   void DropCell(Sequence& sequence, std::size_t cell);
-  // Does the same for the cells at positions <= last, and calls Settle.
+  // Does the same for the cells at positions <= last, and calls FinishUpdate.
   // Requires: ordered().
   void DropOldest(Sequence& sequence, std::int32_t last);
   // Finishes a change: recomputes the extremes if they are stale, and removes
   // the sequence (the reference then dangles) if it has no cells.
-  void Settle(Sequence& sequence, bool stale);
+  void FinishUpdate(Sequence& sequence, bool stale);
 
   // Adds `offset` to the positions of the selected cells. The selection is all
   // cells from some position on, and the other cells stay below them. Call
-  // Settle next. Requires: no other sequence holds the selected cells; offset
-  // <= 0.
+  // FinishUpdate next. Requires: no other sequence holds the selected cells;
+  // offset <= 0.
   void AddToSelected(Sequence& sequence, const Selection& cells,
                      std::int32_t offset);
 
@@ -211,7 +211,8 @@ class CellTable {
   std::uint64_t SharedByOthers(const Sequence& sequence, std::size_t w) const;
   void UpdateRange(std::size_t w);
 
-  const std::size_t most_;   // How many cells of a sequence are kept in order.
+  // The number of cells of a sequence that are kept in order.
+  const std::size_t max_ordered_;
   AlignedBuffer positions_;  // Padded to whole words.
   AlignedBuffer ranges_;     // Position range of each word.
   AlignedBuffer shared_;     // Shared cells of each word.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/index.h"
 
 namespace kvtwin::optimized {
@@ -25,6 +26,8 @@ class IdMap {
 
   // Requires: there is no entry for id; value is not null.
   void Insert(int id, T* value) {
+    KVTWIN_DCHECK(Find(id) == nullptr);
+    KVTWIN_DCHECK(value != nullptr);
     // At most half full, so that probes are short and always end.
     if (2 * (count_ + 1) > entries_.size()) Grow();
     entries_[Locate(id)] = {id, value};
@@ -34,6 +37,7 @@ class IdMap {
   // Requires: there is an entry for id.
   void Erase(int id) {
     std::size_t hole = Locate(id);
+    KVTWIN_DCHECK(entries_[hole].value != nullptr);
     const std::size_t mask = entries_.size() - 1;
     // Entries that were pushed past the hole move back into it, so that no
     // probe meets an empty entry before its id.

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
+#include "core/assert.h"
 #include "core/index.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -117,6 +119,18 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace kvtwin::optimized {
+namespace {
+
+bool NoneOverflows(const std::int32_t* positions, std::uint64_t cells,
+                   std::int32_t offset) {
+  for (; cells != 0; cells &= cells - 1) {
+    const std::int64_t position = positions[std::countr_zero(cells)];
+    if (!std::in_range<std::int32_t>(position + offset)) return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 HWY_EXPORT(SelectCells);
 HWY_EXPORT(FirstCellIn);
@@ -149,6 +163,7 @@ PosRange RangeOf(const std::int32_t* positions, std::uint64_t cells) {
 
 void AddToPositions(std::int32_t* positions, std::uint64_t cells,
                     std::int32_t offset) {
+  KVTWIN_DCHECK(NoneOverflows(positions, cells, offset));
   HWY_DYNAMIC_DISPATCH(AddToPositions)(positions, cells, offset);
 }
 

@@ -51,7 +51,7 @@ void AddToPositions(std::int32_t* positions, std::uint64_t cells,
 
 // Lists the cells of a word whose first cell is `first`, and returns how many
 // there are. Requires: `out` has room for 64 cells; entries past the result may
-// be overwritten.
+// be overwritten. (Not checked: a pointer does not know how much room it has.)
 std::size_t ListCells(std::uint64_t cells, std::int32_t first,
                       std::int32_t* out);
 

@@ -258,7 +258,7 @@ void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
   view_.stride[1] = static_cast<std::int64_t>(RowBytes(dtype));
 }
 
-void Mask::Forget() {
+void Mask::Release() {
   rows_.clear();
   bytes_ = 0;
   data_ = Allocate(0);

@@ -49,7 +49,7 @@ class Mask {
   const TensorView& view() const { return view_; }
 
   // Forgets the rows, and frees their memory.
-  void Forget();
+  void Release();
 
  protected:
   // Columns of a row to write. No column is in two pieces.

@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstring>
 
+#include "core/assert.h"
 #include "core/index.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -41,6 +42,7 @@ HWY_INLINE std::uint64_t VisibleWord(const MaskRow& row, std::size_t w) {
 // null.
 HWY_INLINE void LookAtWords(const MaskRow& row, std::size_t w, std::size_t end,
                             std::uint64_t* out) {
+  KVTWIN_DCHECK(row.members != nullptr);
   constexpr std::size_t kLanes = hn::MaxLanes(U64());
   const auto row_first = hn::Set(I64(), row.range.first);
   const auto row_last = hn::Set(I64(), row.range.last);
@@ -123,6 +125,7 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
 // to a whole word. Requires: size <= kBitsChunk.
 HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
                                std::size_t size, std::uint64_t* bits) {
+  KVTWIN_DCHECK(size <= kBitsChunk);
   const std::size_t begin = first / kWord;
   const std::size_t end = (first + size - 1) / kWord + 1;
   const std::size_t shift = first % kWord;

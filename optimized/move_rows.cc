@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/assert.h"
+#include "optimized/distinct.h"
 #include "optimized/fast_paths.h"
 #include "optimized/row_kernels.h"
 
@@ -33,10 +35,10 @@ void MoveTogether(std::span<const CellMove> moves, const StoredColumns& columns,
 template <class T>
 void MoveElements(std::span<const CellMove> moves, const StoredColumns& columns,
                   std::size_t count) {
-  constexpr std::size_t kMost = 8;
+  constexpr std::size_t kMax = 8;
   std::size_t c = 0;
-  for (; c + kMost <= count; c += kMost) {
-    MoveTogether<kMost, T>(moves, columns, c);
+  for (; c + kMax <= count; c += kMax) {
+    MoveTogether<kMax, T>(moves, columns, c);
   }
   for (; c < count; ++c) MoveTogether<1, T>(moves, columns, c);
 }
@@ -45,6 +47,7 @@ void MoveElements(std::span<const CellMove> moves, const StoredColumns& columns,
 
 void MoveRows(std::span<const CellMove> moves, std::byte* rows,
               std::size_t row_bytes) {
+  KVTWIN_DCHECK(AreIndependent(moves));
   // Less data than this may still be in the caches, and should stay there.
   constexpr std::size_t kCached = std::size_t{1} << 20;
   if (!TakeFastPath(moves.size() * row_bytes > kCached)) {
@@ -66,6 +69,7 @@ void MoveRows(std::span<const CellMove> moves, std::byte* rows,
 
 void MoveInColumns(std::span<const CellMove> moves,
                    const StoredColumns& columns, std::size_t count) {
+  KVTWIN_DCHECK(AreIndependent(moves));
   if (columns.dtype == DType::kF32) {
     MoveElements<float>(moves, columns, count);
   } else if (columns.dtype == DType::kF8) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/guarded_paged.h"
 #include "core/index.h"
 #include "core/twin.h"
@@ -58,10 +59,10 @@ class Pool final : public GuardedPaged {
              const PrefixKey& key) override {
     Sequence& opened = sequences_[sequence];
     opened.nodes = {index_.NeedRoot(key)};
-    const std::size_t most =
+    const std::size_t max =
         std::min(prompt.size(), AsSize(spec().max_seq_len) + 1);
     std::size_t end = size_;
-    for (; end < most; end += size_) {
+    for (; end < max; end += size_) {
       const auto tokens = prompt.subspan(end - size_, size_);
       const int node = index_.FindChild(opened.nodes.back(), tokens);
       if (node < 0 || index_.block(node) == kNoBlock) break;
@@ -83,7 +84,7 @@ class Pool final : public GuardedPaged {
     forked.known = source.known;
     forked.nodes = source.nodes;
     for (const int node : forked.nodes) index_.Need(node);
-    Forget(forked, len);
+    DropTokens(forked, len);
   }
 
   bool DoReserve(int sequence, int begin, int end) override {
@@ -129,7 +130,7 @@ class Pool final : public GuardedPaged {
   void DoTruncate(int sequence, int len) override {
     Sequence& of = sequences_.at(sequence);
     DropBlocks(of, BlocksFor(len));
-    Forget(of, len);
+    DropTokens(of, len);
   }
 
   void DoFree(int sequence) override {
@@ -178,6 +179,7 @@ class Pool final : public GuardedPaged {
       free_.Clear(fresh);
       --usage_.free;
     } else {
+      KVTWIN_ASSERT(oldest_ != kNoBlock);
       fresh = AsSize(oldest_);
       Unlist(oldest_);
       Hide(AsInt(fresh));
@@ -246,7 +248,7 @@ class Pool final : public GuardedPaged {
     --usage_.cached;
   }
 
-  void Forget(Sequence& sequence, int len) {
+  void DropTokens(Sequence& sequence, int len) {
     const std::size_t known = std::min(sequence.known.size(), AsSize(len));
     sequence.known.resize(known);
     while (sequence.nodes.size() > known / size_ + 1) {

@@ -7,6 +7,7 @@
 
 #include "core/assert.h"
 #include "core/index.h"
+#include "optimized/distinct.h"
 #include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized {
@@ -143,10 +144,10 @@ void StorePart(const Source& source, std::size_t token, std::size_t begin,
     if (!source.in_order()) {
       // Takes part of a head, or, of scattered elements, as many as fit in a
       // piece.
-      const std::size_t most =
+      const std::size_t max =
           source.readable() ? source.head_dim() - begin % source.head_dim()
                             : kPieceElements;
-      count = std::min(count, most);
+      count = std::min(count, max);
     }
     if (!source.readable()) {
       source.Gather(token, begin, count, piece.data());
@@ -161,10 +162,10 @@ void StorePart(const Source& source, std::size_t token, std::size_t begin,
 // The end of the tile that begins with token `first`: at a line boundary if
 // consecutive cells reach it.
 std::size_t TileEnd(std::span<const int> cells, std::size_t first) {
-  const std::size_t most = std::min(cells.size(), first + kTileRows);
+  const std::size_t max = std::min(cells.size(), first + kTileRows);
   const std::size_t to_line =
       first + kTileRows - AsSize(cells[first]) % kTileRows;
-  return RunEnd(cells.first(most), first) >= to_line ? to_line : most;
+  return RunEnd(cells.first(max), first) >= to_line ? to_line : max;
 }
 
 // So a run of consecutive cells that is written at once lies in one tile.
@@ -287,6 +288,7 @@ void PutTiles(const Source& source, std::span<const int> cells,
 
 void PutRows(const TensorView& from, std::span<const int> cells,
              std::size_t begin, std::size_t end, const StoredRows& to) {
+  KVTWIN_DCHECK(AreDistinct(cells));
   const Source source(from);
   for (std::size_t i = begin; i < end;) {
     std::byte* row = to.data + AsSize(cells[i]) * to.stride;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/assert.h"
 #include "optimized/block_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -13,6 +14,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "optimized/aligned_buffer.h"
 #include "optimized/narrow-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -99,6 +101,7 @@ HWY_INLINE void StreamLineAs(Format format, const float* from,
 
 // Requires: `to` lies on a cache line.
 HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
+  KVTWIN_DCHECK(IsOnCacheLine(to));
   std::memcpy(to, from, kLine);
 }
 
@@ -141,6 +144,7 @@ HWY_INLINE void StreamLineAs(Format format, const float* from,
 
 // Requires: `to` lies on a cache line.
 HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
+  KVTWIN_DCHECK(IsOnCacheLine(to));
   const hn::CappedTag<std::uint8_t, kLine> d;
   const auto* in = reinterpret_cast<const std::uint8_t*>(from);
   auto* out = reinterpret_cast<std::uint8_t*>(to);
@@ -400,26 +404,33 @@ void FenceStreams() { hwy::FlushStream(); }
 
 void Transpose(const float* rows, std::size_t row_stride, std::size_t count,
                float* tile) {
+  KVTWIN_DCHECK(IsOnCacheLine(tile));
   HWY_DYNAMIC_DISPATCH(TransposeF32)(rows, row_stride, count, tile);
 }
 
 void Transpose(const std::uint16_t* rows, std::size_t row_stride,
                std::size_t count, std::uint16_t* tile) {
+  KVTWIN_DCHECK(IsOnCacheLine(tile));
   HWY_DYNAMIC_DISPATCH(TransposeF16)(rows, row_stride, count, tile);
 }
 
 void Transpose(const std::uint8_t* rows, std::size_t row_stride,
                std::size_t count, std::uint8_t* tile) {
+  KVTWIN_DCHECK(IsOnCacheLine(tile));
   HWY_DYNAMIC_DISPATCH(TransposeF8)(rows, row_stride, count, tile);
 }
 
 void StreamTransposed(const float* rows, std::size_t row_stride, std::byte* to,
                       std::size_t stride) {
+  KVTWIN_DCHECK(IsOnCacheLine(to));
+  KVTWIN_DCHECK(stride % kCacheLine == 0);
   HWY_DYNAMIC_DISPATCH(StreamTransposedF32)(rows, row_stride, to, stride);
 }
 
 void StreamTransposed(const std::uint16_t* rows, std::size_t row_stride,
                       std::byte* to, std::size_t stride) {
+  KVTWIN_DCHECK(IsOnCacheLine(to));
+  KVTWIN_DCHECK(stride % kCacheLine == 0);
   HWY_DYNAMIC_DISPATCH(StreamTransposedF16)(rows, row_stride, to, stride);
 }
 

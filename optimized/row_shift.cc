@@ -16,6 +16,7 @@ namespace kvtwin::optimized {
 void RowShift::Prepare(const Shift& shift, std::int32_t offset,
                        int k_head_dim) {
   KVTWIN_ASSERT(shift.kind != ShiftKind::kCustom);
+  KVTWIN_ASSERT(offset != 0);
   const auto head_dim = AsSize(k_head_dim);
   if (shift_ == &shift && offset_ == offset && head_dim_ == head_dim) return;
   shift_ = &shift;
@@ -74,12 +75,12 @@ void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
   std::vector<float> wide;
   if (head_dim_ > few.size() && !rows.empty()) wide.resize(head_dim_);
   const auto numbers = wide.empty() ? std::span<float>(few) : std::span(wide);
-  const std::size_t most = numbers.size() / head_dim_ * head_dim_;
+  const std::size_t max = numbers.size() / head_dim_ * head_dim_;
   const auto head_bytes =
       AsSize(RunBytes(dtype, static_cast<std::int64_t>(head_dim_)));
   while (!rows.empty()) {
     const std::size_t count =
-        std::min(most, rows.size() / head_bytes * head_dim_);
+        std::min(max, rows.size() / head_bytes * head_dim_);
     const auto some = numbers.first(count);
     WidenToF32(dtype, rows.data(), some.data(), count);
     Apply(DType::kF32, std::as_writable_bytes(some));
@@ -89,6 +90,7 @@ void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
 }
 
 void RowShift::Apply(DType dtype, std::span<std::byte> rows) const {
+  KVTWIN_ASSERT(!idle());
   if (IsBlockDType(dtype)) return ApplyToBlocks(dtype, rows);
   const auto offset = static_cast<float>(offset_);
   const std::size_t size = SizeOf(dtype);

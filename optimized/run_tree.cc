@@ -55,12 +55,12 @@ RunTree::RunTree(const BitTree& cells)
 RunTree::Runs RunTree::OfWord(std::uint64_t word) {
   Runs runs{.first = static_cast<std::uint32_t>(std::countr_one(word)),
             .last = static_cast<std::uint32_t>(std::countl_one(word)),
-            .most = 0};
+            .longest = 0};
   if (runs.first == kWordBits) {
-    runs.most = kWordBits;
+    runs.longest = kWordBits;
     return runs;
   }
-  for (; word != 0; word &= word << 1) ++runs.most;
+  for (; word != 0; word &= word << 1) ++runs.longest;
   return runs;
 }
 
@@ -72,23 +72,23 @@ RunTree::Runs RunTree::Join(Node& node, std::uint32_t child_cells) {
     const Runs& runs = node.children[i];
     // If the child's last cell is not in the set, this is the run that begins
     // with the next child's first cell. Find then returns that cell.
-    node.most_so_far[i] = std::max(runs.most, runs.last + on);
+    node.longest_so_far[i] = std::max(runs.longest, runs.last + on);
     on = runs.first == child_cells ? child_cells + on : runs.first;
   }
   // Length of the run that ends with the last cell so far.
   std::uint32_t before = 0;
-  std::uint32_t most = 0;
+  std::uint32_t longest = 0;
   for (std::size_t i = 0; i < kFanOut; ++i) {
     const Runs& runs = node.children[i];
     before = runs.last == child_cells ? child_cells + before : runs.last;
-    most = std::max(most, node.most_so_far[i]);
-    node.most_so_far[i] = most;
+    longest = std::max(longest, node.longest_so_far[i]);
+    node.longest_so_far[i] = longest;
   }
-  return {.first = on, .last = before, .most = most};
+  return {.first = on, .last = before, .longest = longest};
 }
 
 // Reports a child's runs to the node above; does nothing if they are the same.
-void RunTree::Tell(std::size_t level, std::size_t child, const Runs& runs) {
+void RunTree::Report(std::size_t level, std::size_t child, const Runs& runs) {
   if (level == level_count_) return;
   const std::size_t node = child / kFanOut;
   Runs& known = levels_[level][node].children[child % kFanOut];
@@ -101,30 +101,32 @@ void RunTree::Update() {
   if (changed_.empty()) return;
   for (std::size_t w = changed_.First(); w != kNone; w = changed_.Next(w)) {
     changed_.Clear(w);
-    Tell(0, w, OfWord(cells_.word(w)));
+    Report(0, w, OfWord(cells_.word(w)));
   }
   // Updates level by level, so that no node is joined twice.
   for (std::size_t level = 0; level < level_count_; ++level) {
     std::swap(joining_, to_join_);
     to_join_.clear();
     for (const std::size_t node : joining_) {
-      Tell(level + 1, node, Join(levels_[level][node], ChildCells(level)));
+      Report(level + 1, node, Join(levels_[level][node], ChildCells(level)));
     }
   }
 }
 
 std::size_t RunTree::Find(std::size_t count) {
+  KVTWIN_ASSERT(count >= 1);
   Update();
   const auto wanted = static_cast<std::uint32_t>(count);
   std::size_t node = 0;
   for (std::size_t level = level_count_; level-- > 0;) {
     const Node& here = levels_[level][node];
     std::uint32_t child = 0;
-    for (const std::uint32_t most : here.most_so_far) child += most < wanted;
+    for (const std::uint32_t longest : here.longest_so_far)
+      child += longest < wanted;
     if (child == kFanOut) return kNone;  // Happens only at the root.
     node = node * kFanOut + child;
     const Runs& runs = here.children[child];
-    if (runs.most < wanted) {
+    if (runs.longest < wanted) {
       return (node + 1) * ChildCells(level) - runs.last;
     }
   }

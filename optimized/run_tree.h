@@ -38,9 +38,9 @@ class RunTree {
 
   // Lengths of runs, in cells.
   struct Runs {
-    std::uint32_t first;  // The run that begins with the first cell.
-    std::uint32_t last;   // The run that ends with the last cell.
-    std::uint32_t most;   // The longest run.
+    std::uint32_t first;    // The run that begins with the first cell.
+    std::uint32_t last;     // The run that ends with the last cell.
+    std::uint32_t longest;  // The longest run.
 
     bool operator==(const Runs&) const = default;
   };
@@ -49,12 +49,12 @@ class RunTree {
     // The longest run that begins in one of the children 0 .. i and ends
     // anywhere in the node. So comparing all of them with a length finds the
     // first child in which a long enough run begins.
-    std::array<std::uint32_t, kFanOut> most_so_far;
+    std::array<std::uint32_t, kFanOut> longest_so_far;
     std::array<Runs, kFanOut> children;
   };
 
   void Update();
-  void Tell(std::size_t level, std::size_t child, const Runs& runs);
+  void Report(std::size_t level, std::size_t child, const Runs& runs);
   static Runs OfWord(std::uint64_t word);
   static Runs Join(Node& node, std::uint32_t child_cells);
 

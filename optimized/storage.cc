@@ -8,7 +8,9 @@
 #include <iterator>
 #include <new>
 
+#include "core/assert.h"
 #include "core/index.h"
+#include "optimized/distinct.h"
 #include "optimized/fast_paths.h"
 #include "optimized/move_rows.h"
 #include "optimized/put_rows.h"
@@ -137,6 +139,7 @@ Layer::Layer(const RowDims& dims, const LayerFormat& format)
 
 void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
+  KVTWIN_DCHECK(AreDistinct(cells));
   const std::size_t bytes =
       cells.size() * (key_row_bytes() + value_row_bytes());
   const std::size_t touched = 2 * bytes;  // As many bytes are read, or twice.

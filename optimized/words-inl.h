@@ -3,11 +3,13 @@
 // target by the kernels, see targets.h.
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "core/assert.h"
 #include "hwy/highway.h"
 #include "optimized/kernels.h"
 
@@ -52,11 +54,22 @@ HWY_INLINE hn::Mask<I32> Outside(PosRange range, hn::Vec<I32> position) {
                 hn::Gt(position, hn::Set(I32(), range.last)));
 }
 
+// Whether all members are at positions in `range`.
+inline bool AllIn(const std::int32_t* positions, std::uint64_t word,
+                  PosRange range) {
+  for (; word != 0; word &= word - 1) {
+    const std::int32_t position = positions[std::countr_zero(word)];
+    if (position < range.first || range.last < position) return false;
+  }
+  return true;
+}
+
 // The members of a word at positions in `range`. Requires: all members are at
 // positions in `stored`.
 HWY_INLINE std::uint64_t SelectWord(const std::int32_t* positions,
                                     PosRange stored, std::uint64_t word,
                                     PosRange range) {
+  KVTWIN_DCHECK(AllIn(positions, word, stored));
   if (word == 0) return 0;
   if (stored.last < range.first || range.last < stored.first) return 0;
   if (range.first <= stored.first && stored.last <= range.last) return word;

@@ -48,13 +48,13 @@ inline Eigen::MatrixXd Attend(const KvView& view, VLayout v_layout,
     const std::int64_t kv_head = head / group;
     const Eigen::VectorXd scores =
         Scores(view, row, kv_head, queries.col(head), scale);
-    double most = -std::numeric_limits<double>::infinity();
-    for (const double score : scores) most = std::fmax(most, score);
+    double largest = -std::numeric_limits<double>::infinity();
+    for (const double score : scores) largest = std::fmax(largest, score);
     double sum = 0;
     for (std::int64_t cell = 0; cell < scores.size(); ++cell) {
       // A hidden V row must not count, not even if it has a NaN.
       if (std::isinf(scores[cell]) && scores[cell] < 0) continue;
-      const double weight = std::exp(scores[cell] - most);
+      const double weight = std::exp(scores[cell] - largest);
       sum += weight;
       const TensorView value = RowOf(values, v_layout, cell);
       for (std::int64_t i = 0; i < out.rows(); ++i) {

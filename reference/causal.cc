@@ -171,6 +171,7 @@ class CausalCache final : public GuardedCache {
         last = std::max(last, i);
       }
     }
+    KVTWIN_ASSERT(first <= last);
     const int padding = config().cache_padding;
     view_first_ = first / padding * padding;
     view_cells_ = AsInt(RoundUp(last + 1, padding)) - view_first_;
@@ -224,7 +225,7 @@ class CausalCache final : public GuardedCache {
     return {keys.View(0, CellCount()), values.View(0, CellCount()), {}, 0};
   }
 
-  void DoHold(const CellEntry& entry) override {
+  void DoAddEntry(const CellEntry& entry) override {
     CellAt(entry.cell).position = entry.position;
     CellAt(entry.cell).sequences.insert(entry.sequence);
   }
@@ -316,6 +317,7 @@ class CausalCache final : public GuardedCache {
 }  // namespace
 
 std::unique_ptr<GuardedCache> MakeCausal(const CacheSpec& spec) {
+  KVTWIN_ASSERT(spec.kind != Kind::kEncoder && spec.kind != Kind::kWrapper);
   return std::make_unique<CausalCache>(spec);
 }
 

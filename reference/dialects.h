@@ -39,7 +39,7 @@ class CacheLedger final : public PlainLedger {
       : PlainLedger(spec), rules_(rules), ours_(rules == Rules{}) {}
 
   // Removes the limit on cells: no batch is refused because the cache is full.
-  void NeverFull() { cells_ = std::numeric_limits<std::int64_t>::max(); }
+  void IgnoreCapacity() { cells_ = std::numeric_limits<std::int64_t>::max(); }
   // Sets the answer of the cache under test for the next calls.
   void Hear(Heard heard) { heard_ = heard; }
 
@@ -414,14 +414,14 @@ class CacheLedger final : public PlainLedger {
   // Whether a batch at `position` may, and must, be accepted as continuing
   // `seq`, depending on which evictable tokens it still has.
   Has MayBegin(int seq, std::int64_t position) const {
-    const std::int64_t most = Next(seq);
-    const std::int64_t least = Next(seq, /*surely=*/true);
+    const std::int64_t max = Next(seq);
+    const std::int64_t min = Next(seq, /*surely=*/true);
     if (rules_.positions == Rules::Positions::kOverwrite) {
-      return {position <= most, position <= least};
+      return {position <= max, position <= min};
     }
-    Has begins = {least == 0, true};
+    Has begins = {min == 0, true};
     for (const LedgerToken& token : tokens_) {
-      if (!token.HeldBy(seq) || token.position + 1 < least) continue;
+      if (!token.HeldBy(seq) || token.position + 1 < min) continue;
       const bool continues = token.position + 1 == position;
       begins.may = begins.may || continues;
       begins.must = begins.must && continues;
@@ -475,8 +475,8 @@ class Ledger final : public LedgerOf<CacheLedger> {
   explicit Ledger(const CacheSpec& spec, const Rules& rules = {})
       : LedgerOf(spec, rules) {}
 
-  void NeverFull() {
-    for (CacheLedger& part : parts_) part.NeverFull();
+  void IgnoreCapacity() {
+    for (CacheLedger& part : parts_) part.IgnoreCapacity();
   }
   Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
     Hear(heard);

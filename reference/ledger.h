@@ -201,8 +201,7 @@ class PlainLedger {
  protected:
   // Sets the window and the memory (S2, and S3 except for the capacity).
   virtual void SetReach() {
-    if (IsWindowed(spec_.kind)) window_ = spec_.window;
-    memory_ = window_;
+    if (IsWindowed(spec_.kind)) window_ = memory_ = spec_.window;
     if (spec_.kind == Kind::kSwaMem && spec_.memory) memory_ = spec_.memory;
     if (memory_ && args_.max_sequences > 1) {  // Room for the stop token.
       memory_ = std::max(*memory_, window_.value_or(kOpenEnd) + 1);
@@ -245,6 +244,7 @@ class PlainLedger {
   // S28, given the positions of a sequence. Requires: memory is bounded.
   bool CanResumeWith(const std::set<std::int64_t>& stored,
                      std::int32_t pos) const {
+    KVTWIN_ASSERT(memory_.has_value());
     return !stored.empty() &&
            *stored.begin() <= std::max<std::int64_t>(0, pos - *window_) &&
            pos <= *stored.rbegin() + 1;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/guarded_paged.h"
@@ -85,7 +86,7 @@ class Pool final : public GuardedPaged {
       Take(forked, At(source.blocks, i));
     }
     forked.known = source.known;
-    Forget(forked, len);
+    DropTokens(forked, len);
   }
 
   // Gets missing blocks, and copies shared ones (P3).
@@ -149,7 +150,7 @@ class Pool final : public GuardedPaged {
   void DoTruncate(int sequence, int len) override {
     Sequence& of = sequences_.at(sequence);
     DropBlocks(of, BlocksFor(len));
-    Forget(of, len);
+    DropTokens(of, len);
   }
 
   void DoFree(int sequence) override {
@@ -219,6 +220,7 @@ class Pool final : public GuardedPaged {
         return AsInt(b);
       }
     }
+    KVTWIN_ASSERT(!released_.empty());
     const int oldest = released_.front();
     released_.erase(released_.begin());
     BlockOf(oldest) = {1, std::nullopt};
@@ -241,7 +243,7 @@ class Pool final : public GuardedPaged {
     }
   }
 
-  void Forget(Sequence& sequence, int len) {
+  void DropTokens(Sequence& sequence, int len) {
     std::vector<std::int32_t>& known = sequence.known.tokens;
     known.resize(std::min(known.size(), AsSize(len)));
   }

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/dialects/pool_rules.h"
 #include "core/index.h"
@@ -76,6 +77,7 @@ class PagedLedger {
   // Requires: MayOpen is true.
   void Open(int sequence, std::span<const std::int32_t> prompt,
             const PrefixKey& key, int taken) {
+    KVTWIN_DCHECK(MayOpen(prompt, key, taken));
     Sequence& opened = sequences_[sequence];
     opened.start = AddTo(starts_, {key.salt, key.extra});
     opened.low = rules_.FirstSeen(taken);
@@ -181,11 +183,11 @@ class PagedLedger {
   // The number of rows, including appended ones, of the layer that has the
   // most.
   int End(int sequence) const {
-    std::size_t most = 0;
+    std::size_t max = 0;
     for (const auto& [layer, rows] : sequences_.at(sequence).appended) {
-      most = std::max(most, rows.size());
+      max = std::max(max, rows.size());
     }
-    return SeqLen(sequence) + AsInt(most);
+    return SeqLen(sequence) + AsInt(max);
   }
 
   int RowCount(int sequence, int layer) const {
@@ -213,6 +215,7 @@ class PagedLedger {
   // position < RowCount.
   bool See(int sequence, int layer, int position, const TensorView& key,
            const TensorView* value) {
+    KVTWIN_DCHECK(position < RowCount(sequence, layer));
     Sequence& of = sequences_.at(sequence);
     const auto at = AsSize(position);
     const auto is_seen = [&](const KvRows& row) {
@@ -277,6 +280,7 @@ class PagedLedger {
   // Whether the two sequences may have the same rows at `position`. If so, from
   // now on they must have the same rows there. Requires: SameToken is true.
   bool ShareRows(int a, int b, int position) {
+    KVTWIN_DCHECK(SameToken(a, b, position));
     const auto at = AsSize(position);
     if (again_.contains(AgainAt(a, position))) return true;
     Token& one = sequences_.at(a).tokens[at];
@@ -395,11 +399,12 @@ class PagedLedger {
     return at->second;
   }
   static bool SameRow(const DenseTensor& row, const TensorView& shown) {
-    const TensorView due = row.view();
-    const bool dense =
-        shown.stride[0] == due.stride[0] && shown.stride[1] == due.stride[1];
-    if (dense && shown.dtype == due.dtype && shown.shape == due.shape) {
-      return std::memcmp(due.data, shown.data, row.bytes.size()) == 0;
+    const TensorView expected = row.view();
+    const bool dense = shown.stride[0] == expected.stride[0] &&
+                       shown.stride[1] == expected.stride[1];
+    if (dense && shown.dtype == expected.dtype &&
+        shown.shape == expected.shape) {
+      return std::memcmp(expected.data, shown.data, row.bytes.size()) == 0;
     }
     return CopyOf(row.view(), shown.dtype).bytes ==
            CopyOf(shown, shown.dtype).bytes;

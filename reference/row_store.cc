@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <new>
 
+#include "core/assert.h"
 #include "core/elements.h"
 #include "core/index.h"
 
@@ -44,6 +45,7 @@ TensorView RowStore::All() const {
 
 TensorView RowStore::View(int first_cell, int count) const {
   if (layout_ == VLayout::kTiled) {
+    KVTWIN_ASSERT(first_cell % kTileCells == 0 && count % kTileCells == 0);
     TensorView tiles = Slice(All(), 3, first_cell / kTileCells);
     tiles.shape[3] = count / kTileCells;
     return tiles;

@@ -12,10 +12,6 @@
 
 namespace kvtwin::bench {
 
-// Runs the goals of the twin cuda as RunGoals runs those of the CPU. Ends the
-// program with exit code 1 if the machine has no CUDA device.
-int RunCudaGoals(const GoalOptions& options);
-
 // The parts of the suite, in order.
 void CudaMaskGoals(Goals& goals);
 void CudaRowGoals(Goals& goals);

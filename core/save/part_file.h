@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "core/assert.h"
 #include "core/save/file.h"
 #include "kvtwin/status.h"
 
@@ -34,7 +35,10 @@ class PartFile {
   // the system's error.
   Status Make();
   // Requires: Make was ok.
-  const File& file() const { return file_; }
+  const File& file() const {
+    KVTWIN_ASSERT(!part_.empty());
+    return file_;
+  }
   // Syncs the file, renames it and syncs the folder. The file gets the mode of
   // the file that it replaces, and its owner if this process may change owners.
   // Errors: failed_precondition with the system's error. The path is then

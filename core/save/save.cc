@@ -141,7 +141,7 @@ std::string HeaderOf(const CacheState& state, std::string_view model,
 template <class Does>
 void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
   constexpr std::size_t kMany = std::size_t{1} << 20;
-  const std::size_t most = bytes < kMany ? 1 : std::min<std::size_t>(count, 8);
+  const std::size_t max = bytes < kMany ? 1 : std::min<std::size_t>(count, 8);
   std::atomic<std::size_t> next = 0;
   std::exception_ptr thrown;
   std::once_flag once;
@@ -154,7 +154,7 @@ void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
   };
   std::vector<std::thread> threads;
   try {
-    while (threads.size() + 1 < most) threads.emplace_back(work);
+    while (threads.size() + 1 < max) threads.emplace_back(work);
   } catch (const std::exception&) {
     // No more threads can be started: the running ones do all calls.
   }
@@ -261,10 +261,10 @@ std::optional<TensorHeader> ReadTensorHeader(const JsonValue& value,
       !offsets->IsNumbers() || offsets->numbers.size() != 2) {
     return std::nullopt;
   }
-  const auto most = static_cast<double>(data_bytes);
+  const auto max = static_cast<double>(data_bytes);
   const double begin = offsets->numbers[0];
   const double end = offsets->numbers[1];
-  if (!(begin >= 0 && begin <= end && end <= most)) return std::nullopt;
+  if (!(begin >= 0 && begin <= end && end <= max)) return std::nullopt;
   return TensorHeader{dtype->text, shape->numbers,
                       static_cast<std::size_t>(begin),
                       static_cast<std::size_t>(end)};

@@ -25,7 +25,7 @@ constexpr std::array kAppendResults = {StatusCode::kOk, StatusCode::kCacheFull};
 struct SpecSize {
   std::string_view name;
   int PagedSpec::*number;
-  double most = JsonFields::kInt32Max;
+  double max = JsonFields::kInt32Max;
 };
 constexpr std::array<SpecSize, 7> kSizes = {{
     {"block_size", &PagedSpec::block_size},
@@ -282,7 +282,7 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
   const JsonFields pool = fields.Object("pool");
   PagedSpec& spec = header.spec;
   for (const SpecSize& size : kSizes) {
-    spec.*size.number = pool.Int(size.name, 1, size.most);
+    spec.*size.number = pool.Int(size.name, 1, size.max);
   }
   spec.dtype = kRowDTypes[pool.Name("dtype", kRowDTypeNames)];
   if (pool.Find("v_dtype") != nullptr) {

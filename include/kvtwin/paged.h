@@ -185,7 +185,7 @@ Result<std::unique_ptr<PagedPool>> MakePagedPool(
 // must outlive it.
 class PagedSequence {
  public:
-  // Requires: `sequence` is a sequence of the pool.
+  // If the pool does not have the sequence, it refuses the calls below.
   PagedSequence(PagedPool& pool, int sequence)
       : pool_(&pool), sequence_(sequence) {}
 

@@ -57,7 +57,8 @@ class [[nodiscard]] Result {
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
-  // Requires: ok().
+  // Requires: ok(). Checked if the standard library has its assertions on, as
+  // with -D_GLIBCXX_ASSERTIONS.
   const T& operator*() const& { return *value_; }
   T& operator*() & { return *value_; }
   // By value, so that `for (auto& x : *F())` does not iterate over a destroyed

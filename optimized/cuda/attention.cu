@@ -292,6 +292,10 @@ RowsAt BlockRows(const PagedRows& rows, const std::byte* data, DType dtype,
 
 cudaError_t DecodeView(const DecodeQuery& query, const KvView& view,
                        VLayout v_layout, void* scratch, cudaStream_t stream) {
+  KVTWIN_ASSERT(query.rows >= 1 && view.key.shape[2] >= 1);
+  KVTWIN_ASSERT(view.key.stride[2] <= UINT32_MAX);
+  KVTWIN_ASSERT(v_layout != VLayout::kPlain ||
+                view.value.stride[2] <= UINT32_MAX);
   DecodeJob job = {};
   job.key = PlainRows(view.key);
   job.value = ValueRows(view.value, v_layout);
@@ -318,6 +322,7 @@ cudaError_t DecodeView(const DecodeQuery& query, const KvView& view,
 
 cudaError_t DecodePaged(const DecodeQuery& query, const PagedRows& rows,
                         void* scratch, cudaStream_t stream) {
+  KVTWIN_ASSERT(query.rows >= 1 && rows.most_blocks >= 1);
   DecodeJob job = {};
   job.key = BlockRows(rows, rows.key, rows.k_dtype, rows.k_head_dim);
   job.value = BlockRows(rows, rows.value, rows.v_dtype, rows.v_head_dim);

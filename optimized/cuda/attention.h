@@ -21,7 +21,8 @@
 // eighth of it. props/cuda/cuda_attention.h has the derivation.
 //
 // Requires: scores are finite, also 2^15 times the scores of a query whose
-// largest number is 1. Visible infinities give infinities or NaN.
+// largest number is 1. Visible infinities give infinities or NaN. (Not checked:
+// that would be as much work as the scores themselves.)
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_ATTENTION_H_
 #define KVTWIN_OPTIMIZED_CUDA_ATTENTION_H_

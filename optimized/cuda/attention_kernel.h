@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/assert.h"
 #include "optimized/cuda/attention_rows.h"
 
 namespace kvtwin::optimized::cuda {
@@ -237,8 +238,8 @@ class Feeder {
                                            const std::byte* data,
                                            const OffsetOf& offset_of) {
     constexpr bool kAny = kForm == Form::kAny;
-    constexpr int kMostBefore = kAny ? kGranule - 1 : 0;
-    const int granules = (bytes + kMostBefore + kGranule - 1) / kGranule;
+    constexpr int kMaxBefore = kAny ? kGranule - 1 : 0;
+    const int granules = (bytes + kMaxBefore + kGranule - 1) / kGranule;
     // A power of two of neighbouring lanes copies a run, so that each lane has
     // the same part of all its runs; only runs of kAny may take all lanes
     // twice.
@@ -317,6 +318,7 @@ inline constexpr float kLog2E = 1.44269504088896341F;
 
 // 2^exponent. Requires: that is a normal f32.
 __device__ __forceinline__ float PowerOfTwo(int exponent) {
+  KVTWIN_DCHECK(-126 <= exponent && exponent <= 127);
   return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
 }
 
@@ -341,13 +343,15 @@ __device__ __forceinline__ float PutQueries(const DecodeJob& job,
     return head < share.heads && i < head_dim ? query[i] : 0.0F;
   };
   const int steps = (head_dim + kStep - 1) / kStep;
-  float most = 0;
-  for (int i = lane % 4; i < head_dim; i += 4) most = fmaxf(most, fabsf(at(i)));
-  most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-  most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+  float largest = 0;
+  for (int i = lane % 4; i < head_dim; i += 4) {
+    largest = fmaxf(largest, fabsf(at(i)));
+  }
+  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
   // Tinier queries stay tiny: their power would be too large.
   const int exponent =
-      max(static_cast<int>(__float_as_uint(most) >> 23) - 127, -100);
+      max(static_cast<int>(__float_as_uint(largest) >> 23) - 127, -100);
   const float power = PowerOfTwo(kQueryExponent - exponent);
   for (int step = 0; step < steps; ++step) {
     const int near = kStep * step + KeyDim<kForm>(lane, false);
@@ -375,7 +379,7 @@ __device__ __forceinline__ float Weigh(const float (&products)[kTile / 8][4],
                                        float factor, Softmax& softmax,
                                        float2 (&weights)[kTile / 8]) {
   const float none = -__uint_as_float(0x7F800000);
-  float most = none;
+  float largest = none;
   KVTWIN_UNROLL
   for (int i = 0; i < kTile / 8; ++i) {
     // Adds the products of the rounded queries and of the remainders.
@@ -383,11 +387,11 @@ __device__ __forceinline__ float Weigh(const float (&products)[kTile / 8][4],
     const float y = (products[i][1] + products[i][3]) * factor;
     weights[i].x = (visible[i] & 0xFFFF) != 0 ? x : none;
     weights[i].y = visible[i] >> 16 != 0 ? y : none;
-    most = fmaxf(most, fmaxf(weights[i].x, weights[i].y));
+    largest = fmaxf(largest, fmaxf(weights[i].x, weights[i].y));
   }
-  most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-  most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-  const float base = fmaxf(softmax.base, most - kWeightExponent);
+  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+  const float base = fmaxf(softmax.base, largest - kWeightExponent);
   const float shrink = exp2f(softmax.base - base);
   softmax.base = base;
   softmax.total *= shrink;

@@ -49,8 +49,8 @@ cudaError_t CopyDense(const TensorView& from, std::byte* to,
   const std::int64_t bytes = parts.count * parts.bytes;
   if (bytes == 0) return cudaSuccess;
   constexpr std::int64_t kThreads = 256;
-  constexpr std::int64_t kMostBlocks = 4096;
-  const auto blocks = std::min((bytes + kThreads - 1) / kThreads, kMostBlocks);
+  constexpr std::int64_t kMaxBlocks = 4096;
+  const auto blocks = std::min((bytes + kThreads - 1) / kThreads, kMaxBlocks);
   return Launch(CopyParts, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                 0, stream, parts, to);
 }

@@ -190,7 +190,7 @@ __device__ inline float ScaleOf(const std::byte* block) {
 struct Q8Format {
   static constexpr unsigned kBytes = 2 + 32;
 
-  __device__ static float Scale(float most) { return fabsf(most) / 127; }
+  __device__ static float Scale(float largest) { return fabsf(largest) / 127; }
   __device__ static float Number(const std::byte* block, unsigned i) {
     const auto number = static_cast<signed char>(block[2 + i]);
     return ScaleOf(block) * static_cast<float>(number);
@@ -210,7 +210,7 @@ struct Q4Format {
   static constexpr unsigned kBytes = 2 + 16;
 
   // The element of largest magnitude is stored as -8, whatever its sign.
-  __device__ static float Scale(float most) { return most / -8; }
+  __device__ static float Scale(float largest) { return largest / -8; }
   __device__ static float Number(const std::byte* block, unsigned i) {
     const auto pair = static_cast<int>(block[2 + i % 16]);
     const int number = (i < 16 ? pair & 15 : pair >> 4) - 8;
@@ -237,22 +237,24 @@ struct Q4Format {
 template <class Format>
 __device__ void StoreBlock(const float (&numbers)[kTeamNumbers], unsigned lane,
                            bool wanted, std::byte* block) {
-  float most = numbers[0];  // The first of the largest magnitude.
+  float largest = numbers[0];  // The first of the largest magnitude.
   for (unsigned i = 1; i < kTeamNumbers; ++i) {
-    if (Magnitude(numbers[i]) > Magnitude(most)) most = numbers[i];
+    if (Magnitude(numbers[i]) > Magnitude(largest)) largest = numbers[i];
   }
   for (unsigned apart = 1; apart < kTeamLanes; apart *= 2) {
     const float other =
-        __shfl_xor_sync(kAllLanes, most, static_cast<int>(apart));
+        __shfl_xor_sync(kAllLanes, largest, static_cast<int>(apart));
     // The other lane's elements come first.
     const bool first = (lane & apart) != 0;
-    if (Magnitude(other) + (first ? 1 : 0) > Magnitude(most)) most = other;
+    if (Magnitude(other) + (first ? 1 : 0) > Magnitude(largest)) {
+      largest = other;
+    }
   }
-  const float exact = Format::Scale(most);
+  const float exact = Format::Scale(largest);
   std::uint16_t scale = HalfFormat::Rounded(exact);
   const unsigned scale_size = scale & 0x7FFFU;
   const bool fits =
-      Magnitude(most) < SingleFormat::kInfinity && scale_size < 0x7C00;
+      Magnitude(largest) < SingleFormat::kInfinity && scale_size < 0x7C00;
   if (!fits) scale = HalfFormat::kQuiet;
   const float inverse = scale_size == 0 ? 0 : 1 / exact;
   std::uint32_t four = 0;

@@ -6,7 +6,7 @@ namespace kvtwin::optimized::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostPiecesAtOnce = 65535;  // Limit of CUDA's grids.
+constexpr std::int64_t kMaxPiecesAtOnce = 65535;  // Limit of CUDA's grids.
 
 // Consecutive cells of a thread; for bits, a thread has an output word.
 constexpr int kCellsOfThread = 8;
@@ -149,10 +149,10 @@ __global__ void WriteBits(const MaskPiece* pieces, std::int64_t count,
 cudaError_t UpdateWords(const WordUpdate* updates, std::int64_t count,
                         std::int32_t* positions, PosRange* ranges,
                         const BatchCells& cells, cudaStream_t stream) {
-  constexpr std::int64_t kMostBlocks = 1 << 16;
+  constexpr std::int64_t kMaxBlocks = 1 << 16;
   const std::int64_t blocks =
       std::min(std::max(count, (cells.count + kCellsOfWord - 1) / kCellsOfWord),
-               kMostBlocks);
+               kMaxBlocks);
   if (blocks == 0) return cudaSuccess;
   return Launch(UpdateWordsKernel, dim3(static_cast<unsigned>(blocks)),
                 dim3(kCellsOfWord), 0, stream, updates, count, positions,
@@ -173,7 +173,7 @@ cudaError_t WriteMask(const MaskPiece* pieces, std::int64_t count,
   const std::int64_t in_block =
       std::min<std::int64_t>(kThreads, (threads + 31) / 32 * 32);
   const dim3 grid(static_cast<unsigned>((threads + in_block - 1) / in_block),
-                  static_cast<unsigned>(std::min(count, kMostPiecesAtOnce)));
+                  static_cast<unsigned>(std::min(count, kMaxPiecesAtOnce)));
   const dim3 block(static_cast<unsigned>(in_block));
   switch (dtype) {
     case DType::kF32:

@@ -9,6 +9,7 @@
 #include "core/index.h"
 #include "core/refusals.h"
 #include "optimized/cuda/copy.h"
+#include "optimized/distinct.h"
 #include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized::cuda {
@@ -40,12 +41,12 @@ void ForEachPart(Gpu& gpu, const TensorView& from, const Put& put) {
   const std::int64_t row =
       std::max<std::int64_t>(RunBytes(from.dtype, from.shape[0]), 1) *
       from.shape[1];
-  const std::int64_t most = std::max<std::int64_t>(
+  const std::int64_t max = std::max<std::int64_t>(
       static_cast<std::int64_t>(Gpu::kSegmentBytes) / row, 1);
-  for (std::int64_t first = 0; first < from.shape[2]; first += most) {
+  for (std::int64_t first = 0; first < from.shape[2]; first += max) {
     TensorView part = from;
     part.data = from.at(0, 0, first);
-    part.shape[2] = std::min(most, from.shape[2] - first);
+    part.shape[2] = std::min(max, from.shape[2] - first);
     put(gpu.StageCopy(part), first);
   }
 }
@@ -107,7 +108,7 @@ TensorView DeviceMemory::Tensor::Load(Gpu& gpu,
   return loaded;
 }
 
-void DeviceMemory::Forget() {
+void DeviceMemory::Release() {
   layers_.clear();
   host_rows_ = {};
 }
@@ -140,9 +141,10 @@ void DeviceMemory::NeedLayer(int layer, const RowDims& dims,
   layers_[layer] = {dims, std::move(key), std::move(value)};
 }
 
-void DeviceMemory::SetCells(std::span<const int> cells, std::size_t most) {
+void DeviceMemory::SetCells(std::span<const int> cells, std::size_t max) {
+  KVTWIN_DCHECK(AreDistinct(cells));
   // Reserves room for the largest pass: a captured Put refers to this address.
-  cells_.NeedRoom(gpu_, most);
+  cells_.NeedRoom(gpu_, max);
   mask_.SendAlong(cells, cells_.data());
 }
 
@@ -169,6 +171,7 @@ void DeviceMemory::Store(int layer, std::span<const int> cells,
 }
 
 void DeviceMemory::Move(std::span<const CellMove> moves) {
+  KVTWIN_DCHECK(AreIndependent(moves));
   std::vector<StoredRows> tensors;
   std::int64_t bytes = 0;
   std::int64_t elements = 0;

@@ -38,10 +38,10 @@ class DeviceMemory final : public CacheMemory {
   // `gpu` must outlive this object.
   explicit DeviceMemory(Gpu& gpu) : gpu_(gpu), mask_(gpu) {}
 
-  void Forget() override;
+  void Release() override;
   void NeedLayer(int layer, const RowDims& dims,
                  const LayerFormat& format) override;
-  void SetCells(std::span<const int> cells, std::size_t most) override;
+  void SetCells(std::span<const int> cells, std::size_t max) override;
   void Put(int layer, const TensorView& key, const TensorView& value) override;
   void Store(int layer, std::span<const int> cells, const TensorView& key,
              const TensorView& value) override;

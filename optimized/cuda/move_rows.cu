@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <vector>
 
+#include "core/assert.h"
 #include "optimized/cuda/pieces.h"
 #include "optimized/cuda/rows.h"
 
@@ -136,11 +138,18 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
 }
 
 // A grid has at most this many rows of blocks.
-constexpr int kMostTensors = 65535;
+constexpr int kMaxTensors = 65535;
 
 dim3 GridFor(std::int64_t threads, int tensors) {
-  const std::int64_t most = std::max<std::int64_t>(kMostBlocks / tensors, 1);
-  return {BlocksFor(threads, most), static_cast<unsigned>(tensors)};
+  const std::int64_t max = std::max<std::int64_t>(kMaxBlocks / tensors, 1);
+  return {BlocksFor(threads, max), static_cast<unsigned>(tensors)};
+}
+
+// Whether no cell is the destination of two moves.
+bool OneMoveTo(std::span<const CellMove> moves) {
+  std::set<std::size_t> cells;
+  for (const CellMove& move : moves) cells.insert(move.to);
+  return cells.size() == moves.size();
 }
 
 // Finds moves by their destination.
@@ -186,6 +195,7 @@ void AddChain(std::size_t first, ByTo& moves, MoveChains& out) {
 }  // namespace
 
 void OrderMoves(std::span<const CellMove> moves, MoveChains& out) {
+  KVTWIN_DCHECK(OneMoveTo(moves));
   out.cells.clear();
   out.begins.assign(1, 0);
   out.cycles.clear();
@@ -204,31 +214,30 @@ void OrderMoves(std::span<const CellMove> moves, MoveChains& out) {
 }
 
 cudaError_t MoveRows(const StoredRows* tensors, int tensor_count,
-                     const DeviceChains& chains, std::int64_t most_row_bytes,
-                     std::int64_t most_row_elements, cudaStream_t stream) {
+                     const DeviceChains& chains, std::int64_t max_row_bytes,
+                     std::int64_t max_row_elements, cudaStream_t stream) {
   if (tensor_count == 0 || chains.count == 0) return cudaSuccess;
-  if (most_row_elements >= std::int64_t{1} << 30 ||
-      tensor_count > kMostTensors) {
+  if (max_row_elements >= std::int64_t{1} << 30 || tensor_count > kMaxTensors) {
     return cudaErrorInvalidValue;
   }
   const std::int64_t threads =
       chains.count *
-      std::max(most_row_bytes / std::int64_t{sizeof(uint4) * kTogether},
-               most_row_elements / kColumnsTogether);
+      std::max(max_row_bytes / std::int64_t{sizeof(uint4) * kTogether},
+               max_row_elements / kColumnsTogether);
   return Launch(MoveTensors, GridFor(threads, tensor_count), kBlockThreads, 0,
                 stream, tensors, chains);
 }
 
 cudaError_t CopyBlocks(const StoredBlocks* tensors, int tensor_count,
                        const int* from_to, std::int64_t count,
-                       std::int64_t most_block_bytes, cudaStream_t stream) {
+                       std::int64_t max_block_bytes, cudaStream_t stream) {
   if (tensor_count == 0 || count == 0) return cudaSuccess;
-  if (most_block_bytes > std::int64_t{UINT32_MAX} ||
-      tensor_count > kMostTensors) {
+  if (max_block_bytes > std::int64_t{UINT32_MAX} ||
+      tensor_count > kMaxTensors) {
     return cudaErrorInvalidValue;
   }
   const std::int64_t threads =
-      count * most_block_bytes / std::int64_t{sizeof(uint4) * kTogether};
+      count * max_block_bytes / std::int64_t{sizeof(uint4) * kTogether};
   return Launch(CopyTensors, GridFor(threads, tensor_count), kBlockThreads, 0,
                 stream, tensors, from_to, count);
 }

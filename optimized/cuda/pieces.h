@@ -15,16 +15,15 @@ namespace kvtwin::optimized::cuda {
 inline constexpr unsigned kBlockThreads = 256;
 inline constexpr unsigned kWarpLanes = 32;
 // Several times more than any device runs at once.
-inline constexpr std::int64_t kMostBlocks = 4096;
+inline constexpr std::int64_t kMaxBlocks = 4096;
 // The number of pieces that a thread reads before it writes them.
 inline constexpr unsigned kTogether = 4;
 
 // The number of blocks for this many threads; kernels loop over the rest if
-// kMostBlocks is not enough.
-inline unsigned BlocksFor(std::int64_t threads,
-                          std::int64_t most = kMostBlocks) {
+// kMaxBlocks is not enough.
+inline unsigned BlocksFor(std::int64_t threads, std::int64_t max = kMaxBlocks) {
   const std::int64_t blocks = (threads + kBlockThreads - 1) / kBlockThreads;
-  return static_cast<unsigned>(std::clamp<std::int64_t>(blocks, 1, most));
+  return static_cast<unsigned>(std::clamp<std::int64_t>(blocks, 1, max));
 }
 
 __device__ inline std::int64_t GridThread() {

@@ -52,7 +52,8 @@ class Source {
   // The bitwise or of all addresses and distances; see PieceBytes.
   std::uint64_t all() const { return all_; }
 
-  // The address of bytes in a row. Requires: they lie in one run.
+  // The address of bytes in a row. Requires: they lie in one run. (Not checked:
+  // the caller knows how many bytes it reads.)
   __device__ const std::byte* At(std::int64_t row, std::uint32_t byte) const {
     const std::byte* from = data_ + row * row_stride_;
     if (run_ >= row_) return from + byte;
@@ -436,7 +437,7 @@ cudaError_t PutColumns(const TensorView& from, const Source& source,
   const auto row_bytes = static_cast<std::uint32_t>(RowBytes(to));
   const Tiles tiles = {from.shape[2], row_bytes};
   const auto blocks =
-      static_cast<unsigned>(std::min(tiles.count(), kMostBlocks));
+      static_cast<unsigned>(std::min(tiles.count(), kMaxBlocks));
   const auto put = [&](auto loader, auto element) {
     return Launch(StoreColumns<decltype(loader), decltype(element)>, blocks,
                   kBlockThreads, 0, stream, source, cells, ColumnsOf(to),
@@ -494,7 +495,7 @@ cudaError_t GatherRows(const StoredRows& from, const int* cells,
   }
   const Tiles tiles = {count, static_cast<std::uint32_t>(row_bytes)};
   const auto blocks =
-      static_cast<unsigned>(std::min(tiles.count(), kMostBlocks));
+      static_cast<unsigned>(std::min(tiles.count(), kMaxBlocks));
   return WithSize(SizeOf(from.dtype), [&](auto element) {
     using T = decltype(element);
     return Launch(

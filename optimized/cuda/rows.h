@@ -32,7 +32,8 @@ struct StoredRows {
 // cudaErrorInvalidValue.
 
 // Stores row i of `from` in cells[i]. `from` is [head_dim, heads, tokens], with
-// any strides, of f32 or the stored dtype. Requires: distinct cells.
+// any strides, of f32 or the stored dtype. Requires: distinct cells. (Not
+// checked here, because the cells are in device memory: DeviceMemory does it.)
 cudaError_t PutRows(const TensorView& from, const int* cells,
                     const StoredRows& to, cudaStream_t stream);
 
@@ -63,10 +64,10 @@ struct DeviceChains {
   int count;  // Number of chains.
 };
 // Moves the rows of `tensors`, at most 65535 in device memory, in one launch.
-// `most_row_bytes` and `most_row_elements` are maxima over the tensors.
+// `max_row_bytes` and `max_row_elements` are maxima over the tensors.
 cudaError_t MoveRows(const StoredRows* tensors, int tensor_count,
-                     const DeviceChains& chains, std::int64_t most_row_bytes,
-                     std::int64_t most_row_elements, cudaStream_t stream);
+                     const DeviceChains& chains, std::int64_t max_row_bytes,
+                     std::int64_t max_row_elements, cudaStream_t stream);
 
 // The blocks of a paged pool, K or V of one layer, one after another.
 struct StoredBlocks {
@@ -74,12 +75,12 @@ struct StoredBlocks {
   std::int64_t block_bytes;
 };
 // Copies block from_to[2 * i] of each of `tensors`, at most 65535 in device
-// memory, to block from_to[2 * i + 1], for i < count. `most_block_bytes`: the
+// memory, to block from_to[2 * i + 1], for i < count. `max_block_bytes`: the
 // size of the largest block, below 4 GiB. Requires: no block that is written is
-// in two pairs.
+// in two pairs. (Not checked: the pairs are in device memory.)
 cudaError_t CopyBlocks(const StoredBlocks* tensors, int tensor_count,
                        const int* from_to, std::int64_t count,
-                       std::int64_t most_block_bytes, cudaStream_t stream);
+                       std::int64_t max_block_bytes, cudaStream_t stream);
 
 // A shift of K rows by one offset, as prepared by RowShift
 // (optimized/row_shift.h).

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/assert.h"
 #include "optimized/cuda/elements.h"
 #include "optimized/cuda/pieces.h"
 #include "optimized/cuda/rows.h"
@@ -220,6 +221,7 @@ __device__ float NumberAt(const std::byte* blocks, std::uint32_t i) {
 template <class Format>
 __device__ float ShiftedNumber(const std::byte* head, std::uint32_t i,
                                float before, const DeviceShift& shift) {
+  KVTWIN_DCHECK(before == before);
   if (shift.kind == Kind::kAdd || shift.kind == Kind::kTagAdd) {
     const bool stays = shift.kind == Kind::kTagAdd && i == 0;
     return stays ? before : before + shift.offset;
@@ -298,7 +300,7 @@ cudaError_t LaunchBlocks(const StoredRows& keys, const int* cells,
   const std::uint64_t bytes = std::uint64_t{chunks.blocks} * Format::kBytes;
   if (bytes > kSharedBytes) return cudaErrorInvalidValue;
   const auto blocks = static_cast<unsigned>(
-      std::min<std::int64_t>(count * chunks.of_row, kMostBlocks));
+      std::min<std::int64_t>(count * chunks.of_row, kMaxBlocks));
   return Launch(ShiftBlocks<Format>, blocks, kBlockThreads, bytes, stream, keys,
                 cells, count, shift, chunks);
 }

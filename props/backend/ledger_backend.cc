@@ -31,7 +31,7 @@ class LedgerCache final : public Cache, public Shifting {
   Status Init(const InitArgs& args) override {
     dtype_ = args.dtype;
     const Status status = ledger_.Init(config_, args);
-    ledger_.NeverFull();
+    ledger_.IgnoreCapacity();
     return status;
   }
   void Close() override {}

@@ -11,6 +11,9 @@ class App;
 
 namespace kvtwin::props {
 
+// Runs the whole command, and returns its exit code.
+int RunCommandLine(int argc, char** argv);
+
 void AddFuzzCommand(CLI::App& app, int& exit_code);
 void AddGenCommand(CLI::App& app, int& exit_code);
 void AddLawsCommand(CLI::App& app, int& exit_code);

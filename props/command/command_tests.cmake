@@ -853,3 +853,15 @@ kvtwin_command_test(profile_none EXIT 2 PRINTS "unknown profile 'vllm'"
 kvtwin_command_test(profile_library EXIT 0
   PRINTS "^  window +counts what is before the query +kvt1 "
   ARGS profile --backend $<TARGET_FILE:kvtwin_c_cache>)
+
+# The longest tests begin first, so that none of them ends alone.
+foreach(test museum.find emulated.museum c_api link command.shrink
+        command.fuzz_ten_million command.explore_twin_backend
+        command.laws_hold_at_their_default_size_1
+        command.laws_hold_at_their_default_size_3 command.laws_of_a_faulty_hang
+        command.backend_floods command.backend_hang command.backend_share
+        command.backend_closes command.backend_goes_on)
+  if(TEST ${test})
+    set_tests_properties(${test} PROPERTIES COST 30)
+  endif()
+endforeach()

@@ -212,12 +212,12 @@ class Checker {
         ASSERT_LE(apart, bound)
             << "row " << row << ", head " << head << ", element " << i << " is "
             << is << " and should be " << expected(i, head);
-        if (bound > 0) most_ = std::max(most_, apart / bound);
+        if (bound > 0) max_ = std::max(max_, apart / bound);
       }
     }
   }
 
-  double most() const { return most_; }  // As a share of its bound.
+  double max() const { return max_; }  // As a share of its bound.
 
  private:
   std::size_t Index(int row, int head, int i, int head_dim) const {
@@ -298,7 +298,7 @@ class Checker {
   const std::vector<float>& query_;
   const std::vector<float>& out_;
   const bool by_element_;
-  double most_ = 0;
+  double max_ = 0;
 };
 
 }  // namespace kvtwin::props

@@ -172,8 +172,8 @@ std::vector<float> Decode(const Question& q, const std::vector<float>& query,
   return out.Floats(count);
 }
 
-TEST_F(CudaAttention, AViewIsTheTextbooks) {
-  double most = 0;
+TEST_F(CudaAttention, AttentionOverAViewMatchesTheTextbook) {
+  double max = 0;
   for (unsigned seed = 0; seed < 600; ++seed) {
     Draw draw(seed);
     const Question q = DrawQuestion(draw);
@@ -191,9 +191,9 @@ TEST_F(CudaAttention, AViewIsTheTextbooks) {
     Checker checker(q, query, out, IsByElement(q, view));
     for (int row = 0; row < q.rows; ++row) checker.Check(row, pool.view, row);
     if (HasFatalFailure()) return;
-    most = std::max(most, checker.most());
+    max = std::max(max, checker.max());
   }
-  RecordProperty("largest_share_of_a_bound", fmt::format("{:.3f}", most));
+  RecordProperty("largest_share_of_a_bound", fmt::format("{:.3f}", max));
 }
 
 // A pool of blocks, and the block table and length of each row.
@@ -236,10 +236,10 @@ Blocks DrawBlocks(Draw& draw, const Question& q) {
   blocks.table.assign(AsSize(q.rows * blocks.most_blocks), kNone);
   int next = all - 1;
   for (int row = 0; row < q.rows; ++row) {
-    const int most = blocks.most_blocks * blocks.block_size;
+    const int max = blocks.most_blocks * blocks.block_size;
     const int length = draw.Once(8)   ? 0
-                       : draw.Once(3) ? most
-                                      : draw.Between(1, most);
+                       : draw.Once(3) ? max
+                                      : draw.Between(1, max);
     blocks.lengths.push_back(length);
     for (int i = 0; i * blocks.block_size < length; ++i) {
       At(blocks.table, row * blocks.most_blocks + i) = next--;
@@ -275,8 +275,8 @@ KvView ViewOfRow(const Blocks& blocks, const Question& q, int row,
           .mask = dense[2].view()};
 }
 
-TEST_F(CudaAttention, ABlockTableIsTheTextbooks) {
-  double most = 0;
+TEST_F(CudaAttention, AttentionOverABlockTableMatchesTheTextbook) {
+  double max = 0;
   for (unsigned seed = 0; seed < 300; ++seed) {
     Draw draw(seed);
     Question q = DrawQuestion(draw);
@@ -325,13 +325,13 @@ TEST_F(CudaAttention, ABlockTableIsTheTextbooks) {
       checker.Check(row, ViewOfRow(blocks, q, row, dense), 0);
     }
     if (HasFatalFailure()) return;
-    most = std::max(most, checker.most());
+    max = std::max(max, checker.max());
   }
-  RecordProperty("largest_share_of_a_bound", fmt::format("{:.3f}", most));
+  RecordProperty("largest_share_of_a_bound", fmt::format("{:.3f}", max));
 }
 
 // Rows lie so far apart that only one of them has memory.
-TEST_F(CudaAttention, WhatIsHiddenIsNotRead) {
+TEST_F(CudaAttention, DoesNotReadHiddenCells) {
   for (const DType dtype : {DType::kF16, DType::kF8, DType::kF32}) {
     Draw draw(1);
     const Question q = {
@@ -367,7 +367,7 @@ TEST_F(CudaAttention, WhatIsHiddenIsNotRead) {
   }
 }
 
-TEST_F(CudaAttention, WithoutAMaskAllIsSeen) {
+TEST_F(CudaAttention, SeesEveryCellWithoutAMask) {
   Draw draw(2);
   const Question q = {.rows = 1, .layout = VLayout::kPermuted};
   Pool pool = DrawPool(draw, q, DType::kBits);
@@ -393,7 +393,7 @@ TEST_F(CudaAttention, WithoutAMaskAllIsSeen) {
 
 // Small weights keep all their digits. To show it, the V elements of the cell
 // with the largest weight are 0.
-TEST_F(CudaAttention, SmallWeightsAreNoLessExact) {
+TEST_F(CudaAttention, IsAsExactForSmallWeights) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     Draw draw(4);
     Question q = {.k_head_dim = 16, .v_head_dim = 16, .kv_heads = 1};
@@ -427,7 +427,7 @@ TEST_F(CudaAttention, SmallWeightsAreNoLessExact) {
 }
 
 // The view is longer than the list of cells that a block builds at a time.
-TEST_F(CudaAttention, FewOfManyCellsAreFound) {
+TEST_F(CudaAttention, FindsFewVisibleCellsAmongMany) {
   for (const DType mask_dtype : kMaskDTypes) {
     Draw draw(5);
     Question q = {.k_head_dim = 16, .v_head_dim = 16, .kv_heads = 1};
@@ -458,7 +458,7 @@ TEST_F(CudaAttention, FewOfManyCellsAreFound) {
   }
 }
 
-TEST_F(CudaAttention, CanBeCaptured) {
+TEST_F(CudaAttention, CanBeCapturedInAGraph) {
   Draw draw(3);
   const Question q = {.rows = 2};
   const Pool pool = DrawPool(draw, q, DType::kF16);

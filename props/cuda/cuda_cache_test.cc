@@ -157,7 +157,7 @@ class CudaCaches : public ::testing::Test {
   std::unique_ptr<Cache> reference_;
 };
 
-TEST_F(CudaCaches, HoldWhatTheReferenceHolds) {
+TEST_F(CudaCaches, AgreeWithTheReference) {
   Rows rows(3);
   rows.Fill(1, stream_);
   Start({0, 1, 0}, {0, 0, 1}, stream_);
@@ -175,7 +175,7 @@ TEST_F(CudaCaches, HoldWhatTheReferenceHolds) {
 
 // A sequence's last few changes are recorded. Here the oldest recorded change
 // is the only one in its word.
-TEST_F(CudaCaches, TellAllThatChanged) {
+TEST_F(CudaCaches, ReportEveryChange) {
   for (int tokens = 30; tokens < 36; ++tokens) {
     MakeCaches(kCapacity, 64);
     for (const auto& [first, count] : {std::pair(0, 63), {63, tokens}}) {
@@ -190,7 +190,7 @@ TEST_F(CudaCaches, TellAllThatChanged) {
   }
 }
 
-TEST_F(CudaCaches, TellWhatChangedBackwards) {
+TEST_F(CudaCaches, ReportChangesInReverse) {
   MakeCaches(kCapacity, 100);
   std::vector<std::int32_t> positions(100);
   std::iota(positions.begin(), positions.end(), 0);
@@ -210,7 +210,7 @@ TEST_F(CudaCaches, TellWhatChangedBackwards) {
   ExpectSame(stream_);
 }
 
-TEST_F(CudaCaches, TakeRowsOfTheHostToo) {
+TEST_F(CudaCaches, AcceptRowsInHostMemory) {
   Rows rows(2);
   rows.Fill(5, stream_);
   Start({0, 1}, {0, 0}, stream_);
@@ -220,7 +220,7 @@ TEST_F(CudaCaches, TakeRowsOfTheHostToo) {
 }
 
 // Each call is on another stream and finds what the call before did.
-TEST_F(CudaCaches, OrderTheStreamsThatTheyAreCalledOn) {
+TEST_F(CudaCaches, OrderTheirStreams) {
   Rows rows(2);
   for (int step = 0; step < 20; ++step) {
     const std::vector<std::int32_t> positions = {step, step};
@@ -233,7 +233,7 @@ TEST_F(CudaCaches, OrderTheStreamsThatTheyAreCalledOn) {
   }
 }
 
-TEST_F(CudaCaches, AGraphOfAPutStoresToTheCellsOfItsTime) {
+TEST_F(CudaCaches, ACapturedPutStoresToItsOriginalCells) {
   Rows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
@@ -267,7 +267,7 @@ TEST_F(CudaCaches, AGraphOfAPutStoresToTheCellsOfItsTime) {
 
 // A graph contains addresses: the memory it reads does not move when longer
 // passes come, or more tokens than a pass may have.
-TEST_F(CudaCaches, AGraphOutlivesLongerPasses) {
+TEST_F(CudaCaches, ACapturedPutSurvivesLongerPasses) {
   constexpr int kMany = 1500;  // Their cells take more than a page.
   MakeCaches(2048, kMany);
   Rows rows(2);
@@ -297,7 +297,7 @@ TEST_F(CudaCaches, AGraphOutlivesLongerPasses) {
 
 // Snapshots only read: the cache's state on the device stays valid, and later
 // passes can be captured.
-TEST_F(CudaCaches, SnapshotsLeaveTheDeviceAsItIs) {
+TEST_F(CudaCaches, SnapshotsDoNotChangeTheDevice) {
   Rows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
@@ -318,7 +318,7 @@ TEST_F(CudaCaches, SnapshotsLeaveTheDeviceAsItIs) {
   EXPECT_EQ(*cuda_->On(other_).Snapshot(), *reference_->Snapshot());
 }
 
-TEST_F(CudaCaches, AreRestoredFromStatesOfTheReference) {
+TEST_F(CudaCaches, RestoreStatesOfTheReference) {
   Rows rows(4);
   rows.Fill(1, stream_);
   Start({0, 1, 2, 0}, {0, 0, 0, 1}, stream_);
@@ -335,7 +335,7 @@ TEST_F(CudaCaches, AreRestoredFromStatesOfTheReference) {
 }
 
 // The host shifts the rows, which are sent to it in the stored dtype.
-TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
+TEST_F(CudaCaches, ShiftByACustomFunction) {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kCustom;
   spec.shift.fn = [](int, std::int32_t offset, int head_dim, int,
@@ -373,7 +373,7 @@ TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
 
 // More bytes than the staging buffer holds, as several rows and as a single
 // one, without a wait between passes.
-TEST_F(CudaCaches, TakeMuchOfTheHost) {
+TEST_F(CudaCaches, AcceptLargeHostTensors) {
   for (const int head_dim : {1 << 14, 1 << 16}) {
     const int tokens = head_dim > 1 << 14 ? 2 : 16;
     const auto made = *CudaCache::Make({});
@@ -407,7 +407,7 @@ TEST_F(CudaCaches, TakeMuchOfTheHost) {
 }
 
 // The other stream would become part of the graph.
-TEST_F(CudaCaches, RefuseToFollowAStreamThatIsCaptured) {
+TEST_F(CudaCaches, RefuseToWaitForACapturingStream) {
   Rows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
@@ -426,7 +426,7 @@ TEST_F(CudaCaches, RefuseToFollowAStreamThatIsCaptured) {
   ExpectSame(other_);
 }
 
-TEST_F(CudaCaches, DecodeOnlyOverWhatIsThere) {
+TEST_F(CudaCaches, DecodeRefusesMissingArguments) {
   Rows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
@@ -484,7 +484,7 @@ TEST_F(CudaCaches, DecodeOnlyOverWhatIsThere) {
   EXPECT_THAT(paged({}, {ints, 1, ints}), HasSubstr("key is null"));
 }
 
-TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {
+TEST_F(CudaCaches, RefuseCallsThatAGraphCannotReplay) {
   Rows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
@@ -522,7 +522,7 @@ TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {
 }
 
 // The caches of a wrapper are on the stream that the wrapper is called on.
-TEST_F(CudaCaches, EncodersHoldWhatTheReferenceHolds) {
+TEST_F(CudaCaches, EncodersAgreeWithTheReference) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;
   spec.caches = {CacheSpec(), CacheSpec()};
@@ -565,7 +565,7 @@ TEST_F(CudaCaches, EncodersHoldWhatTheReferenceHolds) {
   }
 }
 
-TEST_F(CudaCaches, OfNoSuchDevice) {
+TEST_F(CudaCaches, RefuseAMissingDevice) {
   const auto far = CudaCache::Make({}, 1000);
   ASSERT_TRUE(far.ok());
   const Status status =
@@ -574,7 +574,7 @@ TEST_F(CudaCaches, OfNoSuchDevice) {
   EXPECT_THAT(status.message(), HasSubstr("device is 1000"));
 }
 
-TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
+TEST_F(CudaCaches, PoolsAgreeWithTheReference) {
   // If rows are wide, the host sends a part of them at a time.
   for (const auto& [layout, head_dim] :
        {std::pair(PagedLayout::kTokenMajor, kHeadDim),

@@ -120,7 +120,7 @@ void ExpectWritten(const Cells& cells, std::vector<MaskPiece> pieces,
       << (differs - got.begin()) / stride;
 }
 
-TEST(CudaMask, IsWhatTheRulesSay) {
+TEST(CudaMask, FollowsItsRules) {
   for (std::uint32_t seed = 1; seed <= 40; ++seed) {
     Random random(seed);
     const Cells cells(random, 1 + random.Pick(seed % 8 == 0 ? 5000 : 400));
@@ -148,7 +148,7 @@ TEST(CudaMask, IsWhatTheRulesSay) {
   }
 }
 
-TEST(CudaMask, HasMorePiecesThanAGridHasRows) {
+TEST(CudaMask, WritesMorePiecesThanAGridHasRows) {
   Random random(3);
   const Cells cells(random, 70);
   std::vector<MaskPiece> pieces;
@@ -205,7 +205,7 @@ void ExpectUpdated(Random& random, std::size_t words, std::size_t updates,
   expect(to, cells);
 }
 
-TEST(CudaMask, BringsWordsAndCellsUpToDate) {
+TEST(CudaMask, UpdatesWordsAndCells) {
   Random random(1);
   for (const std::size_t updates : {0U, 1U, 7U}) {
     for (const std::size_t cells : {0U, 1U, 63U, 64U, 65U, 300U}) {
@@ -214,7 +214,7 @@ TEST(CudaMask, BringsWordsAndCellsUpToDate) {
   }
 }
 
-TEST(CudaMask, BringsMoreUpToDateThanAGridHasBlocks) {
+TEST(CudaMask, UpdatesMoreThanAGridHasBlocks) {
   Random random(2);
   ExpectUpdated(random, 65536 + 30, 65536 + 3, 100);
   ExpectUpdated(random, 9, 3, 65536 * 64 + 5);

@@ -36,7 +36,7 @@ std::vector<CellMove> SomeMoves(Random& random, int cells) {
   return moves;
 }
 
-TEST(CudaMoves, OrderedAsChains) {
+TEST(CudaMoves, AreOrderedInChains) {
   for (std::uint32_t seed = 0; seed < 2000; ++seed) {
     Random random(seed);
     const int cells = random.Pick(20) + 1;
@@ -90,18 +90,18 @@ TEST(CudaRows, MoveInAllTensorsAtOnce) {
     const ChainsThere there(chains);
     std::vector<std::unique_ptr<DeviceBytes>> memory;
     std::vector<StoredRows> tensors;
-    std::size_t most_bytes = 0;
-    std::size_t most_elements = 0;
+    std::size_t max_bytes = 0;
+    std::size_t max_elements = 0;
     for (const Rows& rows : all) {
       memory.push_back(std::make_unique<DeviceBytes>(rows.bytes));
       tensors.push_back(On(*memory.back(), rows));
-      most_bytes = std::max(most_bytes, rows.row_bytes());
-      most_elements = std::max(most_elements, rows.row_elements());
+      max_bytes = std::max(max_bytes, rows.row_bytes());
+      max_elements = std::max(max_elements, rows.row_elements());
     }
     const DeviceBytes list(tensors);
     ASSERT_EQ(MoveRows(list.data<StoredRows>(), Size(tensors), there.there,
-                       static_cast<std::int64_t>(most_bytes),
-                       static_cast<std::int64_t>(most_elements), nullptr),
+                       static_cast<std::int64_t>(max_bytes),
+                       static_cast<std::int64_t>(max_elements), nullptr),
               cudaSuccess);
     for (std::size_t t = 0; t < all.size(); ++t) {
       Rows& rows = all[t];
@@ -158,11 +158,11 @@ TEST(CudaRows, CopyBlocksOfAPool) {
     std::vector<Bytes> all;
     std::vector<std::unique_ptr<DeviceBytes>> memory;
     std::vector<StoredBlocks> tensors;
-    std::int64_t most = 0;
+    std::int64_t max = 0;
     for (int t = random.Pick(4); t >= 0; --t) {
       const std::int64_t bytes =
           random.OneOf({1, 34, 136, 256, 1088, 2048, 3000});
-      most = std::max(most, bytes);
+      max = std::max(max, bytes);
       Bytes blocks(AsSize(bytes * kBlocks));
       for (std::byte& byte : blocks) {
         byte = static_cast<std::byte>(random.Bits());
@@ -175,7 +175,7 @@ TEST(CudaRows, CopyBlocksOfAPool) {
     const DeviceBytes pairs(from_to);
     ASSERT_EQ(
         CopyBlocks(list.data<StoredBlocks>(), Size(tensors), pairs.data<int>(),
-                   std::ssize(from_to) / 2, most, nullptr),
+                   std::ssize(from_to) / 2, max, nullptr),
         cudaSuccess);
     for (std::size_t t = 0; t < all.size(); ++t) {
       for (std::size_t i = 0; i < from_to.size(); i += 2) {

@@ -135,8 +135,8 @@ struct Source {
     if (blocks) next = RunBytes(dtype, shape[0]);
     const bool tokens_first = !plain && random.Pick(3) == 0;
     using Dims = std::array<std::size_t, 3>;
-    std::int64_t least = 0;
-    std::int64_t most = next;
+    std::int64_t min = 0;
+    std::int64_t max = next;
     for (const std::size_t dim : tokens_first ? Dims{0, 2, 1} : Dims{0, 1, 2}) {
       if (dim == 0 && blocks) continue;
       std::int64_t stride = next;
@@ -147,12 +147,12 @@ struct Source {
       if (!plain && random.Pick(8) == 0) stride = 0;
       view.stride[dim] = stride;
       const std::int64_t reach = stride * (shape[dim] - 1);
-      (reach < 0 ? least : most) += reach;
+      (reach < 0 ? min : max) += reach;
       next = std::max(next, std::abs(stride) * shape[dim]);
     }
-    offset = AsSize(-least);
+    offset = AsSize(-min);
     if (!plain) offset += random.OneOf<std::size_t>({0, 0, 0, 4, 16, 1, 2});
-    bytes.resize(offset + AsSize(most));
+    bytes.resize(offset + AsSize(max));
     // Elements get numbers; if elements overlap, the last one written counts.
     const bool tame = random.Pick(2) == 0;
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Bits());

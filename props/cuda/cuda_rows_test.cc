@@ -65,7 +65,7 @@ void ExpectCopied(Random& random, DType dtype, const Shape& shape) {
       << DTypeName(dtype) << " " << ShapeText(view.shape);
 }
 
-TEST(CudaRows, AreMadeDenseAsTheHostDoes) {
+TEST(CudaRows, BecomeDenseAsOnTheHost) {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     Random random(seed);
@@ -107,7 +107,7 @@ void ExpectGathered(Random& random, const Rows& rows, const TensorView& view) {
   EXPECT_TRUE(out.Download() == before);
 }
 
-TEST(CudaRows, GatherWhatIsStored) {
+TEST(CudaRows, GatherStoredRows) {
   for (std::uint32_t seed = 0; seed < 300 && !HasFailure(); ++seed) {
     Random random(seed);
     Twin twin(random);
@@ -254,7 +254,7 @@ void ExpectShifted(const StoredRows& far, const int* list, std::ptrdiff_t at,
 
 // The offsets of these cells take more than 32 bits; only these cells have
 // memory.
-TEST(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
+TEST(CudaRows, ReachTheLastOfTwoBillionCells) {
   constexpr std::int64_t kFirst = INT32_MAX - 95;  // 96 cells, tile-aligned.
   constexpr int kHeadDim = 64;
   for (const auto& [from, dtype, layout] :
@@ -323,7 +323,7 @@ TEST(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
   }
 }
 
-TEST(CudaRows, RefuseWhatTheirNumbersCannotHold) {
+TEST(CudaRows, RefuseRowsThatAreTooLarge) {
   const StoredRows wide = {nullptr, DType::kF16, VLayout::kPlain,
                            1 << 20, 1 << 10,     1};
   const TensorView from =

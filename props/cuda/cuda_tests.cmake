@@ -50,6 +50,7 @@ function(kvtwin_emulate variable folder)
 endfunction()
 kvtwin_emulate(emulated_kernels optimized/cuda ${cuda_kernels})
 file(GLOB emulator_sources CONFIGURE_DEPENDS props/cuda/emulator/*.cc)
+kvtwin_unite(emulator_sources)
 # Objects come before the library in the link, so the library's own factory and the
 # kernels compiled by nvcc are not used.
 add_library(kvtwin_emulated OBJECT core/factory.cc ${cuda_sources}

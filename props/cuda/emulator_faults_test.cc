@@ -54,7 +54,7 @@ TEST_F(CudaFaults, WithoutADeviceInitSaysSo) {
   EXPECT_TRUE(Init(*cache).ok());  // The cache still works.
 }
 
-TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
+TEST_F(CudaFaults, ALayerThatFailedToAllocateCanBeRetried) {
   // K fails, then V: neither is kept.
   for (const auto& [after, head_dim] :
        {std::pair(0, 1), {1, 1}, {0, 2}, {1, 2}}) {
@@ -78,7 +78,7 @@ TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
   }
 }
 
-TEST_F(CudaFaults, AFirstPutThatFailedFixesNoDimensions) {
+TEST_F(CudaFaults, AFailedFirstPutFixesNoDimensions) {
   TestCache cache({}, "cuda");
   ASSERT_TRUE(Init(*cache).ok());
   ASSERT_EQ(cache.Start({0, 1}, {0, 0}), StatusCode::kOk);
@@ -95,7 +95,7 @@ TEST_F(CudaFaults, AFirstPutThatFailedFixesNoDimensions) {
 
 // A reserving pass that fails did not begin either; nor did one of a wrapper,
 // which has two of them.
-TEST_F(CudaFaults, AReservingPassWithoutMemoryNeverBegan) {
+TEST_F(CudaFaults, AReservingPassWithoutMemoryDoesNotBegin) {
   for (const Kind kind : {Kind::kCausal, Kind::kWrapper}) {
     CacheSpec spec;
     spec.kind = kind;
@@ -160,7 +160,7 @@ TEST_F(CudaFaults, CallsLeaveTheCurrentDeviceAsItWas) {
   EXPECT_EQ(current(), 0);
 }
 
-TEST_F(CudaFaults, APassWithoutMemoryForItsMaskNeverBegan) {
+TEST_F(CudaFaults, APassWithoutMemoryForItsMaskDoesNotBegin) {
   TestCache cache({}, "cuda");
   ASSERT_TRUE(Init(*cache).ok());
   cache.Append(0, 0, {1});
@@ -187,7 +187,7 @@ TEST_F(CudaFaults, APassWithoutMemoryForItsMaskNeverBegan) {
 
 // Updates that a failed pass did not bring to the device come with the next
 // one.
-TEST_F(CudaFaults, APassThatFailedLeavesNothingUntold) {
+TEST_F(CudaFaults, AFailedPassIsReportedCompletely) {
   std::vector<float> tags(100);  // Their cells take two words.
   std::iota(tags.begin(), tags.end(), 1.0F);
   for (const Call call : {Call::kLaunch, Call::kCopy}) {
@@ -206,7 +206,7 @@ TEST_F(CudaFaults, APassThatFailedLeavesNothingUntold) {
   }
 }
 
-TEST_F(CudaFaults, AKernelThatFailedIsTheEndAndSaidEachTime) {
+TEST_F(CudaFaults, AFailedKernelIsFinalAndReportedByEachCall) {
   TestCache cache({}, "cuda");
   ASSERT_TRUE(Init(*cache).ok());
   cache.Append(0, 0, {1, 2});
@@ -222,7 +222,7 @@ TEST_F(CudaFaults, AKernelThatFailedIsTheEndAndSaidEachTime) {
   cache->Close();
 }
 
-TEST_F(CudaFaults, ACacheThatIsClosedHasNoMemory) {
+TEST_F(CudaFaults, AClosedCacheHasNoMemory) {
   const auto free_bytes = [] {
     std::size_t free = 0;
     std::size_t total = 0;
@@ -240,7 +240,7 @@ TEST_F(CudaFaults, ACacheThatIsClosedHasNoMemory) {
   EXPECT_EQ(free_bytes(), before - 4 * sizeof(int));
 }
 
-TEST_F(CudaFaults, HalfARemoveIsTheEndOfTheCache) {
+TEST_F(CudaFaults, AnInterruptedRemoveEndsTheCache) {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kAdd;
   TestCache cache(spec, "cuda");
@@ -258,7 +258,7 @@ TEST_F(CudaFaults, HalfARemoveIsTheEndOfTheCache) {
 }
 
 // Exceptions do not escape from a wrapper's caches either.
-TEST_F(CudaFaults, EachCacheOfAWrapperAnswers) {
+TEST_F(CudaFaults, EachCacheOfAWrapperReportsFailures) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;
   spec.caches = {CacheSpec(), CacheSpec()};
@@ -279,7 +279,7 @@ TEST_F(CudaFaults, EachCacheOfAWrapperAnswers) {
   EXPECT_NE(caches[0], caches[1]);
 }
 
-TEST_F(CudaFaults, RefuseRowsOfHeadsThatAnIntCannotNumber) {
+TEST_F(CudaFaults, RefuseMoreRowsOfHeadsThanAnIntCanCount) {
   PagedSpec spec;
   spec.layers = 1;
   spec.blocks = 1 << 20;
@@ -291,7 +291,7 @@ TEST_F(CudaFaults, RefuseRowsOfHeadsThatAnIntCannotNumber) {
   EXPECT_EQ(CudaPool::Make(spec).status().code(), StatusCode::kNotSupported);
 }
 
-TEST_F(CudaFaults, HalfAnAppendIsTheEndOfThePool) {
+TEST_F(CudaFaults, AnInterruptedAppendEndsThePool) {
   PagedSpec spec;
   spec.layers = 1;
   spec.blocks = 4;
@@ -312,7 +312,7 @@ TEST_F(CudaFaults, HalfAnAppendIsTheEndOfThePool) {
 
 // Any call to CUDA may fail: the cache then answers with an error, and every ok
 // answer is correct.
-TEST_F(CudaFaults, AtEachCallAreAnswersOnly) {
+TEST_F(CudaFaults, AtAnyCallOnlyChangeTheAnswer) {
   for (int after = 0; after < 60; ++after) {
     for (const Call call :
          {Call::kMalloc, Call::kMallocHost, Call::kLaunch, Call::kCopy,
@@ -351,7 +351,7 @@ TEST_F(CudaFaults, AtEachCallAreAnswersOnly) {
 
 // The decode path of a server, on one stream: after the first passes, it
 // allocates nothing and waits for nothing.
-TEST_F(CudaFaults, ADecodePassAllocatesNothingAndWaitsForNothing) {
+TEST_F(CudaFaults, ADecodePassNeitherAllocatesNorWaits) {
   constexpr int kSequences = 8;
   const auto cuda = *CudaCache::Make({});
   emulator::Stream stream;

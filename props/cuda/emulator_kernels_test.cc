@@ -41,7 +41,7 @@ __global__ void Order(int* count, int* order) {
   order[ThreadOfGrid()] = atomicAdd(count, 1);
 }
 
-TEST_F(Emulator, AllThreadsRunOnceInAnOrderThatIsDrawn) {
+TEST_F(Emulator, RunsEachThreadOnceInARandomOrder) {
   const dim3 block(4, 3, 2);
   for (const dim3 grid : {dim3(1), dim3(3, 2, 2)}) {
     const int threads = AsInt(24 * grid.x * grid.y * grid.z);
@@ -197,7 +197,7 @@ __global__ void MeetWrongly(Wrong wrong) {
   __shfl_xor_sync(mask, lane, 1);
 }
 
-TEST_F(EmulatorDeath, LanesThatDoNotMeet) {
+TEST_F(EmulatorDeath, LanesThatDivergeAtAShuffle) {
   const auto run = [](Wrong wrong, unsigned threads) {
     EXPECT_OK(Launch(MeetWrongly, 1, threads, 0, nullptr, wrong));
     cudaDeviceSynchronize();
@@ -326,7 +326,7 @@ __global__ void CopyLater(const uint4* from, unsigned* out) {
   look(2);
 }
 
-TEST_F(Emulator, CopiesToSharedMemoryHaveToBeWaitedFor) {
+TEST_F(Emulator, CopiesToSharedMemoryNeedAWait) {
   const Numbers<uint4> from(std::vector<uint4>{{1, 2, 3, 4}, {5, 6, 7, 8}});
   const Numbers<unsigned> out(9);
   EXPECT_OK(Launch(CopyLater, 1, 1, 32, nullptr, from.get(), out.get()));

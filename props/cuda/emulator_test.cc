@@ -30,7 +30,7 @@ constexpr auto kUp = cudaMemcpyHostToDevice;
 
 // Memory ----------------------------------------------------------------------
 
-TEST_F(Emulator, MemoryIsGarbageOnBoundariesOf256) {
+TEST_F(Emulator, MemoryIsGarbageAndAlignedTo256) {
   constexpr std::size_t kSizes[] = {1, 100, 3000};
   for (const std::size_t n : kSizes) {
     const Numbers<std::uint8_t> bytes(n);
@@ -41,7 +41,7 @@ TEST_F(Emulator, MemoryIsGarbageOnBoundariesOf256) {
   }
 }
 
-TEST_F(Emulator, MemoryThatThereIs) {
+TEST_F(Emulator, LimitsMemory) {
   std::size_t left = 0;
   std::size_t total = 0;
   EXPECT_OK(cudaMemGetInfo(&left, &total));
@@ -65,7 +65,7 @@ TEST_F(Emulator, MemoryThatThereIs) {
   EXPECT_OK(cudaFree(some));
 }
 
-TEST_F(Emulator, WhosePointer) {
+TEST_F(Emulator, TellsHostFromDevicePointers) {
   const Numbers<int> device(100);
   const Pinned pinned(0);
   int own = 0;
@@ -81,7 +81,7 @@ TEST_F(Emulator, WhosePointer) {
   EXPECT_EQ(said.type, cudaMemoryTypeUnregistered);
 }
 
-TEST_F(EmulatorDeath, TouchesThatAreNotAllowed) {
+TEST_F(EmulatorDeath, ForbiddenAccesses) {
   const Numbers<int> number(1);
   int* const data = number.get();
   EXPECT_DEATH(*data = 1, "the host\n.*byte 0 of 4 bytes of device memory");
@@ -101,7 +101,7 @@ TEST_F(EmulatorDeath, TouchesThatAreNotAllowed) {
 
 // Streams ---------------------------------------------------------------------
 
-TEST_F(Emulator, NothingIsDoneBeforeSomebodyWaits) {
+TEST_F(Emulator, DefersWorkUntilTheHostWaits) {
   const Numbers<int> number(std::vector<int>{1});
   const Pinned read(0);
   const Stream stream;
@@ -113,7 +113,7 @@ TEST_F(Emulator, NothingIsDoneBeforeSomebodyWaits) {
   EXPECT_EQ(*read, 7);
 }
 
-TEST_F(Emulator, SomeSeedsDoItEarlier) {
+TEST_F(Emulator, SomeSeedsWorkEarlier) {
   int early = 0;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     SetSeed(seed);
@@ -184,7 +184,7 @@ TEST_F(Emulator, AStreamWaitsForAnEventOfAnother) {
   }
 }
 
-TEST_F(Emulator, WithoutAnEventStreamsRunInAnyOrder) {
+TEST_F(Emulator, StreamsRunInAnyOrderWithoutAnEvent) {
   int wrong = 0;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     SetSeed(seed);
@@ -218,7 +218,7 @@ TEST_F(Emulator, BlockingStreamsAndStream0WaitForEachOther) {
   }
 }
 
-TEST_F(Emulator, AskingComesToAnEnd) {
+TEST_F(Emulator, QueriesSucceedEventually) {
   const Numbers<int> number(1);
   const Stream stream;
   const Event event;
@@ -242,7 +242,7 @@ TEST_F(Emulator, AskingComesToAnEnd) {
   EXPECT_GE(milliseconds, 0);
 }
 
-TEST_F(Emulator, ThreadsOfTheHostHaveStreamsOfTheirOwn) {
+TEST_F(Emulator, HostThreadsHaveTheirOwnStreams) {
   SetSeed(1);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -264,7 +264,7 @@ TEST_F(Emulator, ThreadsOfTheHostHaveStreamsOfTheirOwn) {
 
 constexpr auto kGlobal = cudaStreamCaptureModeGlobal;
 
-TEST_F(Emulator, AGraphDoesAgainWhatWasCaptured) {
+TEST_F(Emulator, AGraphReplaysItsCapture) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     SetSeed(seed);
     const Numbers<int> one(std::vector<int>{1});
@@ -319,7 +319,7 @@ void ExpectInvalidates(cudaError_t error, const Does& call) {
   EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorIllegalState);
 }
 
-TEST_F(Emulator, WhatACaptureDoesNotAllow) {
+TEST_F(Emulator, RefusesCallsDuringACapture) {
   const Numbers<int> number(1);
   int own = 0;
   int* some = nullptr;
@@ -354,7 +354,7 @@ TEST_F(Emulator, WhatACaptureDoesNotAllow) {
   });
 }
 
-TEST_F(Emulator, WhatACaptureAllowsByItsMode) {
+TEST_F(Emulator, CaptureModesAllowDifferentCalls) {
   const Stream stream;
   int* some = nullptr;
   cudaGraph_t graph = nullptr;
@@ -377,7 +377,7 @@ TEST_F(Emulator, WhatACaptureAllowsByItsMode) {
             cudaErrorStreamCaptureInvalidated);
 }
 
-TEST_F(Emulator, ACaptureHasToBeJoined) {
+TEST_F(Emulator, ACaptureMustBeJoined) {
   const Numbers<int> number(1);
   const Stream origin;
   const Stream other;
@@ -404,7 +404,7 @@ TEST_F(Emulator, ACaptureHasToBeJoined) {
 
 // Errors ----------------------------------------------------------------------
 
-TEST_F(Emulator, ACallFailsIfAskedTo) {
+TEST_F(Emulator, CallsFailOnRequest) {
   const Numbers<int> number(std::vector<int>{1});
   FailNext(Call::kLaunch, cudaErrorLaunchOutOfResources, /*after=*/1);
   EXPECT_OK(Launch(Double, 1, 1, 0, nullptr, number.get()));
@@ -421,7 +421,7 @@ TEST_F(Emulator, ACallFailsIfAskedTo) {
   EXPECT_EQ(Count(Call::kSynchronize), 0);
 }
 
-TEST_F(Emulator, AKernelThatFailsIsSeenLaterAndForEver) {
+TEST_F(Emulator, AFailedKernelIsReportedLaterAndForever) {
   const Numbers<int> number(1);
   FailNext(Call::kKernel, cudaErrorIllegalAddress);
   EXPECT_OK(Launch(Set, 1, 1, 0, nullptr, number.get(), 1));

@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -124,34 +123,29 @@ void Unpack(const std::string& corpus, const std::string& folder) {
   }
 }
 
+constexpr const char* kUsage =
+    "usage: kvtwin_replay FUZZER PATH...: run a corpus (*.corpus), or one "
+    "input\n"
+    "       kvtwin_replay pack FOLDER CORPUS: make a corpus of the files\n"
+    "       kvtwin_replay unpack CORPUS FOLDER: make files of the corpus\n"
+    "FUZZER is history, line, pool, recording, snapshot or state\n";
+
 int Main(int argc, char** argv) {
-  CLI::App app("kvtwin_replay: the fuzzers' inputs, without a fuzzer");
-  app.require_subcommand(1);
-  int exit_code = 0;
-  std::vector<std::string> paths;
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const std::string name = words.empty() ? "" : words[0];
   for (const Fuzzer& fuzzer : kFuzzers) {
-    CLI::App* replay = app.add_subcommand(std::string(fuzzer.name),
-                                          "Run these inputs of this fuzzer");
-    replay->add_option("path", paths, "a corpus (*.corpus), or one input")
-        ->required();
-    replay->callback([&] { exit_code = Replay(fuzzer, paths); });
+    if (name != fuzzer.name || words.size() < 2) continue;
+    return Replay(fuzzer, {words.begin() + 1, words.end()});
   }
-  std::string corpus;
-  std::string folder;
-  CLI::App* pack = app.add_subcommand("pack", "Make a corpus of the files");
-  pack->add_option("folder", folder)->required();
-  pack->add_option("corpus", corpus)->required();
-  pack->callback([&] { Pack(folder, corpus); });
-  CLI::App* unpack = app.add_subcommand("unpack", "Make files of the corpus");
-  unpack->add_option("corpus", corpus)->required();
-  unpack->add_option("folder", folder)->required();
-  unpack->callback([&] { Unpack(corpus, folder); });
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+  if (name == "pack" && words.size() == 3) {
+    Pack(words[1], words[2]);
+  } else if (name == "unpack" && words.size() == 3) {
+    Unpack(words[1], words[2]);
+  } else {
+    fmt::print(stderr, "{}", kUsage);
+    return 2;
   }
-  return exit_code;
+  return 0;
 }
 
 }  // namespace

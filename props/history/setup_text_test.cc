@@ -11,7 +11,7 @@ namespace {
 TEST(SetupText, SaysWhichMemoryAWindowHas) {
   const std::array<std::pair<const char*, const char*>, 6> cases = {
       {{"kvt1 cells=1",
-        "causal; 2 sequences of at most 1 token, batches of at most 8; f32"},
+        "causal; 1 sequence of at most 1 token, batches of at most 1; f32"},
        {"kvt1 kind=swa window=2",
         "swa: window 2, memory 3 (S3: window + 1, since there are several "
         "sequences); 2 sequences of at most 8 tokens, batches of at most 8; "
@@ -19,9 +19,9 @@ TEST(SetupText, SaysWhichMemoryAWindowHas) {
        {"kvt1 kind=swa window=2 seqs=1",
         "swa: window 2, memory 2; 1 sequence of at most 8 tokens, batches of "
         "at most 8; f32"},
-       {"kvt1 kind=swa_mem window=2 memory=5 dtype=f16 vdtype=q8_0",
+       {"kvt1 kind=swa_mem window=2 memory=5 dtype=f16 vdtype=bf16",
         "swa_mem: window 2, memory 5; 2 sequences of at most 8 tokens, batches "
-        "of at most 8; f16 (V q8_0)"},
+        "of at most 8; f16 (V bf16)"},
        {"kvt1 kind=swa window=7",
         "swa: window 7, memory unbounded (S3: the capacity); 2 sequences of at "
         "most 8 tokens, batches of at most 8; f32"},

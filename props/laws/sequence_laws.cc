@@ -177,7 +177,7 @@ LawResult Replay(const History& history, const Subject& subject) {
   if (!session || !ledger.Init(script.setup.config, script.setup.init).ok()) {
     return {};
   }
-  if (!session->sees_cells()) ledger.NeverFull();
+  if (!session->sees_cells()) ledger.IgnoreCapacity();
   // The caches of a wrapper need not end at the same position.
   if (!session->sees_cells() && session->types() > 1) return {};
   for (std::size_t i = 0; i < script.calls.size(); ++i) {

@@ -29,7 +29,7 @@ std::optional<Session> Session::Open(const Setup& setup,
   if (!subject.is_twin()) {
     session.record_.emplace(setup.spec);
     if (!session.record_->Init(setup.config, init).ok()) return std::nullopt;
-    session.record_->NeverFull();
+    session.record_->IgnoreCapacity();
   }
   return session;
 }

@@ -38,7 +38,7 @@ class PageJudge {
     if (calls.visibility_only) MakeRoom(header);
     ledger_ = Ledger(header.spec, calls.rules);
     Expect(ledger_.Init(header.config, header.init).ok(), "the ledger begins");
-    if (calls.source == Source::kLedger) ledger_.NeverFull();
+    if (calls.source == Source::kLedger) ledger_.IgnoreCapacity();
     fresh_.assign(ledger_.parts().size(), false);
   }
 

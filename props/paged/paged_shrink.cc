@@ -235,7 +235,7 @@ class PoolDomain {
   static constexpr std::int64_t kMostWorkLegal = kMostWork;
 
   explicit PoolDomain(const Failure& failure)
-      : blamed_(failure.party()), best_(SignatureOf("", failure)) {}
+      : blamed_(failure.party()), best_(SentenceOf(failure)) {}
 
   static bool IsLegal(const History&) { return true; }
   static bool Allows(const History& history) {
@@ -243,9 +243,9 @@ class PoolDomain {
   }
   bool IsSame(const Failure& failure) {
     if (failure.party() != blamed_) return false;
-    std::string signature = SignatureOf("", failure);
-    if (!only_.empty()) return signature == only_;
-    best_ = std::move(signature);
+    std::string sentence = SentenceOf(failure);
+    if (!only_.empty()) return sentence == only_;
+    best_ = std::move(sentence);
     return true;
   }
 
@@ -294,8 +294,8 @@ class PoolDomain {
 
  private:
   const Party blamed_;
-  std::string best_;  // The signature of the best history's failure.
-  std::string only_;  // If set, the only signature that counts.
+  std::string best_;  // The sentence of the best history's failure.
+  std::string only_;  // If set, the only sentence that counts.
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ SLOWEST = "Trace.GivesUp*"
 # Processes that are forked after clang's OpenMP was used hang or fail: these
 # tests run before the others, in their own process, or not at all.
 PAGES = "Page.*"
-LEFT_OUT = f"{PAGES}:SavedFiles.AreWholeWhoeverElseSaves"
+LEFT_OUT = f"{PAGES}:SavedFiles.AreWholeIfOtherProcessesSave"
 # Quick tests of the judges.
 JUDGING = ("Faulty*:Oracle.*:PagedOracle.*:OtherPools.*:PutLog*:Paged.*:"
            "PagedTrace.*:Harness.Finds*:Rows*")

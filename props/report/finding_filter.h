@@ -85,14 +85,19 @@ inline void AppendSentence(std::string_view sentence, std::string& bucket) {
   }
 }
 
+// Returns the check that fails; for a pool, the sentence that says what is
+// wrong, without numbers.
+inline std::string SentenceOf(const Failure& failure) {
+  if (!failure.Is("subject: pool")) return failure.check;
+  return BucketOfReason(failure.text.substr(0, failure.text.find('\n')));
+}
+
 // Returns the bucket of a failure without its history: the system under test
-// and the check that fails; for a pool, the words of the sentence.
+// and the check that fails; for a pool, the first words of the sentence.
 inline std::string SignatureOf(std::string_view name, const Failure& failure) {
   std::string bucket = NameInBucket(name);
   if (failure.Is("subject: pool")) {
-    const std::string sentence =
-        failure.text.substr(0, failure.text.find('\n'));
-    AppendSentence(BucketOfReason(sentence), bucket);
+    AppendSentence(SentenceOf(failure), bucket);
   } else {
     AppendWords(failure.check, std::isalnum, bucket);
   }

@@ -173,24 +173,43 @@ std::string HistoryOfCrash(const std::string& text) {
   return text.substr(begin + kRun.size(), end - begin - kRun.size());
 }
 
+// Returns the files that a patch changes.
+std::set<fs::path> ChangedBy(const fs::path& patch) {
+  std::set<fs::path> changed;
+  std::ifstream in(patch);
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("+++ b/")) {
+      changed.insert(line.substr(6, line.find('\t') - 6));
+    }
+  }
+  return changed;
+}
+
 // A copy of the sources, patched, and the command built from it.
 class Copy {
  public:
   explicit Copy(const Workshop& workshop) : workshop_(workshop) {
     sources_ = scratch_.path() / "sources";
+    fs::create_directories(sources_);
+  }
+
+  void CopyAll() {
     for (const std::string_view room : kRooms) {
       const auto all =
-          fs::recursive_directory_iterator(workshop.sources / room);
+          fs::recursive_directory_iterator(workshop_.sources / room);
       for (const fs::directory_entry& entry : all) {
         const fs::path extension = entry.path().extension();
-        if (extension != ".cc" && extension != ".h" && extension != ".cu") {
-          continue;
+        if (extension == ".cc" || extension == ".h" || extension == ".cu") {
+          CopyFile(entry.path().lexically_relative(workshop_.sources));
         }
-        const fs::path to =
-            sources_ / entry.path().lexically_relative(workshop.sources);
-        fs::create_directories(to.parent_path());
-        fs::copy_file(entry.path(), to);
       }
+    }
+  }
+
+  // Copies only the files that the patch changes.
+  void CopyChangedBy(const fs::path& patch) {
+    for (const fs::path& file : ChangedBy(patch)) {
+      if (fs::exists(workshop_.sources / file)) CopyFile(file);
     }
   }
 
@@ -204,12 +223,10 @@ class Copy {
     if (ran.exit_code != 0) {
       return "does not apply: " + LastLines(ran.out + ran.err);
     }
+    changed_ = ChangedBy(patch);
     std::ifstream in(patch);
     std::size_t hunks = 0;
     for (std::string line; std::getline(in, line);) {
-      if (line.starts_with("+++ b/")) {
-        changed_.insert(line.substr(6, line.find('\t') - 6));
-      }
       hunks += line.starts_with("@@ ") ? 1 : 0;
     }
     // After a hunk with more lines than its header says, `patch` takes the rest
@@ -359,6 +376,11 @@ class Copy {
     return scratch_.path() / (backend() ? "libkvtwin.so.0" : "kvtwin");
   }
 
+  void CopyFile(const fs::path& file) {
+    fs::create_directories((sources_ / file).parent_path());
+    fs::copy_file(workshop_.sources / file, sources_ / file);
+  }
+
   bool Changed(const fs::path& file) const {
     std::set<fs::path> included;
     AddIncluded(sources_, file, included);
@@ -431,6 +453,11 @@ std::optional<Workshop::Object> ObjectOf(const nlohmann::json& one,
 void Visit(const Workshop& workshop, const MuseumOptions& options,
            ExhibitReport& finding) {
   Copy copy(workshop);
+  if (options.apply_only) {
+    copy.CopyChangedBy(finding.exhibit.patch);
+  } else {
+    copy.CopyAll();
+  }
   finding.error = copy.Apply(finding.exhibit.patch);
   if (!finding.error.empty() || options.apply_only) return;
   finding.error = copy.Build();

@@ -140,17 +140,17 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
     return current_->Init(setup, cache);
   };
   table_.close = [](void* cache) {
-    const std::unique_ptr<Instance> one(static_cast<Instance*>(cache));
+    const std::unique_ptr<Instance> instance(static_cast<Instance*>(cache));
     try {
-      one->cache.attr("close")();
+      instance->cache.attr("close")();
     } catch (nb::python_error& error) {  // Close may run during unwinding.
       error.discard_as_unraisable("close");
     }
   };
   table_.start_forward = [](void* cache, const kvtwin_batch* batch,
                             int reserve) {
-    return On(cache, [&](Instance& one) {
-      one.cache.attr("start_forward")(
+    return On(cache, [&](Instance& instance) {
+      instance.cache.attr("start_forward")(
           Ints(batch->positions, Count(batch->tokens)),
           Ints(batch->sequences, Count(batch->tokens)),
           Ints(batch->multimodal, Count(batch->multimodal_count)),
@@ -159,12 +159,12 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
   };
   table_.put = [](void* cache, std::int32_t layer, const kvtwin_tensor* key,
                   const kvtwin_tensor* value) {
-    return On(cache, [&](Instance& one) {
-      one.cache.attr("put")(layer, Rows(*key), Rows(*value));
+    return On(cache, [&](Instance& instance) {
+      instance.cache.attr("put")(layer, Rows(*key), Rows(*value));
     });
   };
   table_.get = [](void* cache, std::int32_t layer, kvtwin_view* view) {
-    return On(cache, [&](Instance& one) { Get(one, layer, view); });
+    return On(cache, [&](Instance& instance) { Get(instance, layer, view); });
   };
   table_.message = [](void* cache) {
     return cache == nullptr ? ""
@@ -183,53 +183,55 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
   if (has("remove")) {
     table.remove = [](void* cache, std::int32_t sequence, std::int32_t begin,
                       std::int32_t end) {
-      return On(cache, [&](Instance& one) {
-        one.cache.attr("remove")(sequence, begin, end);
+      return On(cache, [&](Instance& instance) {
+        instance.cache.attr("remove")(sequence, begin, end);
       });
     };
   }
   if (has("copy_prefix")) {
     table.copy_prefix = [](void* cache, std::int32_t source,
                            std::int32_t target, std::int32_t length) {
-      return On(cache, [&](Instance& one) {
-        one.cache.attr("copy_prefix")(source, target, length);
+      return On(cache, [&](Instance& instance) {
+        instance.cache.attr("copy_prefix")(source, target, length);
       });
     };
   }
   if (has("can_resume")) {
     table.can_resume = [](void* cache, std::int32_t sequence,
                           std::int32_t position, std::int32_t* yes) {
-      return On(cache, [&](Instance& one) {
-        *yes = nb::cast<bool>(one.cache.attr("can_resume")(sequence, position));
+      return On(cache, [&](Instance& instance) {
+        *yes = nb::cast<bool>(
+            instance.cache.attr("can_resume")(sequence, position));
       });
     };
   }
   if (has("shift")) {
     table.shift = [](void* cache, std::int32_t sequence, std::int32_t begin,
                      std::int32_t end, std::int32_t delta) {
-      return On(cache, [&](Instance& one) {
-        one.cache.attr("shift")(sequence, begin, end, delta);
+      return On(cache, [&](Instance& instance) {
+        instance.cache.attr("shift")(sequence, begin, end, delta);
       });
     };
   }
   if (has("set_causal")) {
     table.set_causal = [](void* cache, const std::int32_t* except,
                           std::int32_t count) {
-      return On(cache, [&](Instance& one) {
-        one.cache.attr("set_causal")(Ints(except, Count(count)));
+      return On(cache, [&](Instance& instance) {
+        instance.cache.attr("set_causal")(Ints(except, Count(count)));
       });
     };
   }
   if (has("set_layer_type")) {
     table.set_layer_type = [](void* cache, std::int32_t type) {
-      return On(cache,
-                [&](Instance& one) { one.cache.attr("set_layer_type")(type); });
+      return On(cache, [&](Instance& instance) {
+        instance.cache.attr("set_layer_type")(type);
+      });
     };
   }
   if (has("encoder_cached")) {
     table.encoder_cached = [](void* cache, std::int32_t* yes) {
-      return On(cache, [&](Instance& one) {
-        *yes = nb::cast<bool>(one.cache.attr("encoder_cached")());
+      return On(cache, [&](Instance& instance) {
+        *yes = nb::cast<bool>(instance.cache.attr("encoder_cached")());
       });
     };
   }
@@ -241,11 +243,11 @@ void Backend::FillCells(kvtwin_backend_v1& table) {
                    std::size_t* count, std::int32_t* batch,
                    std::size_t batch_room, std::size_t* batch_count,
                    std::int32_t* total) {
-    return On(cache, [&](Instance& one) {
+    return On(cache, [&](Instance& instance) {
       using Entry = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
       const auto [entries, of_batch, all] = nb::cast<
           std::tuple<std::vector<Entry>, std::vector<int>, std::int32_t>>(
-          one.cache.attr("cells")());
+          instance.cache.attr("cells")());
       *count = entries.size();
       *batch_count = of_batch.size();
       *total = all;
@@ -261,8 +263,8 @@ void Backend::FillCells(kvtwin_backend_v1& table) {
 
 template <class Fn>
 int Backend::On(void* cache, const Fn& fn) {
-  auto& one = *static_cast<Instance*>(cache);
-  return current_->Guarded(one.message, [&] { fn(one); });
+  auto& instance = *static_cast<Instance*>(cache);
+  return current_->Guarded(instance.message, [&] { fn(instance); });
 }
 
 template <class Fn>
@@ -320,26 +322,26 @@ int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
     nb::list caches;
     const auto* part = reinterpret_cast<const char*>(setup->cache->caches);
     for (std::int32_t i = 0; i < setup->cache->cache_count; ++i) {
-      const auto& one = *reinterpret_cast<const kvtwin_cache_params*>(part);
-      caches.append(FieldsOf(one));
-      part += one.size;
+      const auto& params = *reinterpret_cast<const kvtwin_cache_params*>(part);
+      caches.append(FieldsOf(params));
+      part += params.size;
     }
     fields["caches"] = caches;
     fields["layers"] = setup->layers;
     fields["kv_heads"] = setup->kv_heads;
     fields["k_head_dim"] = setup->k_head_dim;
     fields["v_head_dim"] = setup->v_head_dim;
-    auto one = std::make_unique<Instance>();
-    one->cache = adapter_.attr("init")(fields);
-    *cache = one.release();
+    auto instance = std::make_unique<Instance>();
+    instance->cache = adapter_.attr("init")(fields);
+    *cache = instance.release();
     made_one_ = true;
   });
   if (!message.empty()) init_error_ = message;
   return status;
 }
 
-void Backend::Get(Instance& one, int layer, kvtwin_view* view) {
-  const nb::tuple shown(one.cache.attr("get")(layer, view->mask.shape[1]));
+void Backend::Get(Instance& instance, int layer, kvtwin_view* view) {
+  const nb::tuple shown(instance.cache.attr("get")(layer, view->mask.shape[1]));
   view->first_cell = nb::cast<std::int32_t>(shown[3]);
   Point(shown[0], view->key);
   Point(shown[1], view->value);

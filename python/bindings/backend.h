@@ -90,7 +90,7 @@ class Backend {
   static int On(void* cache, const Fn& fn);
   int Describe(kvtwin_description_v1* out);
   int Init(const kvtwin_setup_v1* setup, void** cache);
-  static void Get(Instance& one, int layer, kvtwin_view* view);
+  static void Get(Instance& instance, int layer, kvtwin_view* view);
   static void FillOptional(nb::handle adapter, kvtwin_backend_v1& table);
   static void FillCells(kvtwin_backend_v1& table);
 

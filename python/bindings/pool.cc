@@ -71,9 +71,9 @@ class Pools {
  private:
   template <class Fn>
   static int On(void* pool, const Fn& fn) {
-    auto& one = *static_cast<Instance*>(pool);
-    return Guarded(one.message, /*refuses_misuse=*/false,
-                   [&] { fn(one.pool); });
+    auto& instance = *static_cast<Instance*>(pool);
+    return Guarded(instance.message, /*refuses_misuse=*/false,
+                   [&] { fn(instance.pool); });
   }
   void FillNeeded();
   void FillOptional();
@@ -113,34 +113,35 @@ void Pools::FillNeeded() {
     return current_->Init(params, pool);
   };
   table_.close = [](void* pool) {
-    const std::unique_ptr<Instance> one(static_cast<Instance*>(pool));
+    const std::unique_ptr<Instance> instance(static_cast<Instance*>(pool));
     try {
-      one->pool.attr("close")();
+      instance->pool.attr("close")();
     } catch (nb::python_error& error) {  // Close may run during unwinding.
       error.discard_as_unraisable("close");
     }
   };
   table_.open = Open;
   table_.seq_len = [](void* pool, std::int32_t sequence, std::int32_t* length) {
-    return On(pool, [&](nb::object& one) {
-      *length = nb::cast<std::int32_t>(one.attr("seq_len")(sequence));
+    return On(pool, [&](nb::object& instance) {
+      *length = nb::cast<std::int32_t>(instance.attr("seq_len")(sequence));
     });
   };
   table_.append = [](void* pool, std::int32_t sequence, std::int32_t layer,
                      const kvtwin_tensor* key, const kvtwin_tensor* value) {
-    return On(pool, [&](nb::object& one) {
-      one.attr("append")(sequence, layer, Rows(*key), Rows(*value));
+    return On(pool, [&](nb::object& instance) {
+      instance.attr("append")(sequence, layer, Rows(*key), Rows(*value));
     });
   };
   table_.commit = [](void* pool, std::int32_t sequence,
                      const std::int32_t* tokens, std::size_t count) {
-    return On(pool, [&](nb::object& one) {
-      one.attr("commit")(sequence, Ints(tokens, count));
+    return On(pool, [&](nb::object& instance) {
+      instance.attr("commit")(sequence, Ints(tokens, count));
     });
   };
   table_.views = Views;
   table_.free = [](void* pool, std::int32_t sequence) {
-    return On(pool, [&](nb::object& one) { one.attr("free")(sequence); });
+    return On(pool,
+              [&](nb::object& instance) { instance.attr("free")(sequence); });
   };
   table_.message = [](void* pool) {
     return pool == nullptr ? "" : static_cast<Instance*>(pool)->message.c_str();
@@ -155,32 +156,32 @@ void Pools::FillOptional() {
   if (has("fork")) {
     table_.fork = [](void* pool, std::int32_t sequence, std::int32_t length,
                      std::int32_t* made) {
-      return On(pool, [&](nb::object& one) {
-        *made = nb::cast<std::int32_t>(one.attr("fork")(sequence, length));
+      return On(pool, [&](nb::object& instance) {
+        *made = nb::cast<std::int32_t>(instance.attr("fork")(sequence, length));
       });
     };
   }
   if (has("truncate")) {
     table_.truncate = [](void* pool, std::int32_t sequence,
                          std::int32_t length) {
-      return On(pool, [&](nb::object& one) {
-        one.attr("truncate")(sequence, length);
+      return On(pool, [&](nb::object& instance) {
+        instance.attr("truncate")(sequence, length);
       });
     };
   }
   if (has("commit_unknown")) {
     table_.commit_unknown = [](void* pool, std::int32_t sequence,
                                std::int32_t count) {
-      return On(pool, [&](nb::object& one) {
-        one.attr("commit_unknown")(sequence, count);
+      return On(pool, [&](nb::object& instance) {
+        instance.attr("commit_unknown")(sequence, count);
       });
     };
   }
   if (has("usage")) {
     table_.usage = [](void* pool, kvtwin_usage* usage) {
-      return On(pool, [&](nb::object& one) {
+      return On(pool, [&](nb::object& instance) {
         std::tie(usage->free, usage->cached, usage->used, usage->shared) =
-            nb::cast<std::tuple<int, int, int, int>>(one.attr("usage")());
+            nb::cast<std::tuple<int, int, int, int>>(instance.attr("usage")());
       });
     };
   }
@@ -189,9 +190,9 @@ void Pools::FillOptional() {
   table_.slots = [](void* pool, std::int32_t sequence, std::int32_t begin,
                     std::int32_t end, std::int64_t* slots, std::size_t room,
                     std::size_t* count) {
-    return On(pool, [&](nb::object& one) {
+    return On(pool, [&](nb::object& instance) {
       const auto found = nb::cast<std::vector<std::int64_t>>(
-          one.attr("slots")(sequence, begin, end));
+          instance.attr("slots")(sequence, begin, end));
       *count = found.size();
       std::copy_n(found.begin(), std::min(room, found.size()), slots);
     });
@@ -217,9 +218,9 @@ int Pools::Init(const kvtwin_pool_params* params, void** pool) {
     fields["v_dtype"] = named(params->v_dtype);
     fields["layout"] =
         params->layout == KVTWIN_HEAD_MAJOR ? "head_major" : "token_major";
-    auto one = std::make_unique<Instance>();
-    one->pool = adapter_.attr("init")(fields);
-    *pool = one.release();
+    auto instance = std::make_unique<Instance>();
+    instance->pool = adapter_.attr("init")(fields);
+    *pool = instance.release();
     made_one_ = true;
   });
   if (!message.empty()) init_error_ = message;
@@ -228,24 +229,24 @@ int Pools::Init(const kvtwin_pool_params* params, void** pool) {
 
 int Pools::Open(void* pool, const kvtwin_prompt* prompt,
                 std::int32_t* sequence) {
-  return On(pool, [&](nb::object& one) {
+  return On(pool, [&](nb::object& instance) {
     nb::list extra;
     for (std::size_t i = 0; i < prompt->extra_count; ++i) {
       extra.append(prompt->extra[i]);
     }
-    *sequence = nb::cast<std::int32_t>(
-        one.attr("open")(Ints(prompt->tokens, prompt->token_count),
-                         prompt->salt == nullptr ? "" : prompt->salt, extra));
+    *sequence = nb::cast<std::int32_t>(instance.attr("open")(
+        Ints(prompt->tokens, prompt->token_count),
+        prompt->salt == nullptr ? "" : prompt->salt, extra));
   });
 }
 
 int Pools::Views(void* pool, std::int32_t sequence, std::int32_t layer,
                  kvtwin_paged_view* views, std::size_t room,
                  std::size_t* count) {
-  return On(pool, [&](nb::object& one) {
-    const nb::list shown(one.attr("views")(sequence, layer));
+  return On(pool, [&](nb::object& instance) {
+    const nb::list shown(instance.attr("views")(sequence, layer));
     *count = shown.size();
-    const nb::object setup = one.attr("setup");
+    const nb::object setup = instance.attr("setup");
     const auto number = [&](const char* name) {
       return nb::cast<std::int64_t>(setup.attr(name));
     };
@@ -281,9 +282,9 @@ int Pools::Table(void* pool, const std::int32_t* sequences,
                  std::size_t sequence_count, std::int32_t* columns,
                  std::int32_t* blocks, std::size_t room, std::size_t* count,
                  std::int32_t* seq_lens) {
-  return On(pool, [&](nb::object& one) {
+  return On(pool, [&](nb::object& instance) {
     const auto rows = nb::cast<std::vector<std::vector<std::int32_t>>>(
-        one.attr("table")(Ints(sequences, sequence_count)));
+        instance.attr("table")(Ints(sequences, sequence_count)));
     if (rows.size() != sequence_count) {
       throw nb::value_error("table returns another number of rows");
     }
@@ -292,7 +293,8 @@ int Pools::Table(void* pool, const std::int32_t* sequences,
     *columns = static_cast<std::int32_t>(widest);
     *count = widest * rows.size();
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      seq_lens[i] = nb::cast<std::int32_t>(one.attr("seq_len")(sequences[i]));
+      seq_lens[i] =
+          nb::cast<std::int32_t>(instance.attr("seq_len")(sequences[i]));
     }
     for (std::size_t i = 0; i < std::min(room, *count); ++i) {
       const auto& row = rows[i / widest];

@@ -145,16 +145,16 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, const void* kernel,
     const dim3 block = config->blockDim;
     const std::size_t threads = std::size_t{block.x} * block.y * block.z;
     const std::size_t shared = config->dynamicSmemBytes;
-    const auto most = device.shared_bytes.find(kernel);
-    if (threads == 0 || threads > kMostThreads || block.x > 1024 ||
+    const auto max = device.shared_bytes.find(kernel);
+    if (threads == 0 || threads > kMaxThreads || block.x > 1024 ||
         block.y > 1024 || block.z > 64 || grid.x == 0 || grid.y == 0 ||
         grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 ||
         grid.z > 65535) {
       return cudaErrorInvalidConfiguration;
     }
-    if (shared > (most == device.shared_bytes.end()
+    if (shared > (max == device.shared_bytes.end()
                       ? kSharedBytes
-                      : static_cast<std::size_t>(most->second))) {
+                      : static_cast<std::size_t>(max->second))) {
       return cudaErrorInvalidValue;
     }
     const cudaStream_t found = device.streams.Find(config->stream);
@@ -245,7 +245,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     out.totalGlobalMem = it.memory.limit();
     out.sharedMemPerBlock = kvtwin::emulator::kSharedBytes;
     out.warpSize = warpSize;
-    out.maxThreadsPerBlock = kvtwin::emulator::kMostThreads;
+    out.maxThreadsPerBlock = kvtwin::emulator::kMaxThreads;
     out.maxThreadsDim[0] = out.maxThreadsDim[1] = 1024;
     out.maxThreadsDim[2] = 64;
     out.maxGridSize[0] = 0x7fffffff;
@@ -259,7 +259,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     out.l2CacheSize = 1 << 20;
     out.maxThreadsPerMultiProcessor = kvtwin::emulator::kThreadsOfProcessor;
     out.sharedMemPerMultiprocessor = kvtwin::emulator::kSharedOfProcessor;
-    out.sharedMemPerBlockOptin = kvtwin::emulator::kMostSharedBytes;
+    out.sharedMemPerBlockOptin = kvtwin::emulator::kMaxSharedBytes;
     *properties = out;
     return cudaSuccess;
   });
@@ -271,7 +271,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
     if (value == nullptr) return cudaErrorInvalidValue;
     if (device != 0) return cudaErrorInvalidDevice;
     static const std::map<cudaDeviceAttr, int> values = {
-        {cudaDevAttrMaxThreadsPerBlock, kvtwin::emulator::kMostThreads},
+        {cudaDevAttrMaxThreadsPerBlock, kvtwin::emulator::kMaxThreads},
         {cudaDevAttrMaxGridDimX, 0x7fffffff},
         {cudaDevAttrMaxGridDimY, 65535},
         {cudaDevAttrMaxGridDimZ, 65535},
@@ -289,7 +289,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
          kvtwin::emulator::kSharedOfProcessor},
         {cudaDevAttrPageableMemoryAccess, 0},
         {cudaDevAttrMaxSharedMemoryPerBlockOptin,
-         kvtwin::emulator::kMostSharedBytes},
+         kvtwin::emulator::kMaxSharedBytes},
         {cudaDevAttrMemoryPoolsSupported, 1},
     };
     const auto at = values.find(attribute);
@@ -307,7 +307,7 @@ cudaError_t cudaFuncSetAttribute(const void* kernel,
       return cudaSuccess;
     }
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-        static_cast<std::size_t>(value) > kvtwin::emulator::kMostSharedBytes) {
+        static_cast<std::size_t>(value) > kvtwin::emulator::kMaxSharedBytes) {
       return cudaErrorInvalidValue;
     }
     device.shared_bytes[kernel] = value;
@@ -321,13 +321,13 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(
   return Do(Call::kDevice, [&](Device&) {
     if (blocks == nullptr || block_threads <= 0) return cudaErrorInvalidValue;
     if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
-    std::size_t most = std::min<std::size_t>(
+    std::size_t max = std::min<std::size_t>(
         32, static_cast<std::size_t>(kvtwin::emulator::kThreadsOfProcessor /
                                      block_threads));
     // A block needs another 1 KiB of shared memory.
-    most = std::min(
-        most, kvtwin::emulator::kSharedOfProcessor / (shared_bytes + 1024));
-    *blocks = static_cast<int>(most);
+    max = std::min(
+        max, kvtwin::emulator::kSharedOfProcessor / (shared_bytes + 1024));
+    *blocks = static_cast<int>(max);
     return cudaSuccess;
   });
 }

@@ -89,7 +89,7 @@ class Grid {
   std::size_t next_ = kNone;
   Fiber caller_;
   std::vector<Fiber*> idle_;
-  alignas(1024) std::array<std::byte, kMostSharedBytes> shared_;
+  alignas(1024) std::array<std::byte, kMaxSharedBytes> shared_;
 };
 
 Grid& TheGrid() {

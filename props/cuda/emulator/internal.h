@@ -45,8 +45,8 @@ class Random {
 };
 
 inline constexpr std::size_t kSharedBytes = 48 << 10;
-inline constexpr std::size_t kMostSharedBytes = 227 << 10;  // Only on request.
-inline constexpr int kMostThreads = 1024;
+inline constexpr std::size_t kMaxSharedBytes = 227 << 10;  // Only on request.
+inline constexpr int kMaxThreads = 1024;
 inline constexpr int kProcessors = 4;
 // The byte of memory that was never written; a float of such bytes is NaN.
 inline constexpr int kGarbage = 0xff;

@@ -65,7 +65,7 @@ TEST(Dtypes, F8IsE4M3) {
   EXPECT_EQ(F32FromF8(0x01), 0x1p-9F);
 }
 
-TEST(Dtypes, BlocksAreTheWidelyUsedOnes) {
+TEST(Dtypes, BlocksHaveTheCommonFormat) {
   // Scale 1 (f16 0x3C00, little-endian): the numbers themselves, halves rounded
   // to even.
   Block eight = {-127, 1, 2.5F, 3.5F, -1, -2.5F};
@@ -88,11 +88,11 @@ TEST(Dtypes, BlocksAreTheWidelyUsedOnes) {
   EXPECT_EQ(Stored(Block{}, DType::kQ4), "0080" + Times(16, "88"));
 }
 
-TEST(Dtypes, ABlockThatCannotBeHeldIsAllNaN) {
+TEST(Dtypes, AnUnrepresentableBlockIsAllNaN) {
   for (const DType dtype : {DType::kQ8, DType::kQ4}) {
-    const float most = dtype == DType::kQ8 ? 127 * 65504.0F : 8 * 65504.0F;
+    const float largest = dtype == DType::kQ8 ? 127 * 65504.0F : 8 * 65504.0F;
     for (const float bad :
-         {kNaN, -kNaN, kInfinity, -kInfinity, 1.001F * most}) {
+         {kNaN, -kNaN, kInfinity, -kInfinity, 1.001F * largest}) {
       Block block = {1, 2, 3};
       block[5] = bad;
       EXPECT_EQ(Stored(block, dtype),
@@ -104,7 +104,7 @@ TEST(Dtypes, ABlockThatCannotBeHeldIsAllNaN) {
         EXPECT_TRUE(std::isnan(LoadFromBlock(bytes.data(), dtype, i)));
       }
     }
-    Block large = {most};
+    Block large = {largest};
     EXPECT_NE(Stored(large, dtype).substr(0, 4), "007e");
   }
 }
@@ -241,7 +241,7 @@ TEST(Dtypes, ShiftsStayBelowTheirBound) {
   }
 }
 
-TEST(Dtypes, KnowsNoOtherNames) {
+TEST(Dtypes, RefusesUnknownNames) {
   EXPECT_EQ(DTypeFromName("f64"), std::nullopt);
 }
 

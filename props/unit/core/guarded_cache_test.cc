@@ -97,10 +97,10 @@ CacheBounds BatchBounds() {
       {"a position", Start({9, -1}, {0, 0}), "-1", Start({9, 0}, {0, 0})},
       {"the least position", Start({kLeast}, {0}), "-2147483648",
        Start({0}, {0})},
-      {"the largest position", Start({-1}, {0}), "-1", Start({kMost}, {0})},
+      {"the largest position", Start({-1}, {0}), "-1", Start({kMax}, {0})},
       {"a sequence", Start({9, 9}, {0, -1}), "-1", Start({9, 9}, {0, 0})},
       {"the largest sequence", Start({9}, {kLeast}), "-2147483648",
-       Start({9}, {kMost})},
+       Start({9}, {kMax})},
       {"multimodal from", Start({9, 10}, {0, 0}, {0, -1}), "-1",
        Start({9, 10}, {0, 0}, {0, 0})},
       {"multimodal to", Start({9, 10}, {0, 0}, {2}), "2",
@@ -111,26 +111,25 @@ CacheBounds BatchBounds() {
 CacheBounds ArgumentBounds() {
   return {
       {"layer", Layer(-1), "-1", Layer(0)},
-      {"the largest layer", Layer(kLeast), "-2147483648", Layer(kMost)},
+      {"the largest layer", Layer(kLeast), "-2147483648", Layer(kMax)},
       {"src", Copy(-1, 0, 1), "src is -1", Copy(0, 1, 1)},
       {"dst", Copy(0, -1, 1), "dst is -1", Copy(1, 0, 1)},
       {"len", Copy(0, 1, -1), "len is -1", Copy(0, 1, 0)},
-      {"the largest len", Copy(0, 1, kLeast), "len", Copy(0, 1, kMost)},
-      {"numbers of sequences", Copy(kLeast, 1, 1), "src",
-       Copy(kMost, kMost, 1)},
+      {"the largest len", Copy(0, 1, kLeast), "len", Copy(0, 1, kMax)},
+      {"numbers of sequences", Copy(kLeast, 1, 1), "src", Copy(kMax, kMax, 1)},
       {"Remove's seq", Cut(-1, 0, 1), "seq is -1", Cut(0, 0, 1)},
       {"Remove's begin", Cut(0, -1, 1), "begin is -1", Cut(0, 0, 1)},
       {"Remove's end", Cut(0, 2, 1), "end is 1", Cut(0, 2, 2)},
       {"a negative end", Cut(0, 0, -1), "end is -1", Cut(0, 0, 0)},
-      {"the last position", Cut(0, kMost, kMost - 1), "2147483646",
-       Cut(0, kMost, kMost)},
-      {"before the open end", Cut(0, kMost, 0), "begin is 2147483647",
-       Cut(0, kMost - 1, kMost - 1)},
+      {"the last position", Cut(0, kMax, kMax - 1), "2147483646",
+       Cut(0, kMax, kMax)},
+      {"before the open end", Cut(0, kMax, 0), "begin is 2147483647",
+       Cut(0, kMax - 1, kMax - 1)},
       {"CanResume's seq", Resume(-1, 0), "seq is -1", Resume(0, 0)},
-      {"CanResume's pos", Resume(0, -1), "pos is -1", Resume(0, kMost)},
+      {"CanResume's pos", Resume(0, -1), "pos is -1", Resume(0, kMax)},
       {"except from", Except({0, -1}), "-1", Except({0, 0})},
       {"except to", Except({2}), "2", Except({1, 0})},
-      {"far except", Except({kMost}), "2147483647", Except({})},
+      {"far except", Except({kMax}), "2147483647", Except({})},
   };
 }
 
@@ -169,7 +168,7 @@ CacheBounds RowBounds() {
     none[extent] = 0;
     bounds.push_back(
         {fmt::format("{} is 0", extent), PutOf(none, kValue), "0", right});
-    none[extent] = std::int64_t{kMost} + 1;
+    none[extent] = std::int64_t{kMax} + 1;
     bounds.push_back({fmt::format("{} is too large", extent),
                       PutOf(none, kValue), "2147483648", right});
   }
@@ -487,7 +486,7 @@ TEST_P(GateOf, EncodersAtTheirBounds) {
   EXPECT_EQ(Cut(-1, 0, 1)(*cache).code(), kInvalid);
   EXPECT_EQ(Cut(0, 1, 0)(*cache).code(), kInvalid);
   EXPECT_EQ(Resume(0, -1)(*cache).code(), kInvalid);
-  EXPECT_TRUE(Resume(0, kMost)(*cache).ok());
+  EXPECT_TRUE(Resume(0, kMax)(*cache).ok());
   EXPECT_TRUE(*cache->EncoderCached());
 }
 
@@ -517,7 +516,7 @@ TEST_P(GateOf, OrderOfTheFirstCalls) {
   }
 }
 
-TEST_P(GateOf, RefusesTensorsThatCannotBe) {
+TEST_P(GateOf, RefusesImpossibleTensors) {
   const auto cache = MakeOfKind(Kind::kEncoder, GetParam());
   ASSERT_TRUE(cache->SetConfig({.v_layout = VLayout::kPermuted}).ok());
   ASSERT_TRUE(cache->Init({DType::kF32, 1, 1, 1}).ok());
@@ -535,10 +534,10 @@ TEST_P(GateOf, RefusesTensorsThatCannotBe) {
   const auto large = [](const std::string& message) {
     return message.find("too large") != std::string::npos;
   };
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  EXPECT_TRUE(large(put({kMost + 1, 1, 1, 1})));
-  EXPECT_TRUE(large(put({1, kMost + 1, 1, 1})));
-  EXPECT_TRUE(large(put({kMost, kMost, kMost, 1})));
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  EXPECT_TRUE(large(put({kMax + 1, 1, 1, 1})));
+  EXPECT_TRUE(large(put({1, kMax + 1, 1, 1})));
+  EXPECT_TRUE(large(put({kMax, kMax, kMax, 1})));
   EXPECT_EQ(put({1, 1, 1, 2}),
             "value has shape [1, 1, 1, 2], permuted V takes three dimensions");
   EXPECT_EQ(put({1, 1, 1, 1}), "");

@@ -123,7 +123,7 @@ Does LayerOf(int layer) {
 // 0 has 5 tokens, then 2 more rows in layer 0 and 3 in layer 1.
 PoolBounds SequenceBounds() {
   PoolBounds bounds;
-  for (const int none : {-1, 2, kMost, kLeast}) {
+  for (const int none : {-1, 2, kMax, kLeast}) {
     const std::string text = fmt::format("{}", none);
     const auto add = [&](const std::string& name, const Does& outside,
                          const Does& inside) {
@@ -144,7 +144,7 @@ PoolBounds SequenceBounds() {
       add("export", Export({0, none}, table), Export({0, 1}, table));
     }
   }
-  for (const int none : {-1, 2, kMost, kLeast}) {
+  for (const int none : {-1, 2, kMax, kLeast}) {
     const std::string text = fmt::format("layer is {}", none);
     const auto add = [&](const Does& outside, const Does& inside) {
       bounds.push_back({text, outside, text, inside});
@@ -161,7 +161,7 @@ PoolBounds SequenceBounds() {
 PoolBounds LengthBounds() {
   return {
       {"a token", Open({1, -1}), "-1", Open({1, 0})},
-      {"the largest token", Open({kLeast}), "-2147483648", Open({kMost})},
+      {"the largest token", Open({kLeast}), "-2147483648", Open({kMax})},
       {"fork below", Fork(0, -1), "-1", Fork(0, 0)},
       {"fork above", Fork(0, 6), "6", Fork(0, 5)},
       {"truncate below", Truncate(0, -1), "-1", Truncate(0, 0)},
@@ -325,7 +325,7 @@ TEST_P(PoolGate, SpecsAtTheirBounds) {
   spec.blocks = 1 << 20;
   spec.block_size = 1 << 11;
   EXPECT_EQ(code(spec), kInvalid);
-  spec.k_head_dim = spec.kv_heads = kMost;
+  spec.k_head_dim = spec.kv_heads = kMax;
   EXPECT_EQ(code(spec), kInvalid);
 }
 
@@ -334,7 +334,7 @@ TEST_P(PoolGate, SpecsOfCachesAtTheirBounds) {
     return MakeCache(spec, GetParam()).status().code();
   };
   const auto expected = [](bool ok) { return ok ? StatusCode::kOk : kInvalid; };
-  for (const std::int32_t value : {kLeast, -1, 0, 1, kMost}) {
+  for (const std::int32_t value : {kLeast, -1, 0, 1, kMax}) {
     for (const Kind kind : {Kind::kSwa, Kind::kSwaMem}) {
       CacheSpec spec;
       spec.kind = kind;

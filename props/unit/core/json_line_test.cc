@@ -7,13 +7,13 @@
 namespace kvtwin::props {
 namespace {
 
-TEST(JsonLine, PrintsWhateverTheBytesAre) {
+TEST(JsonLine, PrintsAnyBytes) {
   EXPECT_EQ(Printable(" ~\x1f\x7f\xe4", 5), " ~\\x1f\\x7f\\xe4");
   EXPECT_EQ(Printable("abc", 3), "abc");
   EXPECT_EQ(Printable("abcd", 3), "abc...");
 }
 
-TEST(JsonLine, SaysAtWhichColumnItStops) {
+TEST(JsonLine, NamesTheColumnOfAnError) {
   JsonValue object;
   EXPECT_TRUE(ParseJsonLine("{?", object).starts_with("not JSON: column 2: "));
 }

@@ -99,7 +99,7 @@ void ExpectStored(const Format& format, float size, std::uint32_t expected) {
       << fmt::format("{} {:a}", DTypeName(format.dtype), -size);
 }
 
-TEST(Narrow, EveryCodeIsItsNumber) {
+TEST(Narrow, DecodesEveryCode) {
   for (const Format& format : kFormats) {
     for (std::uint32_t code = 0; code <= format.largest; ++code) {
       const auto number = static_cast<float>(NumberOf(format, code));
@@ -127,7 +127,7 @@ TEST(Narrow, EveryCodeIsItsNumber) {
 }
 
 // Numbers around each code's number, and around the midpoint to the next one.
-TEST(Narrow, WhatIsBetweenBecomesTheNearest) {
+TEST(Narrow, RoundsToTheNearest) {
   for (const Format& format : kFormats) {
     for (std::uint32_t code = 0; code < format.largest; ++code) {
       const auto low = static_cast<float>(NumberOf(format, code));
@@ -144,14 +144,14 @@ TEST(Narrow, WhatIsBetweenBecomesTheNearest) {
   }
 }
 
-TEST(Narrow, WhatIsTooLargeAndWhatIsNoNumber) {
+TEST(Narrow, OverflowsAndNaNs) {
   for (const Format& format : kFormats) {
     const auto first = static_cast<float>(FirstAbove(format));
-    const float most = std::numeric_limits<float>::max();
+    const float largest = std::numeric_limits<float>::max();
     ExpectStored(format, std::nextafter(first, 0.0F), format.largest);
     // (For bf16, only the last half step of finite f32 numbers is that large.)
     for (const float size :
-         {first, std::nextafter(first, kInfinity), most, kInfinity}) {
+         {first, std::nextafter(first, kInfinity), largest, kInfinity}) {
       ExpectStored(format, size, format.above);
     }
     for (const std::uint32_t bits : {0x7F800001U, 0x7F801234U, 0x7FBFFFFFU,
@@ -180,7 +180,7 @@ std::uint32_t CodeBelow(const Format& format, double size) {
   return low;
 }
 
-TEST(Narrow, AnyF32BecomesTheNearest) {
+TEST(Narrow, RoundsAnyF32ToTheNearest) {
   std::mt19937 random(1);
   for (int i = 0; i < 300000; ++i) {
     const auto size = std::bit_cast<float>(
@@ -220,15 +220,16 @@ using Bytes = std::vector<std::uint8_t>;
 Bytes DueBlock(const Block& block, DType dtype) {
   const bool eight = dtype == DType::kQ8;
   Bytes expected(eight ? 34 : 18);
-  long double most = block[0];
+  long double largest = block[0];
   bool finite = true;
   for (const float value : block) {
     finite = finite && std::isfinite(value);
-    if (std::fabs(static_cast<long double>(value)) > std::fabs(most)) {
-      most = value;
+    if (std::fabs(static_cast<long double>(value)) > std::fabs(largest)) {
+      largest = value;
     }
   }
-  const auto s = static_cast<float>(eight ? std::fabs(most) / 127 : most / -8);
+  const auto s =
+      static_cast<float>(eight ? std::fabs(largest) / 127 : largest / -8);
   const std::uint32_t scale = finite ? HalfOf(s) : kFormats[0].above;
   if ((scale & 0x7FFF) == kFormats[0].above) {
     expected[1] = 0x7E;
@@ -299,20 +300,21 @@ TEST(Narrow, BlocksOfAnyNumbers) {
 
 // Multiples of half a scale, and their neighbours, of both signs.
 TEST(Narrow, BlocksOfHalves) {
-  for (const float most : {127.0F, -127.0F, 8.0F, -8.0F, 254.0F, 12.7F, 1.0F}) {
+  for (const float largest :
+       {127.0F, -127.0F, 8.0F, -8.0F, 254.0F, 12.7F, 1.0F}) {
     for (int first = -260; first < 260; first += 15) {
       for (const float beside : {-1.0F, 0.0F, 1.0F}) {
         Block block;
         for (std::size_t i = 0; i < block.size(); ++i) {
           const float half = static_cast<float>(first + AsInt(i) % 15) / 2;
-          float value = most > 100 || most < -100 ? half : half / 16;
+          float value = largest > 100 || largest < -100 ? half : half / 16;
           if (beside != 0) value = std::nextafter(value, beside * kInfinity);
-          block[i] = std::clamp(value, -std::fabs(most), std::fabs(most));
+          block[i] = std::clamp(value, -std::fabs(largest), std::fabs(largest));
         }
-        block[7] = most;
+        block[7] = largest;
         ASSERT_NO_FATAL_FAILURE(ExpectBlock(block));
         std::swap(block[7], block[30]);
-        block[3] = -most;  // The first of two largest numbers counts.
+        block[3] = -largest;  // The first of two largest numbers counts.
         ASSERT_NO_FATAL_FAILURE(ExpectBlock(block));
       }
     }
@@ -328,11 +330,11 @@ TEST(Narrow, BlocksAtTheirEnds) {
                               65504.0F, 65519.0F, 65520.0F, 65536.0F, 1e30F}) {
       for (const float beside : {-1.0F, 0.0F, 1.0F}) {
         Block block = {};
-        const float most = share * scale;
-        block[5] = std::nextafter(most, beside * kInfinity);
-        if (beside == 0) block[5] = most;
-        block[6] = most / 2;
-        block[31] = -most / 3;
+        const float largest = share * scale;
+        block[5] = std::nextafter(largest, beside * kInfinity);
+        if (beside == 0) block[5] = largest;
+        block[6] = largest / 2;
+        block[31] = -largest / 3;
         ASSERT_NO_FATAL_FAILURE(ExpectBlock(block));
       }
     }

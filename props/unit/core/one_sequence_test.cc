@@ -125,7 +125,7 @@ Tokens Joined(const Tokens& tokens, int sequence, const Tokens& added) {
   return joined;
 }
 
-TEST_P(OneSequence, IsTakenOutAndPutIn) {
+TEST_P(OneSequence, IsExtractedAndInserted) {
   int fit = 0;
   for (int i = 0; i < 400; ++i) {
     // Some layers exist on one side only.

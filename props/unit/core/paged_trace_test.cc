@@ -40,7 +40,7 @@ std::string Changed(int line, const std::string& from, const std::string& to,
   return Lines(lines);
 }
 
-TEST(PagedTrace, AcceptsWhatTheCasesBelowStartFrom) {
+TEST(PagedTrace, AcceptsTheUnchangedRecording) {
   ExpectAccept(Lines(kPoolLines), Level::kIdentity);
   ExpectAccept(Changed(1, "", "", "other"), Level::kVisibility);
   ExpectAccept(Lines({kPoolLines[0]}), Level::kIdentity);
@@ -174,7 +174,8 @@ TEST(PagedTrace, RefusesBadLines) {
       {11, "[0,2,4]", "[0,2]", "indptr has 2 numbers, expected 3"},
       {11, "[1,2]", "[1]", "last_page_len has 1 numbers, expected 2"},
       {11, R"("seqs":[0,1])", R"("seqs":null)", "seqs is null"},
-      {12, R"("columns":2)", R"("columns":3)", "blocks has 4 numbers, 6 are"},
+      {12, R"("columns":2)", R"("columns":3)",
+       "blocks has 4 numbers, expected 6"},
       {12, R"("columns":2)", R"("columns":-2)", "columns is -2"},
       {12, "[4,3]", "[4]", "seq_lens has 1 numbers, expected 2"},
       {13, R"("shared":1)", R"("shared":-1)", "shared is -1"},
@@ -192,7 +193,7 @@ TEST(PagedTrace, ReadsATensorOfNoRows) {
                Level::kNone);
 }
 
-TEST(PagedTrace, IsShownWithWhatItsLinesSay) {
+TEST(PagedTrace, IsShownWithTheContentOfItsLines) {
   std::vector<std::string> lines = kPoolLines;
   lines[0] = Replaced(lines[0], "lowest", "other");
   lines[3] = R"({"op":"views","seq":0,"layer":0,"key":null,"blocks":[3,1]})";
@@ -212,7 +213,7 @@ TEST(PagedTrace, IsShownWithWhatItsLinesSay) {
   }
 }
 
-TEST(PagedTrace, TellsWhatLedToALine) {
+TEST(PagedTrace, ShowsWhatLedToALine) {
   const auto calls = [](const std::vector<std::string>& lines, int line) {
     std::istringstream in(Lines(lines));
     std::vector<std::string> texts;
@@ -284,7 +285,7 @@ std::vector<std::string> LongSequence() {
           fmt::format(R"({{"op":"commit","seq":0,"new_tokens":{}}})", kLong)};
 }
 
-TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
+TEST(PagedTrace, RefusesPoolsThatAreTooLarge) {
   const std::string deep(100000, '[');
   ExpectBadInput(Lines({kPoolLines[0], R"({"op":)" + deep}), 2, "16 deep");
   // A short line that copies a long sequence.
@@ -336,7 +337,7 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
   EXPECT_EQ(JudgeText(Lines(lines)).line(), 5);
 }
 
-TEST(PagedTrace, RefusesKeysThatWouldTakeTooMuch) {
+TEST(PagedTrace, RefusesKeysThatAreTooLarge) {
   // A long prefix key counts for each block; a key of many strings is accepted.
   const std::string pool =
       Replaced(kPoolLines[0], R"("blocks":4)", R"("blocks":100000)");
@@ -436,7 +437,7 @@ TEST(PagedTrace, WritesWhatItRead) {
   expect_same();
 }
 
-TEST(PagedTrace, WritesNothingThatWouldReadBackDifferently) {
+TEST(PagedTrace, WritesOnlyWhatReadsBackEqual) {
   std::ostringstream out;
   PagedTraceOp open;
   open.prefix_key.salt = "\xff";

@@ -22,12 +22,12 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
 constexpr std::array kOffsets = {
-    1,       -1,        2,      -2,      3,        -5,         63,
-    -64,     1000,      -1000,  4095,    65535,    -65536,     65537,
-    99999,   100003,    100003, -100003, 16777215, -16777217,  1 << 28,
-    1 << 30, kMost - 1, kMost,  -kMost,  -100001,  -(1 << 30), -1234567890};
+    1,       -1,       2,      -2,      3,        -5,         63,
+    -64,     1000,     -1000,  4095,    65535,    -65536,     65537,
+    99999,   100003,   100003, -100003, 16777215, -16777217,  1 << 28,
+    1 << 30, kMax - 1, kMax,   -kMax,   -100001,  -(1 << 30), -1234567890};
 
 std::vector<Rope> Ropes() {
   std::vector<Rope> ropes;
@@ -74,7 +74,7 @@ ExactTurn Exactly(const Rope& rope, int dims, int p, std::int32_t offset) {
   return {Rounded(std::cos(angle), error), Rounded(std::sin(angle), error)};
 }
 
-TEST(Rope, TurnsByTheAngleThatItSays) {
+TEST(Rope, TurnsByTheGivenAngle) {
   int pinned = 0;
   int all = 0;
   for (const Rope& rope : Ropes()) {
@@ -223,14 +223,14 @@ class RopeOf : public EachTwin {};
 INSTANTIATE_TEST_SUITE_P(Twins, RopeOf, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
-TEST_P(RopeOf, TokensThatMoveFar) {
+TEST_P(RopeOf, MovesTokensFar) {
   constexpr int kHeadDim = 64;
   int known = 0;
   int all = 0;
   for (const auto pairing :
        {Rope::Pairing::kAdjacent, Rope::Pairing::kHalves}) {
     for (const std::int32_t gap :
-         {1, 5, 1000, 65537, 100003, 16777217, 1 << 30, kMost - 1}) {
+         {1, 5, 1000, 65537, 100003, 16777217, 1 << 30, kMax - 1}) {
       CacheSpec spec;
       spec.shift = {ShiftKind::kRope, {.pairing = pairing}, {}};
       TestCache cache(spec, GetParam());

@@ -453,7 +453,7 @@ class Disk {
 
 // Replays the log of a save call by call; after each call, loads every content
 // that the disk may hold.
-TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
+TEST_F(SaveCalls, LeaveAWholeStateIfTheMachineDies) {
   struct stat about = {};
   ASSERT_EQ(::stat(Path().c_str(), &about), 0);
   Disk disk(FolderInode(), about.st_ino, ReadFile(Path()));
@@ -493,7 +493,7 @@ TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
 
 // The simulated disk detects mistakes: after the same calls in another order,
 // or without one of them, it may hold other content.
-TEST_F(SaveCalls, InAnotherOrderWouldNotDo) {
+TEST_F(SaveCalls, MustBeInThisOrder) {
   struct stat about = {};
   ASSERT_EQ(::stat(Path().c_str(), &about), 0);
   const std::string before = ReadFile(Path());
@@ -540,7 +540,7 @@ bool MayFail(const Call& call, int error) {
                               call.name != "getentropy");
 }
 
-TEST_F(SaveCalls, MayFailOneByOne) {
+TEST_F(SaveCalls, MayEachFail) {
   ASSERT_EQ(::chmod(Path().c_str(), 0640), 0);
   ASSERT_TRUE(Save().ok());
   const Calls all = calls_;
@@ -573,7 +573,7 @@ TEST_F(SaveCalls, MayFailOneByOne) {
                                                 "renameat"}));
 }
 
-TEST_F(SaveCalls, MayWriteLessThanTheyWereGiven) {
+TEST_F(SaveCalls, MayWriteLessThanRequested) {
   ASSERT_TRUE(Save().ok());
   const Calls all = calls_;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -600,7 +600,7 @@ TEST_F(SaveCalls, SyncAllWhereAFolderCannotBeSynced) {
 }
 
 // An attacker knows the part file's name and has put a link there.
-TEST_F(SaveCalls, FollowNoLinkThatWasPlanted) {
+TEST_F(SaveCalls, DoNotFollowAPlantedLink) {
   recorder.known_names = true;
   ASSERT_TRUE(Save().ok());
   const std::string part = folder_ / PartOpened().path;
@@ -622,7 +622,7 @@ TEST_F(SaveCalls, FollowNoLinkThatWasPlanted) {
 
 // Another saver finds the part file before it is locked, and takes it for the
 // file of a dead saver.
-TEST_F(SaveCalls, GoOnIfThePartFileIsTakenForADeadOne) {
+TEST_F(SaveCalls, ContinueIfThePartFileIsRemoved) {
   for (const bool holds : {false, true}) {
     int other = -1;
     std::string first;

@@ -104,7 +104,7 @@ void SaveAsProcessOne(const CacheState& state, const std::string& path,
 }
 
 // Two containers share a folder.
-TEST_F(SavedFiles, AreWholeWhoeverElseSaves) {
+TEST_F(SavedFiles, AreWholeIfOtherProcessesSave) {
   const std::vector<CacheState> states = {SomeState(3000, 1),
                                           SomeState(4000, 2)};
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
@@ -126,7 +126,7 @@ TEST_F(SavedFiles, AreWholeWhoeverElseSaves) {
   EXPECT_EQ(Names(), (NameSet{"state"}));
 }
 
-TEST_F(SavedFiles, AreWholeWhicheverThreadSaves) {
+TEST_F(SavedFiles, AreWholeIfOtherThreadsSave) {
   const std::vector<CacheState> states = {SomeState(300, 1), SomeState(400, 2),
                                           SomeState(500, 3)};
   std::vector<std::thread> threads;
@@ -147,7 +147,7 @@ TEST_F(SavedFiles, AreWholeWhicheverThreadSaves) {
 
 // A process that saves two states in turn is killed at a random moment: one of
 // them is there, whole.
-TEST_F(SavedFiles, AreWholeWheneverTheProcessDies) {
+TEST_F(SavedFiles, AreWholeIfTheProcessDies) {
   const std::vector<CacheState> states = {SomeState(4000, 1),
                                           SomeState(5000, 2)};
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
@@ -420,7 +420,7 @@ TEST_F(SavedFiles, AreSavedToAFolderThatCannotBeRead) {
 }
 
 // The state is larger than the largest file that this process may write.
-TEST_F(SavedFiles, NothingIsLeftOfWhatDoesNotFit) {
+TEST_F(SavedFiles, AFullDiskLeavesNothing) {
   rlimit before;
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = ::signal(SIGXFSZ, SIG_IGN);

@@ -27,7 +27,7 @@ using Floats = std::vector<float>;
 
 class Save : public WithFolder {};
 
-TEST_F(Save, LoadsWhatWasSaved) {
+TEST_F(Save, LoadsASavedState) {
   std::vector<CacheState> states = {CacheState(), SomeState(5, 3),
                                     OfAWrapper()};
   for (const DType dtype : kRowDTypes) {
@@ -60,7 +60,7 @@ TEST_F(Save, RefusesTheStateOfAnotherModel) {
   EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST_F(Save, SaysWhoseStateAFileHas) {
+TEST_F(Save, NamesTheModelOfAFile) {
   for (const std::string model : {"", "ours, 7B \"quoted\"\n \u00e9", "\xff"}) {
     ASSERT_TRUE(SaveState(SomeState(2, 3), Path(), model).ok());
     EXPECT_TRUE(LoadState(Path(), model).ok());
@@ -82,7 +82,7 @@ TEST_F(Save, SaysWhoseStateAFileHas) {
 }
 
 // No cache has these states: reading them would go past the ends of arrays.
-TEST_F(Save, RefusesWhatNoCacheHas) {
+TEST_F(Save, RefusesImpossibleStates) {
   const auto refused = [](CacheState state, const auto& damage) {
     damage(state);
     return !StateFromBytes(StateToBytes(state)).ok();
@@ -120,7 +120,7 @@ TEST_F(Save, RefusesWhatNoCacheHas) {
 }
 
 // A saved state stays readable for good: a new format has a new version.
-TEST_F(Save, TheFormatStays) {
+TEST_F(Save, KeepsItsFormat) {
   CacheState cache;
   cache.cells = {{0, 0, 0}, {0, 0, 1}, {1, 1, 0}, {1, 1, 1},
                  {2, 2, 0}, {4, 2, 1}, {5, 3, 1}};
@@ -141,7 +141,7 @@ TEST_F(Save, TheFormatStays) {
 }
 
 // A byte that is changed, missing or extra is refused.
-TEST_F(Save, RefusesWhatIsDamaged) {
+TEST_F(Save, RefusesDamagedFiles) {
   for (const CacheState& state :
        {CacheState(), SomeState(2, 3), OfAWrapper()}) {
     const std::vector<std::byte> bytes = StateToBytes(state);
@@ -161,7 +161,7 @@ TEST_F(Save, RefusesWhatIsDamaged) {
   }
 }
 
-TEST_F(Save, RefusesWhatIsHostile) {
+TEST_F(Save, RefusesHostileFiles) {
   const auto refused = [](const std::string& header, std::size_t data = 64) {
     const std::uint64_t length = header.size();
     std::vector<std::byte> bytes(8 + header.size() + data);
@@ -217,7 +217,7 @@ TEST_F(Save, RefusesWhatIsHostile) {
 }
 
 // Headers have a largest size, and a largest number of names.
-TEST_F(Save, SavesWhatCanBeReadBackOnly) {
+TEST_F(Save, SavesOnlyWhatReadsBack) {
   const auto saved = [&](const CacheState& state, const std::string& model) {
     const bool read = StateFromBytes(StateToBytes(state, model), model).ok();
     const Status status = SaveState(state, Path(), model);
@@ -236,12 +236,12 @@ TEST_F(Save, SavesWhatCanBeReadBackOnly) {
     for (int layer = 0; layer < layers; ++layer) state.layers[layer] = rows;
     EXPECT_EQ(saved(state, ""), layers == 384);
   }
-  constexpr std::size_t kMost = std::size_t{16} << 20;  // Bytes of a header.
+  constexpr std::size_t kMax = std::size_t{16} << 20;  // Bytes of a header.
   state = SomeState(1, 1);
   std::uint64_t length = 0;
   std::memcpy(&length, StateToBytes(state).data(), sizeof(length));
-  EXPECT_TRUE(saved(state, std::string(kMost - length, 'm')));
-  EXPECT_FALSE(saved(state, std::string(kMost - length + 8, 'm')));
+  EXPECT_TRUE(saved(state, std::string(kMax - length, 'm')));
+  EXPECT_FALSE(saved(state, std::string(kMax - length + 8, 'm')));
 }
 
 // A sequence of one cache continues in another one, fragmented, beside others,
@@ -335,7 +335,7 @@ TEST_P(Sequences, AreParkedAndAddedAlone) {
   EXPECT_EQ(away.SeenK(0), (Floats{3, 4, 5, 10}));
 }
 
-TEST_P(Sequences, AreAddedOrNothingIs) {
+TEST_P(Sequences, AreAddedCompletelyOrNotAtAll) {
   TestCache cache({}, GetParam());
   ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
   cache.Append(0, 0, {1, 2, 3});
@@ -417,7 +417,7 @@ TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
 }
 
 // A layer that exists on one side only has zero rows for the other's tokens.
-TEST_F(Save, LayersOfASequenceMayBeOthers) {
+TEST_F(Save, ASequenceMayHaveOtherLayers) {
   const CacheState state = OfLayers({0, 1}, 2);
   const CacheState added = OfLayers({1, 2}, 3);
   const int cells[] = {5};
@@ -466,7 +466,7 @@ TEST_F(Save, ASequenceOfAWrapperIsInAllItsCaches) {
 }
 
 // A checksum is computed in parts of 1 MiB.
-TEST_F(Save, StatesOfAMebibyteAndNextToIt) {
+TEST_F(Save, StatesAroundAMebibyte) {
   for (const int tokens : {127, 128, 129, 255, 256, 257, 513}) {
     CacheState state;
     DenseTensor key = FilledTensor(DType::kF32, {1024, 1, tokens, 1}, 1);

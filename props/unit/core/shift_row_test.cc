@@ -30,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(Twins, CustomShift, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
 // Rows of several elements in several layers.
-TEST_P(CustomShift, GivesTheRowsOfABuiltInShiftThatDoesTheSame) {
+TEST_P(CustomShift, MatchesTheEqualBuiltInShift) {
   constexpr std::int64_t kTokens = 70;
   for (const DType dtype :
        {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {

@@ -78,7 +78,7 @@ TEST_P(StateChecks, RefusesEachDamageOfAState) {
 // All lists of up to three memberships. A cache can have a list only if it is
 // sorted by cell and then by sequence, has no duplicates, and gives each cell
 // one position.
-TEST_P(StateChecks, TakesMembershipsAsACacheListsThem) {
+TEST_P(StateChecks, RequiresTheOrderOfListCells) {
   constexpr int kEntries = 3 * 2 * 2;
   const auto entry = [](int i) { return CellEntry{i / 4, i / 2 % 2, i % 2}; };
   TestCache cache({}, GetParam());
@@ -107,7 +107,7 @@ TEST_P(StateChecks, TakesMembershipsAsACacheListsThem) {
   EXPECT_GT(taken, 100);
 }
 
-TEST_P(StateChecks, ASnapshotReplacesWhatAStateHeld) {
+TEST_P(StateChecks, ASnapshotReplacesTheState) {
   TestCache cache({}, GetParam());
   ASSERT_EQ(cache.Init(1, 4, 2), StatusCode::kOk);
   cache.Append(0, 0, {1, 2});
@@ -237,7 +237,7 @@ TEST_P(StateChecks, AnEncoderKeepsFourDimensionsUnlessPermuted) {
 }
 
 // Evicted tokens are recorded for Restore, and for a batch that is given back.
-TEST_P(StateChecks, GivesBackAfterARestoreInPlace) {
+TEST_P(StateChecks, ReleasesTheBatchAfterARestoreInPlace) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;
   spec.caches.resize(2);

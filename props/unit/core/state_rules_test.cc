@@ -285,7 +285,7 @@ std::string Text(const std::vector<std::byte>& bytes) {
 
 class StateRules : public WithFolder {};
 
-TEST_F(StateRules, AReaderOfTheirsReadsWhatIsSaved) {
+TEST_F(StateRules, ASafetensorsReaderReadsSavedStates) {
   for (const CacheState& state : States()) {
     ASSERT_TRUE(SaveState(state, Path(), "some model").ok());
     Reader reader(ReadFile(Path()));
@@ -297,7 +297,7 @@ TEST_F(StateRules, AReaderOfTheirsReadsWhatIsSaved) {
   }
 }
 
-TEST_F(StateRules, WhatAWriterOfTheirsWritesIsLoaded) {
+TEST_F(StateRules, LoadsStatesOfASafetensorsWriter) {
   for (const CacheState& state : States()) {
     for (const std::string& model :
          {std::string(), std::string("a \"model\"\n, 7B \\ \xc3\xa9")}) {

@@ -58,7 +58,7 @@ TEST(TraceText, BoundsTheBytesOfACache) {
     }
   }
   header.spec = {};
-  const double one = CacheBytesBound(header, large, 5);
+  const double single = CacheBytesBound(header, large, 5);
   CacheSpec encoder;
   encoder.kind = Kind::kEncoder;
   const std::vector<CacheSpec> caches = {header.spec, encoder, header.spec};
@@ -66,7 +66,7 @@ TEST(TraceText, BoundsTheBytesOfACache) {
   EXPECT_EQ(CacheBytesBound(header, large, 5), 0);
   header.spec.kind = Kind::kWrapper;
   header.spec.caches = caches;
-  EXPECT_EQ(CacheBytesBound(header, large, 5), 2 * one);
+  EXPECT_EQ(CacheBytesBound(header, large, 5), 2 * single);
 }
 
 // A header and operations as text, for tests that change a part of it.
@@ -126,7 +126,7 @@ TEST(TraceText, WritesWrappersByTheirCaches) {
   EXPECT_FALSE(WriteTraceHeader(header, out).ok());
 }
 
-TEST(TraceText, WritesTheFieldsThatItsKindHas) {
+TEST(TraceText, WritesOnlyTheFieldsOfItsKind) {
   TraceHeader header = AnyHeader();
   header.spec.window = 3;
   header.spec.memory = 4;
@@ -170,7 +170,7 @@ std::string WhyNot(const std::string& line) {
   return reader.error() ? reader.error()->reason : "";
 }
 
-TEST(TraceText, RefusesAnswersThatAreNearlyRight) {
+TEST(TraceText, RefusesNearlyCorrectAnswers) {
   EXPECT_EQ(WhyNot(R"({"op":"reserved_mask","shape":[4,2],"first_cell":-1})"),
             "first_cell is -1, it must be an integer from 0 to 2147483647");
   const std::string get =

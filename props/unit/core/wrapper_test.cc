@@ -514,7 +514,7 @@ class Wrappers : public EachTwin {};
 INSTANTIATE_TEST_SUITE_P(Twins, Wrappers, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
-TEST_P(Wrappers, AreTheirCachesDrivenAlone) {
+TEST_P(Wrappers, BehaveAsTheirCachesAlone) {
   std::map<std::string, int> reached;
   std::uint32_t seed = 0;
   for (const Case& one : Cases()) {

@@ -154,7 +154,7 @@ TEST_P(Divergences, EncoderTakesANewShape) {
 }
 
 // props/history/misuse.h lists all misuse.
-TEST_P(Divergences, BadInputIsAStatus) {
+TEST_P(Divergences, RefusesBadInputWithAStatus) {
   TestCache cache(Spec(Kind::kCausal), GetParam());
   EXPECT_EQ(cache.Init(0, 4, 4), StatusCode::kInvalidArgument);
   ASSERT_EQ(cache.Init(1, 4, 4), StatusCode::kOk);

@@ -19,7 +19,7 @@ std::vector<std::int64_t> Dims(const std::int64_t* dims) {
   return {dims, dims + 4};
 }
 
-TEST(DLPack, IsTheViewWithItsLastDimensionFirst) {
+TEST(DLPack, ReversesTheDimensions) {
   std::array<float, 24> rows;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i] = static_cast<float>(i);
@@ -64,7 +64,7 @@ TEST(DLPack, SaysWhichDeviceAndDType) {
   EXPECT_THAT(given(DType::kF8), Pair(kDLUInt, 8));
 }
 
-TEST(DLPack, RefusesWhatHasNoElements) {
+TEST(DLPack, RefusesEmptyTensors) {
   const auto refused = [](TensorView view) {
     const Result<DLManagedTensor*> made = ToDLPack(view, Device::kCpu);
     EXPECT_FALSE(made.ok());

@@ -27,7 +27,7 @@ std::string WhyNot(const CacheSpec& spec, std::string_view twin = "optimized") {
   return cache.status().message();
 }
 
-TEST(Factory, NamesWhatIsWrongWithASpec) {
+TEST(Factory, NamesTheWrongField) {
   EXPECT_EQ(WhyNot({}, "third"),
             "twin is 'third', there are reference, optimized");
   EXPECT_EQ(WhyNot(Spec(Kind::kSwa, -1)),
@@ -91,7 +91,7 @@ TEST_P(Interface, ACustomShiftThatFailsChangesNothing) {
   EXPECT_EQ(cache.SeenV(0), (Floats{5, 2, 3, 4}));
 }
 
-TEST_P(Interface, TheOldShapeIsAnAdapter) {
+TEST_P(Interface, LegacyCacheIsAnAdapter) {
   std::vector<CacheSpec> specs = {Spec(Kind::kCausal), Spec(Kind::kChunked),
                                   Spec(Kind::kSwa, 1), Spec(Kind::kSwaMem, 1)};
   specs[1].chunk = 1;

@@ -134,14 +134,15 @@ struct Case {
 
 class Client {
  public:
-  explicit Client(const Case& one)
-      : cache_(*MakeCache(one.spec)),
+  explicit Client(const Case& variant)
+      : cache_(*MakeCache(variant.spec)),
         positions_(kBatch, 0),
         sequences_(kBatch, 0),
         numbers_(kNumbers, 1.5F),
-        strided_(one.strided) {
-    EXPECT_TRUE(cache_->SetConfig(one.config).ok());
-    EXPECT_TRUE(cache_->Init({one.dtype, kSequences, kCapacity, kBatch}).ok());
+        strided_(variant.strided) {
+    EXPECT_TRUE(cache_->SetConfig(variant.config).ok());
+    EXPECT_TRUE(
+        cache_->Init({variant.dtype, kSequences, kCapacity, kBatch}).ok());
   }
 
   // Runs a pass of `tokens` tokens for each sequence in [first, last).
@@ -185,11 +186,11 @@ class Client {
 
 // Behaves like a server: prompts first, then one token for each sequence, with
 // a longer piece of a prompt now and then.
-void ExpectNone(const Case& one) {
-  Client client(one);
+void ExpectNone(const Case& variant) {
+  Client client(variant);
   ASSERT_TRUE(client.Pass(0, 1, kBatch, /*reserve=*/true));
   ASSERT_TRUE(client.Pass(0, kSequences, kBatch / kSequences));
-  if (one.spec.window) {
+  if (variant.spec.window) {
     // The first token that leaves a window may allocate, too.
     ASSERT_TRUE(client.Pass(0, 1, kBatch));
     ASSERT_TRUE(client.Pass(0, 1, 1));

@@ -61,7 +61,7 @@ PagedAppend Appended(CountingPool& pool, int sequence, int tokens) {
   return *pool.Append(sequence, 0, rows, rows);
 }
 
-TEST(Append, LooksAtWhatItStored) {
+TEST(Append, ChecksTheStoredRows) {
   CountingPool pool;
   const int sequence = *pool.Open({}, {});
   for (int len = 0; len + 6 < kBlocks * kBlockSize; len += 6) {

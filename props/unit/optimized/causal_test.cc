@@ -65,7 +65,7 @@ TEST_P(CausalOn, AgreesWithTheReferenceAtItsLimits) {
   }
 }
 
-TEST(Causal, OwnersOfAToken) {
+TEST(Causal, ATokenWithSeveralOwners) {
   for (const int n : {63, 64, 65, 127, 128, 129, 300}) {
     ExpectAgreement(fmt::format(
         "kvt1 cap=8 shift=add | put 0*2 | copy 0>1-{0}:1 | put {0}*1 | "
@@ -83,7 +83,7 @@ TEST(Causal, OwnersOfAToken) {
   }
 }
 
-TEST(Causal, SequencesWithTokensOfTheirOwn) {
+TEST(Causal, SequencesWithUnsharedTokens) {
   for (const int n : {15, 16, 17, 63, 64, 65, 129}) {
     ExpectAgreement(fmt::format(
         "kvt1 seqs=1 cap={2} batch={2} | put 0-{0}*1 except={0} | drop {0}:0- "

@@ -102,7 +102,7 @@ class Sets {
   std::set<std::size_t> expected_;
 };
 
-TEST(CellSet, SaysWhatAStdSetSays) {
+TEST(CellSet, AgreesWithAStdSet) {
   for (const FastPaths use :
        {FastPaths::kAuto, FastPaths::kOn, FastPaths::kOff}) {
     optimized::ForceFastPaths(use);

@@ -72,7 +72,7 @@ class Tables {
     if (rare < 2) return Clear();
     if (rare < 5) return Defrag();
     if (rare < 6) return Mark(*sequence);
-    table_.ForgetGrown();
+    table_.ClearGrown();
     grown_.clear();
   }
 
@@ -250,7 +250,7 @@ class Tables {
     Selection leaving;
     table_.Select(sequence, range, leaving);
     table_.Drop(sequence, leaving);
-    table_.Settle(sequence, /*stale=*/true);
+    table_.FinishUpdate(sequence, /*stale=*/true);
   }
 
   void DropOldest(Sequence& sequence) {
@@ -268,7 +268,7 @@ class Tables {
       table_.DropCell(sequence, cell);
       cells_[cell].owners.erase(sequence.id);
     }
-    table_.Settle(sequence, /*stale=*/true);
+    table_.FinishUpdate(sequence, /*stale=*/true);
   }
 
   void Copy(const Sequence& sequence, int to) {
@@ -299,7 +299,7 @@ class Tables {
     table_.Select(sequence, later, moving);
     table_.Drop(sequence, out);
     table_.AddToSelected(sequence, moving, offset);
-    table_.Settle(sequence, /*stale=*/true);
+    table_.FinishUpdate(sequence, /*stale=*/true);
     Leave(id, leaving);
     for (const std::size_t cell : CellsAt(id, later)) {
       cells_[cell].position += offset;
@@ -337,7 +337,7 @@ class Tables {
 
 constexpr std::size_t kSizes[] = {1, 63, 64, 65, 200, 640, 3000};
 
-TEST(Table, SaysWhatANaiveOneSays) {
+TEST(Table, AgreesWithANaiveTable) {
   for (const std::size_t cells : kSizes) {
     for (std::uint32_t seed = 0; seed < 4; ++seed) {
       Tables tables(seed, cells);
@@ -351,7 +351,7 @@ TEST(Table, SaysWhatANaiveOneSays) {
   }
 }
 
-TEST(Table, LooksForExtremesBeyondWordsOfOthers) {
+TEST(Table, FindsExtremesAcrossWordsOfOtherSequences) {
   const std::vector<std::string> targets = optimized::SupportedTargets();
   for (const std::string& target : targets) {
     ASSERT_TRUE(optimized::SelectTarget(target));
@@ -365,7 +365,7 @@ TEST(Table, LooksForExtremesBeyondWordsOfOthers) {
     Selection leaving;
     table.Select(sequence, {5, 5}, leaving);
     table.Drop(sequence, leaving);
-    table.Settle(sequence, /*stale=*/true);
+    table.FinishUpdate(sequence, /*stale=*/true);
     EXPECT_EQ(sequence.extremes.first, 10);
     EXPECT_EQ(sequence.extremes.last, 12);
   }
@@ -373,7 +373,7 @@ TEST(Table, LooksForExtremesBeyondWordsOfOthers) {
 }
 
 // Kernels write whole vectors, but nothing past the end of the list.
-TEST(Table, ListsFreeCellsInTheirPlacesOnly) {
+TEST(Table, WritesOnlyTheRequestedFreeCells) {
   constexpr std::size_t kCells = 640;
   constexpr std::size_t kPast = 64;
   CellTable table(kCells, 1, 0);
@@ -458,7 +458,7 @@ class Batches {
   std::int32_t window_ = 0;
 };
 
-TEST(Table, RowsThatAreKeptAreAsWrittenAnew) {
+TEST(Table, KeptRowsEqualNewOnes) {
   for (const DType dtype :
        {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
     for (const std::size_t cells : kSizes) {

@@ -96,14 +96,14 @@ std::vector<Case> Cases() {
 }
 
 // Returns the final state of a cache with these layers only.
-CacheState StateAfter(const Case& one, const std::string& twin,
+CacheState StateAfter(const Case& variant, const std::string& twin,
                       std::span<const int> layers) {
   CacheSpec spec;
-  spec.shift = one.shift;
+  spec.shift = variant.shift;
   const auto cache = *MakeCache(spec, twin);
-  EXPECT_TRUE(cache->SetConfig(ConfigOf(one.v_layout)).ok());
-  EXPECT_TRUE(cache->Init({one.dtype, 4, 8, 8}).ok());
-  const std::vector<RowDims> all = DimsOf(one.dtype);
+  EXPECT_TRUE(cache->SetConfig(ConfigOf(variant.v_layout)).ok());
+  EXPECT_TRUE(cache->Init({variant.dtype, 4, 8, 8}).ok());
+  const std::vector<RowDims> all = DimsOf(variant.dtype);
   float number = 0;
   const auto put = [&](const std::vector<std::int32_t>& positions, int seq) {
     const std::vector<int> sequences(positions.size(), seq);
@@ -147,19 +147,20 @@ class EachLayer : public EachTwin {};
 INSTANTIATE_TEST_SUITE_P(Twins, EachLayer, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
-TEST_P(EachLayer, HoldsWhatItWouldHoldAlone) {
-  for (const Case& one : Cases()) {
-    SCOPED_TRACE(fmt::format("shift {}, dtype {}, V {}", AsInt(one.shift.kind),
-                             DTypeName(one.dtype), VLayoutName(one.v_layout)));
-    std::vector<int> layers(DimsOf(one.dtype).size());
+TEST_P(EachLayer, HoldsTheSameAsAlone) {
+  for (const Case& variant : Cases()) {
+    SCOPED_TRACE(
+        fmt::format("shift {}, dtype {}, V {}", AsInt(variant.shift.kind),
+                    DTypeName(variant.dtype), VLayoutName(variant.v_layout)));
+    std::vector<int> layers(DimsOf(variant.dtype).size());
     for (std::size_t i = 0; i < layers.size(); ++i) {
       layers[i] = AsInt(i);
     }
-    const CacheState state = StateAfter(one, GetParam(), layers);
+    const CacheState state = StateAfter(variant, GetParam(), layers);
     ASSERT_EQ(state.layers.size(), layers.size());
     for (const int layer : layers) {
       const CacheState alone =
-          StateAfter(one, GetParam(), std::vector<int>{layer});
+          StateAfter(variant, GetParam(), std::vector<int>{layer});
       EXPECT_TRUE(state.cells == alone.cells);
       EXPECT_TRUE(state.layers.at(layer) == alone.layers.at(layer)) << layer;
     }

@@ -42,7 +42,7 @@ using Sizes = std::vector<std::size_t>;
 constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16,
                                 DType::kBits};
 
-TEST(MaskElements, AreZeroOrMinusInfinityBitForBit) {
+TEST(MaskElements, AreExactlyZeroOrMinusInfinity) {
   const auto of = [](DType dtype, std::uint32_t element) {
     const TensorView mask = DenseView(&element, dtype, {1, 1, 1, 1});
     return MaskElementAt(mask, 0, 0);
@@ -81,7 +81,7 @@ TEST(MaskElements, BitsBeginAtTheLowestOfEachByte) {
   EXPECT_EQ(CopyOf(mask.view(), DType::kBits), mask);
 }
 
-TEST(MaskElements, OfEveryDTypeAreAllowedOneByOne) {
+TEST(MaskElements, CanBeAllowedOneByOne) {
   for (const DType dtype : kDTypes) {
     DenseTensor mask = HidingMask(dtype, 67, 3);
     EXPECT_EQ(mask.bytes.size(), DenseBytes(dtype, {67, 3, 1, 1}));
@@ -97,7 +97,7 @@ TEST(MaskElements, OfEveryDTypeAreAllowedOneByOne) {
   }
 }
 
-TEST(MaskDTypes, MayBeOthersThanThoseOfRows) {
+TEST(MaskDTypes, DifferFromRowDTypes) {
   for (const DType dtype : {DType::kBF16, DType::kBits}) {
     const std::string name(DTypeName(dtype));
     EXPECT_EQ(DTypeFromName(name), dtype);
@@ -319,7 +319,7 @@ void ExpectAllAsPlain(const Cells& cells, std::size_t first, std::size_t end,
   }
 }
 
-TEST_P(MaskKernels, WriteWhatALoopWrites) {
+TEST_P(MaskKernels, AgreeWithASimpleLoop) {
   const Cells cells(11);
   for (const std::size_t first : Sizes{0, 1, 8, 37, 63, 64, 100}) {
     for (const std::size_t size :
@@ -393,7 +393,7 @@ TEST_P(MaskKernels, WriteRowsInPieces) {
   }
 }
 
-TEST_P(MaskKernels, WriteRowsOfNobody) {
+TEST_P(MaskKernels, WriteRowsWithoutASequence) {
   for (const std::size_t first : Sizes{0, 3}) {
     for (const DType dtype : kDTypes) {
       for (const bool stream : {false, true}) {

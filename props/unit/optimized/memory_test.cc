@@ -59,10 +59,10 @@ double BytesForEach(const Many& what) {
   return static_cast<double>(live_bytes - before) / what.sequences;
 }
 
-void ExpectLinear(Many what, int most = 20'000) {
+void ExpectLinear(Many what, int max = 20'000) {
   what.sequences = 1000;
   const double few = BytesForEach(what);
-  what.sequences = most;
+  what.sequences = max;
   const double many = BytesForEach(what);
   EXPECT_LE(few, 4096);
   EXPECT_LE(many, 4096);
@@ -197,17 +197,17 @@ class Watch {
 
   void Step(int step) {
     const int tenth = step * 10 / steps_;
-    auto& most = At(most_, tenth);
-    most = std::max<std::int64_t>(most, live_bytes);
+    auto& max = At(max_, tenth);
+    max = std::max<std::int64_t>(max, live_bytes);
   }
 
   // Compares the peak of the last part of the run with the peak of the first
   // part.
-  std::int64_t growth() const { return most_.back() - most_.front(); }
+  std::int64_t growth() const { return max_.back() - max_.front(); }
 
  private:
   int steps_;
-  std::array<std::int64_t, 10> most_ = {};
+  std::array<std::int64_t, 10> max_ = {};
 };
 
 constexpr std::int64_t kNoGrowth = 16 * 1024;

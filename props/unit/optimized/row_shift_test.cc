@@ -69,7 +69,7 @@ TEST_P(RowShiftOn, AgreesWithTheReferenceOnAnglesThatAreNaN) {
   }
 }
 
-TEST(RowShift, AShiftThatChangesNothingIsIdle) {
+TEST(RowShift, AShiftWithoutEffectIsIdle) {
   Shift shift;
   shift.kind = ShiftKind::kCustom;  // The function is null.
   std::array<float, 2> key = {1, 2};

@@ -175,7 +175,7 @@ TEST_P(Rows, ColumnsOfPermutedVDoNotOverlap) {
 }
 
 // Tiles lie as VLayout defines: in a whole view, and in one that begins late.
-TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
+TEST_P(Rows, TilesOfVHaveTheDocumentedLayout) {
   constexpr std::int64_t kCells = 128;
   for (const DType dtype :
        {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
@@ -224,7 +224,7 @@ TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
 }
 
 // The batch takes as many cache lines as are written together.
-TEST_P(Rows, ColumnsTakeCellsThatAreFarApart) {
+TEST_P(Rows, ColumnsAcceptDistantCells) {
   for (const VLayout layout : kVLayouts) {
     SCOPED_TRACE(VLayoutName(layout));
     PutFarApart(GetParam(), layout);
