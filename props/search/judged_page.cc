@@ -1,5 +1,6 @@
 #include "props/search/judged_page.h"
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -197,7 +198,9 @@ std::optional<PageVerdict> JudgePageOf(const PagedHistory& history,
                     bool) { return RunPaged(one, counts, recorded); };
   const auto failure = RunHistory(history, subject).failure;
   if (!failure) return std::nullopt;
-  const Failure explained = Explain(history, *failure, subject);
+  PagedHistory shortest = history;  // It ends where it fails, as if shrunk.
+  shortest.ops.resize(std::min(history.ops.size(), failure->step + 1));
+  const Failure explained = Explain(shortest, *failure, subject);
   return JudgePoolPage(PageData(PageHtml(explained)),
                        {.recording = recording.str(), .is_history = true});
 }
