@@ -303,6 +303,8 @@ class PageJudge {
                    .ledger = ledger_.active(),
                    .v_layout = calls_.config.v_layout,
                    .fresh = fresh_[active_] && !calls_.numeric,
+                   .has_twin = calls_.source == Source::kIdentity ||
+                               (is_recording() && !calls_.visibility_only),
                    .positions = positions_,
                    .sequences = sequences_,
                    .had = had_},

@@ -242,8 +242,8 @@ class RowJudge {
     if (!neither) labels_.Expect(seen == (sight != '.' && sight != '-'), at);
     const bool padding = number_ >= view_.ledger.rows() && view_.fresh;
     if (padding) labels_.Expect(!seen || sight == '+', at);
-    if (!fresh_) {  // It is not known which tokens the row must see.
-      const bool known = padding && sight == '+';
+    if (!fresh_) {  // The ledger does not know which tokens the row must see.
+      const bool known = view_.has_twin || (padding && sight == '+');
       labels_.Expect(known || sight == '#' || sight == '.' || sight == '?', at);
       return;
     }

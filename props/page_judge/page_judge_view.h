@@ -22,7 +22,8 @@ struct JudgedView {
   const TraceOp& op;  // Requires: it has a mask.
   const reference::CacheLedger& ledger;
   VLayout v_layout = VLayout::kPlain;
-  bool fresh = false;  // The ledger can judge the mask.
+  bool fresh = false;     // The ledger can judge the mask.
+  bool has_twin = false;  // A twin judges it, even if the ledger cannot.
   // The batch.
   const std::vector<std::int32_t>& positions;
   const std::vector<int>& sequences;

@@ -1,5 +1,4 @@
-// Each label on the pages of pools is true. Pages of faulty pools are judged in
-// props/paged/faulty_pools_test.cc, with the faults.
+// Each label on the pages of recorded pools is true.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 #include "props/search/judged_page.h"
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -21,10 +22,16 @@ namespace {
 // Writes down each call between Init and Close.
 class LoggingCache final : public ForwardingCache {
  public:
-  LoggingCache(std::unique_ptr<Cache> cache, std::vector<JudgedCall>& log)
-      : ForwardingCache(std::move(cache)), log_(log) {
-    log_.clear();
+  // `alive` counts the caches of a run: where a history loads a state, a new
+  // cache continues the log.
+  LoggingCache(std::unique_ptr<Cache> cache, std::vector<JudgedCall>& log,
+               int& alive)
+      : ForwardingCache(std::move(cache)), log_(log), alive_(alive) {
+    if (alive_++ == 0) log_.clear();
   }
+  LoggingCache(const LoggingCache&) = delete;
+  LoggingCache& operator=(const LoggingCache&) = delete;
+  ~LoggingCache() override { --alive_; }
 
   Status Init(const InitArgs& args) override {
     Status status = ForwardingCache::Init(args);
@@ -123,6 +130,7 @@ class LoggingCache final : public ForwardingCache {
   }
 
   std::vector<JudgedCall>& log_;
+  int& alive_;
   bool begun_ = false;
   bool closed_ = false;
   int layer_ = 0;
@@ -133,11 +141,12 @@ class LoggingCache final : public ForwardingCache {
 std::optional<JudgedHistory> RunJudged(const History& history,
                                        Subject subject) {
   std::vector<JudgedCall> log;
-  const auto logged = [&log](Result<std::unique_ptr<Cache>> cache)
+  int alive = 0;
+  const auto logged = [&](Result<std::unique_ptr<Cache>> cache)
       -> Result<std::unique_ptr<Cache>> {
     if (!cache.ok()) return cache;
     return std::unique_ptr<Cache>(
-        std::make_unique<LoggingCache>(std::move(*cache), log));
+        std::make_unique<LoggingCache>(std::move(*cache), log, alive));
   };
   if (subject.make_of) {
     subject.make_of = [logged, make = subject.make_of](const Setup& setup) {
@@ -189,7 +198,9 @@ std::optional<PageVerdict> JudgePageOf(const PagedHistory& history,
                     bool) { return RunPaged(one, counts, recorded); };
   const auto failure = RunHistory(history, subject).failure;
   if (!failure) return std::nullopt;
-  const Failure explained = Explain(history, *failure, subject);
+  PagedHistory shortest = history;  // It ends where it fails, as if shrunk.
+  shortest.ops.resize(std::min(history.ops.size(), failure->step + 1));
+  const Failure explained = Explain(shortest, *failure, subject);
   return JudgePoolPage(PageData(PageHtml(explained)),
                        {.recording = recording.str(), .is_history = true});
 }
