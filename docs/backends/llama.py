@@ -28,7 +28,7 @@ from llama_run import Config, Difference, Run
 lib = llama_cpp.llama_cpp
 
 
-# What llama.cpp does today, and llama.h does not say: see llama.md. Without
+# Behavior of llama.cpp that llama.h does not describe: see llama.md. Without
 # one of these, our side follows llama.h there.
 QUIRKS = {
     "div": "seq_div turns K the wrong way",
@@ -55,7 +55,7 @@ PLACES = {
     "eager": "granite_swa",
     "window-plus-one": "granite_swa",
 }
-# What nobody does. Each must be found.
+# Faults that no version has. Each must be found.
 BREAKS = {
     "copy-replaces": "seq_cp takes the target's own tokens away",
     "no-turn": "seq_add leaves K as it is",
@@ -386,7 +386,7 @@ def main():
         "--hunt",
         type=int,
         metavar="CALLS",
-        help="only search: so many calls of each configuration",
+        help="only search: this many calls of each configuration",
     )
     parser.add_argument(
         "--break", dest="broken", choices=BREAKS, help="only this wrong rule"

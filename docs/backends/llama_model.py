@@ -16,8 +16,8 @@ class Arch:
     """What tells our models apart; all are RMSNorm, RoPE, GQA and SwiGLU."""
 
     name: str  # general.architecture.
-    windows: tuple  # Of each layer: positions that a query sees, 0: all.
-    rope: tuple  # Of each layer: whether Q and K are rotated.
+    windows: tuple  # By layer: positions that a query sees; 0: all.
+    rope: tuple  # By layer: whether Q and K are rotated.
     head_dim: int = 32
     sinks: bool = False  # One more logit per head in each softmax.
 
@@ -187,7 +187,7 @@ class Token:
     position: int
     sequences: set
     past: int  # Tells apart tokens that have seen different things.
-    keys: list  # Of each layer: [KV_HEADS, head_dim].
+    keys: list  # By layer: [KV_HEADS, head_dim].
     values: list
     turned: int = 0  # K has been rotated by this since,
     pending: int = 0  # and the next decode rotates it by this.

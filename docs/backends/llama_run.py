@@ -25,7 +25,7 @@ class Config:
     unified: bool = True
     dtype: str = "f32"
     flash: bool = False
-    cells: int = 256  # Of a stream; llama.cpp rounds up to 256.
+    cells: int = 256  # The cells of a stream; llama.cpp rounds up to 256.
     ubatch: int = BATCH
 
     def tolerance(self):
@@ -384,7 +384,7 @@ class Run:
         return None if loaded else Difference("refused", "loads nothing")
 
     def do_gap(self, sequence, step):
-        """A position that does not go on."""
+        """A position that does not continue its sequence."""
         end = self.theirs.extent(sequence)[1]
         if end < 0:
             return None

@@ -20,10 +20,10 @@ try:  # Then `kvtwin.fuzz` can drive the same classes, live (docs/python.md).
     from kvtwin import CacheFull, Description, NotSupported
 except ImportError:
     class CacheFull(Exception):
-        """There is no room for the batch: what `start_forward` may raise."""
+        """There is no room for the batch. `start_forward` may raise this."""
 
     class NotSupported(Exception):
-        """What `remove` may raise, and `__init__` where there is no such."""
+        """`remove` may raise this, and `__init__` if there is no such cache."""
 
     @dataclasses.dataclass(kw_only=True)
     class Description:
@@ -154,7 +154,7 @@ def record(history, cls):
             return lines, text.strip()
         lines.append(json.dumps({**op, **answer}))
         if answer.get("result") in ("not_supported", "cache_full"):
-            break  # What follows takes it to be done.
+            break  # The code below takes it to be done.
     return lines, None
 
 

@@ -206,10 +206,12 @@ Json ToJson(const Expansion& expansion) {
   if (!expansion.failure) return json;
   const Expansion::StepTaken& failed = expansion.failed;
   json["failure"] = ToJson(*expansion.failure);
-  json["failed"] = {
-      {"step", failed.step},           {"except", failed.except},
-      {"reserved", failed.reserved},   {"went_on", failed.went_on},
-      {"positions", failed.positions}, {"sequences", failed.sequences}};
+  json["failed"] = {{"step", failed.step},
+                    {"except", failed.except},
+                    {"reserved", failed.reserved},
+                    {"reserved_again", failed.reserved_again},
+                    {"positions", failed.positions},
+                    {"sequences", failed.sequences}};
   return json;
 }
 
@@ -229,7 +231,7 @@ Expansion ExpansionFromJson(const Json& json) {
   said.at("step").get_to(failed.step);
   said.at("except").get_to(failed.except);
   said.at("reserved").get_to(failed.reserved);
-  said.at("went_on").get_to(failed.went_on);
+  said.at("reserved_again").get_to(failed.reserved_again);
   said.at("positions").get_to(failed.positions);
   said.at("sequences").get_to(failed.sequences);
   return expansion;

@@ -459,8 +459,8 @@ bool Holds(const Cache& cache, const CacheState& expected) {
 // results equal those of SequenceOf and WithSequence on whole snapshots.
 // `expected` is the cache's state.
 bool MovesSequence(Cache& cache, const CacheState& expected, int sequence) {
-  const Result<CacheState> one = cache.SnapshotOf(sequence);
-  if (!one.ok() || *one != SequenceOf(expected, sequence)) return false;
+  const Result<CacheState> parked = cache.SnapshotOf(sequence);
+  if (!parked.ok() || *parked != SequenceOf(expected, sequence)) return false;
   std::vector<int> cells;
   for (int i = 0; i < std::ssize(expected.caches); ++i) {
     if (!cache.SetLayerType(i).ok()) return false;
@@ -473,8 +473,8 @@ bool MovesSequence(Cache& cache, const CacheState& expected, int sequence) {
   for (int i = 0; i < 2; ++i) {
     const Result<CacheState> before = cache.Snapshot();
     if (!before.ok()) return false;
-    const auto both = WithSequence(*before, sequence, *one, cells);
-    const Status added = cache.AddSequence(sequence, *one);
+    const auto both = WithSequence(*before, sequence, *parked, cells);
+    const Status added = cache.AddSequence(sequence, *parked);
     if (added.code() != both.status().code()) return false;
     if (!Holds(cache, both.ok() ? *both : *before)) return false;
   }

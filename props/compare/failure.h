@@ -1,6 +1,6 @@
 // A failure: what is wrong with a system under test. The code that finds a
 // failure fills in the first part, and throws or returns it; Explain
-// (props/report/explain.h) fills in the second part, once. Text, JSON, pages
+// (props/search/explain.h) fills in the second part, once. Text, JSON, pages
 // and exit codes are made from this value alone.
 
 #ifndef KVTWIN_PROPS_COMPARE_FAILURE_H_

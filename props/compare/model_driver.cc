@@ -48,10 +48,10 @@ void ModelDriver::HashInt(std::int64_t value) {
 
 bool ModelDriver::SetUp() {
   Begin("Init");
-  Result<std::unique_ptr<Cache>> made = subject_.Make(setup_);
-  Status status = made.status();
+  Result<std::unique_ptr<Cache>> cache = subject_.Make(setup_);
+  Status status = cache.status();
   if (status.ok()) {
-    tested_ = std::move(*made);
+    tested_ = std::move(*cache);
     status = tested_->SetConfig(setup_.config);
   }
   const InitArgs& init = setup_.init;
@@ -328,7 +328,7 @@ StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
   Begin(call);
   const Status actual = tested_->Remove(seq, begin, end);
   AddStep(call, actual.code());
-  // Where profiles are told apart, the ledger must not take a refusal as a sign
+  // When profiles are detected, the ledger must not take a refusal as a sign
   // that the cache copied shared tokens.
   const bool strict =
       subject_.mask_rows_too && actual.code() == StatusCode::kNotSupported;
@@ -552,10 +552,10 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
   const double scale = 1 / std::sqrt(dims.k_head_dim);
   for (std::int64_t row = 0; row < view.mask.shape[1]; ++row) {
     for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
-      const MaskElement one = MaskElementAt(view.mask, column, row);
+      const MaskElement element = MaskElementAt(view.mask, column, row);
       const bool padding = row >= std::ssize(batch_.positions);
-      if (one == MaskElement::kHides) continue;
-      if (one == MaskElement::kAllows && !padding) continue;
+      if (element == MaskElement::kHides) continue;
+      if (element == MaskElement::kAllows && !padding) continue;
       Failure failure = MakeFailure("subject: rows",
                                     padding ? "a padding row sees something"
                                             : "the mask is neither 0 nor -inf");

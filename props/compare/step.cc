@@ -80,8 +80,9 @@ FoundToken FoundAt(const RowOwners& owners, std::int64_t column, int cell,
 
 // Finds a token among others, in whatever cell.
 auto FindToken(std::vector<Held>& tokens, const Held& token) {
-  return std::ranges::find_if(tokens, [&](const Held& one) {
-    return one.position == token.position && one.sequences == token.sequences;
+  return std::ranges::find_if(tokens, [&](const Held& other) {
+    return other.position == token.position &&
+           other.sequences == token.sequences;
   });
 }
 

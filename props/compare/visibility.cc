@@ -186,11 +186,11 @@ RowOwner RowOwners::Of(std::int64_t column,
   };
   RowOwner best{nullptr, false, false, rows};
   int best_score = 0;
-  for (const Hashes& one : tokens_) {
-    const RowOwner owner{one.token, one.key == key,
-                         !has_value || one.value == value, rows};
+  for (const Hashes& hashes : tokens_) {
+    const RowOwner owner{hashes.token, hashes.key == key,
+                         !has_value || hashes.value == value, rows};
     const int score = (owner.key ? 4 : 0) + (has_value && owner.value ? 2 : 0) +
-                      (is_expected(one.token) ? 1 : 0);
+                      (is_expected(hashes.token) ? 1 : 0);
     if (score < 2 || score <= best_score) continue;
     best = owner;
     best_score = score;
@@ -251,8 +251,8 @@ class RowOwners::Matcher {
         return own_.ledger_.MaySee(row_, token) &&
                own_.ledger_.MayMiss(row_, token) == may_miss;
       };
-      for (const Hashes& one : own_.tokens_) {
-        if (is_expected(*one.token)) expected_.push_back(one);
+      for (const Hashes& hashes : own_.tokens_) {
+        if (is_expected(*hashes.token)) expected_.push_back(hashes);
       }
       for (const LedgerToken& token : own_.ledger_.tokens()) {
         if (!token.rows.contains(own_.layer_) && is_expected(token)) {
@@ -302,7 +302,7 @@ class RowOwners::Matcher {
     // A column with only the K or only the V of a token takes the token's
     // place, unless the column has the rows of another token.
     std::set<std::uint64_t> whole;
-    for (const Hashes& one : own_.tokens_) whole.insert(one.rows);
+    for (const Hashes& hashes : own_.tokens_) whole.insert(hashes.rows);
     for (std::size_t i = 0; i < columns_; ++i) {
       if (found_.sights[i] != '+' || whole.contains(own_.columns_[i])) continue;
       const auto column = static_cast<std::int64_t>(i);
@@ -310,9 +310,9 @@ class RowOwners::Matcher {
       const auto take_part = [&](const TensorView& part,
                                  std::uint64_t Hashes::*hash) {
         const std::uint64_t value = HashRow(part, 0);
-        return Take(by_part_, value, [&](const Hashes& one) {
-          return one.*hash == value &&
-                 (before == torn.end() || before->second == one.token);
+        return Take(by_part_, value, [&](const Hashes& hashes) {
+          return hashes.*hash == value &&
+                 (before == torn.end() || before->second == hashes.token);
         });
       };
       found_.tokens[i] =
@@ -376,10 +376,10 @@ std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
   return CopyOf(row, row.dtype).bytes;
 }
 
-std::string IntsText(std::span<const int> values, std::size_t most) {
+std::string IntsText(std::span<const int> values, std::size_t limit) {
   return fmt::format(
-      "[{}{}]", fmt::join(values.first(std::min(most, values.size())), ", "),
-      values.size() > most ? ", ..." : "");
+      "[{}{}]", fmt::join(values.first(std::min(limit, values.size())), ", "),
+      values.size() > limit ? ", ..." : "");
 }
 
 std::string ElementText(const TensorView& rows, std::int64_t i, std::int64_t j,

@@ -100,8 +100,8 @@ class RowOwners {
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
                                 VLayout layout);
 
-// Returns "[3, 1, 4]", or the first `most` values and "...".
-std::string IntsText(std::span<const int> values, std::size_t most);
+// Returns "[3, 1, 4]", or the first `limit` values and "...".
+std::string IntsText(std::span<const int> values, std::size_t limit);
 
 // Returns "0.1"; for a NaN, also its bits, because NaNs differ in their bits:
 // "nan (0x7fc00001)".

@@ -34,7 +34,7 @@ enum LawNeeds : unsigned {
   kNeedsSnapshot = 1U << 3,  // And Restore.
   kNeedsResume = 1U << 4,    // CanResume.
   kNeedsCausal = 1U << 5,    // SetCausal.
-  // Those of kvtwin_ability, as the table says.
+  // An ability of kvtwin_ability, as the backend's table says.
   kNeedsRemove = 1U << 6,
   kNeedsMiddle = 1U << 7,
   kNeedsCopy = 1U << 8,
@@ -50,7 +50,7 @@ struct Law {
   std::string_view statement;
   std::string_view rules;  // Rules of docs/semantics.md: "S29, S31".
   LawResult (*judge)(const History& history, const Subject& subject);
-  unsigned needs = 0;  // Of LawNeeds.
+  unsigned needs = 0;  // Flags of LawNeeds.
 };
 
 // Returns all laws; their names are unique.
@@ -68,7 +68,8 @@ std::string WhyNotJudged(const Law& law, const Subject& subject);
 // history is not judged any further.
 LawResult Judge(const Law& law, const History& history, const Subject& subject);
 
-// The same somewhere else. `hasty`: what hangs is known to, and not waited for.
+// Judges a law in another process. `hasty`: the history is known to hang, so
+// that the timeout is shorter.
 using LawJudge = std::function<LawResult(const Law& law, const History& history,
                                          bool hasty)>;
 

@@ -233,7 +233,7 @@ LawResult Renaming(const History& history, const Subject& subject) {
     if (call.kind != CallKind::kStart) names[call.seq];
   }
   std::map<int, int> back;
-  // Of a cache that knows only some ids, these.
+  // A cache that knows only some ids gets these.
   const bool few = !subject.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE);
   const int step = few ? 1 : 3;
   int next = few ? script.setup.init.max_sequences : step * Size(names);

@@ -212,7 +212,7 @@ std::vector<int> Session::BatchCells(int type) {
 
 KvView Session::View(int layer) {
   CheckWhole();
-  // A cache that goes on only is asked for what was put.
+  // A cache that only appends is asked only for layers that were put.
   if (!is_twin_ && can_.OnlyGoesOn() && !IsEncoder(TypeOf(layer)) &&
       !pass_puts_.contains(layer)) {
     throw NotJudged();
@@ -263,7 +263,7 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
   const VLayout v_layout = setup_.config.v_layout;
   for (const int layer : put_layers_) {
     const int type = TypeOf(layer);
-    // Whether an encoder still has its slots is its own affair.
+    // An encoder may drop its slots.
     if (IsEncoder(type) && !sees_cells()) continue;
     const KvView view = View(layer);
     if (view.key.data == nullptr) continue;
@@ -333,7 +333,8 @@ std::map<std::vector<std::byte>, std::int32_t> Session::PositionsOf(
   for (const auto& token : record_->parts()[type].tokens()) {
     if (!token.HeldBy(seq)) continue;
     const auto rows = token.rows.find(layer);
-    // What was never put may be anything, and equal rows anybody's.
+    // Rows that were never put may be anything, and equal rows do not tell
+    // which token they are from.
     if (rows == token.rows.end() ||
         !positions
              .emplace(rows->second.value.bytes,
@@ -395,7 +396,7 @@ std::vector<SeenRow> Session::Look(const std::vector<Query>& queries) {
 
 Picture Session::Show() {
   Picture picture;
-  if (!sees_cells()) {  // What is seen, wherever it lies.
+  if (!sees_cells()) {  // The rows that are seen, in whatever cells.
     for (const SeenRow& row : PassRows()) {
       std::vector<std::byte>& bytes = picture.views.emplace_back();
       for (const SeenToken& token : row.tokens) {

@@ -104,7 +104,8 @@ class Session {
   // Throws NotJudged if a third-party cache does not have the call.
   void CheckCall(const Call& call);
   void CheckStart(const Call& call);
-  // The same while it may hold anything.
+  // Throws NotJudged while a sequence may hold anything, after a Remove that
+  // could not be undone.
   void CheckWhole() const;
   void Record(const Call& call, const Answer& answer);
   Answer Make(const Call& call);
@@ -131,7 +132,7 @@ class Session {
   bool narrow_ = false;
   std::set<int> put_layers_;
 
-  // Of a third-party cache.
+  // Set for a third-party cache.
   std::optional<reference::Ledger> record_;
   std::map<int, Call> pass_puts_;  // By layer, of the pass.
   int half_removed_ = -1;          // A sequence that must be cleared first.

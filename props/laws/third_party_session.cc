@@ -1,5 +1,5 @@
-// What a session asks of a third-party cache: only the calls that the cache
-// says it has, and whose answers the rules tell. A ledger records the calls.
+// Sessions of third-party caches make only calls that the cache declares and
+// whose answers the rules determine. A ledger records the calls.
 
 #include <map>
 #include <vector>

@@ -43,7 +43,7 @@ PagedHistory AnyHistory() {
 // Properties
 // ---------------------------------------------------------------------------
 
-RC_GTEST_PROP(PagedOracle, AcceptsWhatTheTwinsDo, ()) {
+RC_GTEST_PROP(PagedOracle, AcceptsRecordingsOfTheTwins, ()) {
   const PagedHistory history = AnyHistory();
   for (const std::string& twin : kTwins) {
     const std::string text = Recorded(history, twin);

@@ -259,7 +259,7 @@ class PageJudge {
           calls_.calls, [&](const auto& one) { return &one == &call; });
       for (auto one = at; one != calls_.calls.end(); ++one) {
         if (one->op.kind != TraceOpKind::kSetLayerType) continue;
-        At(cells_, one->op.type) = one->cells;
+        cells_[AsSize(one->op.type)] = one->cells;
       }
     } else {
       Expect(drawn_ == active_, "another cache is active");

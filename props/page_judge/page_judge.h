@@ -35,7 +35,7 @@ struct JudgedCalls {
   CacheSpec spec;
   CacheConfig config;
   InitArgs init;
-  bool visibility_only = false;  // Of a recording: placement "other".
+  bool visibility_only = false;  // A recording with placement "other".
   bool numeric = false;  // Masks are compared by what attention makes of them.
   Rules rules = {};
   bool strict = false;  // Subject::mask_rows_too.

@@ -87,7 +87,7 @@ class ColumnJudge {
   }
 
  private:
-  // Which tokens of the ledger have the rows of a column.
+  // How the rows of a column match the tokens of the ledger.
   struct Matches {
     bool part = false;   // A token has the K row or the V row,
     bool whole = false;  // or both.
@@ -242,7 +242,7 @@ class RowJudge {
     if (!neither) labels_.Expect(seen == (sight != '.' && sight != '-'), at);
     const bool padding = number_ >= view_.ledger.rows() && view_.fresh;
     if (padding) labels_.Expect(!seen || sight == '+', at);
-    if (!fresh_) {  // What the row must see is not known.
+    if (!fresh_) {  // It is not known which tokens the row must see.
       const bool known = padding && sight == '+';
       labels_.Expect(known || sight == '#' || sight == '.' || sight == '?', at);
       return;
@@ -356,7 +356,8 @@ class RowJudge {
   std::map<std::int64_t, PageToken> actual_;
   std::string text_;
   std::vector<ExpectedSight> expected_;
-  std::vector<ExpectedSight> left_;  // Those that no label has named so far.
+  std::vector<ExpectedSight>
+      left_;  // The sights that no label has named so far.
 };
 
 }  // namespace

@@ -694,7 +694,7 @@ TEST(PageJudge, FindsEachChangedLabelOfARecording) {
 TEST(PageJudge, FindsEachChangedLabelOfTheNumericLevel) {
   const auto run =
       RunJudged(*ParseHistory("kvt1 | put 0*3 | put 0*1 1*1"),
-                Tampered(Shows(Last(kValue), -1, 1), Level::kNumeric));
+                Tampered(Shows(Says(2, 1, false)), Level::kNumeric));
   ASSERT_TRUE(run);
   const int changes =
       LabelChanger(PageData(PageHtml(run->failure)), [&](const Json& changed) {

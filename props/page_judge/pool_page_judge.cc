@@ -126,7 +126,8 @@ class PoolPageJudge {
  private:
   void JudgeStep(const json& step, const Line& line, bool is_last) {
     const std::string call = step["call"];
-    const std::string text = call + " " + step["arguments"].get<std::string>();
+    const std::string arguments = step["arguments"];
+    const std::string text = arguments.empty() ? call : call + " " + arguments;
     labels_.SetPlace(fmt::format("step {} {}: ", step["number"].dump(), text));
     if (!is_history_) {
       labels_.Expect(step["number"] == line.number, "the number of the line");

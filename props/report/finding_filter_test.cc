@@ -1,4 +1,4 @@
-// Which failures are passed over as known.
+// Tests which failures are skipped because they are known.
 
 #include "props/report/finding_filter.h"
 

@@ -277,7 +277,7 @@ void NameGoneTokens(Failure& failure) {
 }
 
 // Names the rows that were found; briefly, if their token is one of the
-// sequences of `due`.
+// sequences of `expected`.
 std::string Owner(const FoundToken& actual, const Held* expected = nullptr) {
   const Held& token = actual.token;
   if (token.sequences.empty()) return "no token's row";

@@ -109,7 +109,7 @@ TEST(Page, QuotesShellWords) {
   EXPECT_EQ(ShellWord(""), "''");
 }
 
-TEST(Page, StaysSmallAndSaysWhatItLeavesOut) {
+TEST(Page, StaysSmallAndCountsWhatItLeavesOut) {
   std::string history = "kvt1 cap=390 batch=100 seqs=1 | put 0*100";
   for (int i = 0; i < 38; ++i) history += " | put 0*5";
   history += " | put 0*100";

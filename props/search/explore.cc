@@ -135,7 +135,7 @@ class ExplorerOfKeys final : public Explorer {
   };
   struct Chunk {
     std::vector<Found> found;
-    ExploreResult result;  // Of the chunk alone.
+    ExploreResult result;  // The result of this chunk alone.
   };
 
   std::string Header() const {
@@ -265,7 +265,7 @@ class ExplorerOfKeys final : public Explorer {
       std::int64_t checked = 0;
       const std::vector<int>* renaming = nullptr;
       worker.Do(path[i], checked);
-      if (is_last && by.went_on) {
+      if (is_last && by.reserved_again) {
         before.cells = worker.cells();
         history.ops.push_back(ToOp(reserving, before, names));
       }

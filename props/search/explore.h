@@ -24,7 +24,7 @@ struct ExploreSize {
   int cells = 5;
   int sequences = 2;
   int positions = 4;
-  DType dtype = DType::kF32;  // Of stored K and V rows.
+  DType dtype = DType::kF32;  // The dtype of stored rows.
 };
 
 // The setup of a cache with exactly `ExploreSize::cells` cells, of one kind,
@@ -39,11 +39,11 @@ struct ExploreCase {
 // cases without room for a batch of two besides their memory.
 std::vector<ExploreCase> ExploreCases(const ExploreSize& size);
 
-// What all steps from one state come to.
+// The result of all steps from one state.
 struct Expansion {
   struct Found {
     std::uint64_t state = 0;
-    std::uint32_t step = 0;  // That leads there.
+    std::uint32_t step = 0;  // The step that leads to the state.
   };
   // A step, with what a history needs to repeat it.
   struct StepTaken {
@@ -51,7 +51,7 @@ struct Expansion {
     std::vector<int> except = {};
     // A reserving pass of these came before the step, and after it.
     bool reserved = false;
-    bool went_on = false;
+    bool reserved_again = false;
     std::vector<std::int32_t> positions = {};
     std::vector<int> sequences = {};
   };

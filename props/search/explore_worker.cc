@@ -129,7 +129,7 @@ void ExploreWorker::Note(const Failure& failure, std::int64_t step,
   expansion.failed = {.step = step,
                       .except = except_,
                       .reserved = reserved_,
-                      .went_on = went_on_,
+                      .reserved_again = reserved_again_,
                       .positions = reserving_.positions,
                       .sequences = reserving_.sequences};
 }
@@ -159,7 +159,7 @@ Expansion ExploreWorker::Expand(
       const auto step = static_cast<std::int64_t>(i);
       ++expansion.differences;
       Note(differs, step, expansion);
-      // What is wrong with the process is so with what follows.
+      // Later steps in the same process would fail, too.
       if (differs.party() == Party::kBackend) return expansion;
       if (!enter(step)) return expansion;
     }
@@ -181,7 +181,7 @@ bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
   ++checked;
   ++turn_;
   except_.clear();
-  reserved_ = went_on_ = false;
+  reserved_ = reserved_again_ = false;
   if (step.kind == OpKind::kAsk) {
     Ask(step);
     return false;
@@ -203,7 +203,7 @@ bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
       break;
   }
   CheckAll();
-  if (reserved_ && step.kind != OpKind::kPut) GoOn();
+  if (reserved_ && step.kind != OpKind::kPut) ReserveAgain();
   return changed_;
 }
 
@@ -236,8 +236,8 @@ void ExploreWorker::Reserve(const ExploreStep& step) {
 }
 
 // Makes the same pass after the step, and compares the masks.
-void ExploreWorker::GoOn() {
-  went_on_ = true;
+void ExploreWorker::ReserveAgain() {
+  reserved_again_ = true;
   const Batch batch{reserving_.positions, reserving_.sequences, {}};
   CheckCodes({}, reference_->StartForward(batch, true),
              tested_->StartForward(batch, true));
@@ -326,12 +326,12 @@ void ExploreWorker::CheckView() {
 // Compares cells, positions, owners and rows, including rows outside the view.
 void ExploreWorker::CheckAll() {
   CheckCodes({}, reference_->SnapshotTo(expected_),
-             tested_->SnapshotTo(found_));
-  if (expected_ != found_) {
-    const bool cells = expected_.cells != found_.cells;
+             tested_->SnapshotTo(actual_));
+  if (expected_ != actual_) {
+    const bool cells = expected_.cells != actual_.cells;
     Check(
         false, cells ? CheckName("subject: cells") : CheckName("subject: rows"),
-        cells ? fmt::format("cells are{}, expected{}", CellsText(found_.cells),
+        cells ? fmt::format("cells are{}, expected{}", CellsText(actual_.cells),
                             CellsText(expected_.cells))
               : "rows that the view does not show are not equal");
   }

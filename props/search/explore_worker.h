@@ -51,7 +51,7 @@ class ExploreWorker {
             Expansion& expansion) const;
   void Remove(const ExploreStep& step);
   void Reserve(const ExploreStep& step);
-  void GoOn();
+  void ReserveAgain();
   void DoBatch(const ExploreStep& step, std::int64_t& checked);
   void PutRows(const ExploreStep& step);
   void SetCausal();
@@ -73,11 +73,11 @@ class ExploreWorker {
   ExploreStep reserving_;
   int turn_ = 0;
   bool reserved_ = false;
-  bool went_on_ = false;
+  bool reserved_again_ = false;
 
   // Scratch.
   CacheState expected_;
-  CacheState found_;
+  CacheState actual_;
   std::vector<bool> taken_;  // The ledger's tokens that a cell holds.
 };
 

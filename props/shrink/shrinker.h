@@ -65,15 +65,14 @@ class Shrinker {
     } while (AnyPlainer(domain_.Shortcuts(best_)));
     Cost before;
     do {
-      const History plainest = best_;
-      const Cost least = cost_;
+      before = cost_;
       domain_.TryMinimalCases(*this);
       cost_ = domain_.CostOf(best_);
+      // A minimal case may be less plain than a history that was tried.
+      if (cost_ > before) tried_.clear();
       before = cost_;
       while (Step() || PairStep()) {
       }
-      // A minimal case may be less plain, and its plainer forms tried already.
-      if (cost_ > least) return plainest;
       // The kinds of operations have changed, and so have the minimal cases.
     } while (cost_ != before && best_.ops.size() < 3);
     return best_;

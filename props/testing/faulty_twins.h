@@ -67,15 +67,15 @@ inline std::optional<Failure> Seen(const std::string& history,
 }
 
 inline void ExpectFound(const std::vector<Case>& cases, Level level) {
-  for (const Case& one : cases) {
-    SCOPED_TRACE(one.name);
-    const auto right = Seen(one.history, {}, level);
+  for (const Case& test : cases) {
+    SCOPED_TRACE(test.name);
+    const auto right = Seen(test.history, {}, level);
     EXPECT_FALSE(right) << right->text;
-    const auto wrong = Seen(one.history, one.fault, level, one.who);
+    const auto wrong = Seen(test.history, test.fault, level, test.who);
     EXPECT_TRUE(wrong) << "was not found";
     if (!wrong) continue;
-    EXPECT_EQ(wrong->check, one.check) << wrong->text;
-    EXPECT_NE(wrong->text.find(one.text), std::string::npos) << wrong->text;
+    EXPECT_EQ(wrong->check, test.check) << wrong->text;
+    EXPECT_NE(wrong->text.find(test.text), std::string::npos) << wrong->text;
   }
 }
 

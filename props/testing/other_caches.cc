@@ -299,8 +299,8 @@ Status OtherCache::Shift(int seq, std::int32_t begin, std::int32_t end,
 
 Status OtherCache::Turn(std::int32_t delta, OtherRows& rows) const {
   if (Is(Fault::kForgetsTheTurn)) return {};
-  for (auto& [layer, one] : rows) {
-    Status status = ShiftStored(spec_.shift, layer, delta, one.key);
+  for (auto& [layer, stored] : rows) {
+    Status status = ShiftStored(spec_.shift, layer, delta, stored.key);
     if (!status.ok()) return status;
   }
   return {};
@@ -339,18 +339,18 @@ class Several final : public Cache, public Shifting {
       : caches_(std::move(caches)) {}
 
   Status SetConfig(const CacheConfig& config) override {
-    return Each([&](auto& one) { return one.SetConfig(config); });
+    return Each([&](auto& cache) { return cache.SetConfig(config); });
   }
   Status Init(const InitArgs& args) override {
-    return Each([&](auto& one) { return one.Init(args); });
+    return Each([&](auto& cache) { return cache.Init(args); });
   }
   void Close() override {}
   Status SetLayer(int layer) override {
-    return Each([&](auto& one) { return one.SetLayer(layer); });
+    return Each([&](auto& cache) { return cache.SetLayer(layer); });
   }
   Status StartForward(const Batch& batch, bool reserve) override {
     if (reserve) return active().StartForward(batch, reserve);
-    Status status = Each([&](auto& one) { return one.BatchAnswer(batch); });
+    Status status = Each([&](auto& cache) { return cache.BatchAnswer(batch); });
     if (!status.ok()) return status;
     for (auto& cach : caches_) cach->Begin(batch);
     active_ = 0;
@@ -365,21 +365,21 @@ class Several final : public Cache, public Shifting {
   Result<KvView> Get() override { return active().Get(); }
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
     Status status =
-        Each([&](auto& one) { return one.CopyAnswer(src, dst, len); });
+        Each([&](auto& cache) { return cache.CopyAnswer(src, dst, len); });
     if (!status.ok()) return status;
-    return Each([&](auto& one) { return one.CopyPrefix(src, dst, len); });
+    return Each([&](auto& cache) { return cache.CopyPrefix(src, dst, len); });
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     return std::ranges::all_of(
-        caches_, [&](auto& one) { return one->Resumes(seq, pos); });
+        caches_, [&](auto& cache) { return cache->Resumes(seq, pos); });
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     const std::int64_t last =
         end == kOpenEnd ? std::numeric_limits<std::int64_t>::max() : end;
     Status status =
-        Each([&](auto& one) { return one.RemoveAnswer(seq, begin, last); });
+        Each([&](auto& cache) { return cache.RemoveAnswer(seq, begin, last); });
     if (!status.ok()) return status;
-    return Each([&](auto& one) { return one.Remove(seq, begin, end); });
+    return Each([&](auto& cache) { return cache.Remove(seq, begin, end); });
   }
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) override {

@@ -36,7 +36,7 @@ enum class Fault {
 // blocks have the highest free number.
 class OtherPool {
  public:
-  inline static PoolRules rules;  // Rules of pools that are made next.
+  inline static PoolRules rules;  // The rules of the pools that are made next.
   inline static Fault fault = Fault::kNone;
 
   explicit OtherPool(const kvtwin_pool_params& params) : is_(params) {
@@ -49,8 +49,8 @@ class OtherPool {
   }
 
   int Open(const kvtwin_prompt& prompt) {
-    const int made = next_++;
-    Sequence& opened = sequences_[made];
+    const int id = next_++;
+    Sequence& opened = sequences_[id];
     opened.appended.resize(AsSize(is_.layers));
     opened.key = std::string(prompt.salt == nullptr ? "" : prompt.salt) + "\n";
     for (std::size_t i = 0; i < prompt.extra_count; ++i) {
@@ -59,8 +59,8 @@ class OtherPool {
     const std::vector<int> tokens(prompt.tokens,
                                   prompt.tokens + prompt.token_count);
     const auto all = Size(tokens);
-    const int most = rules.recomputes_last ? all : all - 1;
-    for (int whole = most / size(); whole > 0; --whole) {
+    const int limit = rules.recomputes_last ? all : all - 1;
+    for (int whole = limit / size(); whole > 0; --whole) {
       if (whole * size() <= is_.max_seq_len && Take(opened, tokens, whole)) {
         break;
       }
@@ -77,11 +77,11 @@ class OtherPool {
     }
     opened.tokens.assign(tokens.begin(), tokens.begin() + opened.len);
     opened.known = opened.len;
-    return made;
+    return id;
   }
 
   int Fork(int sequence, int len) {
-    const int made = next_++;
+    const int id = next_++;
     const Sequence& from = sequences_.at(sequence);
     Sequence forked = from;
     forked.again = false;
@@ -91,8 +91,8 @@ class OtherPool {
       if (block >= 0) ++BlockAt(block).owners;
     }
     Cut(forked, len);
-    sequences_[made] = forked;
-    return made;
+    sequences_[id] = forked;
+    return id;
   }
 
   int Append(int sequence, int layer, const kvtwin_tensor& key,
@@ -410,8 +410,8 @@ inline const kvtwin_pool_backend_v1& Table() {
       return KVTWIN_OK;
     };
     t.close = [](void* pool) { delete &Of(pool); };
-    t.open = [](void* pool, const kvtwin_prompt* prompt, int32_t* made) {
-      *made = Of(pool).Open(*prompt);
+    t.open = [](void* pool, const kvtwin_prompt* prompt, int32_t* id) {
+      *id = Of(pool).Open(*prompt);
       return AsInt(KVTWIN_OK);
     };
     t.seq_len = [](void* pool, int32_t sequence, int32_t* len) {
@@ -441,8 +441,8 @@ inline const kvtwin_pool_backend_v1& Table() {
       Of(pool).Free(sequence);
       return AsInt(KVTWIN_OK);
     };
-    t.fork = [](void* pool, int32_t sequence, int32_t len, int32_t* made) {
-      *made = Of(pool).Fork(sequence, len);
+    t.fork = [](void* pool, int32_t sequence, int32_t len, int32_t* id) {
+      *id = Of(pool).Fork(sequence, len);
       return AsInt(KVTWIN_OK);
     };
     t.truncate = [](void* pool, int32_t sequence, int32_t len) {

@@ -45,9 +45,9 @@ inline std::string Commit(int sequence, const std::vector<int>& tokens) {
   return fmt::format(R"({{"op":"commit","seq":{},"tokens":[{}]}})", sequence,
                      fmt::join(tokens, ","));
 }
-inline std::string Fork(int sequence, int len, int made) {
+inline std::string Fork(int sequence, int len, int id) {
   return fmt::format(R"({{"op":"fork","seq":{},"len":{},"result":{}}})",
-                     sequence, len, made);
+                     sequence, len, id);
 }
 inline std::string Truncate(int sequence, int len) {
   return fmt::format(R"({{"op":"truncate","seq":{},"len":{}}})", sequence, len);

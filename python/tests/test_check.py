@@ -35,7 +35,7 @@ def test_rejects(recordings, tmp_path):
     verdict = kvtwin.check(str(path))
     assert not verdict
     assert (verdict.verdict, verdict.line) == ("reject", LINE)
-    assert "due is the row" in verdict.reason
+    assert "the row of" in verdict.reason
     assert verdict.reason in str(verdict) and f"line {LINE}" in str(verdict)
     page = verdict.html(tmp_path / "page.html").read_text()
     assert "<html" in page and "contiguous-0016.jsonl" in page
