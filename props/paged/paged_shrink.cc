@@ -104,6 +104,11 @@ void AddOp(std::size_t i, std::vector<Move>& moves) {
     h.ops[i].kind = PagedOpKind::kOpen;
     h.ops[i].c = 0;
   });
+  moves.emplace_back([i](PagedHistory& h) {
+    if (i >= h.ops.size()) return;
+    PagedOpKind& kind = h.ops[i].kind;
+    if (kind == PagedOpKind::kCommitUnknown) kind = PagedOpKind::kCommit;
+  });
 }
 
 // Tries plain histories of the kinds of operations that a failing one has, the
@@ -258,6 +263,7 @@ class PoolDomain {
     for (int PagedSpec::*size : kSizes) cost.numbers += spec.*size;
     for (const PagedOp& op : history.ops) {
       cost.special += op.kind == PagedOpKind::kOpen ? 0 : 1;
+      cost.special += op.kind == PagedOpKind::kCommitUnknown ? 1 : 0;
       cost.numbers += std::int64_t{op.a} + op.b + op.c;
     }
     return cost;
