@@ -21,7 +21,7 @@ namespace kvtwin::props {
 
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 constexpr auto kUntimely = StatusCode::kFailedPrecondition;
-constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
 
 // A call of a cache or of a pool on each side of a bound.

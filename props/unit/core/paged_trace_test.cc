@@ -392,7 +392,7 @@ RC_GTEST_PROP(PagedTrace, SurvivesChangedBytes, ()) {
   RC_CLASSIFY(judgement.verdict() == Verdict::kBadInput, "bad input");
 }
 
-std::string Rewritten(const std::string& text) {
+std::string RewrittenPools(const std::string& text) {
   std::istringstream in(text);
   std::ostringstream out;
   TraceReader reader(in);
@@ -409,14 +409,14 @@ std::string Rewritten(const std::string& text) {
 TEST(PagedTrace, WritesWhatItRead) {
   std::vector<std::string> lines = kPoolLines;
   const auto expect_same = [&] {
-    const std::string written = Rewritten(Lines(lines));
+    const std::string written = RewrittenPools(Lines(lines));
     std::istringstream actual(written);
     std::string line;
     for (const std::string& expected : lines) {
       ASSERT_TRUE(std::getline(actual, line));
       EXPECT_EQ(nlohmann::json::parse(line), nlohmann::json::parse(expected));
     }
-    EXPECT_EQ(Rewritten(written), written);
+    EXPECT_EQ(RewrittenPools(written), written);
   };
   expect_same();
   // Optional fields are left out, and others have other values.
