@@ -388,23 +388,5 @@ TEST(FaultyRecordings, ImpossibleResultsAreRejected) {
       {{4, R"("cache_full")", R"("ok")", "result is ok, expected cache_full"}});
 }
 
-// A third-party cache may have less room than ours, but an empty cache has room
-// for a batch within its sizes.
-TEST(FaultyRecordings, AnEmptyCacheHasRoom) {
-  const std::string empty = OtherHeader(kHeader);
-  const std::string room = "result is cache_full, but the cache has no tokens";
-  ExpectFound({empty, kStart, kPut, kGet},
-              {{2, R"("result":"ok")", R"("result":"cache_full")", room}});
-  const std::string full =
-      R"({"op":"start_forward","positions":[4],"sequences":[0],)"
-      R"("result":"cache_full"})";
-  const std::string clear =
-      R"({"op":"remove","seq":0,"begin":0,"end":2147483647,"result":"ok"})";
-  // Position 4 is past the capacity; position 3 is not.
-  ExpectFound({empty, full}, {{2, "[4]", "[3]", room}});
-  ExpectFound({empty, kStart, kPut, full, clear, full},
-              {{4, "[4]", "[3]", ""}, {6, "[4]", "[3]", room}});
-}
-
 }  // namespace
 }  // namespace kvtwin::props
