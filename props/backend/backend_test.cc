@@ -190,6 +190,27 @@ TEST(Backend, CellsAreListedAtIdentityOnly) {
   EXPECT_GT(calls, 0);
 }
 
+TEST(Backend, CellsThatAreMoreWithEachCallAreGarbage) {
+  kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
+  static std::size_t more;
+  more = 0;
+  table.cells = [](void*, kvtwin_cell*, std::size_t, std::size_t* count,
+                   std::int32_t*, std::size_t, std::size_t* batch,
+                   std::int32_t* total) {
+    *count = ++more;
+    *batch = 0;
+    *total = 4;
+    return 0;
+  };
+  const BackendInfo info = *DescribeBackend(&table);
+  const History history = *ParseHistory("kvt1 cells=4 legal=1 | put 0*1");
+  const auto failure =
+      RunHistory(history, BackendSubject(info, Level::kIdentity, "")).failure;
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->check, "backend: garbage");
+  EXPECT_EQ(failure->text, "cells gives a different count each time");
+}
+
 // A history that makes no view, such as one that only reserves, proves nothing.
 TEST(Backend, IsNotJudgedWhereNoViewIsCompared) {
   kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");

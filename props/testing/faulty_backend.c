@@ -178,20 +178,6 @@ static int FaultyGet(void* cache, int32_t layer, kvtwin_view* view) {
   return code;
 }
 
-/* Reports one more cell each time, once the fault shows. */
-static int FaultyCells(void* cache, kvtwin_cell* cells, size_t room,
-                     size_t* count, int32_t* batch, size_t batch_room,
-                     size_t* batch_count, int32_t* all) {
-  static size_t more;
-  Mine* c = cache;
-  memset(cells, 0, room * sizeof(*cells));
-  memset(batch, 0, batch_room * sizeof(*batch));
-  *count = c->length[c->sequence] < 3 ? 0 : ++more;
-  *batch_count = 0;
-  *all = c->capacity;
-  return KVTWIN_OK;
-}
-
 static int FaultyDescribe(kvtwin_description_v1* out) {
   if (Is("describe")) abort();
   int code = Describe(out);
@@ -214,6 +200,5 @@ static kvtwin_backend_v1 faulty = {
 const kvtwin_backend_v1* kvtwin_get_backend_v1(void) {
   fault = getenv("KVTWIN_SICK");
   if (fault == NULL) fault = "";
-  if (Is("cells")) faulty.cells = FaultyCells;
   return &faulty;
 }
