@@ -32,6 +32,19 @@ constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
   throw MakeFailure(check, std::move(text));
 }
 
+// Returns the first 500 bytes of a message, such as a traceback, line by line.
+std::string PrintableLines(std::string_view message) {
+  message = message.substr(0, 500);
+  std::string text;
+  for (std::size_t begin = 0; begin <= message.size();) {
+    const std::size_t end = std::min(message.find('\n', begin), message.size());
+    if (begin > 0) text += '\n';
+    text += Printable(message.substr(begin, end - begin), end - begin);
+    begin = end + 1;
+  }
+  return text;
+}
+
 // Converts the parameters of a cache, perhaps one of a wrapper's, to C.
 kvtwin_cache_params ToC(const CacheSpec& spec, const CacheConfig& config,
                         const InitArgs& init) {
@@ -281,7 +294,7 @@ class BackendCache final : public Cache, public Shifting {
     }
     const char* said = "without a message";
     if (table_.message != nullptr && open_) said = table_.message(cache_);
-    const std::string message = Printable(said == nullptr ? "" : said, 500);
+    const std::string message = PrintableLines(said == nullptr ? "" : said);
     if (code < KVTWIN_FAILED_PRECONDITION) {
       Failure failure = MakeFailure(
           "backend: error",

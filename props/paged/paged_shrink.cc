@@ -104,6 +104,10 @@ void AddOp(std::size_t i, std::vector<Move>& moves) {
     h.ops[i].kind = PagedOpKind::kOpen;
     h.ops[i].c = 0;
   });
+  // Together with another move, which leaves out what made it sequence 0.
+  moves.emplace_back([i](PagedHistory& h) {
+    if (i < h.ops.size() && h.ops[i].a == 0) h.ops[i].a = 1;
+  });
   moves.emplace_back([i](PagedHistory& h) {
     if (i >= h.ops.size()) return;
     PagedOpKind& kind = h.ops[i].kind;

@@ -204,10 +204,10 @@ std::vector<std::string> LawNames() {
 
 // Judges the laws with these names; `rerun` makes the command that judges a law
 // on a history again.
-nb::list JudgeLaws(nb::object adapter, nb::object rerun,
-                   const std::vector<std::string>& names, std::uint64_t seed,
-                   std::int64_t count,
-                   const std::optional<std::string>& history) {
+nb::typed<nb::list, nb::any> JudgeLaws(
+    nb::object adapter, nb::object rerun, const std::vector<std::string>& names,
+    std::uint64_t seed, std::int64_t count,
+    const std::optional<std::string>& history) {
   return Raising([&] {
     const Driver driver(std::move(adapter), rerun);
     const props::BackendInfo& info = driver.info();

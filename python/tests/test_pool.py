@@ -100,7 +100,7 @@ def test_run(pool):
     assert kvtwin.run(pool, history)
     with pytest.raises(ValueError, match="kvp1"):
         kvtwin.run(pool, "kvt1 | put 0*1")
-    with pytest.raises(kvtwin.NotSupported, match="no such pool"):
+    with pytest.raises(kvtwin.NotSupported, match="refuses such a pool"):
         kvtwin.run(pool, "kvp1 block=2 blocks=4 dtype=f16 | open 0 0 0")
 
 
