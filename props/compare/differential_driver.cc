@@ -239,8 +239,9 @@ void DifferentialDriver::PutRows() {
   Begin(call);
   const StatusCode reference = reference_->Put(key, value).code();
   const StatusCode subject = tested_->Put(key, value).code();
-  ledger_.active().Put(layer, key, value);
   CheckCodes(call, StatusCode::kOk, reference, subject);
+  // Only rows that the twins accept: the ledger does not check them.
+  ledger_.active().Put(layer, key, value);
   put_.insert(place());
   if (observer_ != nullptr) {
     observer_->Put(AsSize(active_type_), layer, k_dtype);
