@@ -266,10 +266,7 @@ void BindLive(nb::module_& m) {
   m.def("law_names", &LawNames);
   m.def("judge_laws", &JudgeLaws, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("names"), nb::arg("seed"), nb::arg("count"),
-        nb::arg("history").none(),
-        nb::sig("def judge_laws(adapter: object, rerun: object, names: "
-                "Sequence[str], seed: int, count: int, history: str | None) "
-                "-> list[dict[str, typing.Any]]"));
+        nb::arg("history").none());
   m.def("fuzz", &Fuzz, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
         nb::arg("page").none(), nb::arg("known"));
