@@ -587,7 +587,7 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   fresh_.assign(fresh_.size(), ok && !op.reserve);
   if (!ok) {
     // Tokens that our caches evict before they refuse leave the ledger too.
-    if (header_.visibility_only) return CheckRoom(op);
+    if (header_.visibility_only) return std::nullopt;
     Ledger after = *ledger_;
     if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
     return std::nullopt;
@@ -595,25 +595,6 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const Status status = ledger_->StartForward(batch, op.reserve);
   if (status.ok()) return std::nullopt;
   return WrongAnswer("result is ok, expected {}", status.ToString());
-}
-
-// A cache without tokens has room for a batch of sequences that are each
-// within the capacity.
-std::optional<Failure> Oracle::CheckRoom(const TraceOp& op) const {
-  const InitArgs& init = header_.init;
-  const bool empty = std::ranges::all_of(
-      ledger_->parts(), [](const auto& part) { return part.tokens().empty(); });
-  const std::set<int> sequences(op.sequences.begin(), op.sequences.end());
-  const bool fits =
-      std::ssize(sequences) <= init.max_sequences &&
-      std::ranges::all_of(op.positions, [&](std::int32_t position) {
-        return position < init.capacity;
-      });
-  if (!empty || !fits) return std::nullopt;
-  return WrongAnswer(
-      "result is cache_full, but the cache has no tokens, and the batch is "
-      "within max_sequences {} and capacity {}",
-      init.max_sequences, init.capacity);
 }
 
 std::optional<Failure> Oracle::FollowRemove(const TraceOp& op) {

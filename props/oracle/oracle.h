@@ -102,7 +102,6 @@ class Oracle {
 
   std::optional<Failure> FollowLedger(const TraceOp& op);
   std::optional<Failure> FollowStart(const TraceOp& op);
-  std::optional<Failure> CheckRoom(const TraceOp& op) const;
   std::optional<Failure> FollowRemove(const TraceOp& op);
   std::optional<Failure> CheckDims(const TraceOp& op) const;
   std::optional<Failure> CheckVisibility(const TraceOp& op) const;
