@@ -10,7 +10,7 @@ LawRun RunLawOn(const Law& law, const Subject& subject,
     return RunLaw(law, subject, histories.seed, histories.count, judge);
   }
   const History& history = *histories.history;
-  const LawResult result = judge ? judge(law, history, /*hasty=*/false)
+  const LawResult result = judge ? judge(law, history, /*known_to_hang=*/false)
                                  : Judge(law, history, subject);
   return {.histories = 1,
           .judged = result.judged,
@@ -24,9 +24,9 @@ LawAnswer BackendLaws::Run(const Law& law) {
   if (!answer.why_not.empty()) return answer;
   std::string again;  // A check that is reported already.
   const LawJudge judge = [&](const Law& one, const History& history,
-                             bool hasty) {
+                             bool known_to_hang) {
     if (!again.empty()) return LawResult();
-    LawResult result = judge_(one, history, hasty);
+    LawResult result = judge_(one, history, known_to_hang);
     if (!result.failure || !reported_.contains(result.failure->check)) {
       return result;
     }

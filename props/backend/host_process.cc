@@ -312,11 +312,11 @@ Result<PoolInfo> Host::DescribePool() {
   });
 }
 
-std::optional<Json> Host::AskOnce(const Json& asked, bool hasty,
+std::optional<Json> Host::AskOnce(const Json& asked, bool known_to_hang,
                                   std::unique_ptr<HostProcess>& process) {
   process = Take();
   if (!process->alive() || !process->Ask(asked)) return std::nullopt;
-  std::optional<Json> said = process->Answer(Patience(hasty));
+  std::optional<Json> said = process->Answer(Patience(known_to_hang));
   if (said && said->contains("error")) {  // The host itself failed.
     throw std::logic_error("kvtwin-host cannot read what kvtwin asks: " +
                            said->at("error").get<std::string>());
@@ -330,14 +330,14 @@ void Host::GiveBack(std::unique_ptr<HostProcess> process) {
 }
 
 LawResult Host::Judge(const Law& law, const History& history, Level level,
-                      bool hasty) {
+                      bool known_to_hang) {
   std::unique_ptr<HostProcess> process;
   try {
     const std::optional<Json> said = AskOnce({{"law", law.name},
                                               {"history", ToText(history)},
                                               {"level", level},
                                               {"profile", options_.profile}},
-                                             hasty, process);
+                                             known_to_hang, process);
     if (!said) return {.judged = 1, .failure = process->died()};
     LawResult result = {.judged = said->at("judged").get<std::int64_t>()};
     if (said->contains("failure")) {
@@ -371,7 +371,7 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
                                               {"state", state},
                                               {"level", Level::kIdentity},
                                               {"profile", options_.profile}},
-                                             /*hasty=*/false, process);
+                                             /*known_to_hang=*/false, process);
     if (!said) return ended(process->died());
     Expansion expansion = ExpansionFromJson(*said);
     const bool sound = !expansion.failure || IsSound(*expansion.failure);
@@ -383,11 +383,12 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
   }
 }
 
-RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
-                        PagedCoverageCounts* counts) {
+RunResult Host::AskPool(const PagedHistory& history, Level level,
+                        const PoolRunOptions& options) {
   std::unique_ptr<HostProcess> process;
   const std::optional<Json> said =
-      AskOnce({{"pool", ToText(history)}, {"level", level}}, hasty, process);
+      AskOnce({{"pool", ToText(history)}, {"level", level}},
+              options.known_to_hang, process);
   RunResult result = {.ran = true};
   if (!said) {
     result.failure = process->died();
@@ -395,35 +396,38 @@ RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
     return result;
   }
   result = RunResultFromJson(*said);
-  if (counts != nullptr) {
+  if (options.counts != nullptr) {
     PagedCoverageCounts counted = PagedCountsFromJson(said->at("counts"));
     const PagedSpec& spec = history.spec;
     if (result.ran) {
       counted.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
     }
-    counts->Add(counted);
+    options.counts->Add(counted);
   }
   if (!result.failure || IsSound(*result.failure)) GiveBack(std::move(process));
   return result;
 }
 
-PagedSubject Host::PoolSubjectAt(Level level, std::string arguments) {
+Subject Host::SubjectAt(const PoolInfo& info, Level level,
+                        std::string arguments) {
   const auto run = [this, level](const PagedHistory& history,
-                                 PagedCoverageCounts* counts, bool hasty) {
+                                 const PoolRunOptions& options) {
     try {
-      return AskPool(history, level, hasty, counts);
+      return AskPool(history, level, options);
     } catch (const Json::exception& error) {
       return WroteNonsense(history.ops.size(), error);
     }
   };
-  return {.run = run,
+  return {.name = info.name,
+          .run_pool = run,
           .shrink_seconds = options_.shrink_seconds,
           .level = level,
           .arguments = std::move(arguments)};
 }
 
-double Host::Patience(bool hasty) const {
-  return hasty ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
+double Host::Patience(bool known_to_hang) const {
+  return known_to_hang ? std::min(options_.call_seconds, 0.2)
+                       : options_.call_seconds;
 }
 
 std::unique_ptr<HostProcess> Host::Take() {
@@ -442,9 +446,10 @@ std::unique_ptr<HostProcess> Host::Take() {
   return process;
 }
 
-RunResult Host::Ask(const History& history, Level level, CallTrace* trace,
-                    bool page, const std::string& arguments, std::string* html,
-                    const Rules* rules, bool hasty) {
+RunResult Host::Ask(const History& history, Level level,
+                    const RunOptions& options, const Rules* rules,
+                    const std::string& arguments, std::string* page) {
+  CallTrace* const trace = options.trace;
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
   const auto died = [&] {
@@ -464,7 +469,7 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* trace,
   if (!process->alive() || !process->Ask({{"history", ToText(history)},
                                           {"level", level},
                                           {"with_trace", trace != nullptr},
-                                          {"page", page},
+                                          {"page", page != nullptr},
                                           {"arguments", arguments},
                                           {"profile", options_.profile},
                                           {"program", Program()},
@@ -472,7 +477,8 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* trace,
     return died();
   }
   for (;;) {
-    const std::optional<Json> said = process->Answer(Patience(hasty));
+    const std::optional<Json> said =
+        process->Answer(Patience(options.known_to_hang));
     if (!said) return died();
     if (said->contains("step")) {
       if (trace == nullptr) continue;
@@ -488,18 +494,17 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* trace,
       break;
     }
     result = RunResultFromJson(*said);
-    if (html != nullptr) *html = said->value("page", "");
+    if (page != nullptr) *page = said->value("page", "");
     break;
   }
   if (!result.failure || IsSound(*result.failure)) GiveBack(std::move(process));
   return result;
 }
 
-RunResult Host::Run(const History& history, Level level, CallTrace* trace,
-                    bool hasty, const Rules* rules) {
+RunResult Host::Run(const History& history, Level level,
+                    const RunOptions& options, const Rules* rules) {
   try {
-    return Ask(history, level, trace, /*page=*/false, "", nullptr, rules,
-               hasty);
+    return Ask(history, level, options, rules);
   } catch (const Json::exception& error) {
     return WroteNonsense(history.ops.size(), error);
   }
@@ -509,7 +514,7 @@ std::string Host::Page(const History& history, Level level,
                        const std::string& arguments) {
   std::string html;
   try {
-    Ask(history, level, nullptr, /*page=*/true, arguments, &html);
+    Ask(history, level, {}, nullptr, arguments, &html);
     // A host that writes nonsense has no page.
   } catch (const Json::exception&) {
     html.clear();
@@ -526,9 +531,9 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   subject.abilities = info.abilities;
   subject.tolerance = info.tolerance;
   subject.arguments = std::move(arguments);
-  subject.run = [this, level](const History& history, CallTrace* trace,
-                              bool hasty) {
-    return Run(history, level, trace, hasty);
+  subject.run = [this, level](const History& history,
+                              const RunOptions& options) {
+    return Run(history, level, options);
   };
   subject.shrink_seconds = options_.shrink_seconds;
   return subject;

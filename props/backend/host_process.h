@@ -85,11 +85,11 @@ class Host {
   // Comes first. Errors: no kvtwin-host, no such library, or not a backend.
   Result<BackendInfo> Describe();
 
-  // Any thread may call it. The trace has only calls, no pictures. `hasty`:
-  // waits only briefly, since the history is known to hang. With `rules`,
-  // judges by them instead of the profile's rules, and judges mask rows too.
-  RunResult Run(const History& history, Level level, CallTrace* trace,
-                bool hasty = false, const Rules* rules = nullptr);
+  // Any thread may call it. The trace has only calls, no pictures. With
+  // `rules`, judges by them instead of the profile's rules, and judges mask
+  // rows too.
+  RunResult Run(const History& history, Level level, const RunOptions& options,
+                const Rules* rules = nullptr);
   // Returns the page of a history that fails; empty if there is none, as after
   // a crash.
   std::string Page(const History& history, Level level,
@@ -98,7 +98,7 @@ class Host {
   // Judges a history by a law. A process that dies is a failure, too, with its
   // own check: "backend: crash".
   LawResult Judge(const Law& law, const History& history, Level level,
-                  bool hasty);
+                  bool known_to_hang);
   // Does all steps from one state of `what`. A step that ends the process is
   // the last, and is named.
   Expansion Expand(const ExploreSize& size, const ExploreCase& what,
@@ -106,27 +106,29 @@ class Host {
 
   // These functions do the same for pools.
   Result<PoolInfo> DescribePool();
-  PagedSubject PoolSubjectAt(Level level, std::string arguments);
 
-  // Runs histories at this level. Requires: the host outlives the subject.
+  // Returns the caches or the pools as a subject that runs histories at this
+  // level. Requires: the host outlives the subject.
+  Subject SubjectAt(const PoolInfo& info, Level level, std::string arguments);
   Subject SubjectAt(const BackendInfo& info, Level level,
                     std::string arguments);
 
  private:
   Result<nlohmann::ordered_json> Greet();
-  RunResult Ask(const History& history, Level level, CallTrace* trace,
-                bool page, const std::string& arguments, std::string* html,
-                const Rules* rules = nullptr, bool hasty = false);
-  RunResult AskPool(const PagedHistory& history, Level level, bool hasty,
-                    PagedCoverageCounts* counts);
+  // `page` gets the history's page, if it is given.
+  RunResult Ask(const History& history, Level level, const RunOptions& options,
+                const Rules* rules, const std::string& arguments = {},
+                std::string* page = nullptr);
+  RunResult AskPool(const PagedHistory& history, Level level,
+                    const PoolRunOptions& options);
   std::unique_ptr<HostProcess> Take();
   void GiveBack(std::unique_ptr<HostProcess> process);
   // One question, one answer. Nothing if the process died, and `process` says
   // how.
   std::optional<nlohmann::ordered_json> AskOnce(
-      const nlohmann::ordered_json& asked, bool hasty,
+      const nlohmann::ordered_json& asked, bool known_to_hang,
       std::unique_ptr<HostProcess>& process);
-  double Patience(bool hasty) const;
+  double Patience(bool known_to_hang) const;
 
   HostOptions options_;
   std::mutex mutex_;

@@ -467,9 +467,10 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
       std::make_unique<BackendPool>(backend, spec, pool));
 }
 
-PagedRun BackendRun(const PoolBackend& backend, Level level) {
-  return [backend, level](const PagedHistory& history,
-                          PagedCoverageCounts* counts, bool /*hasty*/) {
+Subject BackendSubject(const PoolBackend& backend, Level level) {
+  const auto run = [backend, level](const PagedHistory& history,
+                                    const PoolRunOptions& options) {
+    PagedCoverageCounts* const counts = options.counts;
     auto pool = MakeBackendPool(backend, history.spec);
     RunResult result;
     if (!pool.ok()) {
@@ -491,6 +492,7 @@ PagedRun BackendRun(const PoolBackend& backend, Level level) {
     }
     return RunVisibility(backend, history, counts, std::move(*pool));
   };
+  return {.name = backend.name, .run_pool = run, .level = level};
 }
 
 }  // namespace kvtwin::props

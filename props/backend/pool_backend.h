@@ -35,11 +35,11 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given);
 Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
                                                    const PagedSpec& spec);
 
-// Runs histories on pools of the backend, in this process. At Level::kIdentity
-// they are compared with the ledger and the reference twin after each call; at
-// kVisibility they are recorded, and the recording is judged. Histories whose
-// pool the backend does not support are skipped.
-PagedRun BackendRun(const PoolBackend& backend, Level level);
+// Returns the pools of the backend, in this process, as a subject. At
+// Level::kIdentity they are compared with the ledger and the reference twin
+// after each call; at kVisibility they are recorded, and the recording is
+// judged. Histories whose pool the backend does not support are skipped.
+Subject BackendSubject(const PoolBackend& backend, Level level);
 
 }  // namespace kvtwin::props
 

@@ -41,8 +41,7 @@ PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table,
                        std::uint64_t seed = 3) {
   const auto backend = DescribePoolBackend(&table);
   EXPECT_TRUE(backend.ok()) << backend.status().ToString();
-  return FuzzPools(seed, kOperations,
-                   {.run = BackendRun(*backend, level), .level = level});
+  return FuzzPools(seed, kOperations, BackendSubject(*backend, level));
 }
 
 std::string CallTrace(const PagedFuzzResult& result) {

@@ -290,7 +290,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 }
 
 int OnPoolBackend(const BackendArguments& arguments,
-                  const std::function<int(const PagedSubject&)>& act) {
+                  const std::function<int(const Subject&)>& act) {
   Host host(OptionsOf(arguments));
   const Result<PoolInfo> info = host.DescribePool();
   if (!info.ok()) return Complain(info.status().message());
@@ -300,10 +300,7 @@ int OnPoolBackend(const BackendArguments& arguments,
   if (level < info->claims) {
     return Complain(fmt::format("{} does not claim identity", info->name));
   }
-  PagedSubject subject =
-      host.PoolSubjectAt(level, PoolArgumentsText(arguments));
-  subject.name = info->name;
-  return act(subject);
+  return act(host.SubjectAt(*info, level, PoolArgumentsText(arguments)));
 }
 
 int OnOurBackend(
@@ -339,7 +336,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   const Subject subject =
       host.SubjectAt(*info, level, ArgumentsText(arguments, level));
   CallTrace trace;
-  const RunResult result = RunHistory(history, subject, &trace);
+  const RunResult result = RunHistory(history, subject, {.trace = &trace});
   if (!result.ran && !result.failure) {
     if (info->abilities.Fits(history.setup)) {
       return Complain(fmt::format("the init of {} refuses such a cache: '{}'",

@@ -42,7 +42,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 // gave or else the claimed level. Returns the result of `act`, or 2 if there is
 // no usable backend.
 int OnPoolBackend(const BackendArguments& arguments,
-                  const std::function<int(const PagedSubject&)>& act);
+                  const std::function<int(const Subject&)>& act);
 // Calls `act` with a cache that follows our rules, at the level that the user
 // gave or else the claimed level. Returns 2 if the cache follows other rules,
 // which it reports with `what`.

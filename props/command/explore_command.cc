@@ -291,7 +291,7 @@ class Session {
 
 // Explores pools by running all histories of some length, without states.
 int RunPagedHistories(const ExploreArguments& arguments,
-                      const PagedSubject& subject) {
+                      const Subject& subject) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   FuzzOptions options;
   options.threads = arguments.threads;
@@ -328,7 +328,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
 
 int RunOnBackend(const ExploreArguments& arguments) {
   if (arguments.kind == "paged") {
-    return OnPoolBackend(arguments.backend, [&](const PagedSubject& subject) {
+    return OnPoolBackend(arguments.backend, [&](const Subject& subject) {
       return RunPagedHistories(arguments, subject);
     });
   }
@@ -359,7 +359,7 @@ void RefuseOtherKind(const CLI::App& explore, bool paged) {
 int RunExplore(const ExploreArguments& arguments) {
   if (arguments.backend.given()) return RunOnBackend(arguments);
   if (arguments.kind == "paged") {
-    return RunPagedHistories(arguments, TwinPools(arguments.twin));
+    return RunPagedHistories(arguments, TwinSubject(arguments.twin));
   }
   return Session(arguments, TwinSubject(arguments.twin)).Run();
 }

@@ -158,7 +158,7 @@ std::vector<PoolMark> PoolMarksAt(Level level) {
   return marks;
 }
 
-std::vector<std::string> VacuityOf(const PagedSubject& subject,
+std::vector<std::string> VacuityOf(const Subject& subject,
                                    const PagedCoverageCounts& counts) {
   std::vector<std::string> reasons;
   for (const PoolMark& mark : PoolMarksAt(subject.level)) {
@@ -168,8 +168,7 @@ std::vector<std::string> VacuityOf(const PagedSubject& subject,
   return reasons;
 }
 
-void PrintMarks(const PagedSubject& subject,
-                const PagedCoverageCounts& counts) {
+void PrintMarks(const Subject& subject, const PagedCoverageCounts& counts) {
   for (const PoolMark& mark : PoolMarksAt(subject.level)) {
     fmt::print("{:>12} {:<22} {}\n", counts.*mark.count, mark.name,
                mark.statement);
@@ -180,7 +179,7 @@ void PrintMarks(const PagedSubject& subject,
 }
 
 nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
-                                     const PagedSubject& subject,
+                                     const Subject& subject,
                                      const PagedFuzzResult& result) {
   const PagedCoverageCounts& counts = result.counts;
   nlohmann::ordered_json json = {
@@ -215,8 +214,8 @@ nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
 }
 
 // Says how much ran, and how often rare states were reached.
-std::string CountsLine(const PagedSubject& subject,
-                       const PagedFuzzResult& result, std::uint64_t seed) {
+std::string CountsLine(const Subject& subject, const PagedFuzzResult& result,
+                       std::uint64_t seed) {
   const PagedCoverageCounts& counts = result.counts;
   std::string line = fmt::format(
       "{} operations in {} histories, {} differences, seed {}; {} blocks found "
@@ -237,11 +236,11 @@ std::string CountsLine(const PagedSubject& subject,
   return line + "\n";
 }
 
-int RunFuzzPaged(const FuzzArguments& arguments, const PagedSubject& subject) {
+int RunFuzzPaged(const FuzzArguments& arguments, const Subject& subject) {
   FuzzOptions options = arguments.options;
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowProgress;
-  const PagedFuzzResult result = Fuzz(options, subject);
+  const PagedFuzzResult result = FuzzPools(options, subject);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   if (result.ran == 0 && !Interrupted()) {
     fmt::print(stderr,
@@ -279,12 +278,12 @@ int OnPools(const FuzzArguments& arguments, const Do& act) {
     return OnPoolBackend(arguments.backend, act);
   }
   ReportCrashes();
-  return act(TwinPools(arguments.twin));
+  return act(TwinSubject(arguments.twin));
 }
 
 int RunFuzz(const FuzzArguments& arguments) {
   if (arguments.kind == "paged") {
-    return OnPools(arguments, [&](const PagedSubject& subject) {
+    return OnPools(arguments, [&](const Subject& subject) {
       return RunFuzzPaged(arguments, subject);
     });
   }
@@ -347,7 +346,7 @@ int RunFuzz(const FuzzArguments& arguments) {
   return options.probes && !VacuityOf(result.counts).empty() ? 1 : 0;
 }
 
-int RunOnePaged(const FuzzArguments& arguments, const PagedSubject& subject) {
+int RunOnePaged(const FuzzArguments& arguments, const Subject& subject) {
   const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
   if (!history.ok()) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
@@ -381,7 +380,7 @@ int RunOnePaged(const FuzzArguments& arguments, const PagedSubject& subject) {
 
 int RunOne(const FuzzArguments& arguments) {
   if (arguments.history.starts_with("kvp1")) {
-    return OnPools(arguments, [&](const PagedSubject& subject) {
+    return OnPools(arguments, [&](const Subject& subject) {
       return RunOnePaged(arguments, subject);
     });
   }
@@ -396,7 +395,7 @@ int RunOne(const FuzzArguments& arguments) {
   }
   const Subject subject = TwinSubject(arguments.twin);
   CallTrace trace;
-  const RunResult result = RunHistory(*history, subject, &trace);
+  const RunResult result = RunHistory(*history, subject, {.trace = &trace});
   std::vector<std::string> calls;
   for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
   if (!result.ran && !result.failure) {

@@ -144,8 +144,8 @@ int RunOnBackend(const LawsArguments& arguments) {
         LawsReport report(arguments);
         BackendLaws laws(
             subject, histories,
-            [&](const Law& law, const History& history, bool hasty) {
-              return host.Judge(law, history, subject.level, hasty);
+            [&](const Law& law, const History& history, bool known_to_hang) {
+              return host.Judge(law, history, subject.level, known_to_hang);
             });
         for (const Law& law : Laws()) {
           if (!arguments.law.empty() && law.name != arguments.law) continue;

@@ -152,7 +152,8 @@ int RunProfile(ProfileArguments arguments) {
   const Level level = numeric ? Level::kNumeric : Level::kVisibility;
   bool hangs = false;
   const auto run = [&](const History& history, const Rules& rules) {
-    RunResult result = host.Run(history, level, nullptr, hangs, &rules);
+    RunResult result =
+        host.Run(history, level, {.known_to_hang = hangs}, &rules);
     hangs = hangs || (result.failure && IsHang(*result.failure));
     return result;
   };

@@ -597,7 +597,7 @@ void RunLine(std::string_view line, std::string_view twin,
   const Result<History> history = ParseHistory("kvt1 " + std::string(line));
   ASSERT_TRUE(history.ok()) << line << ": " << history.status().ToString();
   const RunResult result =
-      RunHistory(*history, TwinSubject(twin), nullptr, &counts);
+      RunHistory(*history, TwinSubject(twin), {.counts = &counts});
   EXPECT_TRUE(result.ran) << line;
   EXPECT_FALSE(result.failure) << line << ": " << result.failure->check;
 }
@@ -685,7 +685,7 @@ TEST(CoverageCounts, CountsDiscardedHistories) {
   ASSERT_TRUE(history.ok());
   CoverageCounts counts;
   EXPECT_FALSE(
-      RunHistory(*history, TwinSubject("reference"), nullptr, &counts).ran);
+      RunHistory(*history, TwinSubject("reference"), {.counts = &counts}).ran);
   EXPECT_EQ(counts.histories, 1);
   EXPECT_EQ(counts.discarded, 1);
 }

@@ -418,14 +418,14 @@ std::unique_ptr<Cache> RunReference(const History& history,
                                     std::vector<Op>* open) {
   static const Subject reference = TwinSubject("reference");
   RunResult result;
-  DifferentialDriver trio(history.setup, reference, nullptr, nullptr, result);
+  DifferentialDriver driver(history.setup, reference, nullptr, nullptr, result);
   try {
-    Client client(history.setup, reference, trio, open);
-    if (!trio.SetUp()) return nullptr;
+    Client client(history.setup, reference, driver, open);
+    if (!driver.SetUp()) return nullptr;
     for (const Op& op : history.ops) client.Do(op);
   } catch (const Failure&) {  // The reference is wrong: stop there.
   }
-  return trio.TakeReference();
+  return driver.TakeReference();
 }
 
 }  // namespace
@@ -476,21 +476,24 @@ void TellUnanswered(CallTrace* story) {
 }  // namespace
 
 RunResult RunHistory(const History& history, const Subject& subject,
-                     CallTrace* story, CoverageCounts* counts) {
-  if (subject.run) return subject.run(history, story, subject.hasty);
+                     RunOptions options) {
+  options.known_to_hang = options.known_to_hang || subject.known_to_hang;
+  if (subject.run) return subject.run(history, options);
   RunResult result;
   if (subject.make_of && !subject.abilities.Fits(history.setup)) return result;
   std::optional<Observer> observer;
-  if (counts != nullptr) observer.emplace(history.setup, *counts);
-  if (subject.level == Level::kIdentity) {
-    DifferentialDriver trio(history.setup, subject, story,
-                            observer ? &*observer : nullptr, result);
-    Run(history, subject, trio, result);
-  } else {
-    ModelDriver duo(history.setup, subject, story, result);
-    Run(history, subject, duo, result);
+  if (options.counts != nullptr) {
+    observer.emplace(history.setup, *options.counts);
   }
-  if (result.failure) TellUnanswered(story);
+  if (subject.level == Level::kIdentity) {
+    DifferentialDriver driver(history.setup, subject, options.trace,
+                              observer ? &*observer : nullptr, result);
+    Run(history, subject, driver, result);
+  } else {
+    ModelDriver driver(history.setup, subject, options.trace, result);
+    Run(history, subject, driver, result);
+  }
+  if (result.failure) TellUnanswered(options.trace);
   if (observer) observer->End(result.ran);
   return result;
 }
@@ -498,9 +501,9 @@ RunResult RunHistory(const History& history, const Subject& subject,
 RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
                      const Subject& subject) {
   RunResult result;
-  DifferentialDriver trio(history.setup, subject, nullptr, nullptr, result,
-                          make_reference);
-  Run(history, subject, trio, result);
+  DifferentialDriver driver(history.setup, subject, nullptr, nullptr, result,
+                            make_reference);
+  Run(history, subject, driver, result);
   return result;
 }
 

@@ -24,12 +24,26 @@ namespace kvtwin::props {
 
 struct RunResult;
 struct CallTrace;
+struct PagedHistory;         // props/paged/paged_history.h
+struct PagedCoverageCounts;  // props/paged/paged_driver.h
 
-// A system under test: its name in reports, and a function that makes a cache.
+// How a history of a cache or a pool is run. `Counts` counts coverage marks.
+template <class Counts>
+struct RunOptionsOf {
+  CallTrace* trace = nullptr;  // Gets the calls of a cache, if given.
+  Counts* counts = nullptr;    // Gets the marks that the history hits.
+  // The history is known to hang, so that each call gets less time.
+  bool known_to_hang = false;
+};
+using RunOptions = RunOptionsOf<CoverageCounts>;
+using PoolRunOptions = RunOptionsOf<PagedCoverageCounts>;
+
+// A system under test: a twin, a cache or a pool in this process, a library in
+// another process, or a Python class. Every command takes any of them.
 struct Subject {
-  std::string name;
+  std::string name = {};  // In reports.
   // May answer not_supported for a kind; such a history is skipped.
-  std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)> make;
+  std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)> make = {};
   // Whether free cells may be overwritten through the pointers of its views.
   bool can_be_poisoned = false;
   // Whether misuse before Init and after Close is tried. This takes as long as
@@ -44,14 +58,19 @@ struct Subject {
   // Used instead of `make`, if set; the setup also says the rows' dimensions.
   std::function<Result<std::unique_ptr<Cache>>(const Setup&)> make_of = {};
   // Used instead of `make` and `make_of`, if set: runs the history somewhere
-  // else. With `hasty`, the history is known to hang, and the run waits a
-  // shorter time for each answer.
-  std::function<RunResult(const History&, CallTrace*, bool hasty)> run = {};
-  bool hasty = false;
+  // else.
+  std::function<RunResult(const History&, const RunOptions&)> run = {};
+  // Runs the history of a pool. If it is not set, the pools are those of the
+  // twin `name`. `ran` in the result is false if the subject does not support
+  // the history's pool.
+  std::function<RunResult(const PagedHistory&, const PoolRunOptions&)>
+      run_pool = {};
+  bool known_to_hang = false;  // In all runs, see RunOptionsOf.
   // How long a failure is shrunk; 0: until it cannot be made any shorter.
   double shrink_seconds = 0;
   // The level of comparison. At identity, the subject is compared with the
-  // reference twin.
+  // reference twin. Blocks that are copied and evicted are counted at identity
+  // only: at other levels, the pool's own rules decide about them.
   Level level = Level::kIdentity;
   Rules rules = {};  // Identity requires kvtwin's own rules.
   // Whether the mask must have the number of rows that the rules say; if not,
@@ -97,17 +116,14 @@ struct RunResult {
   std::optional<Failure> failure = {};
 };
 
-// Runs `history` and compares every answer. Adds the probes that it hits to
-// `census`, if given.
+// Runs `history` and compares every answer.
 RunResult RunHistory(const History& history, const Subject& subject,
-                     CallTrace* story = nullptr,
-                     CoverageCounts* counts = nullptr);
+                     RunOptions options = {});
 
-// Returns `subject`, a cache or a pool, with a shorter time limit if `failure`,
-// which the subject is known to have, is a hang.
-template <class AnySubject>
-AnySubject WithShortTimeout(AnySubject subject, const Failure& failure) {
-  subject.hasty = subject.hasty || IsHang(failure);
+// Returns `subject` with a shorter time limit if `failure`, which the subject
+// is known to have, is a hang.
+inline Subject WithShortTimeout(Subject subject, const Failure& failure) {
+  subject.known_to_hang = subject.known_to_hang || IsHang(failure);
   return subject;
 }
 

@@ -8,6 +8,7 @@
 #include "props/base/clock.h"
 #include "props/base/interrupt.h"
 #include "props/compare/failure.h"
+#include "props/compare/runner.h"
 
 namespace kvtwin::props {
 
@@ -15,8 +16,8 @@ namespace kvtwin::props {
 // The function returns nothing after `subject.shrink_seconds`, after an
 // interrupt, and for a failure that `refuses`, if it is set, returns true for.
 // Requires: both arguments outlive the function.
-template <class AnySubject, class Refuses>
-auto TimedRerun(const AnySubject& subject, const Refuses& refuses) {
+template <class Refuses>
+auto TimedRerun(const Subject& subject, const Refuses& refuses) {
   const double end = Now() + subject.shrink_seconds;
   return
       [&subject, &refuses, end](const auto& history) -> std::optional<Failure> {

@@ -8,7 +8,7 @@ namespace kvtwin::props {
 namespace {
 
 std::string Failed(const PagedHistory& history) {
-  const PagedSubject subject;
+  const Subject subject = TwinSubject("optimized");
   if (!RunHistory(history, subject).failure) return "";
   const PagedHistory shrunk = Shrink(history, subject);
   return FailureText(

@@ -18,8 +18,9 @@ namespace {
 constexpr int kOpsInHistory = 20;
 
 LawResult JudgeBy(const LawJudge& judge, const Law& law, const History& history,
-                  const Subject& subject, bool hasty) {
-  return judge ? judge(law, history, hasty) : Judge(law, history, subject);
+                  const Subject& subject, bool known_to_hang) {
+  return judge ? judge(law, history, known_to_hang)
+               : Judge(law, history, subject);
 }
 
 }  // namespace
@@ -105,11 +106,12 @@ LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
     History history = MakeHistory(seed, number, std::nullopt, kOpsInHistory);
     if (!subject.is_twin()) subject.abilities.Fit(history.setup);
     const LawResult result =
-        JudgeBy(judge, law, history, subject, /*hasty=*/false);
+        JudgeBy(judge, law, history, subject, /*known_to_hang=*/false);
     run.judged += result.judged;
     if (!result.failure) continue;
     run.shrunk = ShrinkUnderLaw(law, history, subject, judge);
-    LawResult shown = JudgeBy(judge, law, run.shrunk, subject, /*hasty=*/false);
+    LawResult shown =
+        JudgeBy(judge, law, run.shrunk, subject, /*known_to_hang=*/false);
     if (!shown.failure) {  // It was slow, or changes from run to run.
       run.shrunk = history;
       shown = result;
@@ -123,19 +125,19 @@ LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
 
 History ShrinkUnderLaw(const Law& law, const History& history,
                        const Subject& subject, const LawJudge& judge) {
-  bool hasty = false;
+  bool known_to_hang = false;
   const auto rerun = [&](const History& candidate) {
     std::optional<Failure> failure =
-        JudgeBy(judge, law, candidate, subject, hasty).failure;
+        JudgeBy(judge, law, candidate, subject, known_to_hang).failure;
     if (!failure) return failure;
     failure->step = candidate.ops.size();
-    hasty = hasty || IsHang(*failure);
+    known_to_hang = known_to_hang || IsHang(*failure);
     return failure;
   };
   if (subject.is_twin()) return Shrink(history, rerun);
   // In its time, and within what it can.
   Subject judged = subject;
-  judged.run = [&](const History& candidate, CallTrace*, bool) {
+  judged.run = [&](const History& candidate, const RunOptions&) {
     return RunResult{.ran = true, .failure = rerun(candidate)};
   };
   return Shrink(history, judged);

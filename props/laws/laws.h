@@ -68,10 +68,10 @@ std::string WhyNotJudged(const Law& law, const Subject& subject);
 // history is not judged any further.
 LawResult Judge(const Law& law, const History& history, const Subject& subject);
 
-// Judges a law in another process. `hasty`: the history is known to hang, so
-// that the timeout is shorter.
+// Judges a law in another process, with a shorter timeout if the history is
+// known to hang.
 using LawJudge = std::function<LawResult(const Law& law, const History& history,
-                                         bool hasty)>;
+                                         bool known_to_hang)>;
 
 struct LawRun {
   std::int64_t histories = 0;

@@ -165,9 +165,10 @@ TEST(LawsOfThirdPartyCaches, FailForAWindowThatIsTooWide) {
 
 // A judge somewhere else is asked instead, in haste once it is known to hang.
 TEST(LawsOfThirdPartyCaches, CanBeJudgedByAnotherProcess) {
-  std::vector<bool> hastes;
-  const LawJudge hangs = [&](const Law&, const History& history, bool hasty) {
-    hastes.push_back(hasty);
+  std::vector<bool> hurried;
+  const LawJudge hangs = [&](const Law&, const History& history,
+                             bool known_to_hang) {
+    hurried.push_back(known_to_hang);
     LawResult result{.judged = 1};
     if (!history.ops.empty()) {
       result.failure = MakeFailure("backend: hang", "put is slow");
@@ -180,9 +181,9 @@ TEST(LawsOfThirdPartyCaches, CanBeJudgedByAnotherProcess) {
   ASSERT_TRUE(run.failure);
   EXPECT_EQ(run.shrunk.ops.size(), 1U);
   EXPECT_EQ(run.failure->check, "backend: hang");
-  ASSERT_GT(hastes.size(), 4U);
-  EXPECT_FALSE(hastes[0] || hastes.back());
-  EXPECT_TRUE(hastes[hastes.size() - 2]);
+  ASSERT_GT(hurried.size(), 4U);
+  EXPECT_FALSE(hurried[0] || hastes.back());
+  EXPECT_TRUE(hurried[hastes.size() - 2]);
 }
 
 }  // namespace

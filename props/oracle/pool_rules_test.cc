@@ -33,7 +33,7 @@ Tried Try(const PoolRules& rules, Fault fault, int histories,
   const auto backend = DescribePoolBackend(&Table());
   OtherPool::rules = rules;
   EXPECT_TRUE(backend.ok()) << backend.status().message();
-  const PagedRun run = BackendRun(*backend, Level::kVisibility);
+  const Subject pools = BackendSubject(*backend, Level::kVisibility);
   Tried tried;
   for (; tried.histories < histories && tried.wrong.empty();
        ++tried.histories) {
@@ -44,7 +44,7 @@ Tried Try(const PoolRules& rules, Fault fault, int histories,
     history.spec.k_head_dim = 1 + history.spec.k_head_dim % 3;
     history.spec.v_head_dim = 1;
     history.spec.kv_heads = 1;
-    tried.wrong = TextOf(run(history, nullptr, /*hasty=*/false));
+    tried.wrong = TextOf(RunHistory(history, pools));
     tried.history = ToText(history);
   }
   return tried;

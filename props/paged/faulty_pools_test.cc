@@ -649,10 +649,11 @@ TEST(FaultyPools, AreShrunkForEveryFault) {
        {Wrong{.call = "Views"}, Wrong{.call = "SlotMapping", .throws = true},
         Wrong{.call = "Append", .throws = true}}) {
     SCOPED_TRACE(wrong.call);
-    PagedSubject subject;
-    subject.run = [&](const PagedHistory& history, PagedCoverageCounts* counts,
-                      bool) {
-      return RunPaged(history, counts, WrongPools(wrong, Who::kOptimized));
+    Subject subject;
+    subject.run_pool = [&](const PagedHistory& history,
+                           const PoolRunOptions& options) {
+      return RunPaged(history, options.counts,
+                      WrongPools(wrong, Who::kOptimized));
     };
     const PagedFuzzResult result = FuzzPools(1, 500, subject);
     EXPECT_NE(TextOf(result.failure), "");
@@ -660,9 +661,9 @@ TEST(FaultyPools, AreShrunkForEveryFault) {
   }
   // If one of two bugs is known, the other is found, even though the shortest
   // histories show the known bug.
-  PagedSubject subject;
+  Subject subject;
   subject.name = "toy";
-  subject.run = [](const PagedHistory& history, PagedCoverageCounts*, bool) {
+  subject.run_pool = [](const PagedHistory& history, const PoolRunOptions&) {
     Failure failure =
         PoolFailure(history.ops.size() < 3 ? "short: 1" : "long: 1");
     failure.step = history.ops.size();

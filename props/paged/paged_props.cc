@@ -57,7 +57,8 @@ RC_GTEST_PROP(Paged, TwinsAndLedgerAgree, ()) {
 
 // Random histories reach every rare event often.
 TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
-  const PagedFuzzResult result = FuzzPools(/*seed=*/1, /*operations=*/20000);
+  const PagedFuzzResult result =
+      FuzzPools(/*seed=*/1, /*operations=*/20000, TwinSubject("optimized"));
   EXPECT_EQ(TextOf(result.failure), "") << ToText(result.shrunk);
   EXPECT_GT(result.counts.found, 100);
   EXPECT_GT(result.counts.copied, 50);
@@ -97,8 +98,8 @@ TEST(Paged, AppendsAreOfAllLengths) {
 
 TEST(Paged, RunsTheNamedTwin) {
   const PagedHistory history = MakePagedHistory(1, 0);
-  EXPECT_EQ(TextOf(RunHistory(history, TwinPools("reference"))), "");
-  const std::string wrong = TextOf(RunHistory(history, TwinPools("third")));
+  EXPECT_EQ(TextOf(RunHistory(history, TwinSubject("reference"))), "");
+  const std::string wrong = TextOf(RunHistory(history, TwinSubject("third")));
   EXPECT_NE(wrong.find("twin is 'third'"), std::string::npos) << wrong;
 }
 

@@ -14,22 +14,22 @@ namespace kvtwin::props {
 
 namespace {
 
-// Runs the history on pools that `trio` makes, and that live as long as it.
-RunResult Play(const PagedHistory& history, PagedDriver& trio) {
+// Runs the history on pools that `driver` makes, and that live as long as it.
+RunResult Play(const PagedHistory& history, PagedDriver& driver) {
   RunResult result = {.ran = true};
   std::size_t step = history.ops.size();
   try {
-    trio.SetUp();
+    driver.SetUp();
     for (step = 0; step < history.ops.size(); ++step) {
       ++result.operations;
-      trio.Do(history.ops[step]);
+      driver.Do(history.ops[step]);
     }
-    trio.End();
+    driver.End();
   } catch (const Failure& failure) {
     result.failure = failure;
     result.failure->step = step;
   }
-  result.digest = trio.digest();
+  result.digest = driver.digest();
   return result;
 }
 
@@ -37,23 +37,23 @@ RunResult Play(const PagedHistory& history, PagedDriver& trio) {
 
 RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
                    const PagedMaker& make, bool same_messages) {
-  PagedDriver trio(history.spec, counts, make, same_messages);
+  PagedDriver driver(history.spec, counts, make, same_messages);
   if (counts != nullptr) {
     const PagedSpec& spec = history.spec;
     counts->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
   }
-  return Play(history, trio);
+  return Play(history, driver);
 }
 
-PagedSubject TwinPools(std::string twin) {
-  const auto make = [twin](const PagedSpec& spec, std::string_view name) {
-    return MakePagedPool(spec, name == "optimized" ? twin : name);
+RunResult RunHistory(const PagedHistory& history, const Subject& subject,
+                     PoolRunOptions options) {
+  options.known_to_hang = options.known_to_hang || subject.known_to_hang;
+  if (subject.run_pool) return subject.run_pool(history, options);
+  // The twin takes the place of the optimized pool.
+  const auto make = [&](const PagedSpec& spec, std::string_view name) {
+    return MakePagedPool(spec, name == "optimized" ? subject.name : name);
   };
-  PagedSubject subject;
-  subject.name = std::move(twin);
-  subject.run = [make](const PagedHistory& history, PagedCoverageCounts* counts,
-                       bool) { return RunPaged(history, counts, make); };
-  return subject;
+  return RunPaged(history, options.counts, make);
 }
 
 Result<std::int64_t> WritePagedRecording(PagedHistory history,
@@ -76,8 +76,8 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
     return std::unique_ptr<PagedPool>(std::move(recorded));
   };
   // The recorder is read after the run, so the pools live on.
-  PagedDriver trio(history.spec, nullptr, make_recorded);
-  const RunResult result = Play(history, trio);
+  PagedDriver driver(history.spec, nullptr, make_recorded);
+  const RunResult result = Play(history, driver);
   std::string line;
   std::getline(lines, line);
   auto header = nlohmann::ordered_json::parse(line);

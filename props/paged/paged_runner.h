@@ -22,38 +22,9 @@ RunResult RunPaged(const PagedHistory& history,
                    const PagedMaker& make = MakePagedPool,
                    bool same_messages = true);
 
-// Runs a history on the pool under test. `hasty`: the history is known to hang,
-// so the timeout is shorter. `ran` in the result is false if the pool under
-// test does not support the history's pool.
-using PagedRun = std::function<RunResult(
-    const PagedHistory& history, PagedCoverageCounts* counts, bool hasty)>;
-
-// The pool under test, as Subject is the cache under test.
-struct PagedSubject {
-  std::string name = "optimized";
-  PagedRun run = [](const PagedHistory& history, PagedCoverageCounts* counts,
-                    bool) { return RunPaged(history, counts); };
-  // How long a failure is shrunk; 0: until it cannot be any shorter.
-  double shrink_seconds = 0;
-  // The level of comparison. The census counts copied and evicted blocks at
-  // identity only: at other levels, the pool's own rules decide about them.
-  Level level = Level::kIdentity;
-  // Arguments that select the pool: "--backend ./libyours.so"; empty for a twin
-  // ("--twin NAME").
-  std::string arguments = {};
-  bool hasty = false;
-
-  bool is_twin() const { return arguments.empty(); }
-};
-
-// Returns `twin` as the pool under test, in place of the optimized one.
-PagedSubject TwinPools(std::string twin);
-
-inline RunResult RunHistory(const PagedHistory& history,
-                            const PagedSubject& subject,
-                            PagedCoverageCounts* counts = nullptr) {
-  return subject.run(history, counts, subject.hasty);
-}
+// Runs a history on the subject's pool.
+RunResult RunHistory(const PagedHistory& history, const Subject& subject,
+                     PoolRunOptions options = {});
 
 // Writes the recording of a twin (docs/trace_format.md): the calls that the
 // history makes, without misuse, and the answers. Returns the number of lines
@@ -67,7 +38,7 @@ Result<std::int64_t> WritePagedRecording(
 // found in the subject's `shrink_seconds`. Histories for which `refuses` is
 // true do not count as failing.
 using RefusesPaged = std::function<bool(const PagedHistory&, const Failure&)>;
-PagedHistory Shrink(const PagedHistory& history, const PagedSubject& subject,
+PagedHistory Shrink(const PagedHistory& history, const Subject& subject,
                     const RefusesPaged& refuses = nullptr);
 
 }  // namespace kvtwin::props

@@ -310,7 +310,7 @@ class PoolDomain {
 
 }  // namespace
 
-PagedHistory Shrink(const PagedHistory& history, const PagedSubject& subject,
+PagedHistory Shrink(const PagedHistory& history, const Subject& subject,
                     const RefusesPaged& refuses) {
   const Shrinker<PoolDomain>::Run run = TimedRerun(subject, refuses);
   const std::optional<Failure> failure = run(history);

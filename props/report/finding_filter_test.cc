@@ -43,7 +43,7 @@ TEST(FindingFilter, ABucketIsOneWord) {
   EXPECT_EQ(BucketOf(*ParseHistory("kvt1 | put 0*1"), subject),
             word + "-not-reproduced");
   const Failure failure = {.check = "subject: pool", .text = "views: 3 rows"};
-  PagedSubject pools;
+  Subject pools = TwinSubject("optimized");
   pools.name = name;
   EXPECT_EQ(
       Explain(*ParsePagedHistory("kvp1 | open 0 0 0"), failure, pools).bucket,

@@ -34,9 +34,9 @@ std::string RepeatNote(const Failure& first,
 }
 
 // Fills in the fields that failures of caches and of pools have in common.
-template <class AnyHistory, class AnySubject>
+template <class AnyHistory>
 Failure Begun(const AnyHistory& history, const Failure& failure,
-              const AnySubject& subject) {
+              const Subject& subject) {
   Failure explained = failure;
   explained.subject = subject.name;
   explained.level = subject.level;
@@ -97,8 +97,8 @@ std::vector<Step> ReferenceSteps(const PagedHistory& history) {
 void AddTrace(const History& history, const Subject& subject, bool drawn,
               Failure& failure) {
   CallTrace story;
-  failure.note =
-      RepeatNote(failure, RunHistory(history, subject, &story).failure);
+  failure.note = RepeatNote(
+      failure, RunHistory(history, subject, {.trace = &story}).failure);
   failure.frame =
       Viewport::Around(failure.first_cell, failure.column, failure.row);
   if (drawn) {
@@ -106,7 +106,7 @@ void AddTrace(const History& history, const Subject& subject, bool drawn,
     failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
     CallTrace again = {
         .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
-    const auto second = RunHistory(history, subject, &again).failure;
+    const auto second = RunHistory(history, subject, {.trace = &again}).failure;
     if (failure.note.empty()) failure.note = RepeatNote(failure, second);
     // A rerun with another number of calls does not show this failure.
     if (std::ssize(again.steps) == calls) story = std::move(again);
@@ -131,7 +131,7 @@ Failure Explain(const History& history, const Failure& failure,
 }
 
 Failure Explain(const PagedHistory& history, const Failure& failure,
-                const PagedSubject& subject) {
+                const Subject& subject) {
   Failure explained = Begun(history, failure, subject);
   explained.setup = ToText(PagedHistory{history.spec, {}});
   explained.rules = "P1";  // A shrunk history ends where it fails.

@@ -26,7 +26,7 @@ Failure Explain(const History& history, const Failure& failure,
                 const Subject& subject, bool drawn = false,
                 const std::optional<std::string>& bucket = std::nullopt);
 Failure Explain(const PagedHistory& history, const Failure& failure,
-                const PagedSubject& subject);
+                const Subject& subject);
 
 // Returns an explained failure as text: the difference, each call up to it, the
 // bucket, the rules, and the command that reproduces it.
@@ -51,8 +51,8 @@ std::string BucketOf(const History& shrunk, const Subject& subject);
 
 // Returns "kvtwin run 'kvt1 ...' --twin optimized", with the subject's
 // arguments.
-template <class AnyHistory, class AnySubject>
-std::string RerunCommand(const AnyHistory& history, const AnySubject& subject) {
+template <class AnyHistory>
+std::string RerunCommand(const AnyHistory& history, const Subject& subject) {
   const std::string arguments =
       subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
   return CommandLine(fmt::format("run '{}' {}", ToText(history), arguments));

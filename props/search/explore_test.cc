@@ -363,13 +363,13 @@ TEST(Explorer, TriesEachSetOfExceptedTokens) {
 // The pool explorer's operations make each call with an effect in two steps.
 TEST(Explorer, TriesEveryCallOfPools) {
   std::string calls;
-  PagedSubject subject;
-  subject.run = [&](const PagedHistory& history, PagedCoverageCounts* counts,
-                    bool) {
+  Subject subject;
+  subject.run_pool = [&](const PagedHistory& history,
+                         const PoolRunOptions& options) {
     std::ostringstream out;
     EXPECT_TRUE(WritePagedRecording(history, "optimized", out).ok());
     calls += out.str();
-    return RunPaged(history, counts);
+    return RunPaged(history, options.counts);
   };
   const PagedFuzzResult result = ExplorePaged(2, {}, subject);
   EXPECT_EQ(result.histories, 19 * 19);

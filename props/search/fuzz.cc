@@ -35,7 +35,6 @@ constexpr std::int64_t kVain = 1000;
 class CacheSource {
  public:
   using History = props::History;
-  using Subject = props::Subject;
   using Result = FuzzResult;
   // Histories between two checks of the clock and the count.
   static constexpr std::size_t kBlock = 64;
@@ -61,11 +60,7 @@ class CacheSource {
   }
   void Tell(const History& /*history*/, bool /*ran*/) {}
 
-  RunResult Run(const History& history, const Subject& subject,
-                CoverageCounts& counts) const {
-    return RunHistory(history, subject, nullptr,
-                      options_.probes ? &counts : nullptr);
-  }
+  bool IsCounted() const { return options_.probes; }
   History Shrunk(const History& history, const Subject& subject,
                  const RefusesHistory& refuses) const {
     return Shrink(history, subject, options_.kind, refuses);
@@ -83,14 +78,12 @@ class CacheSource {
 class PoolSource {
  public:
   using History = PagedHistory;
-  using Subject = PagedSubject;
   using Result = PagedFuzzResult;
   // Few: after each block, the storage is picked that the pool accepts.
   static constexpr std::size_t kBlock = 8;
   static constexpr bool kCountsRefused = false;
 
-  PoolSource(const FuzzOptions& options, const Subject& /*subject*/)
-      : options_(options) {}
+  explicit PoolSource(const FuzzOptions& options) : options_(options) {}
   virtual ~PoolSource() = default;
 
   virtual std::optional<History> At(std::uint64_t number) const {
@@ -120,10 +113,7 @@ class PoolSource {
     if (!ran && had_ && storage == used_) used_ = *had_;
   }
 
-  static RunResult Run(const History& history, const Subject& subject,
-                       PagedCoverageCounts& counts) {
-    return RunHistory(history, subject, &counts);
-  }
+  static bool IsCounted() { return true; }
   static History Shrunk(const History& history, const Subject& subject,
                         const RefusesPaged& refuses) {
     return Shrink(history, subject, refuses);
@@ -144,7 +134,6 @@ template <class Source>
 class Search {
  public:
   using History = typename Source::History;
-  using Subject = typename Source::Subject;
   using Result = typename Source::Result;
 
   Search(const FuzzOptions& options, const Subject& subject, Source& source)
@@ -155,7 +144,7 @@ class Search {
         sieve_(options.known_buckets),
         start_(Now()) {
     // A subject that is known to hang gets a short timeout.
-    counted_.hasty =
+    counted_.known_to_hang =
         options.known.contains(std::string(CheckName("backend: hang").name()));
   }
 
@@ -235,7 +224,8 @@ class Search {
   void RunOne(std::uint64_t number, Ran& ran) const {
     const History& history = *ran.history;
     const CrashReport crash([&] { return RerunCommand(history, subject_); });
-    ran.result = source_.Run(history, counted_, ran.counts);
+    auto* const counts = source_.IsCounted() ? &ran.counts : nullptr;
+    ran.result = RunHistory(history, counted_, {.counts = counts});
     const auto& failure = ran.result.failure;
     const bool is_new = failure && !IsKnown(*failure);
     if (number % kRepeatEvery == 0 || is_new) RunAgain(history, ran.result);
@@ -340,7 +330,7 @@ class Search {
 
   const FuzzOptions& options_;
   const Subject& subject_;
-  Subject counted_;  // subject_, hasty if it is known to hang.
+  Subject counted_;  // subject_, perhaps known to hang.
   Source& source_;
   FindingFilter sieve_;
   const double start_;
@@ -378,8 +368,8 @@ constexpr std::array kExplored = {
 // its operations.
 class AllPools : public PoolSource {
  public:
-  AllPools(int depth, const FuzzOptions& options, const PagedSubject& subject)
-      : PoolSource(options, subject), depth_(depth) {}
+  AllPools(int depth, const FuzzOptions& options)
+      : PoolSource(options), depth_(depth) {}
 
   std::optional<PagedHistory> At(std::uint64_t number) const override {
     // Each history begins with a sequence of three tokens.
@@ -409,16 +399,16 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   return Search(options, subject, source).Run();
 }
 
-PagedFuzzResult Fuzz(const FuzzOptions& options, const PagedSubject& subject) {
-  PoolSource source(options, subject);
+PagedFuzzResult FuzzPools(const FuzzOptions& options, const Subject& subject) {
+  PoolSource source(options);
   return Search(options, subject, source).Run();
 }
 
 PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,
-                             const PagedSubject& subject) {
+                             const Subject& subject) {
   FuzzOptions all = options;
   all.operations = std::numeric_limits<std::int64_t>::max();
-  AllPools source(depth, all, subject);
+  AllPools source(depth, all);
   return Search<PoolSource>(all, subject, source).Run();
 }
 

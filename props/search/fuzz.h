@@ -77,12 +77,12 @@ using PagedFuzzResult = FuzzResultOf<PagedHistory, PagedCoverageCounts>;
 // subject refuses pools, every other history stores its rows as a pool that the
 // subject accepted.
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
-PagedFuzzResult Fuzz(const FuzzOptions& options, const PagedSubject& subject);
+PagedFuzzResult FuzzPools(const FuzzOptions& options, const Subject& subject);
 
 // Runs every history of `depth` operations, each one of about twenty, in a pool
 // of three blocks of two tokens that has a sequence of three tokens.
 PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,
-                             const PagedSubject& subject = {});
+                             const Subject& subject);
 
 // PassedOverText returns
 // "3 findings passed over: a-subject-rows x 2, a-backend-crash x 1", and a line

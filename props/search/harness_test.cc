@@ -177,7 +177,7 @@ TEST(Harness, FindsAFailureThatHappensOnce) {
 Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
   Subject subject;
   subject.name = "elsewhere";
-  subject.run = [=, &runs](const History& history, CallTrace*, bool) {
+  subject.run = [=, &runs](const History& history, const RunOptions&) {
     ++runs;
     RunResult result;
     result.ran = true;
@@ -194,16 +194,16 @@ Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
 // call for one that hangs.
 TEST(Harness, ReportsAHangOnlyForACallThatHangs) {
   int patient = 0;
-  int hasty = 0;
+  int hurried_runs = 0;
   Subject subject = FailsFrom(3, "backend: hang", patient);
-  const auto or_hastily = [&](const Subject& patiently) {
+  const auto or_hurried = [&](const Subject& patiently) {
     return [&, run = patiently.run,
-            hastily = FailsFrom(1, "backend: hang", hasty).run](
+            hurried = FailsFrom(1, "backend: hang", hurried_runs).run](
                const History& history, CallTrace* story, bool is_hasty) {
-      return (is_hasty ? hastily : run)(history, story, is_hasty);
+      return (options.known_to_hang ? hurried : run)(history, options);
     };
   };
-  subject.run = or_hastily(subject);
+  subject.run = or_hurried(subject);
   FuzzOptions options;
   options.operations = 1;
   const FuzzResult slow = Fuzz(options, subject);
@@ -213,23 +213,24 @@ TEST(Harness, ReportsAHangOnlyForACallThatHangs) {
 
   // A subject that still hangs when shrunk gets the long timeout only twice.
   subject = FailsFrom(1, "backend: hang", patient);
-  subject.run = or_hastily(subject);
-  patient = hasty = 0;
+  subject.run = or_hurried(subject);
+  patient = hurried_runs = 0;
   const FuzzResult hangs = Fuzz(options, subject);
   EXPECT_EQ(patient, 2);
-  EXPECT_GT(hasty, 2);
+  EXPECT_GT(hurried_runs, 2);
   options.known = {"backend: hang"};
   options.operations = 5000;
   EXPECT_GT(Fuzz(options, subject).known, 10);
   EXPECT_EQ(patient, 2);
 
   // The same for pools.
-  PagedSubject pools;
-  pools.run = [](const PagedHistory& history, PagedCoverageCounts*,
-                 bool is_hasty) {
+  Subject pools;
+  pools.run_pool = [](const PagedHistory& history,
+                      const PoolRunOptions& options) {
     RunResult result = {.ran = true};
-    if (history.ops.size() >= (is_hasty ? 1U : 3U)) {
-      result.failure = MakeFailure("backend: hang", is_hasty ? "0.2" : "1");
+    if (history.ops.size() >= (options.known_to_hang ? 1U : 3U)) {
+      result.failure =
+          MakeFailure("backend: hang", options.known_to_hang ? "0.2" : "1");
       result.failure->step = history.ops.size() - 1;
     }
     return result;
@@ -244,11 +245,11 @@ TEST(Harness, ReportsAFailureThatDoesNotRepeat) {
   int runs = 0;
   Subject subject;
   subject.name = "elsewhere";
-  subject.run = [&](const History& history, CallTrace* story, bool) {
+  subject.run = [&](const History& history, const RunOptions& options) {
     // Every other run has far fewer calls, and no failure.
     const std::size_t calls = ++runs % 2 == 0 ? 500 : 4;
-    for (std::size_t i = 0; story != nullptr && i < calls; ++i) {
-      story->steps.emplace_back().call = fmt::format("call {}", i);
+    for (std::size_t i = 0; options.trace != nullptr && i < calls; ++i) {
+      options.trace->steps.emplace_back().call = fmt::format("call {}", i);
     }
     RunResult result;
     result.ran = true;
@@ -284,9 +285,9 @@ TEST(Harness, ReportsAFailureThatDoesNotRepeat) {
   EXPECT_EQ(text.find("does not repeat"), std::string::npos);
 
   // The same for pools.
-  PagedSubject pools;
+  Subject pools;
   runs = 0;
-  pools.run = [&](const PagedHistory&, PagedCoverageCounts*, bool) {
+  pools.run_pool = [&](const PagedHistory&, const PoolRunOptions&) {
     RunResult result = {.ran = true};
     if (++runs <= 2) result.failure = MakeFailure("backend: crash", "once");
     return result;
@@ -309,9 +310,9 @@ TEST(Harness, StopsShrinkingAfterItsTimeLimit) {
   EXPECT_EQ(runs, 2);
   EXPECT_GT(all, 10);
 
-  PagedSubject pools;
+  Subject pools;
   runs = 0;
-  pools.run = [&](const PagedHistory&, PagedCoverageCounts*, bool) {
+  pools.run_pool = [&](const PagedHistory&, const PoolRunOptions&) {
     ++runs;
     return RunResult{.ran = true, .failure = PoolFailure("wrong")};
   };
@@ -323,10 +324,10 @@ TEST(Harness, StopsShrinkingAfterItsTimeLimit) {
 TEST(Harness, SkipsHistoriesAfterTheFirstFailure) {
   int runs = 0;
   Subject subject = FailsFrom(1000, "", runs);
-  subject.run = [run = subject.run](const History& history, CallTrace* story,
-                                    bool hasty) {
+  subject.run = [run = subject.run](const History& history,
+                                    const RunOptions& options) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    return run(history, story, hasty);
+    return run(history, options);
   };
   FuzzOptions options;
   options.seconds = 0.1;
@@ -349,9 +350,9 @@ TEST(Harness, NamesTheProgramAsItWasCalled) {
   EXPECT_EQ(RerunCommand(History(), twin).find("kvtwin run '"), 0U);
   SetProgram("./a b/kvtwin");
   EXPECT_EQ(RerunCommand(History(), twin).find("'./a b/kvtwin' run '"), 0U);
-  EXPECT_EQ(
-      RerunCommand(PagedHistory(), PagedSubject()).find("'./a b/kvtwin' run '"),
-      0U);
+  EXPECT_EQ(RerunCommand(PagedHistory(), TwinSubject("optimized"))
+                .find("'./a b/kvtwin' run '"),
+            0U);
   EXPECT_EQ(LawCommand(Laws()[0], {}, twin).find("'./a b/kvtwin' laws "), 0U);
   SetProgram("kvtwin");
 }

@@ -193,9 +193,11 @@ std::optional<PageVerdict> JudgePageOf(const PagedHistory& history,
     return std::unique_ptr<PagedPool>(std::make_unique<PoolRecorder>(
         std::move(*pool), "the pool under test", recording));
   };
-  PagedSubject subject;
-  subject.run = [&](const PagedHistory& one, PagedCoverageCounts* counts,
-                    bool) { return RunPaged(one, counts, recorded); };
+  Subject subject = TwinSubject("optimized");
+  subject.run_pool = [&](const PagedHistory& one,
+                         const PoolRunOptions& options) {
+    return RunPaged(one, options.counts, recorded);
+  };
   const auto failure = RunHistory(history, subject).failure;
   if (!failure) return std::nullopt;
   PagedHistory shortest = history;  // It ends where it fails, as if shrunk.

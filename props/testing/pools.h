@@ -22,13 +22,13 @@ inline std::string TextOf(const RunResult& result) {
 }
 
 inline PagedFuzzResult FuzzPools(std::uint64_t seed, std::int64_t operations,
-                                 const PagedSubject& subject = {},
+                                 const Subject& subject,
                                  const std::set<std::string>& known = {}) {
   FuzzOptions options;
   options.seed = seed;
   options.operations = operations;
   options.known_buckets = known;
-  return Fuzz(options, subject);
+  return FuzzPools(options, subject);
 }
 
 }  // namespace kvtwin::props

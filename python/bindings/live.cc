@@ -156,7 +156,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
     const props::Level level = driver.info().claims;
     props::CallTrace story;
     const props::RunResult result =
-        props::RunHistory(parsed, driver.SubjectAt(level), &story);
+        props::RunHistory(parsed, driver.SubjectAt(level), {.trace = &story});
     if (!result.ran && !result.failure) {
       Raise({StatusCode::kNotSupported,
              "the description or __init__ of the class refuses such a cache"});

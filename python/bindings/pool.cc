@@ -317,10 +317,8 @@ class PoolDriver {
 
   const Pools& pools() const { return pools_; }
 
-  props::PagedSubject Subject() const {
-    return {.name = backend_.name,
-            .run = props::BackendRun(backend_, props::Level::kVisibility),
-            .level = props::Level::kVisibility};
+  props::Subject Subject() const {
+    return props::BackendSubject(backend_, props::Level::kVisibility);
   }
 
   Finding Report(props::Failure failure) const {
@@ -351,13 +349,13 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
                 const std::vector<std::string>& known, int depth) {
   return Raising([&]() -> Fuzzed {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
-    props::PagedSubject subject = driver.Subject();
+    props::Subject subject = driver.Subject();
     std::int64_t ran = 0;
-    subject.run = [&, run = subject.run](const props::PagedHistory& history,
-                                         props::PagedCoverageCounts* counts,
-                                         bool hasty) {
+    subject.run_pool = [&, run = subject.run_pool](
+                           const props::PagedHistory& history,
+                           const props::PoolRunOptions& options) {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      props::RunResult result = run(history, counts, hasty);
+      props::RunResult result = run(history, options);
       if (++ran > kVainHistories && !driver.pools().made_one() &&
           !result.failure) {
         Raise({StatusCode::kNotSupported,
@@ -373,7 +371,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     options.known_buckets = {known.begin(), known.end()};
     const props::PagedFuzzResult result =
         depth > 0 ? props::ExplorePaged(depth, options, subject)
-                  : props::Fuzz(options, subject);
+                  : props::FuzzPools(options, subject);
     std::vector<Finding> findings;
     if (result.failure) {
       findings.push_back(driver.Report(*result.failure));
@@ -398,7 +396,7 @@ std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
   return Raising([&]() -> std::optional<Finding> {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
     const props::PagedHistory history = Value(props::ParsePagedHistory(line));
-    const props::PagedSubject subject = driver.Subject();
+    const props::Subject subject = driver.Subject();
     const props::RunResult result = props::RunHistory(history, subject);
     if (result.failure) {
       return driver.Report(props::Explain(history, *result.failure, subject));

@@ -116,7 +116,7 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   Guard::Forget();
   const std::size_t before = Guard::Live();
   RunResult result =
-      RunHistory(*history, subject, with_trace ? &trace : nullptr);
+      RunHistory(*history, subject, {.trace = with_trace ? &trace : nullptr});
   if (!result.failure && Guard::Live() > before) {
     result.failure = FindLeak([&] { RunHistory(*history, subject); });
     if (result.failure) result.failure->step = history->ops.size();
@@ -180,15 +180,15 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
       ParsePagedHistory(asked.at("pool").get<std::string>());
   if (!history.ok()) return {{"error", history.status().message()}};
   PagedCoverageCounts counts;
-  const PagedRun run = BackendRun(pool, asked.at("level").get<Level>());
+  const Subject subject = BackendSubject(pool, asked.at("level").get<Level>());
   Guard::Forget();
   std::size_t before = Guard::Live();
-  RunResult result = run(*history, &counts, /*hasty=*/false);
+  RunResult result = RunHistory(*history, subject, {.counts = &counts});
   auto& failure = result.failure;
   const bool ended = !failure;
   for (int i = 0; i < 2 && !failure && Guard::Live() > before; ++i) {
     before = Guard::Live();
-    run(*history, nullptr, /*hasty=*/false);
+    RunHistory(*history, subject);
     if (i == 0 || Guard::Live() <= before) continue;
     failure = MakeFailure(
         "backend: memory",
