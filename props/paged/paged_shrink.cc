@@ -242,6 +242,7 @@ class PoolDomain {
   using History = PagedHistory;
   static constexpr std::int64_t kMostWork = 400'000'000;
   static constexpr std::int64_t kMostWorkLegal = kMostWork;
+  static constexpr std::int64_t kRestartWork = 16'000'000;
 
   explicit PoolDomain(const Failure& failure)
       : blamed_(failure.party()), best_(SentenceOf(failure)) {}

@@ -418,6 +418,7 @@ class CacheDomain {
   // the limit before the minimal cases are searched.
   static constexpr std::int64_t kMostWork = 125'000'000;
   static constexpr std::int64_t kMostWorkLegal = 2 * kMostWork;
+  static constexpr std::int64_t kRestartWork = 0;
 
   CacheDomain(Party blamed, Bounds bounds, std::int64_t start_work)
       : blamed_(blamed), bounds_(std::move(bounds)), start_work_(start_work) {}

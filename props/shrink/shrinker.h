@@ -12,6 +12,7 @@
 //   Work(history, n)  the approximate duration of a run of n operations. After
 //                     kMostWork, neither pairs of steps nor minimal cases are
 //                     tried
+//   kRestartWork      is added if the run ends the process of a backend
 //   Prepare(shrinker) tries to make a long history easier to shrink
 //   Shortcuts(history), Halved(history)  histories to try: other ways to the
 //                     same state, smaller sizes
@@ -85,7 +86,7 @@ class Shrinker {
   bool Try(const History& candidate) {
     if (!domain_.Allows(candidate)) return false;
     const std::optional<Failure> failure = run_(candidate);
-    CountWork(candidate, failure ? failure->step : candidate.ops.size());
+    CountWork(candidate, failure);
     if (!failure || !domain_.IsSame(*failure)) return false;
     best_ = candidate;
     Cut(failure->step);
@@ -124,8 +125,14 @@ class Shrinker {
 
   // Adds the approximate duration of a run. It is computed, because a measured
   // time would depend on the machine.
-  void CountWork(const History& history, std::size_t ops) {
-    if (!IsOutOfTime()) work_ += domain_.Work(history, ops);
+  void CountWork(const History& history,
+                 const std::optional<Failure>& failure) {
+    if (IsOutOfTime()) return;
+    work_ +=
+        domain_.Work(history, failure ? failure->step : history.ops.size());
+    if (failure && failure->party() == Party::kBackend) {
+      work_ += Domain::kRestartWork;
+    }
   }
 
   // Leaves out runs of operations: halves, quarters, ..., single ones. If the
