@@ -59,11 +59,6 @@ std::string PoolArgumentsText(const BackendArguments& arguments) {
                      arguments.level);
 }
 
-void Print(const Json& json) {
-  fmt::print("{}\n", json.dump(-1, ' ', false,
-                               nlohmann::json::error_handler_t::replace));
-}
-
 // Writes the page of a failure. If the backend's process survives the history,
 // it draws the page itself, with cells and rows.
 Status WritePageOf(Host& host, const Failure& failure, const Subject& subject,
@@ -128,8 +123,8 @@ std::string LevelLine(Level level, const LiveResult& result,
                      level == info.claims ? " (claimed)" : "");
 }
 
-void PrintJson(const BackendInfo& info, const FuzzOptions& options,
-               const LiveResult& result) {
+void PrintFindings(const BackendInfo& info, const FuzzOptions& options,
+                   const LiveResult& result) {
   Json findings = Json::array();
   for (const Failure& finding : result.findings) {
     findings.push_back(FindingJson(finding));
@@ -151,7 +146,7 @@ void PrintJson(const BackendInfo& info, const FuzzOptions& options,
   }
   if (!findings.empty()) all.update(findings[0]);  // As of a twin.
   all["findings"] = std::move(findings);
-  Print(all);
+  PrintJson(all);
 }
 
 void PrintText(const BackendInfo& info, const FuzzOptions& options,
@@ -187,6 +182,11 @@ std::string WhyNoLibrary(const std::string& path) {
 }
 
 }  // namespace
+
+void PrintJson(const Json& json) {
+  fmt::print("{}\n", json.dump(-1, ' ', false,
+                               nlohmann::json::error_handler_t::replace));
+}
 
 int Complain(const std::string& text) {
   fmt::print(stderr, "kvtwin: {}\n", text);
@@ -274,7 +274,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   }
   const bool right = result.Right(*info);
   if (json) {
-    PrintJson(*info, options, result);
+    PrintFindings(*info, options, result);
   } else {
     PrintText(*info, options, result);
   }
@@ -354,13 +354,13 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   if (json) {
     std::vector<std::string> calls;
     for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
-    Print({{"operations", result.operations},
-           {"level", LevelName(level)},
-           {"differences", failure ? 1 : 0},
-           {"digest", fmt::format("{:016x}", result.digest)},
-           {"check", failure ? failure->check : ""},
-           {"reason", failure ? failure->text : ""},
-           {"calls", calls}});
+    PrintJson({{"operations", result.operations},
+               {"level", LevelName(level)},
+               {"differences", failure ? 1 : 0},
+               {"digest", fmt::format("{:016x}", result.digest)},
+               {"check", failure ? failure->check : ""},
+               {"reason", failure ? failure->text : ""},
+               {"calls", calls}});
   } else if (failure) {
     fmt::print("{}", FailureText(*failure));
   } else {

@@ -4,6 +4,7 @@
 #define KVTWIN_PROPS_COMMAND_BACKEND_COMMAND_H_
 
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -49,6 +50,9 @@ int OnPoolBackend(const BackendArguments& arguments,
 int OnOurBackend(
     const BackendArguments& arguments, std::string_view what,
     const std::function<int(Host&, const BackendInfo&, const Subject&)>& act);
+// Prints the object as one line.
+void PrintJson(const nlohmann::ordered_json& json);
+
 // Prints why the command cannot continue. Returns 2, the exit code.
 int Complain(const std::string& text);
 

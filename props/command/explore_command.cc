@@ -158,7 +158,7 @@ class Session {
       json_["fixed_point"] = total_.fixed_point;
       json_["seconds"] = total_.seconds;
       json_["cases"] = cases_;
-      fmt::print("{}\n", json_.dump());
+      PrintJson(json_);
     } else {
       Print("all", total_);
     }
@@ -313,7 +313,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
                                    {"depth", arguments.depth},
                                    {"seconds", result.seconds}};
     if (result.failure) json.update(FailureJson(*result.failure));
-    fmt::print("{}\n", json.dump());
+    PrintJson(json);
     return differences;
   }
   if (result.failure) fmt::print("{}", FailureText(*result.failure));

@@ -28,6 +28,8 @@
 namespace kvtwin::props {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct FuzzArguments {
   FuzzOptions options;
   std::string kind;
@@ -82,7 +84,8 @@ std::string ForcedTarget() {
   return forced == nullptr ? "" : forced;
 }
 
-std::vector<std::string> VacuityOf(const CoverageCounts& counts) {
+std::vector<std::string> VacuityOf(const Subject& /*subject*/,
+                                   const CoverageCounts& counts) {
   std::vector<std::string> reasons = CoverageGaps(counts);
   const std::string forced = ForcedTarget();
   // The target that the kernels report, not the setting.
@@ -93,8 +96,8 @@ std::vector<std::string> VacuityOf(const CoverageCounts& counts) {
   return reasons;
 }
 
-nlohmann::ordered_json MarksJson(const CoverageCounts& counts) {
-  nlohmann::ordered_json probes;
+Json MarksJson(const Subject& subject, const CoverageCounts& counts) {
+  Json probes;
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     probes[std::string(kCoverageMarks[i].name)] = counts.hits[i];
   }
@@ -104,10 +107,10 @@ nlohmann::ordered_json MarksJson(const CoverageCounts& counts) {
           {"discarded", counts.discarded},
           {"full", counts.full},
           {"forced_target", ForcedTarget()},
-          {"vacuity", VacuityOf(counts)}};
+          {"vacuity", VacuityOf(subject, counts)}};
 }
 
-void PrintMarks(const CoverageCounts& counts) {
+void PrintMarks(const Subject& subject, const CoverageCounts& counts) {
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     fmt::print("{:>12} {:<22} {}\n", counts.hits[i], kCoverageMarks[i].name,
                kCoverageMarks[i].statement);
@@ -119,9 +122,14 @@ void PrintMarks(const CoverageCounts& counts) {
   print(counts.refused, counts.calls, "calls were refused");
   print(counts.discarded, counts.histories, "histories were discarded");
   print(counts.full, counts.histories, "histories had a full cache");
-  for (const std::string& reason : VacuityOf(counts)) {
+  for (const std::string& reason : VacuityOf(subject, counts)) {
     fmt::print("VACUOUS {}\n", reason);
   }
+}
+
+std::int64_t OperationsPerSecond(const FuzzResult& result) {
+  return static_cast<std::int64_t>(static_cast<double>(result.operations) /
+                                   std::max(result.seconds, 1e-9));
 }
 
 // Returns the line that says where a failure was found.
@@ -178,19 +186,29 @@ void PrintMarks(const Subject& subject, const PagedCoverageCounts& counts) {
   }
 }
 
-nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
-                                     const Subject& subject,
-                                     const PagedFuzzResult& result) {
+Json MarksJson(const Subject& subject, const PagedCoverageCounts& counts) {
+  Json probes;
+  for (const PoolMark& mark : PoolMarksAt(subject.level)) {
+    probes[std::string(mark.name)] = counts.*mark.count;
+  }
+  return {{"probes", probes}, {"vacuity", VacuityOf(subject, counts)}};
+}
+
+Json CountsJson(const Subject& subject, const FuzzResult& result) {
+  return {{"operations", result.operations},
+          {"histories", result.histories},
+          {"repeated", result.repeated},
+          {"operations_per_second", OperationsPerSecond(result)},
+          {"twin", subject.name},
+          {"target", optimized::ActiveTarget()}};
+}
+
+Json CountsJson(const Subject& subject, const PagedFuzzResult& result) {
   const PagedCoverageCounts& counts = result.counts;
-  nlohmann::ordered_json json = {
-      {"operations", counts.operations},
-      {"histories", result.ran},
-      {"not_made", counts.not_made},
-      {"differences", result.failure ? 1 : 0},
-      {"digest", fmt::format("{:016x}", result.digest)},
-      {"seconds", result.seconds},
-      {"seed", options.seed},
-      {"blocks_found", counts.found}};
+  Json json = {{"operations", counts.operations},
+               {"histories", result.ran},
+               {"not_made", counts.not_made},
+               {"blocks_found", counts.found}};
   if (subject.level == Level::kIdentity) {
     json["blocks_copied"] = counts.copied;
     json["blocks_evicted"] = counts.evicted;
@@ -199,18 +217,16 @@ nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
   json["refused"] = counts.full;
   json["longest_append"] = counts.longest;
   json["dtype_pairs"] = counts.dtypes.size();
-  if (options.probes) {
-    for (const PoolMark& mark : PoolMarksAt(subject.level)) {
-      json["probes"][std::string(mark.name)] = counts.*mark.count;
-    }
-    json["vacuity"] = VacuityOf(subject, counts);
-  }
-  if (result.failure) json.update(FailureJson(*result.failure));
-  if (!options.known_buckets.empty()) {
-    json["passed_over"] = result.passed_over;
-    json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
-  }
   return json;
+}
+
+std::string CountsLine(const Subject& /*subject*/, const FuzzResult& result,
+                       std::uint64_t seed) {
+  return fmt::format(
+      "{} operations in {} histories, {} differences, {} operations a second, "
+      "seed {}, digest {:016x}\n",
+      result.operations, result.histories, result.failure ? 1 : 0,
+      OperationsPerSecond(result), seed, result.digest);
 }
 
 // Says how much ran, and how often rare states were reached.
@@ -236,31 +252,57 @@ std::string CountsLine(const Subject& subject, const PagedFuzzResult& result,
   return line + "\n";
 }
 
-int RunFuzzPaged(const FuzzArguments& arguments, const Subject& subject) {
-  FuzzOptions options = arguments.options;
+template <class AnyResult>
+Json SearchJson(const FuzzOptions& options, const Subject& subject,
+                const AnyResult& result) {
+  Json json = CountsJson(subject, result);
+  json.update({{"differences", result.failure ? 1 : 0},
+               {"digest", fmt::format("{:016x}", result.digest)},
+               {"seconds", result.seconds},
+               {"seed", options.seed}});
+  if (!options.known_buckets.empty()) {
+    json["passed_over"] = result.passed_over;
+    json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
+  }
+  if (options.count_marks) json.update(MarksJson(subject, result.counts));
+  if (result.failure) json.update(FailureJson(*result.failure));
+  return json;
+}
+
+template <class AnyResult>
+void PrintSearch(const FuzzOptions& options, const Subject& subject,
+                 const AnyResult& result) {
+  if (options.count_marks) PrintMarks(subject, result.counts);
+  if (result.failure) {
+    fmt::print("{}{}", FailureText(*result.failure),
+               FoundText(*result.failure, options.seed));
+  }
+  fmt::print("{}{}", CountsLine(subject, result, options.seed),
+             PassedOverText(result.passed_over, options.known_buckets));
+}
+
+// Runs random histories by `search`, which is Fuzz or FuzzPools.
+template <class AnySearch>
+int RunSearch(const FuzzArguments& arguments, FuzzOptions options,
+              const Subject& subject, const AnySearch& search) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowProgress;
-  const PagedFuzzResult result = FuzzPools(options, subject);
+  const auto result = search(options, subject);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   if (result.ran == 0 && !Interrupted()) {
-    fmt::print(stderr,
-               "kvtwin: {} supports none of the pools of {} histories\n",
-               subject.name, result.histories);
-    return 2;
+    return Complain(fmt::format(
+        "{} supports none of the {} of {} histories", subject.name,
+        arguments.kind == "paged" ? "pools" : "caches", result.histories));
   }
   if (arguments.json) {
-    fmt::print("{}\n", FuzzPagedJson(options, subject, result).dump());
+    PrintJson(SearchJson(options, subject, result));
   } else {
-    if (options.probes) PrintMarks(subject, result.counts);
-    if (result.failure) {
-      fmt::print("{}{}", FailureText(*result.failure),
-                 FoundText(*result.failure, options.seed));
-    }
-    fmt::print("{}{}", CountsLine(subject, result, options.seed),
-               PassedOverText(result.passed_over, options.known_buckets));
+    PrintSearch(options, subject, result);
   }
   if (result.failure) return Failed(arguments, *result.failure);
-  return options.probes && !VacuityOf(subject, result.counts).empty() ? 1 : 0;
+  const bool vacuous =
+      options.count_marks && !VacuityOf(subject, result.counts).empty();
+  return vacuous ? 1 : 0;
 }
 
 void RefuseForPools(const CLI::App& command,
@@ -282,68 +324,28 @@ int OnPools(const FuzzArguments& arguments, const Do& act) {
 }
 
 int RunFuzz(const FuzzArguments& arguments) {
+  FuzzOptions options = arguments.options;
   if (arguments.kind == "paged") {
     return OnPools(arguments, [&](const Subject& subject) {
-      return RunFuzzPaged(arguments, subject);
+      return RunSearch(arguments, options, subject, FuzzPools);
     });
   }
-  FuzzOptions options = arguments.options;
   options.drawn = !arguments.html.empty();
   if (!arguments.kind.empty()) {
     options.kind = FromName<Kind>(kKindNames, arguments.kind);
   }
-  const bool terminal = isatty(STDERR_FILENO) == 1;
-  if (terminal) options.progress = ShowProgress;
-  if (arguments.backend.given()) {
-    if (options.probes) {
-      return Complain(
-          "--marks counts states of the twins' caches, and of pools: it cannot "
-          "be used with --backend");
-    }
-    return FuzzBackend(arguments.backend, options, arguments.json,
-                       arguments.html);
+  if (!arguments.backend.given()) {
+    ReportCrashes();
+    return RunSearch(arguments, options, TwinSubject(arguments.twin), Fuzz);
   }
-  const Subject subject = TwinSubject(arguments.twin);
-  ReportCrashes();
-  const FuzzResult result = Fuzz(options, subject);
-  if (terminal) fmt::print(stderr, "\r{:40}\r", "");
-  const double rate =
-      static_cast<double>(result.operations) / std::max(result.seconds, 1e-9);
-  if (arguments.json) {
-    nlohmann::ordered_json json = {
-        {"operations", result.operations},
-        {"histories", result.histories},
-        {"repeated", result.repeated},
-        {"differences", result.failure ? 1 : 0},
-        {"digest", fmt::format("{:016x}", result.digest)},
-        {"seconds", result.seconds},
-        {"operations_per_second", static_cast<std::int64_t>(rate)},
-        {"seed", options.seed},
-        {"twin", arguments.twin},
-        {"target", optimized::ActiveTarget()}};
-    if (!options.known_buckets.empty()) {
-      json["passed_over"] = result.passed_over;
-      json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
-    }
-    if (options.probes) json.update(MarksJson(result.counts));
-    if (result.failure) json.update(FailureJson(*result.failure));
-    fmt::print("{}\n", json.dump(-1, ' ', false,
-                                 nlohmann::json::error_handler_t::replace));
-  } else {
-    if (options.probes) PrintMarks(result.counts);
-    if (result.failure) {
-      fmt::print("{}{}", FailureText(*result.failure),
-                 FoundText(*result.failure, options.seed));
-    }
-    fmt::print(
-        "{} operations in {} histories, {} differences, {:.0f} operations a "
-        "second, seed {}, digest {:016x}\n",
-        result.operations, result.histories, result.failure ? 1 : 0, rate,
-        options.seed, result.digest);
-    fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
+  if (options.count_marks) {
+    return Complain(
+        "--marks counts states of the twins' caches, and of pools: it cannot "
+        "be used with --backend");
   }
-  if (result.failure) return Failed(arguments, *result.failure);
-  return options.probes && !VacuityOf(result.counts).empty() ? 1 : 0;
+  if (isatty(STDERR_FILENO) == 1) options.progress = ShowProgress;
+  return FuzzBackend(arguments.backend, options, arguments.json,
+                     arguments.html);
 }
 
 int RunOnePaged(const FuzzArguments& arguments, const Subject& subject) {
@@ -365,11 +367,11 @@ int RunOnePaged(const FuzzArguments& arguments, const Subject& subject) {
     failure = Explain(shortest, *result.failure, subject);
   }
   if (arguments.json) {
-    nlohmann::ordered_json json = {{"operations", history->ops.size()},
-                                   {"differences", failure ? 1 : 0},
-                                   {"reason", failure ? failure->text : ""}};
+    Json json = {{"operations", history->ops.size()},
+                 {"differences", failure ? 1 : 0},
+                 {"reason", failure ? failure->text : ""}};
     if (failure) json.update(FailureJson(*failure));
-    fmt::print("{}\n", json.dump());
+    PrintJson(json);
   } else if (failure) {
     fmt::print("{}", FailureText(*failure));
   } else {
@@ -414,20 +416,18 @@ int RunOne(const FuzzArguments& arguments) {
                 /*drawn=*/!arguments.html.empty(), BucketOf(shortest, subject));
   }
   if (arguments.json) {
-    nlohmann::ordered_json json = {
-        {"operations", result.operations},
-        {"differences", failure ? 1 : 0},
-        {"digest", fmt::format("{:016x}", result.digest)},
-        {"check", failure ? failure->check : ""},
-        {"reason", failure ? failure->text : ""},
-        {"rules", failure ? failure->rules : ""},
-        {"calls", calls}};
+    Json json = {{"operations", result.operations},
+                 {"differences", failure ? 1 : 0},
+                 {"digest", fmt::format("{:016x}", result.digest)},
+                 {"check", failure ? failure->check : ""},
+                 {"reason", failure ? failure->text : ""},
+                 {"rules", failure ? failure->rules : ""},
+                 {"calls", calls}};
     if (failure) {
       json["bucket"] = failure->bucket;
       json["history"] = shrunk;
     }
-    fmt::print("{}\n", json.dump(-1, ' ', false,
-                                 nlohmann::json::error_handler_t::replace));
+    PrintJson(json);
   } else if (failure) {
     fmt::print("{}", FailureText(*failure));
     if (shrunk != failure->history) {
@@ -474,10 +474,10 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_flag("--dtypes", options.dtypes,
                  "draw all pairs of dtypes of K and V in turn");
   fuzz->add_flag(
-      "--marks", options.probes,
+      "--marks", options.count_marks,
       "count rare states (coverage marks), and fail if one was never "
       "reached");
-  fuzz->add_flag("--probes", options.probes, "former name of --marks")
+  fuzz->add_flag("--probes", options.count_marks, "former name of --marks")
       ->group("");
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {

@@ -103,8 +103,7 @@ class LawsReport {
     if (arguments_.json) {
       const nlohmann::ordered_json whole = {
           {"broken", broken_}, {"seed", arguments_.seed}, {"laws", laws_}};
-      fmt::print("{}\n", whole.dump(-1, ' ', false,
-                                    nlohmann::json::error_handler_t::replace));
+      PrintJson(whole);
     } else if (arguments_.backend.given()) {
       fmt::print("{} broken, {} hold, {} not judged, seed {}\n", broken_,
                  judged_ - broken_, not_judged_, arguments_.seed);

@@ -212,8 +212,7 @@ int JudgeOnePage(const std::string& line, const std::string& twin) {
   if (!verdict) return Complain("no failure, and so no page: " + line);
   const nlohmann::ordered_json json = {{"labels", verdict->labels},
                                        {"lies", verdict->lies}};
-  fmt::print("{}\n", json.dump(-1, ' ', false,
-                               nlohmann::json::error_handler_t::replace));
+  PrintJson(json);
   return verdict->lies.empty() ? 0 : 1;
 }
 

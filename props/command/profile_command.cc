@@ -33,11 +33,6 @@ std::string_view ValueName(const RuleInfo& rule, int value) {
   return At(rule.values, value);
 }
 
-void PrintObject(const Json& json) {
-  fmt::print("{}\n", json.dump(-1, ' ', false,
-                               nlohmann::json::error_handler_t::replace));
-}
-
 int List(bool as_json) {
   Json json = Json::object();
   for (const Profile& profile : Profiles()) {
@@ -50,7 +45,7 @@ int List(bool as_json) {
       fmt::print("  {:<24}{}\n", rule.name, rule.ValueOf(profile.rules));
     }
   }
-  if (as_json) PrintObject(json);
+  if (as_json) PrintJson(json);
   return 0;
 }
 
@@ -101,7 +96,7 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
 int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   const int code = profile.unexplained.empty() ? 0 : 1;
   if (json) {
-    PrintObject(ToJson(info, profile));
+    PrintJson(ToJson(info, profile));
     return code;
   }
   fmt::print("{} is {}\n\n", info.name, SummaryOf(profile));

@@ -20,6 +20,7 @@
 #include "core/refusals.h"
 #include "core/state_checks.h"
 #include "kvtwin/save.h"
+#include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/report/show.h"
 
@@ -203,10 +204,6 @@ Json CacheJson(const CacheState& state) {
                                  {"positions", positions}});
   }
   return json;
-}
-
-void PrintJson(const Json& json) {
-  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 void PrintStateJson(const std::string& path, const std::string& model,

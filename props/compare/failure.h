@@ -55,7 +55,7 @@ struct Failure {
   std::vector<Step> trace = {};
   Viewport frame = {};
   std::int64_t left_out = 0;
-  std::string story = {};  // The whole report as text.
+  std::string report = {};  // The whole report as text.
 
   // Where a search found the failure.
   std::uint64_t history_number = 0;  // In the histories of the seed, from 0.

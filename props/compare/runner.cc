@@ -464,13 +464,13 @@ void Run(const History& history, const Subject& subject, Driver& driver,
 }
 
 // Adds the call that failed before its answer was told.
-void TellUnanswered(CallTrace* story) {
-  if (story == nullptr || story->calling.empty()) return;
-  Step& step = story->steps.emplace_back();
-  step.number = std::ssize(story->steps);
-  step.call = std::exchange(story->calling, "");
+void TellUnanswered(CallTrace* trace) {
+  if (trace == nullptr || trace->calling.empty()) return;
+  Step& step = trace->steps.emplace_back();
+  step.number = std::ssize(trace->steps);
+  step.call = std::exchange(trace->calling, "");
   step.begins_pass = step.call.starts_with("StartForward");
-  if (story->told) story->told(step);
+  if (trace->told) trace->told(step);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ TEST(PageJudge, PagesOfOtherCachesAreTrue) {
         const auto run = RunJudged(history, subject);
         if (!run) continue;
         SCOPED_TRACE(fmt::format("{}, fault {}, seed {}\n{}", profile.name,
-                                 AsInt(fault), seed, run->failure.story));
+                                 AsInt(fault), seed, run->failure.report));
         const PageVerdict verdict =
             JudgePage(PageData(PageHtml(run->failure)), run->calls);
         ++pages;

@@ -444,7 +444,7 @@ void JudgeHistory(const History& history, const Subject& subject,
                   Tally& tally) {
   const auto run = RunJudged(history, subject);
   if (!run) return;
-  SCOPED_TRACE(run->failure.story);
+  SCOPED_TRACE(run->failure.report);
   ExpectTrue(PageHtml(run->failure), run->calls, tally);
 }
 

@@ -412,7 +412,7 @@ std::string PageHtml(Failure failure) {
       {"reason", Escaped(Cut(ReasonOf(failure)))},
       {"rules", failure.rules.empty() ? "" : " (" + failure.rules + ")"},
       {"command", Escaped(failure.rerun)},
-      {"text", Escaped(Cut(failure.story, 40000))},
+      {"text", Escaped(Cut(failure.report, 40000))},
       {"data", Embedded(json)}};
   // {{name}} stands for a value. A value may have such a text, too: values are
   // not searched.

@@ -91,7 +91,7 @@ TEST(Page, EscapesHostileText) {
       "{{data}}<!--\"'&\xff\n";
   Failure failure = DefragBug();
   failure.name = failure.setup = failure.check = failure.text = hostile;
-  failure.rerun = failure.story = failure.note = hostile;
+  failure.rerun = failure.report = failure.note = hostile;
   failure.trace.back().call = failure.trace.back().arguments = hostile;
   failure.trace.back().answer = hostile;
   const std::string page = PageHtml(failure);

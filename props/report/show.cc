@@ -396,8 +396,8 @@ std::optional<Failure> ExplainPool(const std::string& path,
     failure.setup = PoolText(oracle.header());
     failure.text = finding->text;
     failure.rules = CitedPoolRules(TraceOpName(op.kind));
-    failure.story = HeaderText(path, oracle.header()) +
-                    shower.StepText(oracle, op, &*finding);
+    failure.report = HeaderText(path, oracle.header()) +
+                     shower.StepText(oracle, op, &*finding);
     return false;
   };
   std::ifstream in(path, std::ios::binary);
@@ -447,8 +447,8 @@ std::optional<Failure> ExplainCache(const std::string& path,
     failure.setup = CacheText(header) + "; " + SizesText(header);
     failure.text = finding.text;
     failure.rules = CitedRules(op.kind, finding.column >= 0);
-    failure.story = HeaderText(path, header) + CellsText(oracle) +
-                    shower.StepText(oracle, op, &finding);
+    failure.report = HeaderText(path, header) + CellsText(oracle) +
+                     shower.StepText(oracle, op, &finding);
     return false;
   };
   std::ifstream again(path, std::ios::binary);

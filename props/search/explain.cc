@@ -96,22 +96,22 @@ std::vector<Step> ReferenceSteps(const PagedHistory& history) {
 // are not, all of them.
 void AddTrace(const History& history, const Subject& subject, bool drawn,
               Failure& failure) {
-  CallTrace story;
+  CallTrace trace;
   failure.note = RepeatNote(
-      failure, RunHistory(history, subject, {.trace = &story}).failure);
+      failure, RunHistory(history, subject, {.trace = &trace}).failure);
   failure.frame =
       Viewport::Around(failure.first_cell, failure.column, failure.row);
   if (drawn) {
-    const auto calls = std::ssize(story.steps);
+    const auto calls = std::ssize(trace.steps);
     failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
     CallTrace again = {
         .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
     const auto second = RunHistory(history, subject, {.trace = &again}).failure;
     if (failure.note.empty()) failure.note = RepeatNote(failure, second);
     // A rerun with another number of calls does not show this failure.
-    if (std::ssize(again.steps) == calls) story = std::move(again);
+    if (std::ssize(again.steps) == calls) trace = std::move(again);
   }
-  failure.trace = std::move(story.steps);
+  failure.trace = std::move(trace.steps);
 }
 
 }  // namespace
@@ -125,7 +125,7 @@ Failure Explain(const History& history, const Failure& failure,
   explained.rules = CitedRules(failure, history);
   explained.bucket = bucket ? *bucket : BucketOf(history, again);
   AddTrace(history, again, drawn, explained);
-  explained.story = FailureText(explained);
+  explained.report = FailureText(explained);
   KeepLast(explained);
   return explained;
 }
@@ -149,13 +149,13 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
   if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {
     explained.note = RepeatNote(failure, again);
   }
-  explained.story = FailureText(explained);
+  explained.report = FailureText(explained);
   KeepLast(explained);
   return explained;
 }
 
 std::string FailureText(const Failure& failure) {
-  if (!failure.story.empty()) return failure.story;
+  if (!failure.report.empty()) return failure.report;
   std::string text = fmt::format(
       "FAIL {}    {} against {}the ledger\n\n", failure.check, failure.subject,
       failure.level == Level::kIdentity ? "the reference and " : "");

@@ -60,7 +60,7 @@ class CacheSource {
   }
   void Tell(const History& /*history*/, bool /*ran*/) {}
 
-  bool IsCounted() const { return options_.probes; }
+  bool IsCounted() const { return options_.count_marks; }
   History Shrunk(const History& history, const Subject& subject,
                  const RefusesHistory& refuses) const {
     return Shrink(history, subject, options_.kind, refuses);
@@ -141,7 +141,7 @@ class Search {
         subject_(subject),
         counted_(subject),
         source_(source),
-        sieve_(options.known_buckets),
+        filter_(options.known_buckets),
         start_(Now()) {
     // A subject that is known to hang gets a short timeout.
     counted_.known_to_hang =
@@ -303,8 +303,8 @@ class Search {
           return explained->bucket;
         };
     const bool passes =
-        sieve_.Passes(found, SignatureOf(subject_.name, first),
-                      result_.operations, run, bucket_of, result_.passed_over);
+        filter_.Passes(found, SignatureOf(subject_.name, first),
+                       result_.operations, run, bucket_of, result_.passed_over);
     if (!passes) result_.failure = std::move(explained);
   }
 
@@ -332,7 +332,7 @@ class Search {
   const Subject& subject_;
   Subject counted_;  // subject_, perhaps known to hang.
   Source& source_;
-  FindingFilter sieve_;
+  FindingFilter filter_;
   const double start_;
   double shrinking_ = 0;  // Seconds spent on failures passed over.
   std::atomic<bool> exhausted_ = false;

@@ -26,8 +26,8 @@ struct FuzzOptions {
   std::uint64_t seed = 1;
   int threads = 1;
   std::optional<Kind> kind;
-  int cells_max = 0;    // Limit of each cache; 0: none.
-  bool probes = false;  // Take a census.
+  int cells_max = 0;  // Limit of each cache; 0: none.
+  bool count_marks = false;
   // Histories take all pairs of dtypes of K and V in turn.
   bool dtypes = false;
   std::uint64_t first = 0;  // The number of the first history.

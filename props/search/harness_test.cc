@@ -199,7 +199,7 @@ TEST(Harness, ReportsAHangOnlyForACallThatHangs) {
   const auto or_hurried = [&](const Subject& patiently) {
     return [&, run = patiently.run,
             hurried = FailsFrom(1, "backend: hang", hurried_runs).run](
-               const History& history, CallTrace* story, bool is_hasty) {
+               const History& history, const RunOptions& options) {
       return (options.known_to_hang ? hurried : run)(history, options);
     };
   };
@@ -269,12 +269,12 @@ TEST(Harness, ReportsAFailureThatDoesNotRepeat) {
     const Failure failure = Explain(history, first, subject, /*drawn=*/true);
     EXPECT_FALSE(failure.trace.empty());
     EXPECT_LE(std::ssize(failure.trace), Failure::kSteps);
-    for (const std::string& text : {PageHtml(failure), failure.story}) {
+    for (const std::string& text : {PageHtml(failure), failure.report}) {
       EXPECT_NE(text.find("it died at the end of 90"), std::string::npos);
       EXPECT_NE(text.find("It does not repeat: another run "),
                 std::string::npos);
     }
-    EXPECT_EQ(failure.story.find("<- then"), std::string::npos);
+    EXPECT_EQ(failure.report.find("<- then"), std::string::npos);
     runs = before + 1;
   }
   // A failure that repeats is reported without a note.

@@ -70,11 +70,11 @@ class Driver {
     // A failed init has no cache whose message() could be read.
     if (failure.function == "init") failure.text += backend_.init_error();
     failure.rerun = nb::cast<std::string>(rerun_(failure.history));
-    failure.story.clear();
-    failure.story = props::FailureText(failure);
+    failure.report.clear();
+    failure.report = props::FailureText(failure);
     if (page) Check(props::WritePage(failure, *page));
     return {std::string(props::LevelName(failure.level)), failure.check,
-            failure.history, failure.text, failure.story};
+            failure.history, failure.text, failure.report};
   }
 
  private:
@@ -154,15 +154,15 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
     const Driver driver(std::move(adapter), std::move(rerun));
     const props::History parsed = Value(props::ParseHistory(history));
     const props::Level level = driver.info().claims;
-    props::CallTrace story;
+    props::CallTrace trace;
     const props::RunResult result =
-        props::RunHistory(parsed, driver.SubjectAt(level), {.trace = &story});
+        props::RunHistory(parsed, driver.SubjectAt(level), {.trace = &trace});
     if (!result.ran && !result.failure) {
       Raise({StatusCode::kNotSupported,
              "the description or __init__ of the class refuses such a cache"});
     }
     std::vector<std::string> calls;
-    for (const props::Step& step : story.steps) {
+    for (const props::Step& step : trace.steps) {
       calls.push_back(props::CallLineOf(step));
     }
     std::optional<Finding> found;

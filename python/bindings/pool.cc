@@ -326,10 +326,10 @@ class PoolDriver {
       failure.text += ": " + pools_.init_error();
     }
     failure.rerun = nb::cast<std::string>(rerun_(failure.history));
-    failure.story.clear();
-    failure.story = props::FailureText(failure);
+    failure.report.clear();
+    failure.report = props::FailureText(failure);
     return {"visibility", failure.check, failure.history, failure.text,
-            failure.story};
+            failure.report};
   }
 
  private:

@@ -209,7 +209,7 @@ TEST(PagedTrace, IsShownWithTheContentOfItsLines) {
   for (const char* text :
        {"    sequence 0      0 tokens and 3 appended\n",
         "    this line has\n    sequence 0    blocks 3 1\n"}) {
-    EXPECT_NE(failure->story.find(text), std::string::npos) << failure->story;
+    EXPECT_NE(failure->report.find(text), std::string::npos) << failure->report;
   }
 }
 
