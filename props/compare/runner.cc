@@ -380,8 +380,7 @@ void Client::DoPlain(const Op& op) {
       return driver_.GetAll();
     case OpKind::kMisuse:
       if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
-      if (!abilities_.set_causal &&
-          MisuseName(op.misuse).starts_with("SetCausal")) {
+      if (!abilities_.set_causal && MisuseSetsCausal(op.misuse)) {
         return;
       }
       return driver_.Misuse(op.misuse);

@@ -309,8 +309,7 @@ LawResult Refusals(const History& history, const Subject& subject) {
     if (!rests(i + 1)) continue;
     const Picture kept = session->Show();
     const int which = AsInt(i * 7) % MisuseCount();
-    if (!subject.abilities.set_causal &&
-        MisuseName(which).starts_with("SetCausal")) {
+    if (!subject.abilities.set_causal && MisuseSetsCausal(which)) {
       continue;
     }
     auto wrong = Misused(*session, which);
