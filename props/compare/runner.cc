@@ -440,6 +440,17 @@ std::unique_ptr<Cache> ReferenceAfter(const History& history) {
   return RunReference(history, nullptr);
 }
 
+Step& CallTrace::Add(std::string call, std::string_view answer) {
+  calling.clear();
+  Step& step = steps.emplace_back();
+  step.number = std::ssize(steps);
+  step.call = std::move(call);
+  step.answer = answer;
+  step.begins_pass = std::exchange(calls_start_forward, false);
+  if (told) told(step);
+  return step;
+}
+
 namespace {
 
 void Run(const History& history, const Subject& subject, Driver& driver,
@@ -465,11 +476,7 @@ void Run(const History& history, const Subject& subject, Driver& driver,
 // Adds the call that failed before its answer was told.
 void TellUnanswered(CallTrace* story) {
   if (story == nullptr || story->calling.empty()) return;
-  Step& step = story->steps.emplace_back();
-  step.number = std::ssize(story->steps);
-  step.call = std::exchange(story->calling, "");
-  step.begins_pass = step.call.starts_with("StartForward");
-  if (story->told) story->told(step);
+  story->Add(story->calling, "");
 }
 
 }  // namespace
