@@ -117,8 +117,7 @@ std::vector<std::string> OperationNames(const History& history) {
     std::string& last = names.back();
     if (last == "start" || last == "store" || last == "reput") last = "put";
     if (last == "read") last = "get";
-    // In a pool without sequences, every operation opens one.
-    if (names.size() == 1 && line.starts_with("kvp")) last = "open";
+    if (names.size() == 1 && FirstOperationOpens(history)) last = "open";
   }
   return names;
 }
