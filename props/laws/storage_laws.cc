@@ -281,13 +281,15 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
 LawResult Rounding(const History& history, const Subject& subject) {
   History unshifted = history;
   unshifted.setup.legal = false;
+  // f16 replaces f32: it takes rows of any size in any layout.
   if (unshifted.setup.init.dtype == DType::kF32) {
     unshifted.setup.init.dtype = DType::kF16;
   }
+  if (unshifted.setup.config.v_dtype == DType::kF32) {
+    unshifted.setup.config.v_dtype = DType::kF16;
+  }
   const DType k_dtype = unshifted.setup.init.dtype;
-  std::optional<DType>& other = unshifted.setup.config.v_dtype;
-  if (other == DType::kF32) other.reset();
-  const DType v_dtype = other.value_or(k_dtype);
+  const DType v_dtype = unshifted.setup.v_dtype();
   for (Op& op : unshifted.ops) op.open = true;
   const Script script = Resolve(unshifted, subject);
   Setup wide_setup = script.setup;
