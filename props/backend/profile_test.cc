@@ -640,7 +640,7 @@ TEST(Inference, ARuleThatCannotBeTestedIsUnknown) {
   EXPECT_THAT(known, ElementsAre("mask rows", "middle removal"));
 }
 
-// A cache that is wrong by any rules.
+// A cache that is wrong under any rules.
 TEST(Inference, ListsHistoriesThatNoRulesExplain) {
   const InferredProfile found = InferProfile(
       [](const History& history, const Rules& judge) {

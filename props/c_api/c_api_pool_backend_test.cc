@@ -66,7 +66,7 @@ TEST(PoolBackend, AnExampleWithItsOwnPlacement) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
-  // The example cannot be held to a stronger level.
+  // The example cannot be compared at a stronger level.
   EXPECT_NE(TextOf(FuzzAt(Level::kIdentity, table).failure), "");
 }
 

@@ -280,7 +280,7 @@ class Session {
 
   const ExploreArguments& arguments_;
   Subject subject_;
-  ExpandFn expand_;  // Of a third-party cache.
+  ExpandFn expand_;  // For a third-party cache.
   bool terminal_;
   std::int64_t not_made_ = 0;   // Cases.
   std::set<std::string> told_;  // Checks of failures.
@@ -407,13 +407,13 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
           "with --kind paged: run all histories of this many operations")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
-  explore->add_option("--twin", arguments->twin, "the twin that is checked")
+  explore->add_option("--twin", arguments->twin, "the twin to check")
       ->check(CLI::IsMember(
           std::vector<std::string>(TwinNames().begin(), TwinNames().end())))
       ->capture_default_str();
   explore
       ->add_option("--threads", arguments->threads,
-                   "threads; the result does not depend on them")
+                   "number of threads; does not change the result")
       ->check(CLI::Range(1, 256))
       ->default_str("one for each core");
   explore
@@ -422,8 +422,8 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       ->check(RealRange(0.0, 1e7));
   explore
       ->add_option("--state", arguments->state,
-                   "a folder that keeps the progress; an exploration that was "
-                   "stopped continues from it")
+                   "a folder for the progress, from which a stopped "
+                   "exploration continues")
       ->check(CLI::ExistingDirectory);
   AddBackendOptions(*explore, arguments->backend);
   AddProfileOption(*explore, arguments->backend);

@@ -209,7 +209,8 @@ int JudgeOnePage(const std::string& line, const std::string& twin) {
           return MakePagedPool(spec, name == "optimized" ? twin : name);
         });
   }
-  if (!verdict) return Complain("no failure, and so no page: " + line);
+  if (!verdict)
+    return Complain("the history does not fail, so it has no page: " + line);
   const nlohmann::ordered_json json = {{"labels", verdict->labels},
                                        {"lies", verdict->lies}};
   fmt::print("{}\n", json.dump(-1, ' ', false,
@@ -336,7 +337,7 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
   MuseumOptions& options = arguments->options;
   museum
       ->add_option("--seeds", options.seeds,
-                   "how many seeds have to find each bug")
+                   "the number of seeds, each of which must find the bug")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   museum->add_option("--seconds", options.seconds, "seconds for each seed")
@@ -344,7 +345,9 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   museum->add_option("--only", arguments->only,
                      "only these bugs, such as X01 H16");
-  museum->add_option("--threads", options.threads, "bugs at a time")
+  museum
+      ->add_option("--threads", options.threads,
+                   "the number of bugs to try at a time")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   museum->add_option("--build", arguments->build,
@@ -355,7 +358,7 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
                    "only check whether the patches apply");
   museum
       ->add_option("--twin", arguments->twin,
-                   "the twin that has the bugs; cuda: that of kvtwin-emulated")
+                   "the twin to plant the bugs in; cuda: in kvtwin-emulated")
       ->check(CLI::IsMember({"optimized", "cuda"}))
       ->capture_default_str();
   museum
@@ -373,7 +376,7 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
   museum->add_option(
       "--judge", arguments->judge,
       "compare the labels on the page of this history, which must fail; "
-      "--pages asks the copies for it");
+      "for the copies that --pages builds");
   museum->callback([arguments, &exit_code] {
     if (!arguments->judge.empty()) {
       exit_code = JudgeOnePage(arguments->judge, arguments->twin);

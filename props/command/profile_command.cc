@@ -111,7 +111,7 @@ int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   }
   fmt::print("\n{} histories\n", profile.asked);
   if (code == 0) return 0;
-  fmt::print("On these histories it is wrong by any rules:\n");
+  fmt::print("It is wrong under any rules on these histories:\n");
   for (std::size_t i = 0; i < profile.unexplained.size(); ++i) {
     fmt::print("  {}\n", profile.unexplained[i]);
     if (!profile.ended[i].empty()) fmt::print("    {}\n", profile.ended[i]);

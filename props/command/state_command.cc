@@ -305,8 +305,7 @@ void AddStateCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<StateArguments>();
   CLI::App* command = app.add_subcommand(
       "state", "Check saved states (include/kvtwin/save.h), and draw them");
-  command
-      ->add_option("file", arguments->paths, "files that SaveState has written")
+  command->add_option("file", arguments->paths, "files that SaveState wrote")
       ->required();
   command->add_option("--model", arguments->model,
                       "refuse the state of any other model");

@@ -81,7 +81,7 @@ std::vector<Step> ReferenceSteps(const PagedHistory& history) {
       std::ranges::count(steps, true, &Step::frees) -
       std::ranges::count(history.ops, PagedOpKind::kFree, &PagedOp::kind);
   for (; frees > 0 && steps.back().frees; --frees) steps.pop_back();
-  // What the pool under test answered last is in the failure's text.
+  // The failure's text has the last answer of the pool under test.
   if (!steps.empty()) {
     std::string& last = steps.back().call;
     last.resize(std::min(last.size(), last.rfind(": ")));

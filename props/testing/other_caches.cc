@@ -99,7 +99,7 @@ Status OtherCache::BatchAnswer(const Batch& batch) const {
         is_first ? GoesOn(seq, position)
                  : next[seq] == position || GoesOn(seq, kOpenEnd + 1LL);
     if (!goes_on && !Is(Fault::kTakesAnyBatch)) {
-      return Invalid("position {} of sequence {} does not go on", position,
+      return Invalid("position {} does not continue sequence {}", position,
                      seq);
     }
     next[seq] = position + 1;

@@ -347,7 +347,7 @@ void BindCache(nb::module_& m) {
            "`target` becomes the tokens of `source` at positions < length.")
       .def("can_resume", &PyCache::CanResume, nb::arg("sequence"),
            nb::arg("position"),
-           "Whether a sequence can go on with its whole window still there.")
+           "Whether a sequence can continue with its whole window stored.")
       .def("remove", &PyCache::Remove, nb::arg("sequence"), nb::arg("begin"),
            nb::arg("end") = kOpenEnd,
            "Tokens at positions in [begin, end) leave; later ones move down, "
