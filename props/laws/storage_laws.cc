@@ -567,16 +567,16 @@ LawResult SnapshotIsAll(const History& history, const Subject& subject) {
 std::vector<Law> StorageLaws() {
   return {
       {"placement_is_invisible",
-       "A contiguous and a scattering cache answer and show the same, but for "
-       "the cells.",
+       "Caches of contiguous and scatter placement give the same "
+       "answers and views, apart from the cells.",
        "S9, S10, S53", PlacementIsInvisible},
       {"defrag_is_invisible",
        "A cache with room to spare, where nothing is ever moved, shows the "
        "same.",
        "S11", DefragIsInvisible},
       {"layouts",
-       "Permuted and tiled V, padding, the mask's dtype and gaps in what is "
-       "put change nothing of what is seen.",
+       "Permuted and tiled V, padding, the mask's dtype and gaps "
+       "between the elements of a Put do not change what is seen.",
        "S14, S22, S23", Layouts},
       {"padding",
        "Views begin and end at the padding's multiples and span the batch; a "
@@ -587,9 +587,8 @@ std::vector<Law> StorageLaws() {
        "cache rounded once, as dtypes.md says.",
        "S22, S35", Rounding, kNeedsCells},
       {"poison_never_shows",
-       "What is written over the rows of free cells is never seen.",
-       "S13, S20, S52", PoisonNeverShows,
-       kNeedsPoison | kNeedsCells | kNeedsReserve},
+       "Rows that are written over free cells are never seen.", "S13, S20, S52",
+       PoisonNeverShows, kNeedsPoison | kNeedsCells | kNeedsReserve},
       {"cell_order", "The order of the cells does not change attention.",
        "S14, S54", CellOrder, kNeedsCells},
       {"wrapper_parts",
