@@ -167,9 +167,9 @@ struct Session {
 // Calls `fn` with the cache. No exception leaves the table.
 template <class Fn>
 int Do(void* session, const Fn& fn) {
-  auto& one = *static_cast<Session*>(session);
+  auto& opened = *static_cast<Session*>(session);
   try {
-    return one.Answer(fn(*one.cache));
+    return opened.Answer(fn(*opened.cache));
   } catch (const std::bad_alloc&) {
     return KVTWIN_OUT_OF_MEMORY;
   } catch (...) {

@@ -90,7 +90,8 @@ std::vector<Level> LevelsFor(const BackendArguments& arguments,
                              const BackendInfo& info) {
   std::vector<Level> levels = LevelsOf(info);
   const auto asked = FromName<Level>(kLevelNames, arguments.level);
-  if (asked) std::erase_if(levels, [&](Level one) { return one != *asked; });
+  if (asked)
+    std::erase_if(levels, [&](Level level) { return level != *asked; });
   return levels;
 }
 

@@ -61,19 +61,19 @@ Summary Summarize(const ExhibitReport& finding, int seeds) {
   std::vector<double> seconds;
   std::vector<double> shrunk;
   std::map<std::string, int> histories;
-  for (const Catch& one : finding.catches) {
-    operations.push_back(static_cast<double>(one.operations));
-    seconds.push_back(one.seconds);
-    shrunk.push_back(static_cast<double>(one.failure.operations));
-    ++histories[one.failure.history];
+  for (const Catch& caught : finding.catches) {
+    operations.push_back(static_cast<double>(caught.operations));
+    seconds.push_back(caught.seconds);
+    shrunk.push_back(static_cast<double>(caught.failure.operations));
+    ++histories[caught.failure.history];
   }
   sum.found = finding.error.empty() && std::ssize(operations) == seeds;
   sum.operations = NumbersOf(operations);
   sum.seconds = NumbersOf(seconds);
   sum.shrunk = NumbersOf(shrunk);
   int most = 0;
-  for (const Catch& one : finding.catches) {
-    const Failure& failure = one.failure;
+  for (const Catch& caught : finding.catches) {
+    const Failure& failure = caught.failure;
     if (histories[failure.history] <= most) continue;
     most = histories[failure.history];
     sum.history = failure.history;
@@ -135,9 +135,9 @@ std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
     const Summary sum = Summarize(finding, seeds);
     found += sum.found ? 1 : 0;
     identical += sum.identical;
-    for (const Catch& one : finding.catches) {
-      seconds.push_back(one.seconds);
-      shrunk.push_back(static_cast<double>(one.failure.operations));
+    for (const Catch& caught : finding.catches) {
+      seconds.push_back(caught.seconds);
+      shrunk.push_back(static_cast<double>(caught.failure.operations));
     }
     std::string check = sum.check;
     if (!sum.found) {
@@ -181,21 +181,21 @@ std::string PagesText(const std::vector<ExhibitReport>& findings) {
   std::string text;
   std::int64_t pages = 0;
   std::int64_t labels = 0;
-  std::int64_t lies = 0;
+  std::int64_t false_labels = 0;
   for (const ExhibitReport& finding : findings) {
-    for (const Catch& one : finding.catches) {
-      if (!one.page) continue;
+    for (const Catch& caught : finding.catches) {
+      if (!caught.page) continue;
       ++pages;
-      labels += one.page->labels;
-      lies += std::ssize(one.page->lies);
-      for (const std::string& lie : one.page->lies) {
+      labels += caught.page->labels;
+      false_labels += std::ssize(caught.page->lies);
+      for (const std::string& lie : caught.page->lies) {
         text += fmt::format("{} {}\n    {}\n", finding.exhibit.id,
-                            one.failure.history, lie);
+                            caught.failure.history, lie);
       }
     }
   }
-  return text +
-         fmt::format("\n{} pages, {} labels, {} false\n", pages, labels, lies);
+  return text + fmt::format("\n{} pages, {} labels, {} false\n", pages, labels,
+                            false_labels);
 }
 
 // Judges the page of a history that this command fails.
@@ -250,9 +250,10 @@ Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
   if (only.empty()) return all;
   std::vector<Exhibit> chosen;
   for (const std::string& name : only) {
-    const auto named = [&](const Exhibit& one) {
-      return one.id == name ||
-             (" " + one.also + " ").find(" " + name + " ") != std::string::npos;
+    const auto named = [&](const Exhibit& exhibit) {
+      return exhibit.id == name ||
+             (" " + exhibit.also + " ").find(" " + name + " ") !=
+                 std::string::npos;
     };
     const auto at = std::find_if(all->begin(), all->end(), named);
     if (at == all->end()) {
@@ -309,19 +310,21 @@ int RunMuseum(const MuseumArguments& arguments) {
   }
   fmt::print("{}", arguments.json ? JsonText(findings, options.seeds)
                                   : TableText(findings, options.seeds));
-  bool lies = false;
+  bool false_labels = false;
   if (options.pages) {
     fmt::print("{}", PagesText(findings));
     for (const ExhibitReport& finding : findings) {
-      lies = lies || std::ranges::any_of(finding.catches, [](const Catch& one) {
-               return one.page && !one.page->lies.empty();
-             });
+      false_labels =
+          false_labels ||
+          std::ranges::any_of(finding.catches, [](const Catch& caught) {
+            return caught.page && !caught.page->lies.empty();
+          });
     }
   }
   const bool all =
-      !lies && findings.size() == exhibits->size() &&
-      std::all_of(findings.begin(), findings.end(), [&](const auto& one) {
-        return Summarize(one, options.seeds).found;
+      !false_labels && findings.size() == exhibits->size() &&
+      std::all_of(findings.begin(), findings.end(), [&](const auto& each) {
+        return Summarize(each, options.seeds).found;
       });
   return all ? 0 : 1;
 }

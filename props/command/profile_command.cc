@@ -71,13 +71,14 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
   json["exceptions"] = Json::array();
   for (const NearProfile& near : profile.nearest) {
     json["like"].push_back(near.name);
-    for (const RuleException& one : near.exceptions) {
-      const RuleInfo& rule = AllRules()[one.rule];
-      json["exceptions"].push_back({{"to", near.name},
-                                    {"rule", rule.name},
-                                    {"found", ValueName(rule, one.found)},
-                                    {"profile", ValueName(rule, one.profile)},
-                                    {"history", one.history}});
+    for (const RuleException& exception : near.exceptions) {
+      const RuleInfo& rule = AllRules()[exception.rule];
+      json["exceptions"].push_back(
+          {{"to", near.name},
+           {"rule", rule.name},
+           {"found", ValueName(rule, exception.found)},
+           {"profile", ValueName(rule, exception.profile)},
+           {"history", exception.history}});
     }
   }
   json["summary"] = SummaryOf(profile);

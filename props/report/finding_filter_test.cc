@@ -96,9 +96,9 @@ class Sieves {
                            : std::nullopt;
     };
     const auto bucket_of =
-        [&](const History& one,
+        [&](const History& tried,
             const FindingFilter::IsKnown<History>& is_known) {
-          shrunk.push_back(ToText(one));
+          shrunk.push_back(ToText(tried));
           for (const std::string& plainer : shorter) {
             if (is_known && is_known(*ParseHistory(plainer), "a-rows"))
               continue;

@@ -160,9 +160,9 @@ class PyCache {
     const bool encoder = view.mask.data == nullptr;
     std::optional<Slot> slot;
     if (encoder) slot = SlotOf(layer);
-    const auto tensor = [&](const TensorView& one, std::size_t rank,
+    const auto tensor = [&](const TensorView& rows, std::size_t rank,
                             bool lasts) {
-      return Tensor(life_, slot, one, one.shape[3] > 1 ? 4 : rank, lasts);
+      return Tensor(life_, slot, rows, rows.shape[3] > 1 ? 4 : rank, lasts);
     };
     const bool tiled = !encoder && making_.config.v_layout == VLayout::kTiled;
     View views{.key = tensor(view.key, 3, !encoder),
