@@ -704,14 +704,14 @@ kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file to
 # have their own malloc, and end the process themselves.)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   kvtwin_backend(faulty_pool_backend props/testing/faulty_pool_backend.c)
-  foreach(ill "crash/append ended its process with SIGSEGV"
+  foreach(row "crash/append ended its process with SIGSEGV"
               "hang/append did not return in 1 seconds"
               "memory/append has allocated more than 64 MiB"
               "behind/after append: it wrote past"
               "close/after close: it wrote beyond a")
-    string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill fault)
-    kvtwin_command_test(faulty_pool_${fault} EXIT 1 PRINTS "^  ${ill}"
+    string(REPLACE "/" ";" row "${row}")
+    list(POP_FRONT row fault)
+    kvtwin_command_test(faulty_pool_${fault} EXIT 1 PRINTS "^  ${row}"
       ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
            --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
     set_tests_properties(command.faulty_pool_${fault} PROPERTIES
@@ -725,7 +725,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     set_tests_properties(command.faulty_pool_none${json} PROPERTIES
       ENVIRONMENT KVTWIN_FAULT=none)
   endforeach()
-  foreach(ill
+  foreach(row
       "healthy/none" "crash/backend: crash,SIGSEGV"
       "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"
       "hang/backend: hang,did not return in 1 seconds"
@@ -756,16 +756,16 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "wild/backend: crash,reading what it returned"
       "full/subject: room,is cache_full"
       "describe/refused,SIGABRT" "level/refused,level")
-    string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill fault)
+    string(REPLACE "/" ";" row "${row}")
+    list(POP_FRONT row fault)
     add_test(NAME command.backend_${fault}
       COMMAND ${PROJECT_SOURCE_DIR}/props/backend/backend_test.sh
               $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>
-              ${fault} ${ill})
+              ${fault} ${row})
     set_tests_properties(command.backend_${fault} PROPERTIES TIMEOUT 300)
   endforeach()
   # None of them ends or hangs a law.
-  foreach(ill "crash/backend: crash: start_forward ended its process with SIGSEGV"
+  foreach(row "crash/backend: crash: start_forward ended its process with SIGSEGV"
               "hang/backend: hang: start_forward did not return in 1 seconds"
               "memory/backend: memory: start_forward has allocated more than 64"
               "leak/backend: memory: [0-9]+ bytes are not freed by close"
@@ -773,9 +773,9 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "columns/backend: garbage: get: 2000000000 columns"
               "nonsense/backend: crash" "answers/backend: crash: wrote nonsense"
               "full/BROKEN legal_client" "rounds/BROKEN visibility")
-    string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill fault)
-    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 PRINTS "${ill}"
+    string(REPLACE "/" ";" row "${row}")
+    list(POP_FRONT row fault)
+    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 PRINTS "${row}"
       ARGS laws --runs 100 --call-seconds 1 --memory-mib 64 --shrink-seconds 20
            --backend $<TARGET_FILE:kvtwin_faulty_backend>)
     set_tests_properties(command.laws_of_a_faulty_${fault} PROPERTIES
