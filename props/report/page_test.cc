@@ -142,11 +142,12 @@ TEST(Page, NamesAllSequencesOfASharedCell) {
   EXPECT_EQ(data["headline"], "CopyPrefix gave a wrong answer.");
 }
 
-class StartForwardThrows final : public ForwardingCache {
+class ThrowsOnTwoTokens final : public ForwardingCache {
  public:
   using ForwardingCache::ForwardingCache;
-  Status StartForward(const Batch&, bool) override {
-    throw std::runtime_error("no batch today");
+  Status StartForward(const Batch& batch, bool reserve) override {
+    if (batch.positions.size() == 2) throw std::runtime_error("two tokens");
+    return ForwardingCache::StartForward(batch, reserve);
   }
 };
 
@@ -167,7 +168,7 @@ TEST(Page, PassesBeginWithStartForward) {
     EXPECT_EQ(passes, 2);
     subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
       return std::unique_ptr<Cache>(
-          std::make_unique<StartForwardThrows>(*MakeCache(spec, "optimized")));
+          std::make_unique<ThrowsOnTwoTokens>(*MakeCache(spec, "optimized")));
     };
     const Failure thrown = Explain(history, wrong, subject);
     EXPECT_TRUE(thrown.trace.back().begins_pass);
