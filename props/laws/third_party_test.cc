@@ -182,8 +182,8 @@ TEST(LawsOfThirdPartyCaches, CanBeJudgedByAnotherProcess) {
   EXPECT_EQ(run.shrunk.ops.size(), 1U);
   EXPECT_EQ(run.failure->check, "backend: hang");
   ASSERT_GT(hurried.size(), 4U);
-  EXPECT_FALSE(hurried[0] || hastes.back());
-  EXPECT_TRUE(hurried[hastes.size() - 2]);
+  EXPECT_FALSE(hurried[0] || hurried.back());
+  EXPECT_TRUE(hurried[hurried.size() - 2]);
 }
 
 }  // namespace
