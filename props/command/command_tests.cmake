@@ -586,6 +586,12 @@ endforeach()
 kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^visibility  holds .claimed."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+# What holds says nothing about what was never tried.
+kvtwin_command_test(backend_untried EXIT 0
+  PRINTS "^ +not declared, so never tried: .*CAN_ANY_ORDER, .*set_causal$"
+  ARGS fuzz --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_no_findings EXIT 0 PRINTS " 0 findings, seed 1,"
+  ARGS fuzz --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
 # Known findings of a backend are counted, and unknown ones are found.
 kvtwin_command_test(backend_known EXIT 0
   PRINTS "^[0-9]+ findings passed over: c_cache-subject-rows.swa.put x [0-9]+$"
