@@ -393,7 +393,8 @@ if(TARGET kvtwin_shared)
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(profile_few EXIT 0
     PRINTS "^few is like ollama-0.15$" ARGS profile --backend ${few})
-  kvtwin_backend(leaky_backend props/testing/leaky_backend.c)
+  kvtwin_backend(leaky_backend props/testing/twin_backend.c)
+  target_compile_definitions(kvtwin_leaky_backend PRIVATE LEAKY)
   target_link_libraries(kvtwin_leaky_backend PRIVATE kvtwin_shared)
   set(leaky $<TARGET_FILE:kvtwin_leaky_backend>)
   # Its tokens are as many as the cells that are free: shrinking such counts
