@@ -87,7 +87,7 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
 }
 
 std::string_view RulesOf(const TraceOp& op, const Failure& failure) {
-  return CitedRules(op.kind, failure.column >= 0);
+  return CitedRules(op.kind, /*of_row=*/failure.row >= 0);
 }
 std::string_view RulesOf(const PagedTraceOp& op, const Failure&) {
   return CitedPoolRules(TraceOpName(op.kind));
