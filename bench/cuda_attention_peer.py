@@ -138,14 +138,14 @@ def main():
     weights = torch.softmax(
         one[0] @ wide[0].transpose(2, 3) / math.sqrt(args.head_dim), dim=-1
     )
-    due = (weights @ wide[1]).transpose(1, 2)
+    expected = (weights @ wide[1]).transpose(1, 2)
     del one, wide, weights
 
     for library in (sdpa, flash_attn, flashinfer):
         name = library.__name__
         try:
             call = library(torch, args, query, key, value)
-            apart = (call()[:1].float() - due).abs().max().item()
+            apart = (call()[:1].float() - expected).abs().max().item()
             # Weighted means of normal numbers, rounded to f16.
             if not apart < 1e-2:
                 print(f"{name:12} is wrong by {apart}: not timed")

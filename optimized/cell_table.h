@@ -74,7 +74,7 @@ struct Sequence {
 struct Selection {
   std::size_t begin = 0;  // Words [begin, end) are meant, the rest is stale.
   std::size_t end = 0;
-  std::size_t count = 0;  // Of cells.
+  std::size_t count = 0;  // The number of cells.
   std::vector<std::uint64_t> words;
 };
 

@@ -1,4 +1,4 @@
-// What builds with checks (core/assert.h) ask of lists of cells. These
+// Checks of lists of cells, for builds with checks (core/assert.h). These
 // functions do not allocate; they are fast for cells in order, as placement
 // returns them.
 

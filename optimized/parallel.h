@@ -45,7 +45,7 @@ struct Share {
   std::size_t index = 0;
   std::size_t count = 1;
 
-  // Of n items in a row, this share has [Begin(n), End(n)).
+  // This share has the items [Begin(n), End(n)) of n items in a row.
   std::size_t Begin(std::size_t n) const { return n * index / count; }
   std::size_t End(std::size_t n) const { return n * (index + 1) / count; }
 };

@@ -78,7 +78,7 @@ class CacheLedger final : public PlainLedger {
     }
     if (RefusesPositions() && !Continues(batch)) {
       EndPass();
-      return {kInvalidArgument, "the batch does not go on where it should"};
+      return {kInvalidArgument, "the batch does not continue its sequence"};
     }
     Begin(batch);
     return PlainLedger::StartForward(batch, reserve);

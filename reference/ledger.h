@@ -229,7 +229,8 @@ class PlainLedger {
         lows[seq] = std::max(lows[seq], token.position + 1);
       }
     }
-    for (const BatchToken& one : batch_) lows[one.sequence] = one.position;
+    for (const BatchToken& token : batch_)
+      lows[token.sequence] = token.position;
     for (const auto& [position, seq, excepted] : batch_) {
       lows[seq] = std::min<std::int64_t>(lows[seq], position);
     }
@@ -327,7 +328,8 @@ class LedgerOf {
   // `more` are the arguments of a Part after its spec.
   template <class... More>
   explicit LedgerOf(const CacheSpec& spec, const More&... more) {
-    for (const CacheSpec& one : spec.caches) parts_.emplace_back(one, more...);
+    for (const CacheSpec& inner : spec.caches)
+      parts_.emplace_back(inner, more...);
     if (spec.kind != Kind::kWrapper) parts_ = {Part(spec, more...)};
   }
 

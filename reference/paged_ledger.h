@@ -254,8 +254,8 @@ class PagedLedger {
       return {of.appended.at(layer).at(at - of.tokens.size())};
     }
     std::vector<KvRows> rows;
-    for (const auto& one : of.tokens[at].rows) {
-      rows.push_back(At((*one), layer));
+    for (const auto& row : of.tokens[at].rows) {
+      rows.push_back(At((*row), layer));
     }
     const auto again = again_.find(of.tokens[at].prefix);
     if (again == again_.end() || !again->second.contains(layer)) return rows;
@@ -271,10 +271,10 @@ class PagedLedger {
     if (again != kUnknown && again == AgainAt(b, position)) return true;
     if (position >= std::min(SeqLen(a), SeqLen(b))) return false;
     const auto at = AsSize(position);
-    const Token& one = sequences_.at(a).tokens[at];
+    const Token& token = sequences_.at(a).tokens[at];
     const Token& other = sequences_.at(b).tokens[at];
-    if (one.prefix != other.prefix) return false;
-    return one.prefix != kUnknown || one.rows == other.rows;
+    if (token.prefix != other.prefix) return false;
+    return token.prefix != kUnknown || token.rows == other.rows;
   }
 
   // Whether the two sequences may have the same rows at `position`. If so, from
@@ -283,11 +283,11 @@ class PagedLedger {
     KVTWIN_DCHECK(SameToken(a, b, position));
     const auto at = AsSize(position);
     if (again_.contains(AgainAt(a, position))) return true;
-    Token& one = sequences_.at(a).tokens[at];
+    Token& token = sequences_.at(a).tokens[at];
     Token& other = sequences_.at(b).tokens[at];
-    if (one.rows == other.rows) return true;
+    if (token.rows == other.rows) return true;
     std::vector<std::shared_ptr<const Rows>> both;
-    for (const auto& rows : one.rows) {
+    for (const auto& rows : token.rows) {
       const auto same = [&](const auto& others) {
         return rows == others || *rows == *others;
       };

@@ -170,10 +170,10 @@ void JudgeMoves(Goals& goals) {
   for (const GpuBuffer* memory : {&key, &value}) {
     const auto got = memory->Download();
     const auto bytes = AsSize(row_bytes);
-    for (const CellMove& one : moves) {
-      if (std::memcmp(got.data() + one.to * bytes,
-                      elements.data() + one.from * bytes, bytes) != 0) {
-        Wrong(name, fmt::format("cell {} has another row", one.to));
+    for (const CellMove& cell_move : moves) {
+      if (std::memcmp(got.data() + cell_move.to * bytes,
+                      elements.data() + cell_move.from * bytes, bytes) != 0) {
+        Wrong(name, fmt::format("cell {} has another row", cell_move.to));
       }
     }
   }

@@ -151,8 +151,8 @@ Status AppendOpen(const PagedTraceOp& op, std::string& text) {
   }
   if (!op.prefix_key.extra.empty()) {
     std::vector<std::string> extra;
-    for (const std::string& one : op.prefix_key.extra) {
-      extra.push_back(JsonString(one));
+    for (const std::string& extra_key : op.prefix_key.extra) {
+      extra.push_back(JsonString(extra_key));
     }
     AppendNumbers("extra", extra, text);
   }

@@ -213,7 +213,7 @@ class ChunkedWithin(Chunked):
 
 
 class Batch:
-    """Sequences that come, go on, and leave as in generate.BatchGenerator: each
+    """Sequences that come, continue and leave as in generate.BatchGenerator: each
     pass is of a batch split off from the others, padded on the right, which
     they join again; a prefix is that of a cache that was extracted."""
     kvtwin = kvtwin.Description(

@@ -227,8 +227,8 @@ class QuantizedResidual(Quantized):
 
 
 class Batch(Cache):
-    """The sequences are the rows of a batch, padded on the left once, and go
-    on together. A copy is a beam that goes on from another one."""
+    """The sequences are the rows of a batch, padded on the left once, and
+    continue together. A copy is a beam that continues another beam."""
     kvtwin = kvtwin.Description(
         name="DynamicCache(config), a batch",
         kinds={"causal", "chunked", "swa_mem"}, can={"copy_prefix"},
@@ -345,10 +345,10 @@ def tokens_of(model, **options):
         return f"{type(error).__name__}: {error}"
 
 
-def compared(found, due):
-    if found == due:
+def compared(actual, expected):
+    if actual == expected:
         return "the same tokens"
-    return found if isinstance(found, str) else "other tokens"
+    return actual if isinstance(actual, str) else "other tokens"
 
 
 def generation():
@@ -371,10 +371,10 @@ def generation():
     for of in (lambda config: transformers.DynamicCache(config=config),
                lambda config: transformers.QuantizedCache("fp8", config)):
         cache = of(model.config)
-        due = tokens_of(model, past_key_values=of(model.config))
+        expected = tokens_of(model, past_key_values=of(model.config))
         found = tokens_of(model, assistant_model=draft, past_key_values=cache)
         yield (f"assisted generation and none, {type(cache).__name__}",
-               compared(found, due))
+               compared(found, expected))
 
 
 if __name__ == "__main__":

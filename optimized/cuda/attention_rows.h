@@ -315,10 +315,10 @@ __device__ __forceinline__ void LoadValues(const Piece& piece, int lane,
     unsigned halves[2][4];
     KVTWIN_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const unsigned one = HalvesFromF8(bytes[i]);
+      const unsigned pair = HalvesFromF8(bytes[i]);
       const unsigned next = HalvesFromF8(bytes[i] >> 16);
-      halves[0][i] = (one & 0xFFFF) | next << 16;
-      halves[1][i] = one >> 16 | (next & 0xFFFF0000);
+      halves[0][i] = (pair & 0xFFFF) | next << 16;
+      halves[1][i] = pair >> 16 | (next & 0xFFFF0000);
     }
     KVTWIN_UNROLL
     for (int half = 0; half < 2; ++half) {

@@ -20,13 +20,13 @@ namespace kvtwin::optimized::cuda {
 namespace {
 
 std::unique_ptr<Cache> MakeOn(Gpu& gpu, const CacheSpec& spec) {
-  return MakeWrapped(spec, [&](const CacheSpec& one) {
+  return MakeWrapped(spec, [&](const CacheSpec& inner) {
     std::unique_ptr<GuardedCache> made;
-    if (one.kind == Kind::kEncoder) {
+    if (inner.kind == Kind::kEncoder) {
       made = std::make_unique<EncoderCache>(
           std::make_unique<DeviceSlotMemory>(gpu));
     } else {
-      made = std::make_unique<CausalCache>(one,
+      made = std::make_unique<CausalCache>(inner,
                                            std::make_unique<DeviceMemory>(gpu));
     }
     return made;

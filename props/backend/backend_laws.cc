@@ -23,10 +23,10 @@ LawAnswer BackendLaws::Run(const Law& law) {
   answer.why_not = WhyNotJudged(law, subject_);
   if (!answer.why_not.empty()) return answer;
   std::string again;  // A check that is reported already.
-  const LawJudge judge = [&](const Law& one, const History& history,
+  const LawJudge judge = [&](const Law& tried_law, const History& history,
                              bool known_to_hang) {
     if (!again.empty()) return LawResult();
-    LawResult result = judge_(one, history, known_to_hang);
+    LawResult result = judge_(tried_law, history, known_to_hang);
     if (!result.failure || !reported_.contains(result.failure->check)) {
       return result;
     }

@@ -131,19 +131,31 @@ TEST(Backend, InvalidDescriptionsAreRefused) {
     ExpectRefused(&table, text);
   };
   const std::string endless(300, 'x');
-  refused([](auto& one) { one.name = nullptr; }, "name");
-  refused([&](auto& one) { one.name = endless.c_str(); }, "name");
-  refused([](auto& one) { one.profile = "vllm"; }, "vllm");
-  refused([](auto& one) { one.profile = "mlx except copy flies"; }, "flies");
+  refused([](auto& description) { description.name = nullptr; }, "name");
+  refused([&](auto& description) { description.name = endless.c_str(); },
+          "name");
+  refused([](auto& description) { description.profile = "vllm"; }, "vllm");
+  refused(
+      [](auto& description) { description.profile = "mlx except copy flies"; },
+      "flies");
   const std::string long_profile = "mlx" + std::string(5000, ' ');
-  refused([&](auto& one) { one.profile = long_profile.c_str(); }, "profile");
-  refused([](auto& one) { one.placements = 1U << 2; }, "placements");
-  refused([](auto& one) { one.max_position = -1; }, "negative");
-  refused([](auto& one) { one.max_mask_padding = -1; }, "negative");
-  refused([](auto& one) { one.level = static_cast<kvtwin_level>(3); }, "level");
-  refused([](auto& one) { one.kinds = KVTWIN_HAS_WRAPPER; }, "kind");
-  refused([](auto& one) { one.dtypes = 0; }, "dtype");
-  refused([](auto& one) { one.max_layers = -1; }, "negative");
+  refused(
+      [&](auto& description) { description.profile = long_profile.c_str(); },
+      "profile");
+  refused([](auto& description) { description.placements = 1U << 2; },
+          "placements");
+  refused([](auto& description) { description.max_position = -1; }, "negative");
+  refused([](auto& description) { description.max_mask_padding = -1; },
+          "negative");
+  refused(
+      [](auto& description) {
+        description.level = static_cast<kvtwin_level>(3);
+      },
+      "level");
+  refused([](auto& description) { description.kinds = KVTWIN_HAS_WRAPPER; },
+          "kind");
+  refused([](auto& description) { description.dtypes = 0; }, "dtype");
+  refused([](auto& description) { description.max_layers = -1; }, "negative");
   refused([](auto& one) { one.tolerance = -1; }, "negative");
 }
 

@@ -97,9 +97,9 @@ Result<CacheSpec> SpecFromC(const kvtwin_cache_params& params, bool inner) {
   const auto* at = reinterpret_cast<const std::byte*>(params.caches);
   for (int i = 0; i < params.cache_count; ++i) {
     const std::string name = fmt::format("caches[{}]", i);
-    const auto* one = reinterpret_cast<const kvtwin_cache_params*>(at);
+    const auto* entry = reinterpret_cast<const kvtwin_cache_params*>(at);
     kvtwin_cache_params cache = DefaultCacheParams();
-    status = ReadStruct(name, one, cache);
+    status = ReadStruct(name, entry, cache);
     if (!status.ok()) return status;
     Result<CacheSpec> made = SpecFromC(cache, /*inner=*/true);
     if (!made.ok()) {

@@ -296,7 +296,7 @@ void HostProcess::Ended(double call_seconds) {
   const double since = Now();
   while (!HasEnded()) {
     if (Now() - since > call_seconds) {
-      Kill("backend: hang", "closed the files of its process, and goes on");
+      Kill("backend: hang", "closed the files of its process, and runs on");
       return;
     }
     usleep(1000);

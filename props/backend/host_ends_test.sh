@@ -26,5 +26,5 @@ for ((i = 0; i < 100; ++i)); do
   is_there "$host" || exit 0
   sleep 0.1
 done
-echo "host_ends_test.sh: process $host goes on without kvtwin"
+echo "host_ends_test.sh: process $host runs on without kvtwin"
 exit 1

@@ -11,6 +11,7 @@
 #include "core/dialects/profiles.h"
 #include "core/index.h"
 #include "core/refusals.h"
+#include "props/backend/c_conversions.h"
 #include "props/base/shifting.h"
 #include "reference/dialects.h"
 
@@ -166,47 +167,14 @@ struct Session {
 // Calls `fn` with the cache. No exception leaves the table.
 template <class Fn>
 int Do(void* session, const Fn& fn) {
-  auto& one = *static_cast<Session*>(session);
+  auto& opened = *static_cast<Session*>(session);
   try {
-    return one.Answer(fn(*one.cache));
+    return opened.Answer(fn(*opened.cache));
   } catch (const std::bad_alloc&) {
     return KVTWIN_OUT_OF_MEMORY;
   } catch (...) {
     return KVTWIN_INTERNAL;
   }
-}
-
-TensorView FromC(const kvtwin_tensor& tensor) {
-  Shape shape;
-  Shape stride;
-  std::ranges::copy(tensor.shape, shape.begin());
-  std::ranges::copy(tensor.stride, stride.begin());
-  TensorView view =
-      DenseView(tensor.data, static_cast<DType>(tensor.dtype), shape);
-  if (stride != Shape{}) view.stride = stride;
-  return view;
-}
-
-void ToC(const TensorView& view, kvtwin_tensor& tensor) {
-  tensor.data = view.data;
-  std::ranges::copy(view.shape, tensor.shape);
-  std::ranges::copy(view.stride, tensor.stride);
-}
-
-CacheSpec SpecOf(const kvtwin_cache_params& params) {
-  CacheSpec spec;
-  spec.kind = static_cast<Kind>(params.kind);
-  if (params.window >= 0) spec.window = params.window;
-  if (params.memory >= 0) spec.memory = params.memory;
-  spec.chunk = params.chunk;
-  spec.shift.kind = static_cast<ShiftKind>(params.shift.kind);
-  spec.shift.rope.base = params.shift.rope_base;
-  spec.shift.rope.scale = params.shift.rope_scale;
-  spec.shift.rope.dims = params.shift.rope_dims;
-  if (params.shift.rope_halves != 0) {
-    spec.shift.rope.pairing = Rope::Pairing::kHalves;
-  }
-  return spec;
 }
 
 int Init(const kvtwin_setup_v1* setup, const Rules& rules, void** out) {
@@ -215,16 +183,13 @@ int Init(const kvtwin_setup_v1* setup, const Rules& rules, void** out) {
       params.mask_dtype != KVTWIN_F32) {
     return KVTWIN_NOT_SUPPORTED;
   }
+  const Result<CacheParts> parts = CachePartsFromC(&params);
+  if (!parts.ok()) return CStatus(parts.status().code());
   auto session = std::make_unique<Session>();
-  session->cache = std::make_unique<LedgerCache>(SpecOf(params), rules);
-  CacheConfig config;
-  config.cache_padding = params.cache_padding;
-  config.mask_batch_padding = params.mask_batch_padding;
-  config.v_dtype = static_cast<DType>(params.v_dtype);
+  session->cache = std::make_unique<LedgerCache>(parts->spec, rules);
   const int code = Do(session.get(), [&](Cache& cache) {
-    if (Status status = cache.SetConfig(config); !status.ok()) return status;
-    return cache.Init({static_cast<DType>(params.dtype), params.max_sequences,
-                       params.capacity, params.max_batch});
+    Status status = cache.SetConfig(parts->config);
+    return status.ok() ? cache.Init(parts->init) : status;
   });
   if (code == KVTWIN_OK) *out = session.release();
   return code;
@@ -261,7 +226,10 @@ int Put(void* session, std::int32_t layer, const kvtwin_tensor* key,
         const kvtwin_tensor* value) {
   return Do(session, [&](Cache& cache) {
     (void)cache.SetLayer(layer);
-    return cache.Put(FromC(*key), FromC(*value));
+    const Result<TensorView> k = TensorFromC("K", key);
+    if (!k.ok()) return k.status();
+    const Result<TensorView> v = TensorFromC("V", value);
+    return v.ok() ? cache.Put(*k, *v) : v.status();
   });
 }
 
@@ -270,9 +238,9 @@ int Get(void* session, std::int32_t layer, kvtwin_view* out) {
     (void)cache.SetLayer(layer);
     const Result<KvView> view = cache.Get();
     if (!view.ok()) return view.status();
-    ToC(view->key, out->key);
-    ToC(view->value, out->value);
-    ToC(view->mask, out->mask);
+    out->key = CTensor(view->key);
+    out->value = CTensor(view->value);
+    out->mask = CTensor(view->mask);
     out->columns = static_cast<std::int32_t>(view->mask.shape[0]);
     return Status();
   });

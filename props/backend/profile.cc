@@ -138,10 +138,10 @@ FoundRule Inference::Find(std::size_t rule) {
 }
 
 // Returns the number of rules that differ, of those that both caches can have.
-std::ptrdiff_t Distance(const Rules& one, const Rules& other) {
+std::ptrdiff_t Distance(const Rules& rules, const Rules& other) {
   return std::ranges::count_if(AllRules(), [&](const RuleInfo& rule) {
-    return HasRule(one, rule) && HasRule(other, rule) &&
-           rule.get(one) != rule.get(other);
+    return HasRule(rules, rule) && HasRule(other, rule) &&
+           rule.get(rules) != rule.get(other);
   });
 }
 
@@ -182,8 +182,8 @@ InferredProfile Inference::Work() {
   for (const RuleProbe& probe : RuleProbes()) {
     if (!Interrupted()) Ask(probe);
   }
-  std::ranges::stable_sort(asked_, {},
-                           [](const Asked& one) { return one.text.size(); });
+  std::ranges::stable_sort(
+      asked_, {}, [](const Asked& asked) { return asked.text.size(); });
   Choose();
   for (std::size_t rule = 0; rule < AllRules().size(); ++rule) {
     result_.found.push_back(Find(rule));
@@ -194,8 +194,8 @@ InferredProfile Inference::Work() {
     // Exceptions are counted only in rules that this profile can have: the
     // others come with another exception.
     const auto count =
-        std::ranges::count_if(exceptions, [&](const RuleException& one) {
-          return HasRule(profile.rules, AllRules()[one.rule]);
+        std::ranges::count_if(exceptions, [&](const RuleException& exception) {
+          return HasRule(profile.rules, AllRules()[exception.rule]);
         });
     if (count > least) continue;
     if (count < least) result_.nearest.clear();
@@ -273,11 +273,11 @@ std::string SummaryOf(const InferredProfile& profile) {
   std::string text = "like ";
   for (const NearProfile& near : profile.nearest) {
     text += fmt::format("{}{}", text.size() > 5 ? " or " : "", near.name);
-    for (const RuleException& one : near.exceptions) {
-      const RuleInfo& rule = AllRules()[one.rule];
-      text += fmt::format("{} {} {} ({})",
-                          &one == &near.exceptions[0] ? " except" : ",",
-                          rule.name, At(rule.values, one.found), one.history);
+    for (const RuleException& exception : near.exceptions) {
+      const RuleInfo& rule = AllRules()[exception.rule];
+      text += fmt::format(
+          "{} {} {} ({})", &exception == &near.exceptions[0] ? " except" : ",",
+          rule.name, At(rule.values, exception.found), exception.history);
     }
   }
   return text;

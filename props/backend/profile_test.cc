@@ -279,18 +279,19 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
 }
 
 // Returns the rules that differ, of those that both caches can have.
-std::set<std::string_view> Between(const Rules& one, const Rules& other) {
+std::set<std::string_view> Between(const Rules& rules, const Rules& other) {
   std::set<std::string_view> names;
   for (const RuleInfo& rule : AllRules()) {
-    if (!HasRule(one, rule) || !HasRule(other, rule)) continue;
-    if (rule.get(one) != rule.get(other)) names.insert(rule.name);
+    if (!HasRule(rules, rule) || !HasRule(other, rule)) continue;
+    if (rule.get(rules) != rule.get(other)) names.insert(rule.name);
   }
   return names;
 }
 
-bool TellsApart(const History& history, const Rules& one, const Rules& other) {
-  return RunLedgers(history, one, other).failure ||
-         RunLedgers(history, other, one).failure;
+bool TellsApart(const History& history, const Rules& rules,
+                const Rules& other) {
+  return RunLedgers(history, rules, other).failure ||
+         RunLedgers(history, other, rules).failure;
 }
 
 // Calls `fn` for all pairs that differ in one rule, which both caches can have.
@@ -489,9 +490,9 @@ TEST(Inference, LeavesThePaddingOfMaskRowsOpen) {
     ASSERT_NE(near, found.nearest.end())
         << profile.name << ": " << SummaryOf(found);
     EXPECT_THAT(near->exceptions, IsEmpty()) << SummaryOf(found);
-    for (const FoundRule& one : found.found) {
-      if (AllRules()[one.rule].name != "mask rows") continue;
-      EXPECT_THAT(one.values, ElementsAre(0, 1)) << profile.name;
+    for (const FoundRule& found_rule : found.found) {
+      if (AllRules()[found_rule.rule].name != "mask rows") continue;
+      EXPECT_THAT(found_rule.values, ElementsAre(0, 1)) << profile.name;
     }
   }
 }
@@ -505,12 +506,12 @@ TEST(Inference, RecognisesTheLedgerOfEachProfile) {
     EXPECT_THAT(found.nearest[0].exceptions, IsEmpty());
     EXPECT_THAT(found.unexplained, IsEmpty());
     EXPECT_EQ(found.asked, std::ssize(RuleProbes()));
-    for (const FoundRule& one : found.found) {
-      const RuleInfo& rule = AllRules()[one.rule];
+    for (const FoundRule& found_rule : found.found) {
+      const RuleInfo& rule = AllRules()[found_rule.rule];
       if (!HasRule(profile.rules, rule)) continue;
-      EXPECT_THAT(one.values, ElementsAre(rule.get(profile.rules)))
+      EXPECT_THAT(found_rule.values, ElementsAre(rule.get(profile.rules)))
           << rule.name;
-      EXPECT_NE(one.history, "") << rule.name;
+      EXPECT_NE(found_rule.history, "") << rule.name;
     }
   }
 }
@@ -522,20 +523,20 @@ TEST(Inference, DistinguishesEachPairByTheRulesThatDiffer) {
         InferTable(LedgerBackend(profile.name, /*anonymous=*/true));
   }
   int pairs = 0;
-  for (const Profile& one : Profiles()) {
+  for (const Profile& profile : Profiles()) {
     for (const Profile& other : Profiles()) {
-      if (one.name >= other.name) continue;
+      if (profile.name >= other.name) continue;
       ++pairs;
       std::set<std::string_view> told;
       for (std::size_t i = 0; i < AllRules().size(); ++i) {
-        const FoundRule& a = found[one.name].found[i];
+        const FoundRule& a = found[profile.name].found[i];
         const FoundRule& b = found[other.name].found[i];
         if (a.known() && b.known() && a.values != b.values) {
           told.insert(AllRules()[i].name);
         }
       }
-      EXPECT_EQ(told, Between(one.rules, other.rules))
-          << one.name << " and " << other.name;
+      EXPECT_EQ(told, Between(profile.rules, other.rules))
+          << profile.name << " and " << other.name;
     }
   }
   EXPECT_EQ(pairs, 15);
@@ -554,11 +555,11 @@ TEST(Inference, NamesTheExceptions) {
     EXPECT_THAT(Between(found.rules, all[i]), IsEmpty())
         << ::testing::PrintToString(ValuesOf(all[i]));
     const NearProfile& near = found.nearest[0];
-    EXPECT_EQ(std::ranges::count_if(near.exceptions,
-                                    [&](const RuleException& one) {
-                                      return HasRule(near.rules,
-                                                     AllRules()[one.rule]);
-                                    }),
+    EXPECT_EQ(std::ranges::count_if(
+                  near.exceptions,
+                  [&](const RuleException& exception) {
+                    return HasRule(near.rules, AllRules()[exception.rule]);
+                  }),
               std::ssize(Between(near.rules, all[i])));
   }
 }
@@ -566,11 +567,12 @@ TEST(Inference, NamesTheExceptions) {
 // Returns the rules of a profile, changed by its exceptions.
 Rules Excepted(const NearProfile& near) {
   Rules rules = near.rules;
-  for (const RuleException& one : near.exceptions) {
-    const RuleInfo& rule = AllRules()[one.rule];
-    EXPECT_EQ(rule.get(near.rules), one.profile) << near.name;
-    EXPECT_NE(one.found, one.profile) << near.name << ": " << rule.name;
-    rule.set(rules, one.found);
+  for (const RuleException& exception : near.exceptions) {
+    const RuleInfo& rule = AllRules()[exception.rule];
+    EXPECT_EQ(rule.get(near.rules), exception.profile) << near.name;
+    EXPECT_NE(exception.found, exception.profile)
+        << near.name << ": " << rule.name;
+    rule.set(rules, exception.found);
   }
   return rules;
 }
@@ -634,13 +636,13 @@ TEST(Inference, ARuleThatCannotBeTestedIsUnknown) {
   EXPECT_THAT(found.nearest[0].exceptions, IsEmpty());
   EXPECT_EQ(found.nearest[0].name, "llama.cpp");
   std::set<std::string_view> known;
-  for (const FoundRule& one : found.found) {
-    if (one.known()) known.insert(AllRules()[one.rule].name);
+  for (const FoundRule& found_rule : found.found) {
+    if (found_rule.known()) known.insert(AllRules()[found_rule.rule].name);
   }
   EXPECT_THAT(known, ElementsAre("mask rows", "middle removal"));
 }
 
-// A cache that is wrong by any rules.
+// A cache that is wrong under any rules.
 TEST(Inference, ListsHistoriesThatNoRulesExplain) {
   const InferredProfile found = InferProfile(
       [](const History& history, const Rules& judge) {

@@ -65,7 +65,7 @@ TEST(PoolBackend, AnExampleWithItsOwnPlacement) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
-  // The example cannot be held to a stronger level.
+  // The example cannot be compared at a stronger level.
   EXPECT_NE(TextOf(FuzzAt(Level::kIdentity, table).failure), "");
 }
 
@@ -123,13 +123,13 @@ TEST(PoolBackend, EachFaultHasItsMessage) {
       {"is failed_precondition", [](auto& table) { table.seq_len = Refused; }},
       {"key is ", [](auto& table) { table.views = Narrow; }},
       {"value is NULL", [](auto& table) { table.views = Nowhere; }}};
-  for (const Case& one : cases) {
+  for (const Case& test_case : cases) {
     kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
-    one.damage(table);
+    test_case.damage(table);
     for (const Level level : {Level::kIdentity, Level::kVisibility}) {
       const PagedFuzzResult result = FuzzAt(level, table);
-      EXPECT_NE(TextOf(result.failure), "") << one.why;
-      EXPECT_THAT(TextOf(result.failure), HasSubstr(one.why));
+      EXPECT_NE(TextOf(result.failure), "") << test_case.why;
+      EXPECT_THAT(TextOf(result.failure), HasSubstr(test_case.why));
       EXPECT_LE(result.shrunk.ops.size(), 12) << CallTrace(result);
     }
   }

@@ -171,7 +171,7 @@ struct Later {
 TEST(CInterface, CachesOfAWrapperHaveTheirCallersSize) {
   using Params = Later<kvtwin_cache_params>;
   std::vector<Params> caches(3, Params(&kvtwin_cache_default_params));
-  for (Params& one : caches) one.known.kind = KVTWIN_SWA;
+  for (Params& params : caches) params.known.kind = KVTWIN_SWA;
   for (std::size_t i = 0; i < caches.size(); ++i) {
     caches[i].known.window = static_cast<std::int32_t>(i);
   }
@@ -549,10 +549,10 @@ TEST(CInterface, StatesAsFiles) {
   const StateHandle from_file(loaded);
   EXPECT_EQ(*StateByC(*loaded), *StateByC(*state));
   // Sequence 0 is added as sequence 5 to the same state.
-  kvtwin_state* one = nullptr;
-  ASSERT_EQ(kvtwin_state_sequence(state, 0, &one), KVTWIN_OK);
-  const StateHandle alone(one);
-  EXPECT_EQ(kvtwin_state_sequence(state, -1, &one), KVTWIN_INVALID_ARGUMENT);
+  kvtwin_state* single = nullptr;
+  ASSERT_EQ(kvtwin_state_sequence(state, 0, &single), KVTWIN_OK);
+  const StateHandle alone(single);
+  EXPECT_EQ(kvtwin_state_sequence(state, -1, &single), KVTWIN_INVALID_ARGUMENT);
   kvtwin_state* both = nullptr;
   const std::int32_t cells = 12;
   ASSERT_EQ(kvtwin_state_with_sequence(state, 5, alone.get(), &cells, 1, &both),

@@ -17,10 +17,10 @@ kvtwin_status OnCache(kvtwin_cache* cache, const Call& call) {
 // Does the same with `ask`, whose answer goes to *yes.
 template <class Ask>
 kvtwin_status AskCache(kvtwin_cache* cache, std::int32_t* yes, const Ask& ask) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     Status status = NeedAll({{"yes", yes}});
     if (!status.ok()) return status;
-    const Result<bool> answer = ask(one);
+    const Result<bool> answer = ask(called);
     if (answer.ok()) *yes = *answer ? 1 : 0;
     return answer.status();
   });
@@ -68,46 +68,47 @@ void kvtwin_cache_destroy(kvtwin_cache* cache) { delete cache; }
 kvtwin_status kvtwin_cache_start_forward(kvtwin_cache* cache,
                                          const kvtwin_batch* batch,
                                          int reserve) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     const Result<Batch> read = BatchFromC(batch);
     if (!read.ok()) return read.status();
-    return one.StartForward(*read, reserve != 0);
+    return called.StartForward(*read, reserve != 0);
   });
 }
 
 kvtwin_status kvtwin_cache_set_causal(kvtwin_cache* cache,
                                       const int32_t* except, size_t count) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     const auto list = ListFromC("except", except, count);
-    return list.ok() ? one.SetCausal(*list) : list.status();
+    return list.ok() ? called.SetCausal(*list) : list.status();
   });
 }
 
 kvtwin_status kvtwin_cache_set_layer_type(kvtwin_cache* cache, int32_t type) {
-  return OnCache(cache, [&](Cache& one) { return one.SetLayerType(type); });
+  return OnCache(cache,
+                 [&](Cache& called) { return called.SetLayerType(type); });
 }
 
 kvtwin_status kvtwin_cache_put(kvtwin_cache* cache, int32_t layer,
                                const kvtwin_tensor* key,
                                const kvtwin_tensor* value) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     const Result<TensorView> k = TensorFromC("key", key);
     if (!k.ok()) return k.status();
     const Result<TensorView> v = TensorFromC("value", value);
     if (!v.ok()) return v.status();
-    Status status = one.SetLayer(layer);
-    return status.ok() ? one.Put(*k, *v) : status;
+    Status status = called.SetLayer(layer);
+    return status.ok() ? called.Put(*k, *v) : status;
   });
 }
 
 kvtwin_status kvtwin_cache_get(kvtwin_cache* cache, int32_t layer,
                                kvtwin_view* view) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     const auto size = SizeOfStruct("view", view, sizeof(kvtwin_view));
     if (!size.ok()) return size.status();
-    Status status = one.SetLayer(layer);
+    Status status = called.SetLayer(layer);
     if (!status.ok()) return status;
-    const Result<KvView> got = one.Get();
+    const Result<KvView> got = called.Get();
     if (!got.ok()) return got.status();
     kvtwin_view answer{};
     answer.key = CTensor(got->key);
@@ -124,35 +125,37 @@ kvtwin_status kvtwin_cache_get(kvtwin_cache* cache, int32_t layer,
 
 kvtwin_status kvtwin_cache_copy_prefix(kvtwin_cache* cache, int32_t source,
                                        int32_t target, int32_t length) {
-  return OnCache(cache, [&](Cache& one) {
-    return one.CopyPrefix(source, target, length);
+  return OnCache(cache, [&](Cache& called) {
+    return called.CopyPrefix(source, target, length);
   });
 }
 
 kvtwin_status kvtwin_cache_can_resume(kvtwin_cache* cache, int32_t sequence,
                                       int32_t position, int32_t* yes) {
-  return AskCache(cache, yes, [&](Cache& one) {
-    return one.CanResume(sequence, position);
+  return AskCache(cache, yes, [&](Cache& called) {
+    return called.CanResume(sequence, position);
   });
 }
 
 kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
                                   int32_t begin, int32_t end) {
-  return OnCache(cache,
-                 [&](Cache& one) { return one.Remove(sequence, begin, end); });
+  return OnCache(cache, [&](Cache& called) {
+    return called.Remove(sequence, begin, end);
+  });
 }
 
 kvtwin_status kvtwin_cache_encoder_cached(kvtwin_cache* cache, int32_t* yes) {
-  return AskCache(cache, yes, [](Cache& one) { return one.EncoderCached(); });
+  return AskCache(cache, yes,
+                  [](Cache& called) { return called.EncoderCached(); });
 }
 
 kvtwin_status kvtwin_cache_underlying(kvtwin_cache* cache,
                                       kvtwin_cache** active) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     Status status = NeedAll({{"active", active}});
     if (!status.ok()) return status;
-    Cache* const underlying = one.UnderlyingCache();
-    if (underlying == &one) {
+    Cache* const underlying = called.UnderlyingCache();
+    if (underlying == &called) {
       *active = cache;
       return {};
     }
@@ -167,19 +170,19 @@ kvtwin_status kvtwin_cache_underlying(kvtwin_cache* cache,
 }
 
 kvtwin_status kvtwin_cache_cell_count(kvtwin_cache* cache, int32_t* cells) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     Status status = NeedAll({{"cells", cells}});
-    if (status.ok()) *cells = one.CellCount();
+    if (status.ok()) *cells = called.CellCount();
     return status;
   });
 }
 
 kvtwin_status kvtwin_cache_cells(kvtwin_cache* cache, kvtwin_cell* cells,
                                  size_t room, size_t* count) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     Status status = CheckList("cells", cells, room, count);
     if (!status.ok()) return status;
-    one.ListCells(cache->cells);
+    called.ListCells(cache->cells);
     *count = cache->cells.size();
     for (std::size_t i = 0; i < std::min(room, *count); ++i) {
       const CellEntry& entry = cache->cells[i];
@@ -191,9 +194,9 @@ kvtwin_status kvtwin_cache_cells(kvtwin_cache* cache, kvtwin_cell* cells,
 
 kvtwin_status kvtwin_cache_batch_cells(kvtwin_cache* cache, int32_t* cells,
                                        size_t room, size_t* count) {
-  return OnCache(cache, [&](Cache& one) -> Status {
+  return OnCache(cache, [&](Cache& called) -> Status {
     Status status = CheckList("cells", cells, room, count);
-    if (status.ok()) WriteList(one.BatchCells(), cells, room, count);
+    if (status.ok()) WriteList(called.BatchCells(), cells, room, count);
     return status;
   });
 }

@@ -24,10 +24,10 @@ kvtwin_status OnPool(kvtwin_pool* pool, const Call& call) {
 template <class Ask>
 kvtwin_status AskPool(kvtwin_pool* pool, std::string_view name,
                       std::int32_t* number, const Ask& ask) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     Status status = NeedAll({{name, number}});
     if (!status.ok()) return status;
-    const Result<int> answer = ask(one);
+    const Result<int> answer = ask(target);
     if (answer.ok()) *number = *answer;
     return answer.status();
   });
@@ -80,10 +80,10 @@ using ViewsFn = Result<std::vector<PagedView>> (PagedPool::*)(int, int) const;
 kvtwin_status ViewsBy(ViewsFn ask, kvtwin_pool* pool, int sequence, int layer,
                       kvtwin_paged_view* views, std::size_t room,
                       std::size_t* count) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     Status status = CheckList("views", views, room, count);
     if (!status.ok()) return status;
-    const auto answer = (one.*ask)(sequence, layer);
+    const auto answer = (target.*ask)(sequence, layer);
     if (answer.ok()) WriteViews(*answer, views, room, count);
     return answer.status();
   });
@@ -116,23 +116,24 @@ void kvtwin_pool_destroy(kvtwin_pool* pool) { delete pool; }
 kvtwin_status kvtwin_pool_open(kvtwin_pool* pool, const kvtwin_prompt* prompt,
                                int32_t* sequence) {
   return AskPool(pool, "sequence", sequence,
-                 [&](PagedPool& one) -> Result<int> {
+                 [&](PagedPool& target) -> Result<int> {
                    const Result<Prompt> read = PromptFromC(prompt);
                    if (!read.ok()) return read.status();
-                   return one.Open(read->tokens, read->key);
+                   return target.Open(read->tokens, read->key);
                  });
 }
 
 kvtwin_status kvtwin_pool_fork(kvtwin_pool* pool, int32_t sequence,
                                int32_t length, int32_t* made) {
-  return AskPool(pool, "made", made,
-                 [&](PagedPool& one) { return one.Fork(sequence, length); });
+  return AskPool(pool, "made", made, [&](PagedPool& target) {
+    return target.Fork(sequence, length);
+  });
 }
 
 kvtwin_status kvtwin_pool_seq_len(kvtwin_pool* pool, int32_t sequence,
                                   int32_t* length) {
   return AskPool(pool, "length", length,
-                 [&](PagedPool& one) { return one.SeqLen(sequence); });
+                 [&](PagedPool& target) { return target.SeqLen(sequence); });
 }
 
 kvtwin_status kvtwin_pool_append(kvtwin_pool* pool, int32_t sequence,
@@ -140,7 +141,7 @@ kvtwin_status kvtwin_pool_append(kvtwin_pool* pool, int32_t sequence,
                                  const kvtwin_tensor* value, int32_t* start,
                                  kvtwin_paged_view* views, size_t room,
                                  size_t* count) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     std::size_t not_asked = 0;
     std::size_t* const counted = count == nullptr ? &not_asked : count;
     Status status = CheckList("views", views, room, counted);
@@ -149,7 +150,7 @@ kvtwin_status kvtwin_pool_append(kvtwin_pool* pool, int32_t sequence,
     if (!k.ok()) return k.status();
     const Result<TensorView> v = TensorFromC("value", value);
     if (!v.ok()) return v.status();
-    const auto answer = one.Append(sequence, layer, *k, *v);
+    const auto answer = target.Append(sequence, layer, *k, *v);
     if (!answer.ok()) return answer.status();
     if (start != nullptr) *start = answer->start;
     WriteViews(answer->views, views, room, counted);
@@ -159,16 +160,17 @@ kvtwin_status kvtwin_pool_append(kvtwin_pool* pool, int32_t sequence,
 
 kvtwin_status kvtwin_pool_commit(kvtwin_pool* pool, int32_t sequence,
                                  const int32_t* tokens, size_t count) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     const auto list = ListFromC("tokens", tokens, count);
-    return list.ok() ? one.Commit(sequence, *list) : list.status();
+    return list.ok() ? target.Commit(sequence, *list) : list.status();
   });
 }
 
 kvtwin_status kvtwin_pool_commit_unknown(kvtwin_pool* pool, int32_t sequence,
                                          int32_t new_tokens) {
-  return OnPool(
-      pool, [&](PagedPool& one) { return one.Commit(sequence, new_tokens); });
+  return OnPool(pool, [&](PagedPool& target) {
+    return target.Commit(sequence, new_tokens);
+  });
 }
 
 kvtwin_status kvtwin_pool_views(kvtwin_pool* pool, int32_t sequence,
@@ -188,10 +190,10 @@ kvtwin_status kvtwin_pool_contiguous_kv(kvtwin_pool* pool, int32_t sequence,
                                         int32_t layer, int32_t kv_len,
                                         int32_t* yes, kvtwin_tensor* key,
                                         kvtwin_tensor* value) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     Status status = NeedAll({{"yes", yes}, {"key", key}, {"value", value}});
     if (!status.ok()) return status;
-    const auto answer = one.ContiguousKV(sequence, layer, kv_len);
+    const auto answer = target.ContiguousKV(sequence, layer, kv_len);
     if (!answer.ok()) return answer.status();
     *yes = answer->has_value() ? 1 : 0;
     if (!answer->has_value()) return {};
@@ -203,19 +205,20 @@ kvtwin_status kvtwin_pool_contiguous_kv(kvtwin_pool* pool, int32_t sequence,
 
 kvtwin_status kvtwin_pool_truncate(kvtwin_pool* pool, int32_t sequence,
                                    int32_t length) {
-  return OnPool(pool,
-                [&](PagedPool& one) { return one.Truncate(sequence, length); });
+  return OnPool(pool, [&](PagedPool& target) {
+    return target.Truncate(sequence, length);
+  });
 }
 
 kvtwin_status kvtwin_pool_free(kvtwin_pool* pool, int32_t sequence) {
-  return OnPool(pool, [&](PagedPool& one) { return one.Free(sequence); });
+  return OnPool(pool, [&](PagedPool& target) { return target.Free(sequence); });
 }
 
 kvtwin_status kvtwin_pool_usage(kvtwin_pool* pool, kvtwin_usage* usage) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     const auto size = SizeOfStruct("usage", usage, sizeof(kvtwin_usage));
     if (!size.ok()) return size.status();
-    const PagedUsage answer = one.Usage();
+    const PagedUsage answer = target.Usage();
     WriteStruct(
         kvtwin_usage{0, answer.free, answer.cached, answer.used, answer.shared},
         usage);
@@ -225,8 +228,8 @@ kvtwin_status kvtwin_pool_usage(kvtwin_pool* pool, kvtwin_usage* usage) {
 
 kvtwin_status kvtwin_pool_layer_device(kvtwin_pool* pool, int32_t layer,
                                        int32_t* device) {
-  return AskPool(pool, "device", device, [&](PagedPool& one) -> Result<int> {
-    const Result<Device> answer = one.LayerDevice(layer);
+  return AskPool(pool, "device", device, [&](PagedPool& target) -> Result<int> {
+    const Result<Device> answer = target.LayerDevice(layer);
     if (!answer.ok()) return answer.status();
     return AsInt(*answer);
   });
@@ -236,7 +239,7 @@ kvtwin_status kvtwin_pool_table(kvtwin_pool* pool, const int32_t* sequences,
                                 size_t sequence_count, int32_t* columns,
                                 int32_t* blocks, size_t room, size_t* count,
                                 int32_t* seq_lens) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     const auto list = ListFromC("sequences", sequences, sequence_count);
     if (!list.ok()) return list.status();
     Status status = CheckList("blocks", blocks, room, count);
@@ -245,7 +248,7 @@ kvtwin_status kvtwin_pool_table(kvtwin_pool* pool, const int32_t* sequences,
       status = CheckList("seq_lens", seq_lens, sequence_count, count);
     }
     if (!status.ok()) return status;
-    const Result<PagedTable> answer = one.ExportTable(*list);
+    const Result<PagedTable> answer = target.ExportTable(*list);
     if (!answer.ok()) return answer.status();
     *columns = answer->columns;
     WriteList(answer->blocks, blocks, room, count);
@@ -258,7 +261,7 @@ kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
                               size_t sequence_count, int32_t* indptr,
                               int32_t* indices, size_t room, size_t* count,
                               int32_t* last_page_len) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     const auto list = ListFromC("sequences", sequences, sequence_count);
     if (!list.ok()) return list.status();
     Status status = CheckList("indices", indices, room, count);
@@ -267,7 +270,7 @@ kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
       status = CheckList("last_page_len", last_page_len, sequence_count, count);
     }
     if (!status.ok()) return status;
-    const Result<PagedCsr> answer = one.ExportCsr(*list);
+    const Result<PagedCsr> answer = target.ExportCsr(*list);
     if (!answer.ok()) return answer.status();
     std::copy(answer->indptr.begin(), answer->indptr.end(), indptr);
     WriteList(answer->indices, indices, room, count);
@@ -280,10 +283,10 @@ kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
 kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
                                 int32_t begin, int32_t end, int64_t* slots,
                                 size_t room, size_t* count) {
-  return OnPool(pool, [&](PagedPool& one) -> Status {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
     Status status = CheckList("slots", slots, room, count);
     if (!status.ok()) return status;
-    const auto answer = one.SlotMapping(sequence, begin, end);
+    const auto answer = target.SlotMapping(sequence, begin, end);
     if (answer.ok()) WriteList(*answer, slots, room, count);
     return answer.status();
   });

@@ -85,7 +85,8 @@ std::vector<Level> LevelsFor(const BackendArguments& arguments,
                              const BackendInfo& info) {
   std::vector<Level> levels = LevelsOf(info);
   const auto asked = FromName<Level>(kLevelNames, arguments.level);
-  if (asked) std::erase_if(levels, [&](Level one) { return one != *asked; });
+  if (asked)
+    std::erase_if(levels, [&](Level level) { return level != *asked; });
   return levels;
 }
 
@@ -221,7 +222,7 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
       ->capture_default_str();
   command
       .add_option("--memory-mib", arguments.memory_mib,
-                  "a backend that takes more memory than this is ended")
+                  "end a backend that uses more memory than this")
       ->needs(backend)
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();
@@ -230,8 +231,9 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
 void AddProfileOption(CLI::App& command, BackendArguments& arguments) {
   command
       .add_option("--profile", arguments.host.profile,
-                  "hold a backend to the rules of this profile, perhaps with "
-                  "exceptions: 'mlx except copy adds' (docs/profiles.md)")
+                  "judge a backend by the rules of this profile, with "
+                  "exceptions if needed: 'mlx except copy adds' "
+                  "(docs/profiles.md)")
       ->check(CLI::Validator(
           [](const std::string& text) {
             return ParseRules(text).status().message();
@@ -311,8 +313,8 @@ int OnOurBackend(
   if (!info.ok()) return Complain(info.status().message());
   if (info->rules != RulesAt(*info, Level::kIdentity)) {
     return Complain(fmt::format(
-        "{} goes by our rules, and {} by those of {}, which `kvtwin "
-        "fuzz --backend` knows, too",
+        "{} needs a backend that follows our rules, but {} follows those of "
+        "{}; `kvtwin fuzz --backend` supports these",
         what, info->name, info->profile));
   }
   const std::vector<Level> levels = LevelsFor(arguments, *info);

@@ -260,7 +260,7 @@ void AddCheckCommand(CLI::App& app, int& exit_code) {
       "check", "Judge recordings of caches and pools (docs/trace_format.md)");
   check
       ->add_option("path", arguments->paths,
-                   "recordings, folders that hold *.jsonl files, or - for "
+                   "recordings, folders of *.jsonl files, or - for "
                    "standard input, which may hold several recordings")
       ->required();
   AddTwin(*check, arguments->twin);
@@ -269,8 +269,8 @@ void AddCheckCommand(CLI::App& app, int& exit_code) {
   check->add_option_function<std::string>(
       "--html",
       [arguments](const std::string& path) { arguments->html = path; },
-      "write a page (HTML) for the recording that is rejected; "
-      "with several recordings, the folder for their pages");
+      "draw the rejected recording as a page (HTML); with several "
+      "recordings, the folder for their pages");
   check->callback([arguments, &exit_code] { exit_code = Check(*arguments); });
 }
 
@@ -407,7 +407,7 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
 
 int Main(int argc, char** argv) {
   if (argc > 0) SetProgram(argv[0]);
-  CLI::App app("A KV cache, and a tester of other KV caches", "kvtwin");
+  CLI::App app("Finds bugs in KV caches", "kvtwin");
   app.set_version_flag("-v,--version", "kvtwin 0.1.0");
   app.require_subcommand(1);
   app.footer("`kvtwin help SUBCOMMAND` has the options of a subcommand.");

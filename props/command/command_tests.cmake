@@ -355,8 +355,8 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_twin_visibility EXIT 0 PRINTS "^visibility  holds"
     ARGS fuzz --ops 100000 --level visibility --seed 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  # What the backend declares to lack is not asked of it; without the
-  # declaration it is.
+  # kvtwin does not call what the backend declares to lack; without the
+  # declaration it does.
   kvtwin_backend(few_backend props/testing/few_backend.c)
   target_link_libraries(kvtwin_few_backend PRIVATE kvtwin_shared)
   set(few $<TARGET_FILE:kvtwin_few_backend>)
@@ -437,7 +437,7 @@ if(TARGET kvtwin_shared)
     ARGS explore --kind paged --depth 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(laws_by_other_rules EXIT 2
-    PRINTS "goes by our rules, and twin by those of mlx"
+    PRINTS "a backend that follows our rules, but twin follows those of mlx"
     ARGS laws --profile mlx --backend $<TARGET_FILE:kvtwin_twin_backend>)
   # Whatever breaks is shown again by the line after `rerun`.
   kvtwin_backend(broken_backend props/testing/broken_backend.c)
@@ -829,7 +829,7 @@ kvtwin_command_test(host_reads_no_pool EXIT 2 PRINTS "cannot read what kvtwin"
 set_tests_properties(command.host_reads_no_pool PROPERTIES ENVIRONMENT
   "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1}};HOST_ANSWERS={\"error\":\"x\"}")
 
-# The Python package has a build of its own: so one of ours is enough. 77 is a test
+# The Python package has its own build, so one of ours is enough. 77 is a test
 # that is skipped. It begins first: it waits for the network, and half of the time
 # uses one core.
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")

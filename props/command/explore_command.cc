@@ -126,13 +126,13 @@ class Session {
   int Run() {
     std::vector<ExploreCase> cases = ExploreCases(arguments_.size);
     if (!arguments_.kind.empty()) {
-      std::erase_if(cases, [&](const ExploreCase& one) {
-        return KindName(one.setup.spec.kind) != arguments_.kind;
+      std::erase_if(cases, [&](const ExploreCase& explored) {
+        return KindName(explored.setup.spec.kind) != arguments_.kind;
       });
     }
     if (!subject_.is_twin()) {
-      std::erase_if(cases, [&](ExploreCase& one) {
-        return !FitCase(subject_.abilities, one);
+      std::erase_if(cases, [&](ExploreCase& explored) {
+        return !FitCase(subject_.abilities, explored);
       });
     }
     if (cases.empty()) {
@@ -140,12 +140,12 @@ class Session {
                  arguments_.size.cells);
       return 2;
     }
-    for (const ExploreCase& one : cases) {
+    for (const ExploreCase& explored : cases) {
       if (Interrupted()) {
         total_.fixed_point = false;
         break;
       }
-      if (!RunCase(one)) return 2;
+      if (!RunCase(explored)) return 2;
     }
     if (not_made_ == std::ssize(cases)) {
       return Complain(
@@ -166,23 +166,24 @@ class Session {
   }
 
  private:
-  std::string FileOf(const ExploreCase& one) const {
-    std::string name = one.name;
+  std::string FileOf(const ExploreCase& explored) const {
+    std::string name = explored.name;
     std::replace(name.begin(), name.end(), ' ', '-');
     return arguments_.state + "/" + name;
   }
 
-  bool RunCase(const ExploreCase& one) {
-    auto explorer = Explorer::Make(arguments_.size, one, subject_, expand_);
+  bool RunCase(const ExploreCase& explored) {
+    auto explorer =
+        Explorer::Make(arguments_.size, explored, subject_, expand_);
     if (!explorer.ok()) {
       fmt::print(stderr, "kvtwin explore: {}\n", explorer.status().message());
       return false;
     }
     if (!arguments_.state.empty()) {
-      std::ifstream in(FileOf(one));
+      std::ifstream in(FileOf(explored));
       const Status status = in ? (*explorer)->Load(in) : Status();
       if (!status.ok()) {
-        fmt::print(stderr, "kvtwin explore: {}: {}\n", FileOf(one),
+        fmt::print(stderr, "kvtwin explore: {}: {}\n", FileOf(explored),
                    status.message());
         return false;
       }
@@ -202,7 +203,8 @@ class Session {
     if (!arguments_.state.empty()) {
       std::ostringstream text;
       (*explorer)->Save(text);
-      if (Status status = WriteFile(FileOf(one), text.view()); !status.ok()) {
+      if (Status status = WriteFile(FileOf(explored), text.view());
+          !status.ok()) {
         fmt::print(stderr, "kvtwin explore: {}\n", status.message());
         return false;
       }
@@ -210,16 +212,16 @@ class Session {
     if (result.not_made) {
       ++not_made_;
       if (!arguments_.json) {
-        fmt::print("{:36} the init of {} refuses such a cache\n", one.name,
+        fmt::print("{:36} the init of {} refuses such a cache\n", explored.name,
                    subject_.name);
       }
       return true;
     }
-    Report(one, result);
+    Report(explored, result);
     return true;
   }
 
-  void Report(const ExploreCase& one, const ExploreResult& result) {
+  void Report(const ExploreCase& explored, const ExploreResult& result) {
     total_.states += result.states;
     total_.transitions += result.transitions;
     total_.differences += result.differences;
@@ -227,7 +229,7 @@ class Session {
     total_.depth = std::max(total_.depth, result.depth);
     total_.seconds += result.seconds;
     if (!arguments_.json) {
-      Print(one.name, result);
+      Print(explored.name, result);
       if (!result.failure) return;
       if (IsKnown(*result.failure)) {
         fmt::print("{}, as above, in the state{}\n  {}\n",
@@ -239,7 +241,7 @@ class Session {
       }
       return;
     }
-    nlohmann::ordered_json json = {{"case", one.name},
+    nlohmann::ordered_json json = {{"case", explored.name},
                                    {"states", result.states},
                                    {"transitions", result.transitions},
                                    {"differences", result.differences},
@@ -280,7 +282,7 @@ class Session {
 
   const ExploreArguments& arguments_;
   Subject subject_;
-  ExpandFn expand_;  // Of a third-party cache.
+  ExpandFn expand_;  // For a third-party cache.
   bool terminal_;
   std::int64_t not_made_ = 0;   // Cases.
   std::set<std::string> told_;  // Checks of failures.
@@ -407,13 +409,13 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
           "with --kind paged: run all histories of this many operations")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
-  explore->add_option("--twin", arguments->twin, "the twin that is checked")
+  explore->add_option("--twin", arguments->twin, "the twin to check")
       ->check(CLI::IsMember(
           std::vector<std::string>(TwinNames().begin(), TwinNames().end())))
       ->capture_default_str();
   explore
       ->add_option("--threads", arguments->threads,
-                   "threads; the result does not depend on them")
+                   "number of threads; does not change the result")
       ->check(CLI::Range(1, 256))
       ->default_str("one for each core");
   explore
@@ -422,8 +424,8 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       ->check(RealRange(0.0, 1e7));
   explore
       ->add_option("--state", arguments->state,
-                   "a folder that keeps the progress; an exploration that was "
-                   "stopped continues from it")
+                   "a folder for the progress, from which a stopped "
+                   "exploration continues")
       ->check(CLI::ExistingDirectory);
   AddBackendOptions(*explore, arguments->backend);
   AddProfileOption(*explore, arguments->backend);

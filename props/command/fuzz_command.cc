@@ -48,14 +48,14 @@ std::vector<std::string> Twins() {
 void AddTwin(CLI::App& command, FuzzArguments& arguments) {
   command
       .add_option("--twin", arguments.twin,
-                  "the twin that is checked against reference and ledger")
+                  "the twin to compare with the reference twin and the ledger")
       ->check(CLI::IsMember(Twins()))
       ->capture_default_str();
   AddBackendOptions(command, arguments.backend);
   AddProfileOption(command, arguments.backend);
   command.add_flag("--json", arguments.json, "print one JSON object");
   command.add_option("--html", arguments.html,
-                     "write the failure, if there is one, as a page (HTML)");
+                     "draw the failure, if there is one, as a page (HTML)");
 }
 
 // Throws if --html is given with an unusable path.
@@ -401,7 +401,7 @@ int RunOne(const FuzzArguments& arguments) {
   std::vector<std::string> calls;
   for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
   if (!result.ran && !result.failure) {
-    fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
+    fmt::print(stderr, "kvtwin run: no cache can be made from '{}'{}{}\n",
                ToText(history->setup), calls.empty() ? "" : ": ",
                calls.empty() ? "" : calls.back());
     return 2;
@@ -458,15 +458,15 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       ->excludes(ops);
   AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind);
   fuzz->add_option("--threads", options.threads,
-                   "threads; the result does not depend on them")
+                   "number of threads; does not change the result")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   fuzz->add_option("--cells-max", options.cells_max,
                    "only caches of at most this many cells")
       ->check(CLI::Range(1, 1 << 20));
   fuzz->add_option("--known", options.known_buckets,
-                   "buckets of findings that are known: they are counted, and "
-                   "the run continues")
+                   "buckets of known findings, which are counted without "
+                   "ending the run")
       ->expected(0, CLI::detail::expected_max_vector_size)
       ->type_name("BUCKET ...")
       ->each(
@@ -491,7 +491,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
 
   const auto run_arguments = std::make_shared<FuzzArguments>();
   CLI::App* run = app.add_subcommand(
-      "run", "Run one history, as a failure prints it (docs/histories.md)");
+      "run", "Run one history, such as a failure prints (docs/histories.md)");
   run->add_option("history", run_arguments->history, "'kvt1 ... | ...'")
       ->required();
   AddTwin(*run, *run_arguments);

@@ -43,7 +43,7 @@ int RunGen(const GenOptions& options, const std::string& line) {
       return 2;
     }
     if (WriteCalls(*history, std::cout) == 0) {
-      fmt::print(stderr, "kvtwin gen: no cache can be made of '{}'\n",
+      fmt::print(stderr, "kvtwin gen: no cache can be made from '{}'\n",
                  ToText(history->setup));
       return 2;
     }
@@ -84,12 +84,11 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   AddSeedAndKind(*gen, options.seed, arguments->kind);
   gen->add_option("--without", arguments->without,
-                  "what histories of pools leave out, as a list with commas: "
+                  "leave these out of histories of pools, separated by commas: "
                   "fork, truncate, commit_unknown, keys (salts and extra keys)")
       ->delimiter(',')
       ->check(CLI::IsMember({"fork", "truncate", "commit_unknown", "keys"}));
-  gen->add_option("--dtype", arguments->dtype,
-                  "the dtype of the rows of all pools")
+  gen->add_option("--dtype", arguments->dtype, "the dtype of rows in all pools")
       ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
                                                      kRowDTypeNames.end())));
   gen->callback([arguments, &exit_code] {

@@ -73,7 +73,7 @@ std::string Text(const Law& law, const Subject& subject, const LawRun& run,
                   run.failure ? "BROKEN" : "holds", law.name, subject.name,
                   run.histories, run.judged);
   if (!run.failure) return text;
-  if (run.failure->check != law.name) {  // What the law met.
+  if (run.failure->check != law.name) {  // Another check failed.
     return text + fmt::format("\n  {}: {}\n  rerun   {}\n\n",
                               run.failure->check, run.failure->text,
                               LawCommand(law, run.shrunk, subject));

@@ -61,19 +61,19 @@ Summary Summarize(const ExhibitReport& finding, int seeds) {
   std::vector<double> seconds;
   std::vector<double> shrunk;
   std::map<std::string, int> histories;
-  for (const Catch& one : finding.catches) {
-    operations.push_back(static_cast<double>(one.operations));
-    seconds.push_back(one.seconds);
-    shrunk.push_back(static_cast<double>(one.failure.operations));
-    ++histories[one.failure.history];
+  for (const Catch& caught : finding.catches) {
+    operations.push_back(static_cast<double>(caught.operations));
+    seconds.push_back(caught.seconds);
+    shrunk.push_back(static_cast<double>(caught.failure.operations));
+    ++histories[caught.failure.history];
   }
   sum.found = finding.error.empty() && std::ssize(operations) == seeds;
   sum.operations = NumbersOf(operations);
   sum.seconds = NumbersOf(seconds);
   sum.shrunk = NumbersOf(shrunk);
   int most = 0;
-  for (const Catch& one : finding.catches) {
-    const Failure& failure = one.failure;
+  for (const Catch& caught : finding.catches) {
+    const Failure& failure = caught.failure;
     if (histories[failure.history] <= most) continue;
     most = histories[failure.history];
     sum.history = failure.history;
@@ -135,9 +135,9 @@ std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
     const Summary sum = Summarize(finding, seeds);
     found += sum.found ? 1 : 0;
     identical += sum.identical;
-    for (const Catch& one : finding.catches) {
-      seconds.push_back(one.seconds);
-      shrunk.push_back(static_cast<double>(one.failure.operations));
+    for (const Catch& caught : finding.catches) {
+      seconds.push_back(caught.seconds);
+      shrunk.push_back(static_cast<double>(caught.failure.operations));
     }
     std::string check = sum.check;
     if (!sum.found) {
@@ -181,21 +181,21 @@ std::string PagesText(const std::vector<ExhibitReport>& findings) {
   std::string text;
   std::int64_t pages = 0;
   std::int64_t labels = 0;
-  std::int64_t lies = 0;
+  std::int64_t false_labels = 0;
   for (const ExhibitReport& finding : findings) {
-    for (const Catch& one : finding.catches) {
-      if (!one.page) continue;
+    for (const Catch& caught : finding.catches) {
+      if (!caught.page) continue;
       ++pages;
-      labels += one.page->labels;
-      lies += std::ssize(one.page->lies);
-      for (const std::string& lie : one.page->lies) {
+      labels += caught.page->labels;
+      false_labels += std::ssize(caught.page->lies);
+      for (const std::string& lie : caught.page->lies) {
         text += fmt::format("{} {}\n    {}\n", finding.exhibit.id,
-                            one.failure.history, lie);
+                            caught.failure.history, lie);
       }
     }
   }
-  return text +
-         fmt::format("\n{} pages, {} labels, {} false\n", pages, labels, lies);
+  return text + fmt::format("\n{} pages, {} labels, {} false\n", pages, labels,
+                            false_labels);
 }
 
 // Judges the page of a history that this command fails.
@@ -209,7 +209,8 @@ int JudgeOnePage(const std::string& line, const std::string& twin) {
           return MakePagedPool(spec, name == "optimized" ? twin : name);
         });
   }
-  if (!verdict) return Complain("no failure, and so no page: " + line);
+  if (!verdict)
+    return Complain("the history does not fail, so it has no page: " + line);
   const nlohmann::ordered_json json = {{"labels", verdict->labels},
                                        {"lies", verdict->lies}};
   PrintJson(json);
@@ -248,9 +249,10 @@ Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
   if (only.empty()) return all;
   std::vector<Exhibit> chosen;
   for (const std::string& name : only) {
-    const auto named = [&](const Exhibit& one) {
-      return one.id == name ||
-             (" " + one.also + " ").find(" " + name + " ") != std::string::npos;
+    const auto named = [&](const Exhibit& exhibit) {
+      return exhibit.id == name ||
+             (" " + exhibit.also + " ").find(" " + name + " ") !=
+                 std::string::npos;
     };
     const auto at = std::find_if(all->begin(), all->end(), named);
     if (at == all->end()) {
@@ -307,19 +309,21 @@ int RunMuseum(const MuseumArguments& arguments) {
   }
   fmt::print("{}", arguments.json ? JsonText(findings, options.seeds)
                                   : TableText(findings, options.seeds));
-  bool lies = false;
+  bool false_labels = false;
   if (options.pages) {
     fmt::print("{}", PagesText(findings));
     for (const ExhibitReport& finding : findings) {
-      lies = lies || std::ranges::any_of(finding.catches, [](const Catch& one) {
-               return one.page && !one.page->lies.empty();
-             });
+      false_labels =
+          false_labels ||
+          std::ranges::any_of(finding.catches, [](const Catch& caught) {
+            return caught.page && !caught.page->lies.empty();
+          });
     }
   }
   const bool all =
-      !lies && findings.size() == exhibits->size() &&
-      std::all_of(findings.begin(), findings.end(), [&](const auto& one) {
-        return Summarize(one, options.seeds).found;
+      !false_labels && findings.size() == exhibits->size() &&
+      std::all_of(findings.begin(), findings.end(), [&](const auto& each) {
+        return Summarize(each, options.seeds).found;
       });
   return all ? 0 : 1;
 }
@@ -335,7 +339,7 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
   MuseumOptions& options = arguments->options;
   museum
       ->add_option("--seeds", options.seeds,
-                   "how many seeds have to find each bug")
+                   "the number of seeds, each of which must find the bug")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   museum->add_option("--seconds", options.seconds, "seconds for each seed")
@@ -343,7 +347,9 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   museum->add_option("--only", arguments->only,
                      "only these bugs, such as X01 H16");
-  museum->add_option("--threads", options.threads, "bugs at a time")
+  museum
+      ->add_option("--threads", options.threads,
+                   "the number of bugs to try at a time")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   museum->add_option("--build", arguments->build,
@@ -354,7 +360,7 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
                    "only check whether the patches apply");
   museum
       ->add_option("--twin", arguments->twin,
-                   "the twin that has the bugs; cuda: that of kvtwin-emulated")
+                   "the twin to plant the bugs in; cuda: in kvtwin-emulated")
       ->check(CLI::IsMember({"optimized", "cuda"}))
       ->capture_default_str();
   museum
@@ -372,7 +378,7 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
   museum->add_option(
       "--judge", arguments->judge,
       "compare the labels on the page of this history, which must fail; "
-      "--pages asks the copies for it");
+      "for the copies that --pages builds");
   museum->callback([arguments, &exit_code] {
     if (!arguments->judge.empty()) {
       exit_code = JudgeOnePage(arguments->judge, arguments->twin);

@@ -66,13 +66,14 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
   json["exceptions"] = Json::array();
   for (const NearProfile& near : profile.nearest) {
     json["like"].push_back(near.name);
-    for (const RuleException& one : near.exceptions) {
-      const RuleInfo& rule = AllRules()[one.rule];
-      json["exceptions"].push_back({{"to", near.name},
-                                    {"rule", rule.name},
-                                    {"found", ValueName(rule, one.found)},
-                                    {"profile", ValueName(rule, one.profile)},
-                                    {"history", one.history}});
+    for (const RuleException& exception : near.exceptions) {
+      const RuleInfo& rule = AllRules()[exception.rule];
+      json["exceptions"].push_back(
+          {{"to", near.name},
+           {"rule", rule.name},
+           {"found", ValueName(rule, exception.found)},
+           {"profile", ValueName(rule, exception.profile)},
+           {"history", exception.history}});
     }
   }
   json["summary"] = SummaryOf(profile);
@@ -106,7 +107,7 @@ int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   }
   fmt::print("\n{} histories\n", profile.asked);
   if (code == 0) return 0;
-  fmt::print("On these histories it is wrong by any rules:\n");
+  fmt::print("It is wrong under any rules on these histories:\n");
   for (std::size_t i = 0; i < profile.unexplained.size(); ++i) {
     fmt::print("  {}\n", profile.unexplained[i]);
     if (!profile.ended[i].empty()) fmt::print("    {}\n", profile.ended[i]);

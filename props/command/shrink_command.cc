@@ -61,7 +61,7 @@ int Write(const ShrinkArguments& arguments, const ShrunkRecording& shrunk) {
       "{} calls of {}, after {} runs{}\n\nline {}: {}\n\n  bucket  {}\n  "
       "written {}\n  show    {}\n",
       shrunk.calls, shrunk.calls_before, shrunk.runs,
-      shrunk.is_shortest ? "" : ", which are all: --runs allows more",
+      shrunk.is_shortest ? "" : " (the limit: --runs raises it)",
       judgement.line(), judgement.reason(), BucketOfReason(judgement.reason()),
       Printable(path, path.size()), CommandLine("show " + ShellWord(path)));
   return 1;
@@ -106,8 +106,8 @@ void AddShrinkCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<ShrinkArguments>();
   CLI::App* shrink = app.add_subcommand(
       "shrink",
-      "Shorten a recording that is rejected, by a program that answers shorter "
-      "lists of calls (docs/adapter.md)");
+      "Shorten a rejected recording, with a program that answers shorter lists "
+      "of calls (docs/adapter.md)");
   shrink->add_option("file", arguments->path, "a recording")->required();
   shrink
       ->add_option(
@@ -116,7 +116,7 @@ void AddShrinkCommand(CLI::App& app, int& exit_code) {
           "them, and prints the recording")
       ->required();
   shrink->add_option("--out", arguments->out,
-                     "where the shortest recording goes (FILE.short.jsonl)");
+                     "write the shortest recording here (FILE.short.jsonl)");
   std::vector<std::string> twins(TwinNames().begin(), TwinNames().end());
   twins.emplace_back("both");
   shrink->add_option("--twin", arguments->twin, "the twin to compare with")
@@ -124,17 +124,17 @@ void AddShrinkCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   shrink
       ->add_option("--runs", arguments->runs,
-                   "run the command at most this often")
+                   "run the command at most this many times")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
   shrink
       ->add_option("--seconds", arguments->seconds,
-                   "a run of the command that takes longer is ended")
+                   "end a run of the command that takes longer")
       ->check(RealRange(0.01, 1e6))
       ->capture_default_str();
   shrink
       ->add_option("--output-mib", arguments->output_mib,
-                   "a run of the command that prints more is ended")
+                   "end a run of the command that prints more")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}))
       ->capture_default_str();
   shrink->callback(

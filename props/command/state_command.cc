@@ -122,7 +122,7 @@ std::string LayersText(const CacheState& state) {
   for (const auto& [layer, rows] : state.layers) {
     const std::string kind = RowsText(rows, IsOfEncoder(state));
     auto at = std::ranges::find(
-        kinds, kind, [](const auto& one) -> auto& { return one.first; });
+        kinds, kind, [](const auto& entry) -> auto& { return entry.first; });
     if (at == kinds.end()) at = kinds.insert(at, {kind, {}});
     AddToRuns(layer, at->second);
   }
@@ -232,9 +232,9 @@ Status CheckSize(const std::string& path) {
 Status WriteSequence(const CacheState& state, const std::string& path,
                      const std::string& model,
                      const StateArguments& arguments) {
-  const CacheState one = SequenceOf(state, arguments.sequence);
-  std::size_t tokens = one.cells.size();
-  for (const CacheState& part : one.caches) tokens += part.cells.size();
+  const CacheState single = SequenceOf(state, arguments.sequence);
+  std::size_t tokens = single.cells.size();
+  for (const CacheState& part : single.caches) tokens += part.cells.size();
   if (tokens == 0) {
     return Invalid("'{}' has no sequence {}", Printable(path, 200),
                    arguments.sequence);
@@ -243,7 +243,7 @@ Status WriteSequence(const CacheState& state, const std::string& path,
   if (std::filesystem::equivalent(path, arguments.out, none)) {
     return Invalid("--out is '{}', the file itself", Printable(path, 200));
   }
-  Status status = SaveState(one, arguments.out, model);
+  Status status = SaveState(single, arguments.out, model);
   if (status.ok() && !arguments.json) {
     fmt::print("sequence {} is written to {}\n", arguments.sequence,
                Printable(arguments.out, 200));
@@ -302,8 +302,7 @@ void AddStateCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<StateArguments>();
   CLI::App* command = app.add_subcommand(
       "state", "Check saved states (include/kvtwin/save.h), and draw them");
-  command
-      ->add_option("file", arguments->paths, "files that SaveState has written")
+  command->add_option("file", arguments->paths, "files that SaveState wrote")
       ->required();
   command->add_option("--model", arguments->model,
                       "refuse the state of any other model");

@@ -103,9 +103,9 @@ TEST_F(StateCommand, WritesOneSequence) {
   ASSERT_TRUE(SaveState(state, Path("both"), "ours").ok());
   const std::string out = Path("one");
   EXPECT_EQ(Run(fmt::format("{} --sequence 1 --out {}", Path("both"), out)), 0);
-  const Result<CacheState> one = LoadState(out, "ours");
-  ASSERT_TRUE(one.ok()) << one.status().ToString();
-  EXPECT_TRUE(*one == SequenceOf(state, 1));
+  const Result<CacheState> single = LoadState(out, "ours");
+  ASSERT_TRUE(single.ok()) << single.status().ToString();
+  EXPECT_TRUE(*single == SequenceOf(state, 1));
 
   EXPECT_EQ(Run(fmt::format("{} --sequence 2 --out {}", out, Path("2"))), 2);
   EXPECT_THAT(text, HasSubstr("kvtwin state: '" + out + "' has no sequence 2"));

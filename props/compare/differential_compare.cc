@@ -76,13 +76,7 @@ std::string CellsText(const Cache& cache) {
 
 void DifferentialDriver::AddStep(std::string call, std::string_view answer) {
   if (trace_ == nullptr) return;
-  trace_->calling.clear();
-  Step& step = trace_->steps.emplace_back();
-  step.number = std::ssize(trace_->steps);
-  step.call = std::move(call);
-  step.answer = answer;
-  step.begins_pass = step.call.starts_with("StartForward");
-  if (trace_->told) trace_->told(step);
+  const Step& step = trace_->Add(std::move(call), answer);
   if (trace_->frame && step.number >= trace_->from) DrawCellsNow();
 }
 

@@ -163,7 +163,7 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
                        fmt::join(pass_.tokens.sequences, " "),
                        reserve ? ", reserve" : "");
   };
-  Begin(call);
+  Begin(call, /*begins_pass=*/true);
   const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
   const StatusCode reference = reference_->StartForward(batch, reserve).code();
   const StatusCode subject = tested_->StartForward(batch, reserve).code();

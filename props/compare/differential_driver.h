@@ -127,8 +127,8 @@ class DifferentialDriver final : public Driver {
   }
   // Records a call before it is made, because it may fail without an answer.
   template <class Call>
-  void Begin(const Call& call) {
-    if (trace_ != nullptr) trace_->calling = Made(call);
+  void Begin(const Call& call, bool begins_pass = false) {
+    if (trace_ != nullptr) trace_->Begin(Made(call), begins_pass);
   }
   void AddStep(std::string call, std::string_view answer);
   bool drawing() const {

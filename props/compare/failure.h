@@ -47,7 +47,7 @@ struct Failure {
   std::string note = {};       // How a second run differs, if it does.
   std::string name = {};       // The recording's, or "a history of calls".
   std::string setup = {};      // The cache, in words.
-  std::string unit = {};       // What a step is called: "Line", "Call".
+  std::string unit = {};       // The word for a step: "Line", "Call".
   // The calls up to the failure; the last call fails. If a page is asked for,
   // the last kSteps calls are drawn, and `left_out` counts the calls before
   // them.

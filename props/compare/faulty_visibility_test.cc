@@ -104,8 +104,8 @@ TEST(FaultyTwins, VisibilitySeesWrongEncoders) {
               Level::kVisibility);
 }
 
-// Of 20 wrong values, some have a larger hash than the right value, and some a
-// smaller one.
+// Some of 20 wrong values have a larger hash than the right value, and some a
+// smaller hash.
 TEST(RowOwners, DistinguishKAndV) {
   reference::CacheLedger ledger({});
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());

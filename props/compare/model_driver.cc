@@ -84,14 +84,7 @@ void ModelDriver::AddStep(const std::string& call, StatusCode code,
 }
 
 void ModelDriver::AddStep(const std::string& call, std::string_view answer) {
-  if (trace_ == nullptr) return;
-  trace_->calling.clear();
-  Step& step = trace_->steps.emplace_back();
-  step.number = std::ssize(trace_->steps);
-  step.call = call;
-  step.answer = answer;
-  step.begins_pass = call.starts_with("StartForward");
-  if (trace_->told) trace_->told(step);
+  if (trace_ != nullptr) trace_->Add(call, answer);
 }
 
 void ModelDriver::DrawCellsNow() {
@@ -147,7 +140,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
                   fmt::join(batch_.sequences, " "), reserve ? ", reserve" : "");
   active_ = copied_ = false;
   fresh_.reset();
-  Begin(call);
+  Begin(call, /*begins_pass=*/true);
   const Status actual = tested_->StartForward(batch, reserve);
   AddStep(call, actual.code());
   if (actual.code() == StatusCode::kCacheFull) {

@@ -58,8 +58,8 @@ class ModelDriver final : public Driver {
  private:
   // Records a call before it is made, because it may fail without an answer.
   template <class Call>
-  void Begin(const Call& call) {
-    if (trace_ != nullptr) trace_->calling = Made(call);
+  void Begin(const Call& call, bool begins_pass = false) {
+    if (trace_ != nullptr) trace_->Begin(Made(call), begins_pass);
   }
   // Adds a step for a call and its answer to the trace, before anything is
   // compared. If `answer` is not empty, the step shows it instead of the code's

@@ -380,8 +380,7 @@ void Client::DoPlain(const Op& op) {
       return driver_.GetAll();
     case OpKind::kMisuse:
       if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
-      if (!abilities_.set_causal &&
-          MisuseName(op.misuse).starts_with("SetCausal")) {
+      if (!abilities_.set_causal && MisuseSetsCausal(op.misuse)) {
         return;
       }
       return driver_.Misuse(op.misuse);
@@ -441,6 +440,17 @@ std::unique_ptr<Cache> ReferenceAfter(const History& history) {
   return RunReference(history, nullptr);
 }
 
+Step& CallTrace::Add(std::string call, std::string_view answer) {
+  calling.clear();
+  Step& step = steps.emplace_back();
+  step.number = std::ssize(steps);
+  step.call = std::move(call);
+  step.answer = answer;
+  step.begins_pass = std::exchange(calls_start_forward, false);
+  if (told) told(step);
+  return step;
+}
+
 namespace {
 
 void Run(const History& history, const Subject& subject, Driver& driver,
@@ -466,11 +476,7 @@ void Run(const History& history, const Subject& subject, Driver& driver,
 // Adds the call that failed before its answer was told.
 void TellUnanswered(CallTrace* trace) {
   if (trace == nullptr || trace->calling.empty()) return;
-  Step& step = trace->steps.emplace_back();
-  step.number = std::ssize(trace->steps);
-  step.call = std::exchange(trace->calling, "");
-  step.begins_pass = step.call.starts_with("StartForward");
-  if (trace->told) trace->told(step);
+  trace->Add(trace->calling, "");
 }
 
 }  // namespace

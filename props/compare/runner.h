@@ -101,6 +101,16 @@ struct CallTrace {
   // Called after each step, if set.
   std::function<void(const Step&)> told = {};
   std::string calling = {};  // The call that is not answered yet, or empty.
+  bool calls_start_forward = false;  // `calling` is StartForward.
+
+  // Names a call before it is made, because it may fail without an answer. An
+  // empty name: no call is being made.
+  void Begin(std::string call, bool begins_pass = false) {
+    calling = std::move(call);
+    calls_start_forward = begins_pass;
+  }
+  // Adds the step of the call that was begun last, and returns it.
+  Step& Add(std::string call, std::string_view answer);
 };
 
 // "Remove(0, 1, 2) -> ok"

@@ -89,6 +89,7 @@ struct Step {
   std::string answer;       // "ok", "cache_full", "true", ... or empty.
 
   bool begins_pass = false;
+  bool frees = false;  // Frees a sequence of a pool.
 
   // The drawing, as far as the frame goes.
   bool drawn = false;

@@ -209,12 +209,13 @@ struct Blocks {
   TensorView RowOfToken(const DenseTensor& rows, int row, int token) const {
     const int block = At(table, row * most_blocks + token / block_size);
     const TensorView tensor = Slice(rows.view(), 3, block);
-    TensorView one = Slice(tensor, head_major ? 1 : 2, token % block_size);
+    TensorView token_row =
+        Slice(tensor, head_major ? 1 : 2, token % block_size);
     if (head_major) {
-      one.shape = {one.shape[0], one.shape[2], 1, 1};
-      one.stride = {one.stride[0], one.stride[2], 0, 0};
+      token_row.shape = {token_row.shape[0], token_row.shape[2], 1, 1};
+      token_row.stride = {token_row.stride[0], token_row.stride[2], 0, 0};
     }
-    return one;
+    return token_row;
   }
 };
 
@@ -262,9 +263,10 @@ KvView ViewOfRow(const Blocks& blocks, const Question& q, int row,
     const std::int64_t head_dim = from->shape[0];
     DenseTensor rows{from->dtype, {head_dim, q.kv_heads, length, 1}, {}};
     for (int token = 0; token < length; ++token) {
-      const DenseTensor one =
+      const DenseTensor token_row =
           CopyOf(blocks.RowOfToken(*from, row, token), from->dtype);
-      rows.bytes.insert(rows.bytes.end(), one.bytes.begin(), one.bytes.end());
+      rows.bytes.insert(rows.bytes.end(), token_row.bytes.begin(),
+                        token_row.bytes.end());
     }
     dense.push_back(rows);
   }

@@ -203,10 +203,10 @@ TEST_F(CudaCaches, ReportChangesInReverse) {
       ASSERT_TRUE(cache->Remove(0, begin, kOpenEnd).ok());
     }
   }
-  Rows one(1);
-  one.Fill(2, stream_);
+  Rows single(1);
+  single.Fill(2, stream_);
   Start({99}, {0}, stream_);  // Sees removed cells, if they were not reported.
-  Put(one, stream_);
+  Put(single, stream_);
   ExpectSame(stream_);
 }
 

@@ -267,31 +267,31 @@ constexpr auto kGlobal = cudaStreamCaptureModeGlobal;
 TEST_F(Emulator, AGraphReplaysItsCapture) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     SetSeed(seed);
-    const Numbers<int> one(std::vector<int>{1});
+    const Numbers<int> single(std::vector<int>{1});
     const Numbers<int> two(std::vector<int>{2});
     const Stream origin;
     const Stream other;
     const Event begun;
     const Event done;
     EXPECT_OK(cudaStreamBeginCapture(origin, kGlobal));
-    EXPECT_OK(Launch(Double, 1, 1, 0, origin, one.get()));
+    EXPECT_OK(Launch(Double, 1, 1, 0, origin, single.get()));
     EXPECT_OK(cudaEventRecord(begun, origin));
     EXPECT_OK(cudaStreamWaitEvent(other, begun));
-    EXPECT_OK(Launch(Add, 1, 1, 0, other, two.get(), one.get()));
+    EXPECT_OK(Launch(Add, 1, 1, 0, other, two.get(), single.get()));
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     EXPECT_OK(cudaStreamIsCapturing(other, &status));
     EXPECT_EQ(status, cudaStreamCaptureStatusActive);
     EXPECT_EQ(cudaEventQuery(begun), cudaErrorCapturedEvent);
     EXPECT_OK(cudaEventRecord(done, other));
     EXPECT_OK(cudaStreamWaitEvent(origin, done));
-    EXPECT_OK(Launch(Add, 1, 1, 0, origin, one.get(), two.get()));
+    EXPECT_OK(Launch(Add, 1, 1, 0, origin, single.get(), two.get()));
     cudaGraph_t graph = nullptr;
     EXPECT_OK(cudaStreamEndCapture(origin, &graph));
     cudaGraphExec_t exec = nullptr;
     EXPECT_OK(cudaGraphInstantiate(&exec, graph));
     EXPECT_OK(cudaGraphDestroy(graph));
     EXPECT_OK(cudaDeviceSynchronize());
-    EXPECT_EQ(one.Read()[0], 1);
+    EXPECT_EQ(single.Read()[0], 1);
 
     // Launched on two streams, the runs still come one after the other.
     EXPECT_OK(cudaGraphLaunch(exec, origin));
@@ -299,7 +299,7 @@ TEST_F(Emulator, AGraphReplaysItsCapture) {
     EXPECT_OK(cudaGraphExecDestroy(exec));
     EXPECT_OK(cudaStreamSynchronize(other));
     // 1, 2 -> 2, 4 -> 6, 4 -> 12, 16 -> 28, 16.
-    EXPECT_EQ(one.Read()[0], 28);
+    EXPECT_EQ(single.Read()[0], 28);
     EXPECT_EQ(two.Read()[0], 16);
   }
 }

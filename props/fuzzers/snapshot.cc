@@ -182,7 +182,7 @@ std::string FuzzSnapshot(Bytes bytes) {
   if (*optimized->Snapshot() != expected) return "optimized is not as restored";
   DoPass(pick, setup, twins);
   if (*optimized->Snapshot() == *reference->Snapshot()) return "";
-  return "the twins go on differently";
+  return "the twins continue differently";
 }
 
 }  // namespace kvtwin::props

@@ -135,6 +135,9 @@ std::string WhyNotOfCells(const Setup& setup);
 // Returns the kinds other than causal: "swa", or "wrapper", "encoder", "swa".
 std::vector<std::string> KindNames(const History& history);
 
+// Whether the first operation opens a sequence, whichever operation it is.
+inline bool FirstOperationOpens(const History&) { return false; }
+
 std::string ToText(const Setup& setup);
 std::string ToText(const Op& op);
 std::string ToText(const History& history);

@@ -78,6 +78,7 @@ using TryFn = Answer (*)(Cache&, const MisuseContext&);
 struct Entry {
   std::string_view name;
   TryFn run;
+  bool sets_causal = false;  // Calls SetCausal.
 };
 
 using Context = MisuseContext;
@@ -181,7 +182,8 @@ constexpr auto
                        return {
                            c.SetCausal(except),
                            at.encoder ? StatusCode::kNotSupported : kInvalid};
-                     }},
+                     },
+                     /*sets_causal=*/true},
                     {"SetCausal of a negative index",
                      [](Cache& c, const Context& at) -> Answer {
                        const std::array<int, 1> except = {-1};
@@ -190,7 +192,8 @@ constexpr auto
                        return {
                            c.SetCausal(except),
                            at.encoder ? StatusCode::kNotSupported : kInvalid};
-                     }},
+                     },
+                     /*sets_causal=*/true},
                     {"Init a second time",
                      [](Cache& c, const Context&) -> Answer {
                        return {c.Init({DType::kF32, 1, 1, 1}), kUntimely};
@@ -412,6 +415,10 @@ int MisuseCount() { return Size(kMisuses); }
 
 std::string_view MisuseName(int which) {
   return At(kMisuses, which % MisuseCount()).name;
+}
+
+bool MisuseSetsCausal(int which) {
+  return At(kMisuses, which % MisuseCount()).sets_causal;
 }
 
 std::optional<std::string> TryMisuse(Cache& cache, int which,

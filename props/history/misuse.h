@@ -21,9 +21,11 @@ struct MisuseContext {
   int layer;        // The current layer.
 };
 
-// Returns the number of misuses, and the name of each.
+// Returns the number of misuses, the name of each, and whether it calls
+// SetCausal.
 int MisuseCount();
 std::string_view MisuseName(int which);
+bool MisuseSetsCausal(int which);
 
 // Misuses a cache after Init in way `which` (modulo the count). Returns an
 // error if the answer, or the state after it, is wrong.

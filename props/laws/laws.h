@@ -22,11 +22,11 @@ namespace kvtwin::props {
 
 struct LawResult {
   std::int64_t judged = 0;  // How many times the law was checked.
-  // Its check is the name of the law, or of what else failed: "backend: crash".
+  // Its check is the law's name, or that of another failure: "backend: crash".
   std::optional<Failure> failure = {};
 };
 
-// What a law asks of a third-party cache beyond the calls of a history.
+// Requirements of laws on third-party caches, beyond the calls of a history.
 enum LawNeeds : unsigned {
   kNeedsCells = 1U << 0,     // The level of identity: it compares cells.
   kNeedsOurs = 1U << 1,      // A twin: no other may be called after Close.

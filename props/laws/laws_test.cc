@@ -599,6 +599,19 @@ TEST(Laws, WindowsHideNothingElseFromALegalClient) {
   }
 }
 
+// K has blocks, V has none: V of one token is no whole block, or is permuted.
+TEST(Laws, RoundingIsJudgedWhereOnlyVIsF32) {
+  for (const char* line :
+       {"kvt1 dtype=q8_0 vdtype=f32 dims=32,1,3 | put 0*2",
+        "kvt1 dtype=q8_0 vdtype=f32 dims=32,1,3 permuted=1 | put 0*2",
+        "kvt1 dtype=bf16 vdtype=f32 | put 0*2"}) {
+    const LawResult result = Judge(*FindLaw("rounding"), *ParseHistory(line),
+                                   TwinSubject("reference"));
+    EXPECT_FALSE(result.failure) << line;
+    EXPECT_GT(result.judged, 0) << line;
+  }
+}
+
 template <class Backend>
 std::string ViolationOf(std::string_view law, const std::string& line) {
   const LawResult result =

@@ -309,8 +309,7 @@ LawResult Refusals(const History& history, const Subject& subject) {
     if (!rests(i + 1)) continue;
     const Picture kept = session->Show();
     const int which = AsInt(i * 7) % MisuseCount();
-    if (!subject.abilities.set_causal &&
-        MisuseName(which).starts_with("SetCausal")) {
+    if (!subject.abilities.set_causal && MisuseSetsCausal(which)) {
       continue;
     }
     auto wrong = Misused(*session, which);
@@ -452,7 +451,8 @@ LawResult WindowHides(const History& history, const Subject& subject) {
 std::vector<Law> PassLaws() {
   return {
       {"batch_splitting",
-       "One batch of n tokens shows each what n batches of one show.",
+       "Each token of a batch of n sees what it sees in n batches of "
+       "one.",
        "S5, S16", BatchSplitting},
       {"reserve", "A reserving pass changes nothing.", "S18", Reserve,
        kNeedsReserve},
@@ -467,11 +467,11 @@ std::vector<Law> PassLaws() {
        "S4, S8", CapacityReturns,
        kNeedsCells | kNeedsAnySequence | kNeedsAnyOrder},
       {"causal_last",
-       "Of several SetCausal calls in a pass the last one counts, and the next "
-       "pass knows of none.",
+       "The last SetCausal of a pass counts, and the next pass has no "
+       "exceptions.",
        "S19", CausalLast, kNeedsCausal},
-      {"put_last", "Of several Puts of a layer in a pass the last one counts.",
-       "S21", PutLast, kNeedsAnyOrder},
+      {"put_last", "The last Put of a layer in a pass counts.", "S21", PutLast,
+       kNeedsAnyOrder},
       {"asking", "CanResume, Get, EncoderCached and ListCells change nothing.",
        "S24, S25, S28, S40", Asking},
       {"refusals",
@@ -484,8 +484,8 @@ std::vector<Law> PassLaws() {
        "After Close, every call but Close is a failed_precondition.", "S1",
        CloseIsFinal, kNeedsOurs},
       {"visibility",
-       "A row sees its sequence's tokens from where its window or chunk begins "
-       "to itself; excepted, to the end.",
+       "A row sees its sequence's tokens from the start of its window "
+       "or chunk to itself or, if excepted, to the end.",
        "S2, S16, S17, S19", Visibility},
       {"window_hides",
        "A window or chunk hides the past beyond it from a legal client, and "

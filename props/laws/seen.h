@@ -1,4 +1,4 @@
-// What a caller sees of a cache, in a form that does not depend on cells.
+// The rows that a caller sees of a cache, in a form that does not name cells.
 
 #ifndef KVTWIN_PROPS_LAWS_SEEN_H_
 #define KVTWIN_PROPS_LAWS_SEEN_H_

@@ -536,8 +536,8 @@ std::vector<Law> SequenceLaws() {
        "A call on one sequence leaves what all others see, bit for bit.",
        "S8, S26, S29", OthersAreUntouched},
       {"replay",
-       "Any history shows what a fresh cache does that got the surviving "
-       "tokens, a copy for each sequence.",
+       "Any history shows the same as a fresh cache that was given the "
+       "surviving tokens, a copy for each sequence.",
        "S16, S26, S31", Replay, kNeedsAnyOrder},
       {"renaming", "Other ids for the sequences change nothing but the ids.",
        "S4, S16", Renaming},
@@ -555,12 +555,12 @@ std::vector<Law> SequenceLaws() {
        "Remove of [a, c) is Remove of [a, b), then of the rest.", "S29, S31",
        RemoveSplits, kNeedsMiddle},
       {"remove_open",
-       "Remove to the open end is done in two steps as well as in one, and is "
-       "the copy of a prefix to itself.",
+       "Remove to the open end has the same effect in two steps as in "
+       "one, and as copying the prefix to itself.",
        "S27, S30", RemoveOpen, kNeedsRemove},
       {"shift_back",
-       "K rows that are put shifted by +d are as they were when Remove shifts "
-       "them by -d; V rows never change.",
+       "K rows that were put shifted by +d are unshifted once Remove "
+       "shifts them by -d; V rows never change.",
        "S34, S35", ShiftBack, kNeedsMiddle | kNeedsLook},
       {"offset_zero", "Remove of an empty range changes nothing, bit for bit.",
        "S29, S36", OffsetZero, kNeedsMiddle},

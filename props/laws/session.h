@@ -46,8 +46,8 @@ class Session {
 
   Cache& cache() { return *cache_; }
   bool is_twin() const { return is_twin_; }
-  // What lies in which cell can be asked. Else cells are those of the record:
-  // a ledger that notes what the cache was asked, and answered.
+  // Whether the cache can say which token is in which cell. Otherwise the cells
+  // are those of a ledger, which gets the same calls and the cache's answers.
   bool sees_cells() const { return is_twin_ || level_ == Level::kIdentity; }
   const Setup& setup() const { return setup_; }
   const std::vector<Call>& calls() const { return calls_; }

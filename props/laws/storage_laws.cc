@@ -281,13 +281,15 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
 LawResult Rounding(const History& history, const Subject& subject) {
   History unshifted = history;
   unshifted.setup.legal = false;
+  // f16 replaces f32: it takes rows of any size in any layout.
   if (unshifted.setup.init.dtype == DType::kF32) {
     unshifted.setup.init.dtype = DType::kF16;
   }
+  if (unshifted.setup.config.v_dtype == DType::kF32) {
+    unshifted.setup.config.v_dtype = DType::kF16;
+  }
   const DType k_dtype = unshifted.setup.init.dtype;
-  std::optional<DType>& other = unshifted.setup.config.v_dtype;
-  if (other == DType::kF32) other.reset();
-  const DType v_dtype = other.value_or(k_dtype);
+  const DType v_dtype = unshifted.setup.v_dtype();
   for (Op& op : unshifted.ops) op.open = true;
   const Script script = Resolve(unshifted, subject);
   Setup wide_setup = script.setup;
@@ -565,16 +567,16 @@ LawResult SnapshotIsAll(const History& history, const Subject& subject) {
 std::vector<Law> StorageLaws() {
   return {
       {"placement_is_invisible",
-       "A contiguous and a scattering cache answer and show the same, but for "
-       "the cells.",
+       "Caches of contiguous and scatter placement give the same "
+       "answers and views, apart from the cells.",
        "S9, S10, S53", PlacementIsInvisible},
       {"defrag_is_invisible",
        "A cache with room to spare, where nothing is ever moved, shows the "
        "same.",
        "S11", DefragIsInvisible},
       {"layouts",
-       "Permuted and tiled V, padding, the mask's dtype and gaps in what is "
-       "put change nothing of what is seen.",
+       "Permuted and tiled V, padding, the mask's dtype and gaps "
+       "between the elements of a Put do not change what is seen.",
        "S14, S22, S23", Layouts},
       {"padding",
        "Views begin and end at the padding's multiples and span the batch; a "
@@ -585,9 +587,8 @@ std::vector<Law> StorageLaws() {
        "cache rounded once, as dtypes.md says.",
        "S22, S35", Rounding, kNeedsCells},
       {"poison_never_shows",
-       "What is written over the rows of free cells is never seen.",
-       "S13, S20, S52", PoisonNeverShows,
-       kNeedsPoison | kNeedsCells | kNeedsReserve},
+       "Rows that are written over free cells are never seen.", "S13, S20, S52",
+       PoisonNeverShows, kNeedsPoison | kNeedsCells | kNeedsReserve},
       {"cell_order", "The order of the cells does not change attention.",
        "S14, S54", CellOrder, kNeedsCells},
       {"wrapper_parts",

@@ -64,7 +64,7 @@ void Session::CheckCall(const Call& call) {
            (open || call.end <= can_.LastEnd()));
       if (!can_.OnlyGoesOn() || !open || call.begin == 0) return;
       if (call.begin >= Next(call.seq)) return;
-      // It is asked before it goes back.
+      // CanResume is called before a sequence goes back.
       if (!can_.can_resume) {
         return need(record_->CanResume(call.seq, call.begin, /*surely=*/true));
       }

@@ -1,5 +1,5 @@
-// Laws of third-party caches: one that has almost nothing is asked for nothing
-// more, and what it does wrong is seen.
+// Laws of third-party caches: calls that a minimal cache does not declare are
+// not made, and its faults are found.
 
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@ namespace {
 // The optimized twin as a cache that appends to one sequence at a time, removes
 // their ends and, if it can, copies prefixes and removes ranges. A range that
 // it refuses to remove must be followed by the removal of the whole sequence.
-// Whatever else it is asked for, it throws. (Cells, which ForwardingCache would
-// give, it has not: this is for visibility.)
+// Every other call throws. (It does not list its cells, as ForwardingCache
+// would: this is for visibility.)
 class Plain final : public ForwardingCache {
  public:
   Plain(std::unique_ptr<Cache> cache, int layers, const Abilities& can)

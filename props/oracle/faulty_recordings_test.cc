@@ -26,17 +26,18 @@ struct Case {
 void ExpectFound(const Recording& right, const std::vector<Case>& cases) {
   const Judgement whole = JudgeText(Lines(right));
   ASSERT_EQ(whole.verdict(), Verdict::kAccept) << whole.reason();
-  for (const Case& one : cases) {
-    SCOPED_TRACE(fmt::format("line {}: {}", one.line, one.to));
+  for (const Case& test_case : cases) {
+    SCOPED_TRACE(fmt::format("line {}: {}", test_case.line, test_case.to));
     Recording lines = right;
-    lines.at(one.line - 1) = Replaced(lines.at(one.line - 1), one.from, one.to);
+    lines.at(test_case.line - 1) =
+        Replaced(lines.at(test_case.line - 1), test_case.from, test_case.to);
     const Judgement judgement = JudgeText(Lines(lines));
     EXPECT_EQ(VerdictName(judgement.verdict()),
-              one.reason.empty() ? "accept" : "reject")
+              test_case.reason.empty() ? "accept" : "reject")
         << judgement.reason();
-    if (one.reason.empty()) continue;
-    EXPECT_EQ(judgement.line(), static_cast<std::int64_t>(one.line));
-    EXPECT_NE(judgement.reason().find(one.reason), std::string::npos)
+    if (test_case.reason.empty()) continue;
+    EXPECT_EQ(judgement.line(), static_cast<std::int64_t>(test_case.line));
+    EXPECT_NE(judgement.reason().find(test_case.reason), std::string::npos)
         << judgement.reason();
   }
 }
@@ -298,10 +299,10 @@ TEST(FaultyRecordings, RowsAreComparedUntilACallChangesThem) {
     Recording lines = {header, kStart, kPut};
     lines.insert(lines.end(), between.begin(), between.end());
     lines.emplace_back(kGet);
-    Case one = wrong;
-    one.line = lines.size();
-    if (!yes) one.reason.clear();
-    ExpectFound(lines, {one});
+    Case test_case = wrong;
+    test_case.line = lines.size();
+    if (!yes) test_case.reason.clear();
+    ExpectFound(lines, {test_case});
   };
   const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":9})";
   const std::string causal = R"({"op":"set_causal","except":[]})";

@@ -108,9 +108,9 @@ void MakeRoom(TraceHeader& header) {
 std::optional<Failure> Together(const std::vector<TwinFailure>& failures) {
   const TwinFailure* differing = nullptr;
   const TwinFailure* agreeing = nullptr;
-  for (const TwinFailure& one : failures) {
-    const TwinFailure*& first = one.second ? differing : agreeing;
-    if (first == nullptr) first = &one;
+  for (const TwinFailure& twin_failure : failures) {
+    const TwinFailure*& first = twin_failure.second ? differing : agreeing;
+    if (first == nullptr) first = &twin_failure;
   }
   if (differing == nullptr) return std::nullopt;
   Failure found = *differing->second;

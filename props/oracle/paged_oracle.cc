@@ -566,16 +566,18 @@ std::optional<Failure> PagedOracle::CheckViews(const PagedTraceOp& op) {
     std::vector<KvView> expected;
     std::vector<KvRows*> distinct;
     for (KvRows& row : rows) {
-      const auto same = [&](const KvRows* one) { return *one == row; };
+      const auto same = [&](const KvRows* other_rows) {
+        return *other_rows == row;
+      };
       if (std::ranges::none_of(distinct, same)) distinct.push_back(&row);
     }
-    for (KvRows* one_of : distinct) {
-      KvRows& row = *one_of;
+    for (KvRows* distinct_row : distinct) {
+      KvRows& row = *distinct_row;
       row.key = CopyOf(row.key.view(), op.key->dtype);
       if (op.value) row.value = CopyOf(row.value.view(), op.value->dtype);
-      KvView& one = expected.emplace_back();
-      one.key = row.key.view();
-      if (op.value) one.value = row.value.view();
+      KvView& view = expected.emplace_back();
+      view.key = row.key.view();
+      if (op.value) view.value = row.value.view();
     }
     return Failure{.text = WrongRow(op, i, expected), .column = i};
   }

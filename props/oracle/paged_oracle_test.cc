@@ -143,22 +143,22 @@ struct Case {
   std::string reason;
 };
 
-std::string Changed(const Case& one, bool other) {
+std::string Changed(const Case& test_case, bool other) {
   std::vector<std::string> lines = kPoolLines;
   if (other) lines[0] = Replaced(lines[0], "lowest", "other");
-  std::string& changed = lines.at(AsSize(one.line - 1));
-  changed = Replaced(changed, one.from, one.to);
+  std::string& changed = lines.at(AsSize(test_case.line - 1));
+  changed = Replaced(changed, test_case.from, test_case.to);
   return Lines(lines);
 }
 
 void ExpectRejects(const std::vector<Case>& cases, bool other) {
-  for (const Case& one : cases) {
-    SCOPED_TRACE(one.to);
-    const Judgement judgement = JudgeText(Changed(one, other));
+  for (const Case& test_case : cases) {
+    SCOPED_TRACE(test_case.to);
+    const Judgement judgement = JudgeText(Changed(test_case, other));
     EXPECT_EQ(VerdictName(judgement.verdict()), "reject") << judgement.reason();
-    EXPECT_EQ(judgement.line(), one.line) << judgement.reason();
-    EXPECT_NE(judgement.reason().find(one.reason), std::string::npos)
-        << "'" << judgement.reason() << "' lacks '" << one.reason << "'";
+    EXPECT_EQ(judgement.line(), test_case.line) << judgement.reason();
+    EXPECT_NE(judgement.reason().find(test_case.reason), std::string::npos)
+        << "'" << judgement.reason() << "' lacks '" << test_case.reason << "'";
   }
 }
 
@@ -200,12 +200,13 @@ TEST(PagedOracle, RejectsAnswersThatAreWrongForEveryPool) {
       {13, R"("free":1)", R"("free":2)", "free"},
   };
   std::vector<Case> wrong;
-  for (const Case& one : cases) {
-    if (!one.reason.empty()) wrong.push_back(one);
+  for (const Case& test_case : cases) {
+    if (!test_case.reason.empty()) wrong.push_back(test_case);
   }
   ExpectRejects(wrong, /*other=*/true);
-  for (Case& one : wrong) {
-    if (one.line == 13 || one.line == 3 || one.line == 6) one.reason = "";
+  for (Case& test_case : wrong) {
+    if (test_case.line == 13 || test_case.line == 3 || test_case.line == 6)
+      test_case.reason = "";
   }
   ExpectRejects(wrong, /*other=*/false);
 }

@@ -331,7 +331,7 @@ TEST(PoolRules, FindsFaultsOfLongAppends) {
   ExpectFound({}, Fault::kStores64, "position 64 of sequence ");
 }
 
-// A pool that declares no rules is held to ours.
+// A pool that declares no rules is judged by ours.
 TEST(PoolRules, StaysStrictWithoutThem) {
   ExpectFound(kRecomputes, Fault::kNone, "views: block ", PoolRules());
   ExpectFound(Window(3), Fault::kNone, "a pool without a window", PoolRules());

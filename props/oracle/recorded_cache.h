@@ -36,8 +36,9 @@ class RecordedCache final : public GuardedCache {
 // Requires: a spec that MakeCache accepts; `answer` outlives the cache.
 inline std::unique_ptr<Cache> MakeRecordedCache(const CacheSpec& spec,
                                                 const StatusCode* answer) {
-  return MakeWrapped(spec, [answer](const CacheSpec& one) {
-    return std::make_unique<RecordedCache>(one.kind == Kind::kEncoder, answer);
+  return MakeWrapped(spec, [answer](const CacheSpec& inner) {
+    return std::make_unique<RecordedCache>(inner.kind == Kind::kEncoder,
+                                           answer);
   });
 }
 

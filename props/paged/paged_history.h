@@ -23,6 +23,10 @@ struct PagedHistory {
 // Returns an empty list: pools are of one kind.
 inline std::vector<std::string> KindNames(const PagedHistory&) { return {}; }
 
+// Whether the first operation opens a sequence, whichever operation it is: a
+// pool begins without sequences, and every operation needs one.
+inline bool FirstOperationOpens(const PagedHistory&) { return true; }
+
 // Returns the history as a line:
 // "kvp1 block=4 blocks=8 ... | append 0 3 1 | commit 0 1 0".
 std::string ToText(const PagedHistory& history);

@@ -200,7 +200,7 @@ static void read_back(int count) {
 }
 
 /* One call that cannot be recorded: `r` was opened before and is closed here.
- * What was written is what was there `before`. */
+ * The file still has only what it had `before`. */
 static void refused(FILE* out, kvrec* r, long before, int result) {
   char first[sizeof r->error];
   FILE* const file = r->out;
@@ -253,7 +253,7 @@ static void write_refusals(FILE* out) {
   at = start(&r), refused(out, &r, at, kvrec_get(&r, 0, 0, g, &v, &between));
   at = start(&r), refused(out, &r, at, kvrec_get(&r, 0, 0, g, &v, &above));
   at = start(&r), refused(out, &r, at, kvrec_get(&r, 0, 0, g, &v, &odd));
-  /* What the types of the other languages do not let through. */
+  /* The types of the other languages make these calls impossible. */
   at = start(&r);
   expect(kvrec_put(&r, 0, g, missing) != 0, "a tensor without data");
   fclose(r.out);

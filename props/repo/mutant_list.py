@@ -33,7 +33,7 @@ EQUIVALENT = ROOT / "docs" / "mutants.md"
 
 # Matches strings, raw ones too, characters and comments.
 TEXT = re.compile(r"""R"\(.*?\)"|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'|//.*""")
-# Matches the begin of lines without behaviour of ours: declarations of types
+# Matches the start of lines without behaviour: declarations of types
 # and names, the preprocessor, and asserts, which never fail in correct code.
 NO_BEHAVIOUR = re.compile(
     r"#|namespace\b|using\b|template\b|class\b|struct\b|enum\b|static_assert|"

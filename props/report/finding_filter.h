@@ -117,8 +117,7 @@ std::vector<std::string> OperationNames(const History& history) {
     std::string& last = names.back();
     if (last == "start" || last == "store" || last == "reput") last = "put";
     if (last == "read") last = "get";
-    // In a pool without sequences, every operation opens one.
-    if (names.size() == 1 && line.starts_with("kvp")) last = "open";
+    if (names.size() == 1 && FirstOperationOpens(history)) last = "open";
   }
   return names;
 }
@@ -224,11 +223,11 @@ class FindingFilter {
       if (met.known == nullptr || operations >= met.next) {
         const KnownFinding* known = Find(bucket_of(candidate, nullptr));
         if (known != nullptr && !Holds(candidate, *known)) {
-          const auto is_known = [&](const History& one,
+          const auto is_known = [&](const History& tried,
                                     const std::string& its_check) {
             return std::ranges::any_of(known_, [&](const KnownFinding& other) {
               return other.Is(its_check) ||
-                     (Holds(one, other) && !Holds(candidate, other));
+                     (Holds(tried, other) && !Holds(candidate, other));
             });
           };
           known = Find(bucket_of(candidate, is_known));
@@ -264,8 +263,8 @@ class FindingFilter {
   template <class History>
   std::vector<const KnownFinding*> HeldBy(const History& history) const {
     std::vector<const KnownFinding*> held;
-    for (const KnownFinding& one : known_) {
-      if (Holds(history, one)) held.push_back(&one);
+    for (const KnownFinding& known : known_) {
+      if (Holds(history, known)) held.push_back(&known);
     }
     return held;
   }
@@ -277,10 +276,10 @@ class FindingFilter {
     constexpr std::size_t kMost = 64;
     const std::vector<std::string> kinds = KindNames(history);
     std::set<std::set<std::string>> ways = {{}};
-    for (const KnownFinding* one : HeldBy(history)) {
+    for (const KnownFinding* known : HeldBy(history)) {
       std::set<std::set<std::string>> longer;
       for (const auto& way : ways) {
-        for (const std::string& part : one->parts()) {
+        for (const std::string& part : known->parts()) {
           if (std::ranges::count(kinds, part) > 0) continue;
           auto more = way;
           more.insert(part);

@@ -81,8 +81,8 @@ TEST(FindingFilter, AKnownFindingIsABucketOrACheck) {
   EXPECT_FALSE(check.IsIn({}, {"put"}));
 }
 
-// What a sieve asks about failures of one check, which last as long as `fails`
-// says.
+// A filter of findings of one check. Records the histories that the filter runs
+// and shrinks.
 class Sieves {
  public:
   explicit Sieves(const std::set<std::string>& known) : sieve_(known) {}
@@ -96,9 +96,9 @@ class Sieves {
                            : std::nullopt;
     };
     const auto bucket_of =
-        [&](const History& one,
+        [&](const History& tried,
             const FindingFilter::IsKnown<History>& is_known) {
-          shrunk.push_back(ToText(one));
+          shrunk.push_back(ToText(tried));
           for (const std::string& plainer : shorter) {
             if (is_known && is_known(*ParseHistory(plainer), "a-rows"))
               continue;
@@ -112,9 +112,9 @@ class Sieves {
                          bucket_of, passed_over);
   }
 
-  bool fails_without = false;        // What a known finding consists of.
-  std::vector<std::string> shorter;  // What shrinking leads to, if it may;
-  std::string bucket;                // otherwise this.
+  bool fails_without = false;  // Whether it fails without the known operations.
+  std::vector<std::string> shorter;  // The results of shrinking, if unknown;
+  std::string bucket;                // otherwise this bucket.
   std::vector<std::string> ran;
   std::vector<std::string> shrunk;
   std::map<std::string, std::int64_t> passed_over;

@@ -77,7 +77,8 @@ std::string SpecText(const CacheSpec& spec) {
   std::string text(KindName(spec.kind));
   if (spec.kind == Kind::kWrapper) {
     std::vector<std::string> caches;
-    for (const CacheSpec& one : spec.caches) caches.push_back(SpecText(one));
+    for (const CacheSpec& inner : spec.caches)
+      caches.push_back(SpecText(inner));
     return text + fmt::format(" of ({})", fmt::join(caches, "; "));
   }
   if (spec.window) text += fmt::format(", window {}", *spec.window);

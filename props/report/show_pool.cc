@@ -199,6 +199,7 @@ std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line) {
     Step& step = steps.emplace_back();
     step.number = op.line;
     step.call = fmt::format("{}  {}", TraceOpName(op.kind), PoolCallText(op));
+    step.frees = op.kind == PagedTraceOpKind::kFree;
   }
   return steps;
 }

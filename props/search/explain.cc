@@ -77,14 +77,11 @@ std::vector<Step> ReferenceSteps(const PagedHistory& history) {
   std::vector<Step> steps =
       PoolSteps(recording, std::numeric_limits<std::int64_t>::max());
   // After the last operation the driver frees all sequences.
-  const auto is_free = [](const Step& step) {
-    return step.call.starts_with("free ");
-  };
   auto frees =
-      std::ranges::count_if(steps, is_free) -
+      std::ranges::count(steps, true, &Step::frees) -
       std::ranges::count(history.ops, PagedOpKind::kFree, &PagedOp::kind);
-  for (; frees > 0 && is_free(steps.back()); --frees) steps.pop_back();
-  // What the pool under test answered last is in the failure's text.
+  for (; frees > 0 && steps.back().frees; --frees) steps.pop_back();
+  // The failure's text has the last answer of the pool under test.
   if (!steps.empty()) {
     std::string& last = steps.back().call;
     last.resize(std::min(last.size(), last.rfind(": ")));

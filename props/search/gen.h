@@ -22,7 +22,7 @@ struct PoolLimits {
   bool truncate = false;
   bool commit_unknown = false;
   bool keys = false;           // Salts and extra keys.
-  std::optional<DType> dtype;  // Of K and V; any if not set.
+  std::optional<DType> dtype;  // That of K and V; any if unset.
 
   bool any() const {
     return fork || truncate || commit_unknown || keys || dtype;

@@ -24,7 +24,7 @@ struct Exhibit {
   std::string id;         // "X01", as in the file's name.
   std::string also;       // Other names of the same bug, "H11", or none.
   std::string reference;  // Where the bug was public.
-  std::string wrong;      // What went wrong, in one line.
+  std::string wrong;      // The wrong behaviour, in one line.
   std::string operation;  // The operation that has the bug.
   std::string needs;      // "fast paths" if the bug is in one, or "".
   std::string kind;       // The kind of cache that has it, or "".
@@ -41,7 +41,7 @@ struct Catch {
   std::int64_t operations = 0;  // 0 if it crashed: unknown.
   double seconds = 0;
   Failure failure = {};  // Its check, and its shortest history.
-  // What the judge says of the failure's page, if it was asked; a twin that
+  // The judge's verdict on the failure's page, if it was asked for; a twin that
   // crashes has no page.
   std::optional<PageVerdict> page = {};
 };

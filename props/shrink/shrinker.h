@@ -1,5 +1,5 @@
 // The search for the simplest history that still fails, of caches and of pools.
-// What differs between the two is a domain, a class with
+// The differences between the two are in a domain, a class with
 //
 //   History           the history of a cache or of a pool
 //   kMostWork         nanoseconds, see Work

@@ -99,7 +99,7 @@ Status OtherCache::BatchAnswer(const Batch& batch) const {
         is_first ? GoesOn(seq, position)
                  : next[seq] == position || GoesOn(seq, kOpenEnd + 1LL);
     if (!goes_on && !Is(Fault::kTakesAnyBatch)) {
-      return Invalid("position {} of sequence {} does not go on", position,
+      return Invalid("position {} does not continue sequence {}", position,
                      seq);
     }
     next[seq] = position + 1;
@@ -383,9 +383,10 @@ class Several final : public Cache, public Shifting {
   }
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) override {
-    Status status = Each([&](auto& one) { return one.ShiftAnswer(); });
+    Status status = Each([&](auto& inner) { return inner.ShiftAnswer(); });
     if (!status.ok()) return status;
-    return Each([&](auto& one) { return one.Shift(seq, begin, end, delta); });
+    return Each(
+        [&](auto& inner) { return inner.Shift(seq, begin, end, delta); });
   }
   Status SetLayerType(int type) override {
     active_ = AsSize(type);
@@ -402,8 +403,8 @@ class Several final : public Cache, public Shifting {
   // Calls the caches in order; returns the first answer that is not ok.
   template <class Call>
   Status Each(const Call& call) {
-    for (auto& one : caches_) {
-      if (Status status = call(*one); !status.ok()) return status;
+    for (auto& inner : caches_) {
+      if (Status status = call(*inner); !status.ok()) return status;
     }
     return {};
   }

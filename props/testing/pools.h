@@ -13,7 +13,7 @@
 
 namespace kvtwin::props {
 
-// What is wrong; empty if nothing is.
+// Returns the text of the failure; empty if there is none.
 inline std::string TextOf(const std::optional<Failure>& failure) {
   return failure ? failure->text : "";
 }

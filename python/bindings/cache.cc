@@ -160,9 +160,9 @@ class PyCache {
     const bool encoder = view.mask.data == nullptr;
     std::optional<Slot> slot;
     if (encoder) slot = SlotOf(layer);
-    const auto tensor = [&](const TensorView& one, std::size_t rank,
+    const auto tensor = [&](const TensorView& rows, std::size_t rank,
                             bool lasts) {
-      return Tensor(life_, slot, one, one.shape[3] > 1 ? 4 : rank, lasts);
+      return Tensor(life_, slot, rows, rows.shape[3] > 1 ? 4 : rank, lasts);
     };
     const bool tiled = !encoder && making_.config.v_layout == VLayout::kTiled;
     View views{.key = tensor(view.key, 3, !encoder),
@@ -347,7 +347,7 @@ void BindCache(nb::module_& m) {
            "`target` becomes the tokens of `source` at positions < length.")
       .def("can_resume", &PyCache::CanResume, nb::arg("sequence"),
            nb::arg("position"),
-           "Whether a sequence can go on with its whole window still there.")
+           "Whether a sequence can continue with its whole window stored.")
       .def("remove", &PyCache::Remove, nb::arg("sequence"), nb::arg("begin"),
            nb::arg("end") = kOpenEnd,
            "Tokens at positions in [begin, end) leave; later ones move down, "

@@ -224,9 +224,9 @@ nb::typed<nb::list, nb::any> JudgeLaws(
     const props::Subject subject = driver.SubjectAt(info.claims);
     props::BackendLaws laws(
         subject, histories,
-        [&](const props::Law& law, const props::History& one, bool) {
+        [&](const props::Law& law, const props::History& tried, bool) {
           if (PyErr_CheckSignals() != 0) throw nb::python_error();
-          return props::Judge(law, one, subject);
+          return props::Judge(law, tried, subject);
         });
     nb::list answers;
     for (const std::string& name : names) {

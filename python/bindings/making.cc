@@ -70,8 +70,8 @@ CacheSpec SpecOf(nb::handle setup) {
                  .shift = ShiftOf(setup),
                  .caches = {}};
   if (spec.kind != Kind::kWrapper) return spec;
-  for (nb::handle one : setup.attr("caches")) {
-    spec.caches.push_back(SpecOf(one));
+  for (nb::handle inner : setup.attr("caches")) {
+    spec.caches.push_back(SpecOf(inner));
   }
   return spec;
 }

@@ -45,12 +45,12 @@ def test_twins_agree_in_every_byte(dtype, v_layout):
         view = cache.get(0)
         seen.append([t.numpy().tobytes() for t in (view.key, view.value, view.mask)])
         seen[-1] += [cache.cells(), cache.batch_cells(), cache.snapshot()]
-        due = {
+        expected = {
             "plain": (32, 2, 32),
             "permuted": (2, 32, 32),
             "tiled": (1, 2, 32, 32),
         }
-        assert view.value.shape == due[v_layout]
+        assert view.value.shape == expected[v_layout]
     assert seen[0] == seen[1]
 
 
@@ -71,10 +71,10 @@ def test_shapes_and_values_are_numpys():
 
 def test_rows_come_back_in_raw_types():
     raw = {"f32": "f4", "f16": "f2", "bf16": "u2", "f8_e4m3": "u1", "q8_0": "u1"}
-    for dtype, due in raw.items():
+    for dtype, expected in raw.items():
         key = filled(dtype=dtype).get(0).key
         assert key.dtype_name == dtype
-        assert key.numpy().dtype == np.dtype(due)
+        assert key.numpy().dtype == np.dtype(expected)
         assert key.shape == (3, 2, 32)
         assert np.allclose(key.float32(), rows(3), atol=0.1)
     assert filled(dtype="q8_0").get(0).key.numpy().shape == (3, 2, 34)

@@ -383,14 +383,14 @@ TEST_P(GateOf, FirstCalls) {
     cases.push_back({{dtype, 1, 1, 1}, true});
   }
   for (const CacheSpec& spec : Specs()) {
-    for (const InitCase& one : cases) {
+    for (const InitCase& init_case : cases) {
       const auto cache = *MakeCache(spec, GetParam());
-      const auto init = [&] { return cache->Init(one.args).code(); };
-      EXPECT_EQ(init(), one.ok ? StatusCode::kOk : kInvalid);
+      const auto init = [&] { return cache->Init(init_case.args).code(); };
+      EXPECT_EQ(init(), init_case.ok ? StatusCode::kOk : kInvalid);
       // A refused Init leaves the cache as it was.
-      EXPECT_EQ(cache->SetLayer(0).ok(), one.ok);
+      EXPECT_EQ(cache->SetLayer(0).ok(), init_case.ok);
       EXPECT_EQ(cache->Init({DType::kF32, 1, 1, 1}).code(),
-                one.ok ? kUntimely : StatusCode::kOk);
+                init_case.ok ? kUntimely : StatusCode::kOk);
     }
   }
 }

@@ -239,8 +239,8 @@ void ExpectAlike(const PagedPool& pool, const PagedPool& expected) {
     ASSERT_EQ(actual.ok(), len.ok());
     if (!len.ok()) continue;
     EXPECT_EQ(*actual, *len);
-    const Numbers one = {sequence};
-    EXPECT_EQ(*pool.ExportTable(one), *expected.ExportTable(one));
+    const Numbers single = {sequence};
+    EXPECT_EQ(*pool.ExportTable(single), *expected.ExportTable(single));
     for (const int layer : {0, 1}) {
       const auto views = *pool.Views(sequence, layer);
       const auto due_views = *expected.Views(sequence, layer);

@@ -136,9 +136,9 @@ TEST_P(OneSequence, IsExtractedAndInserted) {
     const int sequence = Pick(4);
     const Tokens added = TokensOf(SomeTokens(other_layers), sequence);
     const CacheState state = StateOf(tokens, layers);
-    const CacheState one = SequenceOf(state, sequence);
+    const CacheState single = SequenceOf(state, sequence);
     const Tokens expected = TokensOf(tokens, sequence);
-    ASSERT_TRUE(one ==
+    ASSERT_TRUE(single ==
                 StateOf(expected, expected.empty() ? std::set<int>() : layers));
 
     const CacheState more =
@@ -150,7 +150,7 @@ TEST_P(OneSequence, IsExtractedAndInserted) {
     ASSERT_TRUE(cache->Init({DType::kF32, 1, kCells, 1}).ok());
     ASSERT_TRUE(cache->Restore(StateOf(Crowded(tokens, layers), layers)).ok());
     ASSERT_TRUE(cache->Remove(kGone, 0, kOpenEnd).ok());
-    ASSERT_TRUE(*cache->SnapshotOf(sequence) == one);
+    ASSERT_TRUE(*cache->SnapshotOf(sequence) == single);
     const Status status = cache->AddSequence(number, more);
     if (tokens.size() + added.size() > kCells) {
       EXPECT_EQ(both.status().code(), StatusCode::kCacheFull);

@@ -149,8 +149,8 @@ ssize_t __wrap_pwrite(int file, const void* bytes, size_t size, off_t at) {
             .inode = InodeOf(file),
             .at = kvtwin::AsSize(at),
             .bytes = std::string(static_cast<const char*>(bytes), size)};
-  return Do<ssize_t>(call, [&](const Call& one) {
-    return __real_pwrite(file, bytes, one.bytes.size(), at);
+  return Do<ssize_t>(call, [&](const Call& done) {
+    return __real_pwrite(file, bytes, done.bytes.size(), at);
   });
 }
 int __wrap_fsync(int file) {

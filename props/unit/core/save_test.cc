@@ -482,10 +482,10 @@ TEST_F(Save, StatesAroundAMebibyte) {
     std::vector<std::byte> bytes = StateToBytes(state);
     EXPECT_TRUE(*StateFromBytes(bytes) == state);
     for (const std::size_t from_end : {1U, 1U << 12, 1U << 19}) {
-      std::byte& one = bytes[bytes.size() - from_end];
-      one ^= std::byte{1};
+      std::byte& spoiled = bytes[bytes.size() - from_end];
+      spoiled ^= std::byte{1};
       EXPECT_FALSE(StateFromBytes(bytes).ok()) << tokens << " " << from_end;
-      one ^= std::byte{1};
+      spoiled ^= std::byte{1};
     }
   }
   // A checksum covers every byte of a tensor of many parts.
@@ -499,10 +499,10 @@ TEST_F(Save, StatesAroundAMebibyte) {
   const std::size_t end = bytes.size() - 21 * sizeof(float);  // The end of K.
   for (std::size_t from_end = 1; from_end < many.bytes.size();
        from_end += kPart / 2) {
-    std::byte& one = bytes[end - from_end];
-    one ^= std::byte{1};
+    std::byte& spoiled = bytes[end - from_end];
+    spoiled ^= std::byte{1};
     EXPECT_FALSE(StateFromBytes(bytes).ok()) << from_end;
-    one ^= std::byte{1};
+    spoiled ^= std::byte{1};
   }
 }
 

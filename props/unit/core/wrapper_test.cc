@@ -75,13 +75,14 @@ std::vector<Case> Cases() {
   };
 }
 
-std::unique_ptr<Cache> Made(const CacheSpec& spec, const Case& one,
+std::unique_ptr<Cache> Made(const CacheSpec& spec, const Case& test_case,
                             const std::string& twin) {
   auto cache = *MakeCache(spec, twin);
-  EXPECT_TRUE(cache->SetConfig(one.config).ok());
-  EXPECT_TRUE(
-      cache->Init({DType::kF32, one.max_sequences, one.capacity, kMaxBatch})
-          .ok());
+  EXPECT_TRUE(cache->SetConfig(test_case.config).ok());
+  EXPECT_TRUE(cache
+                  ->Init({DType::kF32, test_case.max_sequences,
+                          test_case.capacity, kMaxBatch})
+                  .ok());
   return cache;
 }
 
@@ -118,9 +119,10 @@ CacheState Without(const CacheState& state, const std::set<int>& cells) {
 // The caches of a wrapper, each driven alone.
 class Alone {
  public:
-  Alone(const Case& one, const std::string& twin) : case_(one), twin_(twin) {
-    for (const CacheSpec& spec : one.caches) {
-      caches_.push_back(Made(spec, one, twin));
+  Alone(const Case& test_case, const std::string& twin)
+      : case_(test_case), twin_(twin) {
+    for (const CacheSpec& spec : test_case.caches) {
+      caches_.push_back(Made(spec, test_case, twin));
     }
   }
 
@@ -269,12 +271,12 @@ std::vector<std::byte> Dense(const TensorView& view) {
 // Makes the same random calls to the wrapper and to its separate caches.
 class Both {
  public:
-  Both(const Case& one, const std::string& twin, std::uint32_t seed)
-      : alone_(one, twin), random_(seed) {
+  Both(const Case& test_case, const std::string& twin, std::uint32_t seed)
+      : alone_(test_case, twin), random_(seed) {
     CacheSpec spec;
     spec.kind = Kind::kWrapper;
-    spec.caches = one.caches;
-    wrapper_ = Made(spec, one, twin);
+    spec.caches = test_case.caches;
+    wrapper_ = Made(spec, test_case, twin);
   }
 
   // How often each call had each answer.
@@ -482,8 +484,8 @@ void Both::Remove() {
 // number.
 void Both::Move() {
   const int sequence = Pick(3);
-  const CacheState one = alone_.SnapshotOf(sequence);
-  ASSERT_TRUE(*wrapper_->SnapshotOf(sequence) == one);
+  const CacheState single = alone_.SnapshotOf(sequence);
+  ASSERT_TRUE(*wrapper_->SnapshotOf(sequence) == single);
   if (Pick(3) == 0) {
     CacheState state = alone_.Snapshot();
     if (Pick(4) == 0) state.caches.back().cells.push_back({-1, 0, 0});
@@ -491,7 +493,7 @@ void Both::Move() {
     Same("restore", wrapper_->Restore(state), alone_.Restore(state).code());
     return;
   }
-  CacheState added = one;
+  CacheState added = single;
   if (Pick(8) == 0) added.caches.pop_back();
   const int number = Pick(3) + Pick(2);
   const Status expected = alone_.AddSequence(number, added);
@@ -517,10 +519,10 @@ INSTANTIATE_TEST_SUITE_P(Twins, Wrappers, ::testing::ValuesIn(TwinList()),
 TEST_P(Wrappers, BehaveAsTheirCachesAlone) {
   std::map<std::string, int> reached;
   std::uint32_t seed = 0;
-  for (const Case& one : Cases()) {
+  for (const Case& test_case : Cases()) {
     for (int history = 0; history < 12; ++history) {
       SCOPED_TRACE(fmt::format("seed {}", seed));
-      Both both(one, GetParam(), seed++);
+      Both both(test_case, GetParam(), seed++);
       for (int step = 0; step < 120; ++step) {
         both.Step();
         if (HasFatalFailure()) return;

@@ -350,8 +350,8 @@ std::string AllTexts() {
 std::string Explored() {
   ExploreSize size;
   size.cells = 4;
-  const ExploreCase one = ExploreCases(size)[0];
-  auto explorer = *Explorer::Make(size, one, TwinSubject("optimized"));
+  const ExploreCase explored = ExploreCases(size)[0];
+  auto explorer = *Explorer::Make(size, explored, TwinSubject("optimized"));
   explorer->Run(
       1, [](const ExploreResult& so_far) { return so_far.transitions > 1000; });
   std::stringstream saved;

@@ -101,7 +101,8 @@ class Tables {
       if (!extremes.contains(id)) grown_.erase(id);
     }
     std::set<int> grown;
-    for (const Sequence* one : table_.grown()) grown.insert(one->id);
+    for (const Sequence* grown_sequence : table_.grown())
+      grown.insert(grown_sequence->id);
     ASSERT_EQ(grown, grown_);
     ASSERT_EQ(table_.grown().size(), grown.size());
     for (const auto& [id, range] : extremes) {

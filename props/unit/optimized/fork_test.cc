@@ -89,8 +89,8 @@ TEST_F(Fork, TheChildOfAChildRemoves) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(60);
-    const bool one = Removed(*Filled()) == expected;
-    _exit(one && ChildRemoves(*cache, expected) ? 0 : 1);
+    const bool own_is_right = Removed(*Filled()) == expected;
+    _exit(own_is_right && ChildRemoves(*cache, expected) ? 0 : 1);
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);

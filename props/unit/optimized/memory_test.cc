@@ -230,8 +230,8 @@ class CacheClient {
  public:
   CacheClient(const CacheSpec& spec, std::string_view twin)
       : spec_(spec), cache_(*MakeCache(spec, twin)), numbers_(Numbers()) {
-    const bool one = spec.kind == Kind::kEncoder || HasEncoder(spec);
-    EXPECT_TRUE(cache_->Init({DType::kF32, one ? 1 : 3, 8, 4}).ok());
+    const bool is_single = spec.kind == Kind::kEncoder || HasEncoder(spec);
+    EXPECT_TRUE(cache_->Init({DType::kF32, is_single ? 1 : 3, 8, 4}).ok());
   }
 
   void Step() {
@@ -302,7 +302,8 @@ class CacheClient {
 
   void End(int id) {
     (void)cache_->Remove(id, 0, kOpenEnd);
-    std::erase_if(requests_, [id](const Request& one) { return one.id == id; });
+    std::erase_if(requests_,
+                  [id](const Request& waiting) { return waiting.id == id; });
   }
 
   void Copy() {
@@ -311,7 +312,8 @@ class CacheClient {
     const int to = random_.OneIn(4) ? from.id : next_id_++;
     const std::int32_t len = random_.Pick(from.next + 1);
     if (!cache_->CopyPrefix(from.id, to, len).ok()) return;
-    std::erase_if(requests_, [to](const Request& one) { return one.id == to; });
+    std::erase_if(requests_,
+                  [to](const Request& waiting) { return waiting.id == to; });
     requests_.push_back({to, len});
   }
 

@@ -43,8 +43,8 @@ void ExpectConversions(DType dtype) {
   // Every number, the midpoint to the next one, and numbers just beside both.
   Floats from;
   from.reserve(12 * floats.size());
-  for (const float one : floats) {
-    const auto bits = std::bit_cast<std::uint32_t>(one);
+  for (const float number : floats) {
+    const auto bits = std::bit_cast<std::uint32_t>(number);
     for (const std::uint32_t step :
          {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x7FFFU, 0x8000U, 0x8001U, 0x7FFFFU,
           0x80000U, 0x80001U, ~0U}) {

@@ -575,9 +575,9 @@ TEST(Shares, CoverEverythingOnce) {
           ++seen[i][k];
         }
       });
-      for (const auto& one : seen) {
-        for (std::size_t k = 0; k < one.size(); ++k) {
-          EXPECT_EQ(one[k], k < n ? 1 : 0);
+      for (const auto& counts : seen) {
+        for (std::size_t k = 0; k < counts.size(); ++k) {
+          EXPECT_EQ(counts[k], k < n ? 1 : 0);
         }
       }
     }

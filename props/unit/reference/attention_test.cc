@@ -20,9 +20,9 @@ TEST(Attention, WeighsByTheProducts) {
   const Eigen::MatrixXd query = Eigen::MatrixXd::Constant(1, 1, 3);
   const double seen =
       reference::Attend(*cache->Get(), VLayout::kPlain, 1, query, 0.5)(0, 0);
-  const double one = std::exp(3 * 1 * 0.5);
+  const double weight = std::exp(3 * 1 * 0.5);
   const double two = std::exp(3 * 2 * 0.5);
-  EXPECT_NEAR(seen, (one * 1 + two * 2) / (one + two), 1e-12);
+  EXPECT_NEAR(seen, (weight * 1 + two * 2) / (weight + two), 1e-12);
   // A token whose weight overflows a double outweighs all others.
   EXPECT_EQ(
       reference::Attend(*cache->Get(), VLayout::kPlain, 1, query, 200)(0, 0),

@@ -564,7 +564,7 @@ class ProfileResult:
         lines = [self.summary, ""]
         lines += (f"  {rule:24}{' or '.join(v)}" for rule, v in self.rules.items())
         if self.unexplained:
-            lines += ["", "On these histories it is wrong by any rules:"]
+            lines += ["", "It is wrong under any rules on these histories:"]
             lines += (f"  {line}" for line in self.unexplained)
         return "\n".join(lines)
 
