@@ -294,7 +294,7 @@ class PagedLedger {
       if (std::ranges::any_of(other.rows, same)) both.push_back(rows);
     }
     if (both.empty()) return false;
-    Narrow(one, both);
+    Narrow(token, both);
     Narrow(other, std::move(both));
     return true;
   }
