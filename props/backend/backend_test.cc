@@ -156,7 +156,7 @@ TEST(Backend, InvalidDescriptionsAreRefused) {
           "kind");
   refused([](auto& description) { description.dtypes = 0; }, "dtype");
   refused([](auto& description) { description.max_layers = -1; }, "negative");
-  refused([](auto& one) { one.tolerance = -1; }, "negative");
+  refused([](auto& description) { description.tolerance = -1; }, "negative");
 }
 
 TEST(Backend, UnknownFlagsAreRefusedByName) {

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# backend_test.sh KVTWIN LIBRARY ILLNESS CHECK: the fault that
-# KVTWIN_SICK=ILLNESS gives the library is reported as CHECK, with the shortest
+# backend_test.sh KVTWIN LIBRARY FAULT CHECK: the fault that
+# KVTWIN_FAULT=FAULT gives the library is reported as CHECK, with the shortest
 # history, and the run continues. The words of CHECK after a comma must be in
 # the report, too.
 set -u
-kvtwin=$1 library=$2 illness=$3 check=${4%%,*} words=${4#*,}
+kvtwin=$1 library=$2 fault=$3 check=${4%%,*} words=${4#*,}
 fail() {
   printf 'backend_test.sh: %s\n' "$1"
   exit 1
 }
-output=$(KVTWIN_SICK=$illness "$kvtwin" fuzz --backend "$library" --ops 1500 \
+output=$(KVTWIN_FAULT=$fault "$kvtwin" fuzz --backend "$library" --ops 1500 \
   --level visibility --call-seconds 1 --memory-mib 64 2>&1)
 code=$?
 printf '%s\n' "$output" | head -n 60

@@ -328,7 +328,7 @@ foreach(part apply find)
   set_tests_properties(museum.${part} PROPERTIES TIMEOUT 300)
 endforeach()
 
-# Backends of others, as shared libraries ---------------------------------------
+# Third-party backends, as shared libraries -------------------------------------
 
 enable_language(C)
 function(kvtwin_backend name)
@@ -412,7 +412,7 @@ if(TARGET kvtwin_shared)
     ARGS fuzz --ops 100 --level entitlement --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(backend_old_c_cache EXIT 0 PRINTS "^visibility  holds"
     ARGS fuzz --ops 10000 --backend $<TARGET_FILE:kvtwin_old_c_cache>)
-  # Laws and the explorer: a right one holds, and what it lacks is not judged.
+  # Laws and the explorer: a correct cache passes; calls it lacks are not judged.
   foreach(backend twin few old_twin)
     kvtwin_command_test(laws_of_${backend} EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
       ARGS laws --runs 100 --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
@@ -471,24 +471,24 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_of_nothing EXIT 2 PRINTS "none of the caches"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_of_nothing PROPERTIES
-    ENVIRONMENT KVTWIN_SICK=nothing)
+    ENVIRONMENT KVTWIN_FAULT=nothing)
   # Every history fails, so no level is reported to hold.
   kvtwin_command_test(backend_unjudged EXIT 1
     PRINTS "^visibility  not judged: no view was compared .claimed.$"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_unjudged PROPERTIES
-    ENVIRONMENT KVTWIN_SICK=init)
+    ENVIRONMENT KVTWIN_FAULT=init)
   kvtwin_command_test(backend_unjudged_json EXIT 1
     PRINTS "\"holds\":\"none\",\"not_judged\":\"visibility\",\"right\":false"
     ARGS fuzz --ops 500 --json --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_unjudged_json PROPERTIES
-    ENVIRONMENT KVTWIN_SICK=init)
+    ENVIRONMENT KVTWIN_FAULT=init)
   # A crash is the same by all rules: it is tried once, and reported.
   kvtwin_command_test(profile_of_a_crash EXIT 1
     PRINTS "^    backend: crash: start_forward ended its process with SIGSEGV"
     ARGS profile --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.profile_of_a_crash PROPERTIES
-    ENVIRONMENT KVTWIN_SICK=crash)
+    ENVIRONMENT KVTWIN_FAULT=crash)
   kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
     ARGS fuzz --kind paged --ops 5000
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
@@ -614,7 +614,7 @@ add_test(NAME command.known_canary_of_two
           "[1-9][0-9]* findings passed over: optimized-subject-mask-bytes x "
           $<TARGET_FILE:kvtwin_canary> fuzz --ops 200000
           --known optimized-subject-mask-bytes)
-# The option --profile names the rules that it follows, with exceptions.
+# The option --profile names the rules that a backend follows, with exceptions.
 kvtwin_command_test(backend_as_another EXIT 1
   PRINTS " --profile 'mlx except first tokens leave'"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>
@@ -704,18 +704,18 @@ kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file to
 # have their own malloc, and end the process themselves.)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   kvtwin_backend(faulty_pool_backend props/testing/faulty_pool_backend.c)
-  foreach(ill "crash/append ended its process with SIGSEGV"
+  foreach(row "crash/append ended its process with SIGSEGV"
               "hang/append did not return in 1 seconds"
               "memory/append has allocated more than 64 MiB"
               "behind/after append: it wrote past"
               "close/after close: it wrote beyond a")
-    string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill fault)
-    kvtwin_command_test(faulty_pool_${fault} EXIT 1 PRINTS "^  ${ill}"
+    string(REPLACE "/" ";" row "${row}")
+    list(POP_FRONT row fault)
+    kvtwin_command_test(faulty_pool_${fault} EXIT 1 PRINTS "^  ${row}"
       ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
            --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
     set_tests_properties(command.faulty_pool_${fault} PROPERTIES
-      ENVIRONMENT KVTWIN_SICK=${fault})
+      ENVIRONMENT KVTWIN_FAULT=${fault})
   endforeach()
   foreach(json "" --json)
     kvtwin_command_test(faulty_pool_none${json} EXIT 2
@@ -723,9 +723,9 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       ARGS fuzz --kind paged --ops 2000 ${json}
            --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
     set_tests_properties(command.faulty_pool_none${json} PROPERTIES
-      ENVIRONMENT KVTWIN_SICK=none)
+      ENVIRONMENT KVTWIN_FAULT=none)
   endforeach()
-  foreach(ill
+  foreach(row
       "healthy/none" "crash/backend: crash,SIGSEGV"
       "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"
       "hang/backend: hang,did not return in 1 seconds"
@@ -756,16 +756,16 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "wild/backend: crash,reading what it returned"
       "full/subject: room,is cache_full"
       "describe/refused,SIGABRT" "level/refused,level")
-    string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill fault)
+    string(REPLACE "/" ";" row "${row}")
+    list(POP_FRONT row fault)
     add_test(NAME command.backend_${fault}
       COMMAND ${PROJECT_SOURCE_DIR}/props/backend/backend_test.sh
               $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>
-              ${fault} ${ill})
+              ${fault} ${row})
     set_tests_properties(command.backend_${fault} PROPERTIES TIMEOUT 300)
   endforeach()
   # None of them ends or hangs a law.
-  foreach(ill "crash/backend: crash: start_forward ended its process with SIGSEGV"
+  foreach(row "crash/backend: crash: start_forward ended its process with SIGSEGV"
               "hang/backend: hang: start_forward did not return in 1 seconds"
               "memory/backend: memory: start_forward has allocated more than 64"
               "leak/backend: memory: [0-9]+ bytes are not freed by close"
@@ -773,26 +773,26 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "columns/backend: garbage: get: 2000000000 columns"
               "nonsense/backend: crash" "answers/backend: crash: wrote nonsense"
               "full/BROKEN legal_client" "rounds/BROKEN visibility")
-    string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill fault)
-    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 PRINTS "${ill}"
+    string(REPLACE "/" ";" row "${row}")
+    list(POP_FRONT row fault)
+    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 PRINTS "${row}"
       ARGS laws --runs 100 --call-seconds 1 --memory-mib 64 --shrink-seconds 20
            --backend $<TARGET_FILE:kvtwin_faulty_backend>)
     set_tests_properties(command.laws_of_a_faulty_${fault} PROPERTIES
-      ENVIRONMENT KVTWIN_SICK=${fault})
+      ENVIRONMENT KVTWIN_FAULT=${fault})
   endforeach()
   kvtwin_command_test(backend_rounds EXIT 1
     PRINTS "^numeric     holds$"
     ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_rounds PROPERTIES
-    ENVIRONMENT KVTWIN_SICK=rounds)
+    ENVIRONMENT KVTWIN_FAULT=rounds)
   # A hanging call and its shrinking do not count as time of the run.
   kvtwin_command_test(backend_goes_on EXIT 1
     PRINTS ", 1 findings .[1-9][0-9]* more histories"
     ARGS fuzz --seconds 4 --call-seconds 0.2 --level visibility
          --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_goes_on PROPERTIES
-    ENVIRONMENT KVTWIN_SICK=hang)
+    ENVIRONMENT KVTWIN_FAULT=hang)
   add_test(NAME command.host_ends
     COMMAND ${PROJECT_SOURCE_DIR}/props/backend/host_ends_test.sh
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>)
@@ -805,7 +805,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ARGS fuzz --ops 1500 --level numeric
          --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_mask PROPERTIES
-    ENVIRONMENT KVTWIN_SICK=mask)
+    ENVIRONMENT KVTWIN_FAULT=mask)
 endif()
 
 # A host that describes a backend, a cache or a pool, with nonsense.
@@ -823,7 +823,7 @@ foreach(kind causal paged)
   endforeach()
 endforeach()
 
-# A history that a host cannot read is not the backend's fault.
+# A history that a host cannot read is not a finding.
 kvtwin_command_test(host_reads_no_pool EXIT 2 PRINTS "cannot read what kvtwin"
   ARGS fuzz --kind paged --backend command/command_tests.cmake)
 set_tests_properties(command.host_reads_no_pool PROPERTIES ENVIRONMENT

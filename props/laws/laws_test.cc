@@ -599,7 +599,7 @@ TEST(Laws, WindowsHideNothingElseFromALegalClient) {
   }
 }
 
-// K has blocks, V has none: V of one token is no whole block, or is permuted.
+// Only K has blocks: the V row of a token is shorter than a block, or permuted.
 TEST(Laws, RoundingIsJudgedWhereOnlyVIsF32) {
   for (const char* line :
        {"kvt1 dtype=q8_0 vdtype=f32 dims=32,1,3 | put 0*2",

@@ -227,7 +227,7 @@ func writeRefusals(out io.Writer) {
 	_, err = record.New(out, header)
 	fmt.Fprintln(out, err)
 
-	// What C cannot see.
+	// Calls that C cannot check.
 	out = io.Discard
 	put(record.Dense(good[:3], 2, 1, 2), g)
 	outside := record.Tensor{Data: good, Shape: [4]int{2, 1, 2},

@@ -299,7 +299,7 @@ fn write_refusals(out: &mut File) -> Result<()> {
         writeln!(out, "{}", error)?;
     }
 
-    // What C cannot see.
+    // Calls that C cannot check.
     put(Tensor::dense(&good[..3], 2, 1, 2), g);
     for last in [3, usize::MAX] {
         let outside = Tensor {

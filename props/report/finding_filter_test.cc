@@ -83,9 +83,9 @@ TEST(FindingFilter, AKnownFindingIsABucketOrACheck) {
 
 // A filter of findings of one check. Records the histories that the filter runs
 // and shrinks.
-class Sieves {
+class Filters {
  public:
-  explicit Sieves(const std::set<std::string>& known) : sieve_(known) {}
+  explicit Filters(const std::set<std::string>& known) : filter_(known) {}
 
   bool Passes(const std::string& line, std::int64_t operations = 0) {
     ran.clear();
@@ -108,8 +108,8 @@ class Sieves {
           }
           return bucket;
         };
-    return sieve_.Passes(*ParseHistory(line), "a-rows", operations, run,
-                         bucket_of, passed_over);
+    return filter_.Passes(*ParseHistory(line), "a-rows", operations, run,
+                          bucket_of, passed_over);
   }
 
   bool fails_without = false;  // Whether it fails without the known operations.
@@ -120,7 +120,7 @@ class Sieves {
   std::map<std::string, std::int64_t> passed_over;
 
  private:
-  FindingFilter sieve_;
+  FindingFilter filter_;
 };
 
 using ::testing::Contains;
@@ -129,29 +129,29 @@ using ::testing::IsEmpty;
 using ::testing::Pair;
 
 TEST(FindingFilter, RunsAHistoryWithoutKnownFindings) {
-  Sieves sieve({"a-rows+put+copy"});
+  Filters filter({"a-rows+put+copy"});
   const std::string line = "kvt1 | put 0*1 | copy 0>1:1 | get | copy 0>1:1";
-  EXPECT_TRUE(sieve.Passes(line));
-  EXPECT_THAT(sieve.ran, ElementsAre("kvt1 | put 0*1 | get",
-                                     "kvt1 | copy 0>1:1 | get | copy 0>1:1"));
-  EXPECT_THAT(sieve.shrunk, IsEmpty());
-  EXPECT_THAT(sieve.passed_over, ElementsAre(Pair("a-rows+put+copy", 1)));
-  sieve.fails_without = true;
-  sieve.bucket = "a-rows+put+get";
-  EXPECT_FALSE(sieve.Passes(line));
-  EXPECT_THAT(sieve.shrunk, ElementsAre("kvt1 | put 0*1 | get"));
+  EXPECT_TRUE(filter.Passes(line));
+  EXPECT_THAT(filter.ran, ElementsAre("kvt1 | put 0*1 | get",
+                                      "kvt1 | copy 0>1:1 | get | copy 0>1:1"));
+  EXPECT_THAT(filter.shrunk, IsEmpty());
+  EXPECT_THAT(filter.passed_over, ElementsAre(Pair("a-rows+put+copy", 1)));
+  filter.fails_without = true;
+  filter.bucket = "a-rows+put+get";
+  EXPECT_FALSE(filter.Passes(line));
+  EXPECT_THAT(filter.shrunk, ElementsAre("kvt1 | put 0*1 | get"));
   // Shrinking may lead to the known one all the same.
-  sieve.bucket = "a-rows+put+copy";
-  EXPECT_TRUE(sieve.Passes(line));
-  EXPECT_THAT(sieve.shrunk, Contains("kvt1 | put 0*1 | get").Times(2));
+  filter.bucket = "a-rows+put+copy";
+  EXPECT_TRUE(filter.Passes(line));
+  EXPECT_THAT(filter.shrunk, Contains("kvt1 | put 0*1 | get").Times(2));
 }
 
 TEST(FindingFilter, LeavesOutAnOperationOfEachFinding) {
-  Sieves sieve({"a-rows+put+copy", "b-mask+put+drop", "a-rows+swa+put"});
-  EXPECT_TRUE(sieve.Passes("kvt1 | put 0*1 | copy 0>1:1 | drop 0:0-1"));
-  EXPECT_THAT(sieve.ran, ElementsAre("kvt1 | put 0*1", "kvt1 | drop 0:0-1",
-                                     "kvt1 | copy 0>1:1",
-                                     "kvt1 | copy 0>1:1 | drop 0:0-1"));
+  Filters filter({"a-rows+put+copy", "b-mask+put+drop", "a-rows+swa+put"});
+  EXPECT_TRUE(filter.Passes("kvt1 | put 0*1 | copy 0>1:1 | drop 0:0-1"));
+  EXPECT_THAT(filter.ran, ElementsAre("kvt1 | put 0*1", "kvt1 | drop 0:0-1",
+                                      "kvt1 | copy 0>1:1",
+                                      "kvt1 | copy 0>1:1 | drop 0:0-1"));
 }
 
 // Shrinking may lead to a known bug that the history has not.
@@ -160,38 +160,38 @@ TEST(FindingFilter, ShrinksAgainWithoutKnownFindings) {
   for (const std::string plainer :
        {"kvt1 kind=swa window=1 | put 0*1", "kvt1 | put 0*1 | drop 0:0-1",
         "kvt1 kind=swa window=1 | put 0*1 | copy 0>1:1"}) {
-    Sieves sieve({"a-rows+swa+put", "a-rows+put+drop", "a-rows+put+get",
-                  "a-rows+swa+put+copy"});
-    sieve.fails_without = true;
-    sieve.shorter = {plainer, "kvt1 | put 0*1 | copy 0>1:1"};
-    EXPECT_FALSE(sieve.Passes(line)) << plainer;
-    EXPECT_EQ(sieve.shrunk.size(), 2U) << plainer;
+    Filters filter({"a-rows+swa+put", "a-rows+put+drop", "a-rows+put+get",
+                    "a-rows+swa+put+copy"});
+    filter.fails_without = true;
+    filter.shorter = {plainer, "kvt1 | put 0*1 | copy 0>1:1"};
+    EXPECT_FALSE(filter.Passes(line)) << plainer;
+    EXPECT_EQ(filter.shrunk.size(), 2U) << plainer;
   }
 }
 
 TEST(FindingFilter, SkipsEveryFailureOfACheck) {
-  Sieves sieve({"a-rows"});
-  EXPECT_TRUE(sieve.Passes("kvt1 | put 0*1"));
-  EXPECT_THAT(sieve.ran, IsEmpty());
-  EXPECT_THAT(sieve.shrunk, IsEmpty());
-  EXPECT_THAT(sieve.passed_over, ElementsAre(Pair("a-rows", 1)));
+  Filters filter({"a-rows"});
+  EXPECT_TRUE(filter.Passes("kvt1 | put 0*1"));
+  EXPECT_THAT(filter.ran, IsEmpty());
+  EXPECT_THAT(filter.shrunk, IsEmpty());
+  EXPECT_THAT(filter.passed_over, ElementsAre(Pair("a-rows", 1)));
 }
 
 TEST(FindingFilter, LimitsHowOftenABucketIsComputed) {
   constexpr std::int64_t kOnce = FindingFilter::kOperationsABucket;
-  Sieves sieve({"a-mask"});
+  Filters filter({"a-mask"});
   const std::string line = "kvt1 | put 0*1";
-  sieve.bucket = "a-mask+put";
-  EXPECT_TRUE(sieve.Passes(line, 5));
-  EXPECT_EQ(sieve.shrunk.size(), 2U);  // Also past what is known.
-  sieve.bucket = "a-cells+put";
-  EXPECT_TRUE(sieve.Passes(line, 6));
-  EXPECT_TRUE(sieve.Passes(line, 4 + kOnce));
-  EXPECT_THAT(sieve.shrunk, IsEmpty());
-  EXPECT_FALSE(sieve.Passes(line, 5 + kOnce));
-  EXPECT_FALSE(sieve.Passes(line, 5 + kOnce));  // Not known: asked for again.
-  EXPECT_EQ(sieve.shrunk.size(), 1U);
-  EXPECT_THAT(sieve.passed_over, ElementsAre(Pair("a-mask", 3)));
+  filter.bucket = "a-mask+put";
+  EXPECT_TRUE(filter.Passes(line, 5));
+  EXPECT_EQ(filter.shrunk.size(), 2U);  // Also past what is known.
+  filter.bucket = "a-cells+put";
+  EXPECT_TRUE(filter.Passes(line, 6));
+  EXPECT_TRUE(filter.Passes(line, 4 + kOnce));
+  EXPECT_THAT(filter.shrunk, IsEmpty());
+  EXPECT_FALSE(filter.Passes(line, 5 + kOnce));
+  EXPECT_FALSE(filter.Passes(line, 5 + kOnce));  // Not known: asked for again.
+  EXPECT_EQ(filter.shrunk.size(), 1U);
+  EXPECT_THAT(filter.passed_over, ElementsAre(Pair("a-mask", 3)));
 }
 
 }  // namespace

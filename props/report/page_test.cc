@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "core/index.h"
+#include "props/base/forwarding_cache.h"
 #include "props/base/program.h"
 #include "props/base/scratch_folder.h"
 #include "props/base/text_file.h"
@@ -137,6 +140,55 @@ TEST(Page, NamesAllSequencesOfASharedCell) {
   EXPECT_EQ(data["steps"].back()["cells"][1],
             Json::parse(R"({"cell":1,"position":1,"sequences":[0,1]})"));
   EXPECT_EQ(data["headline"], "CopyPrefix gave a wrong answer.");
+}
+
+class ThrowsOnTwoTokens final : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    if (batch.positions.size() == 2) throw std::runtime_error("two tokens");
+    return ForwardingCache::StartForward(batch, reserve);
+  }
+};
+
+// Tokens move when a pass begins, also if it has no answer.
+TEST(Page, PassesBeginWithStartForward) {
+  const History history =
+      *ParseHistory("kvt1 cap=4 | put 0*2 | copy 0>1:2 | put 1*1");
+  const Failure wrong = {.check = "subject: rows", .text = "a row differs"};
+  for (const Level level : {Level::kIdentity, Level::kVisibility}) {
+    Subject subject = TwinSubject("optimized");
+    subject.level = level;
+    int passes = 0;
+    for (const Step& step : Explain(history, wrong, subject).trace) {
+      EXPECT_EQ(step.begins_pass, step.call.starts_with("StartForward("))
+          << step.call;
+      passes += step.begins_pass ? 1 : 0;
+    }
+    EXPECT_EQ(passes, 2);
+    subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+      return std::unique_ptr<Cache>(
+          std::make_unique<ThrowsOnTwoTokens>(*MakeCache(spec, "optimized")));
+    };
+    const Failure thrown = Explain(history, wrong, subject);
+    EXPECT_TRUE(thrown.trace.back().begins_pass);
+    EXPECT_TRUE(thrown.trace.back().call.starts_with("StartForward("));
+  }
+}
+
+// After the last operation the driver frees all sequences.
+TEST(Page, APoolsCallsEndWithTheLastOperation) {
+  const Failure wrong = {.check = "subject: pool",
+                         .text = "append: it differs"};
+  const auto last_call = [&](const std::string& line) {
+    return Explain(*ParsePagedHistory(line), wrong, PagedSubject())
+        .trace.back()
+        .call;
+  };
+  const std::string appends =
+      "kvp1 block=2 blocks=4 | open 0 0 0 | append 0 1 0";
+  EXPECT_TRUE(last_call(appends).starts_with("append ")) << last_call(appends);
+  EXPECT_EQ(last_call(appends + " | free 0 0 0"), "free  sequence 0");
 }
 
 TEST(Page, IsWrittenOrExplainsWhyNot) {

@@ -1,4 +1,4 @@
-/* docs/examples/c_cache.c with a fault: it does what KVTWIN_SICK names once a
+/* docs/examples/c_cache.c with a fault: it does what KVTWIN_FAULT names once a
  * sequence has a third token. props/backend/backend_test.sh checks reports. */
 
 #define _GNU_SOURCE
@@ -198,7 +198,7 @@ static kvtwin_backend_v1 faulty = {
 };
 
 const kvtwin_backend_v1* kvtwin_get_backend_v1(void) {
-  fault = getenv("KVTWIN_SICK");
+  fault = getenv("KVTWIN_FAULT");
   if (fault == NULL) fault = "";
   return &faulty;
 }

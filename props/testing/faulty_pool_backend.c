@@ -1,4 +1,4 @@
-/* docs/examples/c_pool.c with faults that can end a process. KVTWIN_SICK names
+/* docs/examples/c_pool.c with faults that can end a process. KVTWIN_FAULT names
  * the fault: crash, behind (writes past a buffer's end), hang, memory, close
  * (writes past a buffer's end when no answer is expected any more) or none (it
  * has no pool). */
@@ -11,7 +11,7 @@ static char* volatile kept;
 
 static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
                       const kvtwin_tensor* key, const kvtwin_tensor* value) {
-  const char* name = getenv("KVTWIN_SICK");
+  const char* name = getenv("KVTWIN_FAULT");
   volatile int spin = 1;
   if (name != NULL && key->shape[2] > 1) {
     kept = NULL;
@@ -32,13 +32,13 @@ static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
 }
 
 static int FaultyInit(const kvtwin_pool_params* params, void** pool) {
-  const char* name = getenv("KVTWIN_SICK");
+  const char* name = getenv("KVTWIN_FAULT");
   if (name != NULL && strcmp(name, "none") == 0) return KVTWIN_NOT_SUPPORTED;
   return Init(params, pool);
 }
 
 static void FaultyClose(void* pool) {
-  const char* name = getenv("KVTWIN_SICK");
+  const char* name = getenv("KVTWIN_FAULT");
   if (name != NULL && strcmp(name, "close") == 0) {
     kept = (char*)malloc(8);
     kept[8] = 1;
