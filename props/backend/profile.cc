@@ -265,10 +265,19 @@ InferredProfile InferProfile(const BackendInfo& info) {
   return InferProfile(run, info.abilities);
 }
 
+bool IsWrong(const InferredProfile& profile) {
+  return std::ranges::count(profile.ended, "") > 0;
+}
+
 std::string SummaryOf(const InferredProfile& profile) {
   if (profile.asked == 0) return "like none: it ran no history";
   if (profile.asked == std::ssize(profile.unexplained)) {
     return "like none: each history failed";
+  }
+  if (IsWrong(profile)) {
+    return fmt::format(
+        "like none: it is wrong under any rules on {} of {} histories",
+        profile.unexplained.size(), profile.asked);
   }
   std::string text = "like ";
   for (const NearProfile& near : profile.nearest) {

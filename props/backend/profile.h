@@ -86,6 +86,10 @@ InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities);
 // that.
 InferredProfile InferProfile(const BackendInfo& info);
 
+// Whether the backend answered a history in a way that no rules explain. Then
+// the rules that the other histories show mean nothing.
+bool IsWrong(const InferredProfile& profile);
+
 // Returns "like llama.cpp except copy replaces (kvt1 | put 0*1 | ...)", or for
 // several profiles "like A except ... or B except ...". ParseRules reads it.
 std::string SummaryOf(const InferredProfile& profile);

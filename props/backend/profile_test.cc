@@ -3,6 +3,7 @@
 
 #include "props/backend/profile.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -654,6 +655,11 @@ TEST(Inference, ListsHistoriesThatNoRulesExplain) {
       },
       Abilities());
   EXPECT_EQ(found.unexplained.size(), 3U);
+  EXPECT_TRUE(IsWrong(found));
+  EXPECT_EQ(SummaryOf(found),
+            fmt::format("like none: it is wrong under any rules on 3 of {} "
+                        "histories",
+                        found.asked));
   EXPECT_EQ(found.nearest[0].name, "ollama-0.12");
   EXPECT_THAT(found.nearest[0].exceptions, IsEmpty());
 }

@@ -150,16 +150,45 @@ void PrintFindings(const BackendInfo& info, const FuzzOptions& options,
   PrintJson(all);
 }
 
+// Returns what the backend does not declare: a level that holds says nothing
+// about it.
+std::vector<std::string> Untried(const BackendInfo& info, Level holds) {
+  if (holds == Level::kNone) return {};
+  std::vector<std::string> untried;
+  const auto add = [&](std::uint32_t ability, const char* name) {
+    if (!info.abilities.Can(ability)) untried.emplace_back(name);
+  };
+  add(KVTWIN_CAN_REMOVE_TAIL, "CAN_REMOVE_TAIL");
+  add(KVTWIN_CAN_REMOVE_MIDDLE, "CAN_REMOVE_MIDDLE");
+  add(KVTWIN_CAN_COPY_PREFIX, "CAN_COPY_PREFIX");
+  add(KVTWIN_CAN_SHARE, "CAN_SHARE");
+  add(KVTWIN_CAN_MIX, "CAN_MIX");
+  add(KVTWIN_CAN_ANY_ORDER, "CAN_ANY_ORDER");
+  add(KVTWIN_CAN_RESERVE, "CAN_RESERVE");
+  add(KVTWIN_CAN_REFUSE_MISUSE, "CAN_REFUSE_MISUSE");
+  if (!info.abilities.can_resume) untried.emplace_back("can_resume");
+  if (!info.abilities.set_causal) untried.emplace_back("set_causal");
+  return untried;
+}
+
 void PrintText(const BackendInfo& info, const FuzzOptions& options,
                const LiveResult& result) {
   fmt::print("{}, by the rules of {}\n", info.name, info.profile);
   for (const Level level : kLevels) {
     fmt::print("{}", LevelLine(level, result, info));
   }
+  const std::vector<std::string> untried = Untried(info, result.holds);
+  if (!untried.empty()) {
+    fmt::print("{:12}not declared, so never tried: {}\n", "",
+               fmt::join(untried, ", "));
+  }
+  const std::string more =
+      result.known > 0
+          ? fmt::format(" ({} more histories with one of them)", result.known)
+          : "";
   fmt::print(
-      "{} operations in {} histories, {} findings ({} more histories with one "
-      "of them), seed {}, digest {:016x}\n",
-      result.operations, result.histories, result.findings.size(), result.known,
+      "{} operations in {} histories, {} findings{}, seed {}, digest {:016x}\n",
+      result.operations, result.histories, result.findings.size(), more,
       options.seed, result.digest);
   fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
 }

@@ -406,6 +406,21 @@ if(TARGET kvtwin_shared)
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(profile_few EXIT 0
     PRINTS "^few is like ollama-0.15$" ARGS profile --backend ${few})
+  kvtwin_backend(leaky_backend props/testing/leaky_backend.c)
+  target_link_libraries(kvtwin_leaky_backend PRIVATE kvtwin_shared)
+  set(leaky $<TARGET_FILE:kvtwin_leaky_backend>)
+  # Its tokens are as many as the cells that are free: shrinking such counts
+  # must not end the command.
+  kvtwin_command_test(laws_of_a_leaky_cache EXIT 1
+    PRINTS "^1 broken, 0 hold, 0 not judged"
+    ARGS laws --law legal_client --runs 10 --shrink-seconds 2 --backend ${leaky})
+  # The failure that is shown is the failure that was found, and not that of a
+  # restored sequence.
+  foreach(prints "FAIL subject: cells" "causal shift=add ")
+    string(MAKE_C_IDENTIFIER "${prints}" test)
+    kvtwin_command_test(explore_leaky_${test} EXIT 1 PRINTS "^${prints}"
+      ARGS explore --cells 2 --positions 3 --kind causal --backend ${leaky})
+  endforeach()
   # Backends that were compiled before these fields existed.
   foreach(old twin_backend c_cache)
     get_target_property(sources kvtwin_${old} SOURCES)
@@ -584,6 +599,12 @@ endforeach()
 kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^visibility  holds .claimed."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+# What holds says nothing about what was never tried.
+kvtwin_command_test(backend_untried EXIT 0
+  PRINTS "^ +not declared, so never tried: .*CAN_ANY_ORDER, .*set_causal$"
+  ARGS fuzz --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_no_findings EXIT 0 PRINTS " 0 findings, seed 1,"
+  ARGS fuzz --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
 # Known findings of a backend are counted, and unknown ones are found.
 kvtwin_command_test(backend_known EXIT 0
   PRINTS "^[0-9]+ findings passed over: c_cache-subject-rows.swa.put x [0-9]+$"

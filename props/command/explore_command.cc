@@ -46,11 +46,15 @@ struct ExploreArguments {
 
 // Returns the failure of the shortest history that shows it, explained. Nothing
 // if the history that leads to it does not fail by itself.
-std::optional<Failure> Explained(const History& history,
+std::optional<Failure> Explained(const ExploreResult& result,
                                  const Subject& subject) {
-  const auto found = RunHistory(history, subject).failure;
+  const auto found = RunHistory(result.history, subject).failure;
   if (!found) return std::nullopt;
-  const History shrunk = Shrink(history, WithShortTimeout(subject, *found));
+  const RefusesHistory is_another = [&](const History&, const Failure& other) {
+    return other.check != found->check;
+  };
+  const History shrunk =
+      Shrink(result.history, WithShortTimeout(subject, *found), {}, is_another);
   const auto again = RunHistory(shrunk, subject).failure;
   return Explain(shrunk, again.value_or(*found), subject);
 }
@@ -60,16 +64,23 @@ std::string ExploredText(const ExploreResult& result,
                          const std::optional<Failure>& explained,
                          const Subject& subject) {
   const Failure& failure = *result.failure;
-  if (explained) {
+  if (explained && explained->check == failure.check) {
     return FailureText(*explained) +
            fmt::format("  found   in the state{}\n          {}\n", result.from,
                        failure.text);
   }
-  return fmt::format(
+  std::string text = fmt::format(
       "FAIL {}    {} against the reference and the ledger\n\n"
       "  from{}\n  {}\n  history {}\n",
       failure.check, subject.name, result.from, failure.text,
       ToText(result.history));
+  if (explained) {
+    text +=
+        "\nWithout the states that it restores, the history fails in another "
+        "way:\n\n" +
+        FailureText(*explained);
+  }
+  return text;
 }
 
 // Says why a third-party cache cannot be explored; empty if it can.
@@ -103,14 +114,6 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
         "--sequences 1");
   }
   return "";
-}
-
-// Whether it has such a cache; with another shift function, if need be.
-bool FitCase(const Abilities& abilities, ExploreCase& what) {
-  Setup fitted = what.setup;
-  abilities.Fit(fitted);
-  what.setup.spec.shift = fitted.spec.shift;
-  return abilities.Fits(what.setup);
 }
 
 class Session {
@@ -236,8 +239,7 @@ class Session {
                    result.failure->check, result.from, result.failure->text);
       } else {
         fmt::print("{}",
-                   ExploredText(result, Explained(result.history, subject_),
-                                subject_));
+                   ExploredText(result, Explained(result, subject_), subject_));
       }
       return;
     }
@@ -256,8 +258,7 @@ class Session {
                                      result.failure->text);
       }
       const std::optional<Failure> explained =
-          IsKnown(*result.failure) ? std::nullopt
-                                   : Explained(result.history, subject_);
+          IsKnown(*result.failure) ? std::nullopt : Explained(result, subject_);
       json["history"] = explained ? explained->history : ToText(result.history);
       if (explained && !subject_.is_twin()) json["rerun"] = explained->rerun;
       if (explained) json["bucket"] = explained->bucket;

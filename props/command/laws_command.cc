@@ -98,6 +98,8 @@ class LawsReport {
       fmt::print("{}", Text(law, subject, run, why_not));
     }
   }
+  // Adds a line to the summary.
+  void Note(std::string text) { note_ = std::move(text); }
   // The exit code.
   int End() {
     if (arguments_.json) {
@@ -107,6 +109,7 @@ class LawsReport {
     } else if (arguments_.backend.given()) {
       fmt::print("{} broken, {} hold, {} not judged, seed {}\n", broken_,
                  judged_ - broken_, not_judged_, arguments_.seed);
+      if (!note_.empty()) fmt::print("{}\n", note_);
     } else {
       fmt::print("{} broken, seed {}\n", broken_, arguments_.seed);
     }
@@ -120,7 +123,14 @@ class LawsReport {
   int broken_ = 0;
   int judged_ = 0;
   int not_judged_ = 0;
+  std::string note_;
 };
+
+// Whether a Remove may rewrite K rows.
+bool MovesKRows(const Abilities& can) {
+  return can.Can(KVTWIN_CAN_REMOVE_MIDDLE) &&
+         (can.shifts & ~(1U << KVTWIN_SHIFT_NONE)) != 0;
+}
 
 int RunOnBackend(const LawsArguments& arguments) {
   return OnOurBackend(
@@ -151,6 +161,12 @@ int RunOnBackend(const LawsArguments& arguments) {
           if (Interrupted()) break;
           const LawAnswer answer = laws.Run(law);
           report.Add(law, subject, answer.run, answer.why_not);
+          if (law.name == "shift_back" && !answer.why_not.empty() &&
+              MovesKRows(info.abilities)) {
+            report.Note(
+                "no law judged K rows after a removal; `kvtwin fuzz "
+                "--backend` compares them");
+          }
         }
         return report.End();
       });

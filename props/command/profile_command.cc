@@ -94,24 +94,30 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
   return json;
 }
 
+void PrintRules(const InferredProfile& profile) {
+  for (const FoundRule& found : profile.found) {
+    fmt::print("  {:<24}{:<34}{}\n", AllRules()[found.rule].name,
+               ValuesText(found), found.history);
+  }
+  fmt::print("\n");
+}
+
 int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   const int code = profile.unexplained.empty() ? 0 : 1;
   if (json) {
     PrintJson(ToJson(info, profile));
     return code;
   }
-  fmt::print("{} is {}\n\n", info.name, SummaryOf(profile));
-  for (const FoundRule& found : profile.found) {
-    fmt::print("  {:<24}{:<34}{}\n", AllRules()[found.rule].name,
-               ValuesText(found), found.history);
-  }
-  fmt::print("\n{} histories\n", profile.asked);
-  if (code == 0) return 0;
-  fmt::print("It is wrong under any rules on these histories:\n");
+  fmt::print("{} is {}\n", info.name, SummaryOf(profile));
+  if (code != 0)
+    fmt::print("It is wrong under any rules on these histories:\n");
   for (std::size_t i = 0; i < profile.unexplained.size(); ++i) {
     fmt::print("  {}\n", profile.unexplained[i]);
     if (!profile.ended[i].empty()) fmt::print("    {}\n", profile.ended[i]);
   }
+  fmt::print("\n");
+  if (!IsWrong(profile)) PrintRules(profile);
+  fmt::print("{} histories\n", profile.asked);
   return code;
 }
 

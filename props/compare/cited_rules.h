@@ -16,12 +16,15 @@ namespace kvtwin::props {
 // S32, S33". For a check of an answer, these are the rules of the operation.
 // Empty if the failure breaks no rule: a backend that crashes.
 std::string_view CitedRules(std::string_view check, OpKind operation);
+// Whether the failure is a K row that is not the token's, with its V row: the K
+// row was stored or shifted wrongly.
+bool IsOfKAlone(const Failure& failure);
 // Returns the rules that the failure of this history breaks.
 std::string_view CitedRules(const Failure& difference, const History& history);
 
-// Returns the rules for the answer of a call in a recording. With `of_cell`,
-// the failure is about one column of a mask row, or about the rows in its cell.
-std::string_view CitedRules(TraceOpKind call, bool of_cell);
+// Returns the rules for the answer of a call in a recording. With `of_row`, the
+// failure is about what one row of the mask sees, or about the rows in a cell.
+std::string_view CitedRules(TraceOpKind call, bool of_row);
 
 // Returns the rules of a call to a pool, by the call's name: "open".
 std::string_view CitedPoolRules(std::string_view call);

@@ -232,10 +232,7 @@ void DifferentialDriver::PutRows() {
   const TensorView value =
       values_.Fill(shape(rows.v_head_dim, setup_.v_dtype()), v_dtype,
                    {RowRole::kValue, layer, first}, setup_.strided);
-  const auto call = [&] {
-    return fmt::format("Put(layer {}, rows of tokens {} to {})", layer, first,
-                       first + count - 1);
-  };
+  const auto call = [&] { return PutText(layer, first, count); };
   Begin(call);
   const StatusCode reference = reference_->Put(key, value).code();
   const StatusCode subject = tested_->Put(key, value).code();

@@ -4,7 +4,10 @@
 #ifndef KVTWIN_PROPS_COMPARE_DRIVER_H_
 #define KVTWIN_PROPS_COMPARE_DRIVER_H_
 
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/index.h"
@@ -25,6 +28,15 @@ struct Tokens {
 inline int TypeOf(const Setup& setup, int layer) {
   const auto types = Size(setup.spec.caches);
   return setup.spec.kind == Kind::kWrapper ? layer % types : 0;
+}
+
+// Returns "Put(layer 0, rows of tokens 2 to 4)". Tokens are numbered from 0 in
+// the order of the batches.
+inline std::string PutText(int layer, std::int64_t first, std::int64_t count) {
+  const std::string tokens =
+      count == 1 ? fmt::format("token {}", first)
+                 : fmt::format("tokens {} to {}", first, first + count - 1);
+  return fmt::format("Put(layer {}, rows of {})", layer, tokens);
 }
 
 // A layer in one of a wrapper's caches, or in the only cache.

@@ -232,8 +232,7 @@ void ModelDriver::PutRows() {
       fill(keys_, RowRole::kKey, rows.k_head_dim, setup_.init.dtype);
   const TensorView value =
       fill(values_, RowRole::kValue, rows.v_head_dim, setup_.v_dtype());
-  const std::string call = fmt::format("Put(layer {}, rows of tokens {} to {})",
-                                       layer_, first, first + count - 1);
+  const std::string call = PutText(layer_, first, count);
   Begin(call);
   const Status found = tested_->Put(key, value);
   AddStep(call, found.code());

@@ -71,11 +71,12 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
       {kNeedsCells | kNeedsLook | kNeedsSnapshot, cells,
        "is not held to identity, and the law asks for cells or states"},
       {kNeedsOurs, false, "may not be called after close"}};
+  std::string all;
   for (const auto& [need, has, why] : kNeeds) {
-    if ((law.needs & need) != 0 && !has)
-      return fmt::format("the backend {}", why);
+    if ((law.needs & need) == 0 || has) continue;
+    all += fmt::format("{} {}", all.empty() ? "the backend" : " and", why);
   }
-  return "";
+  return all;
 }
 
 LawResult Judge(const Law& law, const History& history,

@@ -400,30 +400,35 @@ void ShiftRows(const Setup& setup, int distance, Call& put) {
 std::optional<std::string> ShiftedAndBack(const Setup& setup, int distance,
                                           const Subject& subject) {
   constexpr std::int32_t kTokens = 3;
-  constexpr std::int64_t kFirst = 32;  // These rows have no NaN.
+  constexpr std::int64_t kFirst = 32;
   std::optional<Session> session = Session::Open(setup, subject);
   if (!session) return std::nullopt;
-  Call start = StartCall({0}, {setup.first_id}, /*reserve=*/false);
-  for (std::int32_t i = 0; i < kTokens; ++i) {
-    start.positions.push_back(distance + i);
+  // The filler is one token, unless every position must be filled.
+  const bool goes_on = session->LooksByGoingOn();
+  const int filler = goes_on ? distance : 1;
+  Call start = StartCall({}, {}, /*reserve=*/false);
+  for (std::int32_t i = 0; i < filler + kTokens; ++i) {
+    start.positions.push_back(i < filler ? i : distance + i - filler);
     start.sequences.push_back(setup.first_id);
   }
   RowBuffer buffer;
   const auto fill = [&](RowRole role, int dim) {
-    return CopyOf(buffer.Fill({dim, setup.rows.kv_heads, kTokens + 1, 1},
-                              DType::kF32, {role, 0, kFirst}, setup.strided),
+    return CopyOf(buffer.Fill({dim, setup.rows.kv_heads, filler + kTokens, 1},
+                              DType::kF32,
+                              {role, 0, kFirst, /*plain=*/false, /*nan=*/false},
+                              setup.strided),
                   DType::kF32);
   };
   Call put;
   put.kind = CallKind::kPut;
   put.key = fill(RowRole::kKey, setup.rows.k_head_dim);
   put.value = fill(RowRole::kValue, setup.rows.v_head_dim);
-  const Query last{kTokens - 1, setup.first_id};
+  const Query last{goes_on ? kTokens : kTokens - 1, setup.first_id};
   std::vector<SeenRow> expected = {{0, last, {}}};
   const auto low = LowestSeen(setup.spec, setup, last.position);
   for (auto i = static_cast<std::int32_t>(low); i < kTokens; ++i) {
     const auto stored = [&](const DenseTensor& rows, DType dtype) {
-      return CopyOf(Slice(rows.view(), 2, i + 1), dtype).bytes;
+      return CopyOf(Slice(rows.view(), 2, filler + i), dtype).bytes;
     };
     const DType k_dtype = setup.init.dtype;
     expected[0].tokens.push_back(
@@ -443,6 +448,17 @@ std::optional<std::string> ShiftedAndBack(const Setup& setup, int distance,
                      exact ? 0 : ShiftSlack(setup), distance);
 }
 
+// Returns the last position that ShiftedAndBack may use. If every position must
+// be filled, one batch fills them.
+std::int32_t LastShifted(const Setup& setup, const Subject& subject) {
+  const Abilities& can = subject.abilities;
+  const bool gaps = subject.level == Level::kIdentity && !can.OnlyGoesOn() &&
+                    can.Can(KVTWIN_CAN_RESERVE);
+  if (gaps) return can.LastPosition();
+  return std::min(
+      {can.LastPosition(), setup.init.capacity - 1, setup.init.max_batch - 1});
+}
+
 LawResult ShiftBack(const History& history, const Subject& subject) {
   Setup setup = history.setup;
   if (setup.spec.kind == Kind::kWrapper) {
@@ -450,8 +466,12 @@ LawResult ShiftBack(const History& history, const Subject& subject) {
   }
   if (setup.spec.kind == Kind::kEncoder || !CanShift(setup)) return {};
   setup = WithoutEviction(setup, 8);
+  if (!subject.is_twin()) setup.layers = 1;  // It may want rows in each layer.
+  LimitTo(subject.abilities.LastEnd(), setup.init.capacity);
+  if (!Session::Open(setup, subject)) return {};
   LawResult result;
   for (const int distance : {1, 2, 5, 700}) {
+    if (distance + 2 > LastShifted(setup, subject)) break;
     // f8 cannot hold the shifted elements.
     if (setup.init.dtype == DType::kF8 && distance > 448) continue;
     ++result.judged;
@@ -561,7 +581,7 @@ std::vector<Law> SequenceLaws() {
       {"shift_back",
        "K rows that were put shifted by +d are unshifted once Remove "
        "shifts them by -d; V rows never change.",
-       "S34, S35", ShiftBack, kNeedsMiddle | kNeedsLook},
+       "S34, S35", ShiftBack, kNeedsMiddle},
       {"offset_zero", "Remove of an empty range changes nothing, bit for bit.",
        "S29, S36", OffsetZero, kNeedsMiddle},
       {"resume_is_honest",

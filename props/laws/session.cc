@@ -361,7 +361,7 @@ std::vector<SeenRow> Session::PassRows() {
 
 std::vector<SeenRow> Session::Look(const std::vector<Query>& queries) {
   std::vector<SeenRow> rows;
-  if (!sees_cells() || !can_.Can(KVTWIN_CAN_RESERVE) || can_.OnlyGoesOn()) {
+  if (LooksByGoingOn()) {
     rows = LookByGoingOn(queries);
     pass_.reset();
     std::stable_sort(rows.begin(), rows.end(),

@@ -90,6 +90,11 @@ class Session {
   // Returns what the queries would see, by layer, from reserving passes. Ends
   // the current pass.
   std::vector<SeenRow> Look(const std::vector<Query>& queries);
+  // Look is by batches of next tokens: it leaves out queries that lie before
+  // the next position of their sequence.
+  bool LooksByGoingOn() const {
+    return !sees_cells() || !can_.Can(KVTWIN_CAN_RESERVE) || can_.OnlyGoesOn();
+  }
   Picture Show();
 
  private:

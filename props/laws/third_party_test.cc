@@ -135,7 +135,8 @@ TEST(LawsOfThirdPartyCaches, CallOnlyDeclaredOperations) {
     EXPECT_GT(judged[law], 100) << law;
   }
   EXPECT_EQ(WhyNotJudged(*FindLaw("snapshot_is_all"), plain),
-            "the backend has no snapshot and restore");
+            "the backend has no snapshot and restore and is not held to "
+            "identity, and the law asks for cells or states");
   EXPECT_EQ(WhyNotJudged(*FindLaw("copy_twice"), plain),
             "the backend has no copy_prefix");
 }
@@ -163,6 +164,32 @@ TEST(LawsOfThirdPartyCaches, FailForAWindowThatIsTooWide) {
   }
 }
 
+// At visibility, without batches in any order and without passes that reserve.
+TEST(LawsOfThirdPartyCaches, FailForKRowsThatAreNotShifted) {
+  Subject forgets = PlainSubject(/*window=*/0, KVTWIN_CAN_REMOVE_MIDDLE);
+  const Law& law = *FindLaw("shift_back");
+  const LawRun right = RunLaw(law, forgets, /*seed=*/1, /*histories=*/200);
+  EXPECT_FALSE(right.failure) << right.failure->text;
+  EXPECT_GT(right.judged, 100);
+  forgets.make_of = [make = forgets.make_of](const props::Setup& setup) {
+    props::Setup without = setup;
+    const bool shifts = setup.spec.shift.kind != ShiftKind::kNone;
+    if (shifts) without.spec.shift.kind = ShiftKind::kIdentity;
+    return make(without);
+  };
+  const LawRun run = RunLaw(law, forgets, /*seed=*/1, /*histories=*/200);
+  ASSERT_TRUE(run.failure);
+  EXPECT_NE(run.failure->text.find("another K row"), std::string::npos)
+      << run.failure->text;
+}
+
+TEST(LawsOfThirdPartyCaches, NameAllThatIsMissingAtOnce) {
+  EXPECT_EQ(WhyNotJudged(*FindLaw("copy_shows"), PlainSubject()),
+            "the backend has no copy_prefix and does not say "
+            "KVTWIN_CAN_RESERVE and does not say KVTWIN_CAN_ANY_ORDER and is "
+            "not held to identity, and the law asks for cells or states");
+}
+
 // A judge somewhere else is asked instead, in haste once it is known to hang.
 TEST(LawsOfThirdPartyCaches, CanBeJudgedByAnotherProcess) {
   std::vector<bool> hurried;
@@ -182,8 +209,8 @@ TEST(LawsOfThirdPartyCaches, CanBeJudgedByAnotherProcess) {
   EXPECT_EQ(run.shrunk.ops.size(), 1U);
   EXPECT_EQ(run.failure->check, "backend: hang");
   ASSERT_GT(hurried.size(), 4U);
-  EXPECT_FALSE(hurried[0] || hastes.back());
-  EXPECT_TRUE(hurried[hastes.size() - 2]);
+  EXPECT_FALSE(hurried[0] || hurried.back());
+  EXPECT_TRUE(hurried[hurried.size() - 2]);
 }
 
 }  // namespace

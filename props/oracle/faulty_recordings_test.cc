@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "props/compare/cited_rules.h"
 #include "props/testing/test_trace.h"
 
 namespace kvtwin::props {
@@ -287,8 +288,24 @@ TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
                       {7, "200,1001", "200,1002", "mask row 1"},
                       {7, "[100,200]", "[100,201]", "mask row 1"},
                       {9, R"(["11","11"])", R"(["10","11"])",
-                       other ? "row 0 misses" : "mask row 0"}});
+                       other ? "mask row 0 (sequence 0, position 0) misses"
+                             : "mask row 0"}});
   }
+}
+
+// What a row must see, or must not, is the business of other rules than shapes.
+TEST(FaultyRecordings, RulesOfARowAreCitedForWhatItMisses) {
+  for (const char* mask : {R"(["10","01"])", R"(["11","11"])"}) {
+    const std::string get = Replaced(kGet, R"(["10","11"])", mask);
+    EXPECT_EQ(JudgeText(Lines({OtherHeader(kHeader), kStart, kPut, get}))
+                  .failure->rules,
+              CitedRules(TraceOpKind::kGet, /*of_row=*/true));
+  }
+  const std::string none =
+      Replaced(kGet, R"({"shape":[2,2],"rows":["10","11"]})", "null");
+  EXPECT_EQ(JudgeText(Lines({OtherHeader(kHeader), kStart, kPut, none}))
+                .failure->rules,
+            CitedRules(TraceOpKind::kGet, /*of_row=*/false));
 }
 
 // At visibility, rows are judged until a call changes what the mask shows.

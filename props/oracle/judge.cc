@@ -101,7 +101,7 @@ std::string_view NoteOn(const TraceHeader& header) {
 std::string_view NoteOn(const PagedTraceHeader&) { return ""; }
 
 std::string_view RulesOf(const TraceOp& op, const Failure& failure) {
-  return CitedRules(op.kind, failure.column >= 0);
+  return CitedRules(op.kind, /*of_row=*/failure.row >= 0);
 }
 std::string_view RulesOf(const PagedTraceOp& op, const Failure&) {
   return CitedPoolRules(TraceOpName(op.kind));

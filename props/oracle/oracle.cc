@@ -649,6 +649,14 @@ std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
                     PutText(FindPut(op.layer, view, failure->column), active_),
                     failure->text);
   }
+  if (failure && active.encoder()) failure->row = -1;  // It has no mask.
+  const std::string row =
+      failure ? fmt::format("row {} misses", failure->row) : "";
+  if (failure && failure->text.starts_with(row)) {
+    failure->text.replace(0, row.size(),
+                          fmt::format("mask row {} ({}) misses", failure->row,
+                                      RowLabel(failure->row)));
+  }
   return failure;
 }
 

@@ -60,6 +60,13 @@ page=$(dom "file://$folder/page.html#step=4")
 has "$page" 'data-step="4"' 'Line 4: start_forward 0@0 0@1 0@2: ok'
 if grep -q 'mask line' <<<"$page"; then complain "step 4 marks a row"; fi
 
+# Where no cell is known, there is no row of their numbers.
+sed '1s/contiguous/other/' "$bug" >"$folder/other.jsonl"
+"$kvtwin" check --html "$folder/other.html" "$folder/other.jsonl" >"$folder/out"
+page=$(dom "file://$folder/other.html#step=4")
+has "$page" 'data-step="4"' '<th>must hold</th>'
+if grep -q '<th>cell</th>' <<<"$page"; then complain "step 4 has cells"; fi
+
 # Several recordings go into a folder, with one page each.
 mkdir "$folder/pages"
 "$kvtwin" check --html "$folder/pages" "${bug%/*}" >"$folder/out"

@@ -89,6 +89,15 @@ std::vector<Step> ReferenceSteps(const PagedHistory& history) {
   return steps;
 }
 
+// Whether a legal client removed tokens without an operation that says so.
+bool RemovesByItself(const History& history, const CallTrace& trace) {
+  return history.setup.legal &&
+         std::ranges::count(history.ops, OpKind::kDrop, &Op::kind) == 0 &&
+         std::ranges::any_of(trace.steps, [](const Step& step) {
+           return step.call.starts_with("Remove(");
+         });
+}
+
 // Runs the history again, and keeps the calls that are drawn; or, where they
 // are not, all of them.
 void AddTrace(const History& history, const Subject& subject, bool drawn,
@@ -185,7 +194,8 @@ nlohmann::ordered_json FailureJson(const Failure& failure) {
 }
 
 std::string BucketOf(const History& shrunk, const Subject& subject) {
-  const auto again = RunHistory(shrunk, subject).failure;
+  CallTrace trace;
+  const auto again = RunHistory(shrunk, subject, {.trace = &trace}).failure;
   // A backend whose answers vary from run to run may pass this time.
   if (!again) {
     return SignatureOf(subject.name, {.check = "not reproduced"});
@@ -202,6 +212,9 @@ std::string BucketOf(const History& shrunk, const Subject& subject) {
   std::string bucket =
       SignatureOf(on_all ? subject.name : subject.name + "-" + active, *again);
   AppendHistory(shrunk, bucket);
+  if (RemovesByItself(shrunk, trace)) {
+    bucket += IsOfKAlone(*again) ? "+shift" : "+remove";
+  }
   return bucket;
 }
 

@@ -46,7 +46,9 @@ inline std::string FailureText(const History& history, const Failure& failure,
 // operations. The SIMD target follows the subject if the history does not fail
 // on every target of this machine. The name is "toy-not-reproduced" if the
 // history does not fail, as with a backend whose answers vary from run to run.
-// For a pool, the words of the failure's sentence replace the check.
+// If a legal client removed tokens by itself, the name ends with "+remove", or
+// with "+shift" if only a K row is wrong. For a pool, the words of the
+// failure's sentence replace the check.
 std::string BucketOf(const History& shrunk, const Subject& subject);
 
 // Returns "kvtwin run 'kvt1 ...' --twin optimized", with the subject's

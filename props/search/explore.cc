@@ -357,6 +357,21 @@ std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
   return cases;
 }
 
+bool FitCase(const Abilities& abilities, ExploreCase& what) {
+  ShiftKind& shift = what.setup.spec.shift.kind;
+  // The more a shift changes, the more shows.
+  for (const ShiftKind kind :
+       {ShiftKind::kTagAdd, ShiftKind::kAdd, ShiftKind::kRope,
+        ShiftKind::kIdentity, ShiftKind::kNone}) {
+    shift = kind;
+    if (HasBit(abilities.shifts, kind)) break;
+  }
+  if (shift != ShiftKind::kTagAdd) {
+    what.name += fmt::format(" shift={}", At(kShiftNames, shift));
+  }
+  return abilities.Fits(what.setup);
+}
+
 Result<std::unique_ptr<Explorer>> Explorer::Make(const ExploreSize& size,
                                                  const ExploreCase& what,
                                                  const Subject& subject,

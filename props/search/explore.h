@@ -39,6 +39,12 @@ struct ExploreCase {
 // cases without room for a batch of two besides their memory.
 std::vector<ExploreCase> ExploreCases(const ExploreSize& size);
 
+// Returns whether a third-party cache has the case. If it does not declare
+// tag_add, the case gets another shift function, and its name says which. It
+// gets none only if the cache declares no other: without a shift function, a
+// Remove in the middle is refused.
+bool FitCase(const Abilities& abilities, ExploreCase& what);
+
 // The result of all steps from one state.
 struct Expansion {
   struct Found {

@@ -257,6 +257,53 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   EXPECT_GE(after.transitions, result.transitions);
 }
 
+// Removes a range, but leaves the positions after it as they were.
+class KeepsPositions : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    CacheState before;
+    CacheState after;
+    if (!cache_->SnapshotTo(before).ok()) return {};
+    Status status = cache_->Remove(seq, begin, end);
+    if (!status.ok() || !cache_->SnapshotTo(after).ok()) return status;
+    for (CellEntry& entry : after.cells) {
+      const auto at = std::ranges::find_if(before.cells, [&](auto& one) {
+        return one.cell == entry.cell && one.sequence == entry.sequence;
+      });
+      entry.position = at->position;
+    }
+    return cache_->Restore(after);
+  }
+};
+
+TEST(Explorer, UsesAShiftFunctionThatTheCacheDeclares) {
+  Subject subject = TwinSubject("reference");
+  for (const auto& [shifts, name] :
+       std::map<std::uint32_t, std::string>{{0b00001, "causal shift=none"},
+                                            {0b00011, "causal shift=identity"},
+                                            {0b00111, "causal shift=add"},
+                                            {0b10011, "causal shift=rope"},
+                                            {0b01111, "causal"},
+                                            {~0U, "causal"}}) {
+    ExploreCase what = ExploreCases(kSmall)[0];
+    subject.abilities.shifts = shifts;
+    ASSERT_TRUE(FitCase(subject.abilities, what));
+    EXPECT_EQ(what.name, name);
+    subject = TwinSubject("optimized");
+    EXPECT_EQ(Explored(*MakeExplorer(what, subject), 1).differences, 0) << name;
+    subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+      return std::unique_ptr<Cache>(
+          std::make_unique<KeepsPositions>(*MakeCache(spec, "reference")));
+    };
+    const auto found = Explored(*MakeExplorer(what, subject), 1).differences;
+    EXPECT_EQ(found > 0, shifts > 1) << name;
+  }
+  ExploreCase what = ExploreCases(kSmall)[0];
+  subject.abilities.kinds = KVTWIN_HAS_SWA;
+  EXPECT_FALSE(FitCase(subject.abilities, what));
+}
+
 // Every call that two sequences and three positions allow is made once.
 TEST(Explorer, TriesEveryCall) {
   std::map<OpKind, std::set<std::string>> texts;

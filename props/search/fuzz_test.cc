@@ -125,6 +125,45 @@ TEST(Shrink, MakesAThousandOperationsTwo) {
             "kvt1 cells=2 | put 0*2 | copy 0>0:2");
 }
 
+// A backend's process is asked by lines, and refuses what no line says.
+TEST(Shrink, TriesOnlyHistoriesThatCanBeRead) {
+  const auto fills = [](const Op& op) {
+    return std::ranges::any_of(op.segments, [](const Segment& segment) {
+      return segment.count > Segment::kMost;
+    });
+  };
+  for (const char* line :
+       {"kvt1 cells=8 | put 0*2 | put 0*free-1 | drop 0:0-",
+        "kvt1 legal=1 | put 0-2*free+0 1*free@-1 | put 0*3"}) {
+    Shrink(*ParseHistory(line),
+           [&](const History& candidate) -> std::optional<Failure> {
+             EXPECT_TRUE(ParseHistory(ToText(candidate)).ok())
+                 << ToText(candidate);
+             if (std::ranges::none_of(candidate.ops, fills)) return {};
+             return Failure{.step = candidate.ops.size()};
+           });
+  }
+}
+
+// A legal client makes room by itself: no operation of the line is a removal.
+TEST(Bucket, NamesWhatALegalClientRemoves) {
+  const std::string line = "kvt1 shift=add cells=4 legal=1 | put 0*4 | put 0*2";
+  Subject faulty = SubjectOf<RemovesOneMore>();
+  faulty.level = Level::kVisibility;
+  EXPECT_EQ(BucketOf(*ParseHistory(line), faulty),
+            "faulty-subject-rows+put+put+remove");
+  EXPECT_EQ(BucketOf(*ParseHistory("kvt1 shift=add cells=4 | put 0*4 | "
+                                   "drop 0:0-2 | put 0*2"),
+                     faulty),
+            "faulty-subject-rows+put+drop+put");
+  faulty.make = [](CacheSpec spec) {  // It does not shift K rows.
+    spec.shift.kind = ShiftKind::kIdentity;
+    return MakeCache(spec, "reference");
+  };
+  EXPECT_EQ(BucketOf(*ParseHistory(line), faulty),
+            "faulty-subject-rows+put+put+shift");
+}
+
 TEST(Bucket, NamesTheSubjectAndTheCheck) {
   const Subject copies = SubjectOf<CopiesOneLess>();
   EXPECT_EQ(BucketOf(Shrink(FirstFailure(1, 60, copies), copies), copies),

@@ -392,7 +392,9 @@ class Moves {
         return s < o.segments.size() ? &o.segments[s].more : nullptr;
       });
     }
-    add([](Segment& one) { one.count = (one.count + 1) / 2; });
+    add([](Segment& one) {  // Half of "as many as are free" is no segment.
+      if (one.count <= Segment::kMost) one.count = (one.count + 1) / 2;
+    });
     for (const int less : {32, 8, 1}) {
       add([less](Segment& one) {
         if (one.count > less) one.count -= less;

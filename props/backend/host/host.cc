@@ -134,7 +134,13 @@ Json JudgeByLaw(const Json& asked, const Subject& subject) {
   const Law* law = FindLaw(asked.at("law").get<std::string>());
   const Result<History> history =
       ParseHistory(asked.at("history").get<std::string>());
-  if (law == nullptr || !history.ok()) return {{"error", "no law, or history"}};
+  if (law == nullptr || !history.ok()) {
+    return {
+        {"error", fmt::format("{} of law {}: {}", asked.at("history").dump(),
+                              asked.at("law").dump(),
+                              history.ok() ? "there is no such law"
+                                           : history.status().message())}};
+  }
   Guard::Forget();
   const std::size_t before = Guard::Live();
   LawResult result = Judge(*law, *history, subject);
