@@ -402,6 +402,16 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
   ExpectReject(swa, 5, Level::kNone);
 }
 
+TEST(Oracle, SaysOnceWhatARowSees) {
+  EXPECT_EQ(
+      JudgeText(OtherCacheLines(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
+                                        Pass(0, 1, 3, {1, 3, 2})})))
+          .reason(),
+      "get: mask row 0 (sequence 0, position 1) sees at column 2 the row of "
+      "token sequence 1, position 0 (put on line 6) K [2] V [2], which it must "
+      "not see");
+}
+
 // A window that was forgotten is no error (S2), but a cache that has one is
 // rejected for its right answers.
 TEST(Oracle, NotesThatAWindowIsAbsent) {
