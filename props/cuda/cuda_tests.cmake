@@ -5,8 +5,7 @@
 kvtwin_unite(cuda_test_sources)
 kvtwin_unite(emulator_tests)
 function(kvtwin_add_cuda_tests target prefix)
-  target_compile_options(${target} PRIVATE
-    "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>")
+  target_compile_options(${target} PRIVATE ${cold})
   target_link_libraries(${target}
     PRIVATE kvtwin_props rapidcheck rapidcheck_gtest GTest::gmock
             GTest::gtest_main)
