@@ -451,8 +451,8 @@ if(TARGET kvtwin_shared)
            --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
   endforeach()
   kvtwin_command_test(explore_twin_backend EXIT 0
-    PRINTS "^all +4711 states, +591598 transitions, .* 0 differences, fixed point"
-    ARGS explore --cells 3 --positions 3
+    PRINTS "^all +1632 states, +121944 transitions, .* 0 differences, fixed point"
+    ARGS explore --cells 3 --positions 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(explore_few EXIT 0
     PRINTS "^all +475 states, .* 0 differences, fixed point"
