@@ -392,6 +392,7 @@ RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
   if (!said) {
     result.failure = process->died();
     result.failure->step = history.ops.size();
+    result.failure->trace = process->PoolSteps();
     return result;
   }
   result = RunResultFromJson(*said);

@@ -39,7 +39,7 @@ std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
 PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
                            std::string producer, std::ostream& out,
                            bool own_placement, const PoolRules& rules)
-    : pool_(std::move(pool)), out_(out) {
+    : ForwardingPool(std::move(pool)), out_(out) {
   status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
                                               .visibility_only = own_placement,
                                               .spec = pool_->spec(),

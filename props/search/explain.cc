@@ -1,8 +1,6 @@
 #include "props/search/explain.h"
 
 #include <algorithm>
-#include <limits>
-#include <sstream>
 #include <utility>
 
 #include "core/index.h"
@@ -10,7 +8,6 @@
 #include "props/compare/cited_rules.h"
 #include "props/history/setup_text.h"
 #include "props/report/finding_filter.h"
-#include "props/report/show_pool.h"
 
 namespace kvtwin::props {
 namespace {
@@ -64,34 +61,6 @@ void KeepLast(Failure& failure) {
   trace.back().wrong_column = failure.column;
 }
 
-// Returns the calls of a history on the reference pool, with their answers.
-std::vector<Step> ReferenceSteps(const PagedHistory& history) {
-  std::stringstream recording;
-  // The optimized pool, which may be under test, takes no part.
-  const auto make = [](const PagedSpec& spec, std::string_view) {
-    return MakePagedPool(spec, "reference");
-  };
-  if (!WritePagedRecording(history, "reference", recording, make).ok()) {
-    return {};
-  }
-  std::vector<Step> steps =
-      PoolSteps(recording, std::numeric_limits<std::int64_t>::max());
-  // After the last operation the driver frees all sequences.
-  const auto is_free = [](const Step& step) {
-    return step.call.starts_with("free ");
-  };
-  auto frees =
-      std::ranges::count_if(steps, is_free) -
-      std::ranges::count(history.ops, PagedOpKind::kFree, &PagedOp::kind);
-  for (; frees > 0 && is_free(steps.back()); --frees) steps.pop_back();
-  // What the pool under test answered last is in the failure's text.
-  if (!steps.empty()) {
-    std::string& last = steps.back().call;
-    last.resize(std::min(last.size(), last.rfind(": ")));
-  }
-  return steps;
-}
-
 // Runs the history again, and keeps the calls that are drawn; or, where they
 // are not, all of them.
 void AddTrace(const History& history, const Subject& subject, bool drawn,
@@ -141,14 +110,15 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
   }
   explained.bucket = SignatureOf(subject.name, failure);
   AppendHistory(history, explained.bucket);
-  if (explained.trace.empty()) explained.trace = ReferenceSteps(history);
-  explained.left_out =
-      std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
   const auto again =
       RunHistory(history, WithShortTimeout(subject, failure)).failure;
   if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {
     explained.note = RepeatNote(failure, again);
+  } else {
+    explained.trace = again->trace;  // `failure` may be of a longer history.
   }
+  explained.left_out =
+      std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
   explained.story = FailureText(explained);
   KeepLast(explained);
   return explained;
