@@ -369,8 +369,6 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
     failure = PoolFailure(judgement.reason());
     std::istringstream recording(text);
     failure->trace = PoolSteps(recording, judgement.line());
-    std::int64_t number = 0;  // Reads, which are left out, have none.
-    for (Step& call : failure->trace) call.number = ++number;
   } else if (!failure && !recorder.status().ok()) {
     failure = PoolFailure(recorder.status().message());
   }
