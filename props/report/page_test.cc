@@ -181,7 +181,7 @@ TEST(Page, APoolsCallsEndWithTheLastOperation) {
   const Failure wrong = {.check = "subject: pool",
                          .text = "append: it differs"};
   const auto last_call = [&](const std::string& line) {
-    return Explain(*ParsePagedHistory(line), wrong, PagedSubject())
+    return Explain(*ParsePagedHistory(line), wrong, TwinSubject("reference"))
         .trace.back()
         .call;
   };
