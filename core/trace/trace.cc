@@ -54,15 +54,18 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
     fields.Fail(which, fmt::format("must be {} times 0 or 1", columns));
     return mask;
   };
-  if (text.size() != rows->strings * (columns + 1)) return wrong("rows");
+  std::size_t begin = 0;
+  for (std::size_t row = 0; row < rows->strings; ++row, begin += columns + 1) {
+    if (text.find('\n', begin) == begin + columns) continue;
+    return wrong(fmt::format("rows[{}]", row));
+  }
+  if (begin != text.size()) return wrong("rows");  // A string with a line end.
   mask = HidingMask(dtype, mask.shape[0], mask.shape[1]);
   for (std::size_t i = 0; i < text.size(); ++i) {
     const std::size_t row = i / (columns + 1);
     const std::size_t column = i % (columns + 1);
-    const bool at_end = column == columns;
-    const bool fits =
-        at_end ? text[i] == '\n' : text[i] == '0' || text[i] == '1';
-    if (!fits) {
+    if (column == columns) continue;  // The line end.
+    if (text[i] != '0' && text[i] != '1') {
       return wrong(fmt::format("rows[{}]", row));
     }
     if (text[i] != '1') continue;
@@ -533,7 +536,10 @@ bool TraceReader::ReadHeader() {
   if (next_error_) error_ = std::exchange(next_error_, std::nullopt);
   if (error_) return false;
   if (text.empty() && !ReadLine(text)) {
-    return error_ ? false : Fail("the file is empty");
+    if (error_) return false;
+    return Fail(several_ ? "standard input is empty: did the program that "
+                           "writes it answer any history?"
+                         : "the file is empty");
   }
   JsonValue object;
   std::string problem = ParseJsonLine(text, object);

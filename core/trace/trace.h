@@ -99,7 +99,8 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
 // Reads a recording line by line, and does not keep the lines.
 class TraceReader {
  public:
-  // With `several`, `in` may have several recordings, one after another.
+  // With `several`, `in` is standard input and may have several recordings, one
+  // after another.
   explicit TraceReader(std::istream& in, bool several = false)
       : in_(in), several_(several) {}
 

@@ -1,7 +1,7 @@
 /* A pool whose sequences share nothing: the smallest backend for
  * <kvtwin/pool_backend.h>. With -DPOOL_BUG a fork does not copy V rows.
  *
- *   cc -std=c99 -shared -fPIC c_pool.c -o libpool.so */
+ *   cc -std=c99 -I include -shared -fPIC -o libpool.so docs/examples/c_pool.c */
 
 #include <kvtwin/pool_backend.h>
 #include <stdlib.h>

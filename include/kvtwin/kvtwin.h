@@ -728,8 +728,13 @@ typedef struct kvtwin_backend_v1 {
   int (*cells)(void* cache, kvtwin_cell* cells, size_t room, size_t* count,
                int32_t* batch, size_t batch_room, size_t* batch_count,
                int32_t* total);
-  /* Return the state as bytes (<kvtwin/save.h>), valid until the next call; and
-   * restore it. `sequence`: one sequence; -1: all. */
+  /* For identity only. Bytes are a state as docs/semantics.md (S56) defines it,
+   * with the model "", such as kvtwin_state_to_bytes makes; docs/live.md has an
+   * example. `snapshot` returns the whole state (sequence -1) or the part of
+   * one sequence, valid until the next call. `restore` with -1 replaces
+   * everything by the state; with a sequence that has no tokens, it adds the
+   * tokens of the bytes as this sequence and keeps the others (S57). There is
+   * no pass after a restore. */
   int (*snapshot)(void* cache, int32_t sequence, const void** bytes,
                   size_t* count);
   int (*restore)(void* cache, int32_t sequence, const void* bytes,

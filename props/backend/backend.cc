@@ -215,6 +215,19 @@ Rules RulesAt(const BackendInfo& info, Level level) {
   return {.mask_rows = info.rules.mask_rows};
 }
 
+std::string WhyNotMade(const BackendInfo& info, const Setup& setup) {
+  if (info.abilities.Fits(setup)) {
+    return fmt::format("the init of {} refuses such a cache: '{}'", info.name,
+                       ToText(setup));
+  }
+  Setup nearest = setup;
+  info.abilities.Fit(nearest);
+  return fmt::format(
+      "{} does not declare such a cache: '{}'; the nearest that it declares is "
+      "'{}'",
+      info.name, ToText(setup), ToText(nearest));
+}
+
 Subject BackendSubject(const BackendInfo& info, Level level,
                        std::string arguments, MemoryWatch* watch) {
   Subject subject;

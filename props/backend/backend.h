@@ -40,6 +40,10 @@ void UseProfile(const std::string& profile, BackendInfo& info);
 // number of mask rows.
 Rules RulesAt(const BackendInfo& info, Level level);
 
+// Returns why the backend makes no cache of a setup: it does not declare such a
+// cache, or its init refused it.
+std::string WhyNotMade(const BackendInfo& info, const Setup& setup);
+
 // Returns the backend's caches as a subject, at a level. `arguments` name the
 // backend on the command line. Requires: `watch`, if given, outlives the
 // subject.

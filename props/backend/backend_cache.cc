@@ -32,19 +32,6 @@ constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
   throw MakeFailure(check, std::move(text));
 }
 
-// Returns the first 500 bytes of a message, such as a traceback, line by line.
-std::string PrintableLines(std::string_view message) {
-  message = message.substr(0, 500);
-  std::string text;
-  for (std::size_t begin = 0; begin <= message.size();) {
-    const std::size_t end = std::min(message.find('\n', begin), message.size());
-    if (begin > 0) text += '\n';
-    text += Printable(message.substr(begin, end - begin), end - begin);
-    begin = end + 1;
-  }
-  return text;
-}
-
 // Converts the parameters of a cache, perhaps one of a wrapper's, to C.
 kvtwin_cache_params ToC(const CacheSpec& spec, const CacheConfig& config,
                         const InitArgs& init) {
@@ -298,11 +285,7 @@ class BackendCache final : public Cache, public Shifting {
     if (code < KVTWIN_FAILED_PRECONDITION) {
       Failure failure = MakeFailure(
           "backend: error",
-          fmt::format("{} answers {}: {}", function,
-                      code == KVTWIN_INTERNAL        ? "internal"
-                      : code == KVTWIN_OUT_OF_MEMORY ? "out_of_memory"
-                                                     : "device_error",
-                      message));
+          fmt::format("{} answers {}: {}", function, ErrorName(code), message));
       failure.function = function;
       throw failure;
     }
@@ -380,7 +363,14 @@ Result<CacheState> BackendCache::ReadState(int sequence) const {
     return table_.snapshot(cache_, sequence, &bytes, &count);
   });
   if (!status.ok()) return status;
-  return StateFromBytes({static_cast<const std::byte*>(bytes), count});
+  Result<CacheState> state =
+      StateFromBytes({static_cast<const std::byte*>(bytes), count});
+  if (!state.ok()) {
+    Wrong("backend: garbage",
+          fmt::format("snapshot returns bytes that are no state (S56): {}",
+                      state.status().message()));
+  }
+  return state;
 }
 
 Status BackendCache::WriteState(int sequence, const CacheState& state) {

@@ -223,6 +223,41 @@ TEST(Backend, CellsThatAreMoreWithEachCallAreGarbage) {
   EXPECT_EQ(failure->text, "cells gives a different count each time");
 }
 
+TEST(Backend, SnapshotsInAnotherFormAreGarbage) {
+  kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
+  table.snapshot = [](void*, std::int32_t, const void** bytes,
+                      std::size_t* count) {
+    *bytes = "opaque";
+    *count = 6;
+    return 0;
+  };
+  table.restore = [](void*, std::int32_t, const void*, std::size_t) {
+    return 0;
+  };
+  const BackendInfo info = *DescribeBackend(&table);
+  const History history = *ParseHistory("kvt1 cells=4 legal=1");
+  const auto cache =
+      *BackendSubject(info, Level::kIdentity, "").Make(history.setup);
+  ASSERT_TRUE(cache->Init(history.setup.init).ok());
+  try {
+    (void)cache->Snapshot();
+    FAIL() << "is taken for a state";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.check, "backend: garbage");
+    EXPECT_THAT(failure.text, HasSubstr("no state (S56): "));
+  }
+}
+
+TEST(Backend, SaysWhyACacheIsNotMade) {
+  const kvtwin_backend_v1 table = Table();
+  const BackendInfo info = *DescribeBackend(&table);
+  EXPECT_EQ(WhyNotMade(info, ParseHistory("kvt1 | put 0*1")->setup),
+            "backend does not declare such a cache: 'kvt1'; the nearest that "
+            "it declares is 'kvt1 cells=8 legal=1'");
+  EXPECT_EQ(WhyNotMade(info, ParseHistory("kvt1 cells=4 legal=1")->setup),
+            "the init of backend refuses such a cache: 'kvt1 cells=4 legal=1'");
+}
+
 // A history that makes no view, such as one that only reserves, proves nothing.
 TEST(Backend, IsNotJudgedWhereNoViewIsCompared) {
   kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");

@@ -1,9 +1,12 @@
 #include "props/backend/c_conversions.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <string>
 
 #include "core/index.h"
+#include "core/json_line.h"
 #include "core/names.h"
 
 namespace kvtwin::props {
@@ -114,6 +117,31 @@ Result<CacheSpec> SpecFromC(const kvtwin_cache_params& params, bool inner) {
 }  // namespace
 
 kvtwin_status CStatus(StatusCode code) { return At(kStatuses, code); }
+
+std::string ErrorName(int status) {
+  switch (status) {
+    case KVTWIN_INTERNAL:
+      return "internal";
+    case KVTWIN_OUT_OF_MEMORY:
+      return "out_of_memory";
+    case KVTWIN_DEVICE_ERROR:
+      return "device_error";
+    default:
+      return fmt::format("{}", status);
+  }
+}
+
+std::string PrintableLines(std::string_view message) {
+  message = message.substr(0, 500);
+  std::string text;
+  for (std::size_t begin = 0; begin <= message.size();) {
+    const std::size_t end = std::min(message.find('\n', begin), message.size());
+    if (begin > 0) text += '\n';
+    text += Printable(message.substr(begin, end - begin), end - begin);
+    begin = end + 1;
+  }
+  return text;
+}
 
 StatusCode StatusFromC(int status) {
   for (std::size_t i = 0; i < kStatuses.size(); ++i) {

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -27,6 +28,13 @@ namespace kvtwin::props {
 // status for becomes not_supported.
 kvtwin_status CStatus(StatusCode code);
 StatusCode StatusFromC(int status);
+
+// Returns the name of an error that C++ has no status for, such as "internal";
+// of another number, "5".
+std::string ErrorName(int status);
+
+// Returns the first 500 bytes of a message, such as a traceback, line by line.
+std::string PrintableLines(std::string_view message);
 
 // Errors: an argument is null; the message names the first one.
 Status NeedAll(

@@ -145,18 +145,21 @@ LiveResult FuzzLive(const FuzzOptions& options,
   return result;
 }
 
-std::string FindingText(const Failure& finding) {
+std::string HintOn(const Failure& finding, std::string_view profile) {
   constexpr std::array<std::string_view, 3> kConventions = {
       "subject: rows", "subject: resume", "subject: result"};
-  const bool may_be_convention =
-      std::ranges::count(kConventions, finding.check) > 0;
+  if (std::ranges::count(kConventions, finding.check) == 0) return "";
+  return fmt::format(
+      "  hint    another convention is not a bug: `{}` works out which it "
+      "follows\n",
+      profile);
+}
+
+std::string FindingText(const Failure& finding) {
   return fmt::format(
       "{}  found   history {}; shrunk from {} operations to {}\n{}",
       FailureText(finding), finding.history_number, finding.found_operations,
-      finding.operations,
-      may_be_convention ? "  hint    another convention is not a bug: `kvtwin "
-                          "profile` works out which it follows\n"
-                        : "");
+      finding.operations, HintOn(finding, "kvtwin profile"));
 }
 
 }  // namespace kvtwin::props

@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "props/backend/backend.h"
@@ -64,6 +65,10 @@ LiveResult FuzzLive(const FuzzOptions& options,
 
 // Returns the text of a finding, and where it was found.
 std::string FindingText(const Failure& finding);
+
+// Returns the line that names the command `profile` if the finding may be a
+// convention; "" if not.
+std::string HintOn(const Failure& finding, std::string_view profile);
 
 }  // namespace kvtwin::props
 

@@ -133,9 +133,9 @@ class BackendPool final : public PagedPool {
     if (status == KVTWIN_OK) return {};
     const char* message =
         table().message == nullptr ? nullptr : table().message(pool_);
-    const std::string text = message == nullptr ? "" : Printable(message, 500);
+    const std::string text = message == nullptr ? "" : PrintableLines(message);
     if (status > KVTWIN_SHARED_CELLS || status < KVTWIN_FAILED_PRECONDITION) {
-      Fault("{} answers {}: {}", function, status, text);
+      Fault("{} answers {}: {}", function, ErrorName(status), text);
     }
     return {StatusFromC(status), text};
   }
@@ -378,6 +378,11 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   if (wrong_line) {
     std::istringstream recording(text);
     failure->trace = PoolSteps(recording, *wrong_line);
+    const auto& last = recorder.unanswered();
+    if (last && *wrong_line == std::numeric_limits<std::int64_t>::max()) {
+      failure->trace.push_back(
+          UnansweredStep(*last, 1 + std::ranges::count(text, '\n')));
+    }
   }
   return result;
 }
@@ -461,7 +466,7 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
     return Status(StatusCode::kNotSupported, "the backend has no such pool");
   }
   if (code != KVTWIN_OK) {
-    return Invalid("init answers {}", code);
+    return Invalid("init answers {}", ErrorName(code));
   }
   return std::unique_ptr<PagedPool>(
       std::make_unique<BackendPool>(backend, spec, pool));

@@ -61,6 +61,28 @@ TEST(PoolBackend, ATwinIsIdentical) {
   }
 }
 
+// The last line of a report is the call that failed, with the lines of its
+// message.
+TEST(PoolBackend, ACallWithoutAnAnswerIsShown) {
+  kvtwin_pool_backend_v1 table = *example::kvtwin_get_pool_backend_v1();
+  table.views = [](void*, std::int32_t, std::int32_t, kvtwin_paged_view*,
+                   std::size_t,
+                   std::size_t*) -> int { return KVTWIN_INTERNAL; };
+  table.message = [](void*) { return "KeyError\n  at line 7"; };
+  const auto backend = DescribePoolBackend(&table);
+  ASSERT_TRUE(backend.ok());
+  const auto failure =
+      RunHistory(*ParsePagedHistory("kvp1 block=2 blocks=2 dtype=f32 | "
+                                    "open 0 0 0 | append 0 1 0"),
+                 BackendSubject(*backend, Level::kVisibility))
+          .failure;
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->text, "views answers internal: KeyError\n  at line 7");
+  ASSERT_FALSE(failure->trace.empty());
+  EXPECT_EQ(failure->trace.back().call, "views  sequence 0, layer 0");
+  EXPECT_GT(failure->trace.back().number, 2);
+}
+
 TEST(PoolBackend, AnExampleWithItsOwnPlacement) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);

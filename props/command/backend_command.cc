@@ -369,16 +369,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   CallTrace trace;
   const RunResult result = RunHistory(history, subject, {.trace = &trace});
   if (!result.ran && !result.failure) {
-    if (info->abilities.Fits(history.setup)) {
-      return Complain(fmt::format("the init of {} refuses such a cache: '{}'",
-                                  info->name, ToText(history.setup)));
-    }
-    Setup nearest = history.setup;
-    info->abilities.Fit(nearest);
-    return Complain(fmt::format(
-        "{} does not declare such a cache: '{}'; the nearest that it declares "
-        "is '{}'",
-        info->name, ToText(history.setup), ToText(nearest)));
+    return Complain(WhyNotMade(*info, history.setup));
   }
   std::optional<Failure> failure;
   if (result.failure) failure = Explain(history, *result.failure, subject);

@@ -191,10 +191,13 @@ Result<std::vector<std::string>> PreparePages(
     const std::optional<std::string>& html,
     const std::vector<std::string>& files) {
   if (!html) return std::vector<std::string>();
-  if (!html->empty() && files.size() > 1 && !fs::is_directory(*html)) {
+  std::error_code error;
+  if (!html->empty() && files.size() > 1 && !fs::is_directory(*html, error) &&
+      !fs::create_directory(*html, error)) {
     return Status(StatusCode::kInvalidArgument,
-                  "with several recordings, --html must name a folder that "
-                  "exists");
+                  fmt::format("with several recordings, --html names a folder, "
+                              "and {} cannot be made: {}",
+                              Printable(*html, 200), error.message()));
   }
   std::vector<std::string> pages = PagesOf(*html, files);
   for (const std::string& page : pages) {
@@ -242,6 +245,9 @@ int Check(const CheckArguments& arguments) {
         OnFile(files[i], [&](std::istream& in) { return Judge(in, twins); });
     if (counts) fmt::print(stderr, "\r{:24}\r", "");
     tell(files[i], judgement);
+  }
+  if (!pages.empty() && verdicts[1] == 0) {
+    fmt::print(stderr, "kvtwin: no page: no recording was rejected\n");
   }
   if (!arguments.json && not_judged > 0) {
     fmt::print("Nothing was judged in {} of {} accepted\n", not_judged,
@@ -364,6 +370,21 @@ std::size_t EditDistance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// Returns ", did you mean 'check'?" if one of the names is nearly `word`, or
+// "".
+std::string DidYouMean(std::string_view word,
+                       const std::vector<std::string>& names) {
+  std::string nearest;
+  std::size_t least = 3;  // Larger distances are not typos.
+  for (const std::string& name : names) {
+    const std::size_t distance = EditDistance(word, name);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = fmt::format(", did you mean '{}'?", name);
+  }
+  return nearest;
+}
+
 // Handles command lines that do not name a subcommand: `kvtwin`, `kvtwin help
 // [SUBCOMMAND]` and `kvtwin chek`. Returns nullopt for all others.
 std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
@@ -389,23 +410,42 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
                Printable(name, 40));
     return 2;
   }
-  std::string nearest;
-  std::size_t least = 3;  // Larger distances are not typos.
+  std::vector<std::string> names;
   for (const CLI::App* each : app.get_subcommands({})) {
-    const std::size_t distance = EditDistance(name, each->get_name());
-    if (distance == 0 && help) fmt::print("{}", each->help("kvtwin"));
-    if (distance == 0) return help ? std::optional(0) : std::nullopt;
-    if (distance >= least) continue;
-    least = distance;
-    nearest = fmt::format(", did you mean '{}'?", each->get_name());
+    names.push_back(each->get_name());
+    if (names.back() != name) continue;
+    if (help) fmt::print("{}", each->help("kvtwin"));
+    return help ? std::optional(0) : std::nullopt;
   }
+  const std::string nearest = DidYouMean(name, names);
   fmt::print(stderr,
              "kvtwin: unknown subcommand '{}'{} `kvtwin help` lists all\n",
              Printable(name, 40), nearest.empty() ? ":" : nearest);
   return 2;
 }
 
-int Main(int argc, char** argv) {
+// Says why the arguments of a subcommand are refused. Returns the exit code.
+int RefuseArguments(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> used = app.get_subcommands();
+  const CLI::App& command = used.empty() ? app : *used.front();
+  std::string text = error.what();
+  for (const std::string& word : command.remaining()) {
+    if (!word.starts_with("-")) continue;
+    std::vector<std::string> names;
+    for (const CLI::Option* option : command.get_options()) {
+      for (const std::string& name : option->get_lnames()) {
+        names.push_back("--" + name);
+      }
+    }
+    text = fmt::format("unknown option '{}'{}", Printable(word, 40),
+                       DidYouMean(word, names));
+  }
+  fmt::print(stderr, "kvtwin {0}: {1}\n`kvtwin help {0}` lists its options\n",
+             command.get_name(), text);
+  return 2;
+}
+
+int Main(int argc, char** argv, AddCommand more) {
   if (argc > 0) SetProgram(argv[0]);
   CLI::App app("Finds bugs in KV caches", "kvtwin");
   app.set_version_flag("-v,--version", "kvtwin 0.1.0");
@@ -418,10 +458,10 @@ int Main(int argc, char** argv) {
   AddFuzzCommand(app, exit_code);
   AddGenCommand(app, exit_code);
   AddLawsCommand(app, exit_code);
-  AddMuseumCommand(app, exit_code);
   AddExploreCommand(app, exit_code);
   AddStateCommand(app, exit_code);
   AddProfileCommand(app, exit_code);
+  if (more != nullptr) more(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",
                Printable(std::getenv("KVTWIN_TARGET"), 40),
@@ -439,7 +479,8 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return app.exit(error);  // Help.
+    return RefuseArguments(app, error);
   }
   if (Interrupted()) {
     fmt::print(stderr, "kvtwin: interrupted: these are the results so far\n");
@@ -449,9 +490,9 @@ int Main(int argc, char** argv) {
 
 }  // namespace
 
-int RunCommandLine(int argc, char** argv) {
+int RunCommandLine(int argc, char** argv, AddCommand more) {
   try {
-    return AfterOutput(Main(argc, argv));
+    return AfterOutput(Main(argc, argv, more));
   } catch (const std::exception& error) {  // Such as a full disk.
     std::fprintf(stderr, "kvtwin: %s\n", error.what());
     return 2;

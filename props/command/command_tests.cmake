@@ -31,7 +31,16 @@ kvtwin_command_test(unknown_subcommand EXIT 2
   PRINTS "unknown subcommand 'chek', did you mean 'check'\\?" ARGS chek)
 kvtwin_command_test(another_word EXIT 2
   PRINTS "unknown subcommand 'frobnicate': `kvtwin help` lists all" ARGS frobnicate)
-kvtwin_command_test(unknown_argument EXIT 2 ARGS check --no-such-flag)
+kvtwin_command_test(unknown_argument EXIT 2
+  PRINTS "kvtwin check: unknown option '--no-such-flag'$"
+  ARGS check --no-such-flag)
+kvtwin_command_test(misspelt_option EXIT 2
+  PRINTS "kvtwin fuzz: unknown option '--second', did you mean '--seconds'\\?"
+  ARGS fuzz --second 1)
+kvtwin_command_test(missing_path EXIT 2 PRINTS "kvtwin check: path is required"
+  ARGS check)
+kvtwin_command_test(unknown_setting EXIT 2 PRINTS "'cels' is not a setting$"
+  ARGS run "kvt1 cels=3 | put 0*1")
 kvtwin_command_test(check_accepts EXIT 0 ARGS check recordings/accept)
 kvtwin_command_test(check_pools EXIT 0 PRINTS "^3 accepted, 0 rejected"
   ARGS check recordings/pools)
@@ -255,7 +264,11 @@ kvtwin_command_test(gen_no_pool EXIT 2 PRINTS "'size' is not a setting"
   ARGS gen "kvp1 size=3 | append 0 1 0")
 kvtwin_command_test(gen_no_history EXIT 2 PRINTS "character 8" ARGS gen "kvt1 | fly")
 kvtwin_command_test(gen_no_cache EXIT 2 PRINTS "no cache" ARGS gen "kvt1 pad=0")
-kvtwin_command_test(check_empty_input EXIT 2 PRINTS "-:1: the file is empty"
+kvtwin_command_test(show_no_such_line EXIT 0
+  PRINTS "nothing to show: the recording has 179 lines"
+  ARGS show --from 180 recordings/pools/f32.jsonl)
+kvtwin_command_test(check_empty_input EXIT 2
+  PRINTS "-:1: standard input is empty: .*did it answer any history"
   ARGS check -)
 add_test(NAME command.pipe
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/pipe_test.sh
@@ -438,8 +451,8 @@ if(TARGET kvtwin_shared)
            --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
   endforeach()
   kvtwin_command_test(explore_twin_backend EXIT 0
-    PRINTS "^all +4711 states, +591598 transitions, .* 0 differences, fixed point"
-    ARGS explore --cells 3 --positions 3
+    PRINTS "^all +1632 states, +121944 transitions, .* 0 differences, fixed point"
+    ARGS explore --cells 3 --positions 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(explore_few EXIT 0
     PRINTS "^all +475 states, .* 0 differences, fixed point"

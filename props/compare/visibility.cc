@@ -110,8 +110,7 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
       actual.missing.empty() ? nullptr : actual.missing[0].token;
   if (at != std::string::npos) {
     wrong.column = AsInt(at);
-    wrong.text = fmt::format("row {} sees at column {} (cell {}) {} {}", row,
-                             at, view.first_cell + wrong.column,
+    wrong.text = fmt::format("row {} sees at column {} {} {}", row, at,
                              OwnerText(owners.Of(wrong.column, {})),
                              RowText(view, wrong.column, v_layout));
     if (actual.sights[at] == 'x') expected = actual.tokens[at];

@@ -92,8 +92,9 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "batch") return void(init.max_batch = ReadSize(value));
   const auto knob = std::ranges::find(Knobs(), key, &Knob::key);
   if (knob != Knobs().end()) return knob->read(value, setup);
-  throw BadLine{key, fmt::format("{} is not a setting with the value {}",
-                                 Quoted(key), Quoted(value))};
+  throw BadLine{key, key == "place"
+                         ? fmt::format("{} is not a placement", Quoted(value))
+                         : fmt::format("{} is not a setting", Quoted(key))};
 }
 
 // Refuses sizes that would not fit into memory: the line may be a mistake.

@@ -72,6 +72,8 @@ TEST(Line, SaysWhereItIsWrong) {
       {"kvt2 | put 0*1",
        "character 1: 'kvt2' is another version, this program reads kvt1"},
       {"kvt1 cap=x", "character 10: 'x' does not start with a number"},
+      {"kvt1 cels=3", "character 6: 'cels' is not a setting"},
+      {"kvt1 place=here", "character 6: 'here' is not a placement"},
       {"kvt1 cap=3 cap=3", "character 12: 'cap' comes twice"},
       {"kvt1 | put 0*1 | fly", "character 18: 'fly' is not an operation"},
       {"kvt1 | put 0*1 | drop 0:1-2z", "character 28: 'z' is left over"},

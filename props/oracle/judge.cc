@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -86,6 +87,19 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
   }
 }
 
+// Whether a cache has a window by its kind, but none is given (S2).
+bool HasUnsetWindow(const CacheSpec& spec) {
+  return (IsWindowed(spec.kind) && !spec.window) ||
+         std::ranges::any_of(spec.caches, HasUnsetWindow);
+}
+
+// Returns a note on what a header may have forgotten, or "".
+std::string_view NoteOn(const TraceHeader& header) {
+  if (!HasUnsetWindow(header.spec)) return "";
+  return " (cache.window is absent: the window is unbounded)";
+}
+std::string_view NoteOn(const PagedTraceHeader&) { return ""; }
+
 std::string_view RulesOf(const TraceOp& op, const Failure& failure) {
   return CitedRules(op.kind, /*of_row=*/failure.row >= 0);
 }
@@ -121,6 +135,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
       judgement.failure->step = AsSize(op.line);
       judgement.failure->check = name;
       judgement.failure->rules = RulesOf(op, *failure);
+      judgement.failure->text += NoteOn(header);
     }
     if (step.visibility) judgement.level = Level::kNone;
     if (error && !failure) break;  // A call that no cache accepts.

@@ -643,11 +643,14 @@ std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
   std::optional<Failure> failure =
       FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout);
   if (failure && failure->column >= 0) {
+    // The line of the Put takes the place of the name of the token.
+    const std::size_t rows = failure->text.find(" K [");
     failure->text =
-        fmt::format("mask row {} ({}) sees at column {} {}: {}", failure->row,
+        fmt::format("mask row {} ({}) sees at column {} {}{}", failure->row,
                     RowLabel(failure->row), failure->column,
                     PutText(FindPut(op.layer, view, failure->column), active_),
-                    failure->text);
+                    rows == std::string::npos ? ": " + failure->text
+                                              : failure->text.substr(rows));
   }
   if (failure && active.encoder()) failure->row = -1;  // It has no mask.
   const std::string row =

@@ -3,6 +3,7 @@
 #include "props/oracle/oracle.h"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -22,6 +23,9 @@
 namespace kvtwin::props {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using Json = nlohmann::ordered_json;
 
 TEST(Oracle, AcceptsEveryRecordingInAccept) {
@@ -396,6 +400,32 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
                                         R"("result":true})"}})),
                R"("type":"causal")", R"("type":"swa","window":2)");
   ExpectReject(swa, 5, Level::kNone);
+}
+
+TEST(Oracle, SaysOnceWhatARowSees) {
+  EXPECT_EQ(
+      JudgeText(OtherCacheLines(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
+                                        Pass(0, 1, 3, {1, 3, 2})})))
+          .reason(),
+      "get: mask row 0 (sequence 0, position 1) sees at column 2 the row of "
+      "token sequence 1, position 0 (put on line 6) K [2] V [2], which it must "
+      "not see");
+}
+
+// A window that was forgotten is no error (S2), but a cache that has one is
+// rejected for its right answers.
+TEST(Oracle, NotesThatAWindowIsAbsent) {
+  const auto reason = [](const std::string& type) {
+    return JudgeText(Replaced(OtherCacheLines(Joined(
+                                  {Pass(0, 0, 1, {1}), Pass(0, 1, 3, {3})})),
+                              R"("type":"causal")", type))
+        .reason();
+  };
+  const auto note = HasSubstr("(cache.window is absent");
+  EXPECT_THAT(reason(R"("type":"swa")"), note);
+  EXPECT_THAT(reason(R"("type":"swa","window":4)"),
+              AllOf(HasSubstr("misses the token"), Not(note)));
+  EXPECT_EQ(reason(R"("type":"swa","window":0)"), "");
 }
 
 TEST(Oracle, ChecksKnownRowsBesideUnknownRows) {

@@ -50,8 +50,9 @@ void ReadSetting(std::string_view key, std::string_view value,
   if (key == "vdtype") return void(spec.v_dtype = ReadRowDType(value));
   const auto known = std::ranges::find(kSettings, key, &Setting::name);
   if (known == kSettings.end()) {
-    throw BadLine{key, fmt::format("{} is not a setting with the value {}",
-                                   Quoted(key), Quoted(value))};
+    throw BadLine{key, key == "layout"
+                           ? fmt::format("{} is not a layout", Quoted(value))
+                           : fmt::format("{} is not a setting", Quoted(key))};
   }
   const int number = ReadSize(value);
   if (number < 1 || number > kTokensMax) {

@@ -50,17 +50,20 @@ PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
 void PoolRecorder::Write(const PagedTraceOp& op) const {
   const Status status = WriteTraceOp(op, out_);
   if (status_.ok()) status_ = status;
+  asked_.reset();
 }
 
 Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
                                const PrefixKey& key) {
-  Result<int> opened = pool_->Open(prompt, key);
-  if (!opened.ok()) return opened;
-  const Result<int> len = pool_->SeqLen(*opened);
-  if (!len.ok()) return len;
   PagedTraceOp op = Call(Kind::kOpen);
   op.tokens.emplace(prompt.begin(), prompt.end());
   op.prefix_key = key;
+  Ask(op);
+  Result<int> opened = pool_->Open(prompt, key);
+  if (!opened.ok()) return opened;
+  Ask(Call(Kind::kSeqLen, *opened));
+  const Result<int> len = pool_->SeqLen(*opened);
+  if (!len.ok()) return len;
   op.made = *opened;
   op.len = *len;
   Write(op);
@@ -68,9 +71,10 @@ Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
 }
 
 Result<int> PoolRecorder::Fork(int sequence, int len) {
-  Result<int> forked = pool_->Fork(sequence, len);
   PagedTraceOp op = Call(Kind::kFork, sequence);
   op.len = len;
+  Ask(op);
+  Result<int> forked = pool_->Fork(sequence, len);
   if (!forked.ok()) return forked;
   op.made = *forked;
   Write(op);
@@ -78,8 +82,9 @@ Result<int> PoolRecorder::Fork(int sequence, int len) {
 }
 
 Result<int> PoolRecorder::SeqLen(int sequence) const {
-  Result<int> len = pool_->SeqLen(sequence);
   PagedTraceOp op = Call(Kind::kSeqLen, sequence);
+  Ask(op);
+  Result<int> len = pool_->SeqLen(sequence);
   if (!len.ok()) return len;
   op.len = *len;
   Write(op);
@@ -89,13 +94,14 @@ Result<int> PoolRecorder::SeqLen(int sequence) const {
 Result<PagedAppend> PoolRecorder::Append(int sequence, int layer,
                                          const TensorView& key,
                                          const TensorView& value) {
+  PagedTraceOp op = Call(Kind::kAppend, sequence);
+  op.layer = layer;
+  Ask(op);
   Result<PagedAppend> appended = pool_->Append(sequence, layer, key, value);
   const StatusCode code = appended.status().code();
   if (code != StatusCode::kOk && code != StatusCode::kCacheFull) {
     return appended;
   }
-  PagedTraceOp op = Call(Kind::kAppend, sequence);
-  op.layer = layer;
   op.key = CopyOf(key, DType::kF32);
   op.value = CopyOf(value, DType::kF32);
   op.result = code;
@@ -105,28 +111,31 @@ Result<PagedAppend> PoolRecorder::Append(int sequence, int layer,
 }
 
 Status PoolRecorder::Commit(int sequence, int new_tokens) {
-  Status status = pool_->Commit(sequence, new_tokens);
   PagedTraceOp op = Call(Kind::kCommit, sequence);
   op.new_tokens = new_tokens;
+  Ask(op);
+  Status status = pool_->Commit(sequence, new_tokens);
   if (status.ok()) Write(op);
   return status;
 }
 
 Status PoolRecorder::Commit(int sequence,
                             std::span<const std::int32_t> tokens) {
-  Status status = pool_->Commit(sequence, tokens);
   PagedTraceOp op = Call(Kind::kCommit, sequence);
   op.tokens.emplace(tokens.begin(), tokens.end());
+  Ask(op);
+  Status status = pool_->Commit(sequence, tokens);
   if (status.ok()) Write(op);
   return status;
 }
 
 Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
                                                    int layer) const {
-  auto views = pool_->Views(sequence, layer);
-  if (!views.ok()) return views;
   PagedTraceOp op = Call(Kind::kViews, sequence);
   op.layer = layer;
+  Ask(op);
+  auto views = pool_->Views(sequence, layer);
+  if (!views.ok()) return views;
   op.key = Joined(*views, &PagedView::key);
   op.value = Joined(*views, &PagedView::value);
   const int start = views->empty() ? 0 : views->front().start;
@@ -141,31 +150,36 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
 }
 
 Status PoolRecorder::Truncate(int sequence, int len) {
-  Status status = pool_->Truncate(sequence, len);
   PagedTraceOp op = Call(Kind::kTruncate, sequence);
   op.len = len;
+  Ask(op);
+  Status status = pool_->Truncate(sequence, len);
   if (status.ok()) Write(op);
   return status;
 }
 
 Status PoolRecorder::Free(int sequence) {
+  const PagedTraceOp op = Call(Kind::kFree, sequence);
+  Ask(op);
   Status status = pool_->Free(sequence);
-  if (status.ok()) Write(Call(Kind::kFree, sequence));
+  if (status.ok()) Write(op);
   return status;
 }
 
 PagedUsage PoolRecorder::Usage() const {
   PagedTraceOp op = Call(Kind::kUsage);
+  Ask(op);
   op.usage = pool_->Usage();
   Write(op);
   return op.usage;
 }
 
 Result<PagedCsr> PoolRecorder::ExportCsr(std::span<const int> sequences) const {
-  Result<PagedCsr> csr = pool_->ExportCsr(sequences);
-  if (!csr.ok()) return csr;
   PagedTraceOp op = Call(Kind::kCsr);
   op.sequences.assign(sequences.begin(), sequences.end());
+  Ask(op);
+  Result<PagedCsr> csr = pool_->ExportCsr(sequences);
+  if (!csr.ok()) return csr;
   op.csr = *csr;
   Write(op);
   return csr;
@@ -173,10 +187,11 @@ Result<PagedCsr> PoolRecorder::ExportCsr(std::span<const int> sequences) const {
 
 Result<PagedTable> PoolRecorder::ExportTable(
     std::span<const int> sequences) const {
-  Result<PagedTable> table = pool_->ExportTable(sequences);
-  if (!table.ok()) return table;
   PagedTraceOp op = Call(Kind::kTable);
   op.sequences.assign(sequences.begin(), sequences.end());
+  Ask(op);
+  Result<PagedTable> table = pool_->ExportTable(sequences);
+  if (!table.ok()) return table;
   op.table = *table;
   Write(op);
   return table;
@@ -185,10 +200,11 @@ Result<PagedTable> PoolRecorder::ExportTable(
 Result<std::vector<std::int64_t>> PoolRecorder::SlotMapping(int sequence,
                                                             int begin,
                                                             int end) const {
-  auto slots = pool_->SlotMapping(sequence, begin, end);
-  if (!slots.ok()) return slots;
   PagedTraceOp op = Call(Kind::kSlots, sequence);
   op.begin = begin;
+  Ask(op);
+  auto slots = pool_->SlotMapping(sequence, begin, end);
+  if (!slots.ok()) return slots;
   op.slots.assign(slots->begin(), slots->end());
   Write(op);
   return slots;

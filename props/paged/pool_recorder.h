@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -28,6 +29,9 @@ class PoolRecorder final : public PagedPool {
 
   // Returns the first error of writing a line: a number that is not finite.
   const Status& status() const { return status_; }
+
+  // The last call, without its rows, if it got no answer that is recorded.
+  const std::optional<PagedTraceOp>& unanswered() const { return asked_; }
 
   const PagedSpec& spec() const override { return pool_->spec(); }
   Result<int> Open(std::span<const std::int32_t> prompt,
@@ -59,11 +63,14 @@ class PoolRecorder final : public PagedPool {
                                                 int end) const override;
 
  private:
+  void Ask(const PagedTraceOp& op) const { asked_ = op; }
   void Write(const PagedTraceOp& op) const;
 
   std::unique_ptr<PagedPool> pool_;
   std::ostream& out_;
-  mutable Status status_;  // Const calls are recorded, too.
+  // Const calls are recorded, too.
+  mutable Status status_;
+  mutable std::optional<PagedTraceOp> asked_;
 };
 
 }  // namespace kvtwin::props

@@ -519,6 +519,10 @@ Judgement Show(std::istream& in, const std::string& name,
   if (options.json) {
     fmt::print("{}\n", JudgementJson(name, judgement));
   } else if (judgement.verdict() == Verdict::kAccept) {
+    const std::int64_t lines = judgement.judged.calls + 1;
+    if (options.from > lines) {
+      fmt::print("    (nothing to show: the recording has {} lines)\n", lines);
+    }
     fmt::print("\nAll lines hold, at the level of {}.\n",
                LevelName(judgement.level));
     if (!judgement.reason().empty()) {

@@ -169,7 +169,9 @@ Expansion ExploreWorker::Expand(
 
 void ExploreWorker::RestoreCaches() {
   Check(reference_->Restore(state_).ok(), "reference: snapshot", "refused");
-  Check(tested_->Restore(state_).ok(), "subject: snapshot", "refused");
+  const Status restored = tested_->Restore(state_);
+  Check(restored.ok(), "subject: snapshot",
+        [&] { return "Restore answers " + restored.ToString(); });
   changed_ = false;
 }
 

@@ -71,7 +71,8 @@ class Driver {
     if (failure.function == "init") failure.text += backend_.init_error();
     failure.rerun = nb::cast<std::string>(rerun_(failure.history));
     failure.report.clear();
-    failure.report = props::FailureText(failure);
+    failure.report =
+        props::FailureText(failure) + props::HintOn(failure, "kvtwin.profile");
     if (page) Check(props::WritePage(failure, *page));
     return {std::string(props::LevelName(failure.level)), failure.check,
             failure.history, failure.text, failure.report};
@@ -159,7 +160,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
         props::RunHistory(parsed, driver.SubjectAt(level), {.trace = &trace});
     if (!result.ran && !result.failure) {
       Raise({StatusCode::kNotSupported,
-             "the description or __init__ of the class refuses such a cache"});
+             props::WhyNotMade(driver.info(), parsed.setup)});
     }
     std::vector<std::string> calls;
     for (const props::Step& step : trace.steps) {

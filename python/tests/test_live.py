@@ -30,6 +30,21 @@ def test_our_cache_byte_for_byte():
     assert result.level == "identity"
 
 
+def test_run_says_which_setup_it_would_run():
+    with pytest.raises(kvtwin.NotSupported, match="it declares is 'kvt1.* legal=1'"):
+        kvtwin.run(Legal, "kvt1 | put 0*1")
+
+
+def test_a_convention_may_be_no_bug():
+    hint = "hint    another convention is not a bug: `kvtwin.profile`"
+    assert hint in kvtwin.fuzz(toys.SeesTooFew, operations=3000).failure
+    assert hint not in kvtwin.fuzz(toys.Raises, operations=3000).failure
+
+
+class Legal(toys.Right):
+    kvtwin = dataclasses.replace(toys.Right.kvtwin, can={"remove_tail"})
+
+
 WRONG = {
     toys.SeesTooFew: ["swa"],
     toys.CopiesOneTooFew: ["copy "],
@@ -298,6 +313,14 @@ def test_laws():
     assert laws["frame"].judged > 0 and laws["frame"].rules
     assert "has no snapshot" in laws["snapshot_is_all"].not_judged
     assert "not judged" in str(laws["snapshot_is_all"])
+    skipped = sum(bool(law.not_judged) for law in result.laws)
+    counts = f"0 broken, {len(laws) - skipped} hold, {skipped} not judged, seed 1"
+    assert str(result).endswith("\n" + counts)
+
+
+def test_laws_name_abilities_as_python_does():
+    text = str(kvtwin.laws(Legal, histories=1))
+    assert "does not say 'any_order'" in text and "KVTWIN_CAN" not in text
 
 
 def test_a_broken_law():

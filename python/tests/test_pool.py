@@ -127,6 +127,11 @@ def test_exceptions_are_reported(pool, method, texts):
     assert not result
     for text in texts:
         assert text in result.failure
+    # The last line of the history is the call that failed.
+    last = result.failure.split("   <- then")[0].splitlines()[-1].split()[1]
+    assert last == method.removesuffix("_unknown")
+    assert "answers internal: exception" in result.failure
+    assert "\\x0a" not in result.failure
 
 
 def test_a_class_that_cannot_be_made(pool):

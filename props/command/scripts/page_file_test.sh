@@ -53,8 +53,13 @@ cmp "$wrong" "$scratch/in.jsonl" || fail "the recording is gone"
 refused check --html "" "$wrong"
 refused fuzz --ops 100 --html ""
 
-# Each recording gets its own page.
-mkdir -p "$scratch/many/a" "$scratch/pages"
+# Without a rejected recording there is no page, and the command says so.
+"$kvtwin" check --html "$scratch/none.html" "$right" 2>&1 >/dev/null |
+  grep -qx "kvtwin: no page: no recording was rejected" ||
+  fail "it does not say that there is no page"
+
+# Each recording gets its own page, in a folder that is made if need be.
+mkdir -p "$scratch/many/a"
 cp "$wrong" "$scratch/many/a/b.jsonl"
 cp "$wrong" "$scratch/many/a-b.jsonl"
 "$kvtwin" check --html "$scratch/pages" "$scratch/many" >/dev/null 2>&1 || true

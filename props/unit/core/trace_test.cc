@@ -207,8 +207,10 @@ TEST(Trace, RefusesBadPuts) {
 TEST(Trace, RefusesBadGets) {
   const Cases cases = {
       {R"(["10","11"])", R"(["10"])", "mask.rows has 1 strings"},
-      {R"(["10","11"])", R"(["10","1"])", "rows must be 2 times 0 or 1"},
-      {R"(["10","11"])", R"(["10","111"])", "rows must be 2 times 0 or 1"},
+      {R"(["10","11"])", R"(["10","1"])",
+       "mask.rows[1] must be 2 times 0 or 1"},
+      {R"(["10","11"])", R"(["1","111"])",
+       "mask.rows[0] must be 2 times 0 or 1"},
       {R"(["10","11"])", R"(["10","1x"])", "mask.rows[1] must be 2 times"},
       {R"(["10","11"])", R"(["10\n11",""])", "rows must be 2 times"},
       {R"(["10","11"])", R"(["1\n","11"])", "mask.rows[0]"},
@@ -216,7 +218,7 @@ TEST(Trace, RefusesBadGets) {
       {R"(["10","11"])", R"([{}])", "mask.rows is a list"},
       {R"(["10","11"])", R"("10")", "mask.rows is '10'"},
       {R"({"shape":[2,2],"rows":["10","11"]})",
-       R"({"shape":[2147483647,1],"rows":[""]})", "rows must be 2147483647"},
+       R"({"shape":[2147483647,1],"rows":[""]})", "rows[0] must be 2147483647"},
       {R"("shape":[2,2])", R"("shape":[2,3])", "mask.rows has 2 strings"},
       {R"("shape":[2,2])", R"("shape":[2])", "mask.shape has 1 dimensions"},
       {R"({"shape":[2,2],"rows":["10","11"]})",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
 import shlex
 import sys
 import traceback
@@ -394,7 +395,12 @@ class LawResult:
 
     def __str__(self) -> str:
         if self.not_judged:
-            return f"-      {self.name:22} not judged: {self.not_judged}"
+            why = re.sub(
+                "KVTWIN_CAN_[A-Z_]+",  # The name that C has for the ability.
+                lambda name: repr(name[0].removeprefix("KVTWIN_CAN_").lower()),
+                self.not_judged,
+            )
+            return f"-      {self.name:22} not judged: {why}"
         if self:
             return f"holds  {self.name:22} judged {self.judged} times"
         statement = self.statement + f" ({self.rules})"
@@ -417,7 +423,13 @@ class LawsResult:
         return all(self.laws) and any(not law.not_judged for law in self.laws)
 
     def __str__(self) -> str:
-        return "\n".join(str(law) for law in self.laws)
+        broken = sum(not law for law in self.laws)
+        skipped = sum(bool(law.not_judged) for law in self.laws)
+        counts = (
+            f"{broken} broken, {len(self.laws) - broken - skipped} hold, "
+            f"{skipped} not judged, seed {self.seed}"
+        )
+        return "\n".join([*(str(law) for law in self.laws), counts])
 
 
 def _rerun(cls: type) -> Callable[[str], str]:
