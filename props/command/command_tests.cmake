@@ -752,6 +752,13 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     set_tests_properties(command.faulty_pool_${fault} PROPERTIES
       ENVIRONMENT KVTWIN_FAULT=${fault})
   endforeach()
+  # The list ends with the call that did not return.
+  kvtwin_command_test(faulty_pool_calls EXIT 1
+    PRINTS "^ +2 append  sequence 0, layer 0, K \\[1, 1, 2\\]   <- then"
+    ARGS run "kvp1 layers=1 block=1 blocks=2 most=2 dtype=f32 | open 0 0 0 | append 0 1 0"
+         --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
+  set_tests_properties(command.faulty_pool_calls PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=crash)
   foreach(json "" --json)
     kvtwin_command_test(faulty_pool_none${json} EXIT 2
       PRINTS "c_pool supports none of the pools of 1000 histories"

@@ -187,6 +187,8 @@ std::vector<std::string> ShortHistories() {
       "| put 0*1 | put 0*2 keep | put 0*1",
       "kind=encoder seqs=1 | put 0*1 image=0",
       kWrapper + "| put 0*2 | put 0*2",
+      kWrapper + "| put 0*2 | put 0*2 | drop 0:1-",
+      "| put 1*2 | reload | put 1*1",
   };
 }
 
@@ -235,7 +237,14 @@ std::vector<Fault> FaultsOfViewsAndCalls() {
       Refuses("Put"),
       Refuses("Get"),
       Refuses("CanResume"),
+      // The calls to the cache that is loaded and then dropped do not count.
+      Refuses("AddSequence"),
       Fault{.throws = true},
+      Fault{.call = "StartForward", .throws = true},
+      Fault{.call = "Put", .throws = true},
+      Fault{.call = "Get", .throws = true},
+      Fault{.call = "Remove", .throws = true},
+      Fault{.call = "CanResume", .throws = true},
   };
 }
 
