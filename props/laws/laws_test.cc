@@ -65,6 +65,8 @@ TEST(Laws, AreListedInTheDocs) {
   std::ifstream in(KVTWIN_DOCS "/laws.md");
   std::vector<std::string> listed;
   for (std::string line; std::getline(in, line);) {
+    const bool goes_on = line.starts_with("  ") && !listed.empty();
+    if (goes_on) listed.back() += line.substr(1);
     if (line.starts_with("- **")) listed.push_back(line);
   }
   std::vector<std::string> expected;
