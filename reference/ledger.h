@@ -229,8 +229,7 @@ class PlainLedger {
         lows[seq] = std::max(lows[seq], token.position + 1);
       }
     }
-    for (const BatchToken& token : batch_)
-      lows[token.sequence] = token.position;
+    for (const auto& token : batch_) lows[token.sequence] = token.position;
     for (const auto& [position, seq, excepted] : batch_) {
       lows[seq] = std::min<std::int64_t>(lows[seq], position);
     }
@@ -328,8 +327,7 @@ class LedgerOf {
   // `more` are the arguments of a Part after its spec.
   template <class... More>
   explicit LedgerOf(const CacheSpec& spec, const More&... more) {
-    for (const CacheSpec& inner : spec.caches)
-      parts_.emplace_back(inner, more...);
+    for (const auto& inner : spec.caches) parts_.emplace_back(inner, more...);
     if (spec.kind != Kind::kWrapper) parts_ = {Part(spec, more...)};
   }
 

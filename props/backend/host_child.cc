@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "core/index.h"
+#include "core/json_line.h"
 #include "props/base/clock.h"
 
 namespace kvtwin::props {
@@ -117,10 +119,27 @@ std::string HostProcess::function() const {
   return name.empty() ? "the backend" : std::string(name);
 }
 
+// The backend may have written to this memory.
+std::vector<Step> HostProcess::PoolSteps() const {
+  std::vector<Step> steps;
+  if (state_ == nullptr) return steps;
+  const std::size_t count = state_->listed;
+  for (std::size_t i = 0; i < std::min(count, state_->list.size()); ++i) {
+    const auto& text = state_->list[i];
+    Step& step = steps.emplace_back();
+    const bool last = i + 1 == state_->list.size();
+    step.number = static_cast<std::int64_t>(last ? count : i + 1);
+    step.call =
+        Printable({text.data(), strnlen(text.data(), text.size())}, 1000);
+  }
+  return steps;
+}
+
 bool HostProcess::Ask(const Json& json) {
   Drain();
   output_.clear();
   state_->step = -1;
+  state_->listed = 0;
   const std::string line = json.dump() + "\n";
   for (std::size_t at = 0; at < line.size();) {
     const ssize_t wrote = write(asked_, line.data() + at, line.size() - at);

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "props/backend/host_process.h"
 #include "props/base/check_name.h"
@@ -41,6 +42,9 @@ class HostProcess {
   std::int64_t step() const {
     return state_ == nullptr ? -1 : state_->step.load();
   }
+
+  // Returns the calls to a pool, up to the last one.
+  std::vector<Step> PoolSteps() const;
 
   bool Ask(const Json& json);
   // Returns the next line; nothing if the process died or was killed.

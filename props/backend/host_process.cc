@@ -393,6 +393,7 @@ RunResult Host::AskPool(const PagedHistory& history, Level level,
   if (!said) {
     result.failure = process->died();
     result.failure->step = history.ops.size();
+    result.failure->trace = process->PoolSteps();
     return result;
   }
   result = RunResultFromJson(*said);

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -38,6 +39,13 @@ struct HostState {
   // If the backend asked for more memory than it may have, the number of the
   // first function that did so, plus 2; else 0.
   std::atomic<int> refused;
+
+  // The list of a pool's calls (PoolCalls), for the case that the process dies.
+  // Where the room ends, each call takes the place of the last one.
+  static constexpr std::size_t kCallsMax = 256;
+  static constexpr std::size_t kCallLength = 240;
+  std::atomic<std::size_t> listed;
+  std::array<std::array<char, kCallLength>, kCallsMax> list;
 };
 // The number and the name of a function that MemoryWatch::Enter gets.
 int FunctionNumber(std::string_view name);

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -329,28 +328,30 @@ PoolAbilities AbilitiesOf(const kvtwin_pool_backend_v1& table) {
 
 // Runs the backend in place of the optimized twin.
 RunResult RunIdentity(const PoolBackend& backend, const PagedHistory& history,
-                      PagedCoverageCounts* counts) {
+                      PagedCoverageCounts* counts, PoolCalls& calls) {
   const PagedMaker make = [&](const PagedSpec& spec, std::string_view twin) {
     return twin == "reference" ? MakePagedPool(spec, twin)
                                : MakeBackendPool(backend, spec);
   };
-  return RunPaged(history, counts, make, /*same_messages=*/false);
+  return RunPaged(history, counts, make, /*same_messages=*/false, &calls);
 }
 
 // Returns what is wrong in a recording of the history, or why it could not be
 // recorded.
 RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
-                        PagedCoverageCounts* counts,
+                        PagedCoverageCounts* counts, PoolCalls& calls,
                         std::unique_ptr<PagedPool> pool) {
   RunResult result = {.ran = true};
   std::stringstream lines;
-  PoolRecorder recorder(std::move(pool), backend.name, lines,
-                        /*own_placement=*/true, backend.rules);
+  auto recorded =
+      std::make_unique<PoolRecorder>(std::move(pool), backend.name, lines,
+                                     /*own_placement=*/true, backend.rules);
+  const PoolRecorder& recorder = *recorded;
+  PoolLog log(std::move(recorded), calls);
   auto& failure = result.failure;
   std::size_t step = 0;
   try {
-    PoolWorkload solo(recorder, AbilitiesOf(backend.table), backend.rules,
-                      counts);
+    PoolWorkload solo(log, AbilitiesOf(backend.table), backend.rules, counts);
     for (; step < history.ops.size(); ++step, ++result.operations) {
       solo.Do(history.ops[step]);
     }
@@ -363,27 +364,17 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   const std::string text = lines.str();
   result.digest = HashBytes(text.data(), text.size(), 0);
   const Judgement judgement = Judge(lines, {"reference"});
-  std::optional<std::int64_t> wrong_line;
-  if (failure && failure->party() == Party::kBackend) {
-    // A failure of the backend itself is reported without the calls.
-  } else if (judgement.verdict() != Verdict::kAccept) {
+  const bool of_backend = failure && failure->party() == Party::kBackend;
+  if (!of_backend && judgement.verdict() != Verdict::kAccept) {
     failure = PoolFailure(judgement.reason());
-    wrong_line = judgement.line();
-  } else if (failure) {
-    wrong_line = std::numeric_limits<std::int64_t>::max();
-  } else if (!recorder.status().ok()) {
+    std::istringstream recording(text);
+    failure->trace = PoolSteps(recording, judgement.line());
+  } else if (!failure && !recorder.status().ok()) {
     failure = PoolFailure(recorder.status().message());
   }
-  if (failure) failure->step = step;
-  if (wrong_line) {
-    std::istringstream recording(text);
-    failure->trace = PoolSteps(recording, *wrong_line);
-    const auto& last = recorder.unanswered();
-    if (last && *wrong_line == std::numeric_limits<std::int64_t>::max()) {
-      failure->trace.push_back(
-          UnansweredStep(*last, 1 + std::ranges::count(text, '\n')));
-    }
-  }
+  if (!failure) return result;
+  failure->step = step;
+  if (failure->trace.empty()) failure->trace = calls.Steps();
   return result;
 }
 
@@ -472,9 +463,10 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
       std::make_unique<BackendPool>(backend, spec, pool));
 }
 
-Subject BackendSubject(const PoolBackend& backend, Level level) {
-  const auto run = [backend, level](const PagedHistory& history,
-                                    const PoolRunOptions& options) {
+Subject BackendSubject(const PoolBackend& backend, Level level,
+                       PoolCalls* calls) {
+  const auto run = [backend, level, calls](const PagedHistory& history,
+                                           const PoolRunOptions& options) {
     PagedCoverageCounts* const counts = options.counts;
     auto pool = MakeBackendPool(backend, history.spec);
     RunResult result;
@@ -487,15 +479,17 @@ Subject BackendSubject(const PoolBackend& backend, Level level) {
       }
       return result;
     }
+    PoolCalls own;
+    PoolCalls& noted = calls == nullptr ? own : *calls;
     if (level == Level::kIdentity) {
       pool->reset();
-      return RunIdentity(backend, history, counts);
+      return RunIdentity(backend, history, counts, noted);
     }
     if (counts != nullptr) {
       const PagedSpec& spec = history.spec;
       counts->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
     }
-    return RunVisibility(backend, history, counts, std::move(*pool));
+    return RunVisibility(backend, history, counts, noted, std::move(*pool));
   };
   return {.name = backend.name, .run_pool = run, .level = level};
 }

@@ -39,7 +39,9 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
 // Level::kIdentity they are compared with the ledger and the reference twin
 // after each call; at kVisibility they are recorded, and the recording is
 // judged. Histories whose pool the backend does not support are skipped.
-Subject BackendSubject(const PoolBackend& backend, Level level);
+// `calls`, if given, gets the calls of each run, and outlives the subject.
+Subject BackendSubject(const PoolBackend& backend, Level level,
+                       PoolCalls* calls = nullptr);
 
 }  // namespace kvtwin::props
 

@@ -11,8 +11,12 @@ class App;
 
 namespace kvtwin::props {
 
-// Runs the whole command, and returns its exit code.
-int RunCommandLine(int argc, char** argv);
+// Adds a subcommand to the command line.
+using AddCommand = void (*)(CLI::App& app, int& exit_code);
+
+// Runs the whole command, with one subcommand more unless it is null, and
+// returns its exit code.
+int RunCommandLine(int argc, char** argv, AddCommand more);
 
 void AddFuzzCommand(CLI::App& app, int& exit_code);
 void AddGenCommand(CLI::App& app, int& exit_code);

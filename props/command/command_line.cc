@@ -445,7 +445,7 @@ int RefuseArguments(const CLI::App& app, const CLI::ParseError& error) {
   return 2;
 }
 
-int Main(int argc, char** argv) {
+int Main(int argc, char** argv, AddCommand more) {
   if (argc > 0) SetProgram(argv[0]);
   CLI::App app("Finds bugs in KV caches", "kvtwin");
   app.set_version_flag("-v,--version", "kvtwin 0.1.0");
@@ -458,10 +458,10 @@ int Main(int argc, char** argv) {
   AddFuzzCommand(app, exit_code);
   AddGenCommand(app, exit_code);
   AddLawsCommand(app, exit_code);
-  AddMuseumCommand(app, exit_code);
   AddExploreCommand(app, exit_code);
   AddStateCommand(app, exit_code);
   AddProfileCommand(app, exit_code);
+  if (more != nullptr) more(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",
                Printable(std::getenv("KVTWIN_TARGET"), 40),
@@ -490,9 +490,9 @@ int Main(int argc, char** argv) {
 
 }  // namespace
 
-int RunCommandLine(int argc, char** argv) {
+int RunCommandLine(int argc, char** argv, AddCommand more) {
   try {
-    return AfterOutput(Main(argc, argv));
+    return AfterOutput(Main(argc, argv, more));
   } catch (const std::exception& error) {  // Such as a full disk.
     std::fprintf(stderr, "kvtwin: %s\n", error.what());
     return 2;

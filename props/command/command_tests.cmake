@@ -406,7 +406,8 @@ if(TARGET kvtwin_shared)
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(profile_few EXIT 0
     PRINTS "^few is like ollama-0.15$" ARGS profile --backend ${few})
-  kvtwin_backend(leaky_backend props/testing/leaky_backend.c)
+  kvtwin_backend(leaky_backend props/testing/twin_backend.c)
+  target_compile_definitions(kvtwin_leaky_backend PRIVATE LEAKY)
   target_link_libraries(kvtwin_leaky_backend PRIVATE kvtwin_shared)
   set(leaky $<TARGET_FILE:kvtwin_leaky_backend>)
   # Its tokens are as many as the cells that are free: shrinking such counts
@@ -450,8 +451,8 @@ if(TARGET kvtwin_shared)
            --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
   endforeach()
   kvtwin_command_test(explore_twin_backend EXIT 0
-    PRINTS "^all +4711 states, +591598 transitions, .* 0 differences, fixed point"
-    ARGS explore --cells 3 --positions 3
+    PRINTS "^all +1632 states, +121944 transitions, .* 0 differences, fixed point"
+    ARGS explore --cells 3 --positions 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(explore_few EXIT 0
     PRINTS "^all +475 states, .* 0 differences, fixed point"
@@ -751,6 +752,13 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     set_tests_properties(command.faulty_pool_${fault} PROPERTIES
       ENVIRONMENT KVTWIN_FAULT=${fault})
   endforeach()
+  # The list ends with the call that did not return.
+  kvtwin_command_test(faulty_pool_calls EXIT 1
+    PRINTS "^ +2 append  sequence 0, layer 0, K \\[1, 1, 2\\]   <- then"
+    ARGS run "kvp1 layers=1 block=1 blocks=2 most=2 dtype=f32 | open 0 0 0 | append 0 1 0"
+         --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
+  set_tests_properties(command.faulty_pool_calls PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=crash)
   foreach(json "" --json)
     kvtwin_command_test(faulty_pool_none${json} EXIT 2
       PRINTS "c_pool supports none of the pools of 1000 histories"

@@ -167,6 +167,9 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
   const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
   const StatusCode reference = reference_->StartForward(batch, reserve).code();
   const StatusCode subject = tested_->StartForward(batch, reserve).code();
+  // The step, which CheckCodes draws, shows the first cache again.
+  pass_.active = subject == StatusCode::kOk;
+  if (pass_.active) active_type_ = 0;
   CheckCodes(call, by_ledger, reference, subject);
   if (observer_ != nullptr) {
     observer_->StartForward(batch, reserve, by_ledger, ledger_);
@@ -175,10 +178,8 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
        pass_.tokens.positions.size() * sizeof(std::int32_t));
   Hash(pass_.tokens.sequences.data(),
        pass_.tokens.sequences.size() * sizeof(int));
-  pass_.active = subject == StatusCode::kOk;
   if (pass_.active) pass_.fresh.set();
   pass_.reserve = reserve;
-  if (pass_.active) active_type_ = 0;
   if (setup_.legal) {
     Check(pass_.active || reserve, "reference: a legal client is refused",
           [&] { return call() + " is refused"; });

@@ -89,7 +89,6 @@ struct Step {
   std::string answer;       // "ok", "cache_full", "true", ... or empty.
 
   bool begins_pass = false;
-  bool frees = false;  // Frees a sequence of a pool.
 
   // The drawing, as far as the frame goes.
   bool drawn = false;

@@ -5,8 +5,7 @@
 kvtwin_unite(cuda_test_sources)
 kvtwin_unite(emulator_tests)
 function(kvtwin_add_cuda_tests target prefix)
-  target_compile_options(${target} PRIVATE
-    "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>")
+  target_compile_options(${target} PRIVATE ${cold})
   target_link_libraries(${target}
     PRIVATE kvtwin_props rapidcheck rapidcheck_gtest GTest::gmock
             GTest::gtest_main)
@@ -27,7 +26,7 @@ if(NOT KVTWIN_CUDA AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
   add_test(NAME cuda.compiles
     COMMAND ${PROJECT_SOURCE_DIR}/dev cuda --compile)
   set_tests_properties(cuda.compiles PROPERTIES
-    LABELS cuda PROCESSORS 2 SKIP_RETURN_CODE 77 TIMEOUT 900)
+    LABELS cuda PROCESSORS 2 COST 200 SKIP_RETURN_CODE 77 TIMEOUT 900)
 endif()
 
 # The emulator's threads are fibers of Boost.
@@ -69,7 +68,7 @@ endif()
 add_executable(kvtwin-emulated
   $<FILTER:$<TARGET_OBJECTS:kvtwin_command>,INCLUDE,/kvtwin[.]cc>)
 set_target_properties(kvtwin-emulated PROPERTIES LINKER_LANGUAGE CXX)
-target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
+target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated kvtwin_museum)
 function(kvtwin_emulated_test name prints)
   add_test(NAME emulated.command.${name}
     COMMAND ${PROJECT_SOURCE_DIR}/props/testing/expect.sh 0 "${prints}"

@@ -406,5 +406,40 @@ TEST(FaultyRecordings, ImpossibleResultsAreRejected) {
       {{4, R"("cache_full")", R"("ok")", "result is ok, expected cache_full"}});
 }
 
+// At visibility, too, a cache without tokens is not full (S4, S8, S12), unless
+// the batch may be more than it was made for.
+TEST(FaultyRecordings, ACacheWithoutTokensIsNotFull) {
+  const std::string header = OtherHeader(kHeader);
+  const auto start = [](const std::string& positions,
+                        const std::string& sequences,
+                        const std::string& result) {
+    return fmt::format(
+        R"({{"op":"start_forward","positions":[{}],"sequences":[{}],)"
+        R"("result":"{}"}})",
+        positions, sequences, result);
+  };
+  const std::string full = start("0,1", "0,0", "cache_full");
+  const std::string reason =
+      "start_forward: result is cache_full, but the cache has no tokens";
+  const std::string remove =
+      R"({"op":"remove","seq":0,"begin":0,"end":2147483647,"result":"ok"})";
+  for (const Recording& lines :
+       {Recording{header, full},
+        Recording{header, start("0,1", "0,0", "ok"), kPut, remove, full}}) {
+    const Judgement judgement = JudgeText(Lines(lines));
+    EXPECT_EQ(VerdictName(judgement.verdict()), "reject");
+    EXPECT_TRUE(judgement.reason().starts_with(reason)) << judgement.reason();
+  }
+  for (const auto& [positions, sequences] :
+       {std::pair("1,2", "0,0"), std::pair("0,0", "0,0"),
+        std::pair("0,0", "0,1")}) {
+    SCOPED_TRACE(positions);
+    ExpectAccept(Lines({header, start(positions, sequences, "cache_full")}),
+                 Level::kVisibility);
+  }
+  ExpectAccept(Lines({header, start("0", "0", "ok"), full}),
+               Level::kVisibility);
+}
+
 }  // namespace
 }  // namespace kvtwin::props

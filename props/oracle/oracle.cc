@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "core/index.h"
@@ -587,7 +588,7 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   fresh_.assign(fresh_.size(), ok && !op.reserve);
   if (!ok) {
     // Tokens that our caches evict before they refuse leave the ledger too.
-    if (header_.visibility_only) return std::nullopt;
+    if (header_.visibility_only) return CheckRoom(op);
     Ledger after = *ledger_;
     if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
     return std::nullopt;
@@ -595,6 +596,29 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const Status status = ledger_->StartForward(batch, op.reserve);
   if (status.ok()) return std::nullopt;
   return WrongAnswer("result is ok, expected {}", status.ToString());
+}
+
+// A cache without tokens has room for a batch of new sequences with at most
+// `capacity` tokens: such a cache has at least `capacity` or `max_batch` cells
+// (S4), all of them free (S8), and only a lack of cells is cache_full (S12).
+// Each token of the batch counts, also if others have its position.
+std::optional<Failure> Oracle::CheckRoom(const TraceOp& op) const {
+  const InitArgs& init = header_.init;
+  const auto tokens = std::ssize(op.positions);  // The gate: <= max_batch.
+  std::map<int, std::int32_t> next;  // The next position, by sequence.
+  bool fits = tokens <= init.capacity;
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const int sequence = At(op.sequences, i);
+    fits = fits && At(op.positions, i) == next[sequence]++ &&
+           sequence < init.max_sequences;
+  }
+  const bool empty = std::ranges::all_of(
+      ledger_->parts(), [](const auto& part) { return part.tokens().empty(); });
+  if (!empty || !fits) return std::nullopt;
+  return WrongAnswer(
+      "result is cache_full, but the cache has no tokens, and the batch is "
+      "within capacity {} and max_sequences {}",
+      init.capacity, init.max_sequences);
 }
 
 std::optional<Failure> Oracle::FollowRemove(const TraceOp& op) {

@@ -102,6 +102,7 @@ class Oracle {
 
   std::optional<Failure> FollowLedger(const TraceOp& op);
   std::optional<Failure> FollowStart(const TraceOp& op);
+  std::optional<Failure> CheckRoom(const TraceOp& op) const;
   std::optional<Failure> FollowRemove(const TraceOp& op);
   std::optional<Failure> CheckDims(const TraceOp& op) const;
   std::optional<Failure> CheckVisibility(const TraceOp& op) const;

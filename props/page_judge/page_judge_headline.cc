@@ -36,6 +36,8 @@ class HeadlineJudge {
         wrong_row_(page["wrong"]["row"]),
         wrong_cell_(page["wrong"]["cell"]),
         attention_(page["check"] == "subject: attention"),
+        backend_failed_(
+            page["check"].get<std::string>().starts_with("backend: ")),
         actual_(CellIn(step_, "found", wrong_cell_)),
         expected_(CellIn(step_, "cells", wrong_cell_)) {
     FindRow();
@@ -151,8 +153,10 @@ class HeadlineJudge {
       Expect(attention_, headline_);
     } else {
       const std::string call = step_["call"];
-      const std::string name = call.substr(0, call.find_first_of("( "));
-      Expect(headline_ == name + " gave a wrong answer.", headline_);
+      const std::string name = call.substr(0, call.find_first_of("( :"));
+      Expect(headline_ == (backend_failed_ ? "The backend failed."
+                                           : name + " gave a wrong answer."),
+             headline_);
       // Each wrong row that is drawn would be named.
       Expect(wrong_row_ < 0, headline_);
     }
@@ -198,8 +202,9 @@ class HeadlineJudge {
   std::string more_;
   int wrong_row_;
   std::int64_t wrong_cell_;
-  bool attention_;      // The check compares what attention returns.
-  const json* actual_;  // The token in the wrong cell; null: none.
+  bool attention_;       // The check compares what attention returns.
+  bool backend_failed_;  // It crashed, or did not return.
+  const json* actual_;   // The token in the wrong cell; null: none.
   const json* expected_;
   const json* row_ = nullptr;
   char sight_ = ' ';

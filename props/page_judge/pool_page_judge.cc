@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/index.h"
+#include "kvtwin/status.h"
 
 namespace kvtwin::props {
 namespace {
@@ -68,17 +69,39 @@ void AddList(const json& list, std::vector<std::int64_t>& numbers) {
   }
 }
 
-// Returns the numbers that a page must show for a call that changes the pool.
+// Returns the calls that the page of a history lists: those that change the
+// pool, counted from 1, and the last call.
+std::vector<Line> ListedOf(const std::vector<json>& calls) {
+  std::vector<Line> lines;
+  for (const json& call : calls) {
+    if (!ChangesThePool(call) && &call != &calls.back()) continue;
+    lines.push_back({std::ssize(lines) + 1, call});
+  }
+  return lines;
+}
+
+// Returns the name of a status at the end of the text: "...: ok"; or "".
+std::string StatusAtEnd(const std::string& text) {
+  const std::size_t at = text.rfind(": ");
+  if (at == text.npos) return "";
+  std::string word = text.substr(at + 2);
+  for (int code = 0; code <= AsInt(StatusCode::kDeviceError); ++code) {
+    if (word == StatusName(static_cast<StatusCode>(code))) return word;
+  }
+  return "";
+}
+
+// Returns the numbers that a page must show for a call.
 std::vector<std::int64_t> NumbersOf(const json& call, bool with_answer) {
   const std::string op = call["op"];
   std::vector<std::int64_t> numbers;
   if (op == "open") {
     AddList(call.value("prompt", json::array()), numbers);
-  } else {
+  } else if (call.contains("seq")) {
     numbers.push_back(call["seq"]);
   }
+  if (call.contains("layer")) numbers.push_back(call["layer"]);
   if (op == "append") {
-    numbers.push_back(call["layer"]);
     AddList(call["key"]["shape"], numbers);
   } else if (op == "commit" && call.contains("tokens")) {
     AddList(call["tokens"], numbers);
@@ -90,7 +113,9 @@ std::vector<std::int64_t> NumbersOf(const json& call, bool with_answer) {
   if (with_answer && (op == "open" || op == "fork")) {
     numbers.push_back(call["result"]);
   }
-  if (with_answer && op == "open") numbers.push_back(call["len"]);
+  if (with_answer && call.contains("len") && op == "open") {
+    numbers.push_back(call["len"]);
+  }
   return numbers;
 }
 
@@ -98,54 +123,53 @@ class PoolPageJudge {
  public:
   PoolPageJudge(const json& page, const JudgedPool& pool)
       : page_(page),
-        is_history_(pool.is_history),
-        lines_(LinesOf(pool.recording)) {}
+        is_history_(pool.recording.empty()),
+        lines_(is_history_ ? ListedOf(pool.calls) : LinesOf(pool.recording)) {}
 
   PageVerdict Run() {
-    // The page of a history shows the calls that change the pool.
-    if (is_history_) {
-      std::erase_if(
-          lines_, [](const Line& line) { return !ChangesThePool(line.call); });
-    }
     const json& steps = page_["steps"];
     const auto left_out = page_["left_out"].get<std::int64_t>();
     const std::int64_t drawn = left_out + std::ssize(steps);
-    labels_.Expect(drawn <= std::ssize(lines_), "a call was not made");
-    if (!is_history_) {
+    if (lines_.empty()) {
+      labels_.Expect(drawn == 1 && steps[0]["call"] == "setup", "no call");
+    } else {
+      labels_.Expect(drawn <= std::ssize(lines_), "a call was not made");
       labels_.Expect(drawn == std::ssize(lines_), "each call is in the list");
     }
     for (std::int64_t i = 0; i < std::ssize(steps); ++i) {
       const auto at = AsSize(left_out + i);
       if (at >= lines_.size()) break;
-      JudgeStep(At(steps, i), lines_[at], i + 1 == std::ssize(steps));
+      JudgeStep(At(steps, i), lines_[at]);
     }
     JudgeHeadline();
     return std::move(labels_.verdict());
   }
 
  private:
-  void JudgeStep(const json& step, const Line& line, bool is_last) {
+  void JudgeStep(const json& step, const Line& line) {
     const std::string call = step["call"];
     const std::string arguments = step["arguments"];
     const std::string text = arguments.empty() ? call : call + " " + arguments;
     labels_.SetPlace(fmt::format("step {} {}: ", step["number"].dump(), text));
-    if (!is_history_) {
-      labels_.Expect(step["number"] == line.number, "the number of the line");
-    }
-    const std::string name = call.substr(0, call.find(' '));
+    labels_.Expect(step["number"] == line.number, "the number of the line");
+    const std::string name = call.substr(0, call.find_first_of(" :"));
     labels_.Expect(name == line.call["op"], "the call was " + line.call.dump());
-    if (name != line.call["op"] || !ChangesThePool(line.call)) return;
-    const bool with_answer = !is_history_ || !is_last;
-    const auto expected = NumbersOf(line.call, with_answer);
+    if (name != line.call["op"]) return;
+    // The reads of a recording have more than these numbers.
+    if (!is_history_ && !ChangesThePool(line.call)) return;
+    const std::string status =
+        line.call.value("status", is_history_ ? "" : "ok");
+    const auto expected = NumbersOf(line.call, status == "ok");
     const auto shown = NumbersIn(text);
     labels_.Expect(
         shown == expected,
         fmt::format("it shows [{}], the call has [{}]", fmt::join(shown, " "),
                     fmt::join(expected, " ")));
-    if (name == "append" && with_answer) {
-      const std::string result = line.call.value("result", "ok");
-      labels_.Expect(text.ends_with(": " + result), "the answer was " + result);
+    std::string answer = status == "ok" ? "" : status;
+    if (name == "append") {
+      answer = is_history_ ? status : line.call.value("result", "ok");
     }
+    labels_.Expect(StatusAtEnd(text) == answer, "the answer was " + answer);
   }
 
   void JudgeHeadline() {
@@ -153,8 +177,12 @@ class PoolPageJudge {
     const std::string call = page_["steps"].back()["call"];
     const std::string headline = page_["headline"];
     const std::string reason = page_["reason"];
+    const bool failed =
+        page_["check"].get<std::string>().starts_with("backend:");
     labels_.Expect(
-        headline == call.substr(0, call.find(' ')) + " gave a wrong answer.",
+        headline == (failed ? "The backend failed."
+                            : call.substr(0, call.find_first_of(" :")) +
+                                  " gave a wrong answer."),
         headline);
     labels_.Expect(page_["more"] == reason.substr(0, reason.find('\n')),
                    page_["more"]);

@@ -1,21 +1,22 @@
 // A judge of the pages of pools: it compares each label of a page with the
-// recording of the calls, as the pool under test answered them.
+// calls, as the pool under test got and answered them.
 
 #ifndef KVTWIN_PROPS_PAGE_JUDGE_POOL_PAGE_JUDGE_H_
 #define KVTWIN_PROPS_PAGE_JUDGE_POOL_PAGE_JUDGE_H_
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "props/page_judge/page_token.h"
 
 namespace kvtwin::props {
 
+// Either a recording or the calls of a history.
 struct JudgedPool {
-  std::string recording;  // Its last line, or a line soon after, is wrong.
-  // The page is of a history: its steps count the calls, and its last step has
-  // no answer, because the pool may not have returned any.
-  bool is_history = false;
+  std::string recording = {};  // Its last line, or a line soon after, is wrong.
+  // The log of a LoggingPool, up to the call after which the history failed.
+  std::vector<nlohmann::json> calls = {};
 };
 
 PageVerdict JudgePoolPage(const nlohmann::json& page, const JudgedPool& pool);

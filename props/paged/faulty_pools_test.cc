@@ -17,9 +17,15 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "props/page_judge/logging_pool.h"
+#include "props/page_judge/page_judge.h"
+#include "props/page_judge/pool_page_judge.h"
 #include "props/paged/paged_client.h"
 #include "props/paged/paged_runner.h"
+#include "props/paged/pool_log.h"
 #include "props/paged/pool_workload.h"
+#include "props/report/page.h"
+#include "props/search/judged_page.h"
 #include "props/testing/pools.h"
 
 namespace kvtwin::props {
@@ -172,7 +178,9 @@ PagedMaker WrongPools(const Wrong& wrong, Who who) {
   };
 }
 
+// Each label on the page of each failure is true, too.
 void ExpectFound(const std::vector<Case>& cases) {
+  std::int64_t labels = 0;
   for (const Case& one : cases) {
     SCOPED_TRACE(one.name);
     const auto history = ParsePagedHistory("kvp1 " + one.history);
@@ -182,7 +190,12 @@ void ExpectFound(const std::vector<Case>& cases) {
         TextOf(RunPaged(*history, nullptr, WrongPools(one.wrong, one.who)));
     EXPECT_NE(wrong.find(one.text), std::string::npos) << wrong;
     EXPECT_NE(wrong, "");
+    const auto page = JudgePageOf(*history, WrongPools(one.wrong, one.who));
+    ASSERT_TRUE(page);
+    labels += page->labels;
+    for (const std::string& lie : page->lies) ADD_FAILURE() << lie;
   }
+  fmt::print("faulty pools: {} pages, {} labels\n", cases.size(), labels);
 }
 
 // Keeps copies of tensors alive. Change points a view to such a copy, in which
@@ -601,12 +614,20 @@ TEST(FaultyPools, AWorkloadStopsAtAnImpossibleAnswer) {
       "kvp1 " + kPool + kCommit +
       "| fork 0 3 0 | append 0 0 2 | commit_unknown 0 1 0 | truncate 0 1 0");
   const auto fault = [&](const Wrong& wrong, const PoolAbilities& abilities) {
-    WrongPool pool(*MakePagedPool(history.spec, "reference"), wrong);
+    std::vector<nlohmann::json> log;
+    PoolCalls calls;
+    auto faulty = std::make_unique<WrongPool>(
+        *MakePagedPool(history.spec, "reference"), wrong);
+    PoolLog pool(std::make_unique<LoggingPool>(std::move(faulty), log), calls);
     PoolWorkload solo(pool, abilities);
     try {
       for (const PagedOp& op : history.ops) solo.Do(op);
       solo.End();
-    } catch (const Failure& found) {
+    } catch (Failure found) {
+      found.trace = calls.Steps();
+      const PageVerdict page =
+          JudgePoolPage(PageData(PageHtml(found)), {.calls = log});
+      for (const std::string& lie : page.lies) ADD_FAILURE() << lie;
       return found.text;
     }
     return std::string();

@@ -1,5 +1,6 @@
 // Runs a random history of a paged pool on the ledger, the reference and the
-// optimized twin, and compares them.
+// optimized twin, and compares them. Each comparison follows the call whose
+// answer it judges, so that the last call of a report is the wrong one.
 
 #ifndef KVTWIN_PROPS_PAGED_PAGED_DRIVER_H_
 #define KVTWIN_PROPS_PAGED_PAGED_DRIVER_H_

@@ -36,13 +36,26 @@ RunResult Play(const PagedHistory& history, PagedDriver& driver) {
 }  // namespace
 
 RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
-                   const PagedMaker& make, bool same_messages) {
-  PagedDriver driver(history.spec, counts, make, same_messages);
+                   const PagedMaker& make, bool same_messages,
+                   PoolCalls* calls) {
+  PoolCalls own;
+  PoolCalls& noted = calls == nullptr ? own : *calls;
+  const PagedMaker make_noted =
+      [&](const PagedSpec& spec,
+          std::string_view twin) -> Result<std::unique_ptr<PagedPool>> {
+    auto pool = make(spec, twin);
+    if (!pool.ok() || twin == "reference") return pool;
+    return std::unique_ptr<PagedPool>(
+        std::make_unique<PoolLog>(std::move(*pool), noted));
+  };
+  PagedDriver driver(history.spec, counts, make_noted, same_messages);
   if (counts != nullptr) {
     const PagedSpec& spec = history.spec;
     counts->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
   }
-  return Play(history, driver);
+  RunResult result = Play(history, driver);
+  if (result.failure) result.failure->trace = noted.Steps();
+  return result;
 }
 
 RunResult RunHistory(const PagedHistory& history, const Subject& subject,

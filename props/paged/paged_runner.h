@@ -12,15 +12,17 @@
 #include "props/compare/runner.h"
 #include "props/paged/paged_driver.h"
 #include "props/paged/paged_history.h"
+#include "props/paged/pool_log.h"
 
 namespace kvtwin::props {
 
 // Runs a history on the ledger, the reference and the optimized twin. `ran` in
-// the result is always true.
+// the result is always true. A failure has the calls to the latter pool as its
+// trace; they are also left in `calls`, if given.
 RunResult RunPaged(const PagedHistory& history,
                    PagedCoverageCounts* counts = nullptr,
                    const PagedMaker& make = MakePagedPool,
-                   bool same_messages = true);
+                   bool same_messages = true, PoolCalls* calls = nullptr);
 
 // Runs a history on the subject's pool.
 RunResult RunHistory(const PagedHistory& history, const Subject& subject,

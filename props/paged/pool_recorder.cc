@@ -39,7 +39,7 @@ std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
 PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
                            std::string producer, std::ostream& out,
                            bool own_placement, const PoolRules& rules)
-    : pool_(std::move(pool)), out_(out) {
+    : ForwardingPool(std::move(pool)), out_(out) {
   status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
                                               .visibility_only = own_placement,
                                               .spec = pool_->spec(),
@@ -50,7 +50,6 @@ PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
 void PoolRecorder::Write(const PagedTraceOp& op) const {
   const Status status = WriteTraceOp(op, out_);
   if (status_.ok()) status_ = status;
-  asked_.reset();
 }
 
 Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
@@ -58,10 +57,8 @@ Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
   PagedTraceOp op = Call(Kind::kOpen);
   op.tokens.emplace(prompt.begin(), prompt.end());
   op.prefix_key = key;
-  Ask(op);
   Result<int> opened = pool_->Open(prompt, key);
   if (!opened.ok()) return opened;
-  Ask(Call(Kind::kSeqLen, *opened));
   const Result<int> len = pool_->SeqLen(*opened);
   if (!len.ok()) return len;
   op.made = *opened;
@@ -73,7 +70,6 @@ Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
 Result<int> PoolRecorder::Fork(int sequence, int len) {
   PagedTraceOp op = Call(Kind::kFork, sequence);
   op.len = len;
-  Ask(op);
   Result<int> forked = pool_->Fork(sequence, len);
   if (!forked.ok()) return forked;
   op.made = *forked;
@@ -83,7 +79,6 @@ Result<int> PoolRecorder::Fork(int sequence, int len) {
 
 Result<int> PoolRecorder::SeqLen(int sequence) const {
   PagedTraceOp op = Call(Kind::kSeqLen, sequence);
-  Ask(op);
   Result<int> len = pool_->SeqLen(sequence);
   if (!len.ok()) return len;
   op.len = *len;
@@ -96,7 +91,6 @@ Result<PagedAppend> PoolRecorder::Append(int sequence, int layer,
                                          const TensorView& value) {
   PagedTraceOp op = Call(Kind::kAppend, sequence);
   op.layer = layer;
-  Ask(op);
   Result<PagedAppend> appended = pool_->Append(sequence, layer, key, value);
   const StatusCode code = appended.status().code();
   if (code != StatusCode::kOk && code != StatusCode::kCacheFull) {
@@ -113,7 +107,6 @@ Result<PagedAppend> PoolRecorder::Append(int sequence, int layer,
 Status PoolRecorder::Commit(int sequence, int new_tokens) {
   PagedTraceOp op = Call(Kind::kCommit, sequence);
   op.new_tokens = new_tokens;
-  Ask(op);
   Status status = pool_->Commit(sequence, new_tokens);
   if (status.ok()) Write(op);
   return status;
@@ -123,7 +116,6 @@ Status PoolRecorder::Commit(int sequence,
                             std::span<const std::int32_t> tokens) {
   PagedTraceOp op = Call(Kind::kCommit, sequence);
   op.tokens.emplace(tokens.begin(), tokens.end());
-  Ask(op);
   Status status = pool_->Commit(sequence, tokens);
   if (status.ok()) Write(op);
   return status;
@@ -133,7 +125,6 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
                                                    int layer) const {
   PagedTraceOp op = Call(Kind::kViews, sequence);
   op.layer = layer;
-  Ask(op);
   auto views = pool_->Views(sequence, layer);
   if (!views.ok()) return views;
   op.key = Joined(*views, &PagedView::key);
@@ -152,7 +143,6 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
 Status PoolRecorder::Truncate(int sequence, int len) {
   PagedTraceOp op = Call(Kind::kTruncate, sequence);
   op.len = len;
-  Ask(op);
   Status status = pool_->Truncate(sequence, len);
   if (status.ok()) Write(op);
   return status;
@@ -160,7 +150,6 @@ Status PoolRecorder::Truncate(int sequence, int len) {
 
 Status PoolRecorder::Free(int sequence) {
   const PagedTraceOp op = Call(Kind::kFree, sequence);
-  Ask(op);
   Status status = pool_->Free(sequence);
   if (status.ok()) Write(op);
   return status;
@@ -168,7 +157,6 @@ Status PoolRecorder::Free(int sequence) {
 
 PagedUsage PoolRecorder::Usage() const {
   PagedTraceOp op = Call(Kind::kUsage);
-  Ask(op);
   op.usage = pool_->Usage();
   Write(op);
   return op.usage;
@@ -177,7 +165,6 @@ PagedUsage PoolRecorder::Usage() const {
 Result<PagedCsr> PoolRecorder::ExportCsr(std::span<const int> sequences) const {
   PagedTraceOp op = Call(Kind::kCsr);
   op.sequences.assign(sequences.begin(), sequences.end());
-  Ask(op);
   Result<PagedCsr> csr = pool_->ExportCsr(sequences);
   if (!csr.ok()) return csr;
   op.csr = *csr;
@@ -189,7 +176,6 @@ Result<PagedTable> PoolRecorder::ExportTable(
     std::span<const int> sequences) const {
   PagedTraceOp op = Call(Kind::kTable);
   op.sequences.assign(sequences.begin(), sequences.end());
-  Ask(op);
   Result<PagedTable> table = pool_->ExportTable(sequences);
   if (!table.ok()) return table;
   op.table = *table;
@@ -202,7 +188,6 @@ Result<std::vector<std::int64_t>> PoolRecorder::SlotMapping(int sequence,
                                                             int end) const {
   PagedTraceOp op = Call(Kind::kSlots, sequence);
   op.begin = begin;
-  Ask(op);
   auto slots = pool_->SlotMapping(sequence, begin, end);
   if (!slots.ok()) return slots;
   op.slots.assign(slots->begin(), slots->end());

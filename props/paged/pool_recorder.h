@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -13,12 +12,13 @@
 
 #include "core/trace/paged_trace.h"
 #include "kvtwin/paged.h"
+#include "props/base/forwarding_pool.h"
 
 namespace kvtwin::props {
 
 // Wraps a pool. It does not record refused misuse, because recordings have
 // none, or ViewsPacked and ContiguousKV, whose rows are those of Views.
-class PoolRecorder final : public PagedPool {
+class PoolRecorder final : public ForwardingPool {
  public:
   // `own_placement`: the pool places blocks by its own rules, or has none, in
   // which case its views say block -1; only such a pool may have `rules`.
@@ -30,10 +30,6 @@ class PoolRecorder final : public PagedPool {
   // Returns the first error of writing a line: a number that is not finite.
   const Status& status() const { return status_; }
 
-  // The last call, without its rows, if it got no answer that is recorded.
-  const std::optional<PagedTraceOp>& unanswered() const { return asked_; }
-
-  const PagedSpec& spec() const override { return pool_->spec(); }
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override;
   Result<int> Fork(int sequence, int len) override;
@@ -43,19 +39,8 @@ class PoolRecorder final : public PagedPool {
   Status Commit(int sequence, int new_tokens) override;
   Status Commit(int sequence, std::span<const std::int32_t> tokens) override;
   Result<std::vector<PagedView>> Views(int sequence, int layer) const override;
-  Result<std::vector<PagedView>> ViewsPacked(int sequence,
-                                             int layer) const override {
-    return pool_->ViewsPacked(sequence, layer);
-  }
-  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
-                                              int kv_len) const override {
-    return pool_->ContiguousKV(sequence, layer, kv_len);
-  }
   Status Truncate(int sequence, int len) override;
   Status Free(int sequence) override;
-  Result<Device> LayerDevice(int layer) const override {
-    return pool_->LayerDevice(layer);
-  }
   PagedUsage Usage() const override;
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override;
   Result<PagedTable> ExportTable(std::span<const int> sequences) const override;
@@ -63,14 +48,10 @@ class PoolRecorder final : public PagedPool {
                                                 int end) const override;
 
  private:
-  void Ask(const PagedTraceOp& op) const { asked_ = op; }
   void Write(const PagedTraceOp& op) const;
 
-  std::unique_ptr<PagedPool> pool_;
   std::ostream& out_;
-  // Const calls are recorded, too.
-  mutable Status status_;
-  mutable std::optional<PagedTraceOp> asked_;
+  mutable Status status_;  // Const calls are recorded, too.
 };
 
 }  // namespace kvtwin::props

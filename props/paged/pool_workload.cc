@@ -32,6 +32,9 @@ void PoolWorkload::End() {
 // Adds a new sequence with the first SeqLen of the client's tokens.
 void PoolWorkload::Add(std::string_view call, int sequence,
                        PagedClient client) {
+  Expect(!sequences_.contains(sequence), [&] {
+    return fmt::format("{}: there is a sequence {} already", call, sequence);
+  });
   const int len = Need(pool_.SeqLen(sequence), "SeqLen");
   Expect(len >= 0 && AsSize(len) <= client.tokens.size(), [&] {
     return fmt::format("{}: sequence {} begins with {} tokens, it may have {}",
@@ -40,14 +43,8 @@ void PoolWorkload::Add(std::string_view call, int sequence,
   client.tokens.resize(AsSize(len));
   client.pending.clear();
   const auto layers = AsSize(pool_.spec().layers);
-  const bool added =
-      sequences_
-          .try_emplace(sequence,
-                       Sequence{std::move(client), std::vector<int>(layers, 0)})
-          .second;
-  Expect(added, [&] {
-    return fmt::format("{}: there is a sequence {} already", call, sequence);
-  });
+  sequences_.try_emplace(
+      sequence, Sequence{std::move(client), std::vector<int>(layers, 0)});
 }
 
 void PoolWorkload::Open(const PagedOp& op) {

@@ -367,10 +367,13 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
     return {who + " does not see what it must read.",
             fmt::format("{} {}.", where, TokenName(*missing))};
   }
+  if (failure.party() == Party::kBackend) {
+    return {"The backend failed.", reason};
+  }
   if (reader && failure.Is("subject: attention")) {
     return {who + " reads the wrong tokens.", reason};
   }
-  return {step.call.substr(0, step.call.find_first_of("( ")) +
+  return {step.call.substr(0, step.call.find_first_of("( :")) +
               " gave a wrong answer.",
           reason};
 }

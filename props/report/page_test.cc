@@ -176,21 +176,6 @@ TEST(Page, PassesBeginWithStartForward) {
   }
 }
 
-// After the last operation the driver frees all sequences.
-TEST(Page, APoolsCallsEndWithTheLastOperation) {
-  const Failure wrong = {.check = "subject: pool",
-                         .text = "append: it differs"};
-  const auto last_call = [&](const std::string& line) {
-    return Explain(*ParsePagedHistory(line), wrong, PagedSubject())
-        .trace.back()
-        .call;
-  };
-  const std::string appends =
-      "kvp1 block=2 blocks=4 | open 0 0 0 | append 0 1 0";
-  EXPECT_TRUE(last_call(appends).starts_with("append ")) << last_call(appends);
-  EXPECT_EQ(last_call(appends + " | free 0 0 0"), "free  sequence 0");
-}
-
 TEST(Page, IsWrittenOrExplainsWhyNot) {
   const ScratchFolder folder("page");
   const std::string path = folder.File("page.html");

@@ -156,23 +156,6 @@ std::string PoolCallText(const PagedTraceOp& op) {
   return "";
 }
 
-Step UnansweredStep(const PagedTraceOp& op, std::int64_t line) {
-  std::string text = PoolCallText(op);
-  if (op.kind == PagedTraceOpKind::kAppend ||
-      op.kind == PagedTraceOpKind::kViews) {
-    text = fmt::format("sequence {}, layer {}", op.seq, op.layer);
-  } else if (op.kind == PagedTraceOpKind::kSeqLen) {
-    text = fmt::format("sequence {}", op.seq);
-  } else if (op.kind == PagedTraceOpKind::kUsage) {
-    text.clear();
-  }
-  Step step;
-  step.number = line;
-  step.call = fmt::format("{}  {}", TraceOpName(op.kind),
-                          text.substr(0, text.rfind(": ")));
-  return step;
-}
-
 std::string PoolText(const PagedTraceHeader& header) {
   const PagedSpec& spec = header.spec;
   return fmt::format(
@@ -216,7 +199,6 @@ std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line) {
     Step& step = steps.emplace_back();
     step.number = op.line;
     step.call = fmt::format("{}  {}", TraceOpName(op.kind), PoolCallText(op));
-    step.frees = op.kind == PagedTraceOpKind::kFree;
   }
   return steps;
 }

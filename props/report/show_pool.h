@@ -26,8 +26,6 @@ std::vector<BlockList> ListsOf(const PagedOracle& oracle);
 
 // Returns "sequence 0, layer 0, K [2, 1, 3]: ok".
 std::string PoolCallText(const PagedTraceOp& op);
-// Returns the same without an answer: "views  sequence 0, layer 0".
-Step UnansweredStep(const PagedTraceOp& op, std::int64_t line);
 std::string PoolText(const PagedTraceHeader& header);
 // Returns a line of text for each call that changed the pool before `line` of
 // its recording, and for `line` itself, with the recording's line numbers.

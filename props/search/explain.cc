@@ -1,8 +1,6 @@
 #include "props/search/explain.h"
 
 #include <algorithm>
-#include <limits>
-#include <sstream>
 #include <utility>
 
 #include "core/index.h"
@@ -10,7 +8,6 @@
 #include "props/compare/cited_rules.h"
 #include "props/history/setup_text.h"
 #include "props/report/finding_filter.h"
-#include "props/report/show_pool.h"
 
 namespace kvtwin::props {
 namespace {
@@ -62,31 +59,6 @@ void KeepLast(Failure& failure) {
   if (trace.empty()) trace.emplace_back().call = "setup";
   trace.back().wrong_row = failure.row;
   trace.back().wrong_column = failure.column;
-}
-
-// Returns the calls of a history on the reference pool, with their answers.
-std::vector<Step> ReferenceSteps(const PagedHistory& history) {
-  std::stringstream recording;
-  // The optimized pool, which may be under test, takes no part.
-  const auto make = [](const PagedSpec& spec, std::string_view) {
-    return MakePagedPool(spec, "reference");
-  };
-  if (!WritePagedRecording(history, "reference", recording, make).ok()) {
-    return {};
-  }
-  std::vector<Step> steps =
-      PoolSteps(recording, std::numeric_limits<std::int64_t>::max());
-  // After the last operation the driver frees all sequences.
-  auto frees =
-      std::ranges::count(steps, true, &Step::frees) -
-      std::ranges::count(history.ops, PagedOpKind::kFree, &PagedOp::kind);
-  for (; frees > 0 && steps.back().frees; --frees) steps.pop_back();
-  // The failure's text has the last answer of the pool under test.
-  if (!steps.empty()) {
-    std::string& last = steps.back().call;
-    last.resize(std::min(last.size(), last.rfind(": ")));
-  }
-  return steps;
 }
 
 // Whether a legal client removed tokens without an operation that says so.
@@ -147,14 +119,15 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
   }
   explained.bucket = SignatureOf(subject.name, failure);
   AppendHistory(history, explained.bucket);
-  if (explained.trace.empty()) explained.trace = ReferenceSteps(history);
-  explained.left_out =
-      std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
   const auto again =
       RunHistory(history, WithShortTimeout(subject, failure)).failure;
   if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {
     explained.note = RepeatNote(failure, again);
+  } else {
+    explained.trace = again->trace;  // `failure` may be of a longer history.
   }
+  explained.left_out =
+      std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
   explained.report = FailureText(explained);
   KeepLast(explained);
   return explained;

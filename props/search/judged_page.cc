@@ -3,35 +3,38 @@
 #include <algorithm>
 #include <memory>
 #include <span>
-#include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/trace/trace.h"
 #include "props/base/forwarding_cache.h"
-#include "props/page_judge/pool_page_judge.h"
+#include "props/page_judge/logging_pool.h"
 #include "props/paged/paged_runner.h"
-#include "props/paged/pool_recorder.h"
 #include "props/report/page.h"
 #include "props/search/explain.h"
 
 namespace kvtwin::props {
 namespace {
 
+// The calls of a run. Where a history loads a state, there are two caches for a
+// while, and the calls of the older one count.
+struct CallLog {
+  std::vector<JudgedCall> calls;
+  std::vector<const Cache*> caches;  // Those that exist, the oldest first.
+};
+
 // Writes down each call between Init and Close.
 class LoggingCache final : public ForwardingCache {
  public:
-  // `alive` counts the caches of a run: where a history loads a state, a new
-  // cache continues the log.
-  LoggingCache(std::unique_ptr<Cache> cache, std::vector<JudgedCall>& log,
-               int& alive)
-      : ForwardingCache(std::move(cache)), log_(log), alive_(alive) {
-    if (alive_++ == 0) log_.clear();
+  LoggingCache(std::unique_ptr<Cache> cache, CallLog& log)
+      : ForwardingCache(std::move(cache)), log_(log) {
+    if (log_.caches.empty()) log_.calls.clear();
+    log_.caches.push_back(this);
   }
   LoggingCache(const LoggingCache&) = delete;
   LoggingCache& operator=(const LoggingCache&) = delete;
-  ~LoggingCache() override { --alive_; }
+  ~LoggingCache() override { std::erase(log_.caches, this); }
 
   Status Init(const InitArgs& args) override {
     Status status = ForwardingCache::Init(args);
@@ -50,7 +53,7 @@ class LoggingCache final : public ForwardingCache {
     TraceOp op;
     op.kind = TraceOpKind::kSetLayerType;
     op.type = type;
-    return Log(op, ForwardingCache::SetLayerType(type));
+    return Logged(op, [&] { return ForwardingCache::SetLayerType(type); });
   }
   Status StartForward(const Batch& batch, bool reserve) override {
     TraceOp op;
@@ -59,13 +62,14 @@ class LoggingCache final : public ForwardingCache {
     op.sequences = {batch.sequences.begin(), batch.sequences.end()};
     op.indices = {batch.multimodal.begin(), batch.multimodal.end()};
     op.reserve = reserve;
-    return Log(op, ForwardingCache::StartForward(batch, reserve));
+    return Logged(
+        op, [&] { return ForwardingCache::StartForward(batch, reserve); });
   }
   Status SetCausal(std::span<const int> except) override {
     TraceOp op;
     op.kind = TraceOpKind::kSetCausal;
     op.indices = {except.begin(), except.end()};
-    return Log(op, ForwardingCache::SetCausal(except));
+    return Logged(op, [&] { return ForwardingCache::SetCausal(except); });
   }
   Status Put(const TensorView& key, const TensorView& value) override {
     TraceOp op;
@@ -73,21 +77,22 @@ class LoggingCache final : public ForwardingCache {
     op.layer = layer_;
     op.key = CopyOf(key, key.dtype);
     op.value = CopyOf(value, value.dtype);
-    return Log(op, ForwardingCache::Put(key, value));
+    return Logged(op, [&] { return ForwardingCache::Put(key, value); });
   }
   Result<KvView> Get() override {
-    Result<KvView> view = ForwardingCache::Get();
     TraceOp op;
     op.kind = TraceOpKind::kGet;
     op.layer = layer_;
-    if (view.ok() && view->mask.data != nullptr) {
-      op.first_cell = view->first_cell;
-      op.key = CopyOf(view->key, view->key.dtype);
-      op.value = CopyOf(view->value, view->value.dtype);
-      op.mask = CopyOf(view->mask, view->mask.dtype);
-    }
-    (void)Log(op, view.status());
-    return view;
+    return Logged(op, [&] {
+      Result<KvView> view = ForwardingCache::Get();
+      if (view.ok() && view->mask.data != nullptr) {
+        op.first_cell = view->first_cell;
+        op.key = CopyOf(view->key, view->key.dtype);
+        op.value = CopyOf(view->value, view->value.dtype);
+        op.mask = CopyOf(view->mask, view->mask.dtype);
+      }
+      return view;
+    });
   }
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
     TraceOp op;
@@ -95,22 +100,19 @@ class LoggingCache final : public ForwardingCache {
     op.src = src;
     op.dst = dst;
     op.len = len;
-    try {
-      return Log(op, ForwardingCache::CopyPrefix(src, dst, len));
-    } catch (...) {
-      (void)Log(op, {StatusCode::kFailedPrecondition, "it threw"});
-      throw;
-    }
+    return Logged(op,
+                  [&] { return ForwardingCache::CopyPrefix(src, dst, len); });
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     TraceOp op;
     op.kind = TraceOpKind::kCanResume;
     op.seq = seq;
     op.pos = pos;
-    Result<bool> answer = ForwardingCache::CanResume(seq, pos);
-    op.answer = answer.ok() && *answer;
-    (void)Log(op, answer.status());
-    return answer;
+    return Logged(op, [&] {
+      Result<bool> answer = ForwardingCache::CanResume(seq, pos);
+      op.answer = answer.ok() && *answer;
+      return answer;
+    });
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     TraceOp op;
@@ -118,19 +120,35 @@ class LoggingCache final : public ForwardingCache {
     op.seq = seq;
     op.begin = begin;
     op.end = end;
-    return Log(op, ForwardingCache::Remove(seq, begin, end));
+    return Logged(op, [&] { return ForwardingCache::Remove(seq, begin, end); });
   }
 
  private:
-  Status Log(TraceOp op, Status status) {
-    if (!begun_ || closed_) return status;
-    op.result = status.code();
-    log_.push_back({std::move(op), !status.ok(), HeldCells(*cache_)});
-    return status;
+  static const Status& StatusOf(const Status& status) { return status; }
+  template <class T>
+  static Status StatusOf(const Result<T>& result) {
+    return result.status();
   }
 
-  std::vector<JudgedCall>& log_;
-  int& alive_;
+  // Makes the call, and writes it down, even if it throws.
+  template <class Call>
+  auto Logged(TraceOp& op, const Call& call) -> decltype(call()) {
+    try {
+      auto answer = call();
+      Log(op, StatusOf(answer).code());
+      return answer;
+    } catch (...) {
+      Log(op, StatusCode::kFailedPrecondition);
+      throw;
+    }
+  }
+  void Log(TraceOp& op, StatusCode code) {
+    if (!begun_ || closed_ || log_.caches.front() != this) return;
+    op.result = code;
+    log_.calls.push_back({op, code != StatusCode::kOk, HeldCells(*cache_)});
+  }
+
+  CallLog& log_;
   bool begun_ = false;
   bool closed_ = false;
   int layer_ = 0;
@@ -140,13 +158,12 @@ class LoggingCache final : public ForwardingCache {
 
 std::optional<JudgedHistory> RunJudged(const History& history,
                                        Subject subject) {
-  std::vector<JudgedCall> log;
-  int alive = 0;
+  CallLog log;
   const auto logged = [&](Result<std::unique_ptr<Cache>> cache)
       -> Result<std::unique_ptr<Cache>> {
     if (!cache.ok()) return cache;
     return std::unique_ptr<Cache>(
-        std::make_unique<LoggingCache>(std::move(*cache), log, alive));
+        std::make_unique<LoggingCache>(std::move(*cache), log));
   };
   if (subject.make_of) {
     subject.make_of = [logged, make = subject.make_of](const Setup& setup) {
@@ -170,8 +187,32 @@ std::optional<JudgedHistory> RunJudged(const History& history,
                   .numeric = subject.level == Level::kNumeric,
                   .rules = subject.rules,
                   .strict = subject.mask_rows_too,
-                  .calls = std::move(log)};
+                  .calls = std::move(log.calls)};
   return judged;
+}
+
+std::optional<JudgedPagedHistory> RunJudged(const PagedHistory& history,
+                                            const PagedMaker& make) {
+  std::vector<nlohmann::json> calls;
+  const auto logged =
+      [&](const PagedSpec& spec,
+          std::string_view name) -> Result<std::unique_ptr<PagedPool>> {
+    auto pool = make(spec, name);
+    if (!pool.ok() || name != "optimized") return pool;
+    return std::unique_ptr<PagedPool>(
+        std::make_unique<LoggingPool>(std::move(*pool), calls));
+  };
+  Subject subject = TwinSubject("optimized");
+  subject.run_pool = [&](const PagedHistory& one,
+                         const PoolRunOptions& options) {
+    return RunPaged(one, options.counts, logged);
+  };
+  const auto failure = RunHistory(history, subject).failure;
+  if (!failure) return std::nullopt;
+  PagedHistory shortest = history;  // It ends where it fails, as if shrunk.
+  shortest.ops.resize(std::min(history.ops.size(), failure->step + 1));
+  const Failure explained = Explain(shortest, *failure, subject);
+  return JudgedPagedHistory{explained, {.calls = std::move(calls)}};
 }
 
 std::optional<PageVerdict> JudgePageOf(const History& history,
@@ -183,28 +224,9 @@ std::optional<PageVerdict> JudgePageOf(const History& history,
 
 std::optional<PageVerdict> JudgePageOf(const PagedHistory& history,
                                        const PagedMaker& make) {
-  std::ostringstream recording;
-  const auto recorded =
-      [&](const PagedSpec& spec,
-          std::string_view name) -> Result<std::unique_ptr<PagedPool>> {
-    auto pool = make(spec, name);
-    if (!pool.ok() || name != "optimized") return pool;
-    recording.str("");
-    return std::unique_ptr<PagedPool>(std::make_unique<PoolRecorder>(
-        std::move(*pool), "the pool under test", recording));
-  };
-  Subject subject = TwinSubject("optimized");
-  subject.run_pool = [&](const PagedHistory& one,
-                         const PoolRunOptions& options) {
-    return RunPaged(one, options.counts, recorded);
-  };
-  const auto failure = RunHistory(history, subject).failure;
-  if (!failure) return std::nullopt;
-  PagedHistory shortest = history;  // It ends where it fails, as if shrunk.
-  shortest.ops.resize(std::min(history.ops.size(), failure->step + 1));
-  const Failure explained = Explain(shortest, *failure, subject);
-  return JudgePoolPage(PageData(PageHtml(explained)),
-                       {.recording = recording.str(), .is_history = true});
+  const auto run = RunJudged(history, make);
+  if (!run) return std::nullopt;
+  return JudgePoolPage(PageData(PageHtml(run->failure)), run->pool);
 }
 
 }  // namespace kvtwin::props

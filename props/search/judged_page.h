@@ -9,6 +9,7 @@
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/page_judge/page_judge.h"
+#include "props/page_judge/pool_page_judge.h"
 #include "props/paged/paged_driver.h"
 #include "props/paged/paged_history.h"
 
@@ -23,12 +24,20 @@ struct JudgedHistory {
 // does not fail.
 std::optional<JudgedHistory> RunJudged(const History& history, Subject subject);
 
+struct JudgedPagedHistory {
+  Failure failure;  // Explained.
+  JudgedPool pool;
+};
+
+// The same for a history of a pool; `make` makes the pool under test where it
+// is asked for "optimized".
+std::optional<JudgedPagedHistory> RunJudged(const PagedHistory& history,
+                                            const PagedMaker& make);
+
 // Returns what the judge says of the history's page. Returns nothing if the
 // history does not fail.
 std::optional<PageVerdict> JudgePageOf(const History& history,
                                        const Subject& subject);
-// The same for a history of a pool; `make` makes the pool under test where it
-// is asked for "optimized".
 std::optional<PageVerdict> JudgePageOf(const PagedHistory& history,
                                        const PagedMaker& make);
 

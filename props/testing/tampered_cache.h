@@ -45,7 +45,7 @@ struct Fault {
   // Answers a batch that the cache refuses as misuse.
   std::function<Status(Cache&, Status)> misuse = {};
   bool no_underlying = false;
-  bool throws = false;  // CopyPrefix throws.
+  bool throws = false;  // `call` throws; CopyPrefix, if that is not set.
   // If not negative, the fault shows in this layer or layer type only.
   int layer = -1;
   int type = -1;
@@ -103,7 +103,9 @@ class TamperedCache : public ForwardingCache {
     return view;
   }
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
-    if (fault_.throws) throw std::runtime_error("no copy today");
+    if (fault_.throws && fault_.call.empty()) {
+      throw std::runtime_error("no copy today");
+    }
     return Said("CopyPrefix", cache_->CopyPrefix(src, dst, len));
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
@@ -167,6 +169,7 @@ class TamperedCache : public ForwardingCache {
   }
   Status Said(std::string_view call, Status status) const {
     if (!status.ok() || call != fault_.call || !Here()) return status;
+    if (fault_.throws) throw std::runtime_error("it is over");
     return {fault_.with, "so it is"};
   }
   Result<bool> Answered(std::string_view call, Result<bool> answer,

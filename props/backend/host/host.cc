@@ -181,12 +181,18 @@ Json Expand(const Json& asked, Subject subject, HostState* state) {
 }
 
 // Runs a history of a pool. A leak is reported only if nothing else is wrong.
-Json RunPool(const Json& asked, const PoolBackend& pool) {
+Json RunPool(const Json& asked, const PoolBackend& pool, HostState* state) {
   const Result<PagedHistory> history =
       ParsePagedHistory(asked.at("pool").get<std::string>());
   if (!history.ok()) return {{"error", history.status().message()}};
   PagedCoverageCounts counts;
-  const Subject subject = BackendSubject(pool, asked.at("level").get<Level>());
+  PoolCalls calls([state](std::size_t index, const std::string& text) {
+    auto& line = At(state->list, std::min(index, state->list.size() - 1));
+    line[text.copy(line.data(), line.size() - 1)] = '\0';
+    state->listed = index + 1;
+  });
+  const Subject subject =
+      BackendSubject(pool, asked.at("level").get<Level>(), &calls);
   Guard::Forget();
   std::size_t before = Guard::Live();
   RunResult result = RunHistory(*history, subject, {.counts = &counts});
@@ -206,7 +212,10 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
           MakeFailure("backend: out of bounds", "after close: " + *damage);
     }
   }
-  if (ended && failure) failure->step = history->ops.size();
+  if (ended && failure) {
+    failure->step = history->ops.size();
+    failure->trace = calls.Steps();
+  }
   Json json = ToJson(result);
   json["counts"] = ToJson(counts);
   return json;
@@ -322,7 +331,7 @@ int Main(int argc, char** argv) {
   while (getline(&line, &room, asked) > 0) {
     const Json json = Json::parse(line);
     if (json.contains("pool")) {
-      Answer(RunPool(json, *loaded->pool));
+      Answer(RunPool(json, *loaded->pool, state));
       continue;
     }
     SetProgram(json.value("program", Program()));

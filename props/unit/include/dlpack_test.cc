@@ -70,7 +70,7 @@ TEST(DLPack, RefusesEmptyTensors) {
     EXPECT_FALSE(made.ok());
     return made.status();
   };
-  std::array<std::byte, 64> memory;
+  std::array<std::byte, 64> memory = {};
   const Status bits =
       refused(DenseView(memory.data(), DType::kBits, {64, 1, 1, 1}));
   EXPECT_EQ(bits.code(), StatusCode::kNotSupported);

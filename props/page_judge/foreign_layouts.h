@@ -1,8 +1,8 @@
 // Recordings of small third-party caches. Each has a layout of its own, and the
 // last view of a recording may have a fault.
 
-#ifndef KVTWIN_PROPS_TESTING_FOREIGN_LAYOUTS_H_
-#define KVTWIN_PROPS_TESTING_FOREIGN_LAYOUTS_H_
+#ifndef KVTWIN_PROPS_PAGE_JUDGE_FOREIGN_LAYOUTS_H_
+#define KVTWIN_PROPS_PAGE_JUDGE_FOREIGN_LAYOUTS_H_
 
 #include <array>
 #include <functional>
@@ -65,4 +65,4 @@ void RecordForeign(const ForeignLayout& layout, PlantedFault planted,
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_TESTING_FOREIGN_LAYOUTS_H_
+#endif  // KVTWIN_PROPS_PAGE_JUDGE_FOREIGN_LAYOUTS_H_

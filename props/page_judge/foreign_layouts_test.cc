@@ -1,4 +1,4 @@
-#include "props/testing/foreign_layouts.h"
+#include "props/page_judge/foreign_layouts.h"
 
 #include <gtest/gtest.h>
 
@@ -10,6 +10,8 @@
 
 #include "core/index.h"
 #include "core/mask_elements.h"
+#include "props/base/scratch_folder.h"
+#include "props/report/show.h"
 #include "props/testing/test_trace.h"
 
 namespace kvtwin::props {
@@ -284,4 +286,21 @@ void RecordForeign(const ForeignLayout& layout, PlantedFault planted,
   ForeignCache(layout, planted, path).Run();
 }
 
+namespace {
+
+TEST(ForeignLayouts, AreRightUnlessTheyHaveAFault) {
+  const ScratchFolder folder("layouts");
+  const std::string path = folder.File("foreign.jsonl");
+  for (const ForeignLayout& layout : ForeignLayouts()) {
+    RecordForeign(layout, PlantedFault::kNone, path);
+    EXPECT_FALSE(ExplainRecording(path, kTwins)) << layout.name;
+    for (const PlantedFault planted : kPlantedFaults) {
+      RecordForeign(layout, planted, path);
+      EXPECT_TRUE(ExplainRecording(path, kTwins))
+          << layout.name << ", fault " << AsInt(planted);
+    }
+  }
+}
+
+}  // namespace
 }  // namespace kvtwin::props

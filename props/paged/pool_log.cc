@@ -1,0 +1,211 @@
+#include "props/paged/pool_log.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/trace/trace.h"
+#include "kvtwin/status.h"
+#include "props/report/show_pool.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Kind = PagedTraceOpKind;
+
+PagedTraceOp CallOf(Kind kind, int sequence = 0) {
+  PagedTraceOp op;
+  op.kind = kind;
+  op.seq = sequence;
+  return op;
+}
+
+}  // namespace
+
+// PoolCallText ends with ": " and the answer, if the call has one.
+std::string PoolCalls::TextOf(const Change& change) {
+  const PagedTraceOp& op = change.op;
+  std::string text =
+      fmt::format("{}  {}", TraceOpName(op.kind), PoolCallText(op));
+  const bool answers = op.kind == Kind::kOpen || op.kind == Kind::kFork ||
+                       op.kind == Kind::kAppend;
+  if (change.answer == StatusCode::kOk) {
+    // ", 2 tokens found" is not known until SeqLen says it.
+    const bool cut = op.kind == Kind::kOpen && !change.has_len;
+    return cut ? text.substr(0, text.rfind(", ")) : text;
+  }
+  if (answers) text.resize(text.rfind(": "));
+  if (change.answer) text += fmt::format(": {}", StatusName(*change.answer));
+  return text;
+}
+
+std::string PoolCalls::TextOf(const Read& read) {
+  std::string text(read.name);
+  if (read.sequence) text += fmt::format("  sequence {}", *read.sequence);
+  if (read.layer) text += fmt::format(", layer {}", *read.layer);
+  if (read.answer.value_or(StatusCode::kOk) != StatusCode::kOk) {
+    text += fmt::format(": {}", StatusName(*read.answer));
+  }
+  return text;
+}
+
+std::vector<Step> PoolCalls::Steps() const {
+  std::vector<Step> steps;
+  const auto add = [&](std::string text) {
+    Step& step = steps.emplace_back();
+    step.number = std::ssize(steps);
+    step.call = std::move(text);
+  };
+  for (const Change& change : changes_) add(TextOf(change));
+  if (read_) add(TextOf(*read_));
+  return steps;
+}
+
+void PoolCalls::TellChange() const {
+  if (told_) told_(changes_.size() - 1, TextOf(changes_.back()));
+}
+
+void PoolCalls::Begin(PagedTraceOp op) {
+  read_.reset();
+  changes_.push_back({std::move(op), std::nullopt});
+  TellChange();
+}
+
+void PoolCalls::End(const Status& status) {
+  changes_.back().answer = status.code();
+  changes_.back().op.result = status.code();
+  TellChange();
+}
+
+void PoolCalls::Begin(const Read& read) {
+  read_ = read;
+  if (told_) told_(changes_.size(), TextOf(read));
+}
+
+PoolLog::PoolLog(std::unique_ptr<PagedPool> pool, PoolCalls& calls)
+    : ForwardingPool(std::move(pool)), calls_(calls) {
+  calls_.changes_.clear();
+  calls_.read_.reset();
+}
+
+Result<int> PoolLog::Open(std::span<const std::int32_t> prompt,
+                          const PrefixKey& key) {
+  PagedTraceOp op = CallOf(Kind::kOpen);
+  op.tokens.emplace(prompt.begin(), prompt.end());
+  op.prefix_key = key;
+  calls_.Begin(std::move(op));
+  Result<int> opened = pool_->Open(prompt, key);
+  if (opened.ok()) calls_.changes_.back().op.made = *opened;
+  calls_.End(opened.status());
+  return opened;
+}
+
+Result<int> PoolLog::Fork(int sequence, int len) {
+  PagedTraceOp op = CallOf(Kind::kFork, sequence);
+  op.len = len;
+  calls_.Begin(std::move(op));
+  Result<int> forked = pool_->Fork(sequence, len);
+  if (forked.ok()) calls_.changes_.back().op.made = *forked;
+  calls_.End(forked.status());
+  return forked;
+}
+
+Result<int> PoolLog::SeqLen(int sequence) const {
+  calls_.Begin(PoolCalls::Read{"seq_len", sequence});
+  Result<int> len = calls_.Said(pool_->SeqLen(sequence));
+  if (!len.ok() || calls_.changes_.empty()) return len;
+  PoolCalls::Change& last = calls_.changes_.back();
+  if (last.op.kind == Kind::kOpen && last.answer == StatusCode::kOk &&
+      last.op.made == sequence && !last.has_len) {
+    last.op.len = *len;
+    last.has_len = true;
+    calls_.TellChange();
+  }
+  return len;
+}
+
+Result<PagedAppend> PoolLog::Append(int sequence, int layer,
+                                    const TensorView& key,
+                                    const TensorView& value) {
+  PagedTraceOp op = CallOf(Kind::kAppend, sequence);
+  op.layer = layer;
+  op.key.emplace().shape = key.shape;
+  calls_.Begin(std::move(op));
+  Result<PagedAppend> appended = pool_->Append(sequence, layer, key, value);
+  calls_.End(appended.status());
+  return appended;
+}
+
+Status PoolLog::Commit(int sequence, int new_tokens) {
+  PagedTraceOp op = CallOf(Kind::kCommit, sequence);
+  op.new_tokens = new_tokens;
+  calls_.Begin(std::move(op));
+  Status status = pool_->Commit(sequence, new_tokens);
+  calls_.End(status);
+  return status;
+}
+
+Status PoolLog::Commit(int sequence, std::span<const std::int32_t> tokens) {
+  PagedTraceOp op = CallOf(Kind::kCommit, sequence);
+  op.tokens.emplace(tokens.begin(), tokens.end());
+  calls_.Begin(std::move(op));
+  Status status = pool_->Commit(sequence, tokens);
+  calls_.End(status);
+  return status;
+}
+
+Status PoolLog::Truncate(int sequence, int len) {
+  PagedTraceOp op = CallOf(Kind::kTruncate, sequence);
+  op.len = len;
+  calls_.Begin(std::move(op));
+  Status status = pool_->Truncate(sequence, len);
+  calls_.End(status);
+  return status;
+}
+
+Status PoolLog::Free(int sequence) {
+  calls_.Begin(CallOf(Kind::kFree, sequence));
+  Status status = pool_->Free(sequence);
+  calls_.End(status);
+  return status;
+}
+
+Result<std::vector<PagedView>> PoolLog::Views(int sequence, int layer) const {
+  calls_.Begin(PoolCalls::Read{"views", sequence, layer});
+  return calls_.Said(pool_->Views(sequence, layer));
+}
+
+Result<std::vector<PagedView>> PoolLog::ViewsPacked(int sequence,
+                                                    int layer) const {
+  calls_.Begin(PoolCalls::Read{"views_packed", sequence, layer});
+  return calls_.Said(pool_->ViewsPacked(sequence, layer));
+}
+
+Result<std::optional<PagedKv>> PoolLog::ContiguousKV(int sequence, int layer,
+                                                     int kv_len) const {
+  calls_.Begin(PoolCalls::Read{"contiguous_kv", sequence, layer});
+  return calls_.Said(pool_->ContiguousKV(sequence, layer, kv_len));
+}
+
+PagedUsage PoolLog::Usage() const {
+  calls_.Begin(PoolCalls::Read{"usage"});
+  return pool_->Usage();
+}
+
+Result<PagedCsr> PoolLog::ExportCsr(std::span<const int> sequences) const {
+  calls_.Begin(PoolCalls::Read{"csr"});
+  return calls_.Said(pool_->ExportCsr(sequences));
+}
+
+Result<PagedTable> PoolLog::ExportTable(std::span<const int> sequences) const {
+  calls_.Begin(PoolCalls::Read{"table"});
+  return calls_.Said(pool_->ExportTable(sequences));
+}
+
+Result<std::vector<std::int64_t>> PoolLog::SlotMapping(int sequence, int begin,
+                                                       int end) const {
+  calls_.Begin(PoolCalls::Read{"slots", sequence});
+  return calls_.Said(pool_->SlotMapping(sequence, begin, end));
+}
+
+}  // namespace kvtwin::props
