@@ -343,19 +343,18 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
                         std::unique_ptr<PagedPool> pool) {
   RunResult result = {.ran = true};
   std::stringstream lines;
-  auto recorded =
-      std::make_unique<PoolRecorder>(std::move(pool), backend.name, lines,
-                                     /*own_placement=*/true, backend.rules);
-  const PoolRecorder& recorder = *recorded;
-  PoolLog log(std::move(recorded), calls);
+  PoolRecorder recorder(std::make_unique<PoolLog>(std::move(pool), calls),
+                        backend.name, lines, /*own_placement=*/true,
+                        backend.rules);
   auto& failure = result.failure;
   std::size_t step = 0;
   try {
-    PoolWorkload solo(log, AbilitiesOf(backend.table), backend.rules, counts);
+    PoolWorkload workload(recorder, AbilitiesOf(backend.table), backend.rules,
+                          counts);
     for (; step < history.ops.size(); ++step, ++result.operations) {
-      solo.Do(history.ops[step]);
+      workload.Do(history.ops[step]);
     }
-    solo.End();
+    workload.End();
   } catch (const Failure& found) {
     failure = found;
   } catch (const std::exception& error) {
