@@ -84,8 +84,28 @@ class CacheLedger final : public PlainLedger {
     return PlainLedger::StartForward(batch, reserve);
   }
 
+  // Records that the cache under test refused the batch for lack of cells. It
+  // may have evicted tokens before (S12).
+  void Refused(const Batch& batch) {
+    EndPass();
+    if (!memory_ || encoder()) return;
+    for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+      batch_.push_back({batch.positions[i], batch.sequences[i], false});
+    }
+    std::map<int, std::int64_t> low = Lows();
+    for (const LedgerToken& token : tokens_) {
+      for (const int seq : token.sequences) {
+        if (token.position >= low[seq] - *memory_) continue;
+        evictable_.insert({token.number, seq});
+      }
+    }
+    EndPass();
+  }
+
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
-    if (ours_ || encoder()) return PlainLedger::CopyPrefix(src, dst, len);
+    if ((ours_ && evictable_.empty()) || encoder()) {
+      return PlainLedger::CopyPrefix(src, dst, len);
+    }
     const bool may = MayBeFull(src) && len < Next(src);
     const bool must = IsFull(src) && len < Next(src, /*surely=*/true);
     if (Refuses(may, must)) return {kNotSupported, kFullText};
@@ -463,8 +483,9 @@ class CacheLedger final : public PlainLedger {
   std::map<int, std::int64_t> began_;  // By sequence: its first position.
   // Sequences whose tokens may not have come in the order of their positions.
   std::set<int> mixed_;
-  // Pairs (number of a token, sequence): lazy eviction may have removed the
-  // token from the sequence. Ignored if the sequence does not hold the token.
+  // Pairs (number of a token, sequence): lazy eviction, or the eviction before
+  // a refused batch, may have removed the token from the sequence. Ignored if
+  // the sequence does not hold the token.
   std::set<std::pair<std::int64_t, int>> evictable_;
 };
 
@@ -488,6 +509,9 @@ class Ledger final : public LedgerOf<CacheLedger> {
       parts_ = std::move(before);  // No cache changes (S47).
     }
     return status;
+  }
+  void Refused(const Batch& batch) {
+    for (CacheLedger& part : parts_) part.Refused(batch);
   }
   Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
     Hear(heard);

@@ -1,5 +1,6 @@
 // Recording, and checking recordings, through the C interface.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -195,7 +196,7 @@ bool RecordHistory(History& history, bool own, const char* path) {
 TEST(CRecorder, TheRecordingOfATwinIsAccepted) {
   const Scratch file("recorded.jsonl");
   int accepted = 0;
-  for (std::uint64_t number = 0; number < 500; ++number) {
+  for (std::uint64_t number = 0; number < 3000; ++number) {
     const bool own = number % 2 == 1;
     History history = MakeHistory(11, number, std::nullopt, 12);
     // Blocks that are put as blocks may get another scale (trace_format.md).
@@ -215,7 +216,23 @@ TEST(CRecorder, TheRecordingOfATwinIsAccepted) {
         << reason;
     ++accepted;
   }
-  EXPECT_GT(accepted, 90);
+  EXPECT_GT(accepted, 540);
+}
+
+// Position 0 of sequence 0 is evicted before the batch of four is refused
+// (S12), and position 1 is put once more, with position 0 in its window.
+TEST(CRecorder, ARefusedBatchMayEvict) {
+  const Scratch file("recorded.jsonl");
+  for (const char* copied : {"", "copy 0>2:2 | drop 0:0- | copy 2>0:2 | "}) {
+    History history = *ParseHistory(fmt::format(
+        "kvt1 kind=swa_mem window=1 memory=1 seqs=1 cap=4 batch=4 dims=1,1,1 | "
+        "put 1*3 | put 0*2 | put 0*4 | {}drop 1:0- | put 0*1@-1",
+        copied));
+    ASSERT_TRUE(RecordHistory(history, /*own=*/true, file.path()));
+    const kvtwin_verdict verdict = CheckFile(file.path());
+    EXPECT_EQ(verdict.outcome, KVTWIN_ACCEPTED) << verdict.reason;
+    EXPECT_NE(ReadFile(file.path()).find("cache_full"), std::string::npos);
+  }
 }
 
 // Records call by call: one sequence of two tokens.

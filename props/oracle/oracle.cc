@@ -587,8 +587,12 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const Batch batch{op.positions, op.sequences, op.indices};
   fresh_.assign(fresh_.size(), ok && !op.reserve);
   if (!ok) {
+    if (header_.visibility_only) {
+      std::optional<Failure> failure = CheckRoom(op);
+      if (op.result == StatusCode::kCacheFull) ledger_->Refused(batch);
+      return failure;
+    }
     // Tokens that our caches evict before they refuse leave the ledger too.
-    if (header_.visibility_only) return CheckRoom(op);
     Ledger after = *ledger_;
     if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
     return std::nullopt;
