@@ -175,7 +175,9 @@ class LargeHistory {
     const int before = setup().init.max_batch;
     Add(PutOf(0, 1, std::max(1, before / 2)));
     if (!Bounded()) setup().init.max_batch = batch + pick_(0, 2);
-    Op reserve = PutOf(0, pick_(0, 1), batch / 2 + pick_(0, 1));
+    // Two draws in one call would come in an order that the compiler chooses.
+    const int count = batch / 2 + pick_(0, 1);
+    Op reserve = PutOf(0, /*more=*/pick_(0, 1), count);
     reserve.segments.push_back({.seq = 0, .count = batch});
     reserve.reserve = true;
     for (int i = 0; i < 3; ++i) {

@@ -293,7 +293,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
   }
 }
 
-// What a row must see, or must not, is the business of other rules than shapes.
+// Other rules than those of shapes say which tokens a row must see.
 TEST(FaultyRecordings, RulesOfARowAreCitedForWhatItMisses) {
   for (const char* mask : {R"(["10","01"])", R"(["11","11"])"}) {
     const std::string get = Replaced(kGet, R"(["10","11"])", mask);

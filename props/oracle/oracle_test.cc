@@ -412,7 +412,7 @@ TEST(Oracle, SaysOnceWhatARowSees) {
       "not see");
 }
 
-// A window that was forgotten is no error (S2), but a cache that has one is
+// A recording may leave out the window (S2), but a cache that has a window is
 // rejected for its right answers.
 TEST(Oracle, NotesThatAWindowIsAbsent) {
   const auto reason = [](const std::string& type) {
