@@ -56,23 +56,23 @@ struct PagedTraceOp {
   std::int64_t line = 0;
   PagedTraceOpKind kind = PagedTraceOpKind::kOpen;
   int seq = 0;
-  int made = 0;                            // open, fork: `result`.
-  StatusCode result = StatusCode::kOk;     // append
-  std::optional<std::vector<int>> tokens;  // commit; open: the prompt.
-  PrefixKey prefix_key;                    // open
-  int new_tokens = 0;                      // commit, without `tokens`.
-  int len = 0;                             // open, fork, truncate, seq_len
-  int layer = 0;                           // append, views
-  std::optional<int> start;                // append, views: first position.
-  std::optional<DenseTensor> key;          // append; views with rows.
-  std::optional<DenseTensor> value;        // The same.
-  std::optional<std::vector<int>> blocks;  // views
-  int begin = 0;                           // slots
-  std::vector<int> slots;
-  std::vector<int> sequences;  // table, csr
-  PagedTable table;
-  PagedCsr csr;
-  PagedUsage usage;
+  int made = 0;                                 // open, fork: `result`.
+  StatusCode result = StatusCode::kOk;          // append
+  std::optional<std::vector<int>> tokens = {};  // commit; open: the prompt.
+  PrefixKey prefix_key = {};                    // open
+  int new_tokens = 0;                           // commit, without `tokens`.
+  int len = 0;                                  // open, fork, truncate, seq_len
+  int layer = 0;                                // append, views
+  std::optional<int> start = {};          // append, views: first position.
+  std::optional<DenseTensor> key = {};    // append; views with rows.
+  std::optional<DenseTensor> value = {};  // The same.
+  std::optional<std::vector<int>> blocks = {};  // views
+  int begin = 0;                                // slots
+  std::vector<int> slots = {};
+  std::vector<int> sequences = {};  // table, csr
+  PagedTable table = {};
+  PagedCsr csr = {};
+  PagedUsage usage = {};
 };
 
 // Read the first line, and an operation, for TraceReader.

@@ -131,9 +131,11 @@ void Damage(const Pick& pick, CacheState& state) {
     case 4:
       state.layers.erase(pick(0, 3));
       return;
-    case 5:
-      state.layers[pick(0, 3)] = state.layers[pick(0, 3)];
+    case 5: {
+      const auto layer = state.layers[pick(0, 3)];
+      state.layers[pick(0, 3)] = layer;
       return;
+    }
     case 6:
       state.cached = pick(0, 1) == 0;
       (pick(0, 1) == 0 ? state.position : state.next_position) =

@@ -144,7 +144,8 @@ int DrawEdge(const Pick& pick, const CacheSpec& spec) {
 RelativePos DrawPos(const Pick& pick, const Setup& setup) {
   if (Chance(pick, 45)) return {false, OneOf(pick, {0, 0, 1, 1, 2, 3, 5})};
   if (Chance(pick, 20)) {
-    return {true, pick(-1, 1) - DrawEdge(pick, setup.spec)};
+    const int off = pick(-1, 1);
+    return {true, off - DrawEdge(pick, setup.spec)};
   }
   return {true, OneOf(pick, {1, 0, 0, -1, -1, -2, -3, -5})};
 }

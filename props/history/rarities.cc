@@ -14,7 +14,8 @@ namespace {
 
 // Draws a number near a power of two, from 2^least to 2^most.
 int NearPower(const Pick& pick, int least, int most) {
-  return (1 << pick(least, most)) + pick(-1, 2);
+  const int power = 1 << pick(least, most);
+  return power + pick(-1, 2);
 }
 
 Op PutOf(int first, int more, int count) {

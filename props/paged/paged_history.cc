@@ -133,7 +133,8 @@ namespace {
 
 // Makes one dimension of the pool large.
 void Enlarge(const Pick& pick, PagedSpec& spec) {
-  const int near = (1 << pick(4, 6)) + pick(-1, 1);
+  const int power = 1 << pick(4, 6);
+  const int near = power + pick(-1, 1);
   switch (pick(0, 6)) {
     case 0:
     case 5:
@@ -157,6 +158,12 @@ void Enlarge(const Pick& pick, PagedSpec& spec) {
   }
 }
 
+// Draws an alphabet of PagedToken: the first for half of the histories.
+int DrawAlphabet(const Pick& pick) {
+  const int other = pick(0, 1);
+  return other * pick(0, kPagedAlphabets - 1);
+}
+
 // Draws the numbers of a history's operations, so that their prefix keys are
 // easily confused and their tokens are of one alphabet.
 class PagedNumbers {
@@ -166,7 +173,7 @@ class PagedNumbers {
         way_(pick(0, 3)),
         keys_(4 * pick(0, PagedKeyCount() / 4 - 1)),
         pair_(pick(1, 3)),
-        alphabet_(pick(0, 1) * pick(0, kPagedAlphabets - 1)) {}
+        alphabet_(DrawAlphabet(pick)) {}
 
   // Draws the `b` of an append of many tokens: half of these appends fill the
   // pool, or almost fill it.

@@ -13,13 +13,6 @@ namespace {
 
 using Kind = PagedTraceOpKind;
 
-PagedTraceOp CallOf(Kind kind, int sequence = 0) {
-  PagedTraceOp op;
-  op.kind = kind;
-  op.seq = sequence;
-  return op;
-}
-
 }  // namespace
 
 // PoolCallText ends with ": " and the answer, if the call has one.
@@ -90,7 +83,7 @@ PoolLog::PoolLog(std::unique_ptr<PagedPool> pool, PoolCalls& calls)
 
 Result<int> PoolLog::Open(std::span<const std::int32_t> prompt,
                           const PrefixKey& key) {
-  PagedTraceOp op = CallOf(Kind::kOpen);
+  PagedTraceOp op{.kind = Kind::kOpen};
   op.tokens.emplace(prompt.begin(), prompt.end());
   op.prefix_key = key;
   calls_.Begin(std::move(op));
@@ -101,8 +94,7 @@ Result<int> PoolLog::Open(std::span<const std::int32_t> prompt,
 }
 
 Result<int> PoolLog::Fork(int sequence, int len) {
-  PagedTraceOp op = CallOf(Kind::kFork, sequence);
-  op.len = len;
+  PagedTraceOp op{.kind = Kind::kFork, .seq = sequence, .len = len};
   calls_.Begin(std::move(op));
   Result<int> forked = pool_->Fork(sequence, len);
   if (forked.ok()) calls_.changes_.back().op.made = *forked;
@@ -127,8 +119,7 @@ Result<int> PoolLog::SeqLen(int sequence) const {
 Result<PagedAppend> PoolLog::Append(int sequence, int layer,
                                     const TensorView& key,
                                     const TensorView& value) {
-  PagedTraceOp op = CallOf(Kind::kAppend, sequence);
-  op.layer = layer;
+  PagedTraceOp op{.kind = Kind::kAppend, .seq = sequence, .layer = layer};
   op.key.emplace().shape = key.shape;
   calls_.Begin(std::move(op));
   Result<PagedAppend> appended = pool_->Append(sequence, layer, key, value);
@@ -137,8 +128,8 @@ Result<PagedAppend> PoolLog::Append(int sequence, int layer,
 }
 
 Status PoolLog::Commit(int sequence, int new_tokens) {
-  PagedTraceOp op = CallOf(Kind::kCommit, sequence);
-  op.new_tokens = new_tokens;
+  PagedTraceOp op{
+      .kind = Kind::kCommit, .seq = sequence, .new_tokens = new_tokens};
   calls_.Begin(std::move(op));
   Status status = pool_->Commit(sequence, new_tokens);
   calls_.End(status);
@@ -146,7 +137,7 @@ Status PoolLog::Commit(int sequence, int new_tokens) {
 }
 
 Status PoolLog::Commit(int sequence, std::span<const std::int32_t> tokens) {
-  PagedTraceOp op = CallOf(Kind::kCommit, sequence);
+  PagedTraceOp op{.kind = Kind::kCommit, .seq = sequence};
   op.tokens.emplace(tokens.begin(), tokens.end());
   calls_.Begin(std::move(op));
   Status status = pool_->Commit(sequence, tokens);
@@ -155,8 +146,7 @@ Status PoolLog::Commit(int sequence, std::span<const std::int32_t> tokens) {
 }
 
 Status PoolLog::Truncate(int sequence, int len) {
-  PagedTraceOp op = CallOf(Kind::kTruncate, sequence);
-  op.len = len;
+  PagedTraceOp op{.kind = Kind::kTruncate, .seq = sequence, .len = len};
   calls_.Begin(std::move(op));
   Status status = pool_->Truncate(sequence, len);
   calls_.End(status);
@@ -164,7 +154,7 @@ Status PoolLog::Truncate(int sequence, int len) {
 }
 
 Status PoolLog::Free(int sequence) {
-  calls_.Begin(CallOf(Kind::kFree, sequence));
+  calls_.Begin({.kind = Kind::kFree, .seq = sequence});
   Status status = pool_->Free(sequence);
   calls_.End(status);
   return status;

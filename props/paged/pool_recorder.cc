@@ -11,13 +11,6 @@ namespace {
 
 using Kind = PagedTraceOpKind;
 
-PagedTraceOp Call(Kind kind, int sequence = 0) {
-  PagedTraceOp op;
-  op.kind = kind;
-  op.seq = sequence;
-  return op;
-}
-
 // Returns the rows of all blocks as f32; nullopt if there are no views.
 std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
                                   TensorView PagedView::*part) {
@@ -54,7 +47,7 @@ void PoolRecorder::Write(const PagedTraceOp& op) const {
 
 Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
                                const PrefixKey& key) {
-  PagedTraceOp op = Call(Kind::kOpen);
+  PagedTraceOp op{.kind = Kind::kOpen};
   op.tokens.emplace(prompt.begin(), prompt.end());
   op.prefix_key = key;
   Result<int> opened = pool_->Open(prompt, key);
@@ -68,8 +61,7 @@ Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
 }
 
 Result<int> PoolRecorder::Fork(int sequence, int len) {
-  PagedTraceOp op = Call(Kind::kFork, sequence);
-  op.len = len;
+  PagedTraceOp op{.kind = Kind::kFork, .seq = sequence, .len = len};
   Result<int> forked = pool_->Fork(sequence, len);
   if (!forked.ok()) return forked;
   op.made = *forked;
@@ -78,7 +70,7 @@ Result<int> PoolRecorder::Fork(int sequence, int len) {
 }
 
 Result<int> PoolRecorder::SeqLen(int sequence) const {
-  PagedTraceOp op = Call(Kind::kSeqLen, sequence);
+  PagedTraceOp op{.kind = Kind::kSeqLen, .seq = sequence};
   Result<int> len = pool_->SeqLen(sequence);
   if (!len.ok()) return len;
   op.len = *len;
@@ -89,8 +81,7 @@ Result<int> PoolRecorder::SeqLen(int sequence) const {
 Result<PagedAppend> PoolRecorder::Append(int sequence, int layer,
                                          const TensorView& key,
                                          const TensorView& value) {
-  PagedTraceOp op = Call(Kind::kAppend, sequence);
-  op.layer = layer;
+  PagedTraceOp op{.kind = Kind::kAppend, .seq = sequence, .layer = layer};
   Result<PagedAppend> appended = pool_->Append(sequence, layer, key, value);
   const StatusCode code = appended.status().code();
   if (code != StatusCode::kOk && code != StatusCode::kCacheFull) {
@@ -105,8 +96,8 @@ Result<PagedAppend> PoolRecorder::Append(int sequence, int layer,
 }
 
 Status PoolRecorder::Commit(int sequence, int new_tokens) {
-  PagedTraceOp op = Call(Kind::kCommit, sequence);
-  op.new_tokens = new_tokens;
+  PagedTraceOp op{
+      .kind = Kind::kCommit, .seq = sequence, .new_tokens = new_tokens};
   Status status = pool_->Commit(sequence, new_tokens);
   if (status.ok()) Write(op);
   return status;
@@ -114,7 +105,7 @@ Status PoolRecorder::Commit(int sequence, int new_tokens) {
 
 Status PoolRecorder::Commit(int sequence,
                             std::span<const std::int32_t> tokens) {
-  PagedTraceOp op = Call(Kind::kCommit, sequence);
+  PagedTraceOp op{.kind = Kind::kCommit, .seq = sequence};
   op.tokens.emplace(tokens.begin(), tokens.end());
   Status status = pool_->Commit(sequence, tokens);
   if (status.ok()) Write(op);
@@ -123,8 +114,7 @@ Status PoolRecorder::Commit(int sequence,
 
 Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
                                                    int layer) const {
-  PagedTraceOp op = Call(Kind::kViews, sequence);
-  op.layer = layer;
+  PagedTraceOp op{.kind = Kind::kViews, .seq = sequence, .layer = layer};
   auto views = pool_->Views(sequence, layer);
   if (!views.ok()) return views;
   op.key = Joined(*views, &PagedView::key);
@@ -141,29 +131,28 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
 }
 
 Status PoolRecorder::Truncate(int sequence, int len) {
-  PagedTraceOp op = Call(Kind::kTruncate, sequence);
-  op.len = len;
+  PagedTraceOp op{.kind = Kind::kTruncate, .seq = sequence, .len = len};
   Status status = pool_->Truncate(sequence, len);
   if (status.ok()) Write(op);
   return status;
 }
 
 Status PoolRecorder::Free(int sequence) {
-  const PagedTraceOp op = Call(Kind::kFree, sequence);
+  const PagedTraceOp op{.kind = Kind::kFree, .seq = sequence};
   Status status = pool_->Free(sequence);
   if (status.ok()) Write(op);
   return status;
 }
 
 PagedUsage PoolRecorder::Usage() const {
-  PagedTraceOp op = Call(Kind::kUsage);
+  PagedTraceOp op{.kind = Kind::kUsage};
   op.usage = pool_->Usage();
   Write(op);
   return op.usage;
 }
 
 Result<PagedCsr> PoolRecorder::ExportCsr(std::span<const int> sequences) const {
-  PagedTraceOp op = Call(Kind::kCsr);
+  PagedTraceOp op{.kind = Kind::kCsr};
   op.sequences.assign(sequences.begin(), sequences.end());
   Result<PagedCsr> csr = pool_->ExportCsr(sequences);
   if (!csr.ok()) return csr;
@@ -174,7 +163,7 @@ Result<PagedCsr> PoolRecorder::ExportCsr(std::span<const int> sequences) const {
 
 Result<PagedTable> PoolRecorder::ExportTable(
     std::span<const int> sequences) const {
-  PagedTraceOp op = Call(Kind::kTable);
+  PagedTraceOp op{.kind = Kind::kTable};
   op.sequences.assign(sequences.begin(), sequences.end());
   Result<PagedTable> table = pool_->ExportTable(sequences);
   if (!table.ok()) return table;
@@ -186,8 +175,7 @@ Result<PagedTable> PoolRecorder::ExportTable(
 Result<std::vector<std::int64_t>> PoolRecorder::SlotMapping(int sequence,
                                                             int begin,
                                                             int end) const {
-  PagedTraceOp op = Call(Kind::kSlots, sequence);
-  op.begin = begin;
+  PagedTraceOp op{.kind = Kind::kSlots, .seq = sequence, .begin = begin};
   auto slots = pool_->SlotMapping(sequence, begin, end);
   if (!slots.ok()) return slots;
   op.slots.assign(slots->begin(), slots->end());

@@ -79,6 +79,45 @@ functions() {
     }'
 }
 
+# Prints statements that draw twice in one expression, whose parts a compiler may
+# evaluate in any order. A call that draws becomes \001, from the inside out.
+draws() {
+  sources "$@" | xargs -r awk '
+    function judge(  text, call, count, twice) {
+      text = statement
+      while (match(text, /[A-Za-z_0-9.:>-]*\([^()]*\)/)) {
+        call = " " substr(text, RSTART, RLENGTH) " "
+        count = gsub(/\001/, "\001", call)
+        if (count > 1) twice = 1
+        count += gsub(/[^A-Za-z_0-9]pick_?[^A-Za-z_0-9]/, "\001", call)
+        text = substr(text, 1, RSTART - 1) (count ? "\001" : "x") \
+               substr(text, RSTART + RLENGTH)
+      }
+      # The parts of a list in braces, and the members of a class, have an order.
+      if (twice || text ~ /\001[^,]*\001/) {
+        print FILENAME ":" start ":" statement
+      }
+      statement = ""
+    }
+    FNR == 1 { statement = "" }
+    {
+      line = $0
+      gsub(/"[^"]*"/, "\"\"", line)
+      sub(/\/\/.*/, "", line)
+      gsub(/::/, "_", line)
+      sub(/^ +/, "", line)
+      # The ends of a statement, and the operators that order their operands.
+      while (match(line, /[;{}?:]|&&|\|\||\) [A-Za-z]/)) {
+        if (statement == "") start = FNR
+        statement = statement " " substr(line, 1, RSTART)
+        line = substr(line, RSTART + RLENGTH - (substr(line, RSTART, 1) == ")"))
+        judge()
+      }
+      if (statement == "") start = FNR
+      statement = statement " " line
+    }'
+}
+
 find "${rooms[@]}" CMakeLists.txt CMakePresets.json README.md dev -type f \
   ! -name '*.png' ! -name '*.safetensors' ! -name '*.pyc' \
   -exec grep -nHP '[^\x00-\x7f]' {} + | cut -c 1-100 | rule "Not ASCII"
@@ -181,6 +220,8 @@ sources "${rooms[@]}" | grep -v '/scratch_folder\.h$' |
   rule "A file in the temp folder has a name of its own (ScratchFolder)"
 sources include core reference optimized | xargs -r grep -nE \
   'std::c(out|err)|\bprintf\(' | rule "The library prints nothing"
+
+draws props bench | rule "Two draws in one expression: name them, to order them"
 
 if command -v python3 >/dev/null; then
   python3 props/repo/mutants.py --arguments 2>&1 >/dev/null | rule "Stale arguments"
