@@ -7,8 +7,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <numbers>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "core/elements.h"
@@ -17,7 +21,9 @@
 #include "core/twin.h"
 #include "optimized/aligned_buffer.h"
 #include "optimized/attention_kernels.h"
+#include "optimized/fast_paths.h"
 #include "optimized/parallel.h"
+#include "optimized/targets.h"
 
 namespace kvtwin::optimized {
 namespace {
@@ -31,8 +37,8 @@ constexpr std::size_t kGroupRows = 64;
 // Cells that the rows of a group read without seeing them, at most, for each
 // cell that they see: in eighths.
 constexpr std::size_t kUnseenEighths = 4;
-// Without a number of splits: work is split into at least this many items, of at
-// least so many tiles each.
+// Without a number of splits: work is split into at least this many items, of
+// at least so many tiles each.
 constexpr std::size_t kItems = 16;
 constexpr std::size_t kItemTiles = 8;
 
@@ -51,8 +57,9 @@ struct Group {
   std::size_t rows = 0;
   std::size_t cells = 0;  // That at least one row sees: the runs.
   std::size_t first_run = 0;
-  std::size_t sequence = 0;         // Of a table.
-  std::int64_t first_position = 0;  // Of a table: the position of the first row.
+  std::size_t sequence = 0;  // Of a table.
+  std::int64_t first_position =
+      0;  // Of a table: the position of the first row.
 
   std::size_t tiles() const { return (cells + kTile - 1) / kTile; }
 };
@@ -175,26 +182,35 @@ class TwinAttention final : public GuardedAttention {
   static std::size_t StateFloats(std::size_t queries, std::size_t v_padded) {
     return queries * v_padded + Padded(2 * queries);
   }
+  // Floats that QueryHeads of this many heads take, whole cache lines.
+  static std::size_t HeadFloats(std::size_t heads) {
+    return Padded(heads * sizeof(QueryHeads) / sizeof(float));
+  }
   static State StateAt(float* at, std::size_t queries, std::size_t v_padded) {
     float* largest = at + queries * v_padded;
     return {.out = at, .largest = largest, .sum = largest + queries};
   }
 
-  void AddRow(std::size_t row, std::vector<std::uint64_t>& seen);
   void AddRuns(Group& group, const std::vector<std::uint64_t>& seen);
   void Attend(const Call& call);
   void ListItems(const Call& call);
   bool IsFew(const Group& group, const Call& call) const {
     return group.rows == 1 && call.queries_per_head() <= kFewQueries;
   }
-  void Compute(const Item& item, const Call& call, float* scratch, float* state);
+  void Compute(const Item& item, const Call& call, float* scratch,
+               const State& state) const;
+  // Calls does(cells) with the cells of each tile of an item.
+  template <class Does>
+  void ForEachTile(const Item& item, const Does& does) const;
+  std::size_t WorkBytes(const Call& call) const;
   void LoadQueries(const Group& group, std::size_t kv_head, const Call& call,
                    float* to) const;
   void SetCells(const Group& group, std::span<const std::int64_t> cells,
                 const Call& call, AttentionTile& tile) const;
   void SetVisible(const Group& group, std::span<const std::int64_t> cells,
                   std::span<std::uint64_t> visible) const;
-  void Merge(std::span<const Item> parts, const Call& call);
+  static void Merge(const State& from, std::size_t queries,
+                    std::size_t v_padded, const State& to);
   void Finish(const Item& item, const Call& call, const State& state) const;
 
   std::vector<Group> groups_;
@@ -206,14 +222,17 @@ class TwinAttention final : public GuardedAttention {
   std::int64_t window_ = 0;
 
   std::vector<Item> items_;
+  std::size_t states_ = 0;  // Floats of the states of items of several parts.
   AlignedBuffer memory_;
 };
 
 template <class T>
-void ReadMaskRow(const TensorView& mask, std::int64_t row, std::uint64_t* bits) {
+void ReadMaskRow(const TensorView& mask, std::int64_t row,
+                 std::uint64_t* bits) {
   const std::byte* from = mask.at(0, row);
   for (std::int64_t begin = 0; begin < mask.shape[0]; begin += 64) {
-    const std::int64_t count = std::min<std::int64_t>(64, mask.shape[0] - begin);
+    const std::int64_t count =
+        std::min<std::int64_t>(64, mask.shape[0] - begin);
     std::uint64_t word = 0;
     for (std::int64_t i = 0; i < count; ++i) {
       T element;
@@ -334,7 +353,7 @@ void TwinAttention::ListItems(const Call& call) {
     base += IsFew(group, call) ? 1 : call.kv_heads;
   }
   const std::size_t wanted = (kItems + base - 1) / base;
-  std::size_t state = 0;
+  states_ = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
     const std::size_t parts =
@@ -349,10 +368,10 @@ void TwinAttention::ListItems(const Call& call) {
                           .parts = parts,
                           .first_head = h,
                           .heads = heads,
-                          .state = state});
+                          .state = states_});
         if (parts == 1) continue;
-        state += StateFloats(heads * group.rows * call.queries_per_head(),
-                             call.v_padded());
+        states_ += StateFloats(heads * group.rows * call.queries_per_head(),
+                               call.v_padded());
       }
     }
   }
@@ -366,9 +385,11 @@ void TwinAttention::LoadQueries(const Group& group, std::size_t kv_head,
   const std::size_t k_head_dim = call.keys.tile.head_dim;
   const std::size_t per_head = call.queries_per_head();
   const TensorView& query = call.query;
-  for (std::size_t i = 0; i < group.rows * per_head; ++i, to += call.k_padded()) {
+  for (std::size_t i = 0; i < group.rows * per_head;
+       ++i, to += call.k_padded()) {
     const auto row = static_cast<std::int64_t>(group.first_row + i / per_head);
-    const auto head = static_cast<std::int64_t>(kv_head * per_head + i % per_head);
+    const auto head =
+        static_cast<std::int64_t>(kv_head * per_head + i % per_head);
     const std::byte* from = query.at(0, head, row);
     for (std::size_t j = 0; j < k_head_dim; ++j) {
       to[j] = LoadElement(from, query.dtype) * factor;
@@ -406,7 +427,8 @@ void TwinAttention::SetVisible(const Group& group,
     if (!blocks_.empty()) {
       const std::int64_t position =
           group.first_position + static_cast<std::int64_t>(i);
-      visible[i] = BitsBetween(position - window_ - first, position + 1 - first);
+      visible[i] =
+          BitsBetween(position - window_ - first, position + 1 - first);
       continue;
     }
     const std::uint64_t* bits = bits_.data() + (group.first_row + i) * words_;
@@ -427,67 +449,180 @@ void TwinAttention::SetVisible(const Group& group,
 }
 
 void TwinAttention::Compute(const Item& item, const Call& call, float* scratch,
-                            float* state_at) {
+                            const State& state) const {
   const Group& group = groups_[item.group];
-  const bool few = IsFew(group, call);
-  const std::size_t per_head = group.rows * call.queries_per_head();
-  const State state =
-      StateAt(state_at, item.heads * per_head, call.v_padded());
-  std::fill_n(state.out, item.heads * per_head * call.v_padded(), 0.0f);
-  std::fill_n(state.largest, item.heads * per_head, -kInfinity);
-  std::fill_n(state.sum, item.heads * per_head, 0.0f);
-  const ScoreScale scale = {.cap = call.options.soft_cap * kLog2E};
-  float* queries = scratch;
-  float* rest = queries + item.heads * per_head * call.k_padded();
-  const auto head_at = [&](std::size_t h) {
-    return QueryHeads{.kv_head = item.first_head + h,
-                      .count = per_head,
-                      .queries = queries + h * per_head * call.k_padded(),
-                      .out = state.out + h * per_head * call.v_padded(),
-                      .largest = state.largest + h * per_head,
-                      .sum = state.sum + h * per_head};
-  };
+  const std::size_t queries = item.heads * group.rows * call.queries_per_head();
+  std::fill_n(state.out, queries * call.v_padded(), 0.0f);
+  std::fill_n(state.largest, queries, -kInfinity);
+  std::fill_n(state.sum, queries, 0.0f);
+  const std::size_t per_head = queries / item.heads;
+  float* query = scratch;
+  auto* heads =
+      reinterpret_cast<QueryHeads*>(query + queries * call.k_padded());
   for (std::size_t h = 0; h < item.heads; ++h) {
+    const std::size_t before = h * per_head;
     LoadQueries(group, item.first_head + h, call,
-                queries + h * per_head * call.k_padded());
+                query + before * call.k_padded());
+    heads[h] = {.kv_head = item.first_head + h,
+                .count = per_head,
+                .queries = query + before * call.k_padded(),
+                .out = state.out + before * call.v_padded(),
+                .largest = state.largest + before,
+                .sum = state.sum + before};
   }
-  AttentionTile tile = {.cells = 0,
-                        .keys = call.keys.tile,
-                        .values = call.values.tile};
-  std::array<std::int64_t, kTile> cells;
+  auto* rest = reinterpret_cast<float*>(heads) + HeadFloats(item.heads);
+  const ScoreScale scale = {.cap = call.options.soft_cap * kLog2E};
+  AttentionTile tile = {
+      .cells = 0, .keys = call.keys.tile, .values = call.values.tile};
   std::array<std::uint64_t, kGroupRows> visible;
-  const std::size_t first_tile = group.tiles() * item.part / item.parts;
-  const std::size_t end_tile = group.tiles() * (item.part + 1) / item.parts;
-  std::size_t skip = first_tile * kTile;
-  const std::size_t end = std::min(end_tile * kTile, group.cells);
+  ForEachTile(item, [&](std::span<const std::int64_t> cells) {
+    SetCells(group, cells, call, tile);
+    if (IsFew(group, call)) {
+      AttendFew(tile, heads, item.heads, scale, rest);
+    } else {
+      SetVisible(group, cells, visible);
+      AttendMany(tile, heads[0], visible.data(), call.queries_per_head(), scale,
+                 rest);
+    }
+  });
+}
+
+template <class Does>
+void TwinAttention::ForEachTile(const Item& item, const Does& does) const {
+  const Group& group = groups_[item.group];
+  std::size_t skip = group.tiles() * item.part / item.parts * kTile;
+  const std::size_t end = std::min(
+      group.tiles() * (item.part + 1) / item.parts * kTile, group.cells);
   std::size_t left = end - std::min(skip, end);
+  std::array<std::int64_t, kTile> cells;
   std::size_t count = 0;
   for (std::size_t r = group.first_run; left > 0; ++r) {
-    const Run& run = runs_[r];
-    const std::size_t length = AsSize(run.end - run.begin);
-    if (skip >= length) {
-      skip -= length;
-      continue;
-    }
-    for (std::int64_t cell = run.begin + static_cast<std::int64_t>(skip);
-         cell < run.end && left > 0; ++cell) {
-      cells[count++] = cell;
+    const std::size_t length = AsSize(runs_[r].end - runs_[r].begin);
+    const std::size_t skipped = std::min(skip, length);
+    skip -= skipped;
+    std::int64_t cell = runs_[r].begin + static_cast<std::int64_t>(skipped);
+    for (; cell < runs_[r].end && left > 0; ++cell) {
+      At(cells, count++) = cell;
       --left;
       if (count < kTile && left > 0) continue;
-      const std::span<const std::int64_t> of_tile(cells.data(), count);
-      SetCells(group, of_tile, call, tile);
-      if (few) {
-        // TODO
-      } else {
-        SetVisible(group, of_tile, visible);
-        AttendMany(tile, head_at(0), visible.data(), call.queries_per_head(),
-                   scale, rest);
-      }
+      does(std::span(cells).first(count));
       count = 0;
     }
-    skip = 0;
   }
 }
 
+// Adds `from`, results over other cells of the same queries, to `to`.
+void TwinAttention::Merge(const State& from, std::size_t queries,
+                          std::size_t v_padded, const State& to) {
+  for (std::size_t q = 0; q < queries; ++q) {
+    const float largest = std::max(from.largest[q], to.largest[q]);
+    if (largest == -kInfinity) continue;
+    const float from_factor = std::exp2(from.largest[q] - largest);
+    const float to_factor = std::exp2(to.largest[q] - largest);
+    to.largest[q] = largest;
+    to.sum[q] = to.sum[q] * to_factor + from.sum[q] * from_factor;
+    for (std::size_t i = q * v_padded; i < (q + 1) * v_padded; ++i) {
+      to.out[i] = to.out[i] * to_factor + from.out[i] * from_factor;
+    }
+  }
+}
+
+// Adds the sinks, divides by the sums, and writes the results.
+void TwinAttention::Finish(const Item& item, const Call& call,
+                           const State& state) const {
+  const Group& group = groups_[item.group];
+  const std::size_t per_row = call.queries_per_head();
+  const std::size_t v_head_dim = call.values.tile.head_dim;
+  const AttentionOptions& options = call.options;
+  for (std::size_t q = 0; q < item.heads * group.rows * per_row; ++q) {
+    const std::size_t kv_head = item.first_head + q / (group.rows * per_row);
+    const std::size_t row = group.first_row + q / per_row % group.rows;
+    const std::size_t head = kv_head * per_row + q % per_row;
+    const std::size_t result = row * call.heads() + head;
+    const float sink =
+        options.sinks.empty() ? -kInfinity : options.sinks[head] * kLog2E;
+    const float largest = std::max(state.largest[q], sink);
+    const bool empty = largest == -kInfinity;
+    const float seen = empty ? 0 : std::exp2(state.largest[q] - largest);
+    const float sum =
+        empty ? 0 : state.sum[q] * seen + std::exp2(sink - largest);
+    const float factor = sum == 0 ? 0 : seen / sum;
+    const float* from = state.out + q * call.v_padded();
+    float* to = call.out.out + result * v_head_dim;
+    for (std::size_t i = 0; i < v_head_dim; ++i) to[i] = from[i] * factor;
+    if (call.out.log_sum_exp == nullptr) continue;
+    call.out.log_sum_exp[result] =
+        sum == 0 ? -kInfinity
+                 : static_cast<float>((largest + std::log2(double{sum})) *
+                                      std::numbers::ln2);
+  }
+}
+
+// Bytes of K and V that a call reads, and of the work that it does on them:
+// whether threads are worth their start.
+std::size_t TwinAttention::WorkBytes(const Call& call) const {
+  std::size_t cells = 0;
+  for (const Group& group : groups_) cells += group.cells * group.rows;
+  return cells * call.heads() * (call.k_padded() + call.v_padded());
+}
+
+void TwinAttention::Attend(const Call& call) {
+  ListItems(call);
+  std::size_t most = 0;  // Queries of an item.
+  std::size_t scratch = 0;
+  const std::size_t k = call.keys.tile.head_dim;
+  const std::size_t v = call.values.tile.head_dim;
+  for (const Item& item : items_) {
+    const Group& group = groups_[item.group];
+    const std::size_t per_head = group.rows * call.queries_per_head();
+    most = std::max(most, item.heads * per_head);
+    scratch = std::max(scratch,
+                       item.heads * per_head * call.k_padded() +
+                           HeadFloats(item.heads) +
+                           (IsFew(group, call) ? FewScratch(k, v, item.heads)
+                                               : ManyScratch(k, v, per_head)));
+  }
+  const std::size_t own = scratch + StateFloats(most, call.v_padded());
+  const std::size_t bytes = WorkBytes(call);
+  const std::size_t workers = ShareCount(bytes);
+  const std::size_t floats = own * workers + states_;
+  if (memory_.bytes() < floats * sizeof(float)) {
+    memory_ = AlignedBuffer(floats * sizeof(float));
+  }
+  auto* memory = memory_.as<float>();
+  const auto state_of = [&](const Item& item, std::size_t worker) {
+    const std::size_t queries =
+        item.heads * groups_[item.group].rows * call.queries_per_head();
+    float* at = item.parts == 1 ? memory + worker * own + scratch
+                                : memory + workers * own + item.state;
+    return StateAt(at, queries, call.v_padded());
+  };
+  ParallelForUneven(items_.size(), bytes,
+                    [&](std::size_t i, std::size_t worker) {
+                      const Item& item = items_[i];
+                      const State state = state_of(item, worker);
+                      Compute(item, call, memory + worker * own, state);
+                      if (item.parts == 1) Finish(item, call, state);
+                    });
+  ParallelFor(items_.size(), bytes, [&](std::size_t i) {
+    const Item& item = items_[i];
+    if (item.parts == 1 || item.part != 0) return;
+    const State state = state_of(item, 0);
+    const std::size_t queries =
+        item.heads * groups_[item.group].rows * call.queries_per_head();
+    for (std::size_t part = 1; part < item.parts; ++part) {
+      Merge(state_of(items_[i + part], 0), queries, call.v_padded(), state);
+    }
+    Finish(item, call, state);
+  });
+}
+
 }  // namespace
+
+std::unique_ptr<Attention> MakeAttention() {
+  (void)UseTargetFromEnvironment();
+  (void)UseFastPathsFromEnvironment();
+  return std::make_unique<TwinAttention>();
+}
+
 }  // namespace kvtwin::optimized
