@@ -61,12 +61,12 @@ struct AttentionOut {
 // position lengths[i] - n + j and sees the tokens up to itself, or the last
 // `window` before itself and itself.
 struct AttentionTable {
-  std::span<const std::int32_t> blocks;  // [columns, sequences]
+  std::span<const std::int32_t> blocks = {};  // [columns, sequences]
   int columns = 0;
-  std::span<const std::int32_t> lengths;     // [sequences], in tokens.
-  std::span<const std::int32_t> query_rows;  // [sequences]
-  int block_size = 0;                        // Tokens of a block.
-  std::int32_t window = kOpenEnd;            // >= 0. kOpenEnd: all.
+  std::span<const std::int32_t> lengths = {};     // [sequences], in tokens.
+  std::span<const std::int32_t> query_rows = {};  // [sequences]
+  int block_size = 0;                             // Tokens of a block.
+  std::int32_t window = kOpenEnd;                 // >= 0. kOpenEnd: all.
 };
 
 class Attention {
