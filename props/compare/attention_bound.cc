@@ -47,13 +47,17 @@ class Head {
   // The error of a score, in units of log 2.
   double ScoreError(std::int64_t cell) const {
     double products = 0;
+    double underflow = 0;  // Of queries and the scale, in kTiny.
     for (std::int64_t i = 0; i < query_.size(); ++i) {
-      products += std::abs(query_[i] * LoadFrom(view_.key, i, kv_head_, cell) *
-                           weighing_.scale);
+      const double query = std::abs(query_[i]);
+      const double key = std::abs(LoadFrom(view_.key, i, kv_head_, cell));
+      products += query * key * std::abs(weighing_.scale);
+      underflow += 1 + key * (1 + query);
     }
     const auto n = static_cast<double>(query_.size());
     const double relative = Roundings(n + 4) + arithmetic_.input_error;
-    double error = products * relative + n * kTiny;
+    double error = products * relative +
+                   underflow * kTiny * std::max(1.0, weighing_.soft_cap);
     if (weighing_.soft_cap != 0) {
       error += std::abs(scores_[cell]) * (kTanhError + 4 * kUnit);
     }
