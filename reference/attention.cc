@@ -71,8 +71,12 @@ class TwinAttention final : public GuardedAttention {
       const int length = At(table.lengths, i);
       const int rows = At(table.query_rows, i);
       if (rows == 0) continue;
-      Seen seen = {.mask = HidingMask(DType::kF32, length, rows)};
-      for (int position = 0; position < length; ++position) {
+      // Blocks before the window of the first row may be any: the gate accepts
+      // entries that no row uses.
+      const auto first = AsInt(std::max<std::int64_t>(
+          0, std::int64_t{length} - rows - table.window));
+      Seen seen = {.mask = HidingMask(DType::kF32, length - first, rows)};
+      for (int position = first; position < length; ++position) {
         const int column = position / table.block_size;
         seen.blocks.push_back(
             At(table.blocks, std::int64_t{i} * table.columns + column));
@@ -80,7 +84,7 @@ class TwinAttention final : public GuardedAttention {
         for (int row = 0; row < rows; ++row) {
           const int behind = length - rows + row - position;
           if (behind < 0 || behind > table.window) continue;
-          AllowInMask(seen.mask, position, row);
+          AllowInMask(seen.mask, position - first, row);
         }
       }
       sequences_.push_back(std::move(seen));
