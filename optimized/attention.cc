@@ -280,6 +280,9 @@ void TwinAttention::DoPlan(const TensorView& mask, int rows, int first_row) {
     std::uint64_t* bits = bits_.data() + AsSize(row) * words_;
     if (mask.dtype == DType::kBits) {
       std::memcpy(bits, mask.at(0, first_row + row), words_ * 8);
+      // Bits past the columns are 0 in a valid mask.
+      const auto last = static_cast<std::int64_t>(words_ - 1) * 64;
+      bits[words_ - 1] &= BitsBetween(0, mask.shape[0] - last);
     } else if (mask.dtype == DType::kF32) {
       ReadMaskRow<std::uint32_t>(mask, first_row + row, bits);
     } else {

@@ -13,6 +13,7 @@
 #define HWY_TARGET_INCLUDE "optimized/attention_kernels.cc"
 #include "hwy/foreach_target.h"
 // These headers must come after the target is chosen.
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "optimized/narrow-inl.h"
@@ -28,6 +29,10 @@ using I32 = IntsOf<F32>;
 using V = hn::Vec<F32>;
 constexpr std::size_t kLanes = hn::MaxLanes(F32());
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The bytes of a head's row that are fetched ahead; the processor fetches
+// longer rows by itself.
+constexpr std::size_t kShortRun = 256;
 
 // Vectors of a row that a block of AddProducts has: its sums fit into the
 // registers.
@@ -169,14 +174,16 @@ HWY_INLINE void Dots(const float* queries, std::size_t padded,
                      float* scores) {
   const F32 d;
   V sums[kQueries][4];
-  for (auto& of_query : sums) {
-    for (V& sum : of_query) sum = hn::Zero(d);
+  HWY_UNROLL(8)
+  for (std::size_t q = 0; q < kQueries; ++q) {
+    sums[q][0] = sums[q][1] = sums[q][2] = sums[q][3] = hn::Zero(d);
   }
   for (std::size_t i = 0; i < head_dim; i += kLanes) {
     const V k0 = Rows::Load(keys[0], i);
     const V k1 = Rows::Load(keys[1], i);
     const V k2 = Rows::Load(keys[2], i);
     const V k3 = Rows::Load(keys[3], i);
+    HWY_UNROLL(8)
     for (std::size_t q = 0; q < kQueries; ++q) {
       const V query = hn::Load(d, queries + q * padded + i);
       sums[q][0] = hn::MulAdd(query, k0, sums[q][0]);
@@ -185,6 +192,7 @@ HWY_INLINE void Dots(const float* queries, std::size_t padded,
       sums[q][3] = hn::MulAdd(query, k3, sums[q][3]);
     }
   }
+  HWY_UNROLL(8)
   for (std::size_t q = 0; q < kQueries; ++q) {
     StoreSums(sums[q][0], sums[q][1], sums[q][2], sums[q][3],
               scores + q * kTile);
@@ -202,6 +210,7 @@ HWY_INLINE void AddValues(const float* weights, const std::byte* const* values,
     const V v1 = Rows::Load(values[1], i);
     const V v2 = Rows::Load(values[2], i);
     const V v3 = Rows::Load(values[3], i);
+    HWY_UNROLL(8)
     for (std::size_t q = 0; q < kQueries; ++q) {
       const float* weight = weights + q * kTile;
       V sum = hn::Load(d, out + q * padded + i);
@@ -350,33 +359,6 @@ void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
   }
 }
 
-// The rows of one head of a tile, as f32: in place, or copied to `scratch`.
-struct HeadRows {
-  DType dtype;
-  std::size_t head_dim;  // Padded, if they were copied.
-  std::array<const std::byte*, kTile> rows;
-};
-
-// The last row stands for the cells up to the next multiple of four.
-void FindRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
-              bool readable, float* scratch, HeadRows& out) {
-  if (readable) {
-    out.dtype = rows.dtype;
-    out.head_dim = rows.head_dim;
-    const std::ptrdiff_t offset = HeadOffset(rows, kv_head);
-    for (std::size_t t = 0; t < cells; ++t) out.rows[t] = rows.rows[t] + offset;
-  } else {
-    Unpack(rows, cells, kv_head, scratch);
-    out.dtype = DType::kF32;
-    out.head_dim = Padded(rows.head_dim);
-    for (std::size_t t = 0; t < cells; ++t) {
-      out.rows[t] =
-          reinterpret_cast<const std::byte*>(scratch + t * out.head_dim);
-    }
-  }
-  for (std::size_t t = cells; t % 4 != 0; ++t) out.rows[t] = out.rows[t - 1];
-}
-
 // Calls does(head index, first cell, rows of four cells) for all cells of a
 // tile and all heads: in the order in which the rows lie in memory, if they are
 // read there.
@@ -384,6 +366,9 @@ template <class Does>
 HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
                             const QueryHeads* heads, std::size_t head_count,
                             float* scratch, const Does& does) {
+  const auto run_bytes =
+      AsSize(RunBytes(rows.dtype, static_cast<std::int64_t>(rows.head_dim)));
+  const std::size_t ahead = run_bytes > kShortRun ? 0 : run_bytes;
   if (IsReadable(rows)) {
     WithRows(rows.dtype, [&](auto format) HWY_ATTR {
       for (std::size_t t = 0; t < cells; t += 4) {
@@ -392,6 +377,11 @@ HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
           std::array<const std::byte*, 4> four;
           for (std::size_t i = 0; i < 4; ++i) {
             four[i] = rows.rows[std::min(t + i, cells - 1)] + offset;
+            const std::byte* next =
+                rows.rows[std::min(t + 4 + i, cells - 1)] + offset;
+            for (std::size_t line = 0; line < ahead; line += 64) {
+              hwy::Prefetch(next + line);
+            }
           }
           does(format, h, t, four.data(), rows.head_dim);
         }
@@ -399,12 +389,16 @@ HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
     });
     return;
   }
-  HeadRows copied;
+  const std::size_t padded = Padded(rows.head_dim);
   for (std::size_t h = 0; h < head_count; ++h) {
-    FindRows(rows, cells, heads[h].kv_head, /*readable=*/false, scratch,
-             copied);
+    Unpack(rows, cells, heads[h].kv_head, scratch);
     for (std::size_t t = 0; t < cells; t += 4) {
-      does(F32Rows(), h, t, copied.rows.data() + t, copied.head_dim);
+      std::array<const std::byte*, 4> four;
+      for (std::size_t i = 0; i < 4; ++i) {
+        four[i] = reinterpret_cast<const std::byte*>(
+            scratch + std::min(t + i, cells - 1) * padded);
+      }
+      does(F32Rows(), h, t, four.data(), padded);
     }
   }
 }
@@ -455,7 +449,9 @@ HWY_INLINE void AddBlock(const float* a, std::size_t a_row, std::size_t depth,
                          const Row& row, float* c, std::size_t c_row) {
   const F32 d;
   V sums[kRows][kVectors];
+  HWY_UNROLL(8)
   for (std::size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
     for (std::size_t v = 0; v < kVectors; ++v) {
       sums[r][v] = hn::Load(d, c + r * c_row + v * kLanes);
     }
@@ -463,17 +459,22 @@ HWY_INLINE void AddBlock(const float* a, std::size_t a_row, std::size_t depth,
   for (std::size_t k = 0; k < depth; ++k) {
     const float* b = row(k);
     V right[kVectors];
+    HWY_UNROLL(8)
     for (std::size_t v = 0; v < kVectors; ++v) {
       right[v] = hn::LoadU(d, b + v * kLanes);
     }
+    HWY_UNROLL(8)
     for (std::size_t r = 0; r < kRows; ++r) {
       const V left = hn::Set(d, a[r * a_row + k]);
+      HWY_UNROLL(8)
       for (std::size_t v = 0; v < kVectors; ++v) {
         sums[r][v] = hn::MulAdd(left, right[v], sums[r][v]);
       }
     }
   }
+  HWY_UNROLL(8)
   for (std::size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
     for (std::size_t v = 0; v < kVectors; ++v) {
       hn::Store(sums[r][v], d, c + r * c_row + v * kLanes);
     }

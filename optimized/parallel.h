@@ -40,12 +40,11 @@ void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
   for (std::size_t i = 0; i < count; ++i) body(i);
 }
 
-// Calls body(i, worker) for every i < count, in any order, where `worker` is less
-// than ShareCount(bytes), and no two calls at once have the same. For pieces of
-// different sizes.
+// Calls body(i, worker) for every i < count, in any order, for pieces of
+// different sizes. `worker` is less than ShareCount(bytes), and calls that run
+// at once have different workers.
 template <class Body>
-void ParallelForUneven(std::size_t count, std::size_t bytes,
-                       const Body& body) {
+void ParallelForUneven(std::size_t count, std::size_t bytes, const Body& body) {
 #ifdef _OPENMP
   if (count > 1 && WorthSharing(bytes)) {
 #pragma omp parallel for schedule(dynamic)

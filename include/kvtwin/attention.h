@@ -4,9 +4,10 @@
 // A pass is planned once, and then computed for each of its layers:
 //
 //   auto attention = *MakeAttention();
-//   attention->Plan(view.mask, rows)                    which row sees which
-//   cell for each layer: attention->Attend(query, view, VLayout::kPlain,
-//                                     {.scale = 0.125f}, {.out = out})
+//   attention->Plan(view.mask, rows)  // Which row sees which cell.
+//   for each layer:
+//     attention->Attend(query, view, VLayout::kPlain, {.scale = 0.125f},
+//                       {.out = out})
 //
 // Column (h, r) of the result, [v_head_dim], is the sum over the cells c that
 // row r sees of weight(c) * V(c), where

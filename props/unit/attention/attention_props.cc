@@ -82,6 +82,11 @@ struct Case {
   }
 };
 
+// Draws 0 for half of the cases, else a number up to `most`.
+int Sometimes(const Pick& pick, int most) {
+  return Chance(pick, 50) ? 0 : pick(0, most);
+}
+
 // Makes a tensor of zeros, with gaps between its runs.
 Stored Store(const Pick& pick, DType dtype, const Shape& shape) {
   Stored stored;
@@ -89,12 +94,11 @@ Stored Store(const Pick& pick, DType dtype, const Shape& shape) {
   view.dtype = dtype;
   view.shape = shape;
   view.stride[0] = static_cast<std::int64_t>(SizeOf(dtype));
-  view.stride[1] = RunBytes(dtype, shape[0]) + pick(0, 1) * pick(0, 9);
+  view.stride[1] = RunBytes(dtype, shape[0]) + Sometimes(pick, 9);
   for (int i = 2; i < 4; ++i) {
-    view.stride[i] =
-        view.stride[i - 1] * shape[i - 1] + pick(0, 1) * pick(0, 9);
+    view.stride[i] = view.stride[i - 1] * shape[i - 1] + Sometimes(pick, 9);
   }
-  const int offset = pick(0, 1) * pick(0, 7);
+  const int offset = Sometimes(pick, 7);
   stored.bytes.resize(AsSize(view.stride[3] * shape[3] + offset));
   view.data = stored.bytes.data() + offset;
   return stored;
@@ -216,7 +220,7 @@ void DrawMask(const Pick& pick, Case& drawn) {
 }
 
 void DrawView(const Pick& pick, Case& drawn, DType k_dtype, DType v_dtype) {
-  drawn.first_row = pick(0, 1) * pick(0, 5);
+  drawn.first_row = Sometimes(pick, 5);
   drawn.rows = OneOf(pick, {1, 1, 1, 2, 3, 7, pick(1, 20)});
   drawn.columns = OneOf(pick, {pick(1, 20), pick(60, 70), pick(120, 300)});
   if (Chance(pick, 2)) drawn.rows = pick(60, 130);

@@ -19,12 +19,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using Limits = std::numeric_limits<float>;
 
 // A view of 4 cells, 2 KV heads of 3 elements of K and 5 of V, and 2 rows of 4
 // query heads.
-struct Fixture {
+struct AttentionFixture {
   DenseTensor query = FilledTensor(DType::kF32, {3, 4, 2, 1}, 1);
   DenseTensor key = FilledTensor(DType::kF16, {3, 2, 4, 1}, 1);
   DenseTensor value = FilledTensor(DType::kF16, {5, 2, 4, 1}, 1);
@@ -61,7 +60,7 @@ class GuardedAttentionOf : public ::testing::TestWithParam<std::string> {
   // nothing.
   template <class Change>
   void Refuses(const std::string& message, const Change& change) {
-    Fixture f;
+    AttentionFixture f;
     auto attention = *MakeAttention(GetParam());
     ASSERT_TRUE(attention->Plan(f.view.mask, 2, 1).ok());
     change(f);
@@ -73,7 +72,7 @@ class GuardedAttentionOf : public ::testing::TestWithParam<std::string> {
   }
   template <class Change>
   void RefusesTable(const std::string& message, const Change& change) {
-    Fixture f;
+    AttentionFixture f;
     auto attention = *MakeAttention(GetParam());
     change(f);
     Status status = attention->Plan(f.Table());
@@ -88,7 +87,7 @@ class GuardedAttentionOf : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(GuardedAttentionOf, AcceptsWhatItShould) {
-  Fixture f;
+  AttentionFixture f;
   auto attention = *MakeAttention(GetParam());
   ASSERT_TRUE(attention->Plan(f.view.mask, 2, 1).ok());
   EXPECT_TRUE(
@@ -104,7 +103,7 @@ TEST_P(GuardedAttentionOf, AcceptsWhatItShould) {
 }
 
 TEST_P(GuardedAttentionOf, NeedsAPlan) {
-  Fixture f;
+  AttentionFixture f;
   auto attention = *MakeAttention(GetParam());
   const auto of_view = [&] {
     return attention->Attend(f.query_view, f.view, f.v_layout, f.options,
@@ -126,7 +125,7 @@ TEST_P(GuardedAttentionOf, NeedsAPlan) {
 
 TEST_P(GuardedAttentionOf, RefusesMasks) {
   const auto refuses = [](const std::string& message, auto change) {
-    Fixture f;
+    AttentionFixture f;
     int rows = 2;
     int first_row = 1;
     change(f.view.mask, rows, first_row);
@@ -157,94 +156,98 @@ TEST_P(GuardedAttentionOf, RefusesMasks) {
 }
 
 TEST_P(GuardedAttentionOf, RefusesTensors) {
-  Refuses("query has no data", [](Fixture& f) { f.query_view.data = nullptr; });
+  Refuses("query has no data",
+          [](AttentionFixture& f) { f.query_view.data = nullptr; });
   Refuses("query is f8_e4m3, it must be f32, f16 or bf16",
-          [](Fixture& f) { f.query_view.dtype = DType::kF8; });
+          [](AttentionFixture& f) { f.query_view.dtype = DType::kF8; });
   Refuses("query has shape [3, 4, 1], it must be [3, 4, 2]",
-          [](Fixture& f) { f.query_view.shape[2] = 1; });
+          [](AttentionFixture& f) { f.query_view.shape[2] = 1; });
   Refuses("query has shape [2, 4, 2], it must be [3, 4, 2]",
-          [](Fixture& f) { f.query_view.shape[0] = 2; });
+          [](AttentionFixture& f) { f.query_view.shape[0] = 2; });
   Refuses("query has 3 heads, which 2 KV heads cannot share",
-          [](Fixture& f) { f.query_view.shape[1] = 3; });
-  Refuses("key has no data", [](Fixture& f) { f.view.key.data = nullptr; });
+          [](AttentionFixture& f) { f.query_view.shape[1] = 3; });
+  Refuses("key has no data",
+          [](AttentionFixture& f) { f.view.key.data = nullptr; });
   Refuses("key is bits, rows are of numbers",
-          [](Fixture& f) { f.view.key.dtype = DType::kBits; });
+          [](AttentionFixture& f) { f.view.key.dtype = DType::kBits; });
   Refuses("key has shape [3, 2, 5], it must be [3, 2, 4]",
-          [](Fixture& f) { f.view.key.shape[2] = 5; });
+          [](AttentionFixture& f) { f.view.key.shape[2] = 5; });
   Refuses("key has a stride[0] of 4, f16 needs 2",
-          [](Fixture& f) { f.view.key.stride[0] = 4; });
-  Refuses("key has a head_dim of 3, q8_0 is in blocks of 32", [](Fixture& f) {
-    f.view.key.dtype = DType::kQ8;
-    f.view.key.stride[0] = 0;
-  });
+          [](AttentionFixture& f) { f.view.key.stride[0] = 4; });
+  Refuses("key has a head_dim of 3, q8_0 is in blocks of 32",
+          [](AttentionFixture& f) {
+            f.view.key.dtype = DType::kQ8;
+            f.view.key.stride[0] = 0;
+          });
   Refuses("value has shape [5, 1, 4], it must be [5, 2, 4]",
-          [](Fixture& f) { f.view.value.shape[1] = 1; });
+          [](AttentionFixture& f) { f.view.value.shape[1] = 1; });
   Refuses("value has shape [5, 2, 4], it must be [4, 2, 2]",
-          [](Fixture& f) { f.v_layout = VLayout::kPermuted; });
-  Refuses("value is q4_0, which only plain V can be", [](Fixture& f) {
+          [](AttentionFixture& f) { f.v_layout = VLayout::kPermuted; });
+  Refuses("value is q4_0, which only plain V can be", [](AttentionFixture& f) {
     f.v_layout = VLayout::kPermuted;
     f.view.value.dtype = DType::kQ4;
     f.view.value.shape = {4, 5, 2, 1};
     f.view.value.stride[0] = 0;
   });
   Refuses("v_layout is 3, it must be 0 to 2",
-          [](Fixture& f) { f.v_layout = static_cast<VLayout>(3); });
+          [](AttentionFixture& f) { f.v_layout = static_cast<VLayout>(3); });
   Refuses("view is on device 1, it must be in host memory",
-          [](Fixture& f) { f.view.device = Device::kCuda; });
-  Refuses("out is null", [](Fixture& f) { f.result.out = nullptr; });
+          [](AttentionFixture& f) { f.view.device = Device::kCuda; });
+  Refuses("out is null", [](AttentionFixture& f) { f.result.out = nullptr; });
 }
 
 TEST_P(GuardedAttentionOf, RefusesOptions) {
   Refuses("scale is 0, it must be finite and not 0",
-          [](Fixture& f) { f.options.scale = 0; });
+          [](AttentionFixture& f) { f.options.scale = 0; });
   Refuses("scale is nan, it must be finite and not 0",
-          [](Fixture& f) { f.options.scale = kNaN; });
+          [](AttentionFixture& f) { f.options.scale = Limits::quiet_NaN(); });
   Refuses("soft_cap is -1, it must be finite and not negative",
-          [](Fixture& f) { f.options.soft_cap = -1; });
+          [](AttentionFixture& f) { f.options.soft_cap = -1; });
   Refuses("soft_cap is inf, it must be finite and not negative",
-          [](Fixture& f) { f.options.soft_cap = kInfinity; });
-  Refuses("sinks are 3, there are 4 heads", [](Fixture& f) {
+          [](AttentionFixture& f) { f.options.soft_cap = Limits::infinity(); });
+  Refuses("sinks are 3, there are 4 heads", [](AttentionFixture& f) {
     f.options.sinks = std::span<const float>(f.sinks).first(3);
   });
-  Refuses("a sink is nan, it must be finite or -inf", [](Fixture& f) {
-    f.sinks[2] = kNaN;
+  Refuses("a sink is nan, it must be finite or -inf", [](AttentionFixture& f) {
+    f.sinks[2] = Limits::quiet_NaN();
     f.options.sinks = f.sinks;
   });
   Refuses("splits is -1, it must be 0 to 65536",
-          [](Fixture& f) { f.options.splits = -1; });
+          [](AttentionFixture& f) { f.options.splits = -1; });
   Refuses("splits is 65537, it must be 0 to 65536",
-          [](Fixture& f) { f.options.splits = 65537; });
+          [](AttentionFixture& f) { f.options.splits = 65537; });
 }
 
 TEST_P(GuardedAttentionOf, RefusesTables) {
   RefusesTable("sequences is 0, it must be 1 to 2147483647",
-               [](Fixture& f) { f.lengths.clear(); });
+               [](AttentionFixture& f) { f.lengths.clear(); });
   RefusesTable("block_size is 0, it must be 1 to 2147483647",
-               [](Fixture& f) { f.table.block_size = 0; });
+               [](AttentionFixture& f) { f.table.block_size = 0; });
   RefusesTable("columns is -1, it must be 1 to 2147483647",
-               [](Fixture& f) { f.table.columns = -1; });
+               [](AttentionFixture& f) { f.table.columns = -1; });
   RefusesTable("query_rows has 1 entries, lengths has 2",
-               [](Fixture& f) { f.query_rows.pop_back(); });
+               [](AttentionFixture& f) { f.query_rows.pop_back(); });
   RefusesTable("blocks has 3 entries, 2 columns of 2 sequences are 4",
-               [](Fixture& f) { f.blocks.pop_back(); });
+               [](AttentionFixture& f) { f.blocks.pop_back(); });
   RefusesTable("window is -1, it must not be negative",
-               [](Fixture& f) { f.table.window = -1; });
+               [](AttentionFixture& f) { f.table.window = -1; });
   RefusesTable("lengths[0] is 5, it must be 0 to 4",
-               [](Fixture& f) { f.lengths[0] = 5; });
+               [](AttentionFixture& f) { f.lengths[0] = 5; });
   RefusesTable("query_rows[1] is 2, it must be 0 to 1",
-               [](Fixture& f) { f.query_rows[1] = 2; });
+               [](AttentionFixture& f) { f.query_rows[1] = 2; });
   RefusesTable("blocks[0] of sequence 1 is -1, its rows see it",
-               [](Fixture& f) { f.blocks[2] = -1; });
+               [](AttentionFixture& f) { f.blocks[2] = -1; });
   RefusesTable("the sum of query_rows is 0, it must be 1 to 2147483647",
-               [](Fixture& f) {
+               [](AttentionFixture& f) {
                  f.query_rows = {0, 0};
                });
   RefusesTable("key has 3 blocks, the table uses block 3",
-               [](Fixture& f) { f.blocks[1] = 3; });
-  RefusesTable("layout is 2, it must be 0 to 1",
-               [](Fixture& f) { f.layout = static_cast<PagedLayout>(2); });
+               [](AttentionFixture& f) { f.blocks[1] = 3; });
+  RefusesTable("layout is 2, it must be 0 to 1", [](AttentionFixture& f) {
+    f.layout = static_cast<PagedLayout>(2);
+  });
   RefusesTable("key has shape [3, 2, 2, 3], it must be [3, 2, 1, 3]",
-               [](Fixture& f) {
+               [](AttentionFixture& f) {
                  f.table.block_size = 1;
                  f.lengths = {2, 1};
                });
@@ -252,7 +255,7 @@ TEST_P(GuardedAttentionOf, RefusesTables) {
 
 // Blocks that no row sees may be missing.
 TEST_P(GuardedAttentionOf, NeedsOnlyTheBlocksOfItsWindow) {
-  Fixture f;
+  AttentionFixture f;
   auto attention = *MakeAttention(GetParam());
   f.blocks[0] = -1;
   EXPECT_FALSE(attention->Plan(f.Table()).ok());
@@ -278,10 +281,11 @@ TEST(MakeAttention, RefusesAnUnknownTwin) {
 TEST(MergeAttention, WeighsThePartsByTheirSums) {
   const std::array<float, 2> first = {1, 2};
   const std::array<float, 2> second = {3, 5};
-  const std::array<float, 2> nothing = {kNaN, kNaN};
+  const std::array<float, 2> nothing = {Limits::quiet_NaN(),
+                                        Limits::quiet_NaN()};
   const float one = 1;
   const float two = 2;
-  const float none = -kInfinity;
+  const float none = -Limits::infinity();
   std::array<float, 2> out = {};
   float log_sum_exp = 0;
   const std::array<AttentionPart, 3> parts = {
@@ -297,7 +301,7 @@ TEST(MergeAttention, WeighsThePartsByTheirSums) {
   const std::array<AttentionPart, 1> last = {parts[2]};
   ASSERT_TRUE(MergeAttention(last, 2, 1, {out.data(), &log_sum_exp}).ok());
   EXPECT_EQ(out, (std::array<float, 2>{0, 0}));
-  EXPECT_EQ(log_sum_exp, -kInfinity);
+  EXPECT_EQ(log_sum_exp, -Limits::infinity());
 }
 
 TEST(MergeAttention, RefusesMisuse) {
