@@ -42,12 +42,14 @@
 namespace kvtwin {
 
 struct AttentionOptions {
-  float scale = 1;                    // Not 0. Usually 1 / sqrt(k_head_dim).
-  float soft_cap = 0;                 // >= 0; 0: none.
-  std::span<const float> sinks = {};  // [heads], learned logits of cells
-                                      // without V; empty: none.
-  int splits = 0;  // Parts into which the cells of a row are split and merged;
-                   // 0: chosen by the number of cells.
+  float scale = 1;     // Not 0. Usually 1 / sqrt(k_head_dim).
+  float soft_cap = 0;  // >= 0; 0: none.
+  // [heads], learned logits of cells without V: finite, or -infinity, which is
+  // no sink. Empty: none.
+  std::span<const float> sinks = {};
+  // Parts into which the cells of a row are split and merged, up to 65,536. 0:
+  // chosen by the shape of the work.
+  int splits = 0;
 };
 
 // The numbers that Attend writes.
@@ -79,13 +81,16 @@ class Attention {
   // Errors: invalid_argument: a mask without data, or of a dtype that is no
   // mask's; rows that it does not have; a table whose lists have other sizes,
   // whose length is shorter than its query rows or longer than its blocks, or
-  // that uses a negative block. The plan before is then unchanged.
+  // that has a negative block where a row sees it; a mask whose elements do not
+  // lie one after another, or whose rows of bits are not on 8-byte boundaries.
+  // The plan before is then unchanged.
   virtual Status Plan(const TensorView& mask, int rows, int first_row = 0) = 0;
   virtual Status Plan(const AttentionTable& table) = 0;
 
   // Computes the attention of a layer. query = [k_head_dim, heads, rows], f32,
-  // f16 or bf16, of any strides. All dtypes of K and V, in any pair. Errors:
-  // failed_precondition without a plan of a mask, or of a table;
+  // f16 or bf16, of any strides. All dtypes of K and V, in any pair; elements
+  // of their first dimension lie one after another, as Get returns them.
+  // Errors: failed_precondition without a plan of a mask, or of a table;
   // invalid_argument: shapes that do not fit to each other or to the plan; a
   // tensor without data, or that is not in host memory; an option outside of
   // its range. Nothing is written then.

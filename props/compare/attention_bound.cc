@@ -25,6 +25,9 @@ double Roundings(double count) {
   return count * kUnit < 0.5 ? count * kUnit / (1 - count * kUnit) : kInfinity;
 }
 
+// The relative error of two factors with relative errors a and b.
+double Compound(double a, double b) { return a + b + a * b; }
+
 // One query head of one row.
 class Head {
  public:
@@ -55,7 +58,7 @@ class Head {
       underflow += 1 + key * (1 + query);
     }
     const auto n = static_cast<double>(query_.size());
-    const double relative = Roundings(n + 4) + arithmetic_.input_error;
+    const double relative = Compound(Roundings(n + 4), arithmetic_.input_error);
     double error = products * relative +
                    underflow * kTiny * std::max(1.0, weighing_.soft_cap);
     if (weighing_.soft_cap != 0) {
@@ -71,8 +74,8 @@ class Head {
     const double distance = (largest - score) * std::numbers::log2e;
     const double rounding =
         kUnit * (distance + 4 * (std::abs(largest) + std::abs(score)));
-    return std::expm1(std::numbers::ln2 * (score_error + rounding)) +
-           kExpError + arithmetic_.input_error;
+    return Compound(std::expm1(std::numbers::ln2 * (score_error + rounding)),
+                    Compound(kExpError, arithmetic_.input_error));
   }
 
  private:
@@ -109,7 +112,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
         static_cast<double>((scores.array() > -kInfinity).count());
     // Each cell is one term of the sums, and may be the first of its tile or
     // part, whose sums are then scaled.
-    const double summing = Roundings(4 * count + 8) + count * kExpError;
+    const double summing = Roundings(8 * count + 8);
     double sum = has_sink ? std::exp(sink - largest) : 0;
     double sum_error =
         has_sink
@@ -120,9 +123,9 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
       if (scores[cell] == -kInfinity) continue;
       const double weight = std::exp(scores[cell] - largest);
       const double error =
-          weight *
-              (head.WeightError(scores[cell], head.ScoreError(cell), largest) +
-               summing) +
+          weight * Compound(head.WeightError(scores[cell],
+                                             head.ScoreError(cell), largest),
+                            summing) +
           kLostWeight;
       sum += weight;
       sum_error += error;

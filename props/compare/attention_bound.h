@@ -14,8 +14,9 @@ namespace kvtwin::props {
 
 // The arithmetic of an attention.
 struct AttentionArithmetic {
-  // Queries and weights are rounded before they are multiplied: the relative
-  // error. 0 for f32, 2^-8 for products of bf16. K and V have their dtype.
+  // The relative error of a product whose factors were rounded before: 0 for
+  // f32; 2^-8 if queries and weights are rounded to bf16, and K and V are bf16
+  // already; 2^-7 if K and V are rounded, too.
   double input_error = 0;
 };
 
