@@ -89,6 +89,7 @@ void PutGoals(Goals& goals);
 void MoveGoals(Goals& goals);
 void MetadataGoals(Goals& goals);
 void SaveGoals(Goals& goals);
+void AttendGoals(Goals& goals);
 void ChatGoals(Goals& goals);
 
 // "4k", "1M".

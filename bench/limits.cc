@@ -76,6 +76,27 @@ void ModifyPiece(std::byte* bytes, std::size_t count) {
   }
 }
 
+// Multiplies and adds at least `count` floats: 12 sums, which do not wait for
+// each other, and fit into 16 registers.
+float MultiplyAddInRegisters(std::size_t count) {
+  const hn::ScalableTag<float> d;
+  const auto factor = hn::Set(d, 0.5f);
+  hn::Vec<decltype(d)> sums[12];
+  // Sums that begin equally would be computed once.
+  HWY_UNROLL(12)
+  for (std::size_t i = 0; i < 12; ++i) {
+    sums[i] = hn::Set(d, 0.01f * static_cast<float>(i));
+  }
+  for (std::size_t i = 0; i < count; i += 12 * hn::Lanes(d)) {
+    HWY_UNROLL(12)
+    for (auto& sum : sums) sum = hn::MulAdd(sum, factor, factor);
+  }
+  auto all = hn::Zero(d);
+  HWY_UNROLL(12)
+  for (const auto& sum : sums) all = hn::Add(all, sum);
+  return hn::GetLane(all);
+}
+
 // Reads four streams: one alone does not reach the memory's bandwidth.
 std::uint32_t ReadPiece(const std::byte* bytes, std::size_t count) {
   const hn::ScalableTag<std::uint32_t> d;
@@ -106,6 +127,7 @@ HWY_EXPORT(HalveStored);
 HWY_EXPORT(HalveStreamed);
 HWY_EXPORT(ModifyPiece);
 HWY_EXPORT(ReadPiece);
+HWY_EXPORT(MultiplyAddInRegisters);
 
 namespace {
 
@@ -206,6 +228,19 @@ double ModifyBytes(std::byte* bytes, std::size_t count) {
 double ReadBytes(const std::byte* bytes, std::size_t count) {
   return Time(
       [&] { KeepAlive(HWY_DYNAMIC_DISPATCH(ReadPiece)(bytes, count)); });
+}
+
+double ReadOnThreads(const std::byte* bytes, std::size_t count) {
+  return TimePieces(count, [&](std::size_t begin, std::size_t end) {
+    KeepAlive(HWY_DYNAMIC_DISPATCH(ReadPiece)(bytes + begin, end - begin));
+  });
+}
+
+double MultiplyAdd(std::size_t operations) {
+  // The operations are counted in pages, which no thread shares.
+  return TimePieces(operations, [&](std::size_t begin, std::size_t end) {
+    KeepAlive(HWY_DYNAMIC_DISPATCH(MultiplyAddInRegisters)(end - begin));
+  });
 }
 
 namespace {

@@ -75,8 +75,11 @@ double HalveBytes(const std::byte* from, std::byte* to, std::size_t from_bytes,
                   bool stream);
 // Reads, changes and writes all bytes in place.
 double ModifyBytes(std::byte* bytes, std::size_t count);
-// Reads all bytes, on one thread.
+// Reads all bytes, on one thread, and on the current number of threads.
 double ReadBytes(const std::byte* bytes, std::size_t count);
+double ReadOnThreads(const std::byte* bytes, std::size_t count);
+// Multiplies and adds this many floats, in registers.
+double MultiplyAdd(std::size_t operations);
 
 // Writes to cache lines that are in no CPU cache. Each line holds the number of
 // the next one.

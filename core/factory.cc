@@ -1,6 +1,6 @@
-// Makes caches and pools by the name of their twin, and defines the snapshot
-// functions of caches that have no snapshots. This is the only file of core/
-// that calls the twins, which include core/; core/twin.h declares their
+// Makes caches, pools and attention by the name of their twin, and defines the
+// snapshot functions of caches that have no snapshots. This is the only file of
+// core/ that calls the twins, which include core/; core/twin.h declares their
 // functions.
 
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 #include "core/names.h"
 #include "core/refusals.h"
 #include "core/twin.h"
+#include "kvtwin/attention.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/legacy.h"
 #include "kvtwin/save.h"
@@ -24,13 +25,16 @@ struct Makers {
   std::string_view name;
   std::unique_ptr<Cache> (*make_cache)(const CacheSpec&);
   Result<std::unique_ptr<PagedPool>> (*make_pool)(const PagedSpec&);
+  std::unique_ptr<Attention> (*make_attention)();  // Null: it has none.
 };
 constexpr std::array kMakers = {
-    Makers{"reference", &reference::MakeCache, &reference::MakePagedPool},
-    Makers{"optimized", &optimized::MakeCache, &optimized::MakePagedPool},
+    Makers{"reference", &reference::MakeCache, &reference::MakePagedPool,
+           &reference::MakeAttention},
+    Makers{"optimized", &optimized::MakeCache, &optimized::MakePagedPool,
+           &optimized::MakeAttention},
 #ifdef KVTWIN_CUDA
-    Makers{"cuda", &optimized::cuda::MakeCache,
-           &optimized::cuda::MakePagedPool},
+    Makers{"cuda", &optimized::cuda::MakeCache, &optimized::cuda::MakePagedPool,
+           nullptr},
 #endif
 };
 
@@ -145,6 +149,16 @@ Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec,
   const Result<const Makers*> makers = Find(twin);
   if (!makers.ok()) return makers.status();
   return (*makers)->make_pool(spec);
+}
+
+Result<std::unique_ptr<Attention>> MakeAttention(std::string_view twin) {
+  const Result<const Makers*> makers = Find(twin);
+  if (!makers.ok()) return makers.status();
+  if ((*makers)->make_attention == nullptr) {
+    return Status(StatusCode::kNotSupported,
+                  "the twin cuda has no Attention; use Decode (kvtwin/cuda.h)");
+  }
+  return (*makers)->make_attention();
 }
 
 int PagedSequence::SeqLen() const {

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "kvtwin/attention.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 
@@ -18,10 +19,12 @@ Status CheckSpec(const CacheSpec& spec);
 namespace reference {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);
+std::unique_ptr<Attention> MakeAttention();
 }  // namespace reference
 namespace optimized {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);
+std::unique_ptr<Attention> MakeAttention();
 // Only in libraries built with KVTWIN_CUDA.
 namespace cuda {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);

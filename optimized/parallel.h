@@ -40,6 +40,24 @@ void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
   for (std::size_t i = 0; i < count; ++i) body(i);
 }
 
+// Calls body(i, worker) for every i < count, in any order, for pieces of
+// different sizes. `worker` is less than ShareCount(bytes), and calls that run
+// at once have different workers.
+template <class Body>
+void ParallelForUneven(std::size_t count, std::size_t bytes, const Body& body) {
+#ifdef _OPENMP
+  if (count > 1 && WorthSharing(bytes)) {
+#pragma omp parallel for schedule(dynamic)
+    for (std::size_t i = 0; i < count; ++i) {
+      body(i, AsSize(omp_get_thread_num()));
+    }
+    return;
+  }
+#endif
+  (void)bytes;
+  for (std::size_t i = 0; i < count; ++i) body(i, std::size_t{0});
+}
+
 // One of `count` nearly equal parts of some work.
 struct Share {
   std::size_t index = 0;

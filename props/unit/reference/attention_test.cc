@@ -4,9 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <string>
 
+#include "core/dense_tensor.h"
+#include "kvtwin/attention.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
@@ -31,6 +36,36 @@ TEST(Attention, WeighsByTheProducts) {
   cache.Append(0, 2, {std::numeric_limits<float>::infinity()});
   EXPECT_TRUE(std::isnan(
       reference::Attend(*cache->Get(), VLayout::kPlain, 0, query, 0.5)(0, 0)));
+}
+
+// A cache with a window gives away the blocks before it: their entries are -1,
+// or of memory that is no longer there. Reading them would crash.
+TEST(Attention, ReadsNoBlockBeforeTheWindow) {
+  const DenseTensor ones = FilledTensor(DType::kF32, {1, 1, 2, 1}, 1);
+  const DenseTensor query = FilledTensor(DType::kF32, {1, 1, 1, 1}, 1);
+  const std::array<std::int32_t, 1> lengths = {4};
+  const std::array<std::int32_t, 1> rows = {1};
+  for (const std::int32_t gone : {-1, std::numeric_limits<int>::max()}) {
+    const std::array<std::int32_t, 2> blocks = {gone, 0};
+    for (const std::string twin : {"reference", "optimized"}) {
+      auto attention = *MakeAttention(twin);
+      ASSERT_TRUE(attention
+                      ->Plan({.blocks = blocks,
+                              .columns = 2,
+                              .lengths = lengths,
+                              .query_rows = rows,
+                              .block_size = 2,
+                              .window = 1})
+                      .ok());
+      float out = 0;
+      ASSERT_TRUE(attention
+                      ->Attend(query.view(),
+                               {.key = ones.view(), .value = ones.view()},
+                               PagedLayout::kTokenMajor, {}, {.out = &out})
+                      .ok());
+      EXPECT_EQ(out, 1) << twin;
+    }
+  }
 }
 
 }  // namespace

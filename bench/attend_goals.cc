@@ -1,0 +1,177 @@
+// The goals of attention: 32 query heads on 8 KV heads of 128 elements. The
+// limit of decode is to read K and V; the limit of prefill is to do its
+// multiplications and additions in registers.
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "bench/goals.h"
+#include "bench/limits.h"
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/index.h"
+#include "core/mask_elements.h"
+#include "kvtwin/attention.h"
+
+namespace kvtwin::bench {
+namespace {
+
+constexpr int kQueryHeads = 32;
+constexpr int kSharedHeads = 8;
+constexpr int kElements = 128;
+
+struct AttendCase {
+  DType dtype = DType::kF32;
+  int cells = 0;
+  int rows = 1;  // The last rows of the cells: a causal mask.
+};
+
+// Makes the numbers of a tensor of rows; they repeat after some rows.
+DenseTensor RowsOfNumbers(DType dtype, std::int64_t heads, std::int64_t rows) {
+  constexpr std::int64_t kPeriod = 999;
+  DenseTensor tensor;
+  tensor.dtype = dtype;
+  tensor.shape = {kElements, heads, rows, 1};
+  tensor.bytes.resize(DenseBytes(dtype, tensor.shape));
+  const std::int64_t head_bytes = RunBytes(dtype, kElements);
+  std::uint32_t random = 1;
+  std::vector<float> numbers(kElements);
+  for (std::int64_t i = 0; i < heads * rows; ++i) {
+    std::byte* to = tensor.bytes.data() + i * head_bytes;
+    if (i >= kPeriod) {
+      std::memcpy(to, to - kPeriod * head_bytes, AsSize(head_bytes));
+      continue;
+    }
+    for (float& number : numbers) {
+      random = random * 1664525 + 1013904223;
+      number = static_cast<float>(random >> 8) / (1 << 23) - 1;
+    }
+    const TensorView from =
+        DenseView(numbers.data(), DType::kF32, {kElements, 1, 1, 1});
+    CopyRun(from, 0, 0, 0, to, AsInt(SizeOf(dtype)), dtype);
+  }
+  return tensor;
+}
+
+// One layer of a pass.
+class Attender {
+ public:
+  Attender(const AttendCase& drawn, std::string_view twin)
+      : case_(drawn), attention_(*MakeAttention(twin)) {
+    key_ = RowsOfNumbers(drawn.dtype, kSharedHeads, drawn.cells);
+    value_ = RowsOfNumbers(drawn.dtype, kSharedHeads, drawn.cells);
+    query_ = RowsOfNumbers(DType::kF32, kQueryHeads, drawn.rows);
+    mask_ = HidingMask(DType::kBits, drawn.cells, drawn.rows);
+    for (int row = 0; row < drawn.rows; ++row) {
+      for (int cell = 0; cell <= drawn.cells - drawn.rows + row; ++cell) {
+        AllowInMask(mask_, cell, row);
+      }
+    }
+    out_.resize(AsSize(kElements) * kQueryHeads * AsSize(drawn.rows));
+    Require(attention_->Plan(mask_.view(), drawn.rows));
+  }
+
+  std::size_t bytes() const { return key_.bytes.size() + value_.bytes.size(); }
+  const std::vector<float>& out() const { return out_; }
+
+  double Time() {
+    return bench::Time([&] {
+      Require(attention_->Attend(
+          query_.view(),
+          {.key = key_.view(), .value = value_.view(), .mask = mask_.view()},
+          VLayout::kPlain, {.scale = 1 / std::sqrt(float{kElements})},
+          {.out = out_.data()}));
+    });
+  }
+
+ private:
+  static void Require(const Status& status) {
+    if (status.ok()) return;
+    fmt::print(stderr, "kvtwin-bench: attention: {}\n", status.message());
+    std::exit(2);
+  }
+
+  AttendCase case_;
+  std::unique_ptr<Attention> attention_;
+  DenseTensor key_;
+  DenseTensor value_;
+  DenseTensor query_;
+  DenseTensor mask_;
+  std::vector<float> out_;
+};
+
+// Ends the program if the twins differ for a case like this one, but small.
+void CheckAttention(const std::string& name, AttendCase like) {
+  like.cells = 300;
+  like.rows = std::min(like.rows, 80);
+  Attender expected(like, "reference");
+  Attender got(like, "optimized");
+  expected.Time();
+  got.Time();
+  for (std::size_t i = 0; i < got.out().size(); ++i) {
+    // Sums of 300 numbers below 1: docs/attention.md has the exact bound.
+    if (std::abs(got.out()[i] - expected.out()[i]) < 1e-5) continue;
+    fmt::print(stderr, "kvtwin-bench: {}: element {} is {} instead of {}\n",
+               name, i, got.out()[i], expected.out()[i]);
+    std::exit(2);
+  }
+}
+
+}  // namespace
+
+void AttendGoals(Goals& goals) {
+  struct Row {
+    DType dtype;
+    int cells;
+    double share;  // Of the speed of the limit.
+  };
+  for (const int threads : ThreadCounts()) {
+    UseThreads(threads);
+    for (const Row& row :
+         {Row{DType::kF32, 1 << 15, 0.9}, Row{DType::kF32, 1 << 18, 0.9},
+          Row{DType::kF16, 1 << 15, 0.85}, Row{DType::kF16, 1 << 18, 0.85},
+          Row{DType::kBF16, 1 << 15, 0.85}, Row{DType::kQ8, 1 << 15, 0.65},
+          Row{DType::kF8, 1 << 15, 0.65}}) {
+      const int cells = goals.Cells(row.cells);
+      const std::string name = fmt::format(
+          "attend, decode {}, {} cells / read, {}", DTypeName(row.dtype),
+          SizeName(cells), ThreadsName(threads));
+      if (!goals.Wanted(name)) continue;
+      const AttendCase decode = {.dtype = row.dtype, .cells = cells};
+      CheckAttention(name, decode);
+      Attender attender(decode, "optimized");
+      const Buffer read = WrittenBuffer(attender.bytes());
+      goals.Judge(
+          name, 1 / row.share, [&] { return attender.Time(); },
+          {[&] { return ReadOnThreads(read.data(), read.bytes()); }}, 7);
+    }
+    for (const Row& row :
+         {Row{DType::kF32, 1 << 13, 0.75}, Row{DType::kF16, 1 << 13, 0.55},
+          Row{DType::kQ8, 1 << 13, 0.55}}) {
+      const int cells = goals.Cells(row.cells);
+      const int rows = goals.Cells(512);
+      const std::string name = fmt::format(
+          "attend, prefill {}, {} over {} / FMA, {}", DTypeName(row.dtype),
+          rows, SizeName(cells), ThreadsName(threads));
+      if (!goals.Wanted(name)) continue;
+      const AttendCase prefill = {
+          .dtype = row.dtype, .cells = cells, .rows = rows};
+      CheckAttention(name, prefill);
+      Attender attender(prefill, "optimized");
+      // For K and for V: the cells that each row sees, and each element.
+      const auto seen = AsSize(rows) * AsSize(2 * cells - rows + 1) / 2;
+      const std::size_t operations = 2 * seen * kQueryHeads * kElements;
+      goals.Judge(
+          name, 1 / row.share, [&] { return attender.Time(); },
+          {[&] { return MultiplyAdd(operations); }}, 3);
+    }
+  }
+}
+
+}  // namespace kvtwin::bench

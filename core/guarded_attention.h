@@ -1,0 +1,66 @@
+// The common part of both twins of attention: the gate that refuses misuse, and
+// what the plan is for.
+
+#ifndef KVTWIN_CORE_GUARDED_ATTENTION_H_
+#define KVTWIN_CORE_GUARDED_ATTENTION_H_
+
+#include <cstdint>
+
+#include "kvtwin/attention.h"
+
+namespace kvtwin {
+
+class GuardedAttention : public Attention {
+ public:
+  Status Plan(const TensorView& mask, int rows, int first_row) final;
+  Status Plan(const AttentionTable& table) final;
+  Status Attend(const TensorView& query, const KvView& view, VLayout v_layout,
+                const AttentionOptions& options, const AttentionOut& out) final;
+  Status Attend(const TensorView& query, const PagedKv& blocks,
+                PagedLayout layout, const AttentionOptions& options,
+                const AttentionOut& out) final;
+
+ protected:
+  // The twin's part, called with valid arguments only. In K, V and masks the
+  // elements of the first dimension lie one after another; the other strides
+  // may be any. Nothing needs to be aligned but masks of bits.
+  virtual void DoPlan(const TensorView& mask, int rows, int first_row) = 0;
+  virtual void DoPlan(const AttentionTable& table) = 0;
+  // Called after the DoPlan of a mask, or of a table. Query, K and V fit to it.
+  virtual void DoAttend(const TensorView& query, const KvView& view,
+                        VLayout v_layout, const AttentionOptions& options,
+                        const AttentionOut& out) = 0;
+  virtual void DoAttend(const TensorView& query, const PagedKv& blocks,
+                        PagedLayout layout, const AttentionOptions& options,
+                        const AttentionOut& out) = 0;
+
+ private:
+  enum class For { kNothing, kMask, kTable };
+  struct Planned {
+    For what = For::kNothing;
+    std::int64_t rows = 0;
+    std::int64_t columns = 0;     // Of the mask.
+    std::int64_t block_size = 0;  // Of the table, as the largest block that
+    std::int64_t last_block = 0;  // rows of it see.
+  };
+
+  // Checks what both Attends have in common. `key` and `value` are [head_dim,
+  // kv_heads, ...].
+  Status CheckAttend(const TensorView& query, const TensorView& key,
+                     std::int64_t v_head_dim, const AttentionOptions& options,
+                     const AttentionOut& out) const;
+
+  Planned planned_;
+};
+
+// Returns the first position of a sequence of the table that its rows see, and
+// the end of these positions, which is the first if there are no rows.
+struct SeenPositions {
+  int begin = 0;
+  int end = 0;
+};
+SeenPositions SeenOfSequence(const AttentionTable& table, int sequence);
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_GUARDED_ATTENTION_H_

@@ -1,0 +1,127 @@
+// Attention on the CPU, over the views of a cache and over the blocks of a
+// pool.
+//
+// A pass is planned once, and then computed for each of its layers:
+//
+//   auto attention = *MakeAttention();
+//   attention->Plan(view.mask, rows)  // Which row sees which cell.
+//   for each layer:
+//     attention->Attend(query, view, VLayout::kPlain, {.scale = 0.125f},
+//                       {.out = out})
+//
+// Column (h, r) of the result, [v_head_dim], is the sum over the cells c that
+// row r sees of weight(c) * V(c), where
+//
+//   score(c)  = scale * q(h, r).K(c); with a soft cap s * tanh(score(c) / s)
+//   weight(c) = exp(score(c)) / sum
+//   sum       = the sum of exp(score(c)) over these cells, plus exp(sink of h)
+//
+// and heads / kv_heads consecutive query heads share a KV head. The result of a
+// row that sees no cell is zeros. K and V of cells that a row does not see may
+// hold anything, NaN as well. If a row sees K or V that is not finite, or its
+// scores overflow, its result is unspecified. docs/attention.md bounds the
+// error.
+//
+// Not thread-safe: one call at a time on one Attention. The result depends on
+// the number of splits, and not on the number of threads. If memory runs out,
+// std::bad_alloc passes through, and the plan is gone.
+
+#ifndef KVTWIN_ATTENTION_H_
+#define KVTWIN_ATTENTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "kvtwin/cache.h"
+#include "kvtwin/paged.h"
+#include "kvtwin/status.h"
+#include "kvtwin/tensor.h"
+
+namespace kvtwin {
+
+struct AttentionOptions {
+  float scale = 1;     // Not 0. Usually 1 / sqrt(k_head_dim).
+  float soft_cap = 0;  // >= 0; 0: none.
+  // [heads], learned logits of cells without V: finite, or -infinity, which is
+  // no sink. Empty: none.
+  std::span<const float> sinks = {};
+  // Parts into which the cells of a row are split and merged, up to 65,536. 0:
+  // chosen by the shape of the work.
+  int splits = 0;
+};
+
+// The numbers that Attend writes.
+struct AttentionOut {
+  float* out = nullptr;          // [v_head_dim, heads, rows], dense.
+  float* log_sum_exp = nullptr;  // [heads, rows]: the logarithm of `sum`,
+                                 // -infinity if it is 0. Null: not wanted.
+};
+
+// Sequences of a pool, whose query rows come one after another. Sequence i has
+// query_rows[i] rows, which are its last tokens: row j of n is the token at
+// position lengths[i] - n + j and sees the tokens up to itself, or the last
+// `window` before itself and itself.
+struct AttentionTable {
+  std::span<const std::int32_t> blocks = {};  // [columns, sequences]
+  int columns = 0;
+  std::span<const std::int32_t> lengths = {};     // [sequences], in tokens.
+  std::span<const std::int32_t> query_rows = {};  // [sequences]
+  int block_size = 0;                             // Tokens of a block.
+  std::int32_t window = kOpenEnd;                 // >= 0. kOpenEnd: all.
+};
+
+class Attention {
+ public:
+  virtual ~Attention() = default;
+
+  // Plans the rows [first_row, first_row + rows) of a view's mask, [columns,
+  // rows]. Later calls need neither the mask nor the lists of the table.
+  // Errors: invalid_argument: a mask without data, or of a dtype that is no
+  // mask's; rows that it does not have; a table whose lists have other sizes,
+  // whose length is shorter than its query rows or longer than its blocks, or
+  // that has a negative block where a row sees it; a mask whose elements do not
+  // lie one after another, or whose rows of bits are not on 8-byte boundaries.
+  // The plan before is then unchanged.
+  virtual Status Plan(const TensorView& mask, int rows, int first_row = 0) = 0;
+  virtual Status Plan(const AttentionTable& table) = 0;
+
+  // Computes the attention of a layer. query = [k_head_dim, heads, rows], f32,
+  // f16 or bf16, of any strides. All dtypes of K and V, in any pair; elements
+  // of their first dimension lie one after another, as Get returns them.
+  // Errors: failed_precondition without a plan of a mask, or of a table;
+  // invalid_argument: shapes that do not fit to each other or to the plan; a
+  // tensor without data, or that is not in host memory; an option outside of
+  // its range. Nothing is written then.
+  virtual Status Attend(const TensorView& query, const KvView& view,
+                        VLayout v_layout, const AttentionOptions& options,
+                        const AttentionOut& out) = 0;
+  // `blocks` are all blocks of a layer: [head_dim, kv_heads, block_size,
+  // blocks], or [head_dim, block_size, kv_heads, blocks] if head-major.
+  virtual Status Attend(const TensorView& query, const PagedKv& blocks,
+                        PagedLayout layout, const AttentionOptions& options,
+                        const AttentionOut& out) = 0;
+};
+
+// Errors: not_supported for "cuda", which has Decode (kvtwin/cuda.h); an
+// unknown twin.
+Result<std::unique_ptr<Attention>> MakeAttention(
+    std::string_view twin = "optimized");
+
+// One part of an attention: the results over some of the cells.
+struct AttentionPart {
+  const float* out = nullptr;          // [v_head_dim, heads, rows]
+  const float* log_sum_exp = nullptr;  // [heads, rows]
+};
+
+// Merges parts of an attention whose cells are disjoint; only one part may have
+// the sinks. `count` = heads * rows. Errors: invalid_argument: no part, a null
+// pointer (except out.log_sum_exp), a number < 1. `out` may be one of the
+// parts.
+Status MergeAttention(std::span<const AttentionPart> parts, int v_head_dim,
+                      std::int64_t count, const AttentionOut& out);
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_ATTENTION_H_

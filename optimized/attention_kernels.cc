@@ -1,0 +1,611 @@
+// See attention_kernels.h. Highway compiles this file once for each target.
+
+#include "optimized/attention_kernels.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "core/index.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optimized/attention_kernels.cc"
+#include "hwy/foreach_target.h"
+// These headers must come after the target is chosen.
+#include "hwy/cache_control.h"
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "optimized/narrow-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvtwin::optimized::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr std::size_t kTile = kAttentionTile;
+using F32 = hn::CappedTag<float, kHeadPadding>;
+using OneF32 = hn::CappedTag<float, 1>;
+using I32 = IntsOf<F32>;
+using V = hn::Vec<F32>;
+constexpr std::size_t kLanes = hn::MaxLanes(F32());
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The bytes of a head's row that are fetched ahead; the processor fetches
+// longer rows by itself.
+constexpr std::size_t kShortRun = 256;
+
+// Vectors of a row that a block of AddProducts has: its sums fit into the
+// registers.
+#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
+constexpr std::size_t kBlockVectors = 4;
+constexpr std::size_t kBlockRows = 6;
+#else
+constexpr std::size_t kBlockVectors = 2;
+constexpr std::size_t kBlockRows = 4;
+#endif
+
+// Rows of each dtype: Load(row, i) returns the elements from i on, a multiple
+// of the lanes, as f32.
+struct F32Rows {
+  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
+    return hn::LoadU(F32(), reinterpret_cast<const float*>(row) + i);
+  }
+};
+
+template <class Format>
+struct NarrowRows {
+  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
+    using T = typename Format::T;
+    const hn::Rebind<T, F32> d;
+    return Format::Floats(F32(),
+                          hn::LoadU(d, reinterpret_cast<const T*>(row) + i));
+  }
+};
+
+HWY_INLINE float ScaleOfBlock(const std::byte* block) {
+  std::uint16_t half;
+  std::memcpy(&half, block, sizeof(half));
+  const HalvesOf<OneF32> halves;
+  return hn::GetLane(HalfFormat::Floats(OneF32(), hn::Set(halves, half)));
+}
+
+struct Q8Rows {
+  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
+    constexpr std::size_t kBytes = 2 + kBlockElements;
+    const std::byte* block = row + i / kBlockElements * kBytes;
+    const hn::Rebind<std::int8_t, F32> d;
+    const auto* numbers = reinterpret_cast<const std::int8_t*>(block + 2);
+    const auto number =
+        hn::PromoteTo(I32(), hn::LoadU(d, numbers + i % kBlockElements));
+    return hn::Mul(hn::Set(F32(), ScaleOfBlock(block)),
+                   hn::ConvertTo(F32(), number));
+  }
+};
+
+struct Q4Rows {
+  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
+    constexpr std::size_t kPairs = kBlockElements / 2;
+    const std::byte* block = row + i / kBlockElements * (2 + kPairs);
+    const hn::Rebind<std::uint8_t, F32> d;
+    const auto* pairs = reinterpret_cast<const std::uint8_t*>(block + 2);
+    const auto both = hn::PromoteTo(I32(), hn::LoadU(d, pairs + i % kPairs));
+    const auto low = hn::And(both, hn::Set(I32(), 15));
+    const auto high = hn::ShiftRight<4>(both);
+    const auto number =
+        hn::Sub(i % kBlockElements < kPairs ? low : high, hn::Set(I32(), 8));
+    return hn::Mul(hn::Set(F32(), ScaleOfBlock(block)),
+                   hn::ConvertTo(F32(), number));
+  }
+};
+
+// Calls does(rows) with the Rows of a dtype.
+template <class Does>
+HWY_INLINE void WithRows(DType dtype, const Does& does) {
+  switch (dtype) {
+    case DType::kF16:
+      return does(NarrowRows<HalfFormat>());
+    case DType::kBF16:
+      return does(NarrowRows<UpperFormat>());
+    case DType::kF8:
+      return does(NarrowRows<F8Format>());
+    case DType::kQ8:
+      return does(Q8Rows());
+    case DType::kQ4:
+      return does(Q4Rows());
+    default:
+      return does(F32Rows());
+  }
+}
+
+// Returns 2^x, within 1.2 * 2^-24 of it, relatively, for x from -126 to 0; and
+// 0 for smaller x. The polynomial's own error is 2e-8.
+HWY_INLINE V Exp2(V x) {
+  const F32 d;
+  const auto large = hn::Ge(x, hn::Set(d, -126.0f));
+  const V bounded = hn::Max(x, hn::Set(d, -126.0f));
+  const auto whole = hn::NearestInt(bounded);
+  const V f = hn::Sub(bounded, hn::ConvertTo(d, whole));
+  V p = hn::Set(d, 0.000154614449f);
+  p = hn::MulAdd(p, f, hn::Set(d, 0.0013400428f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.00961805694f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.0555032715f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.240226507f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.693147182f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto bits = hn::Add(hn::BitCast(I32(), p), hn::ShiftLeft<23>(whole));
+  return hn::IfThenElseZero(large, hn::BitCast(d, bits));
+}
+
+HWY_INLINE float Exp2(float x) { return hn::GetLane(Exp2(hn::Set(F32(), x))); }
+
+#if HWY_TARGET == HWY_SCALAR
+// Stores the sums of the lanes of four vectors to `to`.
+HWY_INLINE void StoreSums(V a, V b, V c, V e, float* to) {
+  to[0] = hn::GetLane(a);
+  to[1] = hn::GetLane(b);
+  to[2] = hn::GetLane(c);
+  to[3] = hn::GetLane(e);
+}
+#else
+HWY_INLINE void StoreSums(V a, V b, V c, V e, float* to) {
+  const F32 d;
+  const hn::RepartitionToWide<F32> pairs;
+  const V ab =
+      hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const V ce =
+      hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const auto ab2 = hn::BitCast(pairs, ab);
+  const auto ce2 = hn::BitCast(pairs, ce);
+  V sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab2, ce2)),
+                  hn::BitCast(d, hn::InterleaveUpper(pairs, ab2, ce2)));
+  if constexpr (kLanes >= 8) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
+  if constexpr (kLanes >= 16) sum = hn::Add(sum, hn::ReverseBlocks(d, sum));
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(sum, d, lanes);
+  std::memcpy(to, lanes, 4 * sizeof(float));
+}
+#endif
+
+// scores[q * kTile + t] = queries[q] . keys[t] for kQueries queries and four
+// cells. `padded` is the distance between queries, whose padding is zeros.
+template <class Rows, std::size_t kQueries>
+HWY_INLINE void Dots(const float* queries, std::size_t padded,
+                     const std::byte* const* keys, std::size_t head_dim,
+                     float* scores) {
+  const F32 d;
+  V sums[kQueries][4];
+  HWY_UNROLL(8)
+  for (std::size_t q = 0; q < kQueries; ++q) {
+    sums[q][0] = sums[q][1] = sums[q][2] = sums[q][3] = hn::Zero(d);
+  }
+  for (std::size_t i = 0; i < head_dim; i += kLanes) {
+    const V k0 = Rows::Load(keys[0], i);
+    const V k1 = Rows::Load(keys[1], i);
+    const V k2 = Rows::Load(keys[2], i);
+    const V k3 = Rows::Load(keys[3], i);
+    HWY_UNROLL(8)
+    for (std::size_t q = 0; q < kQueries; ++q) {
+      const V query = hn::Load(d, queries + q * padded + i);
+      sums[q][0] = hn::MulAdd(query, k0, sums[q][0]);
+      sums[q][1] = hn::MulAdd(query, k1, sums[q][1]);
+      sums[q][2] = hn::MulAdd(query, k2, sums[q][2]);
+      sums[q][3] = hn::MulAdd(query, k3, sums[q][3]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (std::size_t q = 0; q < kQueries; ++q) {
+    StoreSums(sums[q][0], sums[q][1], sums[q][2], sums[q][3],
+              scores + q * kTile);
+  }
+}
+
+// out[q] += weights[q * kTile + t] * values[t] over four cells.
+template <class Rows, std::size_t kQueries>
+HWY_INLINE void AddValues(const float* weights, const std::byte* const* values,
+                          std::size_t head_dim, std::size_t padded,
+                          float* out) {
+  const F32 d;
+  for (std::size_t i = 0; i < head_dim; i += kLanes) {
+    const V v0 = Rows::Load(values[0], i);
+    const V v1 = Rows::Load(values[1], i);
+    const V v2 = Rows::Load(values[2], i);
+    const V v3 = Rows::Load(values[3], i);
+    HWY_UNROLL(8)
+    for (std::size_t q = 0; q < kQueries; ++q) {
+      const float* weight = weights + q * kTile;
+      V sum = hn::Load(d, out + q * padded + i);
+      sum = hn::MulAdd(hn::Set(d, weight[0]), v0, sum);
+      sum = hn::MulAdd(hn::Set(d, weight[1]), v1, sum);
+      sum = hn::MulAdd(hn::Set(d, weight[2]), v2, sum);
+      sum = hn::MulAdd(hn::Set(d, weight[3]), v3, sum);
+      hn::Store(sum, d, out + q * padded + i);
+    }
+  }
+}
+
+// Calls does(n) with `count` as a constant, from 1 to 4.
+template <class Does>
+HWY_INLINE void WithCount(std::size_t count, const Does& does) {
+  switch (count) {
+    case 1:
+      return does(std::integral_constant<std::size_t, 1>());
+    case 2:
+      return does(std::integral_constant<std::size_t, 2>());
+    case 3:
+      return does(std::integral_constant<std::size_t, 3>());
+    default:
+      return does(std::integral_constant<std::size_t, 4>());
+  }
+}
+
+// Replaces the scores of a query by weights exp2(score - largest), after the
+// cells that it does not see have been set to -infinity, and scales what it has
+// by the change of `largest`.
+HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
+                        std::size_t padded, float* scores) {
+  const F32 d;
+  V most = hn::Load(d, scores);
+  for (std::size_t t = kLanes; t < kTile; t += kLanes) {
+    most = hn::Max(most, hn::Load(d, scores + t));
+  }
+  const float before = head.largest[i];
+  const float largest = std::max(before, hn::GetLane(hn::MaxOfLanes(d, most)));
+  if (largest == -kInfinity) {
+    std::fill_n(scores, kTile, 0.0f);
+    return;
+  }
+  V sum = hn::Zero(d);
+  for (std::size_t t = 0; t < kTile; t += kLanes) {
+    const V weight =
+        Exp2(hn::Sub(hn::Load(d, scores + t), hn::Set(d, largest)));
+    hn::Store(weight, d, scores + t);
+    sum = hn::Add(sum, weight);
+  }
+  head.sum[i] = head.sum[i] * Exp2(before - largest) +
+                hn::GetLane(hn::SumOfLanes(d, sum));
+  head.largest[i] = largest;
+  if (before == largest || before == -kInfinity) return;
+  const V factor = hn::Set(d, Exp2(before - largest));
+  float* out = head.out + i * padded;
+  for (std::size_t j = 0; j < padded; j += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, out + j), factor), d, out + j);
+  }
+}
+
+// The scores of a query: hides the cells whose bit is not set.
+HWY_INLINE void Hide(std::uint64_t visible, float* scores) {
+  const F32 d;
+  for (std::size_t t = 0; t < kTile; t += kLanes) {
+    std::uint64_t bits = visible >> t;
+    std::array<std::uint8_t, sizeof(bits)> bytes;
+    std::memcpy(bytes.data(), &bits, sizeof(bits));
+    const auto sees = hn::LoadMaskBits(d, bytes.data());
+    hn::Store(
+        hn::IfThenElse(sees, hn::Load(d, scores + t), hn::Set(d, -kInfinity)),
+        d, scores + t);
+  }
+}
+
+HWY_INLINE void Cap(ScoreScale scale, float* scores) {
+  const F32 d;
+  if (scale.cap == 0) return;
+  for (std::size_t t = 0; t < kTile; t += kLanes) {
+    const V tanh = hn::Tanh(d, hn::Load(d, scores + t));
+    hn::Store(hn::Mul(hn::Set(d, scale.cap), tanh), d, scores + t);
+  }
+}
+
+HWY_INLINE std::uint64_t FirstBits(std::size_t count) {
+  return count == kTile ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+}
+
+constexpr std::size_t Padded(std::size_t head_dim) {
+  return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
+}
+
+// The rows of a tile as they are, or converted to f32, adjacent, and padded
+// with zeros, if they cannot be read a vector at a time.
+HWY_INLINE bool IsReadable(const TileRows& rows) {
+  return rows.adjacent && rows.head_dim % kLanes == 0;
+}
+
+HWY_INLINE std::ptrdiff_t HeadOffset(const TileRows& rows,
+                                     std::size_t kv_head) {
+  return static_cast<std::ptrdiff_t>(kv_head) * rows.head_stride;
+}
+
+HWY_INLINE float ElementOf(const TileRows& rows, const std::byte* at) {
+  float element = 0;
+  if (rows.dtype == DType::kF32) {
+    std::memcpy(&element, at, sizeof(element));
+  } else if (rows.dtype == DType::kF8) {
+    const BytesOf<OneF32> d;
+    element = hn::GetLane(
+        FromF8(OneF32(), hn::Set(d, static_cast<std::uint8_t>(*at))));
+  } else {
+    std::uint16_t half;
+    std::memcpy(&half, at, sizeof(half));
+    const auto one = hn::Set(HalvesOf<OneF32>(), half);
+    element = hn::GetLane(rows.dtype == DType::kF16 ? FromHalves(OneF32(), one)
+                                                    : FromUpper(OneF32(), one));
+  }
+  return element;
+}
+
+// Copies one head of the rows to [padded head_dim, cells].
+void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
+            float* to) {
+  const std::size_t padded = Padded(rows.head_dim);
+  const std::ptrdiff_t offset = HeadOffset(rows, kv_head);
+  if (IsReadable(rows)) {
+    WithRows(rows.dtype, [&](auto format) HWY_ATTR {
+      for (std::size_t t = 0; t < cells; ++t) {
+        for (std::size_t i = 0; i < rows.head_dim; i += kLanes) {
+          hn::Store(decltype(format)::Load(rows.rows[t] + offset, i), F32(),
+                    to + t * padded + i);
+        }
+      }
+    });
+    return;
+  }
+  for (std::size_t t = 0; t < cells; ++t) {
+    const std::byte* row = rows.rows[t] + offset;
+    float* out = to + t * padded;
+    for (std::size_t i = 0; i < rows.head_dim; ++i) {
+      out[i] =
+          ElementOf(rows, row + static_cast<std::ptrdiff_t>(i) * rows.stride);
+    }
+    std::fill(out + rows.head_dim, out + padded, 0.0f);
+  }
+}
+
+// Calls does(head index, first cell, rows of four cells) for all cells of a
+// tile and all heads: in the order in which the rows lie in memory, if they are
+// read there.
+template <class Does>
+HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
+                            const QueryHeads* heads, std::size_t head_count,
+                            float* scratch, const Does& does) {
+  const auto run_bytes =
+      AsSize(RunBytes(rows.dtype, static_cast<std::int64_t>(rows.head_dim)));
+  const std::size_t ahead = run_bytes > kShortRun ? 0 : run_bytes;
+  if (IsReadable(rows)) {
+    WithRows(rows.dtype, [&](auto format) HWY_ATTR {
+      for (std::size_t t = 0; t < cells; t += 4) {
+        for (std::size_t h = 0; h < head_count; ++h) {
+          const std::ptrdiff_t offset = HeadOffset(rows, heads[h].kv_head);
+          std::array<const std::byte*, 4> four;
+          for (std::size_t i = 0; i < 4; ++i) {
+            four[i] = rows.rows[std::min(t + i, cells - 1)] + offset;
+            const std::byte* next =
+                rows.rows[std::min(t + 4 + i, cells - 1)] + offset;
+            for (std::size_t line = 0; line < ahead; line += 64) {
+              hwy::Prefetch(next + line);
+            }
+          }
+          does(format, h, t, four.data(), rows.head_dim);
+        }
+      }
+    });
+    return;
+  }
+  const std::size_t padded = Padded(rows.head_dim);
+  for (std::size_t h = 0; h < head_count; ++h) {
+    Unpack(rows, cells, heads[h].kv_head, scratch);
+    for (std::size_t t = 0; t < cells; t += 4) {
+      std::array<const std::byte*, 4> four;
+      for (std::size_t i = 0; i < 4; ++i) {
+        four[i] = reinterpret_cast<const std::byte*>(
+            scratch + std::min(t + i, cells - 1) * padded);
+      }
+      does(F32Rows(), h, t, four.data(), padded);
+    }
+  }
+}
+
+void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
+               std::size_t head_count, ScoreScale scale, float* scratch) {
+  const std::size_t k_padded = Padded(tile.keys.head_dim);
+  const std::size_t v_padded = Padded(tile.values.head_dim);
+  const std::size_t per_head = kFewQueries * kTile;
+  float* scores = scratch;
+  float* rows = scratch + head_count * per_head;
+  ForEachFour(tile.keys, tile.cells, heads, head_count, rows,
+              [&](auto format, std::size_t h, std::size_t t,
+                  const std::byte* const* four, std::size_t head_dim) HWY_ATTR {
+                for (std::size_t q = 0; q < heads[h].count; q += 4) {
+                  WithCount(heads[h].count - q, [&](auto count) HWY_ATTR {
+                    Dots<decltype(format), count>(
+                        heads[h].queries + q * k_padded, k_padded, four,
+                        head_dim, scores + h * per_head + q * kTile + t);
+                  });
+                }
+              });
+  for (std::size_t h = 0; h < head_count; ++h) {
+    for (std::size_t q = 0; q < heads[h].count; ++q) {
+      float* of_query = scores + h * per_head + q * kTile;
+      Cap(scale, of_query);
+      Hide(FirstBits(tile.cells), of_query);
+      Softmax(heads[h], q, v_padded, of_query);
+    }
+  }
+  ForEachFour(tile.values, tile.cells, heads, head_count, rows,
+              [&](auto format, std::size_t h, std::size_t t,
+                  const std::byte* const* four, std::size_t head_dim) HWY_ATTR {
+                for (std::size_t q = 0; q < heads[h].count; q += 4) {
+                  WithCount(heads[h].count - q, [&](auto count) HWY_ATTR {
+                    AddValues<decltype(format), count>(
+                        scores + h * per_head + q * kTile + t, four, head_dim,
+                        v_padded, heads[h].out + q * v_padded);
+                  });
+                }
+              });
+}
+
+// c[r][j] += the sum over k of a[r][k] * row(k)[j], for kRows rows of c and
+// kVectors vectors from j on.
+template <std::size_t kRows, std::size_t kVectors, class Row>
+HWY_INLINE void AddBlock(const float* a, std::size_t a_row, std::size_t depth,
+                         const Row& row, float* c, std::size_t c_row) {
+  const F32 d;
+  V sums[kRows][kVectors];
+  HWY_UNROLL(8)
+  for (std::size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      sums[r][v] = hn::Load(d, c + r * c_row + v * kLanes);
+    }
+  }
+  for (std::size_t k = 0; k < depth; ++k) {
+    const float* b = row(k);
+    V right[kVectors];
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      right[v] = hn::LoadU(d, b + v * kLanes);
+    }
+    HWY_UNROLL(8)
+    for (std::size_t r = 0; r < kRows; ++r) {
+      const V left = hn::Set(d, a[r * a_row + k]);
+      HWY_UNROLL(8)
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        sums[r][v] = hn::MulAdd(left, right[v], sums[r][v]);
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (std::size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      hn::Store(sums[r][v], d, c + r * c_row + v * kLanes);
+    }
+  }
+}
+
+// c += a b: a is [depth, rows], b is [columns, depth], c is [columns, rows];
+// columns are whole vectors.
+template <class Row>
+HWY_INLINE void AddProducts(const float* a, std::size_t a_row, std::size_t rows,
+                            std::size_t depth, const Row& row,
+                            std::size_t columns, float* c, std::size_t c_row) {
+  for (std::size_t r = 0; r < rows;) {
+    const bool whole = rows - r >= kBlockRows;
+    const float* of_row = a + r * a_row;
+    for (std::size_t j = 0; j < columns;) {
+      const auto from_j = [&](std::size_t k) { return row(k) + j; };
+      float* to = c + r * c_row + j;
+      const bool wide = columns - j >= kBlockVectors * kLanes;
+      if (whole && wide) {
+        AddBlock<kBlockRows, kBlockVectors>(of_row, a_row, depth, from_j, to,
+                                            c_row);
+      } else if (whole) {
+        AddBlock<kBlockRows, 1>(of_row, a_row, depth, from_j, to, c_row);
+      } else if (wide) {
+        AddBlock<1, kBlockVectors>(of_row, a_row, depth, from_j, to, c_row);
+      } else {
+        AddBlock<1, 1>(of_row, a_row, depth, from_j, to, c_row);
+      }
+      j += wide ? kBlockVectors * kLanes : kLanes;
+    }
+    r += whole ? kBlockRows : 1;
+  }
+}
+
+// Copies the keys of one head to [kTile, padded head_dim], so that a vector has
+// the same element of several cells. The columns of absent cells are zeros.
+void Transpose(const TileRows& keys, std::size_t cells, std::size_t kv_head,
+               float* rows, float* columns) {
+  const std::size_t padded = Padded(keys.head_dim);
+  Unpack(keys, cells, kv_head, rows);
+  std::fill(rows + cells * padded, rows + kTile * padded, 0.0f);
+  for (std::size_t t = 0; t < kTile; ++t) {
+    for (std::size_t i = 0; i < padded; ++i) {
+      columns[i * kTile + t] = rows[t * padded + i];
+    }
+  }
+}
+
+// A V that is not finite must not reach a row that does not see its cell: its
+// weight there is 0, and 0 * NaN is NaN.
+void ClearWhatIsNotFinite(float* rows, std::size_t count) {
+  const F32 d;
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    const V v = hn::Load(d, rows + i);
+    hn::Store(hn::IfThenElseZero(hn::IsFinite(v), v), d, rows + i);
+  }
+}
+
+void AttendMany(const AttentionTile& tile, const QueryHeads& head,
+                const std::uint64_t* visible, std::size_t queries_per_row,
+                ScoreScale scale, float* scratch) {
+  const std::size_t k_padded = Padded(tile.keys.head_dim);
+  const std::size_t v_padded = Padded(tile.values.head_dim);
+  float* scores = scratch;
+  float* rows = scores + head.count * kTile;
+  float* columns = rows + std::max(k_padded, v_padded) * kTile;
+  Transpose(tile.keys, tile.cells, head.kv_head, rows, columns);
+  std::fill_n(scores, head.count * kTile, 0.0f);
+  AddProducts(
+      head.queries, k_padded, head.count, tile.keys.head_dim,
+      [&](std::size_t k) { return columns + k * kTile; }, kTile, scores, kTile);
+  bool all = true;
+  const std::uint64_t present = FirstBits(tile.cells);
+  for (std::size_t q = 0; q < head.count; ++q) {
+    const std::uint64_t sees = visible[q / queries_per_row] & present;
+    all = all && sees == present;
+    float* of_query = scores + q * kTile;
+    Cap(scale, of_query);
+    if (sees != ~std::uint64_t{0}) Hide(sees, of_query);
+    Softmax(head, q, v_padded, of_query);
+  }
+  Unpack(tile.values, tile.cells, head.kv_head, rows);
+  if (!all) ClearWhatIsNotFinite(rows, tile.cells * v_padded);
+  AddProducts(
+      scores, kTile, head.count, tile.cells,
+      [&](std::size_t t) { return rows + t * v_padded; }, v_padded, head.out,
+      v_padded);
+}
+
+}  // namespace kvtwin::optimized::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvtwin::optimized {
+
+HWY_EXPORT(AttendFew);
+HWY_EXPORT(AttendMany);
+
+namespace {
+
+std::size_t PaddedHead(std::size_t head_dim) {
+  return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
+}
+
+}  // namespace
+
+std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
+                       std::size_t head_count) {
+  return head_count * kFewQueries * kAttentionTile +
+         kAttentionTile *
+             std::max(PaddedHead(k_head_dim), PaddedHead(v_head_dim));
+}
+
+std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
+                        std::size_t count) {
+  const std::size_t k = PaddedHead(k_head_dim);
+  return kAttentionTile * (count + k + std::max(k, PaddedHead(v_head_dim)));
+}
+
+void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
+               std::size_t head_count, ScoreScale scale, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttendFew)(tile, heads, head_count, scale, scratch);
+}
+
+void AttendMany(const AttentionTile& tile, const QueryHeads& head,
+                const std::uint64_t* visible, std::size_t queries_per_row,
+                ScoreScale scale, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttendMany)
+  (tile, head, visible, queries_per_row, scale, scratch);
+}
+
+}  // namespace kvtwin::optimized
+#endif  // HWY_ONCE

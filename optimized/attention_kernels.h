@@ -1,0 +1,82 @@
+// The inner loops of attention, each compiled for every instruction set (see
+// targets.h): one tile of cells against the queries that share it, with an
+// online softmax. Results differ between targets by rounding.
+
+#ifndef KVTWIN_OPTIMIZED_ATTENTION_KERNELS_H_
+#define KVTWIN_OPTIMIZED_ATTENTION_KERNELS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "kvtwin/tensor.h"
+
+namespace kvtwin::optimized {
+
+// Cells of a tile: one word of visibility for each row.
+inline constexpr std::size_t kAttentionTile = 64;
+
+// Heads are padded with zeros to whole vectors of every target.
+inline constexpr std::size_t kHeadPadding = 16;
+
+// K or V rows of the cells of a tile. Element i of KV head h of cell t lies at
+// rows[t] + h * head_stride + i * stride; if `adjacent`, as a run of the dtype
+// lies in memory.
+struct TileRows {
+  std::array<const std::byte*, kAttentionTile> rows;
+  DType dtype;
+  bool adjacent;
+  std::size_t head_dim;
+  std::int64_t head_stride;
+  std::int64_t stride;
+};
+
+struct AttentionTile {
+  std::size_t cells;  // 1 to kAttentionTile.
+  TileRows keys;
+  TileRows values;
+};
+
+// The queries that share a KV head, and what is known of their attention after
+// some tiles: `out` is the sum of exp2(score - largest) V, and `sum` the sum of
+// these weights; out = sum = 0 and largest = -infinity at the start. Scores are
+// in units of log 2.
+struct QueryHeads {
+  std::size_t kv_head;
+  std::size_t count;
+  const float* queries;  // [padded k_head_dim, count]
+  float* out;            // [padded v_head_dim, count]
+  float* largest;        // [count]
+  float* sum;            // [count]
+};
+
+struct ScoreScale {
+  float cap;  // In units of log 2; 0: none. With a cap, score =
+              // cap * tanh(query.key).
+};
+
+// The most queries that AttendFew takes.
+inline constexpr std::size_t kFewQueries = 8;
+
+// Numbers of floats of scratch that AttendFew and AttendMany need, for heads of
+// kFewQueries queries, and for one head of `count` queries.
+std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
+                       std::size_t head_count);
+std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
+                        std::size_t count);
+
+// Adds a tile that all queries see to each of `heads`, whose K and V are read
+// once, in the order of the cells. Scratch, queries and results lie on cache
+// lines.
+void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
+               std::size_t head_count, ScoreScale scale, float* scratch);
+
+// Adds a tile to one head. Query i sees cell t if bit t of
+// visible[i / queries_per_row] is set.
+void AttendMany(const AttentionTile& tile, const QueryHeads& head,
+                const std::uint64_t* visible, std::size_t queries_per_row,
+                ScoreScale scale, float* scratch);
+
+}  // namespace kvtwin::optimized
+
+#endif  // KVTWIN_OPTIMIZED_ATTENTION_KERNELS_H_
