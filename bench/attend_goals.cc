@@ -129,7 +129,7 @@ void AttendGoals(Goals& goals) {
   struct Row {
     DType dtype;
     int cells;
-    double share;  // Of the speed of the limit.
+    double share;  // The least speed, as a part of the speed of the limit.
   };
   for (const int threads : ThreadCounts()) {
     UseThreads(threads);

@@ -106,6 +106,20 @@ Status CheckOptions(const AttentionOptions& options, std::int64_t heads) {
   return CheckRange("splits", options.splits, 0, kSplitsMax);
 }
 
+// The entries of the table whose tokens a row of the sequence sees.
+std::span<const std::int32_t> SeenBlocks(const AttentionTable& table,
+                                         int sequence) {
+  const std::int64_t end = At(table.lengths, sequence);
+  const std::int64_t rows = At(table.query_rows, sequence);
+  if (rows == 0) return {};
+  const std::int64_t begin =
+      std::max<std::int64_t>(end - rows - table.window, 0);
+  const std::int64_t first = begin / table.block_size;
+  const std::int64_t count = (end - 1) / table.block_size + 1 - first;
+  return table.blocks.subspan(
+      AsSize(std::int64_t{sequence} * table.columns + first), AsSize(count));
+}
+
 Status CheckSequence(const AttentionTable& table, int sequence) {
   const int length = At(table.lengths, sequence);
   const int rows = At(table.query_rows, sequence);
@@ -118,17 +132,10 @@ Status CheckSequence(const AttentionTable& table, int sequence) {
     return Invalid("query_rows[{}] is {}, it must be 0 to {}", sequence, rows,
                    length);
   }
-  const SeenPositions seen = SeenOfSequence(table, sequence);
-  for (int position = seen.begin; position < seen.end;) {
-    const int column = position / table.block_size;
-    const int block =
-        At(table.blocks, std::int64_t{sequence} * table.columns + column);
-    if (block < 0) {
-      return Invalid("blocks[{}] of sequence {} is {}, its rows see it", column,
-                     sequence, block);
-    }
-    if (seen.end - position <= table.block_size) break;
-    position += table.block_size;
+  for (const std::int32_t& block : SeenBlocks(table, sequence)) {
+    if (block >= 0) continue;
+    return Invalid("blocks[{}] is {}, a row of sequence {} sees it",
+                   &block - table.blocks.data(), block, sequence);
   }
   return {};
 }
@@ -193,14 +200,6 @@ void MergeResult(std::span<const AttentionPart> parts, std::int64_t v_head_dim,
 
 }  // namespace
 
-SeenPositions SeenOfSequence(const AttentionTable& table, int sequence) {
-  const int rows = At(table.query_rows, sequence);
-  const int end = At(table.lengths, sequence);
-  if (rows == 0) return {end, end};
-  const std::int64_t begin = std::int64_t{end} - rows - table.window;
-  return {AsInt(std::max<std::int64_t>(begin, 0)), end};
-}
-
 Status GuardedAttention::Plan(const TensorView& mask, int rows, int first_row) {
   Status status = CheckMask(mask);
   if (status.ok()) {
@@ -221,13 +220,8 @@ Status GuardedAttention::Plan(const AttentionTable& table) {
   Planned planned = {.what = For::kTable, .block_size = table.block_size};
   for (int i = 0; i < Size(table.lengths); ++i) {
     planned.rows += At(table.query_rows, i);
-    const SeenPositions seen = SeenOfSequence(table, i);
-    if (seen.begin == seen.end) continue;
-    const std::int64_t row = std::int64_t{i} * table.columns;
-    for (int column = seen.begin / table.block_size;
-         column <= (seen.end - 1) / table.block_size; ++column) {
-      planned.last_block = std::max<std::int64_t>(
-          planned.last_block, At(table.blocks, row + column));
+    for (const std::int32_t block : SeenBlocks(table, i)) {
+      planned.last_block = std::max<std::int64_t>(planned.last_block, block);
     }
   }
   planned_ = {};
@@ -237,7 +231,8 @@ Status GuardedAttention::Plan(const AttentionTable& table) {
 }
 
 Status GuardedAttention::CheckAttend(const TensorView& query,
-                                     const TensorView& key,
+                                     std::int64_t k_head_dim,
+                                     std::int64_t kv_heads,
                                      std::int64_t v_head_dim,
                                      const AttentionOptions& options,
                                      const AttentionOut& out) const {
@@ -250,10 +245,14 @@ Status GuardedAttention::CheckAttend(const TensorView& query,
                    DTypeName(query.dtype));
   }
   const std::int64_t heads = query.shape[1];
-  const Shape expected = {key.shape[0], heads, planned_.rows, 1};
+  const Shape expected = {k_head_dim, heads, planned_.rows, 1};
   if (query.shape != expected) {
     return Invalid("query has shape {}, it must be {}", ShapeText(query.shape),
                    ShapeText(expected));
+  }
+  if (heads % kv_heads != 0) {
+    return Invalid("query has {} heads, which {} KV heads cannot share", heads,
+                   kv_heads);
   }
   if (Status status = CheckOptions(options, heads); !status.ok()) return status;
   std::int64_t bytes = heads * planned_.rows;
@@ -292,12 +291,8 @@ Status GuardedAttention::Attend(const TensorView& query, const KvView& view,
     status = Invalid("value is in tiles, there are {} columns", columns);
   }
   if (status.ok()) {
-    status = CheckAttend(query, view.key, view.value.shape[plain ? 0 : 1],
-                         options, out);
-  }
-  if (status.ok() && query.shape[1] % kv_heads != 0) {
-    status = Invalid("query has {} heads, which {} KV heads cannot share",
-                     query.shape[1], kv_heads);
+    status = CheckAttend(query, view.key.shape[0], kv_heads,
+                         view.value.shape[plain ? 0 : 1], options, out);
   }
   if (!status.ok()) return status;
   const Planned planned = std::exchange(planned_, {});
@@ -327,11 +322,8 @@ Status GuardedAttention::Attend(const TensorView& query, const PagedKv& blocks,
     return Invalid("key has {} blocks, the table uses block {}", count,
                    planned_.last_block);
   }
-  status = CheckAttend(query, blocks.key, blocks.value.shape[0], options, out);
-  if (status.ok() && query.shape[1] % kv_heads != 0) {
-    status = Invalid("query has {} heads, which {} KV heads cannot share",
-                     query.shape[1], kv_heads);
-  }
+  status = CheckAttend(query, blocks.key.shape[0], kv_heads,
+                       blocks.value.shape[0], options, out);
   if (!status.ok()) return status;
   const Planned planned = std::exchange(planned_, {});
   DoAttend(query, blocks, layout, options, out);

@@ -39,27 +39,19 @@ class GuardedAttention : public Attention {
   struct Planned {
     For what = For::kNothing;
     std::int64_t rows = 0;
-    std::int64_t columns = 0;     // Of the mask.
-    std::int64_t block_size = 0;  // Of the table, as the largest block that
-    std::int64_t last_block = 0;  // rows of it see.
+    std::int64_t columns = 0;     // The mask has them.
+    std::int64_t block_size = 0;  // The table has it.
+    std::int64_t last_block = 0;  // The largest block that a row sees.
   };
 
-  // Checks what both Attends have in common. `key` and `value` are [head_dim,
-  // kv_heads, ...].
-  Status CheckAttend(const TensorView& query, const TensorView& key,
-                     std::int64_t v_head_dim, const AttentionOptions& options,
+  // Makes the checks that both Attends have in common.
+  Status CheckAttend(const TensorView& query, std::int64_t k_head_dim,
+                     std::int64_t kv_heads, std::int64_t v_head_dim,
+                     const AttentionOptions& options,
                      const AttentionOut& out) const;
 
   Planned planned_;
 };
-
-// Returns the first position of a sequence of the table that its rows see, and
-// the end of these positions, which is the first if there are no rows.
-struct SeenPositions {
-  int begin = 0;
-  int end = 0;
-};
-SeenPositions SeenOfSequence(const AttentionTable& table, int sequence);
 
 }  // namespace kvtwin
 

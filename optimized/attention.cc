@@ -42,10 +42,6 @@ constexpr std::size_t kUnseenEighths = 4;
 constexpr std::size_t kItems = 16;
 constexpr std::size_t kItemTiles = 8;
 
-std::size_t Padded(std::size_t head_dim) {
-  return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
-}
-
 struct Run {
   std::int64_t begin;
   std::int64_t end;
@@ -57,9 +53,8 @@ struct Group {
   std::size_t rows = 0;
   std::size_t cells = 0;  // That at least one row sees: the runs.
   std::size_t first_run = 0;
-  std::size_t sequence = 0;  // Of a table.
-  std::int64_t first_position =
-      0;  // Of a table: the position of the first row.
+  std::size_t sequence = 0;         // Which sequence of a table it is.
+  std::int64_t first_position = 0;  // The first row has it, in a table.
 
   std::size_t tiles() const { return (cells + kTile - 1) / kTile; }
 };
@@ -253,7 +248,7 @@ void TwinAttention::AddRuns(Group& group,
                             const std::vector<std::uint64_t>& seen) {
   group.first_run = runs_.size();
   group.cells = Population(seen);
-  std::int64_t end = -1;  // Of the last run.
+  std::int64_t end = -1;  // The last run ends there.
   for (std::size_t w = 0; w < seen.size(); ++w) {
     const auto base = static_cast<std::int64_t>(w * 64);
     for (std::uint64_t word = seen[w]; word != 0;) {
@@ -293,7 +288,7 @@ void TwinAttention::DoPlan(const TensorView& mask, int rows, int first_row) {
   // group does not see.
   std::vector<std::uint64_t> seen(words_);
   std::vector<std::uint64_t> joined(words_);
-  std::size_t seen_sum = 0;  // Of the cells that each row sees.
+  std::size_t seen_sum = 0;  // Cells that the rows see, row by row.
   Group group;
   for (std::size_t row = 0; row < AsSize(rows); ++row) {
     std::size_t sees = 0;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/elements.h"
 #include "core/index.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -17,6 +18,7 @@
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "optimized/narrow-inl.h"
+#include "optimized/words-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
@@ -25,7 +27,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr std::size_t kTile = kAttentionTile;
 using F32 = hn::CappedTag<float, kHeadPadding>;
 using OneF32 = hn::CappedTag<float, 1>;
-using I32 = IntsOf<F32>;
 using V = hn::Vec<F32>;
 constexpr std::size_t kLanes = hn::MaxLanes(F32());
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -261,31 +262,28 @@ HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
     hn::Store(weight, d, scores + t);
     sum = hn::Add(sum, weight);
   }
-  head.sum[i] = head.sum[i] * Exp2(before - largest) +
-                hn::GetLane(hn::SumOfLanes(d, sum));
+  const float grown = Exp2(before - largest);
+  head.sum[i] = head.sum[i] * grown + hn::GetLane(hn::SumOfLanes(d, sum));
   head.largest[i] = largest;
   if (before == largest || before == -kInfinity) return;
-  const V factor = hn::Set(d, Exp2(before - largest));
+  const V factor = hn::Set(d, grown);
   float* out = head.out + i * padded;
   for (std::size_t j = 0; j < padded; j += kLanes) {
     hn::Store(hn::Mul(hn::Load(d, out + j), factor), d, out + j);
   }
 }
 
-// The scores of a query: hides the cells whose bit is not set.
+// Hides the scores of the cells whose bit is not set.
 HWY_INLINE void Hide(std::uint64_t visible, float* scores) {
   const F32 d;
   for (std::size_t t = 0; t < kTile; t += kLanes) {
-    std::uint64_t bits = visible >> t;
-    std::array<std::uint8_t, sizeof(bits)> bytes;
-    std::memcpy(bytes.data(), &bits, sizeof(bits));
-    const auto sees = hn::LoadMaskBits(d, bytes.data());
-    hn::Store(
-        hn::IfThenElse(sees, hn::Load(d, scores + t), hn::Set(d, -kInfinity)),
-        d, scores + t);
+    hn::Store(hn::IfThenElse(LanesOf(d, visible >> t), hn::Load(d, scores + t),
+                             hn::Set(d, -kInfinity)),
+              d, scores + t);
   }
 }
 
+// Caps the scores.
 HWY_INLINE void Cap(ScoreScale scale, float* scores) {
   const F32 d;
   if (scale.cap == 0) return;
@@ -299,10 +297,6 @@ HWY_INLINE std::uint64_t FirstBits(std::size_t count) {
   return count == kTile ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
 }
 
-constexpr std::size_t Padded(std::size_t head_dim) {
-  return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
-}
-
 // The rows of a tile as they are, or converted to f32, adjacent, and padded
 // with zeros, if they cannot be read a vector at a time.
 HWY_INLINE bool IsReadable(const TileRows& rows) {
@@ -312,24 +306,6 @@ HWY_INLINE bool IsReadable(const TileRows& rows) {
 HWY_INLINE std::ptrdiff_t HeadOffset(const TileRows& rows,
                                      std::size_t kv_head) {
   return static_cast<std::ptrdiff_t>(kv_head) * rows.head_stride;
-}
-
-HWY_INLINE float ElementOf(const TileRows& rows, const std::byte* at) {
-  float element = 0;
-  if (rows.dtype == DType::kF32) {
-    std::memcpy(&element, at, sizeof(element));
-  } else if (rows.dtype == DType::kF8) {
-    const BytesOf<OneF32> d;
-    element = hn::GetLane(
-        FromF8(OneF32(), hn::Set(d, static_cast<std::uint8_t>(*at))));
-  } else {
-    std::uint16_t half;
-    std::memcpy(&half, at, sizeof(half));
-    const auto one = hn::Set(HalvesOf<OneF32>(), half);
-    element = hn::GetLane(rows.dtype == DType::kF16 ? FromHalves(OneF32(), one)
-                                                    : FromUpper(OneF32(), one));
-  }
-  return element;
 }
 
 // Copies one head of the rows to [padded head_dim, cells].
@@ -352,8 +328,8 @@ void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
     const std::byte* row = rows.rows[t] + offset;
     float* out = to + t * padded;
     for (std::size_t i = 0; i < rows.head_dim; ++i) {
-      out[i] =
-          ElementOf(rows, row + static_cast<std::ptrdiff_t>(i) * rows.stride);
+      out[i] = LoadElement(row + static_cast<std::ptrdiff_t>(i) * rows.stride,
+                           rows.dtype);
     }
     std::fill(out + rows.head_dim, out + padded, 0.0f);
   }
@@ -574,25 +550,16 @@ namespace kvtwin::optimized {
 HWY_EXPORT(AttendFew);
 HWY_EXPORT(AttendMany);
 
-namespace {
-
-std::size_t PaddedHead(std::size_t head_dim) {
-  return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
-}
-
-}  // namespace
-
 std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
                        std::size_t head_count) {
   return head_count * kFewQueries * kAttentionTile +
-         kAttentionTile *
-             std::max(PaddedHead(k_head_dim), PaddedHead(v_head_dim));
+         kAttentionTile * std::max(Padded(k_head_dim), Padded(v_head_dim));
 }
 
 std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
                         std::size_t count) {
-  const std::size_t k = PaddedHead(k_head_dim);
-  return kAttentionTile * (count + k + std::max(k, PaddedHead(v_head_dim)));
+  const std::size_t k = Padded(k_head_dim);
+  return kAttentionTile * (count + k + std::max(k, Padded(v_head_dim)));
 }
 
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,

@@ -18,6 +18,9 @@ inline constexpr std::size_t kAttentionTile = 64;
 
 // Heads are padded with zeros to whole vectors of every target.
 inline constexpr std::size_t kHeadPadding = 16;
+constexpr std::size_t Padded(std::size_t head_dim) {
+  return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
+}
 
 // K or V rows of the cells of a tile. Element i of KV head h of cell t lies at
 // rows[t] + h * head_stride + i * stride; if `adjacent`, as a run of the dtype

@@ -15,16 +15,15 @@
 namespace kvtwin::reference {
 namespace {
 
-// What the rows of a pass see.
+// The cells, or the tokens of a sequence, that rows of a pass see.
 struct Seen {
   DenseTensor mask;  // [columns, rows]
-  // The block of each column's token, and its place in the block: of a table.
+  // For a sequence: the block of each column's token, and its place there.
   std::vector<std::int32_t> blocks = {};
   std::vector<std::int32_t> slots = {};
 };
 
-// The first dim is that of a head; the others are those of the heads and of the
-// tokens of a block.
+// The dimensions of a tensor of blocks that count heads, and tokens of a block.
 struct BlockDims {
   int heads;
   int tokens;
@@ -143,7 +142,7 @@ class TwinAttention final : public GuardedAttention {
     }
   }
 
-  std::vector<Seen> sequences_;  // Of a view: one.
+  std::vector<Seen> sequences_;  // A view counts as one sequence.
 };
 
 }  // namespace

@@ -189,7 +189,7 @@ room command base history compare oracle shrink report page_judge paged laws sea
 room fuzzers history oracle shrink paged search
 room cuda
 room testing base history compare oracle paged search
-room unit
+room unit base history compare testing
 room repo
 room museum
 room recorders

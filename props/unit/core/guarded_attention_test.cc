@@ -235,7 +235,7 @@ TEST_P(GuardedAttentionOf, RefusesTables) {
                [](AttentionFixture& f) { f.lengths[0] = 5; });
   RefusesTable("query_rows[1] is 2, it must be 0 to 1",
                [](AttentionFixture& f) { f.query_rows[1] = 2; });
-  RefusesTable("blocks[0] of sequence 1 is -1, its rows see it",
+  RefusesTable("blocks[2] is -1, a row of sequence 1 sees it",
                [](AttentionFixture& f) { f.blocks[2] = -1; });
   RefusesTable("the sum of query_rows is 0, it must be 1 to 2147483647",
                [](AttentionFixture& f) {

@@ -38,8 +38,8 @@ TEST(Attention, WeighsByTheProducts) {
       reference::Attend(*cache->Get(), VLayout::kPlain, 0, query, 0.5)(0, 0)));
 }
 
-// A cache with a window gives away the blocks before it: their entries are -1,
-// or of memory that is no longer there. Reading them would crash.
+// A pool with a window frees the blocks before it: their entries in the table
+// are -1, or name a block that does not exist. A twin that reads them crashes.
 TEST(Attention, ReadsNoBlockBeforeTheWindow) {
   const DenseTensor ones = FilledTensor(DType::kF32, {1, 1, 2, 1}, 1);
   const DenseTensor query = FilledTensor(DType::kF32, {1, 1, 1, 1}, 1);
