@@ -4,11 +4,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/goals.h"
@@ -29,62 +32,65 @@ constexpr int kElements = 128;
 struct AttendCase {
   DType dtype = DType::kF32;
   int cells = 0;
-  int rows = 1;  // The last rows of the cells: a causal mask.
+  int rows = 1;  // They are the last tokens; each sees its past and itself.
 };
 
-// Makes the numbers of a tensor of rows; they repeat after some rows.
-DenseTensor RowsOfNumbers(DType dtype, std::int64_t heads, std::int64_t rows) {
-  constexpr std::int64_t kPeriod = 999;
-  DenseTensor tensor;
-  tensor.dtype = dtype;
-  tensor.shape = {kElements, heads, rows, 1};
-  tensor.bytes.resize(DenseBytes(dtype, tensor.shape));
-  const std::int64_t head_bytes = RunBytes(dtype, kElements);
-  std::uint32_t random = 1;
-  std::vector<float> numbers(kElements);
-  for (std::int64_t i = 0; i < heads * rows; ++i) {
-    std::byte* to = tensor.bytes.data() + i * head_bytes;
-    if (i >= kPeriod) {
-      std::memcpy(to, to - kPeriod * head_bytes, AsSize(head_bytes));
-      continue;
-    }
-    for (float& number : numbers) {
-      random = random * 1664525 + 1013904223;
-      number = static_cast<float>(random >> 8) / (1 << 23) - 1;
-    }
+// Rows of a cache's layer, or queries: [kElements, heads, rows].
+struct Rows {
+  Rows(DType dtype, std::int64_t heads, std::int64_t rows)
+      : buffer(DenseBytes(dtype, {kElements, heads, rows, 1})),
+        view(DenseView(buffer.data(), dtype, {kElements, heads, rows, 1})) {
+    constexpr std::int64_t kPeriod = 999;  // Then the numbers repeat.
+    std::uint32_t random = 1;
+    std::vector<float> numbers(kElements);
     const TensorView from =
         DenseView(numbers.data(), DType::kF32, {kElements, 1, 1, 1});
-    CopyRun(from, 0, 0, 0, to, AsInt(SizeOf(dtype)), dtype);
+    for (std::int64_t i = 0; i < heads * rows; ++i) {
+      std::byte* to = buffer.data() + i * view.stride[1];
+      if (i >= kPeriod) {
+        std::memcpy(to, to - kPeriod * view.stride[1], AsSize(view.stride[1]));
+        continue;
+      }
+      for (float& number : numbers) {
+        random = random * 1664525 + 1013904223;
+        number = static_cast<float>(random >> 8) / (1 << 23) - 1;
+      }
+      CopyRun(from, 0, 0, 0, to, view.stride[0], dtype);
+    }
   }
-  return tensor;
-}
+
+  Buffer buffer;
+  TensorView view;
+};
 
 // One layer of a pass.
 class Attender {
  public:
   Attender(const AttendCase& drawn, std::string_view twin)
-      : case_(drawn), attention_(*MakeAttention(twin)) {
-    key_ = RowsOfNumbers(drawn.dtype, kSharedHeads, drawn.cells);
-    value_ = RowsOfNumbers(drawn.dtype, kSharedHeads, drawn.cells);
-    query_ = RowsOfNumbers(DType::kF32, kQueryHeads, drawn.rows);
-    mask_ = HidingMask(DType::kBits, drawn.cells, drawn.rows);
+      : attention_(*MakeAttention(twin)),
+        key_(drawn.dtype, kSharedHeads, drawn.cells),
+        value_(drawn.dtype, kSharedHeads, drawn.cells),
+        query_(DType::kF32, kQueryHeads, drawn.rows),
+        mask_(HidingMask(DType::kBits, drawn.cells, drawn.rows)),
+        out_(AsSize(kElements * kQueryHeads * drawn.rows)) {
     for (int row = 0; row < drawn.rows; ++row) {
       for (int cell = 0; cell <= drawn.cells - drawn.rows + row; ++cell) {
         AllowInMask(mask_, cell, row);
       }
     }
-    out_.resize(AsSize(kElements) * kQueryHeads * AsSize(drawn.rows));
     Require(attention_->Plan(mask_.view(), drawn.rows));
   }
 
-  std::size_t bytes() const { return key_.bytes.size() + value_.bytes.size(); }
+  std::size_t bytes() const {
+    return key_.buffer.bytes() + value_.buffer.bytes();
+  }
   const std::vector<float>& out() const { return out_; }
 
   double Time() {
     return bench::Time([&] {
       Require(attention_->Attend(
-          query_.view(),
-          {.key = key_.view(), .value = value_.view(), .mask = mask_.view()},
+          query_.view,
+          {.key = key_.view, .value = value_.view, .mask = mask_.view()},
           VLayout::kPlain, {.scale = 1 / std::sqrt(float{kElements})},
           {.out = out_.data()}));
     });
@@ -97,11 +103,10 @@ class Attender {
     std::exit(2);
   }
 
-  AttendCase case_;
   std::unique_ptr<Attention> attention_;
-  DenseTensor key_;
-  DenseTensor value_;
-  DenseTensor query_;
+  Rows key_;
+  Rows value_;
+  Rows query_;
   DenseTensor mask_;
   std::vector<float> out_;
 };

@@ -186,6 +186,8 @@ class TwinAttention final : public GuardedAttention {
     return {.out = at, .largest = largest, .sum = largest + queries};
   }
 
+  void ReadMask(const TensorView& mask, int rows, int first_row);
+  void GroupRows(std::size_t rows);
   void AddRuns(Group& group, const std::vector<std::uint64_t>& seen);
   void Attend(const Call& call);
   void ListItems(const Call& call);
@@ -269,6 +271,11 @@ void TwinAttention::DoPlan(const TensorView& mask, int rows, int first_row) {
   groups_.clear();
   runs_.clear();
   blocks_.clear();
+  ReadMask(mask, rows, first_row);
+  GroupRows(AsSize(rows));
+}
+
+void TwinAttention::ReadMask(const TensorView& mask, int rows, int first_row) {
   words_ = AsSize((mask.shape[0] + 63) / 64);
   bits_.assign(words_ * AsSize(rows), 0);
   for (int row = 0; row < rows; ++row) {
@@ -284,13 +291,16 @@ void TwinAttention::DoPlan(const TensorView& mask, int rows, int first_row) {
       ReadMaskRow<std::uint16_t>(mask, first_row + row, bits);
     }
   }
-  // A row joins the group before it if this reads few cells that a row of the
-  // group does not see.
+}
+
+// A row joins the group before it if the group then reads few cells for rows
+// that do not see them.
+void TwinAttention::GroupRows(std::size_t rows) {
   std::vector<std::uint64_t> seen(words_);
   std::vector<std::uint64_t> joined(words_);
   std::size_t seen_sum = 0;  // Cells that the rows see, row by row.
   Group group;
-  for (std::size_t row = 0; row < AsSize(rows); ++row) {
+  for (std::size_t row = 0; row < rows; ++row) {
     std::size_t sees = 0;
     for (std::size_t w = 0; w < words_; ++w) {
       const std::uint64_t word = bits_[row * words_ + w];
@@ -354,9 +364,11 @@ void TwinAttention::ListItems(const Call& call) {
   states_ = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
+    // More parts than tiles would be empty, and take memory.
     const std::size_t parts =
         call.options.splits > 0
-            ? AsSize(call.options.splits)
+            ? std::min(AsSize(call.options.splits),
+                       std::max<std::size_t>(group.tiles(), 1))
             : std::clamp<std::size_t>(group.tiles() / kItemTiles, 1, wanted);
     const std::size_t heads = IsFew(group, call) ? call.kv_heads : 1;
     for (std::size_t h = 0; h < call.kv_heads; h += heads) {

@@ -352,7 +352,7 @@ inline Case DrawCase(const Pick& pick) {
                                 : static_cast<float>(pick(-50, 50)) / 10);
     }
   }
-  drawn.options.splits = OneOf(pick, {0, 0, 1, 2, 5, 64});
+  drawn.options.splits = OneOf(pick, {0, 0, 1, 2, 5, 64, 65536});
   if (Chance(pick, 60)) {
     DrawView(pick, drawn, k_dtype, v_dtype);
   } else {
