@@ -1,6 +1,7 @@
 // The goals of attention: 32 query heads on 8 KV heads of 128 elements. The
 // limit of decode is to read K and V; the limit of prefill is to do its
-// multiplications and additions in registers.
+// multiplications and additions in registers; the limit of decode over the
+// blocks of many sequences is decode over a view with as many cells.
 
 #include <fmt/format.h>
 
@@ -10,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,7 +36,25 @@ struct AttendCase {
   DType dtype = DType::kF32;
   int cells = 0;
   int rows = 1;  // They are the last tokens; each sees its past and itself.
+  // 0: a view. Otherwise each row is the last token of a sequence of its own in
+  // blocks of a pool, and `cells` is the sum of the sequences' lengths.
+  int block_size = 0;
 };
+
+// Random lengths of at least 1.
+std::vector<std::int32_t> RandomLengths(int sequences, int sum) {
+  std::mt19937 random(1);
+  std::vector<std::int32_t> ends(AsSize(sequences));
+  for (std::int32_t& end : ends) {
+    end = AsInt(random() % AsSize(sum - sequences + 1));
+  }
+  ends.back() = sum - sequences;
+  std::ranges::sort(ends);
+  std::vector<std::int32_t> lengths(ends.size());
+  std::adjacent_difference(ends.begin(), ends.end(), lengths.begin());
+  for (std::int32_t& length : lengths) ++length;
+  return lengths;
+}
 
 // Rows of a cache's layer, or queries: [kElements, heads, rows].
 struct Rows {
@@ -68,17 +89,16 @@ class Attender {
  public:
   Attender(const AttendCase& drawn, std::string_view twin)
       : attention_(*MakeAttention(twin)),
-        key_(drawn.dtype, kSharedHeads, drawn.cells),
-        value_(drawn.dtype, kSharedHeads, drawn.cells),
+        block_size_(drawn.block_size),
+        key_(drawn.dtype, kSharedHeads, StoredCells(drawn)),
+        value_(drawn.dtype, kSharedHeads, StoredCells(drawn)),
         query_(DType::kF32, kQueryHeads, drawn.rows),
-        mask_(HidingMask(DType::kBits, drawn.cells, drawn.rows)),
         out_(AsSize(kElements * kQueryHeads * drawn.rows)) {
-    for (int row = 0; row < drawn.rows; ++row) {
-      for (int cell = 0; cell <= drawn.cells - drawn.rows + row; ++cell) {
-        AllowInMask(mask_, cell, row);
-      }
+    if (drawn.block_size == 0) {
+      PlanMask(drawn);
+    } else {
+      PlanTable(drawn);
     }
-    Require(attention_->Plan(mask_.view(), drawn.rows));
   }
 
   std::size_t bytes() const {
@@ -87,16 +107,79 @@ class Attender {
   const std::vector<float>& out() const { return out_; }
 
   double Time() {
+    const AttentionOptions options = {.scale = 1 / std::sqrt(float{kElements})};
+    const AttentionOut out = {.out = out_.data()};
     return bench::Time([&] {
-      Require(attention_->Attend(
-          query_.view,
-          {.key = key_.view, .value = value_.view, .mask = mask_.view()},
-          VLayout::kPlain, {.scale = 1 / std::sqrt(float{kElements})},
-          {.out = out_.data()}));
+      if (block_size_ == 0) {
+        Require(attention_->Attend(
+            query_.view,
+            {.key = key_.view, .value = value_.view, .mask = mask_.view()},
+            VLayout::kPlain, options, out));
+      } else {
+        Require(attention_->Attend(
+            query_.view, {.key = InBlocks(key_), .value = InBlocks(value_)},
+            PagedLayout::kTokenMajor, options, out));
+      }
     });
   }
 
  private:
+  static int BlocksOf(int length, int block_size) {
+    return (length + block_size - 1) / block_size;
+  }
+  static int StoredCells(const AttendCase& drawn) {
+    if (drawn.block_size == 0) return drawn.cells;
+    int blocks = 0;
+    for (const int length : RandomLengths(drawn.rows, drawn.cells)) {
+      blocks += BlocksOf(length, drawn.block_size);
+    }
+    return blocks * drawn.block_size;
+  }
+
+  void PlanMask(const AttendCase& drawn) {
+    mask_ = HidingMask(DType::kBits, drawn.cells, drawn.rows);
+    for (int row = 0; row < drawn.rows; ++row) {
+      for (int cell = 0; cell <= drawn.cells - drawn.rows + row; ++cell) {
+        AllowInMask(mask_, cell, row);
+      }
+    }
+    Require(attention_->Plan(mask_.view(), drawn.rows));
+  }
+
+  // The blocks of the sequences are in random order.
+  void PlanTable(const AttendCase& drawn) {
+    const std::vector<std::int32_t> lengths =
+        RandomLengths(drawn.rows, drawn.cells);
+    const int columns =
+        BlocksOf(*std::ranges::max_element(lengths), block_size_);
+    std::vector<std::int32_t> order(
+        AsSize(key_.view.shape[2] / drawn.block_size));
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::shuffle(order, std::mt19937(1));
+    std::vector<std::int32_t> blocks(lengths.size() * AsSize(columns), -1);
+    std::size_t used = 0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      const auto count = AsSize(BlocksOf(lengths[i], block_size_));
+      std::copy_n(order.begin() + AsInt(used), count,
+                  blocks.begin() + AsInt(i) * columns);
+      used += count;
+    }
+    const std::vector<std::int32_t> query_rows(lengths.size(), 1);
+    Require(attention_->Plan({.blocks = blocks,
+                              .columns = columns,
+                              .lengths = lengths,
+                              .query_rows = query_rows,
+                              .block_size = block_size_}));
+  }
+
+  TensorView InBlocks(const Rows& rows) const {
+    TensorView view = rows.view;
+    view.shape[2] = block_size_;
+    view.shape[3] = rows.view.shape[2] / block_size_;
+    view.stride[3] = view.stride[2] * block_size_;
+    return view;
+  }
+
   static void Require(const Status& status) {
     if (status.ok()) return;
     fmt::print(stderr, "kvtwin-bench: attention: {}\n", status.message());
@@ -104,6 +187,7 @@ class Attender {
   }
 
   std::unique_ptr<Attention> attention_;
+  int block_size_;
   Rows key_;
   Rows value_;
   Rows query_;
@@ -128,54 +212,84 @@ void CheckAttention(const std::string& name, AttendCase like) {
   }
 }
 
+struct Row {
+  DType dtype;
+  int cells;
+  double share;  // The least speed, as a part of the speed of the limit.
+};
+
+void AttendDecodeGoals(Goals& goals, int threads) {
+  for (const Row& row :
+       {Row{DType::kF32, 1 << 15, 0.9}, Row{DType::kF32, 1 << 18, 0.9},
+        Row{DType::kF16, 1 << 15, 0.85}, Row{DType::kF16, 1 << 18, 0.85},
+        Row{DType::kBF16, 1 << 15, 0.85}, Row{DType::kQ8, 1 << 15, 0.65},
+        Row{DType::kF8, 1 << 15, 0.65}}) {
+    const int cells = goals.Cells(row.cells);
+    const std::string name = fmt::format(
+        "attend, decode {}, {} cells / read, {}", DTypeName(row.dtype),
+        SizeName(cells), ThreadsName(threads));
+    if (!goals.Wanted(name)) continue;
+    const AttendCase decode = {.dtype = row.dtype, .cells = cells};
+    CheckAttention(name, decode);
+    Attender attender(decode, "optimized");
+    const Buffer read = WrittenBuffer(attender.bytes());
+    goals.Judge(
+        name, 1 / row.share, [&] { return attender.Time(); },
+        {[&] { return ReadOnThreads(read.data(), read.bytes()); }}, 7);
+  }
+}
+
+void AttendBlocksGoals(Goals& goals, int threads) {
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    for (const int block_size : {16, 32}) {
+      const int cells = goals.Cells(1 << 15);
+      const std::string name = fmt::format(
+          "attend, decode {}, 64 sequences in blocks of {} / view, {}",
+          DTypeName(dtype), block_size, ThreadsName(threads));
+      if (!goals.Wanted(name)) continue;
+      const AttendCase ragged = {
+          .dtype = dtype, .cells = cells, .rows = 64, .block_size = block_size};
+      CheckAttention(name, ragged);
+      Attender over_blocks(ragged, "optimized");
+      Attender over_view({.dtype = dtype, .cells = cells}, "optimized");
+      goals.Judge(
+          name, 1 / 0.95, [&] { return over_blocks.Time(); },
+          {[&] { return over_view.Time(); }}, 7);
+    }
+  }
+}
+
+void AttendPrefillGoals(Goals& goals, int threads) {
+  for (const Row& row :
+       {Row{DType::kF32, 1 << 13, 0.75}, Row{DType::kF16, 1 << 13, 0.55},
+        Row{DType::kQ8, 1 << 13, 0.55}}) {
+    const int cells = goals.Cells(row.cells);
+    const int rows = goals.Cells(512);
+    const std::string name = fmt::format(
+        "attend, prefill {}, {} over {} / FMA, {}", DTypeName(row.dtype), rows,
+        SizeName(cells), ThreadsName(threads));
+    if (!goals.Wanted(name)) continue;
+    const AttendCase prefill = {
+        .dtype = row.dtype, .cells = cells, .rows = rows};
+    CheckAttention(name, prefill);
+    Attender attender(prefill, "optimized");
+    // For K and for V: the cells that each row sees, and each element.
+    const auto seen = AsSize(rows) * AsSize(2 * cells - rows + 1) / 2;
+    const std::size_t operations = 2 * seen * kQueryHeads * kElements;
+    goals.Judge(
+        name, 1 / row.share, [&] { return attender.Time(); },
+        {[&] { return MultiplyAdd(operations); }}, 3);
+  }
+}
+
 }  // namespace
 
 void AttendGoals(Goals& goals) {
-  struct Row {
-    DType dtype;
-    int cells;
-    double share;  // The least speed, as a part of the speed of the limit.
-  };
   for (const int threads : ThreadCounts()) {
     UseThreads(threads);
-    for (const Row& row :
-         {Row{DType::kF32, 1 << 15, 0.9}, Row{DType::kF32, 1 << 18, 0.9},
-          Row{DType::kF16, 1 << 15, 0.85}, Row{DType::kF16, 1 << 18, 0.85},
-          Row{DType::kBF16, 1 << 15, 0.85}, Row{DType::kQ8, 1 << 15, 0.65},
-          Row{DType::kF8, 1 << 15, 0.65}}) {
-      const int cells = goals.Cells(row.cells);
-      const std::string name = fmt::format(
-          "attend, decode {}, {} cells / read, {}", DTypeName(row.dtype),
-          SizeName(cells), ThreadsName(threads));
-      if (!goals.Wanted(name)) continue;
-      const AttendCase decode = {.dtype = row.dtype, .cells = cells};
-      CheckAttention(name, decode);
-      Attender attender(decode, "optimized");
-      const Buffer read = WrittenBuffer(attender.bytes());
-      goals.Judge(
-          name, 1 / row.share, [&] { return attender.Time(); },
-          {[&] { return ReadOnThreads(read.data(), read.bytes()); }}, 7);
-    }
-    for (const Row& row :
-         {Row{DType::kF32, 1 << 13, 0.75}, Row{DType::kF16, 1 << 13, 0.55},
-          Row{DType::kQ8, 1 << 13, 0.55}}) {
-      const int cells = goals.Cells(row.cells);
-      const int rows = goals.Cells(512);
-      const std::string name = fmt::format(
-          "attend, prefill {}, {} over {} / FMA, {}", DTypeName(row.dtype),
-          rows, SizeName(cells), ThreadsName(threads));
-      if (!goals.Wanted(name)) continue;
-      const AttendCase prefill = {
-          .dtype = row.dtype, .cells = cells, .rows = rows};
-      CheckAttention(name, prefill);
-      Attender attender(prefill, "optimized");
-      // For K and for V: the cells that each row sees, and each element.
-      const auto seen = AsSize(rows) * AsSize(2 * cells - rows + 1) / 2;
-      const std::size_t operations = 2 * seen * kQueryHeads * kElements;
-      goals.Judge(
-          name, 1 / row.share, [&] { return attender.Time(); },
-          {[&] { return MultiplyAdd(operations); }}, 3);
-    }
+    AttendDecodeGoals(goals, threads);
+    AttendBlocksGoals(goals, threads);
+    AttendPrefillGoals(goals, threads);
   }
 }
 
