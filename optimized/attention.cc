@@ -42,6 +42,9 @@ constexpr std::size_t kUnseenEighths = 4;
 constexpr std::size_t kItems = 16;
 constexpr std::size_t kItemTiles = 8;
 
+// The size of a block that has all cells.
+constexpr std::int64_t kAllCells = std::numeric_limits<std::int64_t>::max();
+
 struct Run {
   std::int64_t begin;
   std::int64_t end;
@@ -63,7 +66,7 @@ struct Group {
 // `size`.
 struct CellRows {
   const std::byte* base = nullptr;
-  std::int64_t size = std::numeric_limits<std::int64_t>::max();
+  std::int64_t size = kAllCells;
   std::int64_t block_stride = 0;
   std::int64_t cell_stride = 0;
   TileRows tile = {};
@@ -391,7 +394,8 @@ void TwinAttention::LoadQueries(const Group& group, std::size_t kv_head,
                                 const Call& call, float* to) const {
   const float cap = call.options.soft_cap;
   const float factor =
-      cap == 0 ? call.options.scale * kLog2E : call.options.scale / cap;
+      (cap == 0 ? call.options.scale * kLog2E : call.options.scale / cap) *
+      RowUnit(call.keys.tile.dtype);
   const std::size_t k_head_dim = call.keys.tile.head_dim;
   const std::size_t per_head = call.queries_per_head();
   const TensorView& query = call.query;
@@ -414,13 +418,24 @@ void TwinAttention::SetCells(const Group& group,
                              const Call& call, AttentionTile& tile) const {
   tile.cells = cells.size();
   const auto set = [&](const CellRows& rows, TileRows& out) {
+    const std::int32_t* blocks =
+        blocks_.empty() ? nullptr
+                        : blocks_.data() + group.sequence * columns_;
+    std::int64_t begin = 0;  // The first cell of a block.
+    std::int64_t end = 0;
+    const std::byte* block = nullptr;
     for (std::size_t i = 0; i < cells.size(); ++i) {
-      std::int64_t block = cells[i] / rows.size;
-      const std::int64_t cell = cells[i] - block * rows.size;
-      if (!blocks_.empty()) {
-        block = At(blocks_, group.sequence * columns_ + AsSize(block));
+      const std::int64_t cell = cells[i];
+      if (cell < begin || cell >= end) {
+        const std::int64_t column = cell / rows.size;
+        begin = column * rows.size;
+        end = begin + rows.size;
+        block = rows.At(blocks == nullptr ? column : blocks[column], 0);
       }
-      out.rows[i] = rows.At(block, cell);
+      out.rows[i] = block + (cell - begin) * rows.cell_stride;
+    }
+    for (std::size_t i = cells.size(); i % 4 != 0; ++i) {
+      out.rows[i] = out.rows[i - 1];
     }
   };
   set(call.keys, tile.keys);
@@ -482,19 +497,40 @@ void TwinAttention::Compute(const Item& item, const Call& call, float* scratch,
   }
   auto* rest = reinterpret_cast<float*>(heads) + HeadFloats(item.heads);
   const ScoreScale scale = {.cap = call.options.soft_cap * kLog2E};
-  AttentionTile tile = {
-      .cells = 0, .keys = call.keys.tile, .values = call.values.tile};
+  const AttentionTile empty = {.cells = 0,
+                               .keys = call.keys.tile,
+                               .values = call.values.tile,
+                               .next = nullptr};
+  std::array<AttentionTile, 2> tiles = {empty, empty};
+  std::size_t count = 0;  // Of tiles before.
   std::array<std::uint64_t, kGroupRows> visible;
   ForEachTile(item, [&](std::span<const std::int64_t> cells) {
-    SetCells(group, cells, call, tile);
-    if (IsFew(group, call)) {
-      AttendFew(tile, heads, item.heads, scale, rest);
+    AttentionTile& tile = tiles[count % 2];
+    AttentionTile& before = tiles[(count + 1) % 2];
+    if (IsFew(group, call) && cells.size() == kTile) {
+      std::array<std::int64_t, kTile> order;
+      for (std::size_t i = 0; i < kTile; ++i) {
+        order[i] = cells[i % 4 * (kTile / 4) + i / 4];
+      }
+      SetCells(group, order, call, tile);
     } else {
+      SetCells(group, cells, call, tile);
+    }
+    if (!IsFew(group, call)) {
       SetVisible(group, cells, visible);
       AttendMany(tile, heads[0], visible.data(), call.queries_per_head(), scale,
                  rest);
+      return;
     }
+    // A tile is computed when its follower is known.
+    before.next = &tile;
+    if (count > 0) AttendFew(before, heads, item.heads, scale, rest);
+    ++count;
   });
+  if (count == 0) return;
+  AttentionTile& last = tiles[(count + 1) % 2];
+  last.next = nullptr;
+  AttendFew(last, heads, item.heads, scale, rest);
 }
 
 template <class Does>
@@ -556,7 +592,8 @@ void TwinAttention::Finish(const Item& item, const Call& call,
     const float seen = empty ? 0 : std::exp2(state.largest[q] - largest);
     const float sum =
         empty ? 0 : state.sum[q] * seen + std::exp2(sink - largest);
-    const float factor = sum == 0 ? 0 : seen / sum;
+    const float factor =
+        sum == 0 ? 0 : seen / sum * RowUnit(call.values.tile.dtype);
     const float* from = state.out + q * call.v_padded();
     float* to = call.out.out + result * v_head_dim;
     for (std::size_t i = 0; i < v_head_dim; ++i) to[i] = from[i] * factor;
