@@ -407,13 +407,14 @@ struct RowsAhead {
   const TileRows* rows;
   std::size_t cells;  // Of them.
 
-  // Fetches one head of four cells. Inlined: GCC finds that a function without
+  // Fetches one head of some cells. Inlined: GCC finds that a function without
   // other effects does nothing, and leaves out its calls.
-  HWY_INLINE void Fetch(std::size_t first, std::size_t kv_head) const {
+  HWY_INLINE void Fetch(std::size_t first, std::size_t end,
+                        std::size_t kv_head) const {
     if (first >= cells) return;
     const std::ptrdiff_t offset = HeadOffset(*rows, kv_head);
     const std::size_t bytes = HeadBytes(*rows);
-    for (std::size_t t = first; t < first + 4; ++t) {
+    for (std::size_t t = first; t < std::min(end, cells); ++t) {
       const std::byte* row = rows->rows[t] + offset;
       for (std::size_t line = 0; line < bytes; line += 64) {
         __builtin_prefetch(row + line, 0, 2);
@@ -421,6 +422,16 @@ struct RowsAhead {
     }
   }
 };
+
+// The rows of the tile after `tile`, if it is known.
+HWY_INLINE RowsAhead KeysAhead(const AttentionTile& tile) {
+  if (tile.next == nullptr) return {.rows = nullptr, .cells = 0};
+  return {.rows = &tile.next->keys, .cells = tile.next->cells};
+}
+HWY_INLINE RowsAhead ValuesAhead(const AttentionTile& tile) {
+  if (tile.next == nullptr) return {.rows = nullptr, .cells = 0};
+  return {.rows = &tile.next->values, .cells = tile.next->cells};
+}
 
 // Calls does(head index, first cell, rows of four cells, head_dim) for all
 // cells of a tile and all heads: in the order in which the rows lie in memory,
@@ -433,7 +444,7 @@ HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
   if (IsReadable(rows)) {
     for (std::size_t t = 0; t < cells; t += 4) {
       for (std::size_t h = 0; h < head_count; ++h) {
-        ahead.Fetch(t, heads[h].kv_head);
+        ahead.Fetch(t, t + 4, heads[h].kv_head);
         does(h, t,
              FourRows{rows.rows.data() + t, HeadOffset(rows, heads[h].kv_head)},
              rows.head_dim);
@@ -450,7 +461,7 @@ HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
   for (std::size_t h = 0; h < head_count; ++h) {
     Unpack(rows, cells, heads[h].kv_head, scratch);
     for (std::size_t t = 0; t < cells; t += 4) {
-      ahead.Fetch(t, heads[h].kv_head);
+      ahead.Fetch(t, t + 4, heads[h].kv_head);
       does(h, t, FourRows{unpacked.data() + t, 0}, padded);
     }
   }
@@ -490,12 +501,8 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
   const std::array<FourCells, 2> add = {
       AddValuesOf(v_dtype, count),
       AddValuesOf(v_dtype, count - std::min<std::size_t>(count, 4))};
-  const AttentionTile* next = tile.next;
-  const RowsAhead ahead = next == nullptr
-                              ? RowsAhead{.rows = nullptr, .cells = 0}
-                              : RowsAhead{&next->keys, next->cells};
   ForEachFour(
-      tile.values, tile.cells, ahead, heads, head_count, rows,
+      tile.values, tile.cells, KeysAhead(tile), heads, head_count, rows,
       [&](std::size_t h, std::size_t t, FourRows values, std::size_t head_dim)
           HWY_ATTR {
             for (std::size_t q = 0; q < count; q += 4) {
@@ -612,7 +619,13 @@ void AttendMany(const AttentionTile& tile, const QueryHeads& head,
       [&](std::size_t k) { return columns + k * kTile; }, kTile, scores, kTile);
   bool all = true;
   const std::uint64_t present = FirstBits(tile.cells);
+  const RowsAhead keys = KeysAhead(tile);
+  const RowsAhead values = ValuesAhead(tile);
   for (std::size_t q = 0; q < head.count; ++q) {
+    const std::size_t first = q * kTile / head.count;
+    const std::size_t end = (q + 1) * kTile / head.count;
+    keys.Fetch(first, end, head.kv_head);
+    values.Fetch(first, end, head.kv_head);
     const std::uint64_t sees = visible[q / queries_per_row] & present;
     all = all && sees == present;
     float* of_query = scores + q * kTile;
