@@ -408,20 +408,19 @@ void TwinAttention::LoadQueries(const Group& group, std::size_t kv_head,
   const float factor =
       (cap == 0 ? call.options.scale * kLog2E : call.options.scale / cap) *
       RowUnit(call.keys.tile.dtype);
-  const std::size_t k_head_dim = call.keys.tile.head_dim;
   const std::size_t per_head = call.queries_per_head();
   const TensorView& query = call.query;
-  for (std::size_t i = 0; i < group.rows * per_head;
-       ++i, to += call.k_padded()) {
-    const auto row = static_cast<std::int64_t>(group.first_row + i / per_head);
-    const auto head =
-        static_cast<std::int64_t>(kv_head * per_head + i % per_head);
-    const std::byte* from = query.at(0, head, row);
-    for (std::size_t j = 0; j < k_head_dim; ++j) {
-      to[j] = LoadElement(from, query.dtype) * factor;
-      from += query.stride[0];
-    }
-    std::fill(to + k_head_dim, to + call.k_padded(), 0.0f);
+  TileRows row;
+  row.dtype = query.dtype;
+  row.adjacent = query.stride[0] == RunBytes(query.dtype, 1);
+  row.head_dim = call.keys.tile.head_dim;
+  row.head_stride = query.stride[1];
+  row.stride = query.stride[0];
+  for (std::size_t i = 0; i < group.rows * per_head; ++i) {
+    row.rows[0] = query.at(
+        0, 0, static_cast<std::int64_t>(group.first_row + i / per_head));
+    LoadHead(row, kv_head * per_head + i % per_head, factor, to);
+    to += call.k_padded();
   }
 }
 
@@ -431,8 +430,7 @@ void TwinAttention::SetCells(const Group& group,
   tile.cells = cells.size();
   const auto set = [&](const CellRows& rows, TileRows& out) {
     const std::int32_t* blocks =
-        blocks_.empty() ? nullptr
-                        : blocks_.data() + group.sequence * columns_;
+        blocks_.empty() ? nullptr : blocks_.data() + group.sequence * columns_;
     std::int64_t begin = 0;  // The first cell of a block.
     std::int64_t end = 0;
     const std::byte* block = nullptr;

@@ -227,8 +227,7 @@ HWY_NOINLINE void Dots(const float* queries, std::size_t padded, FourRows keys,
 // distance between results.
 template <class Rows, std::size_t kQueries>
 HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
-                            FourRows values, std::size_t head_dim,
-                            float* out) {
+                            FourRows values, std::size_t head_dim, float* out) {
   const F32 d;
   const std::byte* value0 = values[0];
   const std::byte* value1 = values[1];
@@ -401,6 +400,14 @@ void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
   }
 }
 
+void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
+  const F32 d;
+  Unpack(row, 1, head, to);
+  for (std::size_t i = 0; i < Padded(row.head_dim); i += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, to + i), hn::Set(d, factor)), d, to + i);
+  }
+}
+
 // Rows that are read after others. Meanwhile they are fetched into the
 // second-level cache, where they do not take the place of what is being read.
 struct RowsAhead {
@@ -477,17 +484,17 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
   float* rows = scratch + head_count * per_head;
   const DType k_dtype = IsReadable(tile.keys) ? tile.keys.dtype : DType::kF32;
   const std::array<FourCells, 2> dots = {
-      DotsOf(k_dtype, count), DotsOf(k_dtype, count - std::min<std::size_t>(count, 4))};
-  ForEachFour(
-      tile.keys, tile.cells, {&tile.values, tile.cells}, heads, head_count,
-      rows,
-      [&](std::size_t h, std::size_t t, FourRows keys, std::size_t head_dim)
-          HWY_ATTR {
-            for (std::size_t q = 0; q < count; q += 4) {
-              dots[q / 4](heads[h].queries + q * k_padded, k_padded, keys,
-                          head_dim, scores + h * per_head + q * kTile + t);
-            }
-          });
+      DotsOf(k_dtype, count),
+      DotsOf(k_dtype, count - std::min<std::size_t>(count, 4))};
+  ForEachFour(tile.keys, tile.cells, {&tile.values, tile.cells}, heads,
+              head_count, rows,
+              [&](std::size_t h, std::size_t t, FourRows keys,
+                  std::size_t head_dim) HWY_ATTR {
+                for (std::size_t q = 0; q < count; q += 4) {
+                  dots[q / 4](heads[h].queries + q * k_padded, k_padded, keys,
+                              head_dim, scores + h * per_head + q * kTile + t);
+                }
+              });
   for (std::size_t h = 0; h < head_count; ++h) {
     for (std::size_t q = 0; q < count; ++q) {
       float* of_query = scores + h * per_head + q * kTile;
@@ -501,15 +508,14 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
   const std::array<FourCells, 2> add = {
       AddValuesOf(v_dtype, count),
       AddValuesOf(v_dtype, count - std::min<std::size_t>(count, 4))};
-  ForEachFour(
-      tile.values, tile.cells, KeysAhead(tile), heads, head_count, rows,
-      [&](std::size_t h, std::size_t t, FourRows values, std::size_t head_dim)
-          HWY_ATTR {
-            for (std::size_t q = 0; q < count; q += 4) {
-              add[q / 4](scores + h * per_head + q * kTile + t, v_padded,
-                         values, head_dim, heads[h].out + q * v_padded);
-            }
-          });
+  ForEachFour(tile.values, tile.cells, KeysAhead(tile), heads, head_count, rows,
+              [&](std::size_t h, std::size_t t, FourRows values,
+                  std::size_t head_dim) HWY_ATTR {
+                for (std::size_t q = 0; q < count; q += 4) {
+                  add[q / 4](scores + h * per_head + q * kTile + t, v_padded,
+                             values, head_dim, heads[h].out + q * v_padded);
+                }
+              });
 }
 
 // c[r][j] += the sum over k of a[r][k] * row(k)[j], for kRows rows of c and
@@ -647,6 +653,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvtwin::optimized {
 
+HWY_EXPORT(LoadHead);
 HWY_EXPORT(AttendFew);
 HWY_EXPORT(AttendMany);
 
@@ -660,6 +667,10 @@ std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
                         std::size_t count) {
   const std::size_t k = Padded(k_head_dim);
   return kAttentionTile * (count + k + std::max(k, Padded(v_head_dim)));
+}
+
+void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
+  HWY_DYNAMIC_DISPATCH(LoadHead)(row, head, factor, to);
 }
 
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
