@@ -39,6 +39,7 @@ struct Making {
 // Errors: raised as Python exceptions that name the field.
 Making MakingOf(nb::handle setup);
 
+void BindAttention(nb::module_& m);
 void BindCache(nb::module_& m);
 void BindCheck(nb::module_& m);
 void BindLive(nb::module_& m);
