@@ -462,6 +462,11 @@ kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
 kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
                                 int32_t begin, int32_t end, int64_t* slots,
                                 size_t room, size_t* count);
+/* Sets *key and *value to K and V of all blocks of a layer: [head_dim,
+ * kv_heads, block_size, blocks], or [head_dim, block_size, kv_heads, blocks] if
+ * head-major. Slots without a token may hold anything. */
+kvtwin_status kvtwin_pool_blocks(kvtwin_pool* pool, int32_t layer,
+                                 kvtwin_tensor* key, kvtwin_tensor* value);
 
 /* Attention on the CPU ----------------------------------------------------- */
 
@@ -557,10 +562,8 @@ kvtwin_status kvtwin_attention_attend(kvtwin_attention* attention,
                                       const kvtwin_attention_options* options,
                                       const kvtwin_attention_out* out);
 
-/* Does the same over all blocks of a layer: key = [k_head_dim, kv_heads,
- * block_size, blocks], or [k_head_dim, block_size, kv_heads, blocks] if
- * head-major; value is the same with v_head_dim. FAILED_PRECONDITION without a
- * plan of a table. */
+/* Does the same over all blocks of a layer, as kvtwin_pool_blocks returns them.
+ * FAILED_PRECONDITION without a plan of a table. */
 kvtwin_status kvtwin_attention_attend_blocks(
     kvtwin_attention* attention, const kvtwin_tensor* query,
     const kvtwin_tensor* key, const kvtwin_tensor* value,

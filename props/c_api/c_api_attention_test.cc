@@ -218,6 +218,15 @@ struct Means {
 
 constexpr std::array<float, 6> kMeans = {1, 1, 1.5, 1.5, 2, 2};
 
+// Expects an error with this message, and that nothing was written.
+void Refused(const Means& means, kvtwin_status status,
+             std::string_view message) {
+  EXPECT_EQ(status, KVTWIN_INVALID_ARGUMENT) << message;
+  EXPECT_EQ(kvtwin_last_error(), message);
+  EXPECT_THAT(means.results, Each(7)) << message;
+  EXPECT_THAT(means.sums, Each(7)) << message;
+}
+
 TEST(CAttention, ReadsTheViewOfACache) {
   Means means;
   ASSERT_EQ(means.Plan(), KVTWIN_OK);
@@ -240,6 +249,52 @@ TEST(CAttention, ReadsTheBlocksOfATable) {
   EXPECT_EQ(means.results, kMeans);
 }
 
+TEST(CAttention, ReadsTheBlocksOfAPool) {
+  Means means;
+  kvtwin_pool_params params{};
+  ASSERT_EQ(kvtwin_pool_default_params(&params, sizeof(params)), KVTWIN_OK);
+  params.block_size = 2;
+  params.blocks = params.max_seq_len = 4;
+  params.dtype = KVTWIN_F32;
+  kvtwin_pool* made = nullptr;
+  ASSERT_EQ(kvtwin_pool_create(&params, nullptr, &made), KVTWIN_OK);
+  const std::unique_ptr<kvtwin_pool, DestroyC> pool(made);
+  // Sequence 1 has the tokens, after a sequence that has block 0.
+  constexpr std::array<float, 3> kRows = {1, 2, 3};
+  for (std::int32_t sequence = 0; sequence < 2; ++sequence) {
+    std::int32_t opened = -1;
+    ASSERT_EQ(kvtwin_pool_open(made, nullptr, &opened), KVTWIN_OK);
+    const std::int64_t tokens = sequence == 0 ? 1 : 3;
+    const kvtwin_tensor rows{kRows.data(), KVTWIN_F32, {1, 1, tokens, 1}, {}};
+    ASSERT_EQ(kvtwin_pool_append(made, opened, 0, &rows, &rows, nullptr,
+                                 nullptr, 0, nullptr),
+              KVTWIN_OK);
+    ASSERT_EQ(kvtwin_pool_commit_unknown(made, opened,
+                                         static_cast<std::int32_t>(tokens)),
+              KVTWIN_OK);
+  }
+  const std::int32_t second = 1;
+  std::size_t count = 0;
+  ASSERT_EQ(kvtwin_pool_table(made, &second, 1, &means.table.columns,
+                              means.blocks.data(), 2, &count, &means.length),
+            KVTWIN_OK);
+  EXPECT_EQ(means.blocks, (std::array<std::int32_t, 2>{1, 2}));
+  ASSERT_EQ(means.PlanTable(), KVTWIN_OK);
+  kvtwin_tensor value{};
+  ASSERT_EQ(kvtwin_pool_blocks(made, 0, &means.block_rows, &value), KVTWIN_OK);
+  EXPECT_EQ(value.shape[3], 4);
+  ASSERT_EQ(means.AttendBlocks(), KVTWIN_OK) << kvtwin_last_error();
+  EXPECT_EQ(means.results, kMeans);
+  means.results.fill(7);
+  means.sums.fill(7);
+  Refused(means, kvtwin_pool_blocks(made, 0, nullptr, &value), "key is NULL");
+  Refused(means, kvtwin_pool_blocks(made, 0, &value, nullptr), "value is NULL");
+  Refused(means, kvtwin_pool_blocks(made, 1, &value, &value),
+          "layer is 1, there are 1");
+  Refused(means, kvtwin_pool_blocks(nullptr, 0, &value, &value),
+          "pool is NULL");
+}
+
 TEST(CAttention, MergesParts) {
   Means means;
   ASSERT_EQ(means.Plan(), KVTWIN_OK);
@@ -255,15 +310,6 @@ TEST(CAttention, MergesParts) {
   EXPECT_FLOAT_EQ(means.results[0], 3);
   EXPECT_FLOAT_EQ(means.results[5], 2.75);
   EXPECT_FLOAT_EQ(means.sums[5], std::log(4.0F));
-}
-
-// Expects an error with this message, and that nothing was written.
-void Refused(const Means& means, kvtwin_status status,
-             std::string_view message) {
-  EXPECT_EQ(status, KVTWIN_INVALID_ARGUMENT) << message;
-  EXPECT_EQ(kvtwin_last_error(), message);
-  EXPECT_THAT(means.results, Each(7)) << message;
-  EXPECT_THAT(means.sums, Each(7)) << message;
 }
 
 // Expects that a call of attend after `change` is refused.
