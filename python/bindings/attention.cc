@@ -27,9 +27,6 @@
 namespace kvtwin::python {
 namespace {
 
-constexpr std::array<std::string_view, 2> kPagedLayoutNames = {"token_major",
-                                                               "head_major"};
-
 // Returns the value of Enum with this name. Errors: raised, naming `what`.
 template <class Enum, std::size_t n>
 Enum Named(std::string_view what, std::string_view name,

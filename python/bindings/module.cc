@@ -51,5 +51,6 @@ NB_MODULE(_kvtwin, m) {
   kvtwin::python::BindAttention(m);
   kvtwin::python::BindCheck(m);
   kvtwin::python::BindLive(m);
+  kvtwin::python::BindPagedPool(m);
   kvtwin::python::BindPool(m);
 }

@@ -169,6 +169,76 @@ def test_blocks_of_a_pool_agree_with_float64(layout, window, query_rows, twin):
     assert done == len(query)
 
 
+def rounded(numbers, dtype):
+    """Returns the numbers as rows of this dtype hold them."""
+    count = len(numbers)
+    cache = kvtwin.Cache(kvtwin.Setup(capacity=count, max_batch=count, dtype=dtype))
+    cache.start_forward([*range(count)], [0] * count)
+    cache.put(0, numbers, numbers)
+    return cache.get(0).key.float32()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["token_major", "head_major"])
+@pytest.mark.parametrize("twin", TWINS)
+def test_pools_agree_with_float64(dtype, layout, twin):
+    setup = kvtwin.PoolSetup(
+        block_size=4,
+        blocks=12,
+        max_seq_len=16,
+        layers=2,
+        kv_heads=2,
+        k_head_dim=32,
+        v_head_dim=64,
+        dtype=dtype,
+        v_dtype="f16",
+        layout=layout,
+    )
+    pool = kvtwin.Pool(setup, twin)
+    sequences = [pool.open(), pool.open(), pool.open()]
+    key, value = normal(2, 3, 14, 2, 32), normal(2, 3, 14, 2, 64, seed=2)
+    attention = kvtwin.Attention(twin)
+    committed = [0, 0, 0]
+    for counts in ([9, 2, 0], [1, 1, 11], [4, 1, 3]):  # The tokens of each pass.
+        for layer in range(2):
+            for sequence in sequences:
+                first, count = committed[sequence], counts[sequence]
+                if count > 0:
+                    new = (layer, sequence, slice(first, first + count))
+                    rows = key[new], value[new]
+                    assert pool.append(sequence, layer, *rows) == first
+            # The views also have the rows that are not committed, as tables do not.
+            views = [pool.views(sequence, layer) for sequence in sequences]
+            table = [[block for _, _, block, _ in view] for view in views]
+            lengths = [a + b for a, b in zip(committed, counts, strict=True)]
+            attention.plan_table(table, lengths, counts, block_size=4)
+            query = normal(sum(counts), 4, 32, seed=layer)
+            got = attention.attend_blocks(
+                query,
+                pool.blocks(layer),
+                scale=0.2,
+                layout=layout,
+                dtype=dtype,
+                v_dtype="f16",
+            )
+            done = 0
+            for sequence in sequences:
+                length, count = lengths[sequence], counts[sequence]
+                if count == 0:
+                    continue
+                k = rounded(key[layer, sequence, :length], dtype)
+                v = value[layer, sequence, :length].astype(np.float16)
+                seen = np.tri(length, dtype=bool)[length - count :]
+                part = slice(done, done + count)
+                exact = attend(query[part], k, v, seen, scale=0.2)
+                expect(kvtwin.Attended(*(a[part] for a in got)), exact)
+                done += count
+        for sequence, count in zip(sequences, counts, strict=True):
+            pool.commit(sequence, [*range(count)])
+        committed = lengths
+        assert pool.table(sequences) == table
+
+
 def test_masks_are_bools_or_numbers():
     key, value, query = normal(5, 1, 8), normal(5, 1, 4, seed=2), normal(3, 2, 8)
     seen = np.array([[1, 0, 1, 1, 0], [0] * 5, [0, 1, 1, 0, 1]], bool)

@@ -1,6 +1,7 @@
 """kvtwin: an LLM's attention KV cache, and a tester of your own.
 
-`Cache` is the library's cache, and `Attention` computes attention over its views.
+`Cache` and `Pool` are the library's cache and its pool of blocks, and `Attention`
+computes attention over them.
 `Recorder` records the calls of your cache, and `check` judges the recording. `fuzz`
 runs random histories on your class, which is a cache or a pool of blocks; `laws`
 checks a class of caches by laws, and `profile` works out whose rules it follows;
@@ -18,7 +19,7 @@ from kvtwin._errors import (
     SharedCells,
     StaleViewError,
 )
-from kvtwin._kvtwin import Cache, Tensor, View
+from kvtwin._kvtwin import Cache, Pool, Tensor, View
 from kvtwin._live import (
     Finding,
     FuzzResult,
@@ -59,6 +60,7 @@ __all__ = [
     "LawResult",
     "LawsResult",
     "NotSupported",
+    "Pool",
     "PoolDescription",
     "PoolSetup",
     "ProfileResult",
