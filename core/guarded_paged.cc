@@ -335,6 +335,18 @@ Result<PagedTable> GuardedPaged::ExportTable(
   return table;
 }
 
+Result<PagedKv> GuardedPaged::Blocks(int layer) const {
+  if (Status status = CheckLayer(layer); !status.ok()) return status;
+  PagedKv all = DoAllRows(layer);
+  for (TensorView* rows : {&all.key, &all.value}) {
+    Shape shape = {rows->shape[0], spec_.kv_heads, spec_.block_size,
+                   spec_.blocks};
+    if (spec_.layout == PagedLayout::kHeadMajor) std::swap(shape[1], shape[2]);
+    *rows = DenseView(rows->data, rows->dtype, shape);
+  }
+  return all;
+}
+
 Result<std::vector<std::int64_t>> GuardedPaged::SlotMapping(int sequence,
                                                             int begin,
                                                             int end) const {

@@ -47,6 +47,7 @@ class GuardedPaged : public PagedPool {
   Result<PagedTable> ExportTable(std::span<const int> sequences) const final;
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const final;
+  Result<PagedKv> Blocks(int layer) const final;
 
  protected:
   // The number of the next sequence: the lowest that is not in use.
@@ -73,6 +74,9 @@ class GuardedPaged : public PagedPool {
   // Returns `count` rows from `slot` on, [head_dim, kv_heads, count]. They may
   // reach into other blocks if the blocks lie one after another.
   virtual PagedKv DoRows(int layer, std::int64_t slot, int count) const = 0;
+  // Returns the memory of all blocks, block by block, as dense tensors of
+  // [head_dim, kv_heads, slots]; Blocks gives them their shape.
+  virtual PagedKv DoAllRows(int layer) const = 0;
   virtual Device DoDevice() const { return Device::kCpu; }
 
   DType k_dtype() const { return spec_.dtype; }

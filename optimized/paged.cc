@@ -150,6 +150,17 @@ class Pool final : public GuardedPaged {
             memory_->Show(ValuesOf(layer).View(at, count))};
   }
 
+  PagedKv DoAllRows(int layer) const override {
+    const auto all = [&](const PoolRows& rows) {
+      const Shape shape = {static_cast<std::int64_t>(rows.head_dim),
+                           static_cast<std::int64_t>(rows.heads),
+                           static_cast<std::int64_t>(blocks_.size() * size_),
+                           1};
+      return memory_->Show(DenseView(rows.data, rows.dtype, shape));
+    };
+    return {all(KeysOf(layer)), all(ValuesOf(layer))};
+  }
+
   Device DoDevice() const override { return memory_->device(); }
 
  private:

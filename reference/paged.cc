@@ -169,6 +169,10 @@ class Pool final : public GuardedPaged {
     return {Rows(keys_[at], slot, count), Rows(values_[at], slot, count)};
   }
 
+  PagedKv DoAllRows(int layer) const override {
+    return {At(keys_, layer).view(), At(values_, layer).view()};
+  }
+
  private:
   Block& BlockOf(int block) { return At(blocks_, block); }
 

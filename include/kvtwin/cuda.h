@@ -75,9 +75,7 @@ class CudaPool {
 
   // As CudaCache::On, with Append in the place of Put.
   virtual PagedPool& On(CudaStream stream) = 0;
-  // K and V of all blocks of a layer: [head_dim, kv_heads, block_size, blocks],
-  // or [head_dim, block_size, kv_heads, blocks] if head-major. Errors: no such
-  // layer.
+  // As PagedPool::Blocks, in device memory.
   virtual Result<PagedKv> Blocks(int layer) const = 0;
 };
 

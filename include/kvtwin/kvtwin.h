@@ -462,6 +462,120 @@ kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
 kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
                                 int32_t begin, int32_t end, int64_t* slots,
                                 size_t room, size_t* count);
+/* Sets *key and *value to K and V of all blocks of a layer: [head_dim,
+ * kv_heads, block_size, blocks], or [head_dim, block_size, kv_heads, blocks] if
+ * head-major. Slots without a token may hold anything. */
+kvtwin_status kvtwin_pool_blocks(kvtwin_pool* pool, int32_t layer,
+                                 kvtwin_tensor* key, kvtwin_tensor* value);
+
+/* Attention on the CPU ----------------------------------------------------- */
+
+/* Computes attention over views of caches and over blocks of pools, as defined
+ * in <kvtwin/attention.h>. A pass is planned once; attend then serves each of
+ * its layers. After KVTWIN_OUT_OF_MEMORY or KVTWIN_INTERNAL there is no plan,
+ * and the numbers of `out` are unspecified. */
+typedef struct kvtwin_attention kvtwin_attention;
+
+typedef struct kvtwin_attention_options {
+  size_t size;
+  float scale;        /* Not 0. Usually 1 / sqrt(k_head_dim). */
+  float soft_cap;     /* >= 0; 0: none. */
+  const float* sinks; /* [heads], learned logits of cells without V: finite, or
+                         -infinity, which is no sink. NULL: none. */
+  size_t sink_count;  /* 0 or heads. */
+  int32_t splits;     /* Parts into which the cells of a row are split and
+                         merged, up to 65,536. 0: chosen by the shape of the
+                         work. */
+} kvtwin_attention_options;
+
+/* The numbers that attend and merge write. */
+typedef struct kvtwin_attention_out {
+  size_t size;
+  float* out; /* [v_head_dim, heads, rows], dense. */
+  size_t out_count;
+  float* log_sum_exp; /* [heads, rows]: the logarithm of the sum of exp(score)
+                         over the cells, plus exp(sink); -infinity if the sum is
+                         0. NULL: not wanted. */
+  size_t log_sum_exp_count;
+} kvtwin_attention_out;
+
+/* Sequences of a pool, whose query rows come one after another. Sequence i has
+ * query_rows[i] rows, which are its last tokens: row j of n is the token at
+ * position lengths[i] - n + j and sees the tokens up to itself, or the last
+ * `window` before itself and itself. */
+typedef struct kvtwin_attention_table {
+  size_t size;
+  const int32_t* blocks;     /* [columns, sequences] */
+  const int32_t* lengths;    /* [sequences], in tokens. */
+  const int32_t* query_rows; /* [sequences] */
+  int32_t sequences;
+  int32_t columns;
+  int32_t block_size; /* Tokens of a block. */
+  int32_t window;     /* >= 0. KVTWIN_OPEN_END: all tokens. */
+} kvtwin_attention_table;
+
+/* One part of an attention: the results over some of the cells. */
+typedef struct kvtwin_attention_part {
+  const float* out;         /* [v_head_dim, heads, rows] */
+  const float* log_sum_exp; /* [heads, rows] */
+} kvtwin_attention_part;
+
+/* `twin` is "reference" or "optimized"; NULL is "optimized". "cuda" is an
+ * error. */
+kvtwin_status kvtwin_attention_create(const char* twin,
+                                      kvtwin_attention** attention);
+/* NULL is fine. */
+void kvtwin_attention_destroy(kvtwin_attention* attention);
+
+/* Plans the rows [first_row, first_row + rows) of the mask of a view, [columns,
+ * rows]. The mask is not needed after the call. An error does not change the
+ * plan before. */
+kvtwin_status kvtwin_attention_plan(kvtwin_attention* attention,
+                                    const kvtwin_tensor* mask, int32_t rows,
+                                    int32_t first_row);
+
+/* Sets the defaults: no sequence, a block_size of 0, no window. `size` is
+ * sizeof(kvtwin_attention_table). */
+kvtwin_status kvtwin_attention_default_table(kvtwin_attention_table* table,
+                                             size_t size);
+/* Plans the rows of sequences of a pool. The lists are not needed after the
+ * call. An error does not change the plan before: lists of invalid lengths, a
+ * length that is shorter than its query rows or longer than its blocks, a
+ * negative block where a row sees it. */
+kvtwin_status kvtwin_attention_plan_table(kvtwin_attention* attention,
+                                          const kvtwin_attention_table* table);
+
+/* Sets the defaults: a scale of 1, no soft cap, no sinks, splits of 0. `size`
+ * is sizeof(kvtwin_attention_options). */
+kvtwin_status kvtwin_attention_default_options(
+    kvtwin_attention_options* options, size_t size);
+
+/* Computes the attention of a layer over the K and V of `view`, whose mask is
+ * not read. query = [k_head_dim, heads, rows], f32, f16 or bf16, any strides.
+ * FAILED_PRECONDITION without a plan of a mask. An error writes nothing: shapes
+ * or counts that do not fit to each other or to the plan, a tensor without
+ * data, an option outside of its range. */
+kvtwin_status kvtwin_attention_attend(kvtwin_attention* attention,
+                                      const kvtwin_tensor* query,
+                                      const kvtwin_view* view,
+                                      kvtwin_v_layout v_layout,
+                                      const kvtwin_attention_options* options,
+                                      const kvtwin_attention_out* out);
+
+/* Does the same over all blocks of a layer, as kvtwin_pool_blocks returns them.
+ * FAILED_PRECONDITION without a plan of a table. */
+kvtwin_status kvtwin_attention_attend_blocks(
+    kvtwin_attention* attention, const kvtwin_tensor* query,
+    const kvtwin_tensor* key, const kvtwin_tensor* value,
+    kvtwin_paged_layout layout, const kvtwin_attention_options* options,
+    const kvtwin_attention_out* out);
+
+/* Merges parts of an attention whose cells are disjoint; only one part may have
+ * the sinks. `count` = heads * rows. `out` may be one of the parts. */
+kvtwin_status kvtwin_attention_merge(const kvtwin_attention_part* parts,
+                                     size_t part_count, int32_t v_head_dim,
+                                     int64_t count,
+                                     const kvtwin_attention_out* out);
 
 /* Rows as numbers ---------------------------------------------------------- */
 

@@ -75,9 +75,10 @@ struct PagedAppend {
   std::vector<PagedView> views;  // The appended rows.
 };
 
+// K and V of tokens that lie one after another, or of all blocks of a layer.
 struct PagedKv {
-  TensorView key;    // [k_head_dim, kv_heads, kv_len]
-  TensorView value;  // [v_head_dim, kv_heads, kv_len]
+  TensorView key;    // [k_head_dim, kv_heads, kv_len], or see Blocks.
+  TensorView value;  // The same with v_head_dim.
 };
 
 // Numbers of blocks; the first three add up to all blocks of the pool.
@@ -174,6 +175,10 @@ class PagedPool {
   // which may be appended ones.
   virtual Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                         int end) const = 0;
+  // K and V of all blocks of a layer: [head_dim, kv_heads, block_size, blocks],
+  // or [head_dim, block_size, kv_heads, blocks] if kHeadMajor. Slots without a
+  // token may hold anything.
+  virtual Result<PagedKv> Blocks(int layer) const = 0;
 };
 
 // Makes a pool; `twin` is one of TwinNames(). Errors: an unknown twin; a number

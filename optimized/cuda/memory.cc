@@ -404,17 +404,4 @@ TensorView DevicePoolMemory::Show(const TensorView& view) {
   return view;
 }
 
-PagedKv DevicePoolMemory::Blocks(int layer, const PagedSpec& spec) const {
-  // K and V of each layer were allocated in turn.
-  const auto view = [&](int buffer, DType dtype, int head_dim) {
-    const bool by_head = spec.layout == PagedLayout::kHeadMajor;
-    return DenseView(At(buffers_, buffer).memory.get(), dtype,
-                     {head_dim, by_head ? spec.block_size : spec.kv_heads,
-                      by_head ? spec.kv_heads : spec.block_size, spec.blocks});
-  };
-  return {
-      view(2 * layer, spec.dtype, spec.k_head_dim),
-      view(2 * layer + 1, spec.v_dtype.value_or(spec.dtype), spec.v_head_dim)};
-}
-
 }  // namespace kvtwin::optimized::cuda

@@ -119,9 +119,6 @@ class DevicePoolMemory final : public PoolMemory {
   TensorView Show(const TensorView& view) override;
   Device device() const override { return gpu_.view_device(); }
 
-  // K and V of all blocks of a layer, as CudaPool::Blocks returns them.
-  PagedKv Blocks(int layer, const PagedSpec& spec) const;
-
  private:
   struct Buffer {
     std::shared_ptr<std::byte> memory;

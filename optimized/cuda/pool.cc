@@ -74,6 +74,9 @@ class DevicePool final : public PagedPool {
                                                 int end) const override {
     return pool_->SlotMapping(sequence, begin, end);
   }
+  Result<PagedKv> Blocks(int layer) const override {
+    return session_->Try([&] { return pool_->Blocks(layer); });
+  }
 
  private:
   std::shared_ptr<Session> session_;
@@ -92,23 +95,17 @@ Status CheckRoom(const PagedSpec& spec) {
                       tokens, spec.kv_heads)};
 }
 
-struct MadePool {
-  std::unique_ptr<DevicePool> pool;
-  const DevicePoolMemory* memory = nullptr;
-};
-
 // Makes a pool on the default stream.
-Result<MadePool> Make(const std::shared_ptr<Session>& session,
-                      const PagedSpec& spec) {
+Result<std::unique_ptr<PagedPool>> Make(const std::shared_ptr<Session>& session,
+                                        const PagedSpec& spec) {
   Status status = CheckRoom(spec);
   if (status.ok()) status = session->Open();
   if (!status.ok()) return status;
-  auto memory = std::make_unique<DevicePoolMemory>(session->gpu());
-  MadePool made;
-  made.memory = memory.get();
+  std::unique_ptr<PagedPool> made;
   status = session->Try([&] {
-    made.pool = std::make_unique<DevicePool>(session,
-                                             MakePool(spec, std::move(memory)));
+    made = std::make_unique<DevicePool>(
+        session,
+        MakePool(spec, std::make_unique<DevicePoolMemory>(session->gpu())));
     return Status();
   });
   if (!status.ok()) return status;
@@ -117,32 +114,29 @@ Result<MadePool> Make(const std::shared_ptr<Session>& session,
 
 class StreamedPool final : public CudaPool {
  public:
-  StreamedPool(std::shared_ptr<Session> session, MadePool made)
-      : session_(std::move(session)), made_(std::move(made)) {}
+  StreamedPool(std::shared_ptr<Session> session,
+               std::unique_ptr<PagedPool> pool)
+      : session_(std::move(session)), pool_(std::move(pool)) {}
 
   PagedPool& On(CudaStream stream) override {
     session_->On(stream);
-    return *made_.pool;
+    return *pool_;
   }
 
   Result<PagedKv> Blocks(int layer) const override {
-    const Result<Device> device = made_.pool->LayerDevice(layer);
-    if (!device.ok()) return device.status();
-    return made_.memory->Blocks(layer, made_.pool->spec());
+    return pool_->Blocks(layer);
   }
 
  private:
   std::shared_ptr<Session> session_;
-  MadePool made_;
+  std::unique_ptr<PagedPool> pool_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec) {
-  Result<MadePool> made =
-      Make(std::make_shared<Session>(/*device=*/0, /*host_views=*/true), spec);
-  if (!made.ok()) return made.status();
-  return std::unique_ptr<PagedPool>(std::move(made->pool));
+  return Make(std::make_shared<Session>(/*device=*/0, /*host_views=*/true),
+              spec);
 }
 
 }  // namespace kvtwin::optimized::cuda

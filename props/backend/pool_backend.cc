@@ -107,6 +107,9 @@ class BackendPool final : public PagedPool {
       return In("slots").slots(pool_, sequence, begin, end, list, room, count);
     });
   }
+  Result<PagedKv> Blocks(int /*layer*/) const override {
+    return Missing("blocks");
+  }
 
  private:
   const kvtwin_pool_backend_v1& table() const { return backend_.table; }

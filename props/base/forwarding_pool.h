@@ -71,6 +71,9 @@ class ForwardingPool : public PagedPool {
                                                 int end) const override {
     return pool_->SlotMapping(sequence, begin, end);
   }
+  Result<PagedKv> Blocks(int layer) const override {
+    return pool_->Blocks(layer);
+  }
 
  protected:
   std::unique_ptr<PagedPool> pool_;

@@ -381,6 +381,13 @@ class PoolByC : public PagedPool {
                                count);
     });
   }
+  Result<PagedKv> Blocks(int layer) const override {
+    kvtwin_tensor key{};
+    kvtwin_tensor value{};
+    Status status = FromC(kvtwin_pool_blocks(pool_.get(), layer, &key, &value));
+    if (!status.ok()) return status;
+    return PagedKv{ViewFromC(key), ViewFromC(value)};
+  }
 
  private:
   PoolByC(const PagedSpec& spec, kvtwin_pool* pool)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # c_api_test.sh CMAKE CXX BUILD FLAGS: checks that libkvtwin.so exports exactly
-# what its header declares, that the header is C99 and C++, and that the program
-# in docs/examples/c builds and runs with kvtwin as installed from BUILD.
+# what its header declares, that the header is C99 and C++, and that the programs
+# in docs/examples/c build and run with kvtwin as installed from BUILD.
 set -euo pipefail
 cmake=$1 cxx=$2 build=$3 flags=$4
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -40,13 +40,21 @@ for language in "c -std=c99 -Wstrict-prototypes" "c -std=c11" "c++ -std=c++11" "
     "$scratch/header.c"
 done
 
-# shellcheck disable=SC2086,SC2046
-"$cxx" -x c -std=c99 "${strict[@]}" $flags "$root/docs/examples/c/main.c" \
-  -x none -o "$scratch/main" $(pkg-config --cflags --libs kvtwin)
+for program in main attention; do
+  # shellcheck disable=SC2086,SC2046
+  "$cxx" -x c -std=c99 "${strict[@]}" $flags \
+    "$root/docs/examples/c/$program.c" -x none -o "$scratch/$program" \
+    $(pkg-config --cflags --libs kvtwin)
+done
 "$scratch/main" "$scratch/pass.jsonl" >"$scratch/out"
 cat "$scratch/out"
 grep -q '^kvtwin [0-9.]*: 2 tokens, K is \[1, 2, 2\]$' "$scratch/out"
 grep -q 'pass.jsonl: accepted$' "$scratch/out"
+diff - <("$scratch/attention") <<END
+token 0: [1.0000 2.0000] [1.0000 2.0000]
+token 1: [1.6605 2.6605] [2.3395 3.3395]
+token 2: [3.0000 4.0000] [3.4067 4.4067]
+END
 
 # A project without C++ finds only the shared library.
 mkdir "$scratch/project"

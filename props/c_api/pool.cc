@@ -291,3 +291,16 @@ kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
     return answer.status();
   });
 }
+
+kvtwin_status kvtwin_pool_blocks(kvtwin_pool* pool, int32_t layer,
+                                 kvtwin_tensor* key, kvtwin_tensor* value) {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
+    Status status = NeedAll({{"key", key}, {"value", value}});
+    if (!status.ok()) return status;
+    const Result<PagedKv> answer = target.Blocks(layer);
+    if (!answer.ok()) return answer.status();
+    *key = CTensor(answer->key);
+    *value = CTensor(answer->value);
+    return {};
+  });
+}

@@ -38,6 +38,7 @@ class RecordedPool final : public GuardedPaged {
   void DoFree(int) override {}
   std::span<const int> DoBlocks(int) const override { return {}; }
   PagedKv DoRows(int, std::int64_t, int) const override { return {}; }
+  PagedKv DoAllRows(int) const override { return {}; }
 
   const RecordedAnswers* answers_;
 };

@@ -45,6 +45,7 @@ struct Wrong {
   std::function<void(PagedCsr&)> csr = {};
   std::function<void(PagedTable&)> table = {};
   std::function<void(std::vector<std::int64_t>&)> slots = {};
+  std::function<void(PagedKv&)> blocks = {};
   bool later_slots_only = false;  // Keep ranges from position 0.
   std::function<void(PagedUsage&)> usage = {};
   bool refusals_cost = false;  // Each uses up a block in Usage.
@@ -123,6 +124,9 @@ class WrongPool final : public PagedPool {
     auto slots = pool_->SlotMapping(sequence, begin, end);
     if (begin == 0 && wrong_.later_slots_only) return slots;
     return Changed("SlotMapping", std::move(slots), wrong_.slots);
+  }
+  Result<PagedKv> Blocks(int layer) const override {
+    return Changed("Blocks", pool_->Blocks(layer), wrong_.blocks);
   }
 
  private:
@@ -441,7 +445,7 @@ TEST(FaultyPools, EveryResultIsCompared) {
                      Who::kReference});
   }
   for (const char* call : {"SeqLen", "Views", "ContiguousKV", "SlotMapping",
-                           "ExportCsr", "ExportTable"}) {
+                           "ExportCsr", "ExportTable", "Blocks"}) {
     cases.push_back({call,
                      two,
                      {.call = call},
@@ -471,6 +475,31 @@ TEST(FaultyPools, EveryResultIsCompared) {
     cases.push_back(
         {"SeqLen", two, {.call = "SeqLen", .number = next}, "", who});
   }
+  ExpectFound(cases);
+}
+
+TEST(FaultyPools, BlocksAreCompared) {
+  std::vector<Case> cases;
+  const auto add = [&](const auto& change) {
+    for (const Who who : {Who::kOptimized, Who::kReference}) {
+      for (const auto tensor : {&PagedKv::key, &PagedKv::value}) {
+        for (const char* layout : {"", "layout=head "}) {
+          cases.push_back(
+              {"blocks",
+               kPool + layout + kAppend,
+               {.blocks = [=](PagedKv& blocks) { change(blocks.*tensor); }},
+               "Blocks: not what the views are",
+               who});
+        }
+      }
+    }
+  };
+  for (const std::size_t extent : {0U, 1U, 2U, 3U}) {
+    add([=](TensorView& all) { ++all.shape[extent]; });
+    add([=](TensorView& all) { ++all.stride[extent]; });
+  }
+  add([](TensorView& all) { all.dtype = DType::kF16; });
+  add([](TensorView& all) { all.data = all.at(1); });
   ExpectFound(cases);
 }
 

@@ -5,10 +5,13 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
+#include <string_view>
 #include <utility>
 
 #include "core/guarded_cache.h"
 #include "kvtwin/cache.h"
+#include "kvtwin/paged.h"
 #include "kvtwin/status.h"
 
 namespace kvtwin::python {
@@ -38,10 +41,18 @@ struct Making {
 };
 // Errors: raised as Python exceptions that name the field.
 Making MakingOf(nb::handle setup);
+// Does the same with a kvtwin.PoolSetup.
+PagedSpec PagedSpecOf(nb::handle setup);
 
+// In the order of the enum.
+inline constexpr std::array<std::string_view, 2> kPagedLayoutNames = {
+    "token_major", "head_major"};
+
+void BindAttention(nb::module_& m);
 void BindCache(nb::module_& m);
 void BindCheck(nb::module_& m);
 void BindLive(nb::module_& m);
+void BindPagedPool(nb::module_& m);
 void BindPool(nb::module_& m);
 
 }  // namespace kvtwin::python

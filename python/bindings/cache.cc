@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "core/dense_tensor.h"
+#include "core/names.h"
 #include "kvtwin/save.h"
 #include "tensor.h"
 
@@ -111,6 +112,7 @@ struct View {
   Tensor value;
   std::optional<Tensor> mask;
   int first_cell;
+  VLayout v_layout;
 };
 
 class PyCache {
@@ -168,7 +170,8 @@ class PyCache {
     View views{.key = tensor(view.key, 3, !encoder),
                .value = tensor(view.value, tiled ? 4 : 3, !encoder),
                .mask = std::nullopt,
-               .first_cell = view.first_cell};
+               .first_cell = view.first_cell,
+               .v_layout = encoder ? VLayout::kPlain : making_.config.v_layout};
     if (!encoder) views.mask = tensor(view.mask, 2, false);
     return views;
   }
@@ -243,7 +246,7 @@ class PyCache {
   std::shared_ptr<Life> life_;
 };
 
-void BindViews(nb::module_& m) {
+void BindTensor(nb::module_& m) {
   nb::class_<Tensor>(m, "Tensor",
                      "K, V or the mask of a view, without a copy, read-only.\n"
                      "\n"
@@ -285,7 +288,9 @@ void BindViews(nb::module_& m) {
              return std::tuple<int, int>(nb::device::cpu::value, 0);
            })
       .def("__repr__", &Tensor::Text);
+}
 
+void BindView(nb::module_& m) {
   nb::class_<View>(m, "View",
                    "What attention reads. Ends with the next start_forward, "
                    "set_causal, restore or\nclose; of an encoder, with the "
@@ -303,6 +308,14 @@ void BindViews(nb::module_& m) {
             return self.first_cell;
           },
           "The cell of column 0.")
+      .def_prop_ro(
+          "v_layout",
+          [](const View& self) {
+            return std::string(VLayoutName(self.v_layout));
+          },
+          nb::sig("def v_layout(self) -> typing.Literal['plain', 'permuted', "
+                  "'tiled']"),
+          "\"plain\", \"permuted\" or \"tiled\".")
       .def(
           "__iter__",
           [](const View& self) {
@@ -314,8 +327,14 @@ void BindViews(nb::module_& m) {
 
 }  // namespace
 
+std::optional<TensorView> ViewOfTensor(nb::handle object) {
+  if (!nb::isinstance<Tensor>(object)) return std::nullopt;
+  return nb::cast<const Tensor&>(object).fresh();
+}
+
 void BindCache(nb::module_& m) {
-  BindViews(m);
+  BindTensor(m);
+  BindView(m);
   nb::class_<PyCache>(m, "Cache",
                       "A cache of kvtwin's own (docs/semantics.md). One thread "
                       "at a time.")

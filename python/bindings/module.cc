@@ -48,7 +48,9 @@ NB_MODULE(_kvtwin, m) {
   m.doc() = "The compiled part of kvtwin.";
   kvtwin::python::UseEnvironment();
   kvtwin::python::BindCache(m);
+  kvtwin::python::BindAttention(m);
   kvtwin::python::BindCheck(m);
   kvtwin::python::BindLive(m);
+  kvtwin::python::BindPagedPool(m);
   kvtwin::python::BindPool(m);
 }

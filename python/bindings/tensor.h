@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "kvtwin/tensor.h"
 
@@ -28,6 +29,10 @@ nb::object DlpackView(const TensorView& tensor, std::size_t rank,
 
 // Returns the elements as a new numpy array of float32. Bits become 0 and -inf.
 nb::object Float32Copy(const TensorView& tensor, std::size_t rank);
+
+// Returns what `object` shows, if it is a kvtwin.Tensor. Errors: its view has
+// ended; raised as a StaleViewError.
+std::optional<TensorView> ViewOfTensor(nb::handle object);
 
 // Returns the shape as numpy has it, counted in elements, also for blocks.
 nb::tuple ShapeOf(const TensorView& tensor, std::size_t rank);

@@ -119,6 +119,10 @@ Does LayerOf(int layer) {
   return [=](PagedPool& pool) { return pool.LayerDevice(layer).status(); };
 }
 
+Does AllBlocks(int layer) {
+  return [=](PagedPool& pool) { return pool.Blocks(layer).status(); };
+}
+
 // Bounds of the sequence number. The pool below has sequences 0 and 1; sequence
 // 0 has 5 tokens, then 2 more rows in layer 0 and 3 in layer 1.
 PoolBounds SequenceBounds() {
@@ -154,6 +158,7 @@ PoolBounds SequenceBounds() {
     add(Views(0, none, true), Views(0, 1, true));
     add(Contiguous(0, none, 1), Contiguous(0, 1, 1));
     add(LayerOf(none), LayerOf(1));
+    add(AllBlocks(none), AllBlocks(1));
   }
   return bounds;
 }

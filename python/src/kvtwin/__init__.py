@@ -1,13 +1,16 @@
 """kvtwin: an LLM's attention KV cache, and a tester of your own.
 
-`Cache` is the library's cache. `Recorder` records the calls of your cache, and `check`
-judges the recording. `fuzz` runs random histories on your class, which is a cache or
-a pool of blocks; `laws` checks a class of caches by laws, and `profile` works
-out whose rules it follows; `explore` runs all short histories on a pool.
+`Cache` and `Pool` are the library's cache and its pool of blocks, and `Attention`
+computes attention over them.
+`Recorder` records the calls of your cache, and `check` judges the recording. `fuzz`
+runs random histories on your class, which is a cache or a pool of blocks; `laws`
+checks a class of caches by laws, and `profile` works out whose rules it follows;
+`explore` runs all short histories on a pool.
 """
 
 from importlib.metadata import version as _version
 
+from kvtwin._attention import Attended, Attention
 from kvtwin._check import Verdict, check
 from kvtwin._errors import (
     CacheFull,
@@ -16,7 +19,7 @@ from kvtwin._errors import (
     SharedCells,
     StaleViewError,
 )
-from kvtwin._kvtwin import Cache, Tensor, View
+from kvtwin._kvtwin import Cache, Pool, Tensor, View
 from kvtwin._live import (
     Finding,
     FuzzResult,
@@ -46,6 +49,8 @@ __version__ = _version("kvtwin")
 __all__ = [
     "OPEN_END",
     "Array",
+    "Attended",
+    "Attention",
     "Cache",
     "CacheFull",
     "Description",
@@ -55,6 +60,7 @@ __all__ = [
     "LawResult",
     "LawsResult",
     "NotSupported",
+    "Pool",
     "PoolDescription",
     "PoolSetup",
     "ProfileResult",

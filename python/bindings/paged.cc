@@ -1,0 +1,156 @@
+// A pool of blocks of kvtwin's own (kvtwin/paged.h).
+
+#include "kvtwin/paged.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings.h"
+#include "core/index.h"
+#include "tensor.h"
+
+namespace kvtwin::python {
+namespace {
+
+// The key, the value, the block and the position of the first row.
+using PyView = std::tuple<nb::object, nb::object, int, int>;
+
+// Arrays of the pool's memory keep the pool alive.
+class PyPool {
+ public:
+  PyPool(nb::handle setup, const std::string& twin)
+      : setup_(nb::borrow(setup)),
+        pool_(Value(MakePagedPool(PagedSpecOf(setup), twin))) {}
+
+  nb::object setup() const { return setup_; }
+  int Open(const std::vector<std::int32_t>& prompt, const std::string& salt,
+           const std::vector<std::string>& extra) {
+    return Value(pool_->Open(prompt, {.salt = salt, .extra = extra}));
+  }
+  int Fork(int sequence, int length) {
+    return Value(pool_->Fork(sequence, length));
+  }
+  int SeqLen(int sequence) const { return Value(pool_->SeqLen(sequence)); }
+  int Append(int sequence, int layer, nb::handle key, nb::handle value) {
+    const PagedSpec& spec = pool_->spec();
+    const ArrayArgument k(key, "key", spec.dtype);
+    const ArrayArgument v(value, "value", *spec.v_dtype);
+    return Value(pool_->Append(sequence, layer, k.view(), v.view())).start;
+  }
+  void Commit(int sequence, const std::vector<std::int32_t>& tokens) {
+    Check(pool_->Commit(sequence, std::span(tokens)));
+  }
+  void CommitUnknown(int sequence, int count) {
+    Check(pool_->Commit(sequence, count));
+  }
+  std::vector<PyView> Views(int sequence, int layer) const {
+    std::vector<PyView> views;
+    for (const PagedView& view : Value(pool_->Views(sequence, layer))) {
+      views.emplace_back(NumpyView(view.key, 3, pool_),
+                         NumpyView(view.value, 3, pool_), view.block,
+                         view.start);
+    }
+    return views;
+  }
+  void Truncate(int sequence, int length) {
+    Check(pool_->Truncate(sequence, length));
+  }
+  void Free(int sequence) { Check(pool_->Free(sequence)); }
+  std::tuple<int, int, int, int> Usage() const {
+    const PagedUsage usage = pool_->Usage();
+    return {usage.free, usage.cached, usage.used, usage.shared};
+  }
+  std::vector<std::vector<int>> Table(const std::vector<int>& sequences) const {
+    const PagedCsr csr = Value(pool_->ExportCsr(sequences));
+    std::vector<std::vector<int>> table;
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      table.emplace_back(IteratorAt(csr.indices, csr.indptr[i]),
+                         IteratorAt(csr.indices, csr.indptr[i + 1]));
+    }
+    return table;
+  }
+  std::vector<std::int64_t> Slots(int sequence, int begin, int end) const {
+    return Value(pool_->SlotMapping(sequence, begin, end));
+  }
+  nb::tuple Blocks(int layer) const {
+    const PagedKv blocks = Value(pool_->Blocks(layer));
+    return nb::make_tuple(NumpyView(blocks.key, 4, pool_),
+                          NumpyView(blocks.value, 4, pool_));
+  }
+
+ private:
+  nb::object setup_;
+  std::shared_ptr<PagedPool> pool_;
+};
+
+}  // namespace
+
+void BindPagedPool(nb::module_& m) {
+  nb::class_<PyPool>(m, "Pool",
+                     "A pool of blocks of kvtwin's own (docs/semantics.md). "
+                     "One thread at a time.")
+      .def(nb::init<nb::handle, std::string>(), nb::arg("setup"),
+           nb::arg("twin") = "optimized",
+           nb::sig("def __init__(self, setup: kvtwin.PoolSetup, twin: "
+                   "typing.Literal['optimized', 'reference'] = 'optimized') "
+                   "-> None"))
+      .def_prop_ro("setup", &PyPool::setup,
+                   nb::sig("def setup(self) -> kvtwin.PoolSetup"))
+      .def("open", &PyPool::Open,
+           nb::arg("prompt") = std::vector<std::int32_t>(),
+           nb::arg("salt") = "", nb::arg("extra") = std::vector<std::string>(),
+           nb::sig("def open(self, prompt: collections.abc.Sequence[int] = (), "
+                   "salt: str = '', extra: collections.abc.Sequence[str] = ()) "
+                   "-> int"),
+           "Makes a sequence, which begins with the blocks of the prompt that "
+           "are stored.")
+      .def("fork", &PyPool::Fork, nb::arg("sequence"), nb::arg("length"),
+           "Makes a sequence of the first tokens of another one.")
+      .def("seq_len", &PyPool::SeqLen, nb::arg("sequence"),
+           "The number of committed tokens.")
+      .def("append", &PyPool::Append, nb::arg("sequence"), nb::arg("layer"),
+           nb::arg("key").none(), nb::arg("value").none(),
+           nb::sig("def append(self, sequence: int, layer: int, key: "
+                   "numpy.typing.ArrayLike, value: numpy.typing.ArrayLike) -> "
+                   "int"),
+           "Stores rows after the committed ones, (tokens, kv_heads, "
+           "head_dim): float32, or\nthe pool's dtype as `views` has it. "
+           "Returns the position of the first, or raises\nCacheFull.")
+      .def("commit", &PyPool::Commit, nb::arg("sequence"), nb::arg("tokens"),
+           "Adds appended tokens, by their ids, to the sequence.")
+      .def("commit_unknown", &PyPool::CommitUnknown, nb::arg("sequence"),
+           nb::arg("count"),
+           "Adds appended tokens whose ids are unknown: no prompt finds them.")
+      .def("views", &PyPool::Views, nb::arg("sequence"), nb::arg("layer"),
+           nb::sig("def views(self, sequence: int, layer: int) -> "
+                   "list[tuple[kvtwin.Array, kvtwin.Array, int, int]]"),
+           "The committed rows, then the appended ones: (key, value, block, "
+           "start) for each\nblock, read-only arrays of the pool's memory.")
+      .def("truncate", &PyPool::Truncate, nb::arg("sequence"),
+           nb::arg("length"), "Keeps the first tokens.")
+      .def("free", &PyPool::Free, nb::arg("sequence"), "Ends a sequence.")
+      .def("usage", &PyPool::Usage,
+           "How many blocks are free, cached, used and shared.")
+      .def("table", &PyPool::Table, nb::arg("sequences"),
+           "The blocks of the committed tokens of each sequence.")
+      .def("slots", &PyPool::Slots, nb::arg("sequence"), nb::arg("begin"),
+           nb::arg("end"),
+           "block * block_size + offset for each of the positions.")
+      .def("blocks", &PyPool::Blocks, nb::arg("layer"),
+           nb::sig("def blocks(self, layer: int) -> tuple[kvtwin.Array, "
+                   "kvtwin.Array]"),
+           "K and V of all blocks of a layer, read-only arrays of the pool's "
+           "memory: (blocks,\nblock_size, kv_heads, head_dim), or (blocks, "
+           "kv_heads, block_size, head_dim) if\nhead-major.");
+}
+
+}  // namespace kvtwin::python
