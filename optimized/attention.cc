@@ -209,11 +209,15 @@ class TwinAttention final : public GuardedAttention {
   bool IsFew(const Group& group, const Call& call) const {
     return group.rows == 1 && call.queries_per_head() <= kFewQueries;
   }
-  void Compute(const Item& item, const Call& call, float* scratch,
-               const State& state) const;
-  // Calls does(cells) with the cells of each tile of an item.
+  // `next`: computed after this item, if it is known.
+  void Compute(const Item& item, const Item* next, const Call& call,
+               float* scratch, const State& state) const;
+  // Calls does(cells) with the cells of each tile of an item, of at most `most`
+  // cells.
   template <class Does>
-  void ForEachTile(const Item& item, const Does& does) const;
+  void ForEachTile(const Item& item, std::size_t most, const Does& does) const;
+  void SetFirstTile(const Item& item, std::size_t first_head, const Call& call,
+                    AttentionTile& tile) const;
   std::size_t WorkBytes(const Call& call) const;
   void LoadQueries(const Group& group, std::size_t kv_head, const Call& call,
                    float* to) const;
@@ -483,7 +487,8 @@ void TwinAttention::SetVisible(const Group& group,
   }
 }
 
-void TwinAttention::Compute(const Item& item, const Call& call, float* scratch,
+void TwinAttention::Compute(const Item& item, const Item* next,
+                            const Call& call, float* scratch,
                             const State& state) const {
   const Group& group = groups_[item.group];
   const std::size_t queries = item.heads * group.rows * call.queries_per_head();
@@ -529,7 +534,7 @@ void TwinAttention::Compute(const Item& item, const Call& call, float* scratch,
   // A tile is computed when the tile after it is known, which is fetched
   // meanwhile.
   std::size_t count = 0;
-  ForEachTile(item, [&](std::span<std::int64_t> cells) {
+  ForEachTile(item, group.cells, [&](std::span<std::int64_t> cells) {
     Step& step = steps[count % 2];
     if (IsFew(group, call)) {
       ReadInFourStreams(cells);
@@ -545,16 +550,40 @@ void TwinAttention::Compute(const Item& item, const Call& call, float* scratch,
   if (count == 0) return;
   Step& last = steps[(count + 1) % 2];
   last.tile.next = nullptr;
+  if (next != nullptr) {
+    AttentionTile& tile = steps[count % 2].tile;
+    SetFirstTile(*next, item.first_head, call, tile);
+    last.tile.next = &tile;
+  }
   attend(last);
 }
 
+// Sets the first tile of an item, as seen from another item, whose heads begin
+// with `first_head`.
+void TwinAttention::SetFirstTile(const Item& item, std::size_t first_head,
+                                 const Call& call, AttentionTile& tile) const {
+  const Group& group = groups_[item.group];
+  tile.cells = 0;
+  ForEachTile(item, kTile, [&](std::span<std::int64_t> cells) {
+    if (IsFew(group, call)) ReadInFourStreams(cells);
+    SetCells(group, cells, call, tile);
+  });
+  const auto heads = static_cast<std::ptrdiff_t>(item.first_head) -
+                     static_cast<std::ptrdiff_t>(first_head);
+  for (std::size_t t = 0; heads != 0 && t < tile.cells; ++t) {
+    tile.keys.rows[t] += heads * tile.keys.head_stride;
+    tile.values.rows[t] += heads * tile.values.head_stride;
+  }
+}
+
 template <class Does>
-void TwinAttention::ForEachTile(const Item& item, const Does& does) const {
+void TwinAttention::ForEachTile(const Item& item, std::size_t most,
+                                const Does& does) const {
   const Group& group = groups_[item.group];
   std::size_t skip = group.tiles() * item.part / item.parts * kTile;
   const std::size_t end = std::min(
       group.tiles() * (item.part + 1) / item.parts * kTile, group.cells);
-  std::size_t left = end - std::min(skip, end);
+  std::size_t left = std::min(end - std::min(skip, end), most);
   std::array<std::int64_t, kTile> cells;
   std::size_t count = 0;
   for (std::size_t r = group.first_run; left > 0; ++r) {
@@ -609,9 +638,8 @@ void TwinAttention::Finish(const Item& item, const Call& call,
         empty ? 0 : state.sum[q] * seen + std::exp2(sink - largest);
     const float factor =
         sum == 0 ? 0 : seen / sum * RowUnit(call.values.tile.dtype);
-    const float* from = state.out + q * call.v_padded();
-    float* to = call.out.out + result * v_head_dim;
-    for (std::size_t i = 0; i < v_head_dim; ++i) to[i] = from[i] * factor;
+    StoreScaled(state.out + q * call.v_padded(), factor, v_head_dim,
+                call.out.out + result * v_head_dim);
     if (call.out.log_sum_exp == nullptr) continue;
     call.out.log_sum_exp[result] =
         sum == 0 ? -kInfinity
@@ -659,13 +687,15 @@ void TwinAttention::Attend(const Call& call) {
                                 : memory + workers * own + item.state;
     return StateAt(at, queries, call.v_padded());
   };
-  ParallelForUneven(items_.size(), bytes,
-                    [&](std::size_t i, std::size_t worker) {
-                      const Item& item = items_[i];
-                      const State state = state_of(item, worker);
-                      Compute(item, call, memory + worker * own, state);
-                      if (item.parts == 1) Finish(item, call, state);
-                    });
+  ParallelForUneven(
+      items_.size(), bytes, [&](std::size_t i, std::size_t worker) {
+        const Item& item = items_[i];
+        const Item* next =
+            i + workers < items_.size() ? &items_[i + workers] : nullptr;
+        const State state = state_of(item, worker);
+        Compute(item, next, call, memory + worker * own, state);
+        if (item.parts == 1) Finish(item, call, state);
+      });
   ParallelFor(items_.size(), bytes, [&](std::size_t i) {
     const Item& item = items_[i];
     if (item.parts == 1 || item.part != 0) return;

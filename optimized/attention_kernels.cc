@@ -401,11 +401,33 @@ void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
 }
 
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
-  const F32 d;
+  const auto scale = [&](V value) HWY_ATTR {
+    return hn::Mul(value, hn::Set(F32(), factor));
+  };
+  if (IsReadable(row)) {
+    const std::byte* from = row.rows[0] + HeadOffset(row, head);
+    WithRows(row.dtype, [&](auto format) HWY_ATTR {
+      for (std::size_t i = 0; i < row.head_dim; i += kLanes) {
+        hn::Store(scale(decltype(format)::Load(from, i)), F32(), to + i);
+      }
+    });
+    std::fill(to + row.head_dim, to + Padded(row.head_dim), 0.0f);
+    return;
+  }
   Unpack(row, 1, head, to);
   for (std::size_t i = 0; i < Padded(row.head_dim); i += kLanes) {
-    hn::Store(hn::Mul(hn::Load(d, to + i), hn::Set(d, factor)), d, to + i);
+    hn::Store(scale(hn::Load(F32(), to + i)), F32(), to + i);
   }
+}
+
+void StoreScaled(const float* from, float factor, std::size_t count,
+                 float* to) {
+  const F32 d;
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(hn::Mul(hn::Load(d, from + i), hn::Set(d, factor)), d, to + i);
+  }
+  for (; i < count; ++i) to[i] = from[i] * factor;
 }
 
 // Rows that are read after others. Meanwhile they are fetched into the
@@ -654,6 +676,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvtwin::optimized {
 
 HWY_EXPORT(LoadHead);
+HWY_EXPORT(StoreScaled);
 HWY_EXPORT(AttendFew);
 HWY_EXPORT(AttendMany);
 
@@ -671,6 +694,11 @@ std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
 
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
   HWY_DYNAMIC_DISPATCH(LoadHead)(row, head, factor, to);
+}
+
+void StoreScaled(const float* from, float factor, std::size_t count,
+                 float* to) {
+  HWY_DYNAMIC_DISPATCH(StoreScaled)(from, factor, count, to);
 }
 
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,

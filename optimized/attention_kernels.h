@@ -77,6 +77,9 @@ std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
 // Stores a head of the first row, times `factor`, to [padded head_dim].
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to);
 
+// Stores numbers times `factor`. `from` lies on a cache line.
+void StoreScaled(const float* from, float factor, std::size_t count, float* to);
+
 // Adds a tile that all queries see to each of `heads`, which have equally many
 // queries. K and V are read once, in the order of the cells. Scratch, queries
 // and results lie on cache lines.
