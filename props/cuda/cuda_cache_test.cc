@@ -712,5 +712,37 @@ TEST_F(CudaCaches, PoolsAgreeWithTheReference) {
   }
 }
 
+// The copy that a fork takes of a block was in no view before.
+TEST(CudaPools, AllBlocksAreCopiedToTheHost) {
+  for (const PagedLayout layout :
+       {PagedLayout::kTokenMajor, PagedLayout::kHeadMajor}) {
+    const PagedSpec spec = {.block_size = 4,
+                            .blocks = 4,
+                            .max_seq_len = 8,
+                            .kv_heads = 2,
+                            .k_head_dim = 8,
+                            .v_head_dim = 8,
+                            .dtype = DType::kF32,
+                            .layout = layout};
+    const auto pool = *MakePagedPool(spec, "cuda");
+    const auto reference = *MakePagedPool(spec, "reference");
+    const DenseTensor rows = FilledTensor(DType::kF32, {8, 2, 3, 1}, 5);
+    for (PagedPool* each : {pool.get(), reference.get()}) {
+      ASSERT_EQ(*each->Open(), 0);
+      ASSERT_TRUE(each->Append(0, 0, rows.view(), rows.view()).ok());
+      ASSERT_TRUE(each->Commit(0, 3).ok());
+      ASSERT_EQ(*each->Fork(0, 2), 1);
+      const TensorView last = Slice(rows.view(), 2, 2);
+      ASSERT_TRUE(each->Append(1, 0, last, last).ok());
+    }
+    const PagedKv blocks = *pool->Blocks(0);
+    const PagedKv expected = *reference->Blocks(0);
+    EXPECT_EQ(CopyOf(blocks.key, DType::kF32),
+              CopyOf(expected.key, DType::kF32));
+    EXPECT_EQ(CopyOf(blocks.value, DType::kF32),
+              CopyOf(expected.value, DType::kF32));
+  }
+}
+
 }  // namespace
 }  // namespace kvtwin::props

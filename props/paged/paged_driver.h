@@ -121,7 +121,8 @@ class PagedDriver {
   void CompareViews(int sequence, int layer, const Rows& rows);
   void ComparePacked(int sequence, int layer, const Rows& rows);
   void CompareContiguous(int sequence, int layer, const Rows& rows, int kv_len);
-  void CheckBlocks(int sequence, int layer);
+  void CheckBlocks(const PagedPool& pool, std::string_view name, int layer,
+                   const std::vector<PagedView>& views);
   void CheckSlots(int sequence);
   void CheckTables(const std::vector<int>& sequences);
   void CompareAll();
