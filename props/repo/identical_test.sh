@@ -2,7 +2,8 @@
 # identical_test.sh KVTWIN...: do all these builds of the command print the
 # same, byte for byte, on one and two threads, on every SIMD target and with all
 # fast paths forced on and off? Text that must differ is removed first: times,
-# rates, and the target's own name.
+# rates, and the target's own name. Attention differs between targets by
+# rounding: its results must be the same on each target, from every build.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 history="kvt1 kind=swa window=2 cap=4 shift=rope dtype=f16 | put 0*2"
@@ -40,6 +41,30 @@ same() {
   fi
 }
 
+# attention KVTWIN TARGET: on one and two threads, the results of attention are
+# those of the first build on this target.
+attention() {
+  local digest first="$work/attention-$2" run threads
+  digest=$(dirname "$1")/kvtwin-attention-digest
+  for run in "off 1" "on 1" "on 2"; do
+    threads=${run#* }
+    # With fast paths forced on, threads share all work.
+    KVTWIN_TARGET=$2 KVTWIN_FAST_PATHS=${run% *} OMP_NUM_THREADS=$threads \
+      "$digest" >"$work/digest" || wrong=1
+    [ -e "$first" ] || cp "$work/digest" "$first"
+    if ! cmp -s "$first" "$work/digest"; then
+      printf 'attention differs: %s on %s, fast paths %s, %s threads\n' \
+        "$(basename "$(dirname "$1")")" "$2" "${run% *}" "$threads"
+      diff "$first" "$work/digest" | head -n 6
+      wrong=1
+    fi
+  done
+  if ! grep -qx "target $2" "$first"; then
+    printf 'not active: %s of %s\n' "$2" "$digest"
+    wrong=1
+  fi
+}
+
 for kvtwin in "$@"; do
   name=$(basename "$(dirname "$kvtwin")")
   same "$name-1" "$kvtwin" 1
@@ -54,12 +79,14 @@ for kvtwin in "$@"; do
       printf 'not active: %s of %s\n' "$target" "$kvtwin"
       wrong=1
     fi
+    attention "$kvtwin" "$target"
   done
   for use in on off; do
     KVTWIN_FAST_PATHS=$use same "$name-fast-paths-$use" "$kvtwin" 1
   done
   printf '%s: %s, 1 and 2 threads, fast paths on and off\n' "$name" "$targets"
 done
-[ "$wrong" -eq 0 ] && printf 'identical: %s lines from each\n' \
-  "$(wc -l <"$work/first")"
+[ "$wrong" -eq 0 ] &&
+  printf 'identical: %s lines from each, %s of attention from each target\n' \
+    "$(wc -l <"$work/first")" "$(wc -l <"$work/attention-$target")"
 exit "$wrong"

@@ -1,0 +1,150 @@
+// Prints a line for each kind of attention, with a digest of its results:
+// identical_test.sh compares them between builds and numbers of threads
+// (OMP_NUM_THREADS).
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/index.h"
+#include "core/mask_elements.h"
+#include "core/names.h"
+#include "kvtwin/attention.h"
+#include "optimized/targets.h"
+#include "props/base/hash.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr int kHeads = 8;
+constexpr int kKvHeads = 2;
+constexpr int kHeadDim = 64;
+constexpr int kBlockSize = 16;
+constexpr int kBlocks = 40;
+constexpr int kCells = kBlocks * kBlockSize;
+constexpr int kPrefillRows = 20;
+
+constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16,
+                                DType::kF8,  DType::kQ8,  DType::kQ4};
+
+// Returns numbers from -1 to 1, which look random.
+DenseTensor Numbers(const Shape& shape, std::uint32_t random) {
+  DenseTensor numbers = FilledTensor(DType::kF32, shape, 0);
+  auto* to = reinterpret_cast<float*>(numbers.bytes.data());
+  for (std::size_t i = 0; i < numbers.bytes.size() / sizeof(float); ++i) {
+    random = random * 1664525 + 1013904223;
+    to[i] = static_cast<float>(random >> 8) / (1 << 23) - 1;
+  }
+  return numbers;
+}
+
+class Digester {
+ public:
+  Digester(DType k_dtype, DType v_dtype)
+      : name_(fmt::format("attention, K {}, V {}", DTypeName(k_dtype),
+                          DTypeName(v_dtype))),
+        key_(CopyOf(Numbers(kShape, 1).view(), k_dtype)),
+        value_(CopyOf(Numbers(kShape, 2).view(), v_dtype)) {}
+
+  void PrintAll() {
+    for (const int rows : {1, kPrefillRows}) {
+      PrintView(rows, {.scale = 0.125f});
+      PrintView(rows, {.scale = 0.5f, .soft_cap = 3, .splits = 3});
+      PrintView(rows, {.scale = 0.5f, .sinks = kSinks, .splits = 5});
+    }
+    PrintTable();
+  }
+
+ private:
+  static constexpr Shape kShape = {kHeadDim, kKvHeads, kCells, 1};
+  static constexpr std::array<float, kHeads> kSinks = {1, -2, 0, 3,
+                                                       0, 1,  2, -1};
+
+  // Each row sees its past, except for every seventh cell.
+  void PrintView(int rows, const AttentionOptions& options) {
+    DenseTensor mask = HidingMask(DType::kBits, kCells, rows);
+    for (int row = 0; row < rows; ++row) {
+      for (int cell = 0; cell <= kCells - rows + row; ++cell) {
+        if (cell % 7 != 0) AllowInMask(mask, cell, row);
+      }
+    }
+    Print(
+        fmt::format("{} rows, cap {}, {} splits", rows, options.soft_cap,
+                    options.splits),
+        rows, attention_->Plan(mask.view(), rows),
+        [&](const TensorView& query, const AttentionOut& out) {
+          return attention_->Attend(
+              query,
+              {.key = key_.view(), .value = value_.view(), .mask = mask.view()},
+              VLayout::kPlain, options, out);
+        });
+  }
+
+  void PrintTable() {
+    constexpr std::array<std::int32_t, 3> kLengths = {kCells, 70, 1};
+    constexpr std::array<std::int32_t, 3> kQueryRows = {1, kPrefillRows, 1};
+    std::vector<std::int32_t> blocks(3 * kBlocks);
+    for (int i = 0; i < Size(blocks); ++i) At(blocks, i) = i * 7 % kBlocks;
+    const auto in_blocks = [](DenseTensor& rows) {
+      TensorView view = rows.view();
+      view.shape[2] = kBlockSize;
+      view.shape[3] = kBlocks;
+      view.stride[3] = view.stride[2] * kBlockSize;
+      return view;
+    };
+    Print("table", kPrefillRows + 2,
+          attention_->Plan({.blocks = blocks,
+                            .columns = kBlocks,
+                            .lengths = kLengths,
+                            .query_rows = kQueryRows,
+                            .block_size = kBlockSize}),
+          [&](const TensorView& query, const AttentionOut& out) {
+            return attention_->Attend(
+                query,
+                PagedKv{.key = in_blocks(key_), .value = in_blocks(value_)},
+                PagedLayout::kTokenMajor, {.scale = 0.125f}, out);
+          });
+  }
+
+  template <class Attend>
+  void Print(std::string_view what, int rows, const Status& planned,
+             const Attend& attend) {
+    const DenseTensor query = Numbers({kHeadDim, kHeads, rows, 1}, 3);
+    std::vector<float> out(AsSize(kHeadDim * kHeads * rows));
+    std::vector<float> log_sum_exp(AsSize(kHeads * rows));
+    Status status = planned;
+    if (status.ok()) {
+      status = attend(query.view(),
+                      {.out = out.data(), .log_sum_exp = log_sum_exp.data()});
+    }
+    const auto hash = [](const std::vector<float>& numbers) {
+      return HashBytes(numbers.data(), numbers.size() * sizeof(float), 0);
+    };
+    fmt::print("{}, {}: {:016x} {:016x} {}\n", name_, what, hash(out),
+               hash(log_sum_exp), status.message());
+  }
+
+  std::string name_;
+  DenseTensor key_;
+  DenseTensor value_;
+  std::unique_ptr<Attention> attention_ = *MakeAttention();
+};
+
+}  // namespace
+}  // namespace kvtwin::props
+
+int main() {
+  using kvtwin::props::Digester;
+  using kvtwin::props::kDTypes;
+  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
+    Digester(kDTypes[i], kDTypes[i]).PrintAll();
+    Digester(kDTypes[i], kDTypes[(i + 1) % kDTypes.size()]).PrintAll();
+  }
+  fmt::print("target {}\n", kvtwin::optimized::ActiveTarget());
+}
