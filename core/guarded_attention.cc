@@ -87,25 +87,6 @@ Shape ValueShape(const TensorView& value, VLayout layout, std::int64_t kv_heads,
   return {kTileCells, value.shape[1], kv_heads, columns / kTileCells};
 }
 
-Status CheckOptions(const AttentionOptions& options, std::int64_t heads) {
-  if (!std::isfinite(options.scale) || options.scale == 0) {
-    return Invalid("scale is {}, it must be finite and not 0", options.scale);
-  }
-  if (!std::isfinite(options.soft_cap) || options.soft_cap < 0) {
-    return Invalid("soft_cap is {}, it must be finite and not negative",
-                   options.soft_cap);
-  }
-  if (!options.sinks.empty() && std::ssize(options.sinks) != heads) {
-    return Invalid("sinks are {}, there are {} heads", options.sinks.size(),
-                   heads);
-  }
-  for (const float sink : options.sinks) {
-    if (std::isfinite(sink) || sink < 0) continue;
-    return Invalid("a sink is {}, it must be finite or -inf", sink);
-  }
-  return CheckRange("splits", options.splits, 0, kSplitsMax);
-}
-
 // The entries of the table whose tokens a row of the sequence sees.
 std::span<const std::int32_t> SeenBlocks(const AttentionTable& table,
                                          int sequence) {
@@ -200,6 +181,26 @@ void MergeResult(std::span<const AttentionPart> parts, std::int64_t v_head_dim,
 
 }  // namespace
 
+Status CheckAttentionOptions(const AttentionOptions& options,
+                             std::int64_t heads) {
+  if (!std::isfinite(options.scale) || options.scale == 0) {
+    return Invalid("scale is {}, it must be finite and not 0", options.scale);
+  }
+  if (!std::isfinite(options.soft_cap) || options.soft_cap < 0) {
+    return Invalid("soft_cap is {}, it must be finite and not negative",
+                   options.soft_cap);
+  }
+  if (!options.sinks.empty() && std::ssize(options.sinks) != heads) {
+    return Invalid("sinks are {}, there are {} heads", options.sinks.size(),
+                   heads);
+  }
+  for (const float sink : options.sinks) {
+    if (std::isfinite(sink) || sink < 0) continue;
+    return Invalid("a sink is {}, it must be finite or -inf", sink);
+  }
+  return CheckRange("splits", options.splits, 0, kSplitsMax);
+}
+
 Status GuardedAttention::Plan(const TensorView& mask, int rows, int first_row) {
   Status status = CheckMask(mask);
   if (status.ok()) {
@@ -254,7 +255,8 @@ Status GuardedAttention::CheckAttend(const TensorView& query,
     return Invalid("query has {} heads, which {} KV heads cannot share", heads,
                    kv_heads);
   }
-  if (Status status = CheckOptions(options, heads); !status.ok()) return status;
+  if (Status status = CheckAttentionOptions(options, heads); !status.ok())
+    return status;
   std::int64_t bytes = heads * planned_.rows;
   if (__builtin_mul_overflow(bytes, v_head_dim, &bytes) ||
       __builtin_mul_overflow(bytes, std::int64_t{sizeof(float)}, &bytes)) {

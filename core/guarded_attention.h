@@ -53,6 +53,10 @@ class GuardedAttention : public Attention {
   Planned planned_;
 };
 
+// Refuses options outside of their ranges.
+Status CheckAttentionOptions(const AttentionOptions& options,
+                             std::int64_t heads);
+
 }  // namespace kvtwin
 
 #endif  // KVTWIN_CORE_GUARDED_ATTENTION_H_

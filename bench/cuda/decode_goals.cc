@@ -21,6 +21,8 @@ namespace kvtwin::bench {
 namespace {
 
 using optimized::cuda::DecodePaged;
+using optimized::cuda::DecodeQuery;
+using optimized::cuda::DecodeScratchBytes;
 using optimized::cuda::DecodeView;
 using optimized::cuda::PagedRows;
 
@@ -140,7 +142,8 @@ struct Question {
             .out = out.as<float>(),
             .heads = kQueryHeads,
             .rows = batch.rows,
-            .scale = 1 / std::sqrt(static_cast<float>(kHeadDim))},
+            .scale = 1 / std::sqrt(static_cast<float>(kHeadDim)),
+            .splits = 0},
         scratch(static_cast<std::int64_t>(
             DecodeScratchBytes(ask, kHeads, kHeadDim, cells))) {}
 

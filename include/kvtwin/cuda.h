@@ -40,9 +40,11 @@
 #include <cstdint>
 #include <memory>
 
+#include "kvtwin/attention.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/status.h"
+#include "kvtwin/tensor.h"
 
 struct CUstream_st;
 
@@ -79,45 +81,40 @@ class CudaPool {
   virtual Result<PagedKv> Blocks(int layer) const = 0;
 };
 
-// Decode attention. Column h of row r of the result is the sum over the cells
-// of softmax(q.k * scale + mask) v, where q is query (h, r); heads / kv_heads
-// consecutive heads share a KV head. The result of a row that sees no cell is
-// zeros. Cells that the mask hides may hold anything, NaN as well. The accuracy
-// is stated in optimized/cuda/attention.h. All pointers are to device memory.
-struct DecodeQuery {
-  const float* query;  // [k_head_dim, heads, rows], dense.
-  float* out;          // [v_head_dim, heads, rows], dense.
-  int heads;           // A multiple of kv_heads.
-  int rows;
-  float scale;
-  int splits = 0;  // Parts that the cells are split into; 0: chosen by Decode.
-};
+// Decode attention, by the formula and with the structures of
+// kvtwin/attention.h. All of their pointers are to memory of the current
+// device. The accuracy is stated in optimized/cuda/attention.h.
+//
+// query = [k_head_dim, heads, rows], dense f32; `heads` is a multiple of the KV
+// heads. Of the options, `scale` and `splits` are taken. Errors: not_supported:
+// soft_cap, sinks, log_sum_exp, a window, query_rows, or a query of another
+// dtype or other strides, which the other twins have; invalid_argument: a view
+// in host memory; a null pointer; shapes that do not fit to each other; a scale
+// or splits outside of their range.
 
-// Bytes of scratch in device memory, 256-byte aligned, that Decode needs with
-// these arguments. `cells`: cells of the view, or most_blocks * block_size.
-std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
-                               int v_head_dim, std::int64_t cells);
+// Bytes of scratch in device memory, 256-byte aligned, that Decode needs for a
+// query of this shape. `cells`: cells of the view, or columns * block_size of
+// the table. `splits`: as in the options. Requires: dimensions of at least 1.
+std::size_t DecodeScratchBytes(const Shape& query, int kv_heads, int v_head_dim,
+                               std::int64_t cells, int splits = 0);
 
-// Computes decode attention over the view of a cache; row r of the query
-// belongs to row r of the mask. Everything must be on the current device.
-// Takes all dtypes and layouts; fastest are K and V of the same dtype, f16,
-// bf16 or f8_e4m3, with head_dims that are multiples of 16. Errors: a view that
-// is not in device memory; heads that are not a multiple of the view's KV
-// heads; more rows than the mask has; a null pointer.
-Status Decode(const DecodeQuery& query, const KvView& view, VLayout v_layout,
+// Computes attention over the view of a cache; row r of the query belongs to
+// row r of the mask. Without a mask, all cells are visible. Takes all dtypes
+// and layouts; fastest are K and V of the same dtype, f16, bf16 or f8_e4m3,
+// with head_dims that are multiples of 16. Other errors: more rows than the
+// mask has.
+Status Decode(const TensorView& query, const KvView& view, VLayout v_layout,
+              const AttentionOptions& options, const AttentionOut& out,
               void* scratch, CudaStream stream);
 
-// Decode attention over the blocks of a pool, as CudaPool::Blocks returns them:
-// row r of the query attends to the first lengths[r] tokens in the blocks that
-// column r of the table lists.
-struct DecodeTable {
-  const int* blocks;  // [most_blocks, rows].
-  int most_blocks;
-  const int* lengths;  // [rows]
-};
-Status Decode(const DecodeQuery& query, const PagedKv& blocks,
-              PagedLayout layout, const DecodeTable& table, void* scratch,
-              CudaStream stream);
+// Computes attention over the blocks of a layer, as a CudaPool returns them.
+// Each sequence of the table has one row of the query, so `query_rows` is
+// empty. Entries of `blocks` past a sequence's end are not read; the result of
+// a length of 0 is zeros. What the table's lists hold is not checked.
+Status Decode(const TensorView& query, const PagedKv& blocks,
+              PagedLayout layout, const AttentionTable& table,
+              const AttentionOptions& options, const AttentionOut& out,
+              void* scratch, CudaStream stream);
 
 }  // namespace kvtwin
 

@@ -340,9 +340,9 @@ cudaError_t DecodePaged(const DecodeQuery& query, const PagedRows& rows,
   return Attend(job, query, layout, false, scratch, stream);
 }
 
-}  // namespace kvtwin::optimized::cuda
-
-std::size_t kvtwin::DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
-                                       int v_head_dim, std::int64_t cells) {
-  return optimized::cuda::ScratchOf(query, kv_heads, v_head_dim, cells).bytes;
+std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
+                               int v_head_dim, std::int64_t cells) {
+  return ScratchOf(query, kv_heads, v_head_dim, cells).bytes;
 }
+
+}  // namespace kvtwin::optimized::cuda

@@ -31,13 +31,19 @@
 #include <cstdint>
 
 #include "kvtwin/cache.h"
-#include "kvtwin/cuda.h"
 #include "optimized/cuda/runtime.h"
 
 namespace kvtwin::optimized::cuda {
 
-using kvtwin::DecodeQuery;
-using kvtwin::DecodeScratchBytes;
+// Queries and results.
+struct DecodeQuery {
+  const float* query;  // [k_head_dim, heads, rows], dense.
+  float* out;          // [v_head_dim, heads, rows], dense.
+  int heads;           // A multiple of kv_heads.
+  int rows;
+  float scale;
+  int splits;  // Parts that the cells are split into; 0: chosen.
+};
 
 // K and V of a pool's layer, dense: [head_dim, kv_heads, block_size, blocks],
 // or [head_dim, block_size, kv_heads, blocks] if head-major.
@@ -55,6 +61,11 @@ struct PagedRows {
   int most_blocks;
   const int* lengths;  // [rows]: tokens.
 };
+
+// Bytes of scratch that a call needs, 256-byte aligned. `cells`: cells of the
+// view, or most_blocks * block_size.
+std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
+                               int v_head_dim, std::int64_t cells);
 
 // Attends to the cells of a view, or to the blocks of a table, of any dtype and
 // V layout; without a mask, all cells of a view are visible. Puts work on the

@@ -19,14 +19,10 @@
 #include "core/index.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
-#include "optimized/cuda/attention.h"
+#include "kvtwin/cuda.h"
 
 namespace kvtwin::props {
 namespace {
-
-using optimized::cuda::DecodePaged;
-using optimized::cuda::DecodeView;
-using optimized::cuda::PagedRows;
 
 // Device memory of exactly the requested size.
 class Memory {
@@ -152,22 +148,30 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
   return pool;
 }
 
+TensorView QueryOf(const Question& q, const Memory& query) {
+  return DenseView(query.data(), DType::kF32,
+                   {q.k_head_dim, q.heads(), q.rows, 1});
+}
+
+AttentionOptions OptionsOf(const Question& q) {
+  return {.scale = q.scale(), .splits = q.splits};
+}
+
 // Decodes a view on the device and returns the result.
 std::vector<float> Decode(const Question& q, const std::vector<float>& query,
                           const KvView& view, cudaStream_t stream) {
   const std::size_t count = AsSize(q.v_head_dim * q.heads() * q.rows);
   const Memory d_query(query);
   const Memory out(count * sizeof(float));
-  const DecodeQuery decode = {.query = d_query.data<float>(),
-                              .out = out.data<float>(),
-                              .heads = q.heads(),
-                              .rows = q.rows,
-                              .scale = q.scale(),
-                              .splits = q.splits};
-  const Memory scratch(
-      DecodeScratchBytes(decode, q.kv_heads, q.v_head_dim, view.key.shape[2]));
-  EXPECT_EQ(DecodeView(decode, view, q.layout, scratch.data(), stream),
-            cudaSuccess);
+  const TensorView shaped = QueryOf(q, d_query);
+  const Memory scratch(DecodeScratchBytes(
+      shaped.shape, q.kv_heads, q.v_head_dim, view.key.shape[2], q.splits));
+  KvView on_device = view;
+  on_device.device = Device::kCuda;
+  const Status status =
+      kvtwin::Decode(shaped, on_device, q.layout, OptionsOf(q),
+                     {.out = out.data<float>()}, scratch.data(), stream);
+  EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   return out.Floats(count);
 }
@@ -295,28 +299,24 @@ TEST_F(CudaAttention, AttentionOverABlockTableMatchesTheTextbook) {
     const Memory d_query(query);
     const std::size_t count = AsSize(q.v_head_dim * q.heads() * q.rows);
     const Memory d_out(count * sizeof(float));
-    const DecodeQuery decode = {.query = d_query.data<float>(),
-                                .out = d_out.data<float>(),
-                                .heads = q.heads(),
-                                .rows = q.rows,
-                                .scale = q.scale(),
-                                .splits = q.splits};
-    const PagedRows rows = {.key = key.data(),
-                            .value = value.data(),
-                            .k_dtype = q.k_dtype,
-                            .v_dtype = q.v_dtype,
-                            .k_head_dim = q.k_head_dim,
-                            .v_head_dim = q.v_head_dim,
-                            .kv_heads = q.kv_heads,
-                            .block_size = blocks.block_size,
-                            .head_major = blocks.head_major,
-                            .table = table.data<int>(),
-                            .most_blocks = blocks.most_blocks,
-                            .lengths = lengths.data<int>()};
+    const TensorView shaped = QueryOf(q, d_query);
+    const AttentionTable on_device = {
+        .blocks = {table.data<int>(), blocks.table.size()},
+        .columns = blocks.most_blocks,
+        .lengths = {lengths.data<int>(), blocks.lengths.size()},
+        .block_size = blocks.block_size};
+    const PagedKv rows = {
+        .key = DenseView(key.data(), q.k_dtype, blocks.key.shape),
+        .value = DenseView(value.data(), q.v_dtype, blocks.value.shape)};
     const Memory scratch(
-        DecodeScratchBytes(decode, q.kv_heads, q.v_head_dim,
-                           blocks.most_blocks * blocks.block_size));
-    ASSERT_EQ(DecodePaged(decode, rows, scratch.data(), stream_), cudaSuccess);
+        DecodeScratchBytes(shaped.shape, q.kv_heads, q.v_head_dim,
+                           blocks.most_blocks * blocks.block_size, q.splits));
+    const Status status = kvtwin::Decode(
+        shaped, rows,
+        blocks.head_major ? PagedLayout::kHeadMajor : PagedLayout::kTokenMajor,
+        on_device, OptionsOf(q), {.out = d_out.data<float>()}, scratch.data(),
+        stream_);
+    ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
     const std::vector<float> out = d_out.Floats(count);
     const KvView pools = {
@@ -467,24 +467,23 @@ TEST_F(CudaAttention, CanBeCapturedInAGraph) {
   const Memory key(pool.key.bytes);
   const Memory value(pool.value.bytes);
   const Memory mask(pool.mask.bytes);
-  const KvView view = pool.OnDevice(key, value, mask);
+  KvView view = pool.OnDevice(key, value, mask);
+  view.device = Device::kCuda;
   std::vector<float> query = DrawQuery(draw, q);
   const std::size_t count = AsSize(q.v_head_dim * q.heads() * q.rows);
   Memory d_query(query);
   const Memory d_out(count * sizeof(float));
-  const DecodeQuery decode = {.query = d_query.data<float>(),
-                              .out = d_out.data<float>(),
-                              .heads = q.heads(),
-                              .rows = q.rows,
-                              .scale = q.scale()};
-  const Memory scratch(
-      DecodeScratchBytes(decode, q.kv_heads, q.v_head_dim, view.key.shape[2]));
+  const TensorView shaped = QueryOf(q, d_query);
+  const Memory scratch(DecodeScratchBytes(shaped.shape, q.kv_heads,
+                                          q.v_head_dim, view.key.shape[2]));
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t run = nullptr;
   ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal),
             cudaSuccess);
-  EXPECT_EQ(DecodeView(decode, view, q.layout, scratch.data(), stream_),
-            cudaSuccess);
+  const Status status =
+      kvtwin::Decode(shaped, view, q.layout, OptionsOf(q),
+                     {.out = d_out.data<float>()}, scratch.data(), stream_);
+  EXPECT_TRUE(status.ok()) << status.message();
   ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
   ASSERT_EQ(cudaGraphInstantiate(&run, graph, 0), cudaSuccess);
   for (int step = 0; step < 2; ++step) {
