@@ -217,10 +217,14 @@ int JudgeOnePage(const std::string& line, const std::string& twin) {
   return verdict->lies.empty() ? 0 : 1;
 }
 
-// Returns why the bug cannot occur with this twin and these fast paths, or "".
-std::string WhyNot(const Exhibit& exhibit, const std::string& twin) {
-  if (!exhibit.twin.empty() && exhibit.twin != twin) {
+// Returns why the bug cannot occur with this twin or backend and these fast
+// paths, or "".
+std::string WhyNot(const Exhibit& exhibit, const MuseumArguments& arguments) {
+  if (!exhibit.twin.empty() && exhibit.twin != arguments.twin) {
     return fmt::format("only the twin {} has such code", exhibit.twin);
+  }
+  if (!exhibit.level.empty() && arguments.backend) {
+    return fmt::format("the backend has no level {}", exhibit.level);
   }
   if (exhibit.needs == "fast paths" && !optimized::TakeFastPath(true)) {
     return "fast paths are off";
@@ -237,7 +241,7 @@ Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
   if (!arguments.options.apply_only) {
     std::map<std::string, std::string> left_out;  // Ids by reason.
     std::erase_if(*all, [&](const Exhibit& exhibit) {
-      const std::string why = WhyNot(exhibit, arguments.twin);
+      const std::string why = WhyNot(exhibit, arguments);
       if (why.empty()) return false;
       left_out[why] += " " + exhibit.id;
       return true;

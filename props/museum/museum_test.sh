@@ -44,7 +44,7 @@ elif [ "$part" = cuda ]; then
     --patches "$folder"
 else
   expect 2 'only the twin cuda has such code: G01 ' --seeds 1 --only G01
-  expect 0 '4 of 4 found by all' --seeds 2 --only X01 H16 X27 A10
+  expect 0 '5 of 5 found by all' --seeds 2 --only X01 H16 X27 A10 F04
   expect 0 '"found": true' --seeds 1 --only H18 --json
   # With fast paths off, a bug of a fast path does not show.
   (

@@ -242,7 +242,9 @@ class Copy {
     return changed_.empty() ? "changes nothing" : "";
   }
 
-  std::string Build() {
+  // `one_target`: kernels are compiled for one instruction set alone, which is
+  // faster.
+  std::string Build(bool one_target) {
     std::string link = workshop_.link;
     std::string objects;  // Objects not in the link command.
     int compiled = 0;
@@ -253,6 +255,7 @@ class Copy {
       const fs::path object = scratch_.path() / fmt::format("{}.o", compiled++);
       // A bug may leave something unused: no warnings.
       command += " -w -o " + Quoted(object);
+      if (one_target) command += " -DHWY_COMPILE_ONLY_STATIC";
       const Ran ran = Run(command, workshop_.build, scratch_.path());
       if (ran.exit_code != 0) return "does not compile: " + LastLines(ran.err);
       const std::string replaced = " " + Quoted(object);
@@ -271,7 +274,7 @@ class Copy {
   }
 
   // Runs a fuzz of one seed. Returns nullopt if it does not find the bug.
-  std::optional<Catch> Fuzz(const std::string& kind, int seed, double seconds,
+  std::optional<Catch> Fuzz(const Exhibit& exhibit, int seed, double seconds,
                             std::string& error) {
     std::string command = Quoted(linked());
     if (backend()) {  // Loaded by a command without the bug.
@@ -281,7 +284,8 @@ class Copy {
     }
     command +=
         fmt::format(" fuzz --json --seed {} --seconds {}", seed, seconds);
-    if (!kind.empty()) command += " --kind " + Quoted(kind);
+    if (!exhibit.kind.empty()) command += " --kind " + Quoted(exhibit.kind);
+    if (!exhibit.level.empty()) command += " --level " + Quoted(exhibit.level);
     if (backend()) {
       command += " --level identity --backend " +
                  Quoted(workshop_.build / "backends/twin_backend.so");
@@ -460,14 +464,16 @@ void Visit(const Workshop& workshop, const MuseumOptions& options,
   }
   finding.error = copy.Apply(finding.exhibit.patch);
   if (!finding.error.empty() || options.apply_only) return;
-  finding.error = copy.Build();
+  const Exhibit& exhibit = finding.exhibit;
+  finding.error = copy.Build(/*one_target=*/exhibit.level == "attention");
   for (int seed = 1; seed <= options.seeds && finding.error.empty(); ++seed) {
     if (Interrupted()) return;
-    auto one =
-        copy.Fuzz(finding.exhibit.kind, seed, options.seconds, finding.error);
+    auto one = copy.Fuzz(exhibit, seed, options.seconds, finding.error);
     if (!one) continue;
     const bool crashed = one->operations == 0;
-    if (options.pages && !crashed && !copy.backend()) {
+    // The judge of pages compares at the level identity.
+    const bool judged = exhibit.level.empty() && !crashed && !copy.backend();
+    if (options.pages && judged) {
       finding.error = copy.JudgePage(one->failure.history, one->page);
     }
     finding.catches.push_back(std::move(*one));
@@ -493,6 +499,7 @@ Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
             std::pair("operation: ", &exhibit.operation),
             std::pair("needs: ", &exhibit.needs),
             std::pair("kind: ", &exhibit.kind),
+            std::pair("level: ", &exhibit.level),
             std::pair("twin: ", &exhibit.twin)}) {
         if (line.starts_with(key)) {
           *value = line.substr(std::string_view(key).size());
