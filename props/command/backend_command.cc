@@ -29,7 +29,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::array kLevels = {Level::kIdentity, Level::kVisibility,
-                                Level::kNumeric};
+                                Level::kNumeric, Level::kAttention};
 
 // Returns the options that reproduce a run on the backend, without the level.
 std::string GivenText(const BackendArguments& arguments) {

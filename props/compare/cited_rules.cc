@@ -73,6 +73,7 @@ constexpr auto kCheckRules = std::to_array<CheckRules>({
     {"subject: exception", "S47, S48"},
     {"subject: room", "S4, S12"},
     {"subject: attention", "S54"},
+    {"subject: output", "S2, S16, S17, S58"},
     {"reference: cell count", "S3, S4"},
     {"reference: rows", "S2, S16, S17, S53"},
     {"reference: resume", kCanResume},

@@ -19,6 +19,9 @@ struct RowSource {
   int layer;
   std::int64_t first;
   bool plain = false;  // Numbers from -1 to 1, to compute attention with.
+  // Random numbers from -1 to 1 that every dtype of floats holds exactly, to
+  // recognize each token in the output of attention.
+  bool distinct = false;
   bool nan = true;     // Some elements are NaN.
 };
 

@@ -23,7 +23,7 @@
 #include "core/mask_elements.h"
 #include "kvtwin/attention.h"
 #include "props/base/pick.h"
-#include "props/compare/attention_bound.h"
+#include "props/attention/attention_bound.h"
 #include "props/history/generate.h"
 #include "props/testing/each_target.h"
 #include "reference/attention.h"
