@@ -61,7 +61,7 @@ class AttentionQuestion {
     const std::vector<int>& sequences;
   };
 
-  // Asks with `group` query heads for each KV head. `seed` chooses the tokens
+  // Asks with up to `group` query heads for each KV head. `seed` chooses the tokens
   // that queries point at. `before` is the question before in this layer, if
   // there is one, whose tokens may be gone since.
   AttentionQuestion(const Pass& pass, int group, std::uint64_t seed,
@@ -110,6 +110,11 @@ class AttentionQuestion {
   std::vector<std::int64_t> TargetsOf(const Row& row, std::uint64_t draw) const;
   Eigen::Map<const Eigen::VectorXf> KeyOf(std::int64_t token,
                                           std::int64_t kv_head) const;
+  Eigen::Map<const Eigen::ArrayXf> ValueOf(std::int64_t token,
+                                           std::int64_t kv_head) const;
+  // Whether the output of a row is within a part of the bound that takes little
+  // time to compute.
+  bool IsSurelyRight(std::int64_t row, std::span<const float> out) const;
 
   RowDims dims_;
   std::vector<AskedToken> tokens_;
