@@ -12,7 +12,7 @@
 
 namespace kvtwin::props {
 
-class AttendingTwin final : public ForwardingCache, public Attending {
+class AttendingTwin : public ForwardingCache, public Attending {
  public:
   // Requires: `attention` is not null.
   AttendingTwin(std::unique_ptr<Cache> cache, VLayout v_layout,

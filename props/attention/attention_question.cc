@@ -22,16 +22,21 @@ using reference::LedgerToken;
 
 // Tokens that are gone are kept up to this number.
 constexpr std::int64_t kGoneMost = 4;
-// Of large batches, some rows are judged: about as many as have this number of
-// terms.
-constexpr std::int64_t kTermsMost = 128;
+// Of large batches, some rows are judged, and always the last: about as many as
+// see this number of tokens.
+constexpr std::int64_t kTermsMost = 256;
 
 TensorView FloatView(const std::vector<float>& data, const Shape& shape) {
   return DenseView(data.data(), DType::kF32, shape);
 }
 
-// Appends the elements of a row as f32.
+// Appends the elements of a dense row as f32.
 void AppendRow(const TensorView& row, std::vector<float>& to) {
+  if (row.dtype == DType::kF32) {
+    const auto* from = static_cast<const float*>(row.data);
+    to.insert(to.end(), from, from + row.elements());
+    return;
+  }
   const std::size_t before = to.size();
   to.resize(before + AsSize(row.elements()));
   WriteDense(row, DType::kF32, reinterpret_cast<std::byte*>(&to[before]));
@@ -76,14 +81,18 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
 void AttentionQuestion::AddTokens(const Pass& pass,
                                   const AttentionQuestion* before) {
   const std::vector<LedgerToken>& stored = pass.ledger.tokens();
-  tokens_.reserve(stored.size() + kGoneMost);
+  const std::size_t most = stored.size() + kGoneMost;
+  tokens_.reserve(most);
+  keys_.reserve(most * AsSize(dims_.k_head_dim * dims_.kv_heads));
+  values_.reserve(most * AsSize(dims_.v_head_dim * dims_.kv_heads));
   for (const LedgerToken& token : stored) {
     const auto rows = token.rows.find(pass.layer);
     if (rows == token.rows.end()) continue;
     tokens_.push_back({.number = token.number,
                        .position = token.position,
-                       .sequences = {token.sequences.begin(),
-                                     token.sequences.end()}});
+                       .sequence = *token.sequences.begin(),
+                       .more = {std::next(token.sequences.begin()),
+                                token.sequences.end()}});
     AppendRow(rows->second.key.view(), keys_);
     AppendRow(rows->second.value.view(), values_);
   }
@@ -128,6 +137,14 @@ void AttentionQuestion::AddRows(const Pass& pass) {
     }
     if (!row.judged) row.sees.clear();
   }
+  std::int64_t terms = 0;
+  for (const Row& row : rows_) terms += std::ssize(row.sees);
+  const std::int64_t step = 1 + terms / kTermsMost;
+  for (std::int64_t r = 0; r + 1 < std::ssize(rows_); ++r) {
+    if (r % step == 0) continue;
+    At(rows_, r).judged = false;
+    At(rows_, r).sees.clear();
+  }
 }
 
 // Returns the tokens that the heads of a row point at, one for each head of a
@@ -146,7 +163,7 @@ std::vector<std::int64_t> AttentionQuestion::TargetsOf(
       ++next;
       continue;
     }
-    if (std::ranges::count(At(tokens_, i).sequences, row.sequence) == 0) {
+    if (!At(tokens_, i).HeldBy(row.sequence)) {
       other = i;
     } else if (position(i) < position(first->key)) {
       if (below < 0 || position(i) > position(below)) below = i;
@@ -324,12 +341,9 @@ bool AttentionQuestion::IsSurelyRight(std::int64_t row,
 std::optional<WrongOutput> AttentionQuestion::FindWrong(
     std::span<const float> out, const AttentionPrecision& precision) const {
   const std::int64_t size = dims_.v_head_dim * heads();
-  std::int64_t terms = 0;
-  for (const Row& row : rows_) terms += std::ssize(row.sees);
-  const std::int64_t step = 1 + terms / kTermsMost;
   for (std::int64_t r = 0; r < rows(); ++r) {
     const Row& row = At(rows_, r);
-    if (!row.judged || (r % step != 0 && r + 1 != rows())) continue;
+    if (!row.judged) continue;
     const std::span<const float> answer = out.subspan(AsSize(r * size), AsSize(size));
     if (IsSurelyRight(r, answer)) continue;
     const Eigen::MatrixXd actual =

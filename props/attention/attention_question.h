@@ -10,6 +10,7 @@
 #define KVTWIN_PROPS_ATTENTION_ATTENTION_QUESTION_H_
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -28,8 +29,12 @@ namespace kvtwin::props {
 struct AskedToken {
   std::int64_t number = 0;  // As in the ledger.
   std::int64_t position = 0;
-  std::vector<int> sequences;
+  int sequence = 0;        // The first that holds it.
+  std::vector<int> more;   // The others.
   bool gone = false;  // The ledger does not have it anymore.
+  bool HeldBy(int seq) const {
+    return seq == sequence || std::ranges::count(more, seq) > 0;
+  }
 };
 
 // One term of the sum over the tokens that a row sees: the K row of a token,

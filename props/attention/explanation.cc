@@ -23,8 +23,8 @@ std::string TokenText(const AttentionQuestion& question, std::int64_t row,
                       std::int64_t token) {
   const AskedToken& asked = At(question.tokens(), token);
   std::string text = fmt::format("position {}", asked.position);
-  if (std::ranges::count(asked.sequences, question.row(row).sequence) == 0) {
-    text += fmt::format(" of sequence {}", fmt::join(asked.sequences, "+"));
+  if (!asked.HeldBy(question.row(row).sequence)) {
+    text += fmt::format(" of sequence {}", asked.sequence);
   }
   return asked.gone ? text + ", which is gone," : text;
 }
@@ -115,9 +115,7 @@ void FaultSearch::TryWindows() {
     const AskedToken& token = question_.tokens()[AsSize(i)];
     if (!token.gone) all.push_back({i, i});
     if (!token.gone && token.position <= row.position) causal.push_back({i, i});
-    if (std::ranges::count(token.sequences, row.sequence) > 0) {
-      own.push_back({i, i});
-    }
+    if (token.HeldBy(row.sequence)) own.push_back({i, i});
   }
   const auto position = [&](const Term& term) {
     return At(question_.tokens(), term.key).position;
