@@ -13,8 +13,7 @@ Status AttendingTwin::Attend(const TensorView& query, std::span<float> out) {
   if (!status.ok()) return status;
   const auto dim = static_cast<float>(query.shape[0]);
   return attention_->Attend(query, *view, v_layout_,
-                            {.scale = 1 / std::sqrt(dim)},
-                            {.out = out.data()});
+                            {.scale = 1 / std::sqrt(dim)}, {.out = out.data()});
 }
 
 }  // namespace kvtwin::props

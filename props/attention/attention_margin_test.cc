@@ -26,8 +26,7 @@ class RandomPasses {
   RandomPasses(std::uint32_t seed, const RowDims& dims, DType dtype, int tokens)
       : random_(seed), dims_(dims), ledger_(SpecOf(Draw(0, 3))) {
     const int capacity = tokens + 16;
-    EXPECT_TRUE(
-        ledger_.Init({}, {dtype, kSequences, capacity, capacity}).ok());
+    EXPECT_TRUE(ledger_.Init({}, {dtype, kSequences, capacity, capacity}).ok());
     ledger_.IgnoreCapacity();
   }
 
@@ -101,7 +100,8 @@ void AddMargins(const AttentionQuestion& question, std::int64_t row,
     const Eigen::MatrixXd wrong = question.OutputOf(queries, fault.terms);
     const Eigen::MatrixXd moved = (wrong - right).cwiseAbs();
     // The only token that a row sees has all of the weight, whatever its K.
-    if (question.row(row).sees.size() == 1 && moved.maxCoeff() < 1e-12) continue;
+    if (question.row(row).sees.size() == 1 && moved.maxCoeff() < 1e-12)
+      continue;
     margins.push_back(moved.cwiseQuotient(allowed).maxCoeff());
   }
 }
@@ -130,23 +130,24 @@ std::vector<double> MarginsOf(const RowDims& dims, DType dtype, int tokens,
 
 struct MarginCase {
   DType dtype;
-  double least;  // Of all faults.
+  double least;      // Of all faults.
   double most_near;  // The part of the faults that may be within 2 bounds.
 };
 
 // A right cache is within 1 bound, a fault of more than 2 bounds is found
 // however the cache rounds.
 TEST(AttentionMargin, OneWrongTokenIsFarOutsideOfTheBound) {
-  for (const MarginCase& test : {MarginCase{DType::kF32, 500, 0},
-                                 MarginCase{DType::kF16, 5, 0},
-                                 MarginCase{DType::kBF16, 0.5, 0.02}}) {
+  for (const MarginCase& test :
+       {MarginCase{DType::kF32, 500, 0}, MarginCase{DType::kF16, 5, 0},
+        MarginCase{DType::kBF16, 0.5, 0.02}}) {
     for (const RowDims& dims :
          {RowDims{4, 2, 3}, RowDims{16, 2, 16}, RowDims{128, 1, 128}}) {
       for (const int tokens : {2, 8, 32, 128}) {
         const std::vector<double> margins =
             MarginsOf(dims, test.dtype, tokens, 20);
         ASSERT_GT(margins.size(), 100);
-        const auto near = std::ranges::lower_bound(margins, 2) - margins.begin();
+        const auto near =
+            std::ranges::lower_bound(margins, 2) - margins.begin();
         const std::string text = fmt::format(
             "{}, dims {},{},{}, {} tokens: {} faults, least {:.3g}, median "
             "{:.3g}, {} within 2",

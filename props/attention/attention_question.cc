@@ -88,11 +88,11 @@ void AttentionQuestion::AddTokens(const Pass& pass,
   for (const LedgerToken& token : stored) {
     const auto rows = token.rows.find(pass.layer);
     if (rows == token.rows.end()) continue;
-    tokens_.push_back({.number = token.number,
-                       .position = token.position,
-                       .sequence = *token.sequences.begin(),
-                       .more = {std::next(token.sequences.begin()),
-                                token.sequences.end()}});
+    tokens_.push_back(
+        {.number = token.number,
+         .position = token.position,
+         .sequence = *token.sequences.begin(),
+         .more = {std::next(token.sequences.begin()), token.sequences.end()}});
     AppendRow(rows->second.key.view(), keys_);
     AppendRow(rows->second.value.view(), values_);
   }
@@ -109,7 +109,9 @@ void AttentionQuestion::AddTokens(const Pass& pass,
     const auto append = [&](const std::vector<float>& from, int head_dim,
                             std::vector<float>& to) {
       const std::int64_t size = std::int64_t{head_dim} * dims_.kv_heads;
-      const auto row = IteratorAt(from, std::ssize(from) / std::ssize(before->tokens_) * static_cast<std::ptrdiff_t>(i));
+      const auto row =
+          IteratorAt(from, std::ssize(from) / std::ssize(before->tokens_) *
+                               static_cast<std::ptrdiff_t>(i));
       to.insert(to.end(), row, row + size);
     };
     append(before->keys_, dims_.k_head_dim, keys_);
@@ -279,10 +281,10 @@ Eigen::MatrixXd AttentionQuestion::Expected(std::int64_t row,
                                             Eigen::MatrixXd& allowed) const {
   const Gathered seen = Gather(At(rows_, row).sees);
   const Eigen::MatrixXd queries = QueriesOf(row);
-  const reference::Weighing weighing = {
-      .scale = 1 / std::sqrt(dims_.k_head_dim)};
-  const reference::AttendedRow exact = reference::AttendRow(
-      seen.view, VLayout::kPlain, 0, queries, weighing);
+  const reference::Weighing weighing = {.scale =
+                                            1 / std::sqrt(dims_.k_head_dim)};
+  const reference::AttendedRow exact =
+      reference::AttendRow(seen.view, VLayout::kPlain, 0, queries, weighing);
   const double unit = UnitOf(precision.dtype);
   allowed = BoundOfErrors(seen.view, VLayout::kPlain, 0, queries, weighing,
                           exact, {.input_error = 2 * unit})
@@ -298,8 +300,7 @@ bool AttentionQuestion::IsSurelyRight(std::int64_t row,
   const std::vector<Term>& sees = At(rows_, row).sees;
   if (sees.empty()) return false;  // There is no sum to divide by.
   const auto count = std::ssize(sees);
-  const Eigen::MatrixXd queries =
-      QueriesOf(row) / std::sqrt(dims_.k_head_dim);
+  const Eigen::MatrixXd queries = QueriesOf(row) / std::sqrt(dims_.k_head_dim);
   const std::int64_t group = heads() / dims_.kv_heads;
   // The bound counts at least so many roundings of each term, and of the sum.
   const double error = 8 * static_cast<double>(count + 1) * 0x1p-24;
@@ -344,12 +345,12 @@ std::optional<WrongOutput> AttentionQuestion::FindWrong(
   for (std::int64_t r = 0; r < rows(); ++r) {
     const Row& row = At(rows_, r);
     if (!row.judged) continue;
-    const std::span<const float> answer = out.subspan(AsSize(r * size), AsSize(size));
+    const std::span<const float> answer =
+        out.subspan(AsSize(r * size), AsSize(size));
     if (IsSurelyRight(r, answer)) continue;
-    const Eigen::MatrixXd actual =
-        Eigen::Map<const Eigen::MatrixXf>(answer.data(), dims_.v_head_dim,
-                                          heads())
-            .cast<double>();
+    const Eigen::MatrixXd actual = Eigen::Map<const Eigen::MatrixXf>(
+                                       answer.data(), dims_.v_head_dim, heads())
+                                       .cast<double>();
     Eigen::MatrixXd allowed;
     const Eigen::MatrixXd expected = Expected(r, precision, allowed);
     const Eigen::MatrixXd ratio =

@@ -29,9 +29,9 @@ namespace kvtwin::props {
 struct AskedToken {
   std::int64_t number = 0;  // As in the ledger.
   std::int64_t position = 0;
-  int sequence = 0;        // The first that holds it.
-  std::vector<int> more;   // The others.
-  bool gone = false;  // The ledger does not have it anymore.
+  int sequence = 0;       // The first that holds it.
+  std::vector<int> more;  // The others.
+  bool gone = false;      // The ledger does not have it anymore.
   bool HeldBy(int seq) const {
     return seq == sequence || std::ranges::count(more, seq) > 0;
   }
@@ -66,9 +66,9 @@ class AttentionQuestion {
     const std::vector<int>& sequences;
   };
 
-  // Asks with up to `group` query heads for each KV head. `seed` chooses the tokens
-  // that queries point at. `before` is the question before in this layer, if
-  // there is one, whose tokens may be gone since.
+  // Asks with up to `group` query heads for each KV head. `seed` chooses the
+  // tokens that queries point at. `before` is the question before in this
+  // layer, if there is one, whose tokens may be gone since.
   AttentionQuestion(const Pass& pass, int group, std::uint64_t seed,
                     const AttentionQuestion* before);
 

@@ -50,8 +50,7 @@ class FaultSearch {
         queries_(question.QueriesOf(row)),
         actual_(actual),
         allowed_(allowed),
-        right_(Distance(
-            question.OutputOf(queries_, question.row(row).sees))) {}
+        right_(Distance(question.OutputOf(queries_, question.row(row).sees))) {}
 
   void Try(const std::string& text, const Eigen::MatrixXd& output) {
     const double distance = Distance(output);
@@ -123,8 +122,8 @@ void FaultSearch::TryWindows() {
   Try("later positions were seen, too", own);
   Try("all sequences were seen", causal);
   Try("all stored tokens were seen", all);
-  std::erase_if(own,
-                [&](const Term& term) { return position(term) > row.position; });
+  std::erase_if(
+      own, [&](const Term& term) { return position(term) > row.position; });
   std::ranges::stable_sort(own, std::ranges::greater(), position);
   if (own.size() > kFaultsMost) return;
   for (std::size_t count = 1; count <= own.size(); ++count) {
@@ -158,8 +157,8 @@ void FaultSearch::TryOthers() {
   }
   Try("each token had the V of the next token", shifted);
   Try("the scale were 1",
-      question_.OutputOf(
-          queries_ * std::sqrt(question_.dims().k_head_dim), sees));
+      question_.OutputOf(queries_ * std::sqrt(question_.dims().k_head_dim),
+                         sees));
   Try("it were zeros", Eigen::MatrixXd::Zero(actual_.rows(), actual_.cols()));
   // Query head h reads KV head h modulo their number.
   const std::int64_t heads = queries_.cols();

@@ -118,7 +118,7 @@ const std::string kSix = "layers=2 dims=4,2,3 cells=8 | put 0*6";
 
 TEST(FaultyAttention, OneTokenExplainsIt) {
   const std::string two =
-      "dims=4,1,3 cells=8 seqs=2 | put 0*3 | put 1*2 | put 0*1";
+      "dims=4,1,3 seqs=2 cap=8 | put 0*3 | put 1*2 | put 0*1";
   ExpectFound({
       {.name = "missing",
        .history = kSix,
@@ -137,11 +137,11 @@ TEST(FaultyAttention, OneTokenExplainsIt) {
        .fault = Shows(Says(0, 4, 0)),
        .text = "; as if position 1 of sequence 1 were seen"},
       {.name = "outside of the window",
-       .history = "kind=swa window=2 seqs=1 dims=4,1,3 cells=8 | put 0*6",
+       .history = "kind=swa window=2 seqs=1 cap=8 dims=4,1,3 | put 0*6",
        .fault = Shows(Says(5, 2, 0)),
        .text = "; as if position 2 were seen, or the window were 3"},
       {.name = "a window that is too small",
-       .history = "kind=swa window=2 seqs=1 dims=4,1,3 cells=8 | put 0*6",
+       .history = "kind=swa window=2 seqs=1 cap=8 dims=4,1,3 | put 0*6",
        .fault = Shows(Says(5, 3, kHides)),
        .text = "; as if position 3 were missing, or the window were 1"},
       {.name = "V of another token",
@@ -170,6 +170,22 @@ TEST(FaultyAttention, OneTokenExplainsIt) {
   });
 }
 
+// Moves query head h of two KV heads to the place that the KV head h % 2 reads,
+// or back.
+void Deal(Floats numbers, const Shape& shape, bool back) {
+  const std::vector<float> kept(numbers.begin(), numbers.end());
+  const std::int64_t heads = shape[1];
+  const std::int64_t dim = std::ssize(numbers) / heads / shape[2];
+  for (std::int64_t i = 0; i < heads * shape[2]; ++i) {
+    const std::int64_t h = i % heads;
+    std::int64_t from = i;
+    std::int64_t to = i - h + h % 2 * heads / 2 + h / 2;
+    if (back) std::swap(from, to);
+    std::copy_n(IteratorAt(kept, from * dim), dim,
+                IteratorAt(numbers, to * dim));
+  }
+}
+
 // Only this level sees these faults: the views are right.
 TEST(FaultyAttention, OfTheAttentionAlone) {
   const auto rows_swapped = [](Floats out, const Shape& shape) {
@@ -188,10 +204,9 @@ TEST(FaultyAttention, OfTheAttentionAlone) {
        .text = "; as if the scale were 1"},
       {.name = "zeros",
        .history = kSix,
-       .attention = {.out = [](Floats out, const Shape&) {
-         std::ranges::fill(out, 0.0F);
-       }},
-       .text = "; as if it were zeros"},
+       .attention = {.out = [](Floats out,
+                               const Shape&) { std::ranges::fill(out, 0.0F); }},
+       .text = "it were zeros"},
       {.name = "the output of another row",
        .history = kSix,
        .attention = {.out = rows_swapped},
@@ -200,48 +215,31 @@ TEST(FaultyAttention, OfTheAttentionAlone) {
        .history = kSix,
        .attention = {.query =
                          [](Floats queries, const Shape& shape) {
-                           // 8 heads on 2: head h moves to the place that the
-                           // KV head h % 2 reads.
-                           std::vector<float> kept(queries.begin(),
-                                                   queries.end());
-                           const auto [dim, heads, rows, one] = shape;
-                           for (std::int64_t i = 0; i < rows * heads; ++i) {
-                             const std::int64_t h = i % heads;
-                             const std::int64_t to =
-                                 i - h + h % 2 * heads / 2 + h / 2;
-                             std::copy_n(IteratorAt(kept, i * dim), dim,
-                                         IteratorAt(queries, to * dim));
-                           }
+                           Deal(queries, shape, /*back=*/false);
                          },
                      .out =
                          [](Floats out, const Shape& shape) {
-                           std::vector<float> kept(out.begin(), out.end());
-                           const auto [k_dim, heads, rows, one] = shape;
-                           const auto dim = std::ssize(out) / heads / rows;
-                           for (std::int64_t i = 0; i < rows * heads; ++i) {
-                             const std::int64_t h = i % heads;
-                             const std::int64_t from =
-                                 i - h + h % 2 * heads / 2 + h / 2;
-                             std::copy_n(IteratorAt(kept, from * dim), dim,
-                                         IteratorAt(out, i * dim));
-                           }
+                           Deal(out, shape, /*back=*/true);
                          }},
        .text = "; as if head h read KV head h % kv_heads"},
       {.name = "a NaN",
        .history = kSix,
-       .attention = {.out = [](Floats out, const Shape&) {
-         out.back() = std::numeric_limits<float>::quiet_NaN();
-       }},
+       .attention = {.out =
+                         [](Floats out, const Shape&) {
+                           out.back() = std::numeric_limits<float>::quiet_NaN();
+                         }},
        .text = "it is not a number"},
       {.name = "nothing explains it",
        .history = kSix,
-       .attention = {.out = [](Floats out, const Shape&) { out.back() += 0.5F; }},
+       .attention = {.out = [](Floats out,
+                               const Shape&) { out.back() += 0.5F; }},
        .text = "no fault of one token explains it"},
       {.name = "a few roundings too many",
        .history = kSix,
-       .attention = {.out = [](Floats out, const Shape&) {
-         for (float& number : out) number *= 1.0001F;
-       }},
+       .attention = {.out =
+                         [](Floats out, const Shape&) {
+                           for (float& number : out) number *= 1.0001F;
+                         }},
        .text = "no fault of one token explains it"},
       {.name = "a refusal",
        .history = kSix,

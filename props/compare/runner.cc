@@ -410,7 +410,8 @@ Subject TwinSubject(std::string_view twin, Level level) {
   Subject subject = TwinSubject(twin);
   if (level == Level::kIdentity) return subject;
   subject.level = level;
-  subject.arguments = fmt::format("--twin {} --level {}", twin, LevelName(level));
+  subject.arguments =
+      fmt::format("--twin {} --level {}", twin, LevelName(level));
   subject.abilities.snapshots = false;
   subject.tolerance = level == Level::kNumeric ? 1e-9 : 0;
   subject.make_of = [make = subject.make](const Setup& setup) {

@@ -22,7 +22,7 @@ struct RowSource {
   // Random numbers from -1 to 1 that every dtype of floats holds exactly, to
   // recognize each token in the output of attention.
   bool distinct = false;
-  bool nan = true;     // Some elements are NaN.
+  bool nan = true;  // Some elements are NaN.
 };
 
 // A buffer for the rows of a batch, reused by each Fill.

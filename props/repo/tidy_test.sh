@@ -175,7 +175,8 @@ room() {
 }
 room base
 room history base
-room compare base history
+room attention base
+room compare base history attention
 room oracle base compare
 room shrink base history compare
 room report base compare oracle
@@ -189,7 +190,7 @@ room command base history compare oracle shrink report page_judge paged laws sea
 room fuzzers history oracle shrink paged search
 room cuda
 room testing base history compare oracle paged search
-room unit base history compare testing
+room unit base history attention compare testing
 room repo
 room museum
 room recorders
