@@ -66,6 +66,7 @@ class FaultSearch {
   }
 
   void TryWindows();
+  void TryMasks();
   void TryOtherRows();
   void TryOthers();
 
@@ -107,23 +108,15 @@ class FaultSearch {
 // Tries windows over the tokens of the row's sequence.
 void FaultSearch::TryWindows() {
   const AttentionQuestion::Row& row = question_.row(row_);
-  std::vector<Term> own;  // From the last position on.
-  std::vector<Term> causal;
-  std::vector<Term> all;
-  for (std::int64_t i = 0; i < std::ssize(question_.tokens()); ++i) {
-    const AskedToken& token = question_.tokens()[AsSize(i)];
-    if (!token.gone) all.push_back({i, i});
-    if (!token.gone && token.position <= row.position) causal.push_back({i, i});
-    if (token.HeldBy(row.sequence)) own.push_back({i, i});
-  }
   const auto position = [&](const Term& term) {
     return At(question_.tokens(), term.key).position;
   };
-  Try("later positions were seen, too", own);
-  Try("all sequences were seen", causal);
-  Try("all stored tokens were seen", all);
-  std::erase_if(
-      own, [&](const Term& term) { return position(term) > row.position; });
+  std::vector<Term> own;  // From the last position on.
+  for (std::int64_t i = 0; i < std::ssize(question_.tokens()); ++i) {
+    const AskedToken& token = At(question_.tokens(), i);
+    if (!token.HeldBy(row.sequence) || token.position > row.position) continue;
+    own.push_back({i, i});
+  }
   std::ranges::stable_sort(own, std::ranges::greater(), position);
   if (own.size() > kFaultsMost) return;
   for (std::size_t count = 1; count <= own.size(); ++count) {
@@ -132,10 +125,32 @@ void FaultSearch::TryWindows() {
       continue;
     }
     const std::vector<Term> terms(own.begin(), IteratorAt(own, count));
-    // A window that is right explains nothing.
-    if (terms.size() == row.sees.size() && !row.sees.empty()) continue;
     Try(fmt::format("the window were {}", window), terms);
   }
+}
+
+// Tries masks that let rows see later tokens, or those of other sequences.
+void FaultSearch::TryMasks() {
+  const AttentionQuestion::Row& row = question_.row(row_);
+  const auto all = [&](bool later, bool others) {
+    std::vector<Term> terms;
+    for (std::int64_t i = 0; i < std::ssize(question_.tokens()); ++i) {
+      const AskedToken& token = At(question_.tokens(), i);
+      if (token.gone || (!later && token.position > row.position) ||
+          (!others && !token.HeldBy(row.sequence))) {
+        continue;
+      }
+      terms.push_back({i, i});
+    }
+    return terms;
+  };
+  const std::vector<Term> own = all(false, false);
+  const auto attempt = [&](const char* text, const std::vector<Term>& terms) {
+    if (terms.size() > own.size()) Try(text, terms);
+  };
+  attempt("later positions were seen, too", all(true, false));
+  attempt("all sequences were seen", all(false, true));
+  attempt("all stored tokens were seen", all(true, true));
 }
 
 void FaultSearch::TryOtherRows() {
@@ -232,6 +247,7 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
     search.Try(fault.text, fault.terms);
   }
   search.TryWindows();
+  search.TryMasks();
   search.TryOtherRows();
   search.TryOthers();
   return search.Text();

@@ -213,14 +213,13 @@ TEST(FaultyAttention, OfTheAttentionAlone) {
        .text = "as if it were the output of row 1"},
       {.name = "KV heads in turn",
        .history = kSix,
-       .attention = {.query =
-                         [](Floats queries, const Shape& shape) {
-                           Deal(queries, shape, /*back=*/false);
-                         },
-                     .out =
-                         [](Floats out, const Shape& shape) {
-                           Deal(out, shape, /*back=*/true);
-                         }},
+       .attention = {
+           .query =
+               [](Floats queries, const Shape& shape) {
+                 Deal(queries, shape, /*back=*/false);
+               },
+           .out = [](Floats out,
+                     const Shape& shape) { Deal(out, shape, /*back=*/true); }},
        .text = "; as if head h read KV head h % kv_heads"},
       {.name = "a NaN",
        .history = kSix,

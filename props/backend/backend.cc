@@ -113,8 +113,7 @@ Status CheckDescription(const kvtwin_description_v1& said) {
 Status CheckAttend(const kvtwin_description_v1& said,
                    const kvtwin_backend_v1& table) {
   if (said.level == KVTWIN_ATTENTION && table.attend == nullptr) {
-    return Invalid(
-        "the backend claims ATTENTION, but its table has no attend");
+    return Invalid("the backend claims ATTENTION, but its table has no attend");
   }
   if (said.level != KVTWIN_ATTENTION && table.get == nullptr) {
     return Invalid(
@@ -266,7 +265,8 @@ void SetAttend(const BackendInfo& info, Subject& subject) {
   LimitTo(info.attend->query_heads, subject.query_heads);
   subject.abilities.kinds &= ~std::uint32_t{KVTWIN_HAS_ENCODER};
   // Misuse of `get` is tried, too.
-  if (!info.has_get) subject.abilities.can &= ~std::uint32_t{KVTWIN_CAN_REFUSE_MISUSE};
+  if (!info.has_get)
+    subject.abilities.can &= ~std::uint32_t{KVTWIN_CAN_REFUSE_MISUSE};
 }
 
 Subject BackendSubject(const BackendInfo& info, Level level,

@@ -34,7 +34,7 @@ struct BackendInfo {
   std::optional<AttendInfo> attend;  // Required for `attention`.
   bool has_get = true;               // Required for all other levels.
   bool has_cells = false;            // Required for identity.
-  std::vector<std::string> lacks;  // The functions that the table lacks.
+  std::vector<std::string> lacks;    // The functions that the table lacks.
 };
 
 // Reads the description of a backend. Errors: a table that is too small or

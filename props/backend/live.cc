@@ -124,7 +124,8 @@ std::vector<Level> LevelsOf(const BackendInfo& info) {
 bool LiveResult::Right(const BackendInfo& info) const {
   // Without the claimed level, the strongest level that was tried must hold.
   const bool claimed = std::ranges::count(tried, info.claims) > 0;
-  return !attends_wrong && (holds <= info.claims || (!claimed && holds == tried.front())) &&
+  return !attends_wrong &&
+         (holds <= info.claims || (!claimed && holds == tried.front())) &&
          std::ranges::none_of(findings, IsOfBackend);
 }
 

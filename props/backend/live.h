@@ -55,10 +55,11 @@ struct LiveResult {
 };
 
 // Runs each of `levels` for as long as the options say, until one holds, and
-// then the level `attention`, if it is one of them; it does not run a level at which the history of a finding fails. A failure that
-// ends the backend's process does not end the run: it is a finding, and the run
-// continues with the next history. Calls `found`, if not null, with each
-// finding as soon as it is explained.
+// then the level `attention`, if it is one of them; it does not run a level at
+// which the history of a finding fails. A failure that ends the backend's
+// process does not end the run: it is a finding, and the run continues with the
+// next history. Calls `found`, if not null, with each finding as soon as it is
+// explained.
 LiveResult FuzzLive(const FuzzOptions& options,
                     const std::vector<Level>& levels,
                     const std::function<Subject(Level)>& subject_at,
