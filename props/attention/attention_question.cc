@@ -78,6 +78,12 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
   DrawQueries(std::clamp(8 / dims_.kv_heads, 1, group), seed);
 }
 
+AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query)
+    : dims_(pass.dims), query_(query) {
+  AddTokens(pass, nullptr);
+  AddRows(pass);
+}
+
 void AttentionQuestion::AddTokens(const Pass& pass,
                                   const AttentionQuestion* before) {
   const std::vector<LedgerToken>& stored = pass.ledger.tokens();
@@ -315,7 +321,8 @@ bool AttentionQuestion::IsSurelyRight(std::int64_t row,
             key.cast<double>().dot(queries.col(kv_head * group + h));
       }
     }
-    weights = weights.exp();  // Queries are drawn small enough.
+    const Eigen::ArrayXd largest = weights.rowwise().maxCoeff();
+    weights = (weights.colwise() - largest).exp();
     sums.setZero();
     sizes.setZero();
     for (std::int64_t i = 0; i < count; ++i) {

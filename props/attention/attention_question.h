@@ -71,6 +71,8 @@ class AttentionQuestion {
   // layer, if there is one, whose tokens may be gone since.
   AttentionQuestion(const Pass& pass, int group, std::uint64_t seed,
                     const AttentionQuestion* before);
+  // A question that was asked: `query` is f32, [k_head_dim, heads, rows].
+  AttentionQuestion(const Pass& pass, const DenseTensor& query);
 
   // [k_head_dim, heads, rows], f32
   TensorView query() const { return query_.view(); }

@@ -154,6 +154,8 @@ std::string_view CitedRules(TraceOpKind call, bool of_row) {
       return kPut;
     case TraceOpKind::kGet:
       return of_row ? "S16, S21, S52, S53" : "S14, S15, S23, S24";
+    case TraceOpKind::kAttend:
+      return "S2, S16, S17, S58";
     case TraceOpKind::kReservedMask:
       return "S18";
     case TraceOpKind::kRemove:

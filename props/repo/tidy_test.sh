@@ -177,7 +177,7 @@ room base
 room history base
 room attention base
 room compare base history attention
-room oracle base compare
+room oracle base attention compare
 room shrink base history compare
 room report base compare oracle
 room page_judge base compare oracle report
