@@ -190,6 +190,9 @@ std::string JudgedText(const Judged& judged) {
   std::string text = fmt::format(
       "{}: {} of {}", counted(judged.calls, "line", "lines"),
       counted(judged.gets, "get", "gets"), counted(judged.rows, "row", "rows"));
+  if (judged.outputs > 0) {
+    text += ", " + counted(judged.outputs, "output", "outputs");
+  }
   if (judged.refusals > 0) {
     text += ", " + counted(judged.refusals, "refusal", "refusals");
   }

@@ -493,7 +493,8 @@ std::string JudgementJson(const std::string& name, const Judgement& judgement) {
   json["judged"] = {
       {"calls", judged.calls},       {"answers", judged.answers},
       {"gets", judged.gets},         {"rows", judged.rows},
-      {"refusals", judged.refusals}, {"prefix_hits", judged.prefix_hits}};
+      {"outputs", judged.outputs},   {"refusals", judged.refusals},
+      {"prefix_hits", judged.prefix_hits}};
   return json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
