@@ -21,8 +21,8 @@ namespace kvtwin {
 namespace {
 
 constexpr std::array<std::string_view, 11> kOpNames = {
-    "start_forward", "set_causal",    "set_layer_type", "put",
-    "get",           "reserved_mask", "remove",         "copy_prefix",
+    "start_forward", "set_causal",     "set_layer_type", "put",
+    "get",           "reserved_mask",  "remove",         "copy_prefix",
     "can_resume",    "encoder_cached", "attend"};
 constexpr std::array<std::string_view, 2> kPairingNames = {"adjacent",
                                                            "halves"};

@@ -87,8 +87,8 @@ struct TraceOp {
   std::optional<int> first_cell;
   DenseTensor key;  // attend: the queries, [k_head_dim, heads, rows], f32.
   std::optional<DenseTensor> value;  // attend: the outputs, f32.
-  std::optional<DenseTensor> mask;  // [columns, rows], in the mask dtype.
-  Shape shape = {1, 1, 1, 1};       // reserved_mask
+  std::optional<DenseTensor> mask;   // [columns, rows], in the mask dtype.
+  Shape shape = {1, 1, 1, 1};        // reserved_mask
   int seq = 0;
   std::int32_t pos = 0;
   std::int32_t begin = 0;

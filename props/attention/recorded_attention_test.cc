@@ -56,8 +56,7 @@ TEST(RecordedAttention, OutputsAreJudged) {
   EXPECT_EQ(right.level, Level::kAttention);
   EXPECT_EQ(right.judged.outputs, 1);
 
-  const Judgement wrong =
-      JudgeText(Header() + kPass + Attend("1,1,2,2,5.5,8"));
+  const Judgement wrong = JudgeText(Header() + kPass + Attend("1,1,2,2,5.5,8"));
   EXPECT_EQ(wrong.verdict(), Verdict::kReject);
   EXPECT_EQ(wrong.line(), 4);
   EXPECT_EQ(wrong.level, Level::kNone);
@@ -126,16 +125,14 @@ TEST(RecordedAttention, BadInputIsNamed) {
   EXPECT_THAT(reason(Header() + right), HasSubstr("there is no pass"));
   EXPECT_THAT(reason(Header() + kPass.substr(0, kPass.find('\n') + 1) + right),
               HasSubstr("nothing was put into this layer"));
-  EXPECT_THAT(
-      reason(Header() + kPass +
-             Attend("1,1,2,2,5.5,5.5", R"({"shape":[1,2,3],"data":)"
-                                       R"([0,0,0,0,0,0]})")),
-      HasSubstr("the shape of query is [1, 2, 3], expected [2, 2, 3]"));
-  EXPECT_THAT(
-      reason(Header() + kPass +
-             Attend("1,1,2,2,5.5,5.5", R"({"shape":[2,1,3],"data":)"
-                                       R"([0,0,0,0,0,0]})")),
-      HasSubstr("the shape of out"));
+  EXPECT_THAT(reason(Header() + kPass +
+                     Attend("1,1,2,2,5.5,5.5", R"({"shape":[1,2,3],"data":)"
+                                               R"([0,0,0,0,0,0]})")),
+              HasSubstr("the shape of query is [1, 2, 3], expected [2, 2, 3]"));
+  EXPECT_THAT(reason(Header() + kPass +
+                     Attend("1,1,2,2,5.5,5.5", R"({"shape":[2,1,3],"data":)"
+                                               R"([0,0,0,0,0,0]})")),
+              HasSubstr("the shape of out"));
   EXPECT_THAT(reason(Header() + kPass + Attend("1,1,2,2,5.5")),
               HasSubstr("out.data has 5 numbers"));
 }

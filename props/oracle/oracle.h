@@ -85,6 +85,8 @@ class Oracle {
   const CacheSpec& ActiveSpec() const;
   Answer Ask(Cache& cache, const TraceOp& op) const;
   std::string FindMisuse(const TraceOp& op);
+  // Returns why the query or the output of an attend cannot be of this pass and
+  // layer; empty if they can.
   std::string FindWrongShape(const TraceOp& op) const;
   std::string FindExcess(const TraceOp& op);
   double LedgerExcess(const TraceOp& op);
