@@ -20,10 +20,10 @@
 namespace kvtwin {
 namespace {
 
-constexpr std::array<std::string_view, 10> kOpNames = {
-    "start_forward", "set_causal",    "set_layer_type", "put",
-    "get",           "reserved_mask", "remove",         "copy_prefix",
-    "can_resume",    "encoder_cached"};
+constexpr std::array<std::string_view, 11> kOpNames = {
+    "start_forward", "set_causal",     "set_layer_type", "put",
+    "get",           "reserved_mask",  "remove",         "copy_prefix",
+    "can_resume",    "encoder_cached", "attend"};
 constexpr std::array<std::string_view, 2> kPairingNames = {"adjacent",
                                                            "halves"};
 constexpr std::array<std::string_view, 3> kPlacementNames = {
@@ -154,6 +154,20 @@ CacheConfig ReadConfig(const JsonFields& fields) {
   return config;
 }
 
+void ReadAttend(const JsonFields& fields, TraceHeader& header) {
+  constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
+  constexpr std::array<std::string_view, 3> kNames = {"f32", "f16", "bf16"};
+  const JsonFields attend = fields.Object("attend");
+  if (attend.Find("dtype") != nullptr) {
+    header.attend_dtype = At(kDTypes, attend.Name("dtype", kNames));
+  }
+  if (attend.Find("tolerance") == nullptr) return;
+  header.attend_tolerance = attend.Real("tolerance");
+  if (!(header.attend_tolerance >= 0)) {
+    attend.Fail("tolerance", "must not be negative");
+  }
+}
+
 TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   TraceHeader header;
   if (const JsonValue* producer = fields.Find("producer")) {
@@ -177,6 +191,7 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   header.rows.k_head_dim = model.Int("k_head_dim", 1);
   header.rows.kv_heads = model.Int("kv_heads", 1);
   header.rows.v_head_dim = model.Int("v_head_dim", 1);
+  if (fields.Find("attend") != nullptr) ReadAttend(fields, header);
   // For the placement "other" no cache is made: only tokens are kept.
   if (!problem.empty() || header.visibility_only) return header;
   const double bytes = CacheBytesBound(header, header.rows, 0);
@@ -273,7 +288,8 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
   TraceOp op;
   op.kind = static_cast<TraceOpKind>(fields.Name("op", kOpNames));
   if (!fields.ok()) return op;
-  if (op.kind == TraceOpKind::kPut || op.kind == TraceOpKind::kGet) {
+  if (op.kind == TraceOpKind::kPut || op.kind == TraceOpKind::kGet ||
+      op.kind == TraceOpKind::kAttend) {
     op.layer = fields.Int("layer", 0, header.layers - 1);
   }
   switch (op.kind) {
@@ -315,6 +331,11 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
       break;
     case TraceOpKind::kEncoderCached:
       op.answer = fields.Bool("result");
+      break;
+    case TraceOpKind::kAttend:
+      if (header.version < 2) fields.Fail("op", "attend needs kvtrace 2");
+      op.key = ReadTensor(fields, "query", DType::kF32);
+      op.value = ReadTensor(fields, "out", DType::kF32);
       break;
   }
   return op;
@@ -445,6 +466,11 @@ Status AppendFields(const TraceOp& op, std::string& text) {
     case TraceOpKind::kEncoderCached:
       text += fmt::format(R"(,"result":{})", op.answer);
       break;
+    case TraceOpKind::kAttend: {
+      text += fmt::format(R"(,"layer":{})", op.layer);
+      Status status = AppendTensor("query", op.key, text);
+      return status.ok() ? AppendTensor("out", *op.value, text) : status;
+    }
   }
   return {};
 }
@@ -549,15 +575,16 @@ bool TraceReader::ReadHeader() {
     return Fail("an op comes before the header");
   }
   const JsonValue* version = fields.Need("kvtrace");
-  if (version != nullptr &&
-      (version->type != JsonValue::Type::kInteger || version->number != 1)) {
-    fields.Wrong("kvtrace", *version, "1");
+  if (version != nullptr && (version->type != JsonValue::Type::kInteger ||
+                             (version->number != 1 && version->number != 2))) {
+    fields.Wrong("kvtrace", *version, "1 or 2");
   }
   paged_.reset();
   if (problem.empty() && IsPaged(fields)) {
     paged_ = ReadPagedHeader(fields, problem);
   } else if (problem.empty()) {
     header_ = ReadHeaderFields(fields, problem);
+    header_.version = static_cast<int>(version->number);
   }
   if (!problem.empty()) return Fail(problem);
   return true;
@@ -640,8 +667,8 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
   const CacheConfig& config = header.config;
   const InitArgs& init = header.init;
   out << fmt::format(
-      R"({{"kvtrace":1,"producer":{},"placement":"{}","cache":{},)",
-      JsonString(header.producer),
+      R"({{"kvtrace":{},"producer":{},"placement":"{}","cache":{},)",
+      header.version, JsonString(header.producer),
       kPlacementNames[header.visibility_only ? 2 : placement],
       SpecText(header.spec));
   out << fmt::format(
@@ -658,6 +685,10 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
       R"("init":{{"dtype":"{}","max_sequences":{},"capacity":{},)"
       R"("max_batch":{}}},)",
       DTypeName(init.dtype), init.max_sequences, init.capacity, init.max_batch);
+  if (header.version > 1) {
+    out << fmt::format(R"("attend":{{"dtype":"{}","tolerance":{}}},)",
+                       DTypeName(header.attend_dtype), header.attend_tolerance);
+  }
   out << fmt::format(R"("model":{{"layers":{},"k_head_dim":{},"kv_heads":{},)"
                      R"("v_head_dim":{}}}}})",
                      header.layers, header.rows.k_head_dim,

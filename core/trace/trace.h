@@ -1,5 +1,6 @@
 // Recordings of a cache: the calls to it, and its answers. The format is
-// kvtrace, version 1 (docs/trace_format.md), one JSON object per line.
+// kvtrace, version 1, or 2 with outputs of attention (docs/trace_format.md),
+// one JSON object per line.
 //
 // Recordings are untrusted input: for each fault the reader returns an error
 // with a line number, and a reason that names key and value. It does not look
@@ -38,6 +39,7 @@ struct TraceError {
 };
 
 struct TraceHeader {
+  int version = 1;
   std::string producer;
   bool visibility_only = false;  // Placement "other".
   CacheSpec spec;                // Each cache of a wrapper has a placement.
@@ -45,6 +47,10 @@ struct TraceHeader {
   InitArgs init;
   int layers = 1;
   RowDims rows;  // The model's dimensions; a layer may have other ones.
+  // Version 2: the dtype to which the outputs were rounded, and the error of
+  // the cache's own number formats.
+  DType attend_dtype = DType::kF32;
+  double attend_tolerance = 0;
 };
 
 enum class TraceOpKind {
@@ -58,6 +64,7 @@ enum class TraceOpKind {
   kCopyPrefix,
   kCanResume,
   kEncoderCached,
+  kAttend,  // Version 2.
 };
 
 // "start_forward", ...
@@ -78,10 +85,10 @@ struct TraceOp {
   int type = 0;
   int layer = 0;
   std::optional<int> first_cell;
-  DenseTensor key;
-  std::optional<DenseTensor> value;
-  std::optional<DenseTensor> mask;  // [columns, rows], in the mask dtype.
-  Shape shape = {1, 1, 1, 1};       // reserved_mask
+  DenseTensor key;  // attend: the queries, [k_head_dim, heads, rows], f32.
+  std::optional<DenseTensor> value;  // attend: the outputs, f32.
+  std::optional<DenseTensor> mask;   // [columns, rows], in the mask dtype.
+  Shape shape = {1, 1, 1, 1};        // reserved_mask
   int seq = 0;
   std::int32_t pos = 0;
   std::int32_t begin = 0;

@@ -742,11 +742,12 @@ enum {
   KVTWIN_CANNOT_UNDO_REMOVE = 1 << 2
 };
 
-/* How much of a backend is compared (S51, S53, S54). */
+/* How much of a backend is compared (S51, S53, S54, S58). */
 typedef enum kvtwin_level {
   KVTWIN_NUMERIC = 0,    /* Attention over its views, within a tolerance. */
   KVTWIN_VISIBILITY = 1, /* Each row sees the expected tokens. */
   KVTWIN_IDENTITY = 2,   /* Same errors, cells, view bounds and bytes. */
+  KVTWIN_ATTENTION = 3,  /* The outputs of its `attend`; weaker than NUMERIC. */
   KVTWIN_ENTITLEMENT = KVTWIN_VISIBILITY /* Former name of VISIBILITY. */
 } kvtwin_level;
 
@@ -779,6 +780,13 @@ typedef struct kvtwin_description_v1 {
                                at most max_position + 1. 0: any. */
   int32_t max_mask_padding; /* Largest mask padding. 0: max_padding is for both.
                                INT32_MAX: any. */
+
+  /* For `attend`. */
+  kvtwin_dtype attend_dtype; /* F32, or the F16 or BF16 to which it rounds
+                                queries, scores, weights or outputs. */
+  int32_t max_query_heads;   /* For each KV head. 0: any number. */
+  double attend_tolerance;   /* For number formats of its own: added to what
+                                rounding explains. */
 } kvtwin_description_v1;
 
 /* The cache to make: its parameters, and the dimensions of its model. */
@@ -815,7 +823,8 @@ typedef struct kvtwin_backend_v1 {
   /* Returns the current view of a layer. `view` comes with the expected shapes
    * and dtypes, except for the number of columns: set `columns` and the three
    * `data`, and the strides of tensors that are not dense. The memory must stay
-   * unchanged until the next call with this cache. */
+   * unchanged until the next call with this cache. May be NULL if there is an
+   * `attend`; the level is then ATTENTION. */
   int (*get)(void* cache, int32_t layer, kvtwin_view* view);
   /* These three may be NULL, too. */
   int (*remove)(void* cache, int32_t sequence, int32_t begin, int32_t end);
@@ -853,6 +862,14 @@ typedef struct kvtwin_backend_v1 {
                   size_t* count);
   int (*restore)(void* cache, int32_t sequence, const void* bytes,
                  size_t count);
+  /* Came after version 0.1.0: a kvtwin of that version refuses the table if it
+   * is not NULL. Computes the attention of the batch over a layer (S58): query
+   * [k_head_dim, heads, tokens of the batch], f32 and dense; `out` has room for
+   * [v_head_dim, heads, tokens], dense. heads / kv_heads heads share a KV head;
+   * scores are multiplied by 1 / sqrt(k_head_dim). A row that sees no token is
+   * zeros. */
+  int (*attend)(void* cache, int32_t layer, const kvtwin_tensor* query,
+                float* out);
 } kvtwin_backend_v1;
 
 /* The function that your shared library exports. */

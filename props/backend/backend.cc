@@ -26,7 +26,7 @@ Status CheckTable(const kvtwin_backend_v1& table) {
        {"close", table.close != nullptr},
        {"start_forward", table.start_forward != nullptr},
        {"put", table.put != nullptr},
-       {"get", table.get != nullptr}}};
+       {"get", table.get != nullptr || table.attend != nullptr}}};
   for (const auto& [name, there] : needed) {
     if (!there) return Invalid("backend has no {}", name);
   }
@@ -84,7 +84,7 @@ Status CheckFlags(const kvtwin_description_v1& said) {
 // Errors: flags or numbers that describe no backend. The profile is read
 // elsewhere.
 Status CheckDescription(const kvtwin_description_v1& said) {
-  if (said.level < KVTWIN_NUMERIC || said.level > KVTWIN_IDENTITY) {
+  if (said.level < KVTWIN_NUMERIC || said.level > KVTWIN_ATTENTION) {
     return Invalid("level of the backend's description is {}",
                    AsInt(said.level));
   }
@@ -99,9 +99,30 @@ Status CheckDescription(const kvtwin_description_v1& said) {
         "dtype");
   }
   if (std::min({said.max_sequences, said.max_layers, said.max_padding,
-                said.max_position, said.max_mask_padding}) < 0 ||
-      !std::isfinite(said.tolerance) || said.tolerance < 0) {
+                said.max_position, said.max_mask_padding,
+                said.max_query_heads}) < 0 ||
+      !(std::min(said.tolerance, said.attend_tolerance) >= 0) ||
+      !std::isfinite(said.tolerance + said.attend_tolerance)) {
     return Invalid("a number of the backend's description is negative");
+  }
+  return {};
+}
+
+// Errors: a level without the function that it needs; a dtype that is not one
+// to compute in.
+Status CheckAttend(const kvtwin_description_v1& said,
+                   const kvtwin_backend_v1& table) {
+  if (said.level == KVTWIN_ATTENTION && table.attend == nullptr) {
+    return Invalid("the backend claims ATTENTION, but its table has no attend");
+  }
+  if (said.level != KVTWIN_ATTENTION && table.get == nullptr) {
+    return Invalid(
+        "the backend has no get: it can claim the level ATTENTION only");
+  }
+  if (said.attend_dtype != KVTWIN_F32 && said.attend_dtype != KVTWIN_F16 &&
+      said.attend_dtype != KVTWIN_BF16) {
+    return Invalid("attend_dtype of the backend's description is {}",
+                   AsInt(said.attend_dtype));
   }
   return {};
 }
@@ -188,6 +209,7 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
                    rules.status().message());
   }
   status = CheckDescription(said);
+  if (status.ok()) status = CheckAttend(said, table);
   if (!status.ok()) return status;
   Result<Abilities> abilities = AbilitiesOf(said, table);
   if (!abilities.ok()) return abilities.status();
@@ -196,10 +218,17 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   info.rules = *rules;
   info.claims = said.level == KVTWIN_IDENTITY     ? Level::kIdentity
                 : said.level == KVTWIN_VISIBILITY ? Level::kVisibility
-                                                  : Level::kNumeric;
+                : said.level == KVTWIN_NUMERIC    ? Level::kNumeric
+                                                  : Level::kAttention;
   info.abilities = *abilities;
   info.tolerance = said.tolerance;
   info.has_cells = table.cells != nullptr;
+  info.has_get = table.get != nullptr;
+  if (table.attend != nullptr) {
+    info.attend = {.dtype = static_cast<DType>(said.attend_dtype),
+                   .query_heads = said.max_query_heads,
+                   .tolerance = said.attend_tolerance};
+  }
   info.lacks = MissingFunctions(table);
   return info;
 }
@@ -228,6 +257,18 @@ std::string WhyNotMade(const BackendInfo& info, const Setup& setup) {
       info.name, ToText(setup), ToText(nearest));
 }
 
+void SetAttend(const BackendInfo& info, Subject& subject) {
+  subject.tolerance = info.tolerance;
+  if (subject.level != Level::kAttention || !info.attend) return;
+  subject.tolerance = info.attend->tolerance;
+  subject.attend_dtype = info.attend->dtype;
+  LimitTo(info.attend->query_heads, subject.query_heads);
+  subject.abilities.kinds &= ~std::uint32_t{KVTWIN_HAS_ENCODER};
+  // Misuse of `get` is tried, too.
+  if (!info.has_get)
+    subject.abilities.can &= ~std::uint32_t{KVTWIN_CAN_REFUSE_MISUSE};
+}
+
 Subject BackendSubject(const BackendInfo& info, Level level,
                        std::string arguments, MemoryWatch* watch) {
   Subject subject;
@@ -248,7 +289,7 @@ Subject BackendSubject(const BackendInfo& info, Level level,
   subject.can_be_poisoned = info.abilities.Can(KVTWIN_CAN_BE_POISONED);
   subject.tried_outside_of_life = false;
   subject.level = level;
-  subject.tolerance = info.tolerance;
+  SetAttend(info, subject);
   subject.arguments = std::move(arguments);
   return subject;
 }

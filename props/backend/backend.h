@@ -4,6 +4,7 @@
 #ifndef KVTWIN_PROPS_BACKEND_BACKEND_H_
 #define KVTWIN_PROPS_BACKEND_BACKEND_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,13 @@
 
 namespace kvtwin::props {
 
+// How a backend's `attend` computes.
+struct AttendInfo {
+  DType dtype = DType::kF32;
+  int query_heads = 0;  // At most, for each KV head; 0: any number.
+  double tolerance = 0;
+};
+
 // A backend's description of itself.
 struct BackendInfo {
   kvtwin_backend_v1 table = {};  // Functions of newer tables may be null.
@@ -23,8 +31,10 @@ struct BackendInfo {
   Level claims = Level::kVisibility;
   Abilities abilities;
   double tolerance = 0.01;
-  bool has_cells = false;          // Required for identity.
-  std::vector<std::string> lacks;  // The functions that the table lacks.
+  std::optional<AttendInfo> attend;  // Required for `attention`.
+  bool has_get = true;               // Required for all other levels.
+  bool has_cells = false;            // Required for identity.
+  std::vector<std::string> lacks;    // The functions that the table lacks.
 };
 
 // Reads the description of a backend. Errors: a table that is too small or
@@ -43,6 +53,10 @@ Rules RulesAt(const BackendInfo& info, Level level);
 // Returns why the backend makes no cache of a setup: it does not declare such a
 // cache, or its init refused it.
 std::string WhyNotMade(const BackendInfo& info, const Setup& setup);
+
+// Sets the subject's precision; at the level `attention`, also what histories
+// must leave out there. Requires: the subject has its level and its abilities.
+void SetAttend(const BackendInfo& info, Subject& subject);
 
 // Returns the backend's caches as a subject, at a level. `arguments` name the
 // backend on the command line. Requires: `watch`, if given, outlives the

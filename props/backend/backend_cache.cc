@@ -17,6 +17,7 @@
 #include "core/refusals.h"
 #include "kvtwin/save.h"
 #include "props/backend/c_conversions.h"
+#include "props/base/attending.h"
 #include "props/base/check_name.h"
 #include "props/base/shifting.h"
 #include "props/compare/failure.h"
@@ -58,7 +59,7 @@ class Watched {
   MemoryWatch* watch_;
 };
 
-class BackendCache final : public Cache, public Shifting {
+class BackendCache final : public Cache, public Shifting, public Attending {
  public:
   // `padded`: the expected mask has padding rows.
   BackendCache(const kvtwin_backend_v1& table, const Setup& setup, bool padded,
@@ -117,6 +118,7 @@ class BackendCache final : public Cache, public Shifting {
 
   Status SetLayer(int layer) override {
     if (layer < 0) {  // The table has no set_layer: get must refuse it.
+      if (table_.get == nullptr) return Invalid("layer {}", layer);
       kvtwin_view view = {};
       view.size = sizeof(view);
       return Call("get", [&] { return table_.get(cache_, layer, &view); });
@@ -167,6 +169,7 @@ class BackendCache final : public Cache, public Shifting {
   }
 
   Result<KvView> Get() override;
+  Status Attend(const TensorView& query, std::span<float> out) override;
 
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
     if (table_.copy_prefix == nullptr) return Missing("copy_prefix");
@@ -484,7 +487,30 @@ void BackendCache::FillColumns(kvtwin_view& view) const {
   std::ranges::copy(shape, view.value.shape);
 }
 
+Status BackendCache::Attend(const TensorView& query, std::span<float> out) {
+  if (table_.attend == nullptr) return Missing("attend");
+  // Numbers before and after the output show whether the backend writes there.
+  constexpr std::size_t kMargin = 64;
+  constexpr float kMark = -0x1.5a5a5ap-99F;
+  std::vector<float> numbers(out.size() + 2 * kMargin, kMark);
+  const auto answer = std::span(numbers).subspan(kMargin, out.size());
+  std::ranges::copy(out, answer.begin());
+  const kvtwin_tensor c = CTensor(query);
+  const Status status = Call("attend", [&] {
+    return table_.attend(cache_, layer_, &c, answer.data());
+  });
+  std::ranges::copy(answer, out.begin());
+  std::ranges::fill(answer, kMark);
+  if (std::ranges::count(numbers, kMark) != std::ssize(numbers)) {
+    Wrong("backend: out of bounds",
+          fmt::format("attend wrote outside of the {} numbers of its output",
+                      out.size()));
+  }
+  return status;
+}
+
 Result<KvView> BackendCache::Get() {
+  if (table_.get == nullptr) return Missing("get");
   const auto put = put_.find({type_, layer_});
   const bool encoder = EncoderIsActive();
   const bool has_rows = put != put_.end();

@@ -158,6 +158,11 @@ Json ToJson(const BackendInfo& info) {
           {"shift", abilities.shift},
           {"snapshots", abilities.snapshots},
           {"tolerance", info.tolerance},
+          {"attend", info.attend.has_value()},
+          {"attend_dtype", info.attend.value_or(AttendInfo()).dtype},
+          {"query_heads", info.attend.value_or(AttendInfo()).query_heads},
+          {"attend_tolerance", info.attend.value_or(AttendInfo()).tolerance},
+          {"has_get", info.has_get},
           {"has_cells", info.has_cells},
           {"lacks", info.lacks}};
 }
@@ -189,6 +194,12 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   json.at("shift").get_to(abilities.shift);
   json.at("snapshots").get_to(abilities.snapshots);
   json.at("tolerance").get_to(info.tolerance);
+  if (json.at("attend").get<bool>()) {
+    info.attend = {.dtype = json.at("attend_dtype").get<DType>(),
+                   .query_heads = json.at("query_heads").get<int>(),
+                   .tolerance = json.at("attend_tolerance").get<double>()};
+  }
+  json.at("has_get").get_to(info.has_get);
   json.at("has_cells").get_to(info.has_cells);
   json.at("lacks").get_to(info.lacks);
   return info;
@@ -530,7 +541,7 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   subject.level = level;
   subject.rules = RulesAt(info, level);
   subject.abilities = info.abilities;
-  subject.tolerance = info.tolerance;
+  SetAttend(info, subject);
   subject.arguments = std::move(arguments);
   subject.run = [this, level](const History& history,
                               const RunOptions& options) {

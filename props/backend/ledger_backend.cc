@@ -317,6 +317,7 @@ const kvtwin_backend_v1 kTable = {
     .cells = nullptr,
     .snapshot = nullptr,
     .restore = nullptr,
+    .attend = nullptr,
 };
 
 template <std::size_t... kIndex>

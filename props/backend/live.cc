@@ -52,8 +52,8 @@ class LevelSearch {
     result_.operations += operations_;
     result_.seconds += seconds_;
     if (broken) return true;
-    result_.holds_but = passed_over_;
-    if (judged_ > 0) result_.holds = subject_.level;
+    result_.holds_but = result_.holds_but || passed_over_;
+    if (judged_ > 0) result_.holds = std::min(result_.holds, subject_.level);
     if (judged_ == 0 && ran_ > 0) result_.not_judged = subject_.level;
     return false;
   }
@@ -112,16 +112,20 @@ std::vector<Level> LevelsOf(const BackendInfo& info) {
   // The reference twin follows kvtwin's own rules only; its masks can do
   // without padding rows.
   const bool ours = info.rules == RulesAt(info, Level::kIdentity);
-  if (info.has_cells && ours) levels.push_back(Level::kIdentity);
-  levels.push_back(Level::kVisibility);
-  levels.push_back(Level::kNumeric);
+  if (info.has_get) {
+    if (info.has_cells && ours) levels.push_back(Level::kIdentity);
+    levels.push_back(Level::kVisibility);
+    levels.push_back(Level::kNumeric);
+  }
+  if (info.attend) levels.push_back(Level::kAttention);
   return levels;
 }
 
 bool LiveResult::Right(const BackendInfo& info) const {
   // Without the claimed level, the strongest level that was tried must hold.
   const bool claimed = std::ranges::count(tried, info.claims) > 0;
-  return (holds <= info.claims || (!claimed && holds == tried.front())) &&
+  return !attends_wrong &&
+         (holds <= info.claims || (!claimed && holds == tried.front())) &&
          std::ranges::none_of(findings, IsOfBackend);
 }
 
@@ -130,17 +134,24 @@ LiveResult FuzzLive(const FuzzOptions& options,
                     const std::function<Subject(Level)>& subject_at,
                     const std::function<void(const Failure&)>& found) {
   LiveResult result;
+  bool settled = false;  // A level of the rows holds.
   for (const Level level : levels) {
+    // Whatever its rows are, a backend's own attention can be wrong.
+    const bool attends = level == Level::kAttention;
+    if (settled && !attends) continue;
     result.tried.push_back(level);
     const Subject subject = subject_at(level);
     if (std::ranges::any_of(result.findings, [&](const Failure& finding) {
           return FailsToo(finding, subject);
         })) {
       result.broken_again.push_back(level);
+      result.attends_wrong = attends;
       continue;
     }
     const bool broken = LevelSearch(options, subject, found, result).Run();
-    if (!broken || Interrupted()) break;
+    if (attends) result.attends_wrong = broken;
+    if (Interrupted()) break;
+    settled = !broken;
   }
   return result;
 }

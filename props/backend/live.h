@@ -31,6 +31,7 @@ inline bool IsOfBackend(const Failure& finding) {
 struct LiveResult {
   std::vector<Level> tried;
   Level holds = Level::kNone;  // The strongest unbroken level.
+  bool attends_wrong = false;  // Whether the level `attention` is broken.
   // The level that nothing breaks, but at which no history compared a view
   // without ending in a finding: nothing shows that this level holds.
   Level not_judged = Level::kNone;
@@ -53,11 +54,12 @@ struct LiveResult {
   bool Right(const BackendInfo& info) const;
 };
 
-// Runs each of `levels` for as long as the options say, until one holds; it
-// does not run a level at which the history of a finding fails. A failure that
-// ends the backend's process does not end the run: it is a finding, and the run
-// continues with the next history. Calls `found`, if not null, with each
-// finding as soon as it is explained.
+// Runs each of `levels` for as long as the options say, until one holds, and
+// then the level `attention`, if it is one of them; it does not run a level at
+// which the history of a finding fails. A failure that ends the backend's
+// process does not end the run: it is a finding, and the run continues with the
+// next history. Calls `found`, if not null, with each finding as soon as it is
+// explained.
 LiveResult FuzzLive(const FuzzOptions& options,
                     const std::vector<Level>& levels,
                     const std::function<Subject(Level)>& subject_at,

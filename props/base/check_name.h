@@ -41,6 +41,7 @@ inline constexpr auto kCheckNames = std::to_array<std::string_view>({
     "subject: exception",
     "subject: room",
     "subject: attention",
+    "subject: output",
     "subject: pool",
     "backend: crash",
     "backend: hang",

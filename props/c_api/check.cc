@@ -27,6 +27,8 @@ int CLevel(Level level) {
       return KVTWIN_IDENTITY;
     case Level::kVisibility:
       return KVTWIN_VISIBILITY;
+    case Level::kAttention:
+      return KVTWIN_ATTENTION;
     default:
       return -1;
   }

@@ -29,7 +29,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::array kLevels = {Level::kIdentity, Level::kVisibility,
-                                Level::kNumeric};
+                                Level::kNumeric, Level::kAttention};
 
 // Returns the options that reproduce a run on the backend, without the level.
 std::string GivenText(const BackendArguments& arguments) {
@@ -70,8 +70,9 @@ Status WritePageOf(Host& host, const Failure& failure, const Subject& subject,
   return html.empty() ? WritePage(failure, path) : WriteFile(path, html);
 }
 
-constexpr const char* kNoIdentity =
-    "identity needs a backend that lists its cells and follows our rules";
+constexpr const char* kNoLevel =
+    "identity needs a backend that lists its cells and follows our rules, "
+    "attention one that has `attend`, and other levels one that has `get`";
 
 HostOptions OptionsOf(const BackendArguments& arguments) {
   HostOptions options = arguments.host;
@@ -111,7 +112,12 @@ std::string LevelLine(Level level, const LiveResult& result,
     if (std::ranges::count(result.broken_again, level) > 0) {
       return "does not hold: a history above fails here, too";
     }
+    if (tried && level == Level::kAttention && !result.attends_wrong) {
+      return "holds";
+    }
     if (tried) return "does not hold, see above";
+    if (level == Level::kAttention) return "not tried";
+    if (!info.has_get) return "not tried: its table has no get";
     if (level == Level::kIdentity && !info.has_cells) {
       return "not tried: its table has no cells";
     }
@@ -175,6 +181,7 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
                const LiveResult& result) {
   fmt::print("{}, by the rules of {}\n", info.name, info.profile);
   for (const Level level : kLevels) {
+    if (level == Level::kAttention && !info.attend) continue;
     fmt::print("{}", LevelLine(level, result, info));
   }
   const std::vector<std::string> untried = Untried(info, result.holds);
@@ -277,7 +284,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   const Result<BackendInfo> info = host.Describe();
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
-  if (levels.empty()) return Complain(kNoIdentity);
+  if (levels.empty()) return Complain(kNoLevel);
   // Without this check, another kind would run and be reported to hold.
   if (options.kind && !info->abilities.HasKind(*options.kind)) {
     return Complain(fmt::format(
@@ -327,7 +334,9 @@ int OnPoolBackend(const BackendArguments& arguments,
   if (!info.ok()) return Complain(info.status().message());
   const Level level =
       FromName<Level>(kLevelNames, arguments.level).value_or(info->claims);
-  if (level == Level::kNumeric) return Complain("pools have no numeric level");
+  if (level > Level::kVisibility) {
+    return Complain(fmt::format("pools have no {} level", LevelName(level)));
+  }
   if (level < info->claims) {
     return Complain(fmt::format("{} does not claim identity", info->name));
   }
@@ -347,7 +356,7 @@ int OnOurBackend(
         what, info->name, info->profile));
   }
   const std::vector<Level> levels = LevelsFor(arguments, *info);
-  if (levels.empty()) return Complain(kNoIdentity);
+  if (levels.empty()) return Complain(kNoLevel);
   const bool can_claim = std::ranges::count(levels, info->claims) > 0;
   const Level level = can_claim ? info->claims : levels.front();
   return act(host, *info,
@@ -360,7 +369,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   const Result<BackendInfo> info = host.Describe();
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
-  if (levels.empty()) return Complain(kNoIdentity);
+  if (levels.empty()) return Complain(kNoLevel);
   // The level that the backend claims, unless the user gave another one.
   const bool can_claim = std::ranges::count(levels, info->claims) > 0;
   const Level level = can_claim ? info->claims : levels.front();

@@ -355,6 +355,33 @@ endfunction()
 kvtwin_backend(c_cache docs/examples/c_cache.c)
 kvtwin_backend(c_cache_bug docs/examples/c_cache.c)
 target_compile_definitions(kvtwin_c_cache_bug PRIVATE BUG)
+kvtwin_backend(c_attention docs/examples/c_attention.c)
+kvtwin_backend(c_attention_bug docs/examples/c_attention.c)
+target_compile_definitions(kvtwin_c_attention_bug PRIVATE BUG)
+foreach(backend c_attention c_attention_bug)
+  target_link_libraries(kvtwin_${backend} PRIVATE m)
+endforeach()
+kvtwin_command_test(backend_attention EXIT 0 PRINTS "^attention   holds .claimed."
+  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_attention>)
+kvtwin_command_test(backend_attention_bug EXIT 1
+  PRINTS "as if position 0 were seen, or the window were 1"
+  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_attention_bug>)
+kvtwin_command_test(backend_attention_profile EXIT 0 PRINTS "window"
+  ARGS profile --backend $<TARGET_FILE:kvtwin_c_attention>)
+kvtwin_command_test(backend_attention_no_laws EXIT 2 PRINTS "claims the attention level"
+  ARGS laws --backend $<TARGET_FILE:kvtwin_c_attention>)
+kvtwin_command_test(backend_attention_no_rows EXIT 2 PRINTS "other levels one that has .get."
+  ARGS fuzz --level visibility --backend $<TARGET_FILE:kvtwin_c_attention>)
+kvtwin_command_test(fuzz_attention EXIT 0 PRINTS " 0 differences"
+  ARGS fuzz --level attention --ops 50000)
+kvtwin_command_test(fuzz_attention_of_the_reference EXIT 0 PRINTS " 0 differences"
+  ARGS fuzz --level attention --twin reference --ops 20000)
+kvtwin_command_test(fuzz_attention_no_encoder EXIT 2 PRINTS "not for encoders"
+  ARGS fuzz --level attention --kind encoder)
+kvtwin_command_test(fuzz_attention_no_pools EXIT 2 PRINTS "for caches, not for pools"
+  ARGS fuzz --level attention --kind paged)
+kvtwin_command_test(fuzz_twin_visibility EXIT 0 PRINTS " 0 differences"
+  ARGS fuzz --level visibility --ops 50000)
 kvtwin_backend(faulty_backend props/testing/faulty_backend.c)
 kvtwin_backend(c_pool docs/examples/c_pool.c)
 kvtwin_backend(c_pool_bug docs/examples/c_pool.c)

@@ -52,6 +52,8 @@ void AddTwin(CLI::App& command, FuzzArguments& arguments) {
       ->check(CLI::IsMember(Twins()))
       ->capture_default_str();
   AddBackendOptions(command, arguments.backend);
+  // The twins are compared at each level, too.
+  command.get_option("--level")->remove_needs(command.get_option("--backend"));
   AddProfileOption(command, arguments.backend);
   command.add_flag("--json", arguments.json, "print one JSON object");
   command.add_option("--html", arguments.html,
@@ -313,6 +315,11 @@ void RefuseForPools(const CLI::App& command,
   }
 }
 
+// The pools of the twins are compared at identity only.
+void RefuseLevelOfTwin(const CLI::App& command) {
+  if (command.count("--backend") == 0) RefuseForPools(command, {"--level"});
+}
+
 // Calls `act` with the pools of a twin, or of a backend in its own process.
 template <class Do>
 int OnPools(const FuzzArguments& arguments, const Do& act) {
@@ -321,6 +328,23 @@ int OnPools(const FuzzArguments& arguments, const Do& act) {
   }
   ReportCrashes();
   return act(TwinSubject(arguments.twin));
+}
+
+// Returns the twin at the level that the user gave. Throws if it has no such
+// level.
+Subject TwinAtLevel(const FuzzArguments& arguments) {
+  const Level level = FromName<Level>(kLevelNames, arguments.backend.level)
+                          .value_or(Level::kIdentity);
+  if (level == Level::kAttention && arguments.twin == "cuda") {
+    throw CLI::ValidationError("--level", "attention is not for the twin cuda");
+  }
+  if (level == Level::kAttention && arguments.kind == "encoder") {
+    throw CLI::ValidationError("--level", "attention is not for encoders");
+  }
+  if (level != Level::kIdentity && arguments.options.count_marks) {
+    throw CLI::ValidationError("--marks", "counts at the level identity only");
+  }
+  return TwinSubject(arguments.twin, level);
 }
 
 int RunFuzz(const FuzzArguments& arguments) {
@@ -336,7 +360,7 @@ int RunFuzz(const FuzzArguments& arguments) {
   }
   if (!arguments.backend.given()) {
     ReportCrashes();
-    return RunSearch(arguments, options, TwinSubject(arguments.twin), Fuzz);
+    return RunSearch(arguments, options, TwinAtLevel(arguments), Fuzz);
   }
   if (options.count_marks) {
     return Complain(
@@ -395,7 +419,7 @@ int RunOne(const FuzzArguments& arguments) {
     return RunOnBackend(arguments.backend, *history, arguments.json,
                         arguments.html);
   }
-  const Subject subject = TwinSubject(arguments.twin);
+  const Subject subject = TwinAtLevel(arguments);
   CallTrace trace;
   const RunResult result = RunHistory(*history, subject, {.trace = &trace});
   std::vector<std::string> calls;
@@ -483,6 +507,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
     if (fuzz_arguments->kind == "paged") {
       RefuseForPools(*fuzz, {"--profile"});
+      RefuseLevelOfTwin(*fuzz);
     }
     CheckPage(*fuzz, fuzz_arguments->html);
     CatchInterrupts();
@@ -498,6 +523,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   run->callback([run, run_arguments, &exit_code] {
     if (run_arguments->history.starts_with("kvp1")) {
       RefuseForPools(*run, {"--profile"});
+      RefuseLevelOfTwin(*run);
     }
     CheckPage(*run, run_arguments->html);
     exit_code = RunOne(*run_arguments);

@@ -136,12 +136,12 @@ int RunOnBackend(const LawsArguments& arguments) {
   return OnOurBackend(
       arguments.backend, "a law",
       [&](Host& host, const BackendInfo& info, const Subject& subject) {
-        if (subject.level == Level::kNumeric) {
+        if (subject.level > Level::kVisibility) {
           return Complain(
               fmt::format("a law compares rows bit for bit, but {} claims the "
-                          "numeric level: "
+                          "{} level: "
                           "`kvtwin fuzz --backend` compares attention instead",
-                          info.name));
+                          info.name, LevelName(subject.level)));
         }
         const LawHistories histories = HistoriesOf(arguments);
         if (histories.history &&

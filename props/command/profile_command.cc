@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/index.h"
+#include "core/names.h"
 #include "props/backend/backend.h"
 #include "props/backend/host_process.h"
 #include "props/backend/ledger_backend.h"
@@ -149,9 +151,9 @@ int RunProfile(ProfileArguments arguments) {
   Host host(arguments.backend.host);
   const Result<BackendInfo> info = host.Describe();
   if (!info.ok()) return RefuseProfile(info.status().message());
-  const bool numeric =
-      info->claims == Level::kNumeric || arguments.backend.level == "numeric";
-  const Level level = numeric ? Level::kNumeric : Level::kVisibility;
+  const Level asked = FromName<Level>(kLevelNames, arguments.backend.level)
+                          .value_or(info->claims);
+  const Level level = std::max(asked, Level::kVisibility);
   bool hangs = false;
   const auto run = [&](const History& history, const Rules& rules) {
     RunResult result =

@@ -73,6 +73,7 @@ constexpr auto kCheckRules = std::to_array<CheckRules>({
     {"subject: exception", "S47, S48"},
     {"subject: room", "S4, S12"},
     {"subject: attention", "S54"},
+    {"subject: output", "S2, S16, S17, S58"},
     {"reference: cell count", "S3, S4"},
     {"reference: rows", "S2, S16, S17, S53"},
     {"reference: resume", kCanResume},
@@ -153,6 +154,8 @@ std::string_view CitedRules(TraceOpKind call, bool of_row) {
       return kPut;
     case TraceOpKind::kGet:
       return of_row ? "S16, S21, S52, S53" : "S14, S15, S23, S24";
+    case TraceOpKind::kAttend:
+      return "S2, S16, S17, S58";
     case TraceOpKind::kReservedMask:
       return "S18";
     case TraceOpKind::kRemove:

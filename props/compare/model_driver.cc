@@ -12,6 +12,7 @@
 #include "core/elements.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
+#include "props/base/attending.h"
 #include "props/base/check_name.h"
 #include "props/base/hash.h"
 #include "props/base/shifting.h"
@@ -217,7 +218,8 @@ void ModelDriver::PutRows() {
   if (copied_) return;
   const std::int64_t first = first_serial_;
   const auto count = std::ssize(batch_.positions);
-  const bool plain = subject_.level == Level::kNumeric;
+  const bool distinct = subject_.level == Level::kAttention;
+  const bool plain = subject_.level == Level::kNumeric || distinct;
   const bool as_stored = (first + layer_) % 2 == 1;
   const RowDims& rows = setup_.rows;
   // No rule says what a NaN is converted to.
@@ -225,7 +227,12 @@ void ModelDriver::PutRows() {
                         DType stored) {
     const DType dtype = as_stored ? stored : DType::kF32;
     return buffer.Fill({head_dim, rows.kv_heads, count, 1}, dtype,
-                       {role, layer_, first, plain, !plain && dtype == stored},
+                       {.role = role,
+                        .layer = layer_,
+                        .first = first,
+                        .plain = plain,
+                        .distinct = distinct,
+                        .nan = !plain && dtype == stored},
                        setup_.strided);
   };
   const TensorView key =
@@ -398,7 +405,43 @@ void ModelDriver::Misuse(int which) {
   Check(!wrong, "subject: misuse", [&] { return *wrong; });
 }
 
+void ModelDriver::CheckOutput() {
+  auto* attending = dynamic_cast<Attending*>(tested_.get());
+  if (attending == nullptr || !fresh() || IsEncoder()) return;
+  const auto before = questions_.find(place());
+  AttentionQuestion question(
+      {.ledger = ledger_.active(),
+       .layer = layer_,
+       .dims = setup_.rows,
+       .positions = batch_.positions,
+       .sequences = batch_.sequences},
+      subject_.query_heads, AsSize(first_serial_ + layer_),
+      before == questions_.end() ? nullptr : &before->second);
+  if (!question.judged()) return;
+  const auto call = [&] {
+    return fmt::format("Attend(layer {}, {} queries)", layer_,
+                       batch_.positions.size());
+  };
+  Begin(call);
+  std::vector<float> out(question.answer_size(),
+                         std::numeric_limits<float>::quiet_NaN());
+  const Status found = attending->Attend(question.query(), out);
+  if (trace_ != nullptr) AddStep(call(), StatusName(found.code()));
+  ++result_.operations;
+  CheckResult("Attend", {}, found);
+  DrawCellsNow();
+  ++result_.views;
+  const auto wrong = question.FindWrong(out, subject_.precision());
+  questions_.insert_or_assign(place(), std::move(question));
+  if (!wrong) return;
+  Failure failure = MakeFailure(
+      "subject: output", fmt::format("layer {}: {}", layer_, wrong->text));
+  failure.row = wrong->row;
+  throw failure;
+}
+
 void ModelDriver::CheckView() {
+  if (subject_.level == Level::kAttention) return CheckOutput();
   const int layer = layer_;
   const std::string call = fmt::format("Get(layer {})", layer);
   Begin(call);

@@ -1,12 +1,14 @@
 // Runs the ledger and a subject that places tokens by its own rules: every call
 // goes to both, and what each row of the batch sees is compared, token by token
-// (visibility, S53) or by the output of attention (numeric).
+// (visibility, S53), by attention over the views (numeric, S54), or by the
+// cache's own attention (attention, S58).
 
 #ifndef KVTWIN_PROPS_COMPARE_MODEL_DRIVER_H_
 #define KVTWIN_PROPS_COMPARE_MODEL_DRIVER_H_
 
 #include <bitset>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -15,6 +17,7 @@
 
 #include "core/index.h"
 #include "kvtwin/cache.h"
+#include "props/attention/attention_question.h"
 #include "props/compare/driver.h"
 #include "props/compare/runner.h"
 #include "props/history/rows.h"
@@ -77,6 +80,8 @@ class ModelDriver final : public Driver {
   void CheckView();
   void CheckShapes(int layer, const KvView& view);
   void CheckAttention(int layer, const KvView& view);
+  // Asks the cache for the attention of the current layer, and judges it.
+  void CheckOutput();
   // Makes a view of the ledger's tokens that have rows in the layer, as
   // columns. Returns false if a row may see a token that has no rows, or may
   // miss a token that it may see.
@@ -112,6 +117,8 @@ class ModelDriver final : public Driver {
   std::int64_t serial_ = 0;
   std::int64_t first_serial_ = 0;  // The first of the rows that are put.
   std::set<Place> put_;
+  // The last questions, by place, at the level `attention`.
+  std::map<Place, AttentionQuestion> questions_;
   RowBuffer keys_;
   RowBuffer values_;
 };

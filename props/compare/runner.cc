@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "core/index.h"
+#include "kvtwin/attention.h"
+#include "props/attention/attending_twin.h"
 #include "props/base/check_name.h"
 #include "props/compare/differential_driver.h"
 #include "props/compare/model_driver.h"
@@ -402,6 +404,31 @@ Subject TwinSubject(std::string_view twin) {
           .can_be_poisoned = true,
           // Each run allocates, and is slower still on the emulator.
           .start_work = twin == "cuda" ? 250'000 : 2'500};
+}
+
+Subject TwinSubject(std::string_view twin, Level level) {
+  Subject subject = TwinSubject(twin);
+  if (level == Level::kIdentity) return subject;
+  subject.level = level;
+  subject.arguments =
+      fmt::format("--twin {} --level {}", twin, LevelName(level));
+  subject.abilities.snapshots = false;
+  subject.tolerance = level == Level::kNumeric ? 1e-9 : 0;
+  subject.make_of = [make = subject.make](const Setup& setup) {
+    return make(setup.spec);
+  };
+  if (level != Level::kAttention) return subject;
+  subject.abilities.kinds &= ~std::uint32_t{KVTWIN_HAS_ENCODER};
+  subject.make_of = [make = subject.make, name = std::string(twin)](
+                        const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    auto cache = make(setup.spec);
+    if (!cache.ok()) return cache;
+    auto attention = MakeAttention(name);
+    if (!attention.ok()) return attention.status();
+    return std::unique_ptr<Cache>(std::make_unique<AttendingTwin>(
+        std::move(*cache), setup.config.v_layout, std::move(*attention)));
+  };
+  return subject;
 }
 
 std::string CallLineOf(const Step& step) {

@@ -13,6 +13,7 @@
 
 #include "core/dialects/rules.h"
 #include "kvtwin/cache.h"
+#include "props/attention/attention_question.h"
 #include "props/base/level.h"
 #include "props/compare/coverage_marks.h"
 #include "props/compare/failure.h"
@@ -78,11 +79,18 @@ struct Subject {
   bool mask_rows_too = false;
   Abilities abilities = {};
   double tolerance = 0;  // Maximal error of an element of attention's output.
+  // The following two are for the level `attention`, which allows what rounding
+  // to this dtype explains, and the tolerance.
+  DType attend_dtype = DType::kF32;
+  int query_heads = 8;  // For each KV head.
   // "--backend ./libyours.so", or empty: "--twin NAME".
   std::string arguments = {};
   // Called before each operation of a history.
   std::function<void(std::size_t step)> on_step = {};
 
+  AttentionPrecision precision() const {
+    return {.dtype = attend_dtype, .tolerance = tolerance};
+  }
   bool is_twin() const { return !make_of && !run; }
   Result<std::unique_ptr<Cache>> Make(const Setup& setup) const {
     return make_of ? make_of(setup) : make(setup.spec);
@@ -91,6 +99,11 @@ struct Subject {
 
 // Returns the subject of the twin `twin`: "reference", "optimized" or "cuda".
 Subject TwinSubject(std::string_view twin);
+
+// Returns the same at another level, where it is compared with the ledger
+// alone, as a backend is. At `attention`, the twin's attention computes over
+// its views. Requires: not "cuda" at that level.
+Subject TwinSubject(std::string_view twin, Level level);
 
 // The record of a run: a step for each call. If there is a frame, the steps
 // from number `from` on are drawn.

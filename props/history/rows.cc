@@ -10,6 +10,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/index.h"
+#include "props/base/hash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -29,11 +30,22 @@ float Tie(std::int64_t number) {
   return number % 5 < 2 ? -size : size;
 }
 
+// Returns one of 48 numbers, at random: +-8/64 to 15/64 times 1, 2 or 4.
+float Distinct(const RowSource& source, std::int64_t token,
+               std::int64_t index) {
+  const std::array<std::int64_t, 4> name = {
+      token, index, source.layer, source.role == RowRole::kKey ? 1 : 2};
+  const std::uint64_t bits = HashBytes(name.data(), sizeof(name), 0);
+  const auto size = static_cast<float>((8 + bits % 8) << (bits >> 3) % 3) / 64;
+  return (bits >> 32) % 2 == 0 ? size : -size;
+}
+
 // The first element names token and layer, exactly in f32, f16 and bf16, and is
 // not too large for f8. The other elements have fractions, so that rounding
 // shows; for one token in eight they are ties. The second element is a NaN now
 // and then.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
+  if (source.distinct) return Distinct(source, token, index);
   if (source.plain) {
     const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
     const std::int64_t mixed =

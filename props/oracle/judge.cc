@@ -39,6 +39,11 @@ void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
       ++judged.answers;
       judged.rows += op.key.shape[2];
       return;
+    case TraceOpKind::kAttend:
+      if (!oracle.fresh()) return;
+      ++judged.outputs;
+      ++judged.answers;
+      return;
     case TraceOpKind::kStartForward:
     case TraceOpKind::kRemove:
       if (IsRefused(op.result)) ++judged.refusals;
@@ -144,6 +149,10 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
     }
   }
   if (!error) error = reader.error();
+  // No rows were shown, only outputs.
+  if (judged.outputs > 0 && judged.gets == 0) {
+    judgement.level = std::max(judgement.level, Level::kAttention);
+  }
   if (error) judgement.level = Level::kNone;
   return judgement;
 }
@@ -181,6 +190,9 @@ std::string JudgedText(const Judged& judged) {
   std::string text = fmt::format(
       "{}: {} of {}", counted(judged.calls, "line", "lines"),
       counted(judged.gets, "get", "gets"), counted(judged.rows, "row", "rows"));
+  if (judged.outputs > 0) {
+    text += ", " + counted(judged.outputs, "output", "outputs");
+  }
   if (judged.refusals > 0) {
     text += ", " + counted(judged.refusals, "refusal", "refusals");
   }

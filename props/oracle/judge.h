@@ -28,6 +28,7 @@ struct Judged {
   std::int64_t answers = 0;      // Lines with an answer that was compared.
   std::int64_t gets = 0;         // Lines with `get` or `views`.
   std::int64_t rows = 0;         // K rows in these lines, of one layer each.
+  std::int64_t outputs = 0;      // Lines with `attend`.
   std::int64_t refusals = 0;     // Answers such as cache_full, compared or not.
   std::int64_t prefix_hits = 0;  // Lines with an `open` that found a prefix.
 };

@@ -243,6 +243,8 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
       return said(cache.CanResume(op.seq, op.pos));
     case TraceOpKind::kEncoderCached:
       return said(cache.EncoderCached());
+    case TraceOpKind::kAttend:  // Caches show rows, and do not attend.
+      return {};
   }
   return {};
 }
@@ -252,6 +254,7 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
     if (!reserving_) return "no start_forward with reserve came before";
     if (ActiveSpec().kind == Kind::kEncoder) return "an encoder has no mask";
   }
+  if (op.kind == TraceOpKind::kAttend) return FindWrongShape(op);
   recorded_ = op.result;
   const Status status = Ask(*gate_, op).status;
   const bool as_recorded =
@@ -563,6 +566,8 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
       return std::nullopt;
     case TraceOpKind::kGet:
       return CheckVisibility(op);
+    case TraceOpKind::kAttend:
+      return CheckOutput(op);
     case TraceOpKind::kReservedMask:
       return std::nullopt;
     case TraceOpKind::kRemove:

@@ -85,6 +85,9 @@ class Oracle {
   const CacheSpec& ActiveSpec() const;
   Answer Ask(Cache& cache, const TraceOp& op) const;
   std::string FindMisuse(const TraceOp& op);
+  // Returns why the query or the output of an attend cannot be of this pass and
+  // layer; empty if they can.
+  std::string FindWrongShape(const TraceOp& op) const;
   std::string FindExcess(const TraceOp& op);
   double LedgerExcess(const TraceOp& op);
   void Remember(const TraceOp& op);
@@ -106,6 +109,7 @@ class Oracle {
   std::optional<Failure> FollowRemove(const TraceOp& op);
   std::optional<Failure> CheckDims(const TraceOp& op) const;
   std::optional<Failure> CheckVisibility(const TraceOp& op) const;
+  std::optional<Failure> CheckOutput(const TraceOp& op) const;
 
   std::string SightText(int layer, const KvView& actual, int row, int column,
                         int first_cell) const;

@@ -175,8 +175,9 @@ room() {
 }
 room base
 room history base
-room compare base history
-room oracle base compare
+room attention base
+room compare base history attention
+room oracle base attention compare
 room shrink base history compare
 room report base compare oracle
 room page_judge base compare oracle report
@@ -189,7 +190,7 @@ room command base history compare oracle shrink report page_judge paged laws sea
 room fuzzers history oracle shrink paged search
 room cuda
 room testing base history compare oracle paged search
-room unit base history compare testing
+room unit base history attention compare testing
 room repo base
 room museum
 room recorders

@@ -37,6 +37,9 @@ std::string ArgumentsText(const TraceOp& op) {
     case TraceOpKind::kPut:
     case TraceOpKind::kGet:
       return fmt::format("layer {}, K {}", op.layer, ShapeText(op.key.shape));
+    case TraceOpKind::kAttend:
+      return fmt::format("layer {}, query {}", op.layer,
+                         ShapeText(op.key.shape));
     case TraceOpKind::kReservedMask:
       return ShapeText(op.shape);
     case TraceOpKind::kRemove:

@@ -37,6 +37,7 @@ std::size_t Count(std::int32_t count) { return AsSize(std::max(count, 0)); }
 constexpr double kElementsMax = 1 << 26;
 
 using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 
 template <std::size_t n>
 nb::str Named(const std::array<std::string_view, n>& names, int at) {
@@ -163,9 +164,6 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
       instance.cache.attr("put")(layer, Rows(*key), Rows(*value));
     });
   };
-  table_.get = [](void* cache, std::int32_t layer, kvtwin_view* view) {
-    return On(cache, [&](Instance& instance) { Get(instance, layer, view); });
-  };
   table_.message = [](void* cache) {
     return cache == nullptr ? ""
                             : static_cast<Instance*>(cache)->message.c_str();
@@ -180,6 +178,8 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
   const auto has = [&](const char* name) {
     return nb::cast<bool>(methods.attr("__contains__")(name));
   };
+  if (has("get")) FillGet(table);
+  if (has("attend")) FillAttend(table);
   if (has("remove")) {
     table.remove = [](void* cache, std::int32_t sequence, std::int32_t begin,
                       std::int32_t end) {
@@ -236,6 +236,24 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
     };
   }
   if (has("cells")) FillCells(table);
+}
+
+void Backend::FillGet(kvtwin_backend_v1& table) {
+  table.get = [](void* cache, std::int32_t layer, kvtwin_view* view) {
+    return On(cache, [&](Instance& instance) { Get(instance, layer, view); });
+  };
+}
+
+void Backend::FillAttend(kvtwin_backend_v1& table) {
+  table.attend = [](void* cache, std::int32_t layer, const kvtwin_tensor* query,
+                    float* out) {
+    return On(cache, [&](Instance& instance) {
+      const nb::object answer =
+          instance.cache.attr("attend")(layer, Rows(*query));
+      const auto numbers = nb::cast<Numbers>(answer);
+      std::copy_n(numbers.data(), numbers.size(), out);
+    });
+  };
 }
 
 void Backend::FillCells(kvtwin_backend_v1& table) {
@@ -312,6 +330,9 @@ int Backend::Describe(kvtwin_description_v1* out) {
     out->placements = nb::cast<std::uint32_t>(said[13]);
     out->max_position = nb::cast<std::int32_t>(said[14]);
     out->max_mask_padding = nb::cast<std::int32_t>(said[15]);
+    out->attend_dtype = static_cast<kvtwin_dtype>(nb::cast<int>(said[16]));
+    out->max_query_heads = nb::cast<std::int32_t>(said[17]);
+    out->attend_tolerance = nb::cast<double>(said[18]);
   });
 }
 

@@ -92,6 +92,8 @@ class Backend {
   int Init(const kvtwin_setup_v1* setup, void** cache);
   static void Get(Instance& instance, int layer, kvtwin_view* view);
   static void FillOptional(nb::handle adapter, kvtwin_backend_v1& table);
+  static void FillGet(kvtwin_backend_v1& table);
+  static void FillAttend(kvtwin_backend_v1& table);
   static void FillCells(kvtwin_backend_v1& table);
 
   static thread_local Backend* current_;

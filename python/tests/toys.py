@@ -1,5 +1,7 @@
 """Caches in Python: a correct one, and faulty ones."""
 
+import dataclasses
+
 import numpy as np
 
 import kvtwin
@@ -203,3 +205,35 @@ class Ours(kvtwin.Cache):
         max_sequences=0,
         max_padding=0,
     )
+
+
+class Attends(Right):
+    """Shows no rows: it answers with the outputs of attention."""
+
+    kvtwin = dataclasses.replace(Right.kvtwin, name="attends", level="attention")
+    get = None
+
+    def attend(self, layer, query):
+        key, value, mask = Right.get(self, layer)
+        rows, heads, head_dim = query.shape
+        group = heads // self.setup.kv_heads
+        key, value = (np.repeat(x, group, axis=1).astype(float) for x in (key, value))
+        scores = np.einsum("rhd,chd->rhc", query, key) / np.sqrt(head_dim)
+        mask = self.mask(mask[:rows])
+        weights = np.where(mask[:, None, :], np.exp(scores), 0)
+        sums = weights.sum(axis=2, keepdims=True)
+        weights = weights / np.where(sums == 0, 1, sums)
+        return np.einsum("rhc,chd->rhd", weights, value)
+
+    def mask(self, mask):
+        return mask
+
+
+class AttendsToTooFew(Attends):
+    """The last of several tokens does not see the first."""
+
+    def mask(self, mask):
+        mask = mask.copy()
+        if mask.shape[1] > 2:
+            mask[-1, 0] = False
+        return mask

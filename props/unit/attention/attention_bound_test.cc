@@ -1,6 +1,6 @@
 // Shows how far outside of the bound the attention of a faulty cache is.
 
-#include "props/compare/attention_bound.h"
+#include "props/attention/attention_bound.h"
 
 #include <gtest/gtest.h>
 

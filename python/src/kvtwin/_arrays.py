@@ -20,6 +20,16 @@ def numbers(array: Any, what: str) -> Float32Array:
     return np.asarray(found, dtype=np.float32)
 
 
+def outputs(array: Any) -> Float32Array:
+    """Returns the outputs of attention as dense float32: an array of numpy, a tensor of
+    torch, or anything else that converts to numpy or has DLPack."""
+    if hasattr(array, "detach"):  # torch: numpy has no bf16, and no gradients.
+        array = array.detach().float().cpu()
+    elif hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
+        array = np.from_dlpack(array)
+    return np.ascontiguousarray(numbers(array, "the output"))
+
+
 def rows(
     array: Any, what: str, heads: int | None = None, head_dim: int | None = None
 ) -> Float32Array:
@@ -84,6 +94,8 @@ def stored(array: Any, what: str, dtype: str) -> Array:
 
 def check_shape(array: Array, what: str, shape: tuple[int, ...]) -> None:
     if array.shape != shape:
+        if what == "the output":
+            raise ValueError(f"{what} has shape {array.shape}, expected {shape}")
         shown = ", ".join(str(extent) for extent in shape[1:])
         first = "columns" if what == "key" else str(shape[0])
         raise ValueError(f"{what} has shape {array.shape}, expected ({first}, {shown})")

@@ -26,7 +26,7 @@ class Verdict:
 
     verdict: Literal["accept", "reject", "bad_input"]
     #: The strongest equivalence that held to the end.
-    level: Literal["identity", "visibility", "none"]
+    level: Literal["identity", "visibility", "attention", "none"]
     #: The first wrong line, counted from 1; 0: accepted.
     line: int
     #: The error in that line; empty if there is none.

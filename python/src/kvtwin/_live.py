@@ -35,6 +35,8 @@ from kvtwin._setup import (
 from kvtwin._types import Array
 
 OPTIONAL = (
+    "get",
+    "attend",
     "remove",
     "copy_prefix",
     "can_resume",
@@ -74,7 +76,8 @@ class Backend:
                 f"{cls.__name__}.kvtwin is {description!r}, it must be a "
                 "kvtwin.Description"
             )
-        for name in ("start_forward", "put", "get"):
+        attends = description.level == "attention"
+        for name in ("start_forward", "put", "attend" if attends else "get"):
             if not callable(getattr(cls, name, None)):
                 raise TypeError(f"{cls.__name__} has no method {name}")
         for ability, name in (
@@ -90,7 +93,7 @@ class Backend:
         self.cls = cls
         self.refuses_misuse = "refuse_misuse" in description.can
         self.description = description
-        self.has = {name for name in OPTIONAL if hasattr(cls, name)}
+        self.has = {name for name in OPTIONAL if callable(getattr(cls, name, None))}
         if description.level == "identity":
             for name in CELLS:
                 if not hasattr(cls, name):
@@ -103,7 +106,8 @@ class Backend:
     def describe(self) -> tuple[Any, ...]:
         """Returns name, profile, level, kinds, can, dtypes, v_layouts, shifts,
         max_sequences, max_layers, max_padding, tolerance, cannot, placements,
-        max_position, max_mask_padding."""
+        max_position, max_mask_padding, attend_dtype, max_query_heads,
+        attend_tolerance."""
         d = self.description
         return (
             d.name,
@@ -123,6 +127,9 @@ class Backend:
             _bits(d.placements, PLACEMENTS),
             d.max_position,
             d.max_mask_padding,
+            DTYPES.index(d.attend_dtype),
+            d.max_query_heads,
+            d.attend_tolerance,
         )
 
     def init(self, fields: dict[str, Any]) -> Instance:
@@ -212,6 +219,13 @@ class Instance:
         self.shown = (k, v, numbers, first_cell, (0, 0))
         return self.shown
 
+    def attend(self, layer: int, query: Array) -> Array:
+        """Returns the outputs, (tokens, heads, v_head_dim), as dense float32."""
+        # A copy, which the class may write to.
+        found = _arrays.outputs(self.cache.attend(layer, np.array(query)))
+        _arrays.check_shape(found, "the output", (*query.shape[:2], self.setup.v_head_dim))
+        return found
+
     def remove(self, sequence: int, begin: int, end: int) -> None:
         self.cache.remove(sequence, begin, end)
 
@@ -278,7 +292,7 @@ class FuzzResult:
 
     ok: bool
     #: The strongest level that holds.
-    level: Literal["identity", "visibility", "numeric", "none"]
+    level: Literal["identity", "visibility", "numeric", "attention", "none"]
     #: Whether every history ended in a finding before a view was compared, so that
     #: nothing shows that a level holds.
     not_judged: bool

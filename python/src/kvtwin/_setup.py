@@ -16,7 +16,7 @@ VLayout = Literal["plain", "permuted", "tiled"]
 DType = Literal["f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0"]
 MaskDType = Literal["f32", "f16", "bf16", "bits"]
 # "entitlement" is the name that "visibility" had before.
-Level = Literal["identity", "visibility", "numeric", "entitlement"]
+Level = Literal["identity", "visibility", "numeric", "attention", "entitlement"]
 Ability = Literal[
     "remove_tail",
     "remove_middle",
@@ -35,7 +35,7 @@ DTYPES = ("f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0")
 MASK_DTYPES = ("f32", "f16", "bf16", "bits")
 V_LAYOUTS = ("plain", "permuted", "tiled")
 SHIFTS = ("none", "identity", "add", "tag_add", "rope")
-LEVELS = ("numeric", "visibility", "identity")
+LEVELS = ("numeric", "visibility", "identity", "attention")
 # The bit of each ability, KVTWIN_CAN_... in include/kvtwin/kvtwin.h.
 ABILITIES = {
     "remove_tail": 0,
@@ -197,7 +197,8 @@ class Description:
     #: exceptions: "llama.cpp except copy replaces, middle removal shifts".
     profile: str = "ollama-0.15"
     #: The strongest level that it is held to. `identity` also needs the methods
-    #: `cells`, `batch_cells` and `cell_count`.
+    #: `cells`, `batch_cells` and `cell_count`; `attention` needs `attend`, and is the
+    #: only level without `get`.
     level: Level = "visibility"
     kinds: frozenset[str] | set[str] = frozenset({"causal"})
     can: frozenset[str] | set[str] = frozenset()
@@ -218,11 +219,19 @@ class Description:
     cannot: frozenset[str] | set[str] = frozenset()
     #: For the level `numeric`: the largest error of an element of attention.
     tolerance: float = 0.01
+    #: For `attend`: f32, or the dtype f16 or bf16 to which queries, scores, weights or
+    #: outputs are rounded.
+    attend_dtype: str = "f32"
+    #: For `attend`: the largest number of query heads for each KV head. 0: any.
+    max_query_heads: int = 0
+    #: For `attend`: added to what rounding explains, for number formats of its own.
+    attend_tolerance: float = 0
 
     def __post_init__(self) -> None:
         if self.level == "entitlement":  # The old name.
             object.__setattr__(self, "level", "visibility")
         _known("level", [self.level], LEVELS)
+        _known("attend_dtype", [self.attend_dtype], ("f32", "f16", "bf16"))
         _known("kinds", self.kinds, KINDS)
         _known("can", self.can, ABILITIES)
         _known("cannot", self.cannot, CANNOT)

@@ -1,4 +1,4 @@
-#include "props/compare/attention_bound.h"
+#include "props/attention/attention_bound.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 // Bounds the rounding errors of attention in f32, from the numbers of the case.
 // docs/attention.md derives the bound.
 
-#ifndef KVTWIN_PROPS_COMPARE_ATTENTION_BOUND_H_
-#define KVTWIN_PROPS_COMPARE_ATTENTION_BOUND_H_
+#ifndef KVTWIN_PROPS_ATTENTION_ATTENTION_BOUND_H_
+#define KVTWIN_PROPS_ATTENTION_ATTENTION_BOUND_H_
 
 #include <Eigen/Core>
 #include <cstdint>
@@ -38,4 +38,4 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_COMPARE_ATTENTION_BOUND_H_
+#endif  // KVTWIN_PROPS_ATTENTION_ATTENTION_BOUND_H_

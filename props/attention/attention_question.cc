@@ -1,0 +1,381 @@
+#include "props/attention/attention_question.h"
+
+#include <fmt/format.h>
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/index.h"
+#include "props/attention/explanation.h"
+#include "props/base/hash.h"
+
+namespace kvtwin::props {
+namespace {
+
+using reference::CacheLedger;
+using reference::LedgerToken;
+
+// Tokens that are gone are kept up to this number.
+constexpr std::int64_t kGoneMost = 4;
+// Of large batches, some rows are judged, and always the last: about as many as
+// see this number of tokens.
+constexpr std::int64_t kTermsMost = 256;
+
+TensorView FloatView(const std::vector<float>& data, const Shape& shape) {
+  return DenseView(data.data(), DType::kF32, shape);
+}
+
+// Appends the elements of a dense row as f32.
+void AppendRow(const TensorView& row, std::vector<float>& to) {
+  if (row.dtype == DType::kF32) {
+    const auto* from = static_cast<const float*>(row.data);
+    to.insert(to.end(), from, from + row.elements());
+    return;
+  }
+  const std::size_t before = to.size();
+  to.resize(before + AsSize(row.elements()));
+  WriteDense(row, DType::kF32, reinterpret_cast<std::byte*>(&to[before]));
+}
+
+std::uint64_t Mix(std::uint64_t seed, std::int64_t number) {
+  return HashBytes(&number, sizeof(number), seed);
+}
+
+// Rounds to bf16, so that an engine may round queries without an error.
+float Rounded(double number) {
+  return static_cast<float>(Eigen::bfloat16(static_cast<float>(number)));
+}
+
+// The unit roundoff of a dtype, in which an engine computes.
+double UnitOf(DType dtype) {
+  if (dtype == DType::kF16) return 0x1p-11;
+  if (dtype == DType::kBF16) return 0x1p-8;
+  return 0;  // The bound counts roundings to f32.
+}
+
+}  // namespace
+
+// The terms as columns, which one row sees.
+struct AttentionQuestion::Gathered {
+  std::vector<float> key;
+  std::vector<float> value;
+  std::vector<float> mask;
+  KvView view;
+};
+
+AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
+                                     std::uint64_t seed,
+                                     const AttentionQuestion* before)
+    : dims_(pass.dims) {
+  AddTokens(pass, before);
+  AddRows(pass);
+  // There are 8 targets, and the more heads, the longer it takes.
+  DrawQueries(std::clamp(8 / dims_.kv_heads, 1, group), seed);
+}
+
+AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query)
+    : dims_(pass.dims), query_(query) {
+  AddTokens(pass, nullptr);
+  AddRows(pass);
+}
+
+void AttentionQuestion::AddTokens(const Pass& pass,
+                                  const AttentionQuestion* before) {
+  const std::vector<LedgerToken>& stored = pass.ledger.tokens();
+  const std::size_t most = stored.size() + kGoneMost;
+  tokens_.reserve(most);
+  keys_.reserve(most * AsSize(dims_.k_head_dim * dims_.kv_heads));
+  values_.reserve(most * AsSize(dims_.v_head_dim * dims_.kv_heads));
+  for (const LedgerToken& token : stored) {
+    const auto rows = token.rows.find(pass.layer);
+    if (rows == token.rows.end()) continue;
+    tokens_.push_back(
+        {.number = token.number,
+         .position = token.position,
+         .sequence = *token.sequences.begin(),
+         .more = {std::next(token.sequences.begin()), token.sequences.end()}});
+    AppendRow(rows->second.key.view(), keys_);
+    AppendRow(rows->second.value.view(), values_);
+  }
+  if (before == nullptr) return;
+  std::int64_t gone = 0;
+  for (std::size_t i = before->tokens_.size(); i-- > 0 && gone < kGoneMost;) {
+    const AskedToken& token = before->tokens_[i];
+    if (std::ranges::count(stored, token.number, &LedgerToken::number) > 0) {
+      continue;
+    }
+    ++gone;
+    tokens_.push_back(token);
+    tokens_.back().gone = true;
+    const auto append = [&](const std::vector<float>& from, int head_dim,
+                            std::vector<float>& to) {
+      const std::int64_t size = std::int64_t{head_dim} * dims_.kv_heads;
+      const auto row =
+          IteratorAt(from, std::ssize(from) / std::ssize(before->tokens_) *
+                               static_cast<std::ptrdiff_t>(i));
+      to.insert(to.end(), row, row + size);
+    };
+    append(before->keys_, dims_.k_head_dim, keys_);
+    append(before->values_, dims_.v_head_dim, values_);
+  }
+}
+
+void AttentionQuestion::AddRows(const Pass& pass) {
+  rows_.reserve(pass.positions.size());
+  for (std::size_t i = 0; i < pass.positions.size(); ++i) {
+    Row& row = rows_.emplace_back();
+    row.position = pass.positions[i];
+    row.sequence = pass.sequences[i];
+    row.judged = true;
+    std::int64_t index = 0;  // Of the tokens that have rows.
+    for (const LedgerToken& token : pass.ledger.tokens()) {
+      const bool known = index < std::ssize(tokens_) &&
+                         At(tokens_, index).number == token.number;
+      if (pass.ledger.MaySee(AsInt(i), token)) {
+        row.judged =
+            row.judged && known && !pass.ledger.MayMiss(AsInt(i), token);
+        row.sees.push_back({index, index});
+      }
+      index += known ? 1 : 0;
+    }
+    if (!row.judged) row.sees.clear();
+  }
+  std::int64_t terms = 0;
+  for (const Row& row : rows_) terms += std::ssize(row.sees);
+  const std::int64_t step = 1 + terms / kTermsMost;
+  for (std::int64_t r = 0; r + 1 < std::ssize(rows_); ++r) {
+    if (r % step == 0) continue;
+    At(rows_, r).judged = false;
+    At(rows_, r).sees.clear();
+  }
+}
+
+// Returns the tokens that the heads of a row point at, one for each head of a
+// KV head in turn; -1: all alike.
+std::vector<std::int64_t> AttentionQuestion::TargetsOf(
+    const Row& row, std::uint64_t draw) const {
+  const auto position = [&](std::int64_t i) { return At(tokens_, i).position; };
+  const auto [first, last] = std::ranges::minmax_element(
+      row.sees, {}, [&](const Term& term) { return position(term.key); });
+  std::int64_t below = -1;  // The hidden tokens next to what is seen.
+  std::int64_t above = -1;
+  std::int64_t other = -1;
+  std::size_t next = 0;
+  for (std::int64_t i = 0; i < std::ssize(tokens_); ++i) {
+    if (next < row.sees.size() && row.sees[next].key == i) {
+      ++next;
+      continue;
+    }
+    if (!At(tokens_, i).HeldBy(row.sequence)) {
+      other = i;
+    } else if (position(i) < position(first->key)) {
+      if (below < 0 || position(i) > position(below)) below = i;
+    } else if (above < 0 || position(i) < position(above)) {
+      above = i;
+    }
+  }
+  const auto any = [&](std::int64_t salt) {
+    return At(row.sees, Mix(draw, salt) % row.sees.size()).key;
+  };
+  std::vector<std::int64_t> targets = {-1,    first->key, last->key, below,
+                                       above, other,      any(0),    any(1)};
+  for (std::size_t i = 3; i < 6; ++i) {
+    if (targets[i] < 0) targets[i] = any(AsInt(i));
+  }
+  std::ranges::rotate(targets, IteratorAt(targets, draw % targets.size()));
+  return targets;
+}
+
+Eigen::Map<const Eigen::VectorXf> AttentionQuestion::KeyOf(
+    std::int64_t token, std::int64_t kv_head) const {
+  const std::int64_t at = (token * dims_.kv_heads + kv_head) * dims_.k_head_dim;
+  return {&At(keys_, at), dims_.k_head_dim};
+}
+
+Eigen::Map<const Eigen::ArrayXf> AttentionQuestion::ValueOf(
+    std::int64_t token, std::int64_t kv_head) const {
+  const std::int64_t at = (token * dims_.kv_heads + kv_head) * dims_.v_head_dim;
+  return {&At(values_, at), dims_.v_head_dim};
+}
+
+void AttentionQuestion::DrawQueries(int group, std::uint64_t seed) {
+  const std::int64_t dim = dims_.k_head_dim;
+  const std::int64_t heads = std::int64_t{group} * dims_.kv_heads;
+  query_ = FilledTensor(DType::kF32, {dim, heads, std::ssize(rows_), 1}, 0);
+  auto* const queries = reinterpret_cast<float*>(query_.bytes.data());
+  Eigen::VectorXf lengths(dims_.kv_heads);  // Of the longest K of each KV head.
+  for (std::int64_t kv_head = 0; kv_head < dims_.kv_heads; ++kv_head) {
+    float longest = 0;
+    for (std::int64_t i = 0; i < std::ssize(tokens_); ++i) {
+      longest = std::max(longest, KeyOf(i, kv_head).norm());
+    }
+    lengths[kv_head] = longest;
+  }
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    const Row& row = rows_[r];
+    if (row.sees.empty()) continue;
+    const std::uint64_t draw = Mix(seed, static_cast<std::int64_t>(r));
+    const std::vector<std::int64_t> targets = TargetsOf(row, draw);
+    // The score of a target. If the other tokens have scores near 0, the target
+    // has more than half of the weight.
+    const double score = 1 + std::log(row.sees.size());
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const std::int64_t kv_head = h / group;
+      const std::int64_t target = At(targets, h % std::ssize(targets));
+      const auto key = KeyOf(std::max<std::int64_t>(target, 0), kv_head);
+      const double length = key.norm() * lengths[kv_head];
+      if (target < 0 || length == 0) continue;
+      const double factor = score * std::sqrt(dim) / length;
+      for (std::int64_t i = 0; i < dim; ++i) {
+        queries[(static_cast<std::int64_t>(r) * heads + h) * dim + i] =
+            Rounded(key[i] * factor);
+      }
+    }
+  }
+}
+
+std::size_t AttentionQuestion::answer_size() const {
+  return AsSize(dims_.v_head_dim * heads() * rows());
+}
+
+bool AttentionQuestion::judged() const {
+  return std::ranges::any_of(rows_, &Row::judged);
+}
+
+Eigen::MatrixXd AttentionQuestion::QueriesOf(std::int64_t row) const {
+  const auto* all = reinterpret_cast<const float*>(query_.bytes.data());
+  const std::int64_t dim = dims_.k_head_dim;
+  return Eigen::Map<const Eigen::MatrixXf>(all + row * dim * heads(), dim,
+                                           heads())
+      .cast<double>();
+}
+
+AttentionQuestion::Gathered AttentionQuestion::Gather(
+    std::span<const Term> terms) const {
+  Gathered all;
+  const std::int64_t k_size = std::int64_t{dims_.k_head_dim} * dims_.kv_heads;
+  const std::int64_t v_size = std::int64_t{dims_.v_head_dim} * dims_.kv_heads;
+  for (const Term& term : terms) {
+    const auto key = IteratorAt(keys_, term.key * k_size);
+    all.key.insert(all.key.end(), key, key + k_size);
+    const auto value = IteratorAt(values_, term.value * v_size);
+    all.value.insert(all.value.end(), value, value + v_size);
+  }
+  const auto count = std::ssize(terms);
+  all.mask.assign(terms.size(), 0);
+  all.view = {
+      .key = FloatView(all.key, {dims_.k_head_dim, dims_.kv_heads, count, 1}),
+      .value =
+          FloatView(all.value, {dims_.v_head_dim, dims_.kv_heads, count, 1}),
+      .mask = FloatView(all.mask, {count, 1, 1, 1})};
+  return all;
+}
+
+Eigen::MatrixXd AttentionQuestion::OutputOf(const Eigen::MatrixXd& queries,
+                                            std::span<const Term> terms) const {
+  return reference::Attend(Gather(terms).view, VLayout::kPlain, 0, queries,
+                           1 / std::sqrt(dims_.k_head_dim));
+}
+
+Eigen::MatrixXd AttentionQuestion::Expected(std::int64_t row,
+                                            const AttentionPrecision& precision,
+                                            Eigen::MatrixXd& allowed) const {
+  const Gathered seen = Gather(At(rows_, row).sees);
+  const Eigen::MatrixXd queries = QueriesOf(row);
+  const reference::Weighing weighing = {.scale =
+                                            1 / std::sqrt(dims_.k_head_dim)};
+  const reference::AttendedRow exact =
+      reference::AttendRow(seen.view, VLayout::kPlain, 0, queries, weighing);
+  const double unit = UnitOf(precision.dtype);
+  allowed = BoundOfErrors(seen.view, VLayout::kPlain, 0, queries, weighing,
+                          exact, {.input_error = 2 * unit})
+                .out;
+  allowed += unit * (allowed + exact.out.cwiseAbs());  // The result is rounded.
+  // A row that sees nothing has zeros, of which nothing is rounded.
+  allowed.array() += precision.tolerance + std::numeric_limits<double>::min();
+  return exact.out;
+}
+
+bool AttentionQuestion::IsSurelyRight(std::int64_t row,
+                                      std::span<const float> out) const {
+  const std::vector<Term>& sees = At(rows_, row).sees;
+  if (sees.empty()) return false;  // There is no sum to divide by.
+  const auto count = std::ssize(sees);
+  const Eigen::MatrixXd queries = QueriesOf(row) / std::sqrt(dims_.k_head_dim);
+  const std::int64_t group = heads() / dims_.kv_heads;
+  // The bound counts at least so many roundings of each term, and of the sum.
+  const double error = 8 * static_cast<double>(count + 1) * 0x1p-24;
+  Eigen::ArrayXXd weights(group, count);
+  Eigen::ArrayXXd sums(dims_.v_head_dim, group);
+  Eigen::ArrayXXd sizes(dims_.v_head_dim, group);
+  for (std::int64_t kv_head = 0; kv_head < dims_.kv_heads; ++kv_head) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto key = KeyOf(At(sees, i).key, kv_head);
+      for (std::int64_t h = 0; h < group; ++h) {
+        weights(h, i) =
+            key.cast<double>().dot(queries.col(kv_head * group + h));
+      }
+    }
+    const Eigen::ArrayXd largest = weights.rowwise().maxCoeff();
+    weights = (weights.colwise() - largest).exp();
+    sums.setZero();
+    sizes.setZero();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const Eigen::ArrayXd value =
+          ValueOf(At(sees, i).value, kv_head).cast<double>();
+      for (std::int64_t h = 0; h < group; ++h) {
+        sums.col(h) += weights(h, i) * value;
+        sizes.col(h) += weights(h, i) * value.abs();
+      }
+    }
+    const Eigen::ArrayXd totals = weights.rowwise().sum();
+    for (std::int64_t h = 0; h < group; ++h) {
+      const Eigen::Map<const Eigen::ArrayXf> actual(
+          &out[AsSize((kv_head * group + h) * dims_.v_head_dim)],
+          dims_.v_head_dim);
+      const Eigen::ArrayXd wrong =
+          (actual.cast<double>() * totals[h] - sums.col(h)).abs();
+      if (!(wrong <= error * sizes.col(h)).all()) return false;
+    }
+  }
+  return true;
+}
+
+std::optional<WrongOutput> AttentionQuestion::FindWrong(
+    std::span<const float> out, const AttentionPrecision& precision) const {
+  const std::int64_t size = dims_.v_head_dim * heads();
+  for (std::int64_t r = 0; r < rows(); ++r) {
+    const Row& row = At(rows_, r);
+    if (!row.judged) continue;
+    const std::span<const float> answer =
+        out.subspan(AsSize(r * size), AsSize(size));
+    if (IsSurelyRight(r, answer)) continue;
+    const Eigen::MatrixXd actual = Eigen::Map<const Eigen::MatrixXf>(
+                                       answer.data(), dims_.v_head_dim, heads())
+                                       .cast<double>();
+    Eigen::MatrixXd allowed;
+    const Eigen::MatrixXd expected = Expected(r, precision, allowed);
+    const Eigen::MatrixXd ratio =
+        (actual - expected).cwiseAbs().cwiseQuotient(allowed);
+    std::int64_t i = 0;
+    std::int64_t h = 0;
+    const double worst = ratio.maxCoeff<Eigen::PropagateNaN>(&i, &h);
+    if (worst <= 1) continue;  // A NaN does not pass.
+    return WrongOutput{
+        .row = AsInt(r),
+        .text = fmt::format(
+            "the output of row {} (sequence {}, position {}) is {:.6g} at "
+            "element {} of head {}, expected {:.6g}, allowed is a difference "
+            "of {:.2g}; {}",
+            r, row.sequence, row.position, actual(i, h), i, h, expected(i, h),
+            allowed(i, h), ExplainOutput(*this, r, actual, allowed))};
+  }
+  return std::nullopt;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,136 @@
+// A question of the level `attention`: queries for the batch of a pass over one
+// layer, and the outputs that the ledger's tokens make.
+//
+// The queries point at tokens: at the first and the last one that a row sees,
+// at those that are hidden just before and just after them, and at others. So a
+// token that is missing, wrong, or there twice moves an output by far more than
+// rounding does (docs/attention.md has the figures).
+
+#ifndef KVTWIN_PROPS_ATTENTION_ATTENTION_QUESTION_H_
+#define KVTWIN_PROPS_ATTENTION_ATTENTION_QUESTION_H_
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "kvtwin/tensor.h"
+#include "props/attention/attention_bound.h"
+#include "reference/attention.h"
+#include "reference/dialects.h"
+
+namespace kvtwin::props {
+
+// A token whose rows a layer has, or had.
+struct AskedToken {
+  std::int64_t number = 0;  // As in the ledger.
+  std::int64_t position = 0;
+  int sequence = 0;       // The first that holds it.
+  std::vector<int> more;  // The others.
+  bool gone = false;      // The ledger does not have it anymore.
+  bool HeldBy(int seq) const {
+    return seq == sequence || std::ranges::count(more, seq) > 0;
+  }
+};
+
+// One term of the sum over the tokens that a row sees: the K row of a token,
+// and a V row, which is the same token's in a right cache.
+struct Term {
+  std::int64_t key = 0;  // Indices into AttentionQuestion::tokens().
+  std::int64_t value = 0;
+};
+
+// How a cache computes: the dtype to which it rounds queries, weights and
+// results, and what its own number formats may add.
+struct AttentionPrecision {
+  DType dtype = DType::kF32;  // f32, f16 or bf16
+  double tolerance = 0;
+};
+
+struct WrongOutput {
+  int row = -1;
+  std::string text;
+};
+
+class AttentionQuestion {
+ public:
+  struct Pass {
+    const reference::CacheLedger& ledger;
+    int layer = 0;
+    RowDims dims;
+    const std::vector<std::int32_t>& positions;
+    const std::vector<int>& sequences;
+  };
+
+  // Asks with up to `group` query heads for each KV head. `seed` chooses the
+  // tokens that queries point at. `before` is the question before in this
+  // layer, if there is one, whose tokens may be gone since.
+  AttentionQuestion(const Pass& pass, int group, std::uint64_t seed,
+                    const AttentionQuestion* before);
+  // A question that was asked: `query` is f32, [k_head_dim, heads, rows].
+  AttentionQuestion(const Pass& pass, const DenseTensor& query);
+
+  // [k_head_dim, heads, rows], f32
+  TensorView query() const { return query_.view(); }
+  std::int64_t heads() const { return query_.shape[1]; }
+  std::int64_t rows() const { return query_.shape[2]; }
+  // The number of elements of an answer, [v_head_dim, heads, rows].
+  std::size_t answer_size() const;
+  // Whether the output of any row is known.
+  bool judged() const;
+
+  // Returns the first row whose output is outside of the bound. Requires: `out`
+  // is an answer, and has answer_size() elements.
+  std::optional<WrongOutput> FindWrong(
+      std::span<const float> out, const AttentionPrecision& precision) const;
+
+  // For explanations and for tests.
+  struct Row {
+    std::int64_t position = 0;
+    int sequence = 0;
+    bool judged = false;
+    std::vector<Term> sees;
+  };
+  const std::vector<AskedToken>& tokens() const { return tokens_; }
+  const Row& row(std::int64_t row) const { return At(rows_, row); }
+  const RowDims& dims() const { return dims_; }
+  Eigen::MatrixXd QueriesOf(std::int64_t row) const;
+  // Returns the output, [v_head_dim, heads], of queries over these terms.
+  Eigen::MatrixXd OutputOf(const Eigen::MatrixXd& queries,
+                           std::span<const Term> terms) const;
+  // Returns the output of a row, and sets `allowed` to the largest differences
+  // that the precision allows.
+  Eigen::MatrixXd Expected(std::int64_t row,
+                           const AttentionPrecision& precision,
+                           Eigen::MatrixXd& allowed) const;
+
+ private:
+  struct Gathered;  // The rows of terms as a view.
+  Gathered Gather(std::span<const Term> terms) const;
+  void AddTokens(const Pass& pass, const AttentionQuestion* before);
+  void AddRows(const Pass& pass);
+  void DrawQueries(int group, std::uint64_t seed);
+  std::vector<std::int64_t> TargetsOf(const Row& row, std::uint64_t draw) const;
+  Eigen::Map<const Eigen::VectorXf> KeyOf(std::int64_t token,
+                                          std::int64_t kv_head) const;
+  Eigen::Map<const Eigen::ArrayXf> ValueOf(std::int64_t token,
+                                           std::int64_t kv_head) const;
+  // Whether the output of a row is within a part of the bound that takes little
+  // time to compute.
+  bool IsSurelyRight(std::int64_t row, std::span<const float> out) const;
+
+  RowDims dims_;
+  std::vector<AskedToken> tokens_;
+  std::vector<float> keys_;    // [k_head_dim, kv_heads, tokens]
+  std::vector<float> values_;  // [v_head_dim, kv_heads, tokens]
+  std::vector<Row> rows_;
+  DenseTensor query_;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_ATTENTION_ATTENTION_QUESTION_H_

@@ -1,0 +1,256 @@
+#include "props/attention/explanation.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "core/index.h"
+
+namespace kvtwin::props {
+namespace {
+
+// So many faults of each kind are tried.
+constexpr std::size_t kFaultsMost = 1'000;
+// So many faults are named, if several make the same output.
+constexpr std::size_t kNamedMost = 3;
+
+std::string TokenText(const AttentionQuestion& question, std::int64_t row,
+                      std::int64_t token) {
+  const AskedToken& asked = At(question.tokens(), token);
+  std::string text = fmt::format("position {}", asked.position);
+  if (!asked.HeldBy(question.row(row).sequence)) {
+    text += fmt::format(" of sequence {}", asked.sequence);
+  }
+  return asked.gone ? text + ", which is gone," : text;
+}
+
+std::vector<std::int64_t> HiddenFrom(const AttentionQuestion& question,
+                                     std::int64_t row) {
+  std::set<std::int64_t> seen;
+  for (const Term& term : question.row(row).sees) seen.insert(term.key);
+  std::vector<std::int64_t> hidden;
+  for (std::int64_t i = 0; i < std::ssize(question.tokens()); ++i) {
+    if (!seen.contains(i)) hidden.push_back(i);
+  }
+  return hidden;
+}
+
+// Tries faults, and keeps those that are nearest to the output.
+class FaultSearch {
+ public:
+  FaultSearch(const AttentionQuestion& question, std::int64_t row,
+              const Eigen::MatrixXd& actual, const Eigen::MatrixXd& allowed)
+      : question_(question),
+        row_(row),
+        queries_(question.QueriesOf(row)),
+        actual_(actual),
+        allowed_(allowed),
+        right_(Distance(question.OutputOf(queries_, question.row(row).sees))) {}
+
+  void Try(const std::string& text, const Eigen::MatrixXd& output) {
+    const double distance = Distance(output);
+    if (distance <= kNear) {
+      if (within_.size() < kNamedMost) within_.push_back(text);
+    } else if (distance < nearest_) {
+      nearest_ = distance;
+      nearest_text_ = text;
+    }
+  }
+  void Try(const std::string& text, const std::vector<Term>& terms) {
+    Try(text, question_.OutputOf(queries_, terms));
+  }
+
+  void TryWindows();
+  void TryMasks();
+  void TryOtherRows();
+  void TryOthers();
+
+  std::string Text() const {
+    if (!within_.empty()) {
+      return fmt::format("as if {}", fmt::join(within_, ", or "));
+    }
+    if (nearest_ < right_ / 8) {
+      return fmt::format("as if {}, nearly", nearest_text_);
+    }
+    return "no fault of one token explains it";
+  }
+
+ private:
+  // An output with a fault has an error as well, within a bound of its own.
+  static constexpr double kNear = 4;
+
+  // Returns the distance in units of what is allowed. Infinity for a NaN.
+  double Distance(const Eigen::MatrixXd& output) const {
+    const double distance = (output - actual_)
+                                .cwiseAbs()
+                                .cwiseQuotient(allowed_)
+                                .maxCoeff<Eigen::PropagateNaN>();
+    return std::isnan(distance) ? std::numeric_limits<double>::infinity()
+                                : distance;
+  }
+
+  const AttentionQuestion& question_;
+  const std::int64_t row_;
+  const Eigen::MatrixXd queries_;
+  const Eigen::MatrixXd& actual_;
+  const Eigen::MatrixXd& allowed_;
+  const double right_;  // The distance of the right output.
+  std::vector<std::string> within_;
+  double nearest_ = std::numeric_limits<double>::infinity();
+  std::string nearest_text_;
+};
+
+// Tries windows over the tokens of the row's sequence.
+void FaultSearch::TryWindows() {
+  const AttentionQuestion::Row& row = question_.row(row_);
+  const auto position = [&](const Term& term) {
+    return At(question_.tokens(), term.key).position;
+  };
+  std::vector<Term> own;  // From the last position on.
+  for (std::int64_t i = 0; i < std::ssize(question_.tokens()); ++i) {
+    const AskedToken& token = At(question_.tokens(), i);
+    if (!token.HeldBy(row.sequence) || token.position > row.position) continue;
+    own.push_back({i, i});
+  }
+  std::ranges::stable_sort(own, std::ranges::greater(), position);
+  if (own.size() > kFaultsMost) return;
+  for (std::size_t count = 1; count <= own.size(); ++count) {
+    const std::int64_t window = row.position - position(own[count - 1]);
+    if (count < own.size() && row.position - position(own[count]) == window) {
+      continue;
+    }
+    const std::vector<Term> terms(own.begin(), IteratorAt(own, count));
+    Try(fmt::format("the window were {}", window), terms);
+  }
+}
+
+// Tries masks that let rows see later tokens, or those of other sequences.
+void FaultSearch::TryMasks() {
+  const AttentionQuestion::Row& row = question_.row(row_);
+  const auto all = [&](bool later, bool others) {
+    std::vector<Term> terms;
+    for (std::int64_t i = 0; i < std::ssize(question_.tokens()); ++i) {
+      const AskedToken& token = At(question_.tokens(), i);
+      if (token.gone || (!later && token.position > row.position) ||
+          (!others && !token.HeldBy(row.sequence))) {
+        continue;
+      }
+      terms.push_back({i, i});
+    }
+    return terms;
+  };
+  const std::vector<Term> own = all(false, false);
+  const auto attempt = [&](const char* text, const std::vector<Term>& terms) {
+    if (terms.size() > own.size()) Try(text, terms);
+  };
+  attempt("later positions were seen, too", all(true, false));
+  attempt("all sequences were seen", all(false, true));
+  attempt("all stored tokens were seen", all(true, true));
+}
+
+void FaultSearch::TryOtherRows() {
+  const std::int64_t count = std::min<std::int64_t>(question_.rows(), 64);
+  for (std::int64_t other = 0; other < count; ++other) {
+    const AttentionQuestion::Row& row = question_.row(other);
+    if (other == row_ || !row.judged) continue;
+    Try(fmt::format("the mask were that of row {}", other), row.sees);
+    Try(fmt::format("it were the output of row {}", other),
+        question_.OutputOf(question_.QueriesOf(other), row.sees));
+  }
+}
+
+void FaultSearch::TryOthers() {
+  const std::vector<Term>& sees = question_.row(row_).sees;
+  std::vector<Term> shifted = sees;
+  for (std::size_t i = 0; i < sees.size(); ++i) {
+    shifted[i].value = sees[(i + 1) % sees.size()].value;
+  }
+  Try("each token had the V of the next token", shifted);
+  Try("the scale were 1",
+      question_.OutputOf(queries_ * std::sqrt(question_.dims().k_head_dim),
+                         sees));
+  Try("it were zeros", Eigen::MatrixXd::Zero(actual_.rows(), actual_.cols()));
+  // Query head h reads KV head h modulo their number.
+  const std::int64_t heads = queries_.cols();
+  const std::int64_t kv_heads = question_.dims().kv_heads;
+  const std::int64_t group = heads / kv_heads;
+  Eigen::MatrixXd queries = queries_;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    queries.col(h % kv_heads * group + h / kv_heads) = queries_.col(h);
+  }
+  const Eigen::MatrixXd outputs = question_.OutputOf(queries, sees);
+  Eigen::MatrixXd output = outputs;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    output.col(h) = outputs.col(h % kv_heads * group + h / kv_heads);
+  }
+  Try("head h read KV head h % kv_heads", output);
+}
+
+}  // namespace
+
+std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
+                                         std::int64_t row, std::size_t most) {
+  std::vector<TokenFault> faults;
+  const std::vector<Term>& sees = question.row(row).sees;
+  const auto text = [&](std::int64_t token) {
+    return TokenText(question, row, token);
+  };
+  const auto count = std::min(sees.size(), most);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::vector<Term> terms = sees;
+    terms.erase(IteratorAt(terms, i));
+    faults.push_back({text(sees[i].key) + " were missing", terms});
+  }
+  std::vector<std::int64_t> hidden = HiddenFrom(question, row);
+  hidden.resize(std::min(hidden.size(), most));
+  for (const std::int64_t token : hidden) {
+    std::vector<Term> terms = sees;
+    terms.push_back({token, token});
+    faults.push_back({text(token) + " were seen", terms});
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    std::vector<Term> terms = sees;
+    terms.push_back(sees[i]);
+    faults.push_back({text(sees[i].key) + " were there twice", terms});
+  }
+  std::size_t pairs = 0;
+  for (std::size_t i = 0; i < sees.size(); ++i) {
+    for (std::int64_t other = 0; other < std::ssize(question.tokens());
+         ++other) {
+      if (other == sees[i].key || ++pairs > most) continue;
+      std::vector<Term> terms = sees;
+      const auto add = [&](std::string_view what, const Term& term) {
+        terms[i] = term;
+        faults.push_back({fmt::format("{} had {} of {}", text(sees[i].key),
+                                      what, text(other)),
+                          terms});
+      };
+      add("K and V", {other, other});
+      add("V", {sees[i].key, other});
+      add("K", {other, sees[i].value});
+    }
+  }
+  return faults;
+}
+
+std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
+                          const Eigen::MatrixXd& actual,
+                          const Eigen::MatrixXd& allowed) {
+  if (!actual.allFinite()) return "it is not a number";
+  FaultSearch search(question, row, actual, allowed);
+  for (const TokenFault& fault : FaultsOfOneToken(question, row, kFaultsMost)) {
+    search.Try(fault.text, fault.terms);
+  }
+  search.TryWindows();
+  search.TryMasks();
+  search.TryOtherRows();
+  search.TryOthers();
+  return search.Text();
+}
+
+}  // namespace kvtwin::props

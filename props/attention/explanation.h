@@ -1,0 +1,36 @@
+// Which fault explains a wrong output of attention.
+
+#ifndef KVTWIN_PROPS_ATTENTION_EXPLANATION_H_
+#define KVTWIN_PROPS_ATTENTION_EXPLANATION_H_
+
+#include <Eigen/Core>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "props/attention/attention_question.h"
+
+namespace kvtwin::props {
+
+// What a row sees if one token is wrong.
+struct TokenFault {
+  std::string text;  // "position 4 were missing"
+  std::vector<Term> terms;
+};
+
+// Returns the faults of one token that a row may have: a token that is missing,
+// that is hidden but seen, that is there twice, or that has K, V or both of
+// another token. Of each kind, there are at most `most`.
+std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
+                                         std::int64_t row, std::size_t most);
+
+// Returns "as if position 4 were missing" for the faults whose outputs are
+// within the bound, or that are nearest; or that no fault is near. `allowed`
+// are the largest differences of a right output.
+std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
+                          const Eigen::MatrixXd& actual,
+                          const Eigen::MatrixXd& allowed);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_ATTENTION_EXPLANATION_H_

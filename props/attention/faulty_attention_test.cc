@@ -1,0 +1,283 @@
+// Faults at the level `attention`: each is found, and the report says which
+// token explains it.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/index.h"
+#include "kvtwin/attention.h"
+#include "props/attention/attending_twin.h"
+#include "props/search/fuzz.h"
+#include "props/testing/faulty_twins.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Floats = std::span<float>;
+
+// Faults of an attention over right views.
+struct AttentionFault {
+  // Changes the queries, [k_head_dim, heads, rows], and the outputs.
+  std::function<void(Floats queries, const Shape& shape)> query = {};
+  std::function<void(Floats out, const Shape& shape)> out = {};
+  bool refuses = false;
+};
+
+class FaultyAttention final : public AttendingTwin {
+ public:
+  FaultyAttention(std::unique_ptr<Cache> cache, VLayout v_layout,
+                  AttentionFault fault)
+      : AttendingTwin(std::move(cache), v_layout, *MakeAttention("reference")),
+        fault_(std::move(fault)) {}
+
+  Status Attend(const TensorView& query, Floats out) override {
+    if (fault_.refuses) return {StatusCode::kNotSupported, "so it is"};
+    DenseTensor changed = CopyOf(query, query.dtype);
+    if (fault_.query) {
+      fault_.query({reinterpret_cast<float*>(changed.bytes.data()),
+                    AsSize(query.elements())},
+                   query.shape);
+    }
+    Status status = AttendingTwin::Attend(changed.view(), out);
+    if (fault_.out) fault_.out(out, query.shape);
+    return status;
+  }
+
+ private:
+  const AttentionFault fault_;
+};
+
+// A cache whose views have a fault, with right attention over them; or the
+// reverse.
+Subject Faulty(const Fault& fault, const AttentionFault& attention) {
+  Subject subject = TwinSubject("reference", Level::kAttention);
+  subject.name = "faulty";
+  subject.make_of = [=](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    auto cache = MakeTampered(setup.spec, fault);
+    if (!cache.ok()) return cache;
+    return std::unique_ptr<Cache>(std::make_unique<FaultyAttention>(
+        std::move(*cache), setup.config.v_layout, attention));
+  };
+  return subject;
+}
+
+struct AttentionCase {
+  std::string name;
+  std::string history;  // Without the leading "kvt1 ".
+  Fault fault = {};
+  AttentionFault attention = {};
+  std::string text;  // Part of the failure's text.
+  std::string check = "subject: output";
+};
+
+void ExpectFound(const std::vector<AttentionCase>& cases) {
+  for (const AttentionCase& test : cases) {
+    SCOPED_TRACE(test.name);
+    const Result<History> history = ParseHistory("kvt1 " + test.history);
+    ASSERT_TRUE(history.ok()) << history.status().message();
+    const RunResult right = RunHistory(*history, Faulty({}, {}));
+    EXPECT_TRUE(right.ran);
+    EXPECT_FALSE(right.failure) << right.failure->text;
+    EXPECT_GT(right.views, 0);
+    const auto wrong =
+        RunHistory(*history, Faulty(test.fault, test.attention)).failure;
+    ASSERT_TRUE(wrong) << "was not found";
+    EXPECT_EQ(wrong->check, test.check) << wrong->text;
+    EXPECT_NE(wrong->text.find(test.text), std::string::npos) << wrong->text;
+  }
+}
+
+constexpr float kHides = -std::numeric_limits<float>::infinity();
+
+View Says(std::int64_t row, std::int64_t column, float what) {
+  return [=](OwnedView& view) {
+    const auto at = AsSize(row * view.mask.shape[0] + column);
+    StoreElement(what, &view.mask.bytes[4 * at], DType::kF32);
+  };
+}
+
+// Gives column `to` the rows of column `from`.
+void CopyColumn(DenseTensor& rows, std::int64_t from, std::int64_t to) {
+  const std::int64_t size = std::ssize(rows.bytes) / rows.shape[2];
+  std::copy_n(IteratorAt(rows.bytes, from * size), size,
+              IteratorAt(rows.bytes, to * size));
+}
+
+const std::string kSix = "layers=2 dims=4,2,3 cells=8 | put 0*6";
+
+TEST(FaultyAttention, OneTokenExplainsIt) {
+  const std::string two =
+      "dims=4,1,3 seqs=2 cap=8 | put 0*3 | put 1*2 | put 0*1";
+  ExpectFound({
+      {.name = "missing",
+       .history = kSix,
+       .fault = Shows(Says(5, 2, kHides)),
+       .text = "row 5 (sequence 0, position 5)"},
+      {.name = "missing, named",
+       .history = kSix,
+       .fault = Shows(Says(5, 2, kHides)),
+       .text = "; as if position 2 were missing"},
+      {.name = "a later token",
+       .history = kSix,
+       .fault = Shows(Says(3, 5, 0)),
+       .text = "; as if position 5 were seen"},
+      {.name = "of another sequence",
+       .history = two,
+       .fault = Shows(Says(0, 4, 0)),
+       .text = "; as if position 1 of sequence 1 were seen"},
+      {.name = "outside of the window",
+       .history = "kind=swa window=2 seqs=1 cap=8 dims=4,1,3 | put 0*6",
+       .fault = Shows(Says(5, 2, 0)),
+       .text = "; as if position 2 were seen, or the window were 3"},
+      {.name = "a window that is too small",
+       .history = "kind=swa window=2 seqs=1 cap=8 dims=4,1,3 | put 0*6",
+       .fault = Shows(Says(5, 3, kHides)),
+       .text = "; as if position 3 were missing, or the window were 1"},
+      {.name = "V of another token",
+       .history = kSix,
+       .fault = Shows([](OwnedView& view) { CopyColumn(view.value, 1, 4); }),
+       .text = "; as if position 4 had V of position 1"},
+      {.name = "K of another token",
+       .history = kSix,
+       .fault = Shows([](OwnedView& view) { CopyColumn(view.key, 1, 4); }),
+       .text = "; as if position 4 had K of position 1"},
+      {.name = "K and V of another token",
+       .history = kSix,
+       .fault = Shows([](OwnedView& view) {
+         CopyColumn(view.key, 1, 4);
+         CopyColumn(view.value, 1, 4);
+       }),
+       .text = "; as if position 4 had K and V of position 1"},
+      {.name = "the last layer",
+       .history = kSix,
+       .fault = Shows(Says(5, 0, kHides), 1),
+       .text = "layer 1: the output of row 5"},
+      {.name = "in f16",
+       .history = "dtype=f16 " + kSix,
+       .fault = Shows(Says(5, 2, kHides)),
+       .text = "; as if position 2 were missing"},
+  });
+}
+
+// Moves query head h of two KV heads to the place that the KV head h % 2 reads,
+// or back.
+void Deal(Floats numbers, const Shape& shape, bool back) {
+  const std::vector<float> kept(numbers.begin(), numbers.end());
+  const std::int64_t heads = shape[1];
+  const std::int64_t dim = std::ssize(numbers) / heads / shape[2];
+  for (std::int64_t i = 0; i < heads * shape[2]; ++i) {
+    const std::int64_t h = i % heads;
+    std::int64_t from = i;
+    std::int64_t to = i - h + h % 2 * heads / 2 + h / 2;
+    if (back) std::swap(from, to);
+    std::copy_n(IteratorAt(kept, from * dim), dim,
+                IteratorAt(numbers, to * dim));
+  }
+}
+
+// Only this level sees these faults: the views are right.
+TEST(FaultyAttention, OfTheAttentionAlone) {
+  const auto rows_swapped = [](Floats out, const Shape& shape) {
+    const auto row = std::ssize(out) / shape[2];
+    std::copy_n(IteratorAt(out, row), row, out.begin());
+  };
+  ExpectFound({
+      {.name = "the scale",
+       .history = kSix,
+       .attention = {.query =
+                         [](Floats queries, const Shape& shape) {
+                           for (float& query : queries) {
+                             query *= std::sqrt(static_cast<float>(shape[0]));
+                           }
+                         }},
+       .text = "; as if the scale were 1"},
+      {.name = "zeros",
+       .history = kSix,
+       .attention = {.out = [](Floats out,
+                               const Shape&) { std::ranges::fill(out, 0.0F); }},
+       .text = "it were zeros"},
+      {.name = "the output of another row",
+       .history = kSix,
+       .attention = {.out = rows_swapped},
+       .text = "as if it were the output of row 1"},
+      {.name = "KV heads in turn",
+       .history = kSix,
+       .attention = {
+           .query =
+               [](Floats queries, const Shape& shape) {
+                 Deal(queries, shape, /*back=*/false);
+               },
+           .out = [](Floats out,
+                     const Shape& shape) { Deal(out, shape, /*back=*/true); }},
+       .text = "; as if head h read KV head h % kv_heads"},
+      {.name = "a NaN",
+       .history = kSix,
+       .attention = {.out =
+                         [](Floats out, const Shape&) {
+                           out.back() = std::numeric_limits<float>::quiet_NaN();
+                         }},
+       .text = "it is not a number"},
+      {.name = "nothing explains it",
+       .history = kSix,
+       .attention = {.out = [](Floats out,
+                               const Shape&) { out.back() += 0.5F; }},
+       .text = "no fault of one token explains it"},
+      {.name = "a few roundings too many",
+       .history = kSix,
+       .attention = {.out =
+                         [](Floats out, const Shape&) {
+                           for (float& number : out) number *= 1.0001F;
+                         }},
+       .text = "no fault of one token explains it"},
+      {.name = "a refusal",
+       .history = kSix,
+       .attention = {.refuses = true},
+       .text = "Attend is not_supported",
+       .check = "subject: result"},
+  });
+}
+
+// A row that sees nothing must have zeros.
+TEST(FaultyAttention, AfterTheTokensAreGone) {
+  ExpectFound({{.name = "not zeros",
+                .history = "cells=2 | put 0*1 | drop 0:0- | causal",
+                .attention = {.out =
+                                  [n = 0](Floats out, const Shape&) mutable {
+                                    if (++n > 1) out.front() = 1;
+                                  }},
+                .text = "expected 0"}});
+}
+
+TEST(FaultyAttention, IsShrunkAndExplained) {
+  const Fault fault = Shows([](OwnedView& view) {
+    // The first column of four or more is hidden from the last row.
+    const std::int64_t columns = view.mask.shape[0];
+    if (columns < 4 || view.mask.dtype != DType::kF32) return;
+    Says(view.mask.shape[1] - 1, 0, kHides)(view);
+  });
+  FuzzOptions options;
+  options.operations = 20'000;
+  const FuzzResult result = Fuzz(options, Faulty(fault, {}));
+  ASSERT_TRUE(result.failure);
+  EXPECT_EQ(result.failure->check, "subject: output");
+  EXPECT_EQ(result.failure->level, Level::kAttention);
+  EXPECT_EQ(result.failure->rules, "S2, S16, S17, S58");
+  EXPECT_LE(result.failure->operations, 2) << result.failure->history;
+  EXPECT_NE(result.failure->text.find("as if position 0 were missing"),
+            std::string::npos)
+      << result.failure->text;
+}
+
+}  // namespace
+}  // namespace kvtwin::props

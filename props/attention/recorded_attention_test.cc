@@ -1,0 +1,163 @@
+// Recordings with outputs of attention: `attend` lines.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/trace/trace.h"
+#include "props/oracle/judge.h"
+
+namespace kvtwin::props {
+namespace {
+
+using testing::HasSubstr;
+
+std::string Header(const std::string& version = "2",
+                   const std::string& more = "") {
+  return R"({"kvtrace":)" + version +
+         R"(,"placement":"other","cache":{"type":"swa","window":1,)"
+         R"("shift":"none"},"config":{},"init":{"dtype":"f32",)"
+         R"("max_sequences":1,"capacity":8,"max_batch":8},)" +
+         more +
+         R"("model":{"layers":1,"k_head_dim":2,"kv_heads":1,)"
+         R"("v_head_dim":1}})"
+         "\n";
+}
+
+// Three tokens, of which each sees itself and the one before.
+const std::string kPass =
+    R"({"op":"start_forward","positions":[0,1,2],"sequences":[0,0,0],)"
+    R"("result":"ok"})"
+    "\n"
+    R"({"op":"put","layer":0,"key":{"shape":[2,1,3],"data":[1,0,0,1,1,1]},)"
+    R"("value":{"shape":[1,1,3],"data":[1,3,8]}})"
+    "\n";
+
+// An attend with two heads whose queries are 0: the outputs are means of V.
+std::string Attend(const std::string& out,
+                   const std::string& query = R"({"shape":[2,2,3],"data":)"
+                                              R"([0,0,0,0,0,0,0,0,0,0,0,0]})") {
+  return R"({"op":"attend","layer":0,"query":)" + query +
+         R"(,"out":{"shape":[1,2,3],"data":[)" + out + "]}}\n";
+}
+
+Judgement JudgeText(const std::string& text) {
+  std::istringstream in(text);
+  return Judge(in, {"reference", "optimized"});
+}
+
+TEST(RecordedAttention, OutputsAreJudged) {
+  const Judgement right =
+      JudgeText(Header() + kPass + Attend("1,1,2,2,5.5,5.5"));
+  EXPECT_EQ(right.verdict(), Verdict::kAccept) << right.reason();
+  EXPECT_EQ(right.level, Level::kAttention);
+  EXPECT_EQ(right.judged.outputs, 1);
+
+  const Judgement wrong = JudgeText(Header() + kPass + Attend("1,1,2,2,5.5,8"));
+  EXPECT_EQ(wrong.verdict(), Verdict::kReject);
+  EXPECT_EQ(wrong.line(), 4);
+  EXPECT_EQ(wrong.level, Level::kNone);
+  EXPECT_EQ(wrong.failure->rules, "S2, S16, S17, S58");
+
+  const Judgement all = JudgeText(Header() + kPass + Attend("1,1,2,2,4,4"));
+  EXPECT_THAT(all.reason(), HasSubstr("row 2 (sequence 0, position 2)"));
+  EXPECT_THAT(all.reason(), HasSubstr("position 0 were seen, or"));
+  EXPECT_THAT(all.reason(), HasSubstr("the window were 2"));
+}
+
+TEST(RecordedAttention, LargeScoresAreJudged) {
+  // In rows 1 and 2 one of two tokens has all of the weight, except for the
+  // last head, whose scores are equal.
+  const std::string query = R"({"shape":[2,2,3],"data":)"
+                            R"([0,0,0,0,0,9999,9999,0,-9999,0,0,-9999]})";
+  const Judgement right =
+      JudgeText(Header() + kPass + Attend("1,1,3,1,3,5.5", query));
+  EXPECT_EQ(right.verdict(), Verdict::kAccept) << right.reason();
+  for (const std::string out :
+       {"1,1,3,1,3,5.7", "1,1,3,1,8,5.5", "1,1,0,1,3,5.5", "0,1,3,1,3,5.5"}) {
+    EXPECT_EQ(JudgeText(Header() + kPass + Attend(out, query)).verdict(),
+              Verdict::kReject)
+        << out;
+  }
+}
+
+TEST(RecordedAttention, TheHeaderSaysHowExactItIs) {
+  const std::string out = "1,1,2,2,5.51,5.5";
+  EXPECT_EQ(JudgeText(Header() + kPass + Attend(out)).verdict(),
+            Verdict::kReject);
+  for (const std::string attend :
+       {R"("attend":{"tolerance":0.02},)", R"("attend":{"dtype":"bf16"},)"}) {
+    EXPECT_EQ(JudgeText(Header("2", attend) + kPass + Attend(out)).verdict(),
+              Verdict::kAccept)
+        << attend;
+  }
+  for (const std::string attend :
+       {R"("attend":{"tolerance":-1},)", R"("attend":{"dtype":"q8_0"},)"}) {
+    EXPECT_EQ(JudgeText(Header("2", attend)).verdict(), Verdict::kBadInput)
+        << attend;
+  }
+}
+
+TEST(RecordedAttention, OnlyThePassIsJudged) {
+  const std::string gone = R"({"op":"remove","seq":0,"begin":0,)"
+                           R"("end":2147483647,"result":"ok"})"
+                           "\n";
+  const Judgement judgement =
+      JudgeText(Header() + kPass + gone + Attend("7,7,7,7,7,7"));
+  EXPECT_EQ(judgement.verdict(), Verdict::kAccept);
+  EXPECT_EQ(judgement.judged.outputs, 0);
+  EXPECT_EQ(judgement.level, Level::kVisibility);
+}
+
+TEST(RecordedAttention, BadInputIsNamed) {
+  const auto reason = [](const std::string& text) {
+    const Judgement judgement = JudgeText(text);
+    EXPECT_EQ(judgement.verdict(), Verdict::kBadInput);
+    return judgement.reason();
+  };
+  const std::string right = Attend("1,1,2,2,5.5,5.5");
+  EXPECT_THAT(reason(Header("1") + kPass + right),
+              HasSubstr("attend needs kvtrace 2"));
+  EXPECT_THAT(reason(Header("3")), HasSubstr("1 or 2"));
+  EXPECT_THAT(reason(Header() + right), HasSubstr("there is no pass"));
+  EXPECT_THAT(reason(Header() + kPass.substr(0, kPass.find('\n') + 1) + right),
+              HasSubstr("nothing was put into this layer"));
+  EXPECT_THAT(reason(Header() + kPass +
+                     Attend("1,1,2,2,5.5,5.5", R"({"shape":[1,2,3],"data":)"
+                                               R"([0,0,0,0,0,0]})")),
+              HasSubstr("the shape of query is [1, 2, 3], expected [2, 2, 3]"));
+  EXPECT_THAT(reason(Header() + kPass +
+                     Attend("1,1,2,2,5.5,5.5", R"({"shape":[2,1,3],"data":)"
+                                               R"([0,0,0,0,0,0]})")),
+              HasSubstr("the shape of out"));
+  EXPECT_THAT(reason(Header() + kPass + Attend("1,1,2,2,5.5")),
+              HasSubstr("out.data has 5 numbers"));
+}
+
+TEST(RecordedAttention, LinesAreWrittenAsTheyAreRead) {
+  const std::string text =
+      Header("2", R"("attend":{"dtype":"f16","tolerance":0.25},)") + kPass +
+      Attend("1,1,2,2,5.5,5.5");
+  std::istringstream in(text);
+  TraceReader reader(in);
+  ASSERT_TRUE(reader.ReadHeader());
+  std::ostringstream out;
+  ASSERT_TRUE(WriteTraceHeader(reader.header(), out).ok());
+  TraceOp op;
+  std::vector<TraceOp> ops;
+  while (reader.ReadOp(op)) ASSERT_TRUE(WriteTraceOp(op, out).ok());
+  ASSERT_FALSE(reader.error());
+  EXPECT_THAT(out.str(), HasSubstr(Attend("1,1,2,2,5.5,5.5")));
+  std::istringstream again(out.str());
+  TraceReader second(again);
+  ASSERT_TRUE(second.ReadHeader());
+  EXPECT_EQ(second.header().version, 2);
+  EXPECT_EQ(second.header().attend_dtype, DType::kF16);
+  EXPECT_EQ(second.header().attend_tolerance, 0.25);
+}
+
+}  // namespace
+}  // namespace kvtwin::props
