@@ -58,6 +58,7 @@ TEST(RecordedAttention, OutputsAreJudged) {
 
   const Judgement wrong = JudgeText(Header() + kPass + Attend("1,1,2,2,5.5,8"));
   EXPECT_EQ(wrong.verdict(), Verdict::kReject);
+  ASSERT_TRUE(wrong.failure);
   EXPECT_EQ(wrong.line(), 4);
   EXPECT_EQ(wrong.level, Level::kNone);
   EXPECT_EQ(wrong.failure->rules, "S2, S16, S17, S58");

@@ -42,7 +42,7 @@ void ExpectBadHeaders(const Cases& cases) {
 
 TEST(Trace, RefusesBadCachesInHeaders) {
   ExpectBadHeaders({
-      {R"("kvtrace":1)", R"("kvtrace":2)", "kvtrace is 2"},
+      {R"("kvtrace":1)", R"("kvtrace":3)", "kvtrace is 3"},
       {R"("kvtrace":1)", R"("kvtrace":"1")", "kvtrace is '1'"},
       {R"("kvtrace":1)", R"("x":1)", "kvtrace is missing"},
       {R"("contiguous")", R"("ring")", "placement is 'ring'"},
