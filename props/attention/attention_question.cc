@@ -74,8 +74,7 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
     : dims_(pass.dims) {
   AddTokens(pass, before);
   AddRows(pass);
-  // There are 8 targets, and the more heads, the longer it takes.
-  DrawQueries(std::clamp(8 / dims_.kv_heads, 1, group), seed);
+  DrawQueries(group, seed);
 }
 
 AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query)
@@ -237,6 +236,10 @@ void AttentionQuestion::DrawQueries(int group, std::uint64_t seed) {
       }
     }
   }
+}
+
+int QueriesPerKvHead(DType dtype, int kv_heads, int most) {
+  return std::clamp((dtype == DType::kF32 ? 4 : 8) / kv_heads, 1, most);
 }
 
 std::size_t AttentionQuestion::answer_size() const {

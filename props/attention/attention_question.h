@@ -51,6 +51,11 @@ struct AttentionPrecision {
   double tolerance = 0;
 };
 
+// Returns the number of query heads for each KV head with which a cache of this
+// precision is asked: so many that one wrong token shows, and no more than
+// `most`.
+int QueriesPerKvHead(DType dtype, int kv_heads, int most);
+
 struct WrongOutput {
   int row = -1;
   std::string text;
@@ -66,7 +71,7 @@ class AttentionQuestion {
     const std::vector<int>& sequences;
   };
 
-  // Asks with up to `group` query heads for each KV head. `seed` chooses the
+  // Asks with `group` query heads for each KV head. `seed` chooses the
   // tokens that queries point at. `before` is the question before in this
   // layer, if there is one, whose tokens may be gone since.
   AttentionQuestion(const Pass& pass, int group, std::uint64_t seed,

@@ -115,7 +115,7 @@ TEST(BackendAttends, WrongOutputsAndWritesAreFound) {
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->check, "subject: output");
   EXPECT_THAT(failure->text, HasSubstr("it were zeros"));
-  EXPECT_EQ(heads, 8);
+  EXPECT_EQ(heads, 4);
   said.query_heads = 3;
   EXPECT_TRUE(FailureOf(table));
   EXPECT_EQ(heads, 3);

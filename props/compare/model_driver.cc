@@ -415,7 +415,9 @@ void ModelDriver::CheckOutput() {
        .dims = setup_.rows,
        .positions = batch_.positions,
        .sequences = batch_.sequences},
-      subject_.query_heads, AsSize(first_serial_ + layer_),
+      QueriesPerKvHead(subject_.attend_dtype, setup_.rows.kv_heads,
+                       subject_.query_heads),
+      AsSize(first_serial_ + layer_),
       before == questions_.end() ? nullptr : &before->second);
   if (!question.judged()) return;
   const auto call = [&] {
