@@ -81,7 +81,7 @@ class Numbers:
         self.codes = [
             np.frombuffer(random.bytes(size), np.uint8).reshape(shape)
             for _ in range(2)]
-        self.random = random
+        self.kept = {}
 
     def stored(self, which, dtype, token_major=False):
         """K (0) or V (1) as numbers of a dtype."""
@@ -102,12 +102,16 @@ class Numbers:
         return out
 
     def copies(self, which, dtype, token_major=False):
-        first = self.stored(which, dtype, token_major)
-        rest = [empty(first.shape, first.dtype)
-                for _ in range(self.case.layers() - 1)]
-        for copy in rest:
-            copy[...] = first
-        return [first, *rest]
+        """The same for each layer. Peers of a process share them."""
+        kept = self.kept.get((which, dtype, token_major))
+        if kept is None:
+            first = self.stored(which, dtype, token_major)
+            kept = [first] + [empty(first.shape, first.dtype)
+                              for _ in range(self.case.layers() - 1)]
+            for copy in kept[1:]:
+                copy[...] = first
+            self.kept[which, dtype, token_major] = kept
+        return kept
 
     def query(self, heads):
         """[rows, heads, dim], f32 that are numbers of bf16. Each is drawn for

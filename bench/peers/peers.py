@@ -36,6 +36,7 @@ class Torch:
     def prepare(self, case, numbers):
         if case.dtype == "8-bit":
             raise NotSupported("K and V of 8 bits")
+        self.key = self.value = None  # Memory for the next ones.
         self.case = case
         self.key, self.value = (
             [self.tensor(array)[None] for array in numbers.copies(i, case.dtype)]
@@ -47,8 +48,13 @@ class Torch:
                     case.cells - case.rows)
 
     def queries(self, query):
+        """For one row, K and V are copied for every query head."""
+        key = self.key[0]
+        copied = 2 * key.nbytes * query.shape[1] // self.case.kv_heads
+        if type(self) is Torch and copied > 4 << 30:
+            raise NotSupported(f"room: copies of {copied >> 30} GiB")
         self.query = self.torch.from_numpy(query).transpose(0, 1)[None].to(
-            self.key[0].dtype).contiguous()
+            key.dtype).contiguous()
 
     def run(self, layer):
         self.out = self.torch.nn.functional.scaled_dot_product_attention(

@@ -1,16 +1,16 @@
 """Attention of other projects and of kvtwin, one beside the other: `./dev bench
---peers`.
+--peers`, docs/performance.md.
 
-Every peer is a process, which computes each case once, is checked, and then is
+The peers are processes. Each computes a case once and is checked, and is then
 timed in turns with the others and with the limits of the machine."""
 
 import argparse
+import collections
 import json
 import math
 import multiprocessing.connection
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,85 +21,115 @@ import numpy as np
 from cases import TOLERANCES, Case, Numbers
 
 HOME = pathlib.Path(__file__).resolve().parents[2]
-SLOW = 4.0  # Seconds that a run may take.
+SECONDS = 0.8  # For the turns of a peer, after the first one.
+SLOW = 3.0  # Seconds. A case that would take longer is left out.
+WIDTHS = {"f32": 4, "f16": 2, "bf16": 2, "8-bit": 1}
 
 
-def serve(address, name):
-    """A peer's process."""
+class Server:
+    """A process of peers that share a library, and so K and V."""
+
+    def __init__(self, classes):
+        self.classes = classes
+        self.peers = {}
+        self.layers = 1
+        self.warm = None
+
+    def open(self, peer, _):
+        self.peers[peer] = self.classes[peer]()
+        return {"version": self.peers[peer].version}
+
+    def prepare(self, peer, case):
+        if getattr(self, "numbers", None) is None or self.numbers.case != case:
+            self.numbers = Numbers(case)
+        self.layers = case.layers()
+        self.peers[peer].prepare(case, self.numbers)
+
+    def queries(self, peer, query):
+        self.peers[peer].queries(query)
+        self.warm = None
+
+    def results(self, peer, _):
+        """Of the first and the last layer, and the nanoseconds of a layer."""
+        out, layers = [], sorted({0, self.layers - 1})
+        begin = time.perf_counter_ns()
+        for layer in layers:
+            self.peers[peer].run(layer)
+            out.append(np.array(self.peers[peer].result()))
+        return out, (time.perf_counter_ns() - begin) / len(layers)
+
+    def time(self, peer, threads):
+        of = self.peers[peer]
+        of.threads(threads)
+        if self.warm != (peer, threads):  # FlexAttention compiles now.
+            of.run(0)
+            self.warm = peer, threads
+        begin = time.perf_counter_ns()
+        for layer in range(self.layers):
+            of.run(layer)
+        return (time.perf_counter_ns() - begin) / self.layers
+
+
+def serve(address, group):
     from peers import NotSupported
-    from table import PEERS
+    from table import PROCESSES
     pipe = multiprocessing.connection.Client(address)
-    try:
-        peer = PEERS[name]()
-    except Exception as error:
-        pipe.send(f"{type(error).__name__}: {error}")
-        return
-    pipe.send({"version": peer.version})
-    layers = 1
+    server = Server(PROCESSES[int(group)])
     while True:
-        name, argument = pipe.recv()
-        answer = None
+        peer, name, argument = pipe.recv()
         try:
-            if name == "prepare":
-                layers = argument.layers()
-                peer.prepare(argument, Numbers(argument))
-            elif name == "queries":
-                peer.queries(argument)
-            elif name == "result":
-                answer = []
-                for layer in sorted({0, layers - 1}):
-                    peer.run(layer)
-                    answer.append(np.array(peer.result()))
-            elif name == "time":
-                peer.threads(argument)
-                begin = time.perf_counter_ns()
-                for layer in range(layers):
-                    peer.run(layer)
-                answer = (time.perf_counter_ns() - begin) / layers
+            answer = getattr(server, name)(peer, argument)
         except NotSupported as error:
-            answer = f"not supported: {error}"
+            answer = f"does not have {error}"
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         pipe.send(answer)
 
 
+class Process:
+    def __init__(self, group, listener):
+        self.child = subprocess.Popen(
+            [sys.executable, __file__, "--serve", listener.address,
+             str(group)])
+        self.pipe = listener.accept()
+
+
 class Peer:
     """What runs a peer."""
 
-    def __init__(self, name, python, listener):
+    def __init__(self, name, process):
         self.name = name
-        environment = dict(os.environ, PYTHONPATH=str(HOME / "bench/peers"))
-        self.process = subprocess.Popen(
-            [python, __file__, "--serve", listener.address, name],
-            env=environment)
-        self.pipe = listener.accept()
-        self.version = self.pipe.recv()
-        self.broken = None
-        if isinstance(self.version, str):
-            self.broken = self.version
-        else:
-            self.version = self.version["version"]
+        self.process = process
+        self.broken = None  # Why it does not compute the case.
+        self.speed = {}  # Multiplications and additions in a nanosecond.
+        opened = self.ask("open")
+        self.version = opened and opened["version"]
 
     def ask(self, name, argument=None):
-        """The answer; of a peer that fails, None, until `broken` is reset."""
+        """The answer; None if the peer fails, which `broken` then says."""
         if self.broken:
             return None
         try:
-            self.pipe.send((name, argument))
-            answer = self.pipe.recv()
+            self.process.pipe.send((self.name, name, argument))
+            answer = self.process.pipe.recv()
         except (EOFError, OSError):
-            answer = f"its process ended with {self.process.wait()}"
+            answer = f"its process ended with {self.process.child.wait()}"
         if isinstance(answer, str):
             self.broken = answer
             return None
         return answer
 
-    def alive(self):
-        return self.process.poll() is None
+    def take(self, case, heads):
+        """Leaves out what would take too long."""
+        work = 4 * heads * case.dim * case.visible()
+        speed = self.speed.get((case.dtype, case.rows > 1))
+        if not self.broken and speed and work / speed > SLOW * 1e9:
+            self.broken = f"left out: {work / speed / 1e9:.0f} s"
 
 
 class Limits:
-    """Of the machine: bytes read and multiplications, in a second."""
+    """Of the machine, in a second: 10^9 bytes read, and floats multiplied or
+    added."""
 
     def __init__(self):
         self.process = subprocess.Popen(
@@ -112,11 +142,12 @@ class Limits:
         return [float(x) for x in self.process.stdout.readline().split()]
 
 
-def checked(peer, case, query, expected):
-    """Says whether the peer computes the case."""
-    if peer.ask("queries", query) is None and peer.broken:
-        return None
-    results = peer.ask("result")
+def check(peer, case, query, expected):
+    """Returns how far the results are from the formula, None if the peer does
+    not compute the case."""
+    peer.take(case, query.shape[1])
+    peer.ask("queries", query)
+    results, took = peer.ask("results") or (None, None)
     if results is None:
         return None
     error = max(np.max(np.abs(result[case.checked_rows()] - expected))
@@ -124,64 +155,65 @@ def checked(peer, case, query, expected):
     if not error <= TOLERANCES[case.dtype]:
         peer.broken = f"wrong by {error:.2g}"
         return None
+    work = 4 * query.shape[1] * case.dim * case.visible()
+    peer.speed[case.dtype, case.rows > 1] = work / took
     return float(error)
 
 
-def measure(peers, limits, case, heads, threads, rounds, errors):
-    """The best time of each, in turns."""
+def measure(peers, limits, case, threads, rounds):
+    """The best times, in turns, and the limits."""
     best = {peer.name: math.inf for peer in peers}
-    read, multiply = 0, 0
-    for turn in range(rounds):
-        for values in [limits.measure(threads)]:
-            read, multiply = max(read, values[0]), max(multiply, values[1])
+    spent = collections.Counter()
+    most = [0, 0]
+    for _ in range(rounds):
+        most = list(map(max, most, limits.measure(threads)))
         for peer in peers:
-            slow = best[peer.name] * case.layers() > SLOW * 1e9 / rounds
-            if peer.broken or turn and slow and math.isfinite(
-                    best[peer.name]):
+            if spent[peer.name] > SECONDS * 1e9:
                 continue
             took = peer.ask("time", threads)
-            if took is not None:
-                best[peer.name] = min(best[peer.name], took)
+            if took is None:
+                continue
+            best[peer.name] = min(best[peer.name], took)
+            spent[peer.name] += took * case.layers()
             time.sleep(0.01)  # Until its threads have stopped waiting.
-    width = {"f32": 4, "f16": 2, "bf16": 2, "8-bit": 1}[case.dtype]
-    size = 2 * case.cells * case.kv_heads * case.dim * width
+    return best, most
+
+
+def rows_of(peers, case, heads, threads, best, most, errors):
+    size = 2 * case.cells * case.kv_heads * case.dim * WIDTHS[case.dtype]
     work = 4 * heads * case.dim * case.visible()
     for peer in peers:
         row = dict(peer=peer.name, dtype=case.dtype, cells=case.cells,
-                   rows=case.rows, heads=heads, threads=threads)
-        if math.isfinite(best[peer.name]):
-            row.update(
-                ns=best[peer.name], error=errors[peer.name],
-                gigabytes=size / best[peer.name],
-                read_share=size / best[peer.name] / read,
-                gigaflops=work / best[peer.name],
-                multiply_share=work / best[peer.name] / multiply)
+                   rows=case.rows, heads=heads, threads=threads,
+                   limit_gigabytes=most[0], limit_gigaflops=most[1])
+        took = best[peer.name]
+        if math.isfinite(took):
+            row.update(ns=took, error=errors[peer.name],
+                       gigabytes=size / took, gigaflops=work / took,
+                       read_share=size / took / most[0],
+                       multiply_share=work / took / most[1])
         else:
             row.update(reason=peer.broken)
-        row.update(limit_gigabytes=read, limit_gigaflops=multiply)
+        show(row)
         yield row
 
 
 def run_case(peers, limits, case, options):
-    began = time.time()
     numbers = Numbers(case)
     for peer in peers:
-        if peer.alive() and peer.version:
+        if peer.version:
             peer.broken = None
-    for peer in peers:
+        peer.take(case, options.heads[0])
         peer.ask("prepare", case)
     rows = []
     for heads in options.heads if case.rows == 1 else options.heads[:1]:
         query = numbers.query(heads)
         expected = numbers.expected(query)
-        errors = {peer.name: checked(peer, case, query, expected)
+        errors = {peer.name: check(peer, case, query, expected)
                   for peer in peers}
         for threads in options.threads:
-            rows += measure(peers, limits, case, heads, threads,
-                            options.rounds, errors)
-            for row in rows[-len(peers):]:
-                show(row)
-    print(f"{time.time() - began:.0f} s", flush=True)
+            best, most = measure(peers, limits, case, threads, options.rounds)
+            rows += rows_of(peers, case, heads, threads, best, most, errors)
     return rows
 
 
@@ -197,13 +229,34 @@ def show(row):
           f"{row['multiply_share']:5.0%}  error {row['error']:.1e}", flush=True)
 
 
+def cases_of(options):
+    def numbers(text):
+        return [int(x) for x in text.split(",") if x]
+    options.heads = numbers(options.heads)
+    options.threads = numbers(options.threads)
+    dtypes = options.dtypes.split(",")
+    shapes = [(1, cells) for cells in numbers(options.cells)]
+    shapes += [tuple(map(int, text.split("x")))
+               for text in options.prefill.split(",") if text]
+    return [Case(dtype, cells, rows) for rows, cells in shapes
+            for dtype in dtypes]
+
+
+def processor():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return "unknown"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--serve", nargs=2)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="peers with this in a name")
     parser.add_argument("--dtypes", default="f32,f16,bf16,8-bit")
     parser.add_argument("--cells", default="1024,4096,32768,262144")
-    parser.add_argument("--prefill", default="512x4096,512x32768,2048x4096")
+    parser.add_argument("--prefill", default="512x4096,2048x4096,512x32768",
+                        help="rows x cells; 2048x32768 takes minutes")
     parser.add_argument("--heads", default="32,64")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=5)
@@ -212,27 +265,30 @@ def main():
     if options.serve:
         serve(*options.serve)
         return
-    from table import PEERS
-    for name in ("heads", "threads"):
-        setattr(options, name, [int(x) for x in getattr(options, name).split(",")])
-    with tempfile.TemporaryDirectory() as folder:
-        listener = multiprocessing.connection.Listener(f"{folder}/socket")
-        peers = [Peer(name, sys.executable, listener) for name in PEERS
-                 if options.only in name]
-    limits = Limits()
-    dtypes = options.dtypes.split(",")
-    cases = [Case(dtype, int(cells)) for cells in options.cells.split(",") if cells
-             for dtype in dtypes]
-    cases += [Case(dtype, int(text.split("x")[1]), rows=int(text.split("x")[0]))
-              for text in options.prefill.split(",") if text for dtype in dtypes]
-    rows = []
-    for case in cases:
-        rows += run_case(peers, limits, case, options)
+    from table import PROCESSES
+    cases = cases_of(options)
+    rows, children = [], []
+    with tempfile.TemporaryDirectory() as folder, \
+            multiprocessing.connection.Listener(f"{folder}/socket") as listener:
+        peers = []
+        for group, names in enumerate(PROCESSES):
+            names = [name for name in names if options.only in name]
+            if names:
+                process = Process(group, listener)
+                children.append(process.child)
+                peers += [Peer(name, process) for name in names]
+        limits = Limits()
+        children.append(limits.process)
+        for case in cases:
+            began = time.time()
+            rows += run_case(peers, limits, case, options)
+            print(f"-- {time.time() - began:.0f} s", flush=True)
+    for child in children:
+        child.kill()
     pathlib.Path(options.save).write_text(json.dumps({
-        "processor": platform.processor(), "rows": rows,
-        "versions": {peer.name: peer.version for peer in peers}}, indent=1))
-    for peer in peers:
-        peer.process.kill()
+        "processor": processor(), "rows": rows,
+        "versions": {peer.name: peer.version or peer.broken
+                     for peer in peers}}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,90 @@
-"""The peers by their names."""
+"""The peers by their names, those of a process together, and what the page says
+of them."""
 
+from kvtwins import Kvtwin, KvtwinF8
 from paged import OpenVino, Sglang, Vllm
 from peers import Ggml, OnnxRuntime, Torch, TorchFlex, TorchFolded
 
-PEERS = {
-    "torch, sdpa": Torch,
-    "torch, sdpa, heads as rows": TorchFolded,
-    "torch, flex_attention": TorchFlex,
-    "onnxruntime, GroupQueryAttention": OnnxRuntime,
-    "openvino, PagedAttention": OpenVino,
-    "vllm, cpu_attention": Vllm,
-    "vllm, SGLang's kernels": Sglang,
-    "ggml, flash_attn_ext": Ggml,
-}
+PROCESSES = [
+    {"kvtwin": Kvtwin, "kvtwin, f8_e4m3": KvtwinF8},
+    {"torch, sdpa": Torch, "torch, sdpa, heads as rows": TorchFolded,
+     "torch, flex_attention": TorchFlex},
+    {"onnxruntime, GroupQueryAttention": OnnxRuntime},
+    {"openvino, PagedAttention": OpenVino},
+    {"vllm, cpu_attention": Vllm, "vllm, SGLang's kernels": Sglang},
+    {"ggml, flash_attn_ext": Ggml},
+]
+PEERS = [name for peers in PROCESSES for name in peers]
+DTYPES = ["f32", "f16", "bf16", "8-bit"]
+
+
+def size_name(cells):
+    return f"{cells // 1024}k"
+
+
+def block(title, names, columns, values):
+    """A table: a line for each name, groups of columns for the dtypes."""
+    widths = [max(5, len(column) + 1) for column in columns]
+    lines = [title, " " * 33 + "".join(
+        f"{dtype:>{sum(widths)}}" for dtype in DTYPES)]
+    lines.append(" " * 33 + "".join(
+        f"{column:>{width}}" for _ in DTYPES
+        for column, width in zip(columns, widths)))
+    for name in names:
+        cells = [values.get((name, dtype, column), "")
+                 for dtype in DTYPES for column in columns]
+        if any(cells):
+            lines.append(f"{name:33}" + "".join(
+                f"{cell:>{width}}" for cell, width in zip(cells, widths * 4)))
+    return lines
+
+
+def share(row, limit):
+    """In percent; - if it has no such attention, > if it takes too long."""
+    if "ns" in row:
+        return f"{100 * row[limit]:.0f}"
+    if row["reason"].startswith("left out"):
+        return ">"
+    return "!" if row["reason"].startswith("wrong") else "-"
+
+
+def tables(rows):
+    """The text of the page."""
+    lines = []
+    shapes = sorted({(row["rows"] > 1, row["heads"], row["threads"])
+                     for row in rows})
+    for prefill, heads, threads in shapes:
+        chosen = [row for row in rows if (row["rows"] > 1, row["heads"],
+                                          row["threads"]) ==
+                  (prefill, heads, threads)]
+        limit, unit = (("limit_gigaflops", "GFLOP/s") if prefill else
+                       ("limit_gigabytes", "GB/s"))
+        low, high = (f(row[limit] for row in chosen) for f in (min, max))
+        of = "multiply_share" if prefill else "read_share"
+
+        def column(row):
+            name = size_name(row["cells"])
+            return f"{row['rows']}x{name}" if prefill else name
+
+        columns = list(dict.fromkeys(map(column, chosen)))
+        values = {(row["peer"], row["dtype"], column(row)): share(row, of)
+                  for row in chosen}
+        number = "1 thread" if threads == 1 else f"{threads} threads"
+        lines += block(
+            f"{'prefill' if prefill else 'decode'}, {heads} heads on 8, "
+            f"{number}: % of {low:.0f} to {high:.0f} {unit}",
+            [name for name in PEERS if any(
+                "ns" in row for row in chosen if row["peer"] == name)],
+            columns, values) + [""]
+    return lines[:-1]
+
+
+def series(rows):
+    """Lines for gnuplot: dtype, kind, peer, x, share."""
+    for row in rows:
+        if "ns" not in row or row["heads"] != 32 or row["threads"] != 2:
+            continue
+        kind = "prefill" if row["rows"] > 1 else "decode"
+        part = row["multiply_share" if row["rows"] > 1 else "read_share"]
+        yield (f"{row['dtype']}\t{kind}\t{row['peer']}\t{row['rows']}\t"
+               f"{row['cells']}\t{100 * part:.2f}")
