@@ -13,7 +13,7 @@ DTYPES = {
     "f16": np.float16,
     "bf16": ml_dtypes.bfloat16,
     "int8": np.int8,  # A multiple of SCALE.
-    "f8": ml_dtypes.float8_e4m3fn,
+    "f8_e4m3": ml_dtypes.float8_e4m3fn,
 }
 SCALE = 1 / 64  # One for all numbers of int8 and q8_0.
 Q8_BLOCK = np.dtype([("scale", np.float16), ("elements", np.int8, 32)])

@@ -55,5 +55,5 @@ class KvtwinF8(Kvtwin):
 
     def prepare(self, case, numbers):
         if case.dtype != "8-bit":
-            raise NotSupported("as above")
+            raise NotSupported("other dtypes than the one above")
         super().prepare(case, numbers)

@@ -40,12 +40,12 @@ def block(title, names, columns, values):
 
 
 def share(row, limit):
-    """In percent; - if it has no such attention, > if it takes too long."""
+    """In percent; empty if it has no such attention, > if it takes too long."""
     if "ns" in row:
         return f"{100 * row[limit]:.0f}"
     if row["reason"].startswith("left out"):
         return ">"
-    return "!" if row["reason"].startswith("wrong") else "-"
+    return "!" if row["reason"].startswith("wrong") else ""
 
 
 def tables(rows):
@@ -80,11 +80,15 @@ def tables(rows):
 
 
 def series(rows):
-    """Lines for gnuplot: dtype, kind, peer, x, share."""
+    """Lines for gnuplot: dtype, decode or prefill, peer, cells or case, share.
+    With 32 heads and the most threads."""
+    most = max(row["threads"] for row in rows)
     for row in rows:
-        if "ns" not in row or row["heads"] != 32 or row["threads"] != 2:
+        if "ns" not in row or (row["heads"], row["threads"]) != (32, most):
             continue
-        kind = "prefill" if row["rows"] > 1 else "decode"
-        part = row["multiply_share" if row["rows"] > 1 else "read_share"]
-        yield (f"{row['dtype']}\t{kind}\t{row['peer']}\t{row['rows']}\t"
-               f"{row['cells']}\t{100 * part:.2f}")
+        prefill = row["rows"] > 1
+        of = "multiply_share" if prefill else "read_share"
+        place = f"{row['rows']}x{size_name(row['cells'])}" if prefill else (
+            row["cells"])
+        yield "\t".join([row["dtype"], "prefill" if prefill else "decode",
+                         row["peer"], str(place), f"{100 * row[of]:.2f}"])
