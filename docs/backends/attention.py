@@ -280,18 +280,23 @@ def fuzz(cls, cases=300, seed=1):
     return None
 
 
-def main(classes, page):
-    """As in pipe.py: prints what is found of each class. The exit code is 0 if
-    the page says the same; --write makes it so."""
+def report(classes, prefix=""):
+    """Prints what is found of each class, and returns the lines."""
     out = []
     for cls in classes:
-        lines = [f"{cls.__name__}: {cls.__doc__.splitlines()[0]}"]
+        lines = [f"{prefix}{cls.__name__}: {cls.__doc__.splitlines()[0]}"]
         for line in fuzz(cls, getattr(cls, "cases", 300)) or ["right"]:
             lines += textwrap.wrap(line, 108, initial_indent="    ",
                                    subsequent_indent="      ",
                                    break_on_hyphens=False)
         print("\n".join(lines), flush=True)
         out += lines
+    return out
+
+
+def compare(out, page):
+    """As in pipe.py: the exit code is 0 if the page says the same; --write makes
+    it so."""
     path = pathlib.Path(__file__).with_name(page)
     before, _, rest = path.read_text().partition("```text\n")
     said, _, after = rest.partition("```\n")

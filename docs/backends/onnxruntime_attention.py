@@ -199,6 +199,5 @@ class GqaRagged(Gqa):
 
 
 if __name__ == "__main__":
-    attention.main([Gqa, GqaRagged, GqaInt8, GqaSinks, GqaNan,
-                    GqaBias, GqaBiasEmpty],
-                   "onnxruntime.md")
+    attention.compare(attention.report([Gqa, GqaRagged, GqaInt8, GqaSinks, GqaNan,
+                                        GqaBias, GqaBiasEmpty]), "onnxruntime.md")

@@ -86,5 +86,5 @@ class SdpaLowerRight(Sdpa):
 
 if __name__ == "__main__":
     torch.set_num_threads(2)
-    attention.main([Sdpa, SdpaFloat, SdpaEmpty, SdpaEmptyFloat, SdpaNan,
-                    SdpaCausal, SdpaLowerRight], "torch.md")
+    attention.compare(attention.report([Sdpa, SdpaFloat, SdpaEmpty, SdpaEmptyFloat, SdpaNan,
+                                        SdpaCausal, SdpaLowerRight]), "torch.md")
