@@ -5,6 +5,7 @@ docs/attention.md."""
 import dataclasses
 import difflib
 import math
+import os
 import pathlib
 import random
 import sys
@@ -12,6 +13,8 @@ import textwrap
 
 import numpy as np
 
+# Threads that wait by spinning take the time of the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 SIGNIFICANT = {"f32": 24, "f16": 11, "bf16": 8}  # Bits.
 
 

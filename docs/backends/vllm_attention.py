@@ -157,6 +157,7 @@ class SglangExtend(Sglang):
     """SGLang's extend_attention_cpu"""
     can = {"batch", "rows", "window", "sinks"}
     dtypes = ["bf16"]  # f16 needs AMX.
+    cases = 100  # Each shape compiles a kernel.
 
     def attend(self, numbers):
         case = numbers.case
