@@ -22,7 +22,8 @@ class OpenVino:
 
     def __init__(self):
         import openvino
-        self.ov = openvino
+        import openvino_model
+        self.ov, self.model = openvino, openvino_model
         self.version = importlib.metadata.version("openvino")
         self.core = openvino.Core()
         self.count = 1
@@ -30,52 +31,10 @@ class OpenVino:
     def threads(self, count):
         self.count = count
 
-    def model(self, heads, case):
-        from openvino import opset13
-        from openvino.op import Parameter, _PagedAttentionExtension
-        inputs = []
-
-        def parameter(name, of, shape):
-            made = Parameter(of, self.ov.PartialShape(shape))
-            made.output(0).get_tensor().set_names({name})
-            inputs.append(made)
-            return made
-
-        def scalar(number, of):
-            return opset13.constant(np.array(number, of))
-
-        def none(of):
-            return opset13.constant(np.zeros(0, of))
-
-        types = self.ov.Type
-        wide = case.kv_heads * case.dim
-        f32, i32 = np.float32, np.int32
-        node = _PagedAttentionExtension([x.output(0) for x in [
-            parameter("query", types.f32, [-1, heads * case.dim]),
-            parameter("key", types.f32, [-1, wide]),
-            parameter("value", types.f32, [-1, wide]),
-            parameter("key_cache", types.dynamic, [-1] * 4),
-            parameter("value_cache", types.dynamic, [-1] * 4),
-            parameter("past_lens", types.i32, [-1]),
-            parameter("subsequence_begins", types.i32, [-1]),
-            parameter("block_indices", types.i32, [-1]),
-            parameter("block_indices_begins", types.i32, [-1]),
-            scalar(1 / math.sqrt(case.dim), f32), scalar(0, i32),  # No window.
-            none(f32), parameter("max_context_len", types.i32, []),
-            none(i32), none(i32), none(i32), none(f32), none(f32),
-            scalar(0, i32), scalar(0, i32), none(f32), scalar(0, i32),
-            none(i32), none(i32), none(i32), none(i32), none(np.uint8),
-            none(i32)]])
-        for name, number in (("k_head_size", case.dim),
-                             ("v_head_size", case.dim),
-                             ("num_k_heads", case.kv_heads),
-                             ("num_v_heads", case.kv_heads)):
-            node.get_rt_info()[name] = number
-        return self.ov.Model([opset13.result(node.output(0))], inputs, "paged")
-
     def compiled(self, heads, case, threads):
         inference, cache = self.PRECISIONS[case.dtype]
-        return self.core.compile_model(self.model(heads, case), "CPU", {
+        return self.core.compile_model(
+            self.model.model(heads, case.kv_heads, case.dim), "CPU", {
             "INFERENCE_PRECISION_HINT": inference,
             "KV_CACHE_PRECISION": cache, "INFERENCE_NUM_THREADS": threads})
 
@@ -109,29 +68,12 @@ class OpenVino:
             count = min(256, self.blocks - first)
             of = slice(first * self.BLOCK, (first + count) * self.BLOCK)
             for key, value in self.layers:
-                self.give(request, rows[0][of], rows[0][of], rows[1][of], key,
-                          value, past=[0] * count,
-                          rows=[self.BLOCK] * count,
-                          blocks=range(first, first + count),
-                          columns=[1] * count)
+                self.model.give(
+                    request, rows[0][of], rows[0][of], rows[1][of], key, value,
+                    past=[0] * count, rows=[self.BLOCK] * count,
+                    blocks=[[first + i] for i in range(count)])
                 request.infer()
         self.last = [x[-case.rows:].copy() for x in rows]
-
-    def give(self, request, query, key, value, key_cache, value_cache, past,
-             rows, blocks, columns):
-        def tensor(name, array, of=np.int32):
-            request.set_tensor(name, self.ov.Tensor(
-                np.array(array, of, order="C")))
-        tensor("query", query, np.float32)
-        tensor("key", key, np.float32)
-        tensor("value", value, np.float32)
-        request.set_tensor("key_cache", key_cache)
-        request.set_tensor("value_cache", value_cache)
-        tensor("past_lens", past)
-        tensor("subsequence_begins", np.cumsum([0, *rows]))
-        tensor("block_indices", list(blocks))
-        tensor("block_indices_begins", np.cumsum([0, *columns]))
-        tensor("max_context_len", max(a + b for a, b in zip(past, rows)))
 
     def queries(self, query):
         case = self.case
@@ -142,9 +84,10 @@ class OpenVino:
             self.requests[threads] = []
             for key, value in self.layers:
                 request = compiled.create_infer_request()
-                self.give(request, query.reshape(rows, -1), *self.last, key,
-                          value, past=[case.cells - rows], rows=[rows],
-                          blocks=range(self.blocks), columns=[self.blocks])
+                self.model.give(
+                    request, query.reshape(rows, -1), *self.last, key, value,
+                    past=[case.cells - rows], rows=[rows],
+                    blocks=[range(self.blocks)])
                 self.requests[threads].append(request)
 
     def run(self, layer):

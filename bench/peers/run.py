@@ -21,6 +21,7 @@ import numpy as np
 from cases import TOLERANCES, Case, Numbers
 
 HOME = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(HOME / "docs/backends"))  # openvino_model
 SECONDS = 0.8  # For the turns of a peer, after the first one.
 SLOW = 3.0  # Seconds. A case that would take longer is left out.
 WIDTHS = {"f32": 4, "f16": 2, "bf16": 2, "8-bit": 1}
@@ -249,13 +250,20 @@ def processor():
     return "unknown"
 
 
+def save(path, rows, peers):
+    pathlib.Path(path).write_text(json.dumps({
+        "processor": processor(), "rows": rows,
+        "versions": {peer.name: peer.version or peer.broken
+                     for peer in peers}}, indent=1))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="peers with this in a name")
     parser.add_argument("--dtypes", default="f32,f16,bf16,8-bit")
     parser.add_argument("--cells", default="1024,4096,32768,262144")
-    parser.add_argument("--prefill", default="512x4096,2048x4096,512x32768",
+    parser.add_argument("--prefill", default="64x1024,512x4096,2048x4096,512x32768",
                         help="rows x cells; 2048x32768 takes minutes")
     parser.add_argument("--heads", default="32,64")
     parser.add_argument("--threads", default="1,2")
@@ -283,12 +291,9 @@ def main():
             began = time.time()
             rows += run_case(peers, limits, case, options)
             print(f"-- {time.time() - began:.0f} s", flush=True)
+            save(options.save, rows, peers)
     for child in children:
         child.kill()
-    pathlib.Path(options.save).write_text(json.dumps({
-        "processor": processor(), "rows": rows,
-        "versions": {peer.name: peer.version or peer.broken
-                     for peer in peers}}, indent=1))
 
 
 if __name__ == "__main__":
