@@ -13,9 +13,9 @@ dtypes=(f32 f16 bf16 8-bit)
 cut -f 2,4 "$rows" | awk '$1 == "prefill" && !seen[$2]++ { print $2 }' \
   >"$data/cases"
 
-# part KIND DTYPE: the file of its points, in blocks that gnuplot calls by index.
+# part KIND DTYPE: writes $data/KIND-DTYPE, whose blocks are the peers.
 part() {
-  local file=$data/$1-$2 peer
+  local peer
   while read -r peer; do
     awk -F '\t' -v kind="$1" -v dtype="$2" -v peer="$peer" '
       NR == FNR { place[$1] = FNR; next }
@@ -24,9 +24,8 @@ part() {
         ++count
       }
       END { if (!count) print "1 NaN"; print "\n" }' \
-      "$data/cases" "$rows" >>"$file"
+      "$data/cases" "$rows" >>"$data/$1-$2"
   done <"$data/peers"
-  echo "$file"
 }
 
 plots() {
@@ -38,7 +37,7 @@ plots() {
       echo 'set xtics ("1k" 1024, "4k" 4096, "32k" 32768, "256k" 262144)'
     else
       echo "unset logscale x; set xrange [0.5:$(wc -l <"$data/cases").5]"
-      echo "set xtics ($(awk '{ printf "%s\"%s\" %d", NR > 1 ? ", " : "", $1, NR }' \
+      echo "set xtics ($(awk '{ printf "%s\"%s\" %d", (NR > 1 ? ", " : ""), $1, NR }' \
         "$data/cases"))"
     fi
     for dtype in "${dtypes[@]}"; do
@@ -49,24 +48,28 @@ plots() {
       for i in "${!peers[@]}"; do
         [ "$i" -eq 0 ] || printf ', '
         printf '"%s" index %d with linespoints lt %d lw 2 pt 7 title "%s"' \
-          "$(part_file $kind "$dtype")" "$i" "$((i + 1))" "${peers[i]}"
+          "$data/$kind-$dtype" "$i" "$((i + 1))" "${peers[i]}"
       done
       echo
     done
   done
 }
-part_file() { echo "$data/$1-$2"; }
 
 for kind in decode prefill; do
-  for dtype in "${dtypes[@]}"; do part $kind "$dtype" >/dev/null; done
+  for dtype in "${dtypes[@]}"; do part $kind "$dtype"; done
 done
+count=0
 {
   cat <<END
-set terminal pngcairo size 1600,900 font "DejaVu Sans,9"
+set terminal pngcairo noenhanced size 1600,900 font "DejaVu Sans,9"
 set output "$picture"
 set multiplot layout 2,4 title "% of the read bandwidth (decode), of the FMA peak (prefill)"
 set grid lc rgb "#dddddd"
-set yrange [0:110]
+set yrange [0:130]
+$(for color in cc3311 0077bb 33bbee 009988 ee7733 aa3377 228833 bbbb22 000000 \
+    ee99aa; do
+    echo "set linetype $((++count)) lc rgb \"#$color\""
+  done)
 END
   plots
 } | gnuplot

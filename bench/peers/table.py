@@ -23,20 +23,22 @@ def size_name(cells):
 
 
 def block(title, names, columns, values):
-    """A table: a line for each name, groups of columns for the dtypes."""
-    widths = [max(5, len(column) + 1) for column in columns]
+    """A table: a line for each name, a group of columns for each dtype. Above
+    the cells of a column are its rows, if there are several."""
+    width = 5
     lines = [title, " " * 33 + "".join(
-        f"{dtype:>{sum(widths)}}" for dtype in DTYPES)]
-    lines.append(" " * 33 + "".join(
-        f"{column:>{width}}" for _ in DTYPES
-        for column, width in zip(columns, widths)))
+        f"{dtype:>{width * len(columns)}}" for dtype in DTYPES)]
+    heads = [[str(rows) for rows, _ in columns],
+             [size_name(cells) for _, cells in columns]]
+    for head in heads[columns[0][0] == 1:]:
+        lines.append(" " * 33 + "".join(
+            f"{text:>{width}}" for text in head * len(DTYPES)))
     for name in names:
         cells = [values.get((name, dtype, column), "")
                  for dtype in DTYPES for column in columns]
-        if any(cells):
-            lines.append(f"{name:33}" + "".join(
-                f"{cell:>{width}}" for cell, width in zip(cells, widths * 4)))
-    return lines
+        lines.append(f"{name:33}" + "".join(
+            f"{cell:>{width}}" for cell in cells))
+    return [line.rstrip() for line in lines]
 
 
 def share(row, limit):
@@ -62,13 +64,10 @@ def tables(rows):
         low, high = (f(row[limit] for row in chosen) for f in (min, max))
         of = "multiply_share" if prefill else "read_share"
 
-        def column(row):
-            name = size_name(row["cells"])
-            return f"{row['rows']}x{name}" if prefill else name
-
-        columns = list(dict.fromkeys(map(column, chosen)))
-        values = {(row["peer"], row["dtype"], column(row)): share(row, of)
-                  for row in chosen}
+        columns = list(dict.fromkeys(
+            (row["rows"], row["cells"]) for row in chosen))
+        values = {(row["peer"], row["dtype"], (row["rows"], row["cells"])):
+                  share(row, of) for row in chosen}
         number = "1 thread" if threads == 1 else f"{threads} threads"
         lines += block(
             f"{'prefill' if prefill else 'decode'}, {heads} heads on 8, "
