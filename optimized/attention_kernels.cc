@@ -14,7 +14,6 @@
 #define HWY_TARGET_INCLUDE "optimized/attention_kernels.cc"
 #include "hwy/foreach_target.h"
 // These headers must come after the target is chosen.
-#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "optimized/narrow-inl.h"
@@ -31,10 +30,6 @@ using V = hn::Vec<F32>;
 constexpr std::size_t kLanes = hn::MaxLanes(F32());
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The bytes of a head's row that are fetched ahead; the processor fetches
-// longer rows by itself.
-constexpr std::size_t kShortRun = 256;
-
 // Vectors of a row that a block of AddProducts has: its sums fit into the
 // registers.
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
@@ -46,7 +41,7 @@ constexpr std::size_t kBlockRows = 4;
 #endif
 
 // Rows of each dtype: Load(row, i) returns the elements from i on, a multiple
-// of the lanes, as f32.
+// of the lanes, as f32, in units of RowUnit.
 struct F32Rows {
   HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
     return hn::LoadU(F32(), reinterpret_cast<const float*>(row) + i);
@@ -60,6 +55,21 @@ struct NarrowRows {
     const hn::Rebind<T, F32> d;
     return Format::Floats(F32(),
                           hn::LoadU(d, reinterpret_cast<const T*>(row) + i));
+  }
+};
+
+// A finite f8 with the bits of its magnitude moved to those of an f16 is 2^8
+// times too small, subnormal or not. A NaN becomes a number, as the results of
+// rows that see it are unspecified.
+struct F8Rows {
+  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
+    const hn::Rebind<std::int8_t, F32> d;
+    const ShortsOf<F32> shorts;
+    const auto wide = hn::PromoteTo(
+        shorts, hn::LoadU(d, reinterpret_cast<const std::int8_t*>(row) + i));
+    const auto bits = hn::And(hn::ShiftLeft<7>(wide),
+                              hn::Set(shorts, static_cast<short>(0xBF80)));
+    return FromHalves(F32(), hn::BitCast(HalvesOf<F32>(), bits));
   }
 };
 
@@ -108,7 +118,7 @@ HWY_INLINE void WithRows(DType dtype, const Does& does) {
     case DType::kBF16:
       return does(NarrowRows<UpperFormat>());
     case DType::kF8:
-      return does(NarrowRows<F8Format>());
+      return does(F8Rows());
     case DType::kQ8:
       return does(Q8Rows());
     case DType::kQ4:
@@ -167,23 +177,36 @@ HWY_INLINE void StoreSums(V a, V b, V c, V e, float* to) {
 }
 #endif
 
+// Rows of four cells: element i of cell t lies at rows[t] + offset.
+struct FourRows {
+  const std::byte* const* rows;
+  std::ptrdiff_t offset;
+
+  HWY_INLINE const std::byte* operator[](std::size_t t) const {
+    return rows[t] + offset;
+  }
+};
+
 // scores[q * kTile + t] = queries[q] . keys[t] for kQueries queries and four
 // cells. `padded` is the distance between queries, whose padding is zeros.
 template <class Rows, std::size_t kQueries>
-HWY_INLINE void Dots(const float* queries, std::size_t padded,
-                     const std::byte* const* keys, std::size_t head_dim,
-                     float* scores) {
+HWY_NOINLINE void Dots(const float* queries, std::size_t padded, FourRows keys,
+                       std::size_t head_dim, float* scores) {
   const F32 d;
+  const std::byte* key0 = keys[0];
+  const std::byte* key1 = keys[1];
+  const std::byte* key2 = keys[2];
+  const std::byte* key3 = keys[3];
   V sums[kQueries][4];
   HWY_UNROLL(8)
   for (std::size_t q = 0; q < kQueries; ++q) {
     sums[q][0] = sums[q][1] = sums[q][2] = sums[q][3] = hn::Zero(d);
   }
   for (std::size_t i = 0; i < head_dim; i += kLanes) {
-    const V k0 = Rows::Load(keys[0], i);
-    const V k1 = Rows::Load(keys[1], i);
-    const V k2 = Rows::Load(keys[2], i);
-    const V k3 = Rows::Load(keys[3], i);
+    const V k0 = Rows::Load(key0, i);
+    const V k1 = Rows::Load(key1, i);
+    const V k2 = Rows::Load(key2, i);
+    const V k3 = Rows::Load(key3, i);
     HWY_UNROLL(8)
     for (std::size_t q = 0; q < kQueries; ++q) {
       const V query = hn::Load(d, queries + q * padded + i);
@@ -200,29 +223,44 @@ HWY_INLINE void Dots(const float* queries, std::size_t padded,
   }
 }
 
-// out[q] += weights[q * kTile + t] * values[t] over four cells.
+// out[q] += weights[q * kTile + t] * values[t] over four cells. `padded` is the
+// distance between results.
 template <class Rows, std::size_t kQueries>
-HWY_INLINE void AddValues(const float* weights, const std::byte* const* values,
-                          std::size_t head_dim, std::size_t padded,
-                          float* out) {
+HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
+                            FourRows values, std::size_t head_dim, float* out) {
   const F32 d;
+  const std::byte* value0 = values[0];
+  const std::byte* value1 = values[1];
+  const std::byte* value2 = values[2];
+  const std::byte* value3 = values[3];
+  V weight[kQueries][4];
+  HWY_UNROLL(8)
+  for (std::size_t q = 0; q < kQueries; ++q) {
+    HWY_UNROLL(8)
+    for (std::size_t t = 0; t < 4; ++t) {
+      weight[q][t] = hn::Set(d, weights[q * kTile + t]);
+    }
+  }
   for (std::size_t i = 0; i < head_dim; i += kLanes) {
-    const V v0 = Rows::Load(values[0], i);
-    const V v1 = Rows::Load(values[1], i);
-    const V v2 = Rows::Load(values[2], i);
-    const V v3 = Rows::Load(values[3], i);
+    const V v0 = Rows::Load(value0, i);
+    const V v1 = Rows::Load(value1, i);
+    const V v2 = Rows::Load(value2, i);
+    const V v3 = Rows::Load(value3, i);
     HWY_UNROLL(8)
     for (std::size_t q = 0; q < kQueries; ++q) {
-      const float* weight = weights + q * kTile;
       V sum = hn::Load(d, out + q * padded + i);
-      sum = hn::MulAdd(hn::Set(d, weight[0]), v0, sum);
-      sum = hn::MulAdd(hn::Set(d, weight[1]), v1, sum);
-      sum = hn::MulAdd(hn::Set(d, weight[2]), v2, sum);
-      sum = hn::MulAdd(hn::Set(d, weight[3]), v3, sum);
+      sum = hn::MulAdd(weight[q][0], v0, sum);
+      sum = hn::MulAdd(weight[q][1], v1, sum);
+      sum = hn::MulAdd(weight[q][2], v2, sum);
+      sum = hn::MulAdd(weight[q][3], v3, sum);
       hn::Store(sum, d, out + q * padded + i);
     }
   }
 }
+
+// Dots or AddValues, for some dtype and number of queries.
+using FourCells = void (*)(const float* from, std::size_t padded, FourRows rows,
+                           std::size_t head_dim, float* to);
 
 // Calls does(n) with `count` as a constant, from 1 to 4.
 template <class Does>
@@ -237,6 +275,26 @@ HWY_INLINE void WithCount(std::size_t count, const Does& does) {
     default:
       return does(std::integral_constant<std::size_t, 4>());
   }
+}
+
+FourCells DotsOf(DType dtype, std::size_t count) {
+  FourCells function = nullptr;
+  WithRows(dtype, [&](auto format) {
+    WithCount(count, [&](auto queries) {
+      function = Dots<decltype(format), queries>;
+    });
+  });
+  return function;
+}
+
+FourCells AddValuesOf(DType dtype, std::size_t count) {
+  FourCells function = nullptr;
+  WithRows(dtype, [&](auto format) {
+    WithCount(count, [&](auto queries) {
+      function = AddValues<decltype(format), queries>;
+    });
+  });
+  return function;
 }
 
 // Replaces the scores of a query by weights exp2(score - largest), after the
@@ -308,6 +366,12 @@ HWY_INLINE std::ptrdiff_t HeadOffset(const TileRows& rows,
   return static_cast<std::ptrdiff_t>(kv_head) * rows.head_stride;
 }
 
+// Bytes of a head of a row that lie one after another.
+HWY_INLINE std::size_t HeadBytes(const TileRows& rows) {
+  if (!rows.adjacent) return 0;
+  return AsSize(RunBytes(rows.dtype, AsInt(rows.head_dim)));
+}
+
 // Copies one head of the rows to [padded head_dim, cells].
 void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
             float* to) {
@@ -329,52 +393,83 @@ void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
     float* out = to + t * padded;
     for (std::size_t i = 0; i < rows.head_dim; ++i) {
       out[i] = LoadElement(row + static_cast<std::ptrdiff_t>(i) * rows.stride,
-                           rows.dtype);
+                           rows.dtype) /
+               RowUnit(rows.dtype);
     }
     std::fill(out + rows.head_dim, out + padded, 0.0f);
   }
 }
 
-// Calls does(head index, first cell, rows of four cells) for all cells of a
-// tile and all heads: in the order in which the rows lie in memory, if they are
-// read there.
+void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
+  const F32 d;
+  Unpack(row, 1, head, to);
+  for (std::size_t i = 0; i < Padded(row.head_dim); i += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, to + i), hn::Set(d, factor)), d, to + i);
+  }
+}
+
+// Rows that are read after others. Meanwhile they are fetched into the
+// second-level cache, where they do not take the place of what is being read.
+struct RowsAhead {
+  const TileRows* rows;
+  std::size_t cells;  // Of them.
+
+  // Fetches one head of some cells. Inlined: GCC finds that a function without
+  // other effects does nothing, and leaves out its calls.
+  HWY_INLINE void Fetch(std::size_t first, std::size_t end,
+                        std::size_t kv_head) const {
+    if (first >= cells) return;
+    const std::ptrdiff_t offset = HeadOffset(*rows, kv_head);
+    const std::size_t bytes = HeadBytes(*rows);
+    for (std::size_t t = first; t < std::min(end, cells); ++t) {
+      const std::byte* row = rows->rows[t] + offset;
+      for (std::size_t line = 0; line < bytes; line += 64) {
+        __builtin_prefetch(row + line, 0, 2);
+      }
+    }
+  }
+};
+
+// The rows of the tile after `tile`, if it is known.
+HWY_INLINE RowsAhead KeysAhead(const AttentionTile& tile) {
+  if (tile.next == nullptr) return {.rows = nullptr, .cells = 0};
+  return {.rows = &tile.next->keys, .cells = tile.next->cells};
+}
+HWY_INLINE RowsAhead ValuesAhead(const AttentionTile& tile) {
+  if (tile.next == nullptr) return {.rows = nullptr, .cells = 0};
+  return {.rows = &tile.next->values, .cells = tile.next->cells};
+}
+
+// Calls does(head index, first cell, rows of four cells, head_dim) for all
+// cells of a tile and all heads: in the order in which the rows lie in memory,
+// if they are read there.
 template <class Does>
 HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
-                            const QueryHeads* heads, std::size_t head_count,
-                            float* scratch, const Does& does) {
-  const auto run_bytes =
-      AsSize(RunBytes(rows.dtype, static_cast<std::int64_t>(rows.head_dim)));
-  const std::size_t ahead = run_bytes > kShortRun ? 0 : run_bytes;
+                            RowsAhead ahead, const QueryHeads* heads,
+                            std::size_t head_count, float* scratch,
+                            const Does& does) {
   if (IsReadable(rows)) {
-    WithRows(rows.dtype, [&](auto format) HWY_ATTR {
-      for (std::size_t t = 0; t < cells; t += 4) {
-        for (std::size_t h = 0; h < head_count; ++h) {
-          const std::ptrdiff_t offset = HeadOffset(rows, heads[h].kv_head);
-          std::array<const std::byte*, 4> four;
-          for (std::size_t i = 0; i < 4; ++i) {
-            four[i] = rows.rows[std::min(t + i, cells - 1)] + offset;
-            const std::byte* next =
-                rows.rows[std::min(t + 4 + i, cells - 1)] + offset;
-            for (std::size_t line = 0; line < ahead; line += 64) {
-              hwy::Prefetch(next + line);
-            }
-          }
-          does(format, h, t, four.data(), rows.head_dim);
-        }
+    for (std::size_t t = 0; t < cells; t += 4) {
+      for (std::size_t h = 0; h < head_count; ++h) {
+        ahead.Fetch(t, t + 4, heads[h].kv_head);
+        does(h, t,
+             FourRows{rows.rows.data() + t, HeadOffset(rows, heads[h].kv_head)},
+             rows.head_dim);
       }
-    });
+    }
     return;
   }
   const std::size_t padded = Padded(rows.head_dim);
+  std::array<const std::byte*, kTile> unpacked;
+  for (std::size_t t = 0; t < kTile; ++t) {
+    unpacked[t] = reinterpret_cast<const std::byte*>(
+        scratch + std::min(t, cells - 1) * padded);
+  }
   for (std::size_t h = 0; h < head_count; ++h) {
     Unpack(rows, cells, heads[h].kv_head, scratch);
     for (std::size_t t = 0; t < cells; t += 4) {
-      std::array<const std::byte*, 4> four;
-      for (std::size_t i = 0; i < 4; ++i) {
-        four[i] = reinterpret_cast<const std::byte*>(
-            scratch + std::min(t + i, cells - 1) * padded);
-      }
-      does(F32Rows(), h, t, four.data(), padded);
+      ahead.Fetch(t, t + 4, heads[h].kv_head);
+      does(h, t, FourRows{unpacked.data() + t, 0}, padded);
     }
   }
 }
@@ -384,36 +479,41 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
   const std::size_t k_padded = Padded(tile.keys.head_dim);
   const std::size_t v_padded = Padded(tile.values.head_dim);
   const std::size_t per_head = kFewQueries * kTile;
+  const std::size_t count = heads[0].count;
   float* scores = scratch;
   float* rows = scratch + head_count * per_head;
-  ForEachFour(tile.keys, tile.cells, heads, head_count, rows,
-              [&](auto format, std::size_t h, std::size_t t,
-                  const std::byte* const* four, std::size_t head_dim) HWY_ATTR {
-                for (std::size_t q = 0; q < heads[h].count; q += 4) {
-                  WithCount(heads[h].count - q, [&](auto count) HWY_ATTR {
-                    Dots<decltype(format), count>(
-                        heads[h].queries + q * k_padded, k_padded, four,
-                        head_dim, scores + h * per_head + q * kTile + t);
-                  });
+  const DType k_dtype = IsReadable(tile.keys) ? tile.keys.dtype : DType::kF32;
+  const std::array<FourCells, 2> dots = {
+      DotsOf(k_dtype, count),
+      DotsOf(k_dtype, count - std::min<std::size_t>(count, 4))};
+  ForEachFour(tile.keys, tile.cells, {&tile.values, tile.cells}, heads,
+              head_count, rows,
+              [&](std::size_t h, std::size_t t, FourRows keys,
+                  std::size_t head_dim) HWY_ATTR {
+                for (std::size_t q = 0; q < count; q += 4) {
+                  dots[q / 4](heads[h].queries + q * k_padded, k_padded, keys,
+                              head_dim, scores + h * per_head + q * kTile + t);
                 }
               });
   for (std::size_t h = 0; h < head_count; ++h) {
-    for (std::size_t q = 0; q < heads[h].count; ++q) {
+    for (std::size_t q = 0; q < count; ++q) {
       float* of_query = scores + h * per_head + q * kTile;
       Cap(scale, of_query);
-      Hide(FirstBits(tile.cells), of_query);
+      if (tile.cells < kTile) Hide(FirstBits(tile.cells), of_query);
       Softmax(heads[h], q, v_padded, of_query);
     }
   }
-  ForEachFour(tile.values, tile.cells, heads, head_count, rows,
-              [&](auto format, std::size_t h, std::size_t t,
-                  const std::byte* const* four, std::size_t head_dim) HWY_ATTR {
-                for (std::size_t q = 0; q < heads[h].count; q += 4) {
-                  WithCount(heads[h].count - q, [&](auto count) HWY_ATTR {
-                    AddValues<decltype(format), count>(
-                        scores + h * per_head + q * kTile + t, four, head_dim,
-                        v_padded, heads[h].out + q * v_padded);
-                  });
+  const DType v_dtype =
+      IsReadable(tile.values) ? tile.values.dtype : DType::kF32;
+  const std::array<FourCells, 2> add = {
+      AddValuesOf(v_dtype, count),
+      AddValuesOf(v_dtype, count - std::min<std::size_t>(count, 4))};
+  ForEachFour(tile.values, tile.cells, KeysAhead(tile), heads, head_count, rows,
+              [&](std::size_t h, std::size_t t, FourRows values,
+                  std::size_t head_dim) HWY_ATTR {
+                for (std::size_t q = 0; q < count; q += 4) {
+                  add[q / 4](scores + h * per_head + q * kTile + t, v_padded,
+                             values, head_dim, heads[h].out + q * v_padded);
                 }
               });
 }
@@ -525,7 +625,13 @@ void AttendMany(const AttentionTile& tile, const QueryHeads& head,
       [&](std::size_t k) { return columns + k * kTile; }, kTile, scores, kTile);
   bool all = true;
   const std::uint64_t present = FirstBits(tile.cells);
+  const RowsAhead keys = KeysAhead(tile);
+  const RowsAhead values = ValuesAhead(tile);
   for (std::size_t q = 0; q < head.count; ++q) {
+    const std::size_t first = q * kTile / head.count;
+    const std::size_t end = (q + 1) * kTile / head.count;
+    keys.Fetch(first, end, head.kv_head);
+    values.Fetch(first, end, head.kv_head);
     const std::uint64_t sees = visible[q / queries_per_row] & present;
     all = all && sees == present;
     float* of_query = scores + q * kTile;
@@ -547,6 +653,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvtwin::optimized {
 
+HWY_EXPORT(LoadHead);
 HWY_EXPORT(AttendFew);
 HWY_EXPORT(AttendMany);
 
@@ -560,6 +667,10 @@ std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
                         std::size_t count) {
   const std::size_t k = Padded(k_head_dim);
   return kAttentionTile * (count + k + std::max(k, Padded(v_head_dim)));
+}
+
+void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
+  HWY_DYNAMIC_DISPATCH(LoadHead)(row, head, factor, to);
 }
 
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,

@@ -24,7 +24,7 @@ constexpr std::size_t Padded(std::size_t head_dim) {
 
 // K or V rows of the cells of a tile. Element i of KV head h of cell t lies at
 // rows[t] + h * head_stride + i * stride; if `adjacent`, as a run of the dtype
-// lies in memory.
+// lies in memory. Up to the next multiple of four, the last cell is repeated.
 struct TileRows {
   std::array<const std::byte*, kAttentionTile> rows;
   DType dtype;
@@ -38,7 +38,13 @@ struct AttentionTile {
   std::size_t cells;  // 1 to kAttentionTile.
   TileRows keys;
   TileRows values;
+  const AttentionTile* next;  // Read after this tile. Null: none is known.
 };
+
+// The kernels read rows of a dtype in units of this number.
+constexpr float RowUnit(DType dtype) {
+  return dtype == DType::kF8 ? 256.0f : 1.0f;
+}
 
 // The queries that share a KV head, and what is known of their attention after
 // some tiles: `out` is the sum of exp2(score - largest) V, and `sum` the sum of
@@ -68,9 +74,12 @@ std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
 std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
                         std::size_t count);
 
-// Adds a tile that all queries see to each of `heads`, whose K and V are read
-// once, in the order of the cells. Scratch, queries and results lie on cache
-// lines.
+// Stores a head of the first row, times `factor`, to [padded head_dim].
+void LoadHead(const TileRows& row, std::size_t head, float factor, float* to);
+
+// Adds a tile that all queries see to each of `heads`, which have equally many
+// queries. K and V are read once, in the order of the cells. Scratch, queries
+// and results lie on cache lines.
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
                std::size_t head_count, ScoreScale scale, float* scratch);
 
