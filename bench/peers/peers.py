@@ -262,6 +262,8 @@ class Ggml:
                 pointer, pointer, pointer, ctypes.c_float, ctypes.c_float,
                 ctypes.c_float)
         declare(base, "ggml_flash_attn_ext_set_prec", None, pointer, integer)
+        declare(base, "ggml_flash_attn_ext_add_sinks", None, pointer, pointer)
+        declare(base, "ggml_backend_view_init", integer, pointer)
         declare(base, "ggml_new_graph", pointer, pointer)
         declare(base, "ggml_build_forward_expand", None, pointer, pointer)
         declare(base, "ggml_backend_cpu_buffer_from_ptr", pointer, pointer,
@@ -312,36 +314,51 @@ class Ggml:
         if self.context:
             self.free(self.context)
 
-    def queries(self, query):
-        case, of = self.case, self.type
-        rows, heads, dim = query.shape
+    def begin(self):
+        """Drops the graphs so far."""
         self.release()
         self.context = self.init(self.Params(64 << 20, None, True))
-        self.query = empty((heads, rows, dim), np.float32)
+
+    def graph(self, query, held, out, mask=None, soft_cap=0, sinks=None):
+        """The graph of one layer: query [heads, rows, dim], out [rows, heads,
+        dim], K and V [cells, kv_heads, dim] with their types, mask [rows,
+        cells], sinks [heads]."""
+        heads, rows, dim = query.shape
+        q = self.tensor(query, "f32", dim, rows, heads)
+        views = []
+        for array, of in held:
+            cells, kv_heads = array.shape[:2]
+            whole = self.tensor(array, of, dim, kv_heads, cells)
+            views.append(self.permute(self.context, whole, 0, 2, 1, 3))
+            self.backend_view_init(views[-1])
+        if mask is not None:
+            mask = self.tensor(mask, "f16", mask.shape[1], rows)
+        made = self.flash_attn_ext(self.context, q, *views, mask,
+                                   1 / math.sqrt(dim), 0, soft_cap)
+        self.flash_attn_ext_set_prec(made, 10)  # As in llama.cpp.
+        if sinks is not None:
+            self.flash_attn_ext_add_sinks(
+                made, self.tensor(sinks, "f32", heads))
+        self.give(made, out)
+        graph = self.new_graph(self.context)
+        self.build_forward_expand(graph, made)
+        return graph
+
+    def compute(self, graph):
+        if self.backend_graph_compute(self.backend, graph) != 0:
+            raise RuntimeError("ggml_backend_graph_compute")
+
+    def queries(self, query):
+        self.begin()
+        self.query = empty(np.array(query.shape)[[1, 0, 2]], np.float32)
         self.query[...] = query.transpose(1, 0, 2)
-        self.out = empty((rows, heads, dim), np.float32)
-        q = self.tensor(self.query, "f32", dim, rows, heads)
-        mask = self.mask is not None and self.tensor(
-            self.mask, "f16", case.cells, rows) or None
-        self.graphs = []
-        for arrays in zip(self.key, self.value):
-            k, v = (self.permute(
-                self.context,
-                self.tensor(array, of, dim, case.kv_heads, case.cells),
-                0, 2, 1, 3) for array in arrays)
-            for view in (k, v):  # ggml_permute makes a view.
-                self.base.ggml_backend_view_init(ctypes.c_void_p(view))
-            out = self.flash_attn_ext(
-                self.context, q, k, v, mask, 1 / math.sqrt(dim), 0, 0)
-            self.flash_attn_ext_set_prec(out, 10)  # As in llama.cpp.
-            self.give(out, self.out)
-            graph = self.new_graph(self.context)
-            self.build_forward_expand(graph, out)
-            self.graphs.append(graph)
+        self.out = empty(query.shape, np.float32)
+        self.graphs = [
+            self.graph(self.query, [(x, self.type) for x in arrays], self.out,
+                       self.mask) for arrays in zip(self.key, self.value)]
 
     def run(self, layer):
-        if self.backend_graph_compute(self.backend, self.graphs[layer]) != 0:
-            raise RuntimeError("ggml_backend_graph_compute")
+        self.compute(self.graphs[layer])
 
     def result(self):
         return self.out
