@@ -67,13 +67,12 @@ class FlashF16(Flash):
 
 
 class FlashQ8(Flash):
-    """flash_attn_ext, q8_0, sums of V of f16"""
+    """flash_attn_ext, q8_0, to which it rounds the queries"""
     dtypes = ["f32"]
     dims = [32, 64, 128]
-    sum_bits = 11
 
     @staticmethod
-    def input_error(dtype):  # Queries are rounded to q8_0.
+    def input_error(dtype):
         return 2.0 ** -7
 
     @staticmethod
