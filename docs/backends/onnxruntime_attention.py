@@ -147,13 +147,11 @@ class GqaBias(Gqa):
     can = {"rows", "mask"}
     spare = 0
 
-    def attend(self, numbers):
-        if not numbers.case.mask:
-            raise attention.NotSupported
-        last = (numbers.case.lengths[0] - numbers.case.rows[0]
-                + np.arange(numbers.case.rows[0])[:, None])
-        numbers.allowed[0] &= np.arange(numbers.case.lengths[0]) <= last
-        return super().attend(numbers)
+    @staticmethod
+    def restrict(numbers):
+        length, rows = numbers.case.lengths[0], numbers.case.rows[0]
+        last = length - rows + np.arange(rows)[:, None]
+        numbers.allowed[0] &= np.arange(length) <= last
 
     def extra(self, numbers):
         bias = np.where(numbers.allowed[0], np.float32(0), -np.inf)
