@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iostream>
 
 #include "core/index.h"
 #ifdef _OPENMP
@@ -241,6 +242,20 @@ double MultiplyAdd(std::size_t operations) {
   return TimePieces(operations, [&](std::size_t begin, std::size_t end) {
     KeepAlive(HWY_DYNAMIC_DISPATCH(MultiplyAddInRegisters)(end - begin));
   });
+}
+
+int ServeLimits() {
+  constexpr std::size_t kBytes = std::size_t{512} << 20;
+  constexpr std::size_t kOperations = std::size_t{1} << 30;
+  const Buffer buffer = WrittenBuffer(kBytes);
+  for (int threads = 1; std::cin >> threads;) {
+    UseThreads(threads);
+    const double read = ReadOnThreads(buffer.data(), kBytes);
+    const double multiplied = MultiplyAdd(kOperations);
+    std::cout << kBytes / read << ' ' << 2 * kOperations / multiplied
+              << std::endl;
+  }
+  return 0;
 }
 
 namespace {

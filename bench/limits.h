@@ -81,6 +81,11 @@ double ReadOnThreads(const std::byte* bytes, std::size_t count);
 // Multiplies and adds this many floats, in registers.
 double MultiplyAdd(std::size_t operations);
 
+// Prints for each line of stdin, a number of threads, the bytes that they read
+// and the floats that they multiply or add, in billions a second. Returns the
+// exit code.
+int ServeLimits();
+
 // Writes to cache lines that are in no CPU cache. Each line holds the number of
 // the next one.
 class LineChase {

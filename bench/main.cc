@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/goals.h"
+#include "bench/limits.h"
 #include "bench/suites.h"
 #include "core/index.h"
 
@@ -23,6 +24,7 @@ int Main(int argc, char** argv) {
   bench::GoalOptions options;
   bool goals = false;
   bool cuda = false;
+  bool limits = false;
   CLI::App app(kAbout);
   app.allow_extras();
   app.add_flag("--goals", goals,
@@ -31,6 +33,10 @@ int Main(int argc, char** argv) {
   if (bench::run_cuda_goals != nullptr) {
     app.add_flag("--cuda", cuda, "The goals of the twin cuda, on the device");
   }
+  app.add_flag("--limits", limits,
+               "For each line of stdin, a number of threads: the bytes that "
+               "they read and the floats that they multiply or add, in "
+               "billions a second");
   app.add_flag("--json", options.json, "The goals as a list of objects");
   app.add_flag("--quick", options.quick,
                "Small and few: says whether it works; no goal is missed");
@@ -46,6 +52,7 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   std::vector<std::string> extras = app.remaining();
+  if (limits) return bench::ServeLimits();
   if (goals || cuda) {
     if (!extras.empty()) return app.exit(CLI::ExtrasError(extras));
     if (cuda) return bench::run_cuda_goals(options);
