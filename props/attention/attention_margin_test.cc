@@ -49,8 +49,8 @@ class RandomPasses {
                          {.role = role,
                           .layer = 0,
                           .first = serial_,
-                          .distinct = true,
-                          .nan = false},
+                          .nan = false,
+                          .distinct = true},
                          false);
     };
     ledger_.Put(0, fill(keys_, RowRole::kKey, dims_.k_head_dim),

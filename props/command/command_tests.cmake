@@ -558,8 +558,7 @@ kvtwin_command_test(backend_without_the_kind EXIT 2
   ARGS fuzz --kind encoder --ops 500 --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(backend_with_the_kind EXIT 0 PRINTS "^visibility  holds"
   ARGS fuzz --kind causal --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
-foreach(option "level visibility" "call-seconds 1" "shrink-seconds 1"
-               "memory-mib 64")
+foreach(option "call-seconds 1" "shrink-seconds 1" "memory-mib 64")
   separate_arguments(option)
   list(GET option 0 name)
   kvtwin_command_test(no_backend_but_${name} EXIT 2

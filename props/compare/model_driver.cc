@@ -231,8 +231,8 @@ void ModelDriver::PutRows() {
                         .layer = layer_,
                         .first = first,
                         .plain = plain,
-                        .distinct = distinct,
-                        .nan = !plain && dtype == stored},
+                        .nan = !plain && dtype == stored,
+                        .distinct = distinct},
                        setup_.strided);
   };
   const TensorView key =

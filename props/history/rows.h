@@ -19,10 +19,10 @@ struct RowSource {
   int layer;
   std::int64_t first;
   bool plain = false;  // Numbers from -1 to 1, to compute attention with.
+  bool nan = true;     // Some elements are NaN.
   // Random numbers from -1 to 1 that every dtype of floats holds exactly, to
   // recognize each token in the output of attention.
   bool distinct = false;
-  bool nan = true;  // Some elements are NaN.
 };
 
 // A buffer for the rows of a batch, reused by each Fill.
