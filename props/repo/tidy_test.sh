@@ -191,7 +191,7 @@ room fuzzers history oracle shrink paged search
 room cuda
 room testing base history compare oracle paged search
 room unit base history attention compare testing
-room repo base
+room repo
 room museum
 room recorders
 room recordings

@@ -26,8 +26,9 @@ constexpr int kHeads = 8;
 constexpr int kKvHeads = 2;
 constexpr int kHeadDim = 64;
 constexpr int kBlockSize = 16;
-constexpr int kBlocks = 40;
-constexpr int kCells = kBlocks * kBlockSize;
+constexpr int kCells = 40 * kBlockSize;
+// So many that a row is split into parts.
+constexpr int kManyCells = 12288;
 constexpr int kPrefillRows = 20;
 
 constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16,
@@ -46,11 +47,14 @@ DenseTensor Numbers(const Shape& shape, std::uint32_t random) {
 
 class Digester {
  public:
-  Digester(DType k_dtype, DType v_dtype)
-      : name_(fmt::format("attention, K {}, V {}", DTypeName(k_dtype),
+  Digester(DType k_dtype, DType v_dtype, int cells = kCells)
+      : cells_(cells),
+        name_(fmt::format("attention, K {}, V {}", DTypeName(k_dtype),
                           DTypeName(v_dtype))),
-        key_(CopyOf(Numbers(kShape, 1).view(), k_dtype)),
-        value_(CopyOf(Numbers(kShape, 2).view(), v_dtype)) {}
+        key_(
+            CopyOf(Numbers({kHeadDim, kKvHeads, cells, 1}, 1).view(), k_dtype)),
+        value_(CopyOf(Numbers({kHeadDim, kKvHeads, cells, 1}, 2).view(),
+                      v_dtype)) {}
 
   void PrintAll() {
     for (const int rows : {1, kPrefillRows}) {
@@ -61,22 +65,17 @@ class Digester {
     PrintTable();
   }
 
- private:
-  static constexpr Shape kShape = {kHeadDim, kKvHeads, kCells, 1};
-  static constexpr std::array<float, kHeads> kSinks = {1, -2, 0, 3,
-                                                       0, 1,  2, -1};
-
   // Each row sees its past, except for every seventh cell.
   void PrintView(int rows, const AttentionOptions& options) {
-    DenseTensor mask = HidingMask(DType::kBits, kCells, rows);
+    DenseTensor mask = HidingMask(DType::kBits, cells_, rows);
     for (int row = 0; row < rows; ++row) {
-      for (int cell = 0; cell <= kCells - rows + row; ++cell) {
+      for (int cell = 0; cell <= cells_ - rows + row; ++cell) {
         if (cell % 7 != 0) AllowInMask(mask, cell, row);
       }
     }
     Print(
-        fmt::format("{} rows, cap {}, {} splits", rows, options.soft_cap,
-                    options.splits),
+        fmt::format("{} rows over {} cells, cap {}, {} splits", rows, cells_,
+                    options.soft_cap, options.splits),
         rows, attention_->Plan(mask.view(), rows),
         [&](const TensorView& query, const AttentionOut& out) {
           return attention_->Attend(
@@ -86,21 +85,26 @@ class Digester {
         });
   }
 
+ private:
+  static constexpr std::array<float, kHeads> kSinks = {1, -2, 0, 3,
+                                                       0, 1,  2, -1};
+
   void PrintTable() {
     constexpr std::array<std::int32_t, 3> kLengths = {kCells, 70, 1};
     constexpr std::array<std::int32_t, 3> kQueryRows = {1, kPrefillRows, 1};
-    std::vector<std::int32_t> blocks(3 * kBlocks);
-    for (int i = 0; i < Size(blocks); ++i) At(blocks, i) = i * 7 % kBlocks;
+    constexpr int kColumns = kCells / kBlockSize;
+    std::vector<std::int32_t> blocks(3 * kColumns);
+    for (int i = 0; i < Size(blocks); ++i) At(blocks, i) = i * 7 % kColumns;
     const auto in_blocks = [](DenseTensor& rows) {
       TensorView view = rows.view();
       view.shape[2] = kBlockSize;
-      view.shape[3] = kBlocks;
+      view.shape[3] = kColumns;
       view.stride[3] = view.stride[2] * kBlockSize;
       return view;
     };
     Print("table", kPrefillRows + 2,
           attention_->Plan({.blocks = blocks,
-                            .columns = kBlocks,
+                            .columns = kColumns,
                             .lengths = kLengths,
                             .query_rows = kQueryRows,
                             .block_size = kBlockSize}),
@@ -130,6 +134,7 @@ class Digester {
                hash(log_sum_exp), status.message());
   }
 
+  int cells_;
   std::string name_;
   DenseTensor key_;
   DenseTensor value_;
@@ -146,5 +151,7 @@ int main() {
     Digester(kDTypes[i], kDTypes[i]).PrintAll();
     Digester(kDTypes[i], kDTypes[(i + 1) % kDTypes.size()]).PrintAll();
   }
+  Digester(kDTypes[0], kDTypes[0], kvtwin::props::kManyCells)
+      .PrintView(1, {.scale = 0.125f});
   fmt::print("target {}\n", kvtwin::optimized::ActiveTarget());
 }
