@@ -25,7 +25,7 @@ def size_name(cells):
 def block(title, names, columns, values):
     """A table: a line for each name, a group of columns for each dtype. Above
     the cells of a column are its rows, if there are several."""
-    width = 5
+    width = 5 if len(columns) > 1 else 7
     lines = [title, " " * 33 + "".join(
         f"{dtype:>{width * len(columns)}}" for dtype in DTYPES)]
     heads = [[str(rows) for rows, _ in columns],
