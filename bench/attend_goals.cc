@@ -36,8 +36,8 @@ struct AttendCase {
   DType dtype = DType::kF32;
   int cells = 0;
   int rows = 1;  // They are the last tokens; each sees its past and itself.
-  // 0: a view. Otherwise each row is the last token of a sequence of its own in
-  // blocks of a pool, and `cells` is the sum of the sequences' lengths.
+  // 0: K and V are a view. Otherwise they are blocks of a pool, each row is the
+  // last token of another sequence, and `cells` is the sum of the lengths.
   int block_size = 0;
 };
 

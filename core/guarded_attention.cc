@@ -255,8 +255,9 @@ Status GuardedAttention::CheckAttend(const TensorView& query,
     return Invalid("query has {} heads, which {} KV heads cannot share", heads,
                    kv_heads);
   }
-  if (Status status = CheckAttentionOptions(options, heads); !status.ok())
+  if (Status status = CheckAttentionOptions(options, heads); !status.ok()) {
     return status;
+  }
   std::int64_t bytes = heads * planned_.rows;
   if (__builtin_mul_overflow(bytes, v_head_dim, &bytes) ||
       __builtin_mul_overflow(bytes, std::int64_t{sizeof(float)}, &bytes)) {

@@ -1,5 +1,5 @@
 """Other projects' attention. Each class computes the cases of one library: it
-is made in a process of its own, `prepare`d for a case, and then `run` on one
+is made in a separate process, `prepare`d for a case, and then `run` on one
 layer at a time."""
 
 import ctypes

@@ -51,7 +51,8 @@ class Server:
         self.warm = None
 
     def results(self, peer, _):
-        """Of the first and the last layer, and the nanoseconds of a layer."""
+        """Returns the results of the first and the last layer, and the nanoseconds of
+        one layer."""
         out, layers = [], sorted({0, self.layers - 1})
         begin = time.perf_counter_ns()
         for layer in layers:
@@ -96,7 +97,7 @@ class Process:
 
 
 class Peer:
-    """What runs a peer."""
+    """A peer, as seen from this process."""
 
     def __init__(self, name, process):
         self.name = name
@@ -129,8 +130,8 @@ class Peer:
 
 
 class Limits:
-    """Of the machine, in a second: 10^9 bytes read, and floats multiplied or
-    added."""
+    """The limits of the machine: how many 10^9 bytes it reads in a second, and how
+    many 10^9 floats it multiplies or adds."""
 
     def __init__(self):
         self.process = subprocess.Popen(

@@ -79,7 +79,7 @@ class Numbers:
             shape = (length, case.kv_heads, case.dim)
             key, value = (rounded(draw.uniform(-1, 1, shape), case.dtype)
                           for _ in range(2))
-            if stored:  # What is left of them in the engine's own format.
+            if stored:  # The engine's format rounds them.
                 key, value = stored(key), stored(value)
             last = length - rows + np.arange(rows)[:, None]
             cells = np.arange(length)[None]
@@ -149,7 +149,7 @@ class Numbers:
         bound = (np.einsum("rhc,chd->rhd", weight * relative, abs(value))
                  + abs(exact) * lost) / np.maximum(safe - lost, safe / 2)
         bound += (8 * unit + 2 * input_error) * abs(exact) + 1e-30
-        bound += 2.0 ** -SIGNIFICANT[case.dtype] * abs(exact)  # Of the output.
+        bound += 2.0 ** -SIGNIFICANT[case.dtype] * abs(exact)  # The output is rounded.
         return exact, bound
 
 

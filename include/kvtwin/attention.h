@@ -44,8 +44,8 @@ namespace kvtwin {
 struct AttentionOptions {
   float scale = 1;     // Not 0. Usually 1 / sqrt(k_head_dim).
   float soft_cap = 0;  // >= 0; 0: none.
-  // [heads], learned logits of cells without V: finite, or -infinity, which is
-  // no sink. Empty: none.
+  // [heads], learned logits of cells without V: finite, or -infinity for a head
+  // without a sink. Empty: none.
   std::span<const float> sinks = {};
   // Parts into which the cells of a row are split and merged, up to 65,536. 0:
   // chosen by the shape of the work.

@@ -472,8 +472,8 @@ kvtwin_status kvtwin_pool_blocks(kvtwin_pool* pool, int32_t layer,
 
 /* Computes attention over views of caches and over blocks of pools, as defined
  * in <kvtwin/attention.h>. A pass is planned once; attend then serves each of
- * its layers. After KVTWIN_OUT_OF_MEMORY or KVTWIN_INTERNAL there is no plan,
- * and the numbers of `out` are unspecified. */
+ * its layers. KVTWIN_OUT_OF_MEMORY and KVTWIN_INTERNAL discard the plan and
+ * leave the numbers of `out` unspecified. */
 typedef struct kvtwin_attention kvtwin_attention;
 
 typedef struct kvtwin_attention_options {
@@ -481,7 +481,7 @@ typedef struct kvtwin_attention_options {
   float scale;        /* Not 0. Usually 1 / sqrt(k_head_dim). */
   float soft_cap;     /* >= 0; 0: none. */
   const float* sinks; /* [heads], learned logits of cells without V: finite, or
-                         -infinity, which is no sink. NULL: none. */
+                         -infinity for a head without a sink. NULL: none. */
   size_t sink_count;  /* 0 or heads. */
   int32_t splits;     /* Parts into which the cells of a row are split and
                          merged, up to 65,536. 0: chosen by the shape of the
@@ -785,8 +785,8 @@ typedef struct kvtwin_description_v1 {
   kvtwin_dtype attend_dtype; /* F32, or the F16 or BF16 to which it rounds
                                 queries, scores, weights or outputs. */
   int32_t max_query_heads;   /* For each KV head. 0: any number. */
-  double attend_tolerance;   /* For number formats of its own: added to what
-                                rounding explains. */
+  double attend_tolerance;   /* The error of the cache's own number formats. It
+                                is added to the bound of rounding. */
 } kvtwin_description_v1;
 
 /* The cache to make: its parameters, and the dimensions of its model. */

@@ -131,7 +131,7 @@ std::vector<double> MarginsOf(const RowDims& dims, DType dtype, int tokens,
 
 struct MarginCase {
   DType dtype;
-  double least;      // Of all faults.
+  double least;      // Every fault is at least this number of bounds away.
   double most_near;  // The part of the faults that may be within 2 bounds.
 };
 

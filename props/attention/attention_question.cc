@@ -20,10 +20,10 @@ namespace {
 using reference::CacheLedger;
 using reference::LedgerToken;
 
-// Tokens that are gone are kept up to this number.
+// The question keeps this number of removed tokens at most.
 constexpr std::int64_t kGoneMost = 4;
-// Of large batches, some rows are judged, and always the last: about as many as
-// see this number of tokens.
+// In a large batch, only some rows are judged, the last one among them.
+// Together they see about this number of tokens.
 constexpr std::int64_t kTermsMost = 256;
 
 TensorView FloatView(const std::vector<float>& data, const Shape& shape) {
@@ -131,7 +131,7 @@ void AttentionQuestion::AddRows(const Pass& pass) {
     row.position = pass.positions[i];
     row.sequence = pass.sequences[i];
     row.judged = true;
-    std::int64_t index = 0;  // Of the tokens that have rows.
+    std::int64_t index = 0;  // The next token that has rows.
     for (const LedgerToken& token : pass.ledger.tokens()) {
       const bool known = index < std::ssize(tokens_) &&
                          At(tokens_, index).number == token.number;
@@ -207,7 +207,8 @@ void AttentionQuestion::DrawQueries(int group, std::uint64_t seed) {
   const std::int64_t heads = std::int64_t{group} * dims_.kv_heads;
   query_ = FilledTensor(DType::kF32, {dim, heads, std::ssize(rows_), 1}, 0);
   auto* const queries = reinterpret_cast<float*>(query_.bytes.data());
-  Eigen::VectorXf lengths(dims_.kv_heads);  // Of the longest K of each KV head.
+  // Each KV head has a longest K; these are its length.
+  Eigen::VectorXf lengths(dims_.kv_heads);
   for (std::int64_t kv_head = 0; kv_head < dims_.kv_heads; ++kv_head) {
     float longest = 0;
     for (std::int64_t i = 0; i < std::ssize(tokens_); ++i) {
@@ -299,7 +300,8 @@ Eigen::MatrixXd AttentionQuestion::Expected(std::int64_t row,
                           exact, {.input_error = 2 * unit})
                 .out;
   allowed += unit * (allowed + exact.out.cwiseAbs());  // The result is rounded.
-  // A row that sees nothing has zeros, of which nothing is rounded.
+  // The output of a row that sees nothing is zeros; no rounding adds to its
+  // bound.
   allowed.array() += precision.tolerance + std::numeric_limits<double>::min();
   return exact.out;
 }
@@ -307,11 +309,12 @@ Eigen::MatrixXd AttentionQuestion::Expected(std::int64_t row,
 bool AttentionQuestion::IsSurelyRight(std::int64_t row,
                                       std::span<const float> out) const {
   const std::vector<Term>& sees = At(rows_, row).sees;
-  if (sees.empty()) return false;  // There is no sum to divide by.
+  if (sees.empty()) return false;  // The sum of the weights is 0.
   const auto count = std::ssize(sees);
   const Eigen::MatrixXd queries = QueriesOf(row) / std::sqrt(dims_.k_head_dim);
   const std::int64_t group = heads() / dims_.kv_heads;
-  // The bound counts at least so many roundings of each term, and of the sum.
+  // The bound counts at least this number of roundings for each term and for
+  // the sum.
   const double error = 8 * static_cast<double>(count + 1) * 0x1p-24;
   Eigen::ArrayXXd weights(group, count);
   Eigen::ArrayXXd sums(dims_.v_head_dim, group);

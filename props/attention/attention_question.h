@@ -51,9 +51,9 @@ struct AttentionPrecision {
   double tolerance = 0;
 };
 
-// Returns the number of query heads for each KV head with which a cache of this
-// precision is asked: so many that one wrong token shows, and no more than
-// `most`.
+// Returns the number of query heads for each KV head in the questions to a
+// cache of this precision, at most `most`. The number is large enough that one
+// wrong token shows.
 int QueriesPerKvHead(DType dtype, int kv_heads, int most);
 
 struct WrongOutput {

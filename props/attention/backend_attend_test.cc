@@ -19,14 +19,14 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// What Describe adds to the ledger's description.
+// Describe adds these members to the ledger's description.
 struct Said {
   kvtwin_level level = KVTWIN_VISIBILITY;
   kvtwin_dtype dtype = KVTWIN_F32;
   std::int32_t query_heads = 0;
   double tolerance = 0;
 } said;
-std::int64_t heads = 0;  // Of the last query.
+std::int64_t heads = 0;  // The last query has this number of heads.
 std::int64_t wrote = 0;  // The index at which Attend writes a number.
 
 int Describe(kvtwin_description_v1* out) {

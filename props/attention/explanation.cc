@@ -14,9 +14,9 @@
 namespace kvtwin::props {
 namespace {
 
-// So many faults of each kind are tried.
+// This number of faults of each kind is tried.
 constexpr std::size_t kFaultsMost = 1'000;
-// So many faults are named, if several make the same output.
+// This number of faults is named if several make the same output.
 constexpr std::size_t kNamedMost = 3;
 
 std::string TokenText(const AttentionQuestion& question, std::int64_t row,
@@ -81,7 +81,8 @@ class FaultSearch {
   }
 
  private:
-  // An output with a fault has an error as well, within a bound of its own.
+  // The output of a cache with a fault is rounded, too, so that it may differ
+  // from the expected output of the fault by another bound.
   static constexpr double kNear = 4;
 
   // Returns the distance in units of what is allowed. Infinity for a NaN.

@@ -1,4 +1,4 @@
-// Which fault explains a wrong output of attention.
+// Finds the fault that explains a wrong output of attention.
 
 #ifndef KVTWIN_PROPS_ATTENTION_EXPLANATION_H_
 #define KVTWIN_PROPS_ATTENTION_EXPLANATION_H_
@@ -12,7 +12,7 @@
 
 namespace kvtwin::props {
 
-// What a row sees if one token is wrong.
+// The terms that a row sees if one token is wrong.
 struct TokenFault {
   std::string text;  // "position 4 were missing"
   std::vector<Term> terms;

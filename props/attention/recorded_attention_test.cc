@@ -27,7 +27,7 @@ std::string Header(const std::string& version = "2",
          "\n";
 }
 
-// Three tokens, of which each sees itself and the one before.
+// Three tokens. Each sees itself and the token before it.
 const std::string kPass =
     R"({"op":"start_forward","positions":[0,1,2],"sequences":[0,0,0],)"
     R"("result":"ok"})"
@@ -123,7 +123,7 @@ TEST(RecordedAttention, BadInputIsNamed) {
   EXPECT_THAT(reason(Header("1") + kPass + right),
               HasSubstr("attend needs kvtrace 2"));
   EXPECT_THAT(reason(Header("3")), HasSubstr("1 or 2"));
-  EXPECT_THAT(reason(Header() + right), HasSubstr("there is no pass"));
+  EXPECT_THAT(reason(Header() + right), HasSubstr("no pass has started"));
   EXPECT_THAT(reason(Header() + kPass.substr(0, kPass.find('\n') + 1) + right),
               HasSubstr("nothing was put into this layer"));
   EXPECT_THAT(reason(Header() + kPass +

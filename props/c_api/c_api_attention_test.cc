@@ -471,7 +471,7 @@ TEST(CAttention, RefusesOtherTwins) {
   kvtwin_attention* none = nullptr;
   EXPECT_EQ(kvtwin_attention_create("twin", &none), KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(), HasSubstr("twin"));
-  // Whether the library has the twin cuda or not, there is no such attention.
+  // The twin cuda has another interface, in libraries with CUDA as well.
   EXPECT_NE(kvtwin_attention_create("cuda", &none), KVTWIN_OK);
   EXPECT_THAT(kvtwin_last_error(), HasSubstr("cuda"));
   EXPECT_EQ(none, nullptr);

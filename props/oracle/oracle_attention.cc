@@ -19,7 +19,7 @@ constexpr std::int64_t kQueryHeadsMax = 1024;
 std::string Oracle::FindWrongShape(const TraceOp& op) const {
   if (ActiveSpec().kind == Kind::kEncoder) return "an encoder does not attend";
   const auto rows = std::ssize(positions_);
-  if (rows == 0) return "there is no pass";
+  if (rows == 0) return "no pass has started";
   const auto dims = dims_.find({active_, op.layer});
   if (dims == dims_.end()) return "nothing was put into this layer";
   const auto& [k_head_dim, kv_heads, v_head_dim] = dims->second;

@@ -224,7 +224,8 @@ class Description:
     attend_dtype: str = "f32"
     #: For `attend`: the largest number of query heads for each KV head. 0: any.
     max_query_heads: int = 0
-    #: For `attend`: added to what rounding explains, for number formats of its own.
+    #: For `attend`: the error of the cache's own number formats, which is added to
+    #: the bound of rounding.
     attend_tolerance: float = 0
 
     def __post_init__(self) -> None:
