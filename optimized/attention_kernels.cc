@@ -7,27 +7,19 @@
 #include <cstring>
 #include <limits>
 
-#include "core/elements.h"
-#include "core/index.h"
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/attention_kernels.cc"
 #include "hwy/foreach_target.h"
 // These headers must come after the target is chosen.
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
-#include "optimized/narrow-inl.h"
-#include "optimized/words-inl.h"
+#include "optimized/tile_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr std::size_t kTile = kAttentionTile;
-using F32 = hn::CappedTag<float, kHeadPadding>;
-using OneF32 = hn::CappedTag<float, 1>;
-using V = hn::Vec<F32>;
-constexpr std::size_t kLanes = hn::MaxLanes(F32());
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Vectors of a row that a block of AddProducts has: its sums fit into the
@@ -39,94 +31,6 @@ constexpr std::size_t kBlockRows = 6;
 constexpr std::size_t kBlockVectors = 2;
 constexpr std::size_t kBlockRows = 4;
 #endif
-
-// Rows of each dtype: Load(row, i) returns the elements from i on, a multiple
-// of the lanes, as f32, in units of RowUnit.
-struct F32Rows {
-  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
-    return hn::LoadU(F32(), reinterpret_cast<const float*>(row) + i);
-  }
-};
-
-template <class Format>
-struct NarrowRows {
-  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
-    using T = typename Format::T;
-    const hn::Rebind<T, F32> d;
-    return Format::Floats(F32(),
-                          hn::LoadU(d, reinterpret_cast<const T*>(row) + i));
-  }
-};
-
-// A finite f8 with the bits of its magnitude moved to those of an f16 is 2^8
-// times too small, subnormal or not. A NaN becomes a number, as the results of
-// rows that see it are unspecified.
-struct F8Rows {
-  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
-    const hn::Rebind<std::int8_t, F32> d;
-    const ShortsOf<F32> shorts;
-    const auto wide = hn::PromoteTo(
-        shorts, hn::LoadU(d, reinterpret_cast<const std::int8_t*>(row) + i));
-    const auto bits = hn::And(hn::ShiftLeft<7>(wide),
-                              hn::Set(shorts, static_cast<short>(0xBF80)));
-    return FromHalves(F32(), hn::BitCast(HalvesOf<F32>(), bits));
-  }
-};
-
-HWY_INLINE float ScaleOfBlock(const std::byte* block) {
-  std::uint16_t half;
-  std::memcpy(&half, block, sizeof(half));
-  const HalvesOf<OneF32> halves;
-  return hn::GetLane(HalfFormat::Floats(OneF32(), hn::Set(halves, half)));
-}
-
-struct Q8Rows {
-  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
-    constexpr std::size_t kBytes = 2 + kBlockElements;
-    const std::byte* block = row + i / kBlockElements * kBytes;
-    const hn::Rebind<std::int8_t, F32> d;
-    const auto* numbers = reinterpret_cast<const std::int8_t*>(block + 2);
-    const auto number =
-        hn::PromoteTo(I32(), hn::LoadU(d, numbers + i % kBlockElements));
-    return hn::Mul(hn::Set(F32(), ScaleOfBlock(block)),
-                   hn::ConvertTo(F32(), number));
-  }
-};
-
-struct Q4Rows {
-  HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
-    constexpr std::size_t kPairs = kBlockElements / 2;
-    const std::byte* block = row + i / kBlockElements * (2 + kPairs);
-    const hn::Rebind<std::uint8_t, F32> d;
-    const auto* pairs = reinterpret_cast<const std::uint8_t*>(block + 2);
-    const auto both = hn::PromoteTo(I32(), hn::LoadU(d, pairs + i % kPairs));
-    const auto low = hn::And(both, hn::Set(I32(), 15));
-    const auto high = hn::ShiftRight<4>(both);
-    const auto number =
-        hn::Sub(i % kBlockElements < kPairs ? low : high, hn::Set(I32(), 8));
-    return hn::Mul(hn::Set(F32(), ScaleOfBlock(block)),
-                   hn::ConvertTo(F32(), number));
-  }
-};
-
-// Calls does(rows) with the Rows of a dtype.
-template <class Does>
-HWY_INLINE void WithRows(DType dtype, const Does& does) {
-  switch (dtype) {
-    case DType::kF16:
-      return does(NarrowRows<HalfFormat>());
-    case DType::kBF16:
-      return does(NarrowRows<UpperFormat>());
-    case DType::kF8:
-      return does(F8Rows());
-    case DType::kQ8:
-      return does(Q8Rows());
-    case DType::kQ4:
-      return does(Q4Rows());
-    default:
-      return does(F32Rows());
-  }
-}
 
 // Returns 2^x, within 1.2 * 2^-24 of it, relatively, for x from -126 to 0; and
 // 0 for smaller x. The polynomial's own error is 2e-8.
@@ -277,22 +181,14 @@ HWY_INLINE void WithCount(std::size_t count, const Does& does) {
   }
 }
 
-FourCells DotsOf(DType dtype, std::size_t count) {
+// Returns choose(format, n) for the dtype of rows and n queries, from 1 to 4.
+template <class Choose>
+FourCells FourCellsFor(const TileRows& rows, std::size_t count,
+                       const Choose& choose) {
   FourCells function = nullptr;
+  const DType dtype = IsReadable(rows) ? rows.dtype : DType::kF32;
   WithRows(dtype, [&](auto format) {
-    WithCount(count, [&](auto queries) {
-      function = Dots<decltype(format), queries>;
-    });
-  });
-  return function;
-}
-
-FourCells AddValuesOf(DType dtype, std::size_t count) {
-  FourCells function = nullptr;
-  WithRows(dtype, [&](auto format) {
-    WithCount(count, [&](auto queries) {
-      function = AddValues<decltype(format), queries>;
-    });
+    WithCount(count, [&](auto n) { function = choose(format, n); });
   });
   return function;
 }
@@ -355,51 +251,6 @@ HWY_INLINE std::uint64_t FirstBits(std::size_t count) {
   return count == kTile ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
 }
 
-// The rows of a tile as they are, or converted to f32, adjacent, and padded
-// with zeros, if they cannot be read a vector at a time.
-HWY_INLINE bool IsReadable(const TileRows& rows) {
-  return rows.adjacent && rows.head_dim % kLanes == 0;
-}
-
-HWY_INLINE std::ptrdiff_t HeadOffset(const TileRows& rows,
-                                     std::size_t kv_head) {
-  return static_cast<std::ptrdiff_t>(kv_head) * rows.head_stride;
-}
-
-// Bytes of a head of a row that lie one after another.
-HWY_INLINE std::size_t HeadBytes(const TileRows& rows) {
-  if (!rows.adjacent) return 0;
-  return AsSize(RunBytes(rows.dtype, AsInt(rows.head_dim)));
-}
-
-// Copies one head of the rows to [padded head_dim, cells].
-void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
-            float* to) {
-  const std::size_t padded = Padded(rows.head_dim);
-  const std::ptrdiff_t offset = HeadOffset(rows, kv_head);
-  if (IsReadable(rows)) {
-    WithRows(rows.dtype, [&](auto format) HWY_ATTR {
-      for (std::size_t t = 0; t < cells; ++t) {
-        for (std::size_t i = 0; i < rows.head_dim; i += kLanes) {
-          hn::Store(decltype(format)::Load(rows.rows[t] + offset, i), F32(),
-                    to + t * padded + i);
-        }
-      }
-    });
-    return;
-  }
-  for (std::size_t t = 0; t < cells; ++t) {
-    const std::byte* row = rows.rows[t] + offset;
-    float* out = to + t * padded;
-    for (std::size_t i = 0; i < rows.head_dim; ++i) {
-      out[i] = LoadElement(row + static_cast<std::ptrdiff_t>(i) * rows.stride,
-                           rows.dtype) /
-               RowUnit(rows.dtype);
-    }
-    std::fill(out + rows.head_dim, out + padded, 0.0f);
-  }
-}
-
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
   const auto scale = [&](V value) HWY_ATTR {
     return hn::Mul(value, hn::Set(F32(), factor));
@@ -432,42 +283,40 @@ void StoreScaled(const float* from, float factor, std::size_t count,
 
 // Rows that are read after others. Meanwhile they are fetched into the
 // second-level cache, where they do not take the place of what is being read.
-struct RowsAhead {
-  const TileRows* rows;
-  std::size_t cells;  // Of them.
+class RowsAhead {
+ public:
+  // The keys or the values of a tile. Null: no tile is known.
+  HWY_INLINE RowsAhead(const AttentionTile* tile, TileRows AttentionTile::*rows)
+      : rows_(tile == nullptr ? nullptr : &(tile->*rows)),
+        cells_(tile == nullptr ? 0 : tile->cells),
+        head_bytes_(tile == nullptr ? 0 : HeadBytes(tile->*rows)) {}
 
   // Fetches one head of some cells. Inlined: GCC finds that a function without
   // other effects does nothing, and leaves out its calls.
   HWY_INLINE void Fetch(std::size_t first, std::size_t end,
                         std::size_t kv_head) const {
-    if (first >= cells) return;
-    const std::ptrdiff_t offset = HeadOffset(*rows, kv_head);
-    const std::size_t bytes = HeadBytes(*rows);
-    for (std::size_t t = first; t < std::min(end, cells); ++t) {
-      const std::byte* row = rows->rows[t] + offset;
-      for (std::size_t line = 0; line < bytes; line += 64) {
+    if (first >= cells_) return;
+    const std::ptrdiff_t offset = HeadOffset(*rows_, kv_head);
+    for (std::size_t t = first; t < std::min(end, cells_); ++t) {
+      const std::byte* row = rows_->rows[t] + offset;
+      for (std::size_t line = 0; line < head_bytes_; line += 64) {
         __builtin_prefetch(row + line, 0, 2);
       }
     }
   }
-};
 
-// The rows of the tile after `tile`, if it is known.
-HWY_INLINE RowsAhead KeysAhead(const AttentionTile& tile) {
-  if (tile.next == nullptr) return {.rows = nullptr, .cells = 0};
-  return {.rows = &tile.next->keys, .cells = tile.next->cells};
-}
-HWY_INLINE RowsAhead ValuesAhead(const AttentionTile& tile) {
-  if (tile.next == nullptr) return {.rows = nullptr, .cells = 0};
-  return {.rows = &tile.next->values, .cells = tile.next->cells};
-}
+ private:
+  const TileRows* rows_;
+  std::size_t cells_;
+  std::size_t head_bytes_;  // 0 if they do not lie one after another.
+};
 
 // Calls does(head index, first cell, rows of four cells, head_dim) for all
 // cells of a tile and all heads: in the order in which the rows lie in memory,
 // if they are read there.
 template <class Does>
 HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
-                            RowsAhead ahead, const QueryHeads* heads,
+                            const RowsAhead& ahead, const QueryHeads* heads,
                             std::size_t head_count, float* scratch,
                             const Does& does) {
   if (IsReadable(rows)) {
@@ -504,12 +353,15 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
   const std::size_t count = heads[0].count;
   float* scores = scratch;
   float* rows = scratch + head_count * per_head;
-  const DType k_dtype = IsReadable(tile.keys) ? tile.keys.dtype : DType::kF32;
+  const std::size_t others = count - std::min<std::size_t>(count, 4);
+  const auto choose_dots = [](auto format, auto n) {
+    return Dots<decltype(format), n>;
+  };
   const std::array<FourCells, 2> dots = {
-      DotsOf(k_dtype, count),
-      DotsOf(k_dtype, count - std::min<std::size_t>(count, 4))};
-  ForEachFour(tile.keys, tile.cells, {&tile.values, tile.cells}, heads,
-              head_count, rows,
+      FourCellsFor(tile.keys, count, choose_dots),
+      FourCellsFor(tile.keys, others, choose_dots)};
+  ForEachFour(tile.keys, tile.cells, RowsAhead(&tile, &AttentionTile::values),
+              heads, head_count, rows,
               [&](std::size_t h, std::size_t t, FourRows keys,
                   std::size_t head_dim) HWY_ATTR {
                 for (std::size_t q = 0; q < count; q += 4) {
@@ -525,19 +377,22 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
       Softmax(heads[h], q, v_padded, of_query);
     }
   }
-  const DType v_dtype =
-      IsReadable(tile.values) ? tile.values.dtype : DType::kF32;
+  const auto choose_add = [](auto format, auto n) {
+    return AddValues<decltype(format), n>;
+  };
   const std::array<FourCells, 2> add = {
-      AddValuesOf(v_dtype, count),
-      AddValuesOf(v_dtype, count - std::min<std::size_t>(count, 4))};
-  ForEachFour(tile.values, tile.cells, KeysAhead(tile), heads, head_count, rows,
-              [&](std::size_t h, std::size_t t, FourRows values,
-                  std::size_t head_dim) HWY_ATTR {
-                for (std::size_t q = 0; q < count; q += 4) {
-                  add[q / 4](scores + h * per_head + q * kTile + t, v_padded,
-                             values, head_dim, heads[h].out + q * v_padded);
-                }
-              });
+      FourCellsFor(tile.values, count, choose_add),
+      FourCellsFor(tile.values, others, choose_add)};
+  ForEachFour(
+      tile.values, tile.cells, RowsAhead(tile.next, &AttentionTile::keys),
+      heads, head_count, rows,
+      [&](std::size_t h, std::size_t t, FourRows values, std::size_t head_dim)
+          HWY_ATTR {
+            for (std::size_t q = 0; q < count; q += 4) {
+              add[q / 4](scores + h * per_head + q * kTile + t, v_padded,
+                         values, head_dim, heads[h].out + q * v_padded);
+            }
+          });
 }
 
 // c[r][j] += the sum over k of a[r][k] * row(k)[j], for kRows rows of c and
@@ -647,8 +502,8 @@ void AttendMany(const AttentionTile& tile, const QueryHeads& head,
       [&](std::size_t k) { return columns + k * kTile; }, kTile, scores, kTile);
   bool all = true;
   const std::uint64_t present = FirstBits(tile.cells);
-  const RowsAhead keys = KeysAhead(tile);
-  const RowsAhead values = ValuesAhead(tile);
+  const RowsAhead keys(tile.next, &AttentionTile::keys);
+  const RowsAhead values(tile.next, &AttentionTile::values);
   for (std::size_t q = 0; q < head.count; ++q) {
     const std::size_t first = q * kTile / head.count;
     const std::size_t end = (q + 1) * kTile / head.count;
