@@ -3,15 +3,13 @@ the formula of include/kvtwin/attention.h in double, and the bound of
 docs/attention.md."""
 
 import dataclasses
-import difflib
 import math
 import os
-import pathlib
 import random
-import sys
-import textwrap
 
 import numpy as np
+
+from page import compare, say
 
 # Threads that wait by spinning take the time of the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -286,29 +284,9 @@ def fuzz(cls, cases=300, seed=1):
 
 
 def report(classes, prefix=""):
-    """Prints what is found of each class, and returns the lines."""
-    out = []
+    """Prints the findings for each class, and returns the lines."""
+    lines = []
     for cls in classes:
-        lines = [f"{prefix}{cls.__name__}: {cls.__doc__.splitlines()[0]}"]
-        for line in fuzz(cls, getattr(cls, "cases", 300)) or ["right"]:
-            lines += textwrap.wrap(line, 108, initial_indent="    ",
-                                   subsequent_indent="      ",
-                                   break_on_hyphens=False)
-        print("\n".join(lines), flush=True)
-        out += lines
-    return out
-
-
-def compare(out, page):
-    """As in pipe.py: the exit code is 0 if the page says the same; --write makes
-    it so."""
-    path = pathlib.Path(__file__).with_name(page)
-    before, _, rest = path.read_text().partition("```text\n")
-    said, _, after = rest.partition("```\n")
-    if "--write" in sys.argv:
-        said = "\n".join(out) + "\n"
-        path.write_text(f"{before}```text\n{said}```\n{after}")
-    differs = list(difflib.unified_diff(said.splitlines(), out, page,
-                                        "what it says now", lineterm=""))
-    if differs:
-        sys.exit("\n".join(differs))
+        lines += say(f"{prefix}{cls.__name__}: {cls.__doc__.splitlines()[0]}",
+                     fuzz(cls, getattr(cls, "cases", 300)) or ["right"])
+    return lines

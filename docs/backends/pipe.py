@@ -2,14 +2,14 @@
 of a class, and `kvtwin check -` of what it answered (docs/adapter.md)."""
 
 import dataclasses
-import difflib
 import json
 import os
 import pathlib
 import random
 import subprocess
 import sys
-import textwrap
+
+from page import compare, say
 
 OPEN_END = 2147483647
 KVTWIN = os.environ.get("KVTWIN", str(
@@ -301,31 +301,11 @@ def fuzz(cls, histories=150, seed=1):
 
 
 def main(classes, generation, page):
-    """Prints what the oracle says of each class, and what `generation` yields:
-    pairs of a name and a verdict. The exit code is 0 if the page says the same,
-    line by line; --write makes it so."""
-    out = []
-
-    def say(name, *verdict):
-        lines = [name]
-        for line in verdict:
-            lines += textwrap.wrap(line, 108, initial_indent="    ",
-                                   subsequent_indent="      ",
-                                   break_on_hyphens=False)
-        print("\n".join(lines), flush=True)
-        out.extend(lines)
-
+    """Prints the oracle's findings for each class, and what `generation` yields:
+    pairs of a name and a verdict. Then compares them with the page."""
+    lines = []
     for cls in classes:
-        say(f"{cls.__name__}: {cls.kvtwin.name}", *(fuzz(cls) or ["right"]))
+        lines += say(f"{cls.__name__}: {cls.kvtwin.name}", fuzz(cls) or ["right"])
     for name, verdict in generation():
-        say(name, verdict)
-    path = pathlib.Path(__file__).with_name(page)
-    before, _, rest = path.read_text().partition("```text\n")
-    said, _, after = rest.partition("```\n")
-    if "--write" in sys.argv:
-        said = "\n".join(out) + "\n"
-        path.write_text(f"{before}```text\n{said}```\n{after}")
-    differs = list(difflib.unified_diff(said.splitlines(), out, page,
-                                        "what it says now", lineterm=""))
-    if differs:
-        sys.exit("\n".join(differs))
+        lines += say(name, [verdict])
+    compare(lines, page)

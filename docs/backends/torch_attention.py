@@ -24,8 +24,8 @@ class Sdpa:
     def input_error(dtype):  # Weights become numbers of the dtype.
         return 0 if dtype == "f32" else 2.0 ** -attention.SIGNIFICANT[dtype]
 
-    def mask(self, allowed, dtype):
-        return torch.from_numpy(allowed)
+    def options(self, allowed, dtype):
+        return {"attn_mask": torch.from_numpy(allowed)}
 
     def attend(self, numbers):
         case = numbers.case
@@ -34,16 +34,16 @@ class Sdpa:
             for x in (numbers.query, numbers.key, numbers.value))
         out = scaled_dot_product_attention(
             query, key, value, enable_gqa=True,
-            attn_mask=self.mask(numbers.allowed[0], case.dtype))
+            **self.options(numbers.allowed[0], case.dtype))
         return [out[0].transpose(0, 1).float().numpy()]
 
 
 class SdpaFloat(Sdpa):
     """scaled_dot_product_attention with a mask of 0 and -inf"""
 
-    def mask(self, allowed, dtype):
-        return torch.from_numpy(
-            np.where(allowed, np.float32(0), -np.inf)).to(DTYPES[dtype])
+    def options(self, allowed, dtype):
+        return {"attn_mask": torch.from_numpy(
+            np.where(allowed, np.float32(0), -np.inf)).to(DTYPES[dtype])}
 
 
 class SdpaEmpty(Sdpa):
@@ -65,23 +65,17 @@ class SdpaCausal(Sdpa):
     """scaled_dot_product_attention, is_causal=True"""
     can = {"rows"}
 
-    def attend(self, numbers):
-        case = numbers.case
-        query, key, value = (
-            tensor(x[0], case.dtype)
-            for x in (numbers.query, numbers.key, numbers.value))
-        out = scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=True)
-        return [out[0].transpose(0, 1).float().numpy()]
+    def options(self, allowed, dtype):
+        return {"is_causal": True}
 
 
 class SdpaLowerRight(Sdpa):
     """scaled_dot_product_attention, causal_lower_right(rows, cells)"""
     can = {"rows"}
 
-    def mask(self, allowed, dtype):
+    def options(self, allowed, dtype):
         from torch.nn.attention import bias
-        return bias.causal_lower_right(*allowed.shape)
+        return {"attn_mask": bias.causal_lower_right(*allowed.shape)}
 
 
 if __name__ == "__main__":

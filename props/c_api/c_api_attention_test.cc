@@ -17,6 +17,7 @@
 
 #include "kvtwin/attention.h"
 #include "props/c_api/c_api_adapters.h"
+#include "props/c_api/small_cache.h"
 #include "props/testing/test_cache.h"
 #include "props/unit/attention/attention_case.h"
 
@@ -152,26 +153,10 @@ TEST_P(CAttention, IsThatOfCpp) {
 // that it sees.
 struct Means {
   Means() {
-    kvtwin_cache_params params{};
-    EXPECT_EQ(kvtwin_cache_default_params(&params, sizeof(params)), KVTWIN_OK);
-    params.capacity = 8;
-    params.max_batch = 4;
-    kvtwin_cache* made = nullptr;
-    EXPECT_EQ(kvtwin_cache_create(&params, nullptr, &made), KVTWIN_OK);
-    cache.reset(made);
-    static constexpr std::array<std::int32_t, 3> kPositions = {0, 1, 2};
-    static constexpr std::array<std::int32_t, 3> kSequences = {0, 0, 0};
-    static constexpr std::array<float, 3> kRows = {1, 2, 3};
-    kvtwin_batch batch{};
-    batch.size = sizeof(batch);
-    batch.positions = kPositions.data();
-    batch.sequences = kSequences.data();
-    batch.tokens = 3;
-    EXPECT_EQ(kvtwin_cache_start_forward(made, &batch, 0), KVTWIN_OK);
-    const kvtwin_tensor rows{kRows.data(), KVTWIN_F32, {1, 1, 3, 1}, {}};
-    EXPECT_EQ(kvtwin_cache_put(made, 0, &rows, &rows), KVTWIN_OK);
+    EXPECT_EQ(cache.Create(), KVTWIN_OK);
+    EXPECT_EQ(cache.Fill(), KVTWIN_OK);
     view.size = sizeof(view);
-    EXPECT_EQ(kvtwin_cache_get(made, 0, &view), KVTWIN_OK);
+    EXPECT_EQ(kvtwin_cache_get(cache.cache, 0, &view), KVTWIN_OK);
     EXPECT_EQ(kvtwin_attention_default_options(&options, sizeof(options)),
               KVTWIN_OK);
     EXPECT_EQ(kvtwin_attention_default_table(&table, sizeof(table)), KVTWIN_OK);
@@ -198,7 +183,7 @@ struct Means {
   }
 
   AttentionHandle attention = AttentionFromC(nullptr);
-  std::unique_ptr<kvtwin_cache, DestroyC> cache;
+  SmallCache cache;
   kvtwin_view view{};
   std::array<float, 6> zeros = {};
   kvtwin_tensor query{zeros.data(), KVTWIN_F32, {1, 2, 3, 1}, {}};

@@ -22,6 +22,7 @@
 
 #include "props/base/scratch_folder.h"
 #include "props/c_api/c_api_adapters.h"
+#include "props/c_api/small_cache.h"
 #include "props/paged/paged_runner.h"
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
@@ -60,41 +61,8 @@ TEST(CInterface, PoolsAreThoseOfCpp) {
   EXPECT_GT(operations, 5000);
 }
 
-// A cache for a few calls by hand.
-struct Small {
-  Small() {
-    EXPECT_EQ(kvtwin_cache_default_params(&params, sizeof(params)), KVTWIN_OK);
-    params.capacity = 8;
-    params.max_batch = 4;
-  }
-  ~Small() { kvtwin_cache_destroy(cache); }
-  Small(const Small&) = delete;
-  Small& operator=(const Small&) = delete;
-
-  kvtwin_status Create() {
-    return kvtwin_cache_create(&params, nullptr, &cache);
-  }
-  kvtwin_status Fill() {
-    static constexpr std::array<std::int32_t, 3> kPositions = {0, 1, 2};
-    static constexpr std::array<std::int32_t, 3> kSequences = {0, 0, 0};
-    static constexpr std::array<float, 3> kRows = {1, 2, 3};
-    kvtwin_batch batch{};
-    batch.size = sizeof(batch);
-    batch.positions = kPositions.data();
-    batch.sequences = kSequences.data();
-    batch.tokens = 3;
-    const kvtwin_status started = kvtwin_cache_start_forward(cache, &batch, 0);
-    if (started != KVTWIN_OK) return started;
-    kvtwin_tensor rows{kRows.data(), KVTWIN_F32, {1, 1, 3, 1}, {}};
-    return kvtwin_cache_put(cache, 0, &rows, &rows);
-  }
-
-  kvtwin_cache_params params{};
-  kvtwin_cache* cache = nullptr;
-};
-
 TEST(CInterface, DefaultsAreACacheOfOneToken) {
-  Small small;
+  SmallCache small;
   small.params.capacity = small.params.max_batch = 1;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   std::int32_t cells = 0;
@@ -107,7 +75,7 @@ TEST(CInterface, DefaultsAreACacheOfOneToken) {
 }
 
 TEST(CInterface, SizesOfStructsAreChecked) {
-  Small small;
+  SmallCache small;
   small.params.size -= 1;
   EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(), StartsWith("params.size is "));
@@ -143,7 +111,7 @@ TEST(CInterface, SizesOfStructsAreChecked) {
 }
 
 TEST(CInterface, AnswersOfALargerStructAreLeftAlone) {
-  Small small;
+  SmallCache small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   ASSERT_EQ(small.Fill(), KVTWIN_OK);
   struct {
@@ -257,7 +225,7 @@ TEST(CInterface, StructsOfALaterVersionAreRead) {
 }
 
 TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {
-  Small small;
+  SmallCache small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   const auto message = [](kvtwin_status status) {
     EXPECT_EQ(status, KVTWIN_INVALID_ARGUMENT);
@@ -349,7 +317,7 @@ std::unique_ptr<kvtwin_pool, DestroyC> PoolOfFive(
 }
 
 TEST(CInterface, ListsAreWrittenUpToTheirRoom) {
-  Small small;
+  SmallCache small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   ASSERT_EQ(small.Fill(), KVTWIN_OK);
   ExpectRooms<kvtwin_cell>("cells", [&](auto* list, auto room, auto* count) {
@@ -421,7 +389,7 @@ TEST(CInterface, AppendWritesTheRequestedOutputs) {
 
 TEST(CInterface, NumbersOutsideOfAnEnumAreRefused) {
   const int wild = 77;
-  const auto refused = [](const Small& small, std::string_view why) {
+  const auto refused = [](const SmallCache& small, std::string_view why) {
     kvtwin_cache* made = nullptr;
     EXPECT_EQ(kvtwin_cache_create(&small.params, nullptr, &made),
               KVTWIN_INVALID_ARGUMENT);
@@ -429,31 +397,31 @@ TEST(CInterface, NumbersOutsideOfAnEnumAreRefused) {
   };
   const auto write = [&](auto& to) { std::memcpy(&to, &wild, sizeof(wild)); };
   {
-    Small small;
+    SmallCache small;
     write(small.params.kind);
     refused(small, "kind is 77");
   }
   {
-    Small small;
+    SmallCache small;
     write(small.params.placement);
     refused(small, "placement is 77");
   }
   {
-    Small small;
+    SmallCache small;
     write(small.params.shift.kind);
     refused(small, "shift.kind is 77");
   }
   {
-    Small small;
+    SmallCache small;
     write(small.params.v_dtype);
     refused(small, "v_dtype is 77");
   }
   {
-    Small small;
+    SmallCache small;
     small.params.dtype = KVTWIN_AS_K;
     refused(small, "dtype is -1");
   }
-  Small small;
+  SmallCache small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   kvtwin_tensor rows{&wild, KVTWIN_F32, {1, 1, 1, 1}, {}};
   write(rows.dtype);
@@ -465,7 +433,7 @@ TEST(CInterface, NumbersOutsideOfAnEnumAreRefused) {
 }
 
 TEST(CInterface, AWrapperHasOneStructAfterAnother) {
-  Small small;
+  SmallCache small;
   std::vector<kvtwin_cache_params> caches(2, small.params);
   caches[1].kind = KVTWIN_SWA;
   caches[1].window = 2;
@@ -509,7 +477,7 @@ int ShiftByC(void* user, std::int32_t layer, std::int32_t offset,
 
 TEST(CInterface, AShiftFunctionOfC) {
   int calls = 0;
-  Small small;
+  SmallCache small;
   small.params.shift.kind = KVTWIN_SHIFT_CUSTOM;
   EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
   small.params.shift.fn = ShiftByC;
@@ -531,7 +499,7 @@ TEST(CInterface, AShiftFunctionOfC) {
 TEST(CInterface, StatesAsFiles) {
   const ScratchFolder folder("c-api");
   const std::string path = folder.File("state.safetensors");
-  Small small;
+  SmallCache small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   ASSERT_EQ(small.Fill(), KVTWIN_OK);
   kvtwin_state* state = nullptr;
@@ -596,7 +564,7 @@ TEST(CInterface, NoExceptionLeavesIt) {
   int which = 0;
   for (const std::string what :
        {"std::bad_alloc", "broken", "no std::exception"}) {
-    Small small;
+    SmallCache small;
     small.params.shift.kind = KVTWIN_SHIFT_CUSTOM;
     small.params.shift.fn = ShiftThatThrows;
     small.params.shift.user = &which;

@@ -6,12 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <numeric>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,150 +15,15 @@
 #include "core/index.h"
 #include "kvtwin/cuda.h"
 #include "optimized/cuda/runtime.h"
+#include "props/cuda/cuda_caches.h"
 
 namespace kvtwin::props {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kHeadDim = 8;
-constexpr int kHeads = 2;
-constexpr int kCapacity = 256;
-
-class Stream {
- public:
-  Stream() {
-    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-              cudaSuccess);
-  }
-  ~Stream() { (void)cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  operator cudaStream_t() const { return stream_; }  // NOLINT
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-// K or V rows of some tokens, in the memory of the host and of the device.
-class Rows {
- public:
-  explicit Rows(int tokens, int head_dim = kHeadDim)
-      : tokens_(tokens), head_dim_(head_dim) {
-    host_.resize(AsSize(tokens * kHeads * head_dim));
-    EXPECT_EQ(cudaMalloc(&device_, host_.size() * sizeof(float)), cudaSuccess);
-  }
-  ~Rows() { (void)cudaFree(device_); }
-  Rows(const Rows&) = delete;
-  Rows& operator=(const Rows&) = delete;
-
-  void Fill(float first, cudaStream_t stream) {
-    std::iota(host_.begin(), host_.end(), first);
-    EXPECT_EQ(
-        cudaMemcpyAsync(device_, host_.data(), host_.size() * sizeof(float),
-                        cudaMemcpyHostToDevice, stream),
-        cudaSuccess);
-  }
-
-  TensorView OnHost() const { return View(host_.data()); }
-  TensorView OnDevice() const { return View(device_); }
-
- private:
-  TensorView View(const void* data) const {
-    return DenseView(data, DType::kF32, {head_dim_, kHeads, tokens_, 1});
-  }
-
-  int tokens_;
-  int head_dim_;
-  std::vector<float> host_;
-  void* device_ = nullptr;
-};
-
-// The elements of a view in device memory, read by work on a stream.
-DenseTensor Read(const TensorView& view, cudaStream_t stream) {
-  const bool runs = view.stride[0] == 0;
-  const std::byte* last =
-      view.at(runs ? 0 : view.shape[0] - 1, view.shape[1] - 1,
-              view.shape[2] - 1, view.shape[3] - 1);
-  std::vector<std::byte> bytes(AsSize(
-      last - view.at(0) + RunBytes(view.dtype, runs ? view.shape[0] : 1)));
-  EXPECT_EQ(cudaMemcpyAsync(bytes.data(), view.data, bytes.size(),
-                            cudaMemcpyDeviceToHost, stream),
-            cudaSuccess);
-  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  TensorView read = view;
-  read.data = bytes.data();
-  return CopyOf(read, read.dtype);
-}
-
-class CudaCaches : public ::testing::Test {
- protected:
-  void SetUp() override { MakeCaches(kCapacity, 16); }
-
-  void MakeCaches(int capacity, int max_batch) {
-    cuda_ = *CudaCache::Make({});
-    reference_ = *MakeCache({}, "reference");
-    const CacheConfig config{.cache_padding = 64, .mask_dtype = DType::kF16};
-    ASSERT_TRUE(reference_->SetConfig(config).ok());
-    ASSERT_TRUE(cuda_->On(stream_).SetConfig(config).ok());
-    for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
-      const Status status = cache->Init({DType::kF16, 4, capacity, max_batch});
-      ASSERT_TRUE(status.ok()) << status.ToString();
-    }
-  }
-
-  // Starts a pass in both caches, without Put.
-  void Start(const std::vector<std::int32_t>& positions,
-             const std::vector<int>& sequences, cudaStream_t stream) {
-    const Batch batch{.positions = positions, .sequences = sequences};
-    ASSERT_TRUE(reference_->StartForward(batch, false).ok());
-    const Status status = cuda_->On(stream).StartForward(batch, false);
-    ASSERT_TRUE(status.ok()) << status.ToString();
-  }
-
-  void Put(const Rows& rows, cudaStream_t stream) {
-    ASSERT_TRUE(reference_->Put(rows.OnHost(), rows.OnHost()).ok());
-    const Status status =
-        cuda_->On(stream).Put(rows.OnDevice(), rows.OnDevice());
-    ASSERT_TRUE(status.ok()) << status.ToString();
-  }
-
-  // Returns a graph of a Put to the current pass, captured on the other stream.
-  cudaGraphExec_t PutInAGraph(const Rows& rows) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t made = nullptr;
-    EXPECT_EQ(cudaStreamBeginCapture(other_, cudaStreamCaptureModeGlobal),
-              cudaSuccess);
-    const Status put = cuda_->On(other_).Put(rows.OnDevice(), rows.OnDevice());
-    EXPECT_TRUE(put.ok()) << put.ToString();
-    EXPECT_EQ(cudaStreamEndCapture(other_, &graph), cudaSuccess);
-    EXPECT_EQ(cudaGraphInstantiate(&made, graph, 0), cudaSuccess);
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-    return made;
-  }
-
-  // Compares the views of both caches, read on this stream.
-  void ExpectSame(cudaStream_t stream) {
-    const Result<KvView> expected = reference_->Get();
-    const Result<KvView> got = cuda_->On(stream).Get();
-    ASSERT_TRUE(expected.ok() && got.ok()) << got.status().ToString();
-    EXPECT_EQ(got->device, Device::kCuda);
-    EXPECT_EQ(got->stream, stream);
-    EXPECT_EQ(got->first_cell, expected->first_cell);
-    for (const auto tensor : {&KvView::key, &KvView::value, &KvView::mask}) {
-      const TensorView& rows = (*expected).*tensor;
-      EXPECT_EQ(Read((*got).*tensor, stream), CopyOf(rows, rows.dtype));
-    }
-  }
-
-  Stream stream_;
-  Stream other_;
-  std::unique_ptr<CudaCache> cuda_;
-  std::unique_ptr<Cache> reference_;
-};
-
 TEST_F(CudaCaches, AgreeWithTheReference) {
-  Rows rows(3);
+  TokenRows rows(3);
   rows.Fill(1, stream_);
   Start({0, 1, 0}, {0, 0, 1}, stream_);
   Put(rows, stream_);
@@ -185,7 +46,7 @@ TEST_F(CudaCaches, ReportEveryChange) {
     for (const auto& [first, count] : {std::pair(0, 63), {63, tokens}}) {
       std::vector<std::int32_t> positions(AsSize(count));
       std::iota(positions.begin(), positions.end(), first);
-      Rows rows(count);
+      TokenRows rows(count);
       rows.Fill(static_cast<float>(first), stream_);
       Start(positions, std::vector<int>(positions.size(), 0), stream_);
       Put(rows, stream_);
@@ -198,7 +59,7 @@ TEST_F(CudaCaches, ReportChangesInReverse) {
   MakeCaches(kCapacity, 100);
   std::vector<std::int32_t> positions(100);
   std::iota(positions.begin(), positions.end(), 0);
-  Rows many(100);
+  TokenRows many(100);
   many.Fill(1, stream_);
   Start(positions, std::vector<int>(100, 0), stream_);
   Put(many, stream_);
@@ -207,7 +68,7 @@ TEST_F(CudaCaches, ReportChangesInReverse) {
       ASSERT_TRUE(cache->Remove(0, begin, kOpenEnd).ok());
     }
   }
-  Rows single(1);
+  TokenRows single(1);
   single.Fill(2, stream_);
   Start({99}, {0}, stream_);  // Sees removed cells, if they were not reported.
   Put(single, stream_);
@@ -215,7 +76,7 @@ TEST_F(CudaCaches, ReportChangesInReverse) {
 }
 
 TEST_F(CudaCaches, AcceptRowsInHostMemory) {
-  Rows rows(2);
+  TokenRows rows(2);
   rows.Fill(5, stream_);
   Start({0, 1}, {0, 0}, stream_);
   ASSERT_TRUE(reference_->Put(rows.OnHost(), rows.OnHost()).ok());
@@ -225,7 +86,7 @@ TEST_F(CudaCaches, AcceptRowsInHostMemory) {
 
 // Each call is on another stream and finds what the call before did.
 TEST_F(CudaCaches, OrderTheirStreams) {
-  Rows rows(2);
+  TokenRows rows(2);
   for (int step = 0; step < 20; ++step) {
     const std::vector<std::int32_t> positions = {step, step};
     rows.Fill(static_cast<float>(step), step % 3 == 0 ? stream_ : other_);
@@ -238,7 +99,7 @@ TEST_F(CudaCaches, OrderTheirStreams) {
 }
 
 TEST_F(CudaCaches, ACapturedPutStoresToItsOriginalCells) {
-  Rows rows(2);
+  TokenRows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
   Put(rows, stream_);  // Makes the layer.
@@ -274,8 +135,8 @@ TEST_F(CudaCaches, ACapturedPutStoresToItsOriginalCells) {
 TEST_F(CudaCaches, ACapturedPutSurvivesLongerPasses) {
   constexpr int kMany = 1500;  // Their cells take more than a page.
   MakeCaches(2048, kMany);
-  Rows rows(2);
-  Rows many(kMany);
+  TokenRows rows(2);
+  TokenRows many(kMany);
   rows.Fill(1, stream_);
   many.Fill(7, stream_);
   Start({0, 0}, {0, 1}, stream_);
@@ -302,7 +163,7 @@ TEST_F(CudaCaches, ACapturedPutSurvivesLongerPasses) {
 // Snapshots only read: the cache's state on the device stays valid, and later
 // passes can be captured.
 TEST_F(CudaCaches, SnapshotsDoNotChangeTheDevice) {
-  Rows rows(2);
+  TokenRows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
   Put(rows, stream_);
@@ -323,7 +184,7 @@ TEST_F(CudaCaches, SnapshotsDoNotChangeTheDevice) {
 }
 
 TEST_F(CudaCaches, RestoreStatesOfTheReference) {
-  Rows rows(4);
+  TokenRows rows(4);
   rows.Fill(1, stream_);
   Start({0, 1, 2, 0}, {0, 0, 0, 1}, stream_);
   Put(rows, stream_);
@@ -352,7 +213,7 @@ TEST_F(CudaCaches, ShiftByACustomFunction) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kQ8}) {
     const auto cuda = *CudaCache::Make(spec);
     const auto reference = *MakeCache(spec, "reference");
-    Rows rows(4, 32);
+    TokenRows rows(4, 32);
     rows.Fill(1, stream_);
     // NaNs that a conversion would make quiet.
     const std::vector<std::uint16_t> nans(256, 0x7C01);
@@ -389,8 +250,8 @@ TEST_F(CudaCaches, AcceptLargeHostTensors) {
     }
     for (int pass = 0; pass < 3; ++pass) {
       std::iota(positions.begin(), positions.end(), pass * tokens);
-      Rows keys(tokens, head_dim);
-      Rows values(tokens, head_dim);
+      TokenRows keys(tokens, head_dim);
+      TokenRows values(tokens, head_dim);
       keys.Fill(static_cast<float>(pass), stream_);
       values.Fill(static_cast<float>(1000 * pass), stream_);
       for (Cache* cache : {reference.get(), &made->On(stream_)}) {
@@ -405,14 +266,16 @@ TEST_F(CudaCaches, AcceptLargeHostTensors) {
     }
     const KvView expected = *reference->Get();
     const KvView got = *made->On(stream_).Get();
-    EXPECT_EQ(Read(got.key, stream_), CopyOf(expected.key, DType::kF32));
-    EXPECT_EQ(Read(got.value, stream_), CopyOf(expected.value, DType::kF32));
+    EXPECT_EQ(ReadFromDevice(got.key, stream_),
+              CopyOf(expected.key, DType::kF32));
+    EXPECT_EQ(ReadFromDevice(got.value, stream_),
+              CopyOf(expected.value, DType::kF32));
   }
 }
 
 // The other stream would become part of the graph.
 TEST_F(CudaCaches, RefuseToWaitForACapturingStream) {
-  Rows rows(2);
+  TokenRows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
   Put(rows, stream_);
@@ -430,153 +293,8 @@ TEST_F(CudaCaches, RefuseToWaitForACapturingStream) {
   ExpectSame(other_);
 }
 
-// Arguments of Decode, which tests change before they make the call.
-struct DecodeArguments {
-  TensorView query;
-  KvView view;
-  AttentionTable table;
-  AttentionOptions options = {};
-  AttentionOut out;
-  void* scratch = nullptr;
-
-  Status OverView(cudaStream_t stream) const {
-    return Decode(query, view, VLayout::kPlain, options, out, scratch, stream);
-  }
-  Status OverBlocks(cudaStream_t stream) const {
-    return Decode(query, PagedKv{view.key, view.value},
-                  PagedLayout::kTokenMajor, table, options, out, scratch,
-                  stream);
-  }
-};
-
-// A view of a cache, which is taken as one block of a pool, too.
-class CudaDecode : public CudaCaches {
- protected:
-  using Change = std::function<void(DecodeArguments&)>;
-  using Refused = std::vector<std::pair<Change, std::string>>;
-
-  void SetUp() override {
-    CudaCaches::SetUp();
-    rows_.Fill(1, stream_);
-    Start({0, 0}, {0, 1}, stream_);
-    Put(rows_, stream_);
-    const KvView view = *cuda_->On(stream_).Get();
-    ints_ = static_cast<const std::int32_t*>(rows_.OnDevice().data);
-    numbers_ = static_cast<float*>(const_cast<void*>(out_.OnDevice().data));
-    arguments_ = {.query = rows_.OnDevice(),
-                  .view = view,
-                  .table = {.blocks = {ints_, 2},
-                            .columns = 1,
-                            .lengths = {ints_, 2},
-                            .query_rows = {},
-                            .block_size = AsInt(view.key.shape[2])},
-                  .out = {.out = numbers_},
-                  .scratch = const_cast<void*>(scratch_.OnDevice().data)};
-  }
-
-  // Makes a call for each change of the arguments, and expects that it is
-  // refused with this code and a message that has this text.
-  void ExpectOverView(StatusCode code, const Refused& refused) {
-    Expect(&DecodeArguments::OverView, code, refused);
-  }
-  void ExpectOverBlocks(StatusCode code, const Refused& refused) {
-    Expect(&DecodeArguments::OverBlocks, code, refused);
-  }
-
-  Rows rows_{2};
-  Rows out_{2};
-  Rows scratch_{1 << 12};
-  const std::int32_t* ints_ = nullptr;
-  float* numbers_ = nullptr;
-  DecodeArguments arguments_;
-
- private:
-  template <class Call>
-  void Expect(const Call& call, StatusCode code, const Refused& refused) {
-    for (const auto& [change, text] : refused) {
-      DecodeArguments changed = arguments_;
-      change(changed);
-      const Status status = (changed.*call)(stream_);
-      EXPECT_EQ(status.code(), code) << text;
-      EXPECT_THAT(status.message(), HasSubstr(text));
-    }
-  }
-};
-
-TEST_F(CudaDecode, TakesTheseArguments) {
-  const Status status = arguments_.OverView(stream_);
-  EXPECT_TRUE(status.ok()) << status.message();
-}
-
-TEST_F(CudaDecode, RefusesWhatOtherTwinsHave) {
-  const std::vector<float> sinks(kHeads, 0);
-  using Arguments = DecodeArguments;
-  const Refused refused = {
-      {[](Arguments& a) { a.options.soft_cap = 1; }, "soft_cap"},
-      {[&](Arguments& a) { a.options.sinks = sinks; }, "sinks"},
-      {[&](Arguments& a) { a.out.log_sum_exp = numbers_; }, "log_sum_exp"},
-      {[](Arguments& a) { a.query.dtype = DType::kF16; }, "a query of f16"},
-      {[](Arguments& a) { a.query.stride[1] += 4; }, "not dense"}};
-  ExpectOverView(StatusCode::kNotSupported, refused);
-  ExpectOverBlocks(StatusCode::kNotSupported, refused);
-  ExpectOverBlocks(StatusCode::kNotSupported,
-                   {{[](Arguments& a) { a.table.window = 5; }, "window"},
-                    {[&](Arguments& a) {
-                       a.table.query_rows = {ints_, 2};
-                     },
-                     "query_rows"}});
-}
-
-TEST_F(CudaDecode, RefusesInvalidArguments) {
-  using Arguments = DecodeArguments;
-  const Refused refused = {
-      {[](Arguments& a) { a.query.data = nullptr; }, "query is null"},
-      {[](Arguments& a) { a.scratch = nullptr; }, "scratch is null"},
-      {[](Arguments& a) { a.view.value.data = nullptr; }, "value is null"},
-      {[](Arguments& a) { a.view.key.data = nullptr; }, "key is null"},
-      {[](Arguments& a) { a.out.out = nullptr; }, "out is null"},
-      {[](Arguments& a) { a.view.key.shape[1] = 0; }, "kv_heads is 0"},
-      {[](Arguments& a) { a.view.key.shape[0] -= 1; }, "K has a head_dim"},
-      {[](Arguments& a) {
-         a.query = DenseView(a.query.data, DType::kF32, {kHeadDim, 0, 2, 1});
-       },
-       "heads is 0"},
-      {[](Arguments& a) { a.query.shape[2] = 0; }, "rows is 0"},
-      {[](Arguments& a) { a.options.scale = 0; }, "scale is 0"},
-      {[](Arguments& a) { a.options.splits = -1; }, "splits is -1"},
-      {[](Arguments& a) {
-         a.query = DenseView(a.query.data, DType::kF32, {kHeadDim, 3, 2, 1});
-       },
-       "heads is 3"}};
-  ExpectOverView(StatusCode::kInvalidArgument, refused);
-  ExpectOverBlocks(StatusCode::kInvalidArgument, refused);
-  ExpectOverView(StatusCode::kInvalidArgument,
-                 {{[&](Arguments& a) { a.view = *reference_->Get(); }, "host"},
-                  {[](Arguments& a) { a.query.shape[2] = 3; }, "rows is 3"}});
-}
-
-TEST_F(CudaDecode, RefusesTablesThatDoNotFit) {
-  using Arguments = DecodeArguments;
-  constexpr std::span<const std::int32_t> kNull(
-      static_cast<const std::int32_t*>(nullptr), 2);
-  ExpectOverBlocks(
-      StatusCode::kInvalidArgument,
-      {{[](Arguments& a) { a.table.columns = 0; }, "columns is 0"},
-       {[](Arguments& a) { a.table.block_size += 1; }, "block_size is"},
-       {[&](Arguments& a) {
-          a.table.lengths = {ints_, 1};
-        },
-        "has 1 entries"},
-       {[&](Arguments& a) {
-          a.table.blocks = {ints_, 3};
-        },
-        "has 3 entries"},
-       {[&](Arguments& a) { a.table.blocks = kNull; }, "blocks is null"},
-       {[&](Arguments& a) { a.table.lengths = kNull; }, "lengths is null"}});
-}
-
 TEST_F(CudaCaches, RefuseCallsThatAGraphCannotReplay) {
-  Rows rows(2);
+  TokenRows rows(2);
   rows.Fill(1, stream_);
   Start({0, 0}, {0, 1}, stream_);
   Put(rows, stream_);
@@ -621,7 +339,7 @@ TEST_F(CudaCaches, EncodersAgreeWithTheReference) {
   for (const VLayout layout : {VLayout::kPlain, VLayout::kPermuted}) {
     cuda_ = *CudaCache::Make(spec);
     reference_ = *MakeCache(spec, "reference");
-    Rows rows(3);
+    TokenRows rows(3);
     rows.Fill(1, stream_);
     const std::vector<std::int32_t> positions = {0, 1, 2};
     const std::vector<int> sequences = {0, 0, 0};
@@ -646,7 +364,7 @@ TEST_F(CudaCaches, EncodersAgreeWithTheReference) {
         if (!device) continue;
         EXPECT_EQ(got.device, Device::kCuda);
         EXPECT_EQ(got.stream, stream_);
-        EXPECT_EQ(Read(got.key, stream_),
+        EXPECT_EQ(ReadFromDevice(got.key, stream_),
                   CopyOf(expected.key, expected.key.dtype));
       }
       ASSERT_TRUE(cache->SnapshotTo(states[device ? 1 : 0]).ok());
@@ -687,7 +405,7 @@ TEST_F(CudaCaches, PoolsAgreeWithTheReference) {
     auto reference = *MakePagedPool(spec, "reference");
     PagedPool& pool = (*made)->On(stream_);
     EXPECT_TRUE(pool.IsOnGPU());
-    Rows rows(6, head_dim);
+    TokenRows rows(6, head_dim);
     rows.Fill(1, stream_);
     for (PagedPool* each : {&pool, reference.get()}) {
       ASSERT_EQ(*each->Open(), 0);
@@ -701,9 +419,9 @@ TEST_F(CudaCaches, PoolsAgreeWithTheReference) {
     ASSERT_TRUE(blocks.ok());
     EXPECT_FALSE((*made)->Blocks(2).ok());
     for (std::size_t i = 0; i < got.size(); ++i) {
-      EXPECT_EQ(Read(got[i].key, stream_),
+      EXPECT_EQ(ReadFromDevice(got[i].key, stream_),
                 CopyOf(expected[i].key, DType::kF16));
-      EXPECT_EQ(Read(got[i].value, stream_),
+      EXPECT_EQ(ReadFromDevice(got[i].value, stream_),
                 CopyOf(expected[i].value, DType::kF32));
       EXPECT_EQ(got[i].key.data, blocks->key.at(0, 0, 0, got[i].block));
       EXPECT_EQ(got[i].value.data, blocks->value.at(0, 0, 0, got[i].block));

@@ -1,0 +1,31 @@
+"""The block of results of a page, and how a script compares itself with it."""
+
+import difflib
+import pathlib
+import sys
+import textwrap
+
+
+def say(name, verdicts):
+    """Prints a name and its verdicts, and returns the lines."""
+    lines = [name]
+    for line in verdicts:
+        lines += textwrap.wrap(line, 108, initial_indent="    ",
+                               subsequent_indent="      ",
+                               break_on_hyphens=False)
+    print("\n".join(lines), flush=True)
+    return lines
+
+
+def compare(lines, page):
+    """The exit code is 0 if the page has the same lines. --write writes them."""
+    path = pathlib.Path(__file__).with_name(page)
+    before, _, rest = path.read_text().partition("```text\n")
+    said, _, after = rest.partition("```\n")
+    if "--write" in sys.argv:
+        said = "\n".join(lines) + "\n"
+        path.write_text(f"{before}```text\n{said}```\n{after}")
+    differs = list(difflib.unified_diff(said.splitlines(), lines, page,
+                                        "what it says now", lineterm=""))
+    if differs:
+        sys.exit("\n".join(differs))

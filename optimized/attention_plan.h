@@ -1,0 +1,106 @@
+// The plan of an attention: the rows that are computed together, and the cells
+// that they read.
+
+#ifndef KVTWIN_OPTIMIZED_ATTENTION_PLAN_H_
+#define KVTWIN_OPTIMIZED_ATTENTION_PLAN_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/index.h"
+#include "kvtwin/attention.h"
+#include "kvtwin/tensor.h"
+#include "optimized/attention_kernels.h"
+
+namespace kvtwin::optimized {
+
+// Rows of a group: their queries of one KV head are computed together.
+inline constexpr std::size_t kGroupRows = 64;
+
+// Rows that follow each other and see nearly the same cells.
+struct RowGroup {
+  std::size_t first_row = 0;
+  std::size_t rows = 0;
+  std::size_t cells = 0;  // Cells that at least one row sees: the runs.
+  std::size_t first_run = 0;
+  std::size_t sequence = 0;         // Its number in a table.
+  std::int64_t first_position = 0;  // The position of first_row, in a table.
+
+  std::size_t tiles() const {
+    return (cells + kAttentionTile - 1) / kAttentionTile;
+  }
+};
+
+class AttentionPlan {
+ public:
+  // Plans rows of a mask, or of sequences of a table, in place of the plan
+  // before.
+  void Make(const TensorView& mask, int rows, int first_row);
+  void Make(const AttentionTable& table);
+
+  const std::vector<RowGroup>& groups() const { return groups_; }
+  // The blocks of a group's sequence. Null: the plan is that of a mask.
+  const std::int32_t* BlocksOf(const RowGroup& group) const {
+    return blocks_.empty() ? nullptr
+                           : blocks_.data() + group.sequence * columns_;
+  }
+  // Calls does(cells) with the cells of each tile of one of `parts` parts of a
+  // group, up to `most` cells.
+  template <class Does>
+  void ForEachTile(const RowGroup& group, std::size_t part, std::size_t parts,
+                   std::size_t most, const Does& does) const;
+  // Sets bit t of visible[i] if row i of the group sees cells[t].
+  void SetVisible(const RowGroup& group, std::span<const std::int64_t> cells,
+                  std::span<std::uint64_t> visible) const;
+
+ private:
+  struct Run {
+    std::int64_t begin;
+    std::int64_t end;
+  };
+
+  void ReadMask(const TensorView& mask, int rows, int first_row);
+  void GroupRows(std::size_t rows);
+  void AddRuns(RowGroup& group, const std::vector<std::uint64_t>& seen);
+
+  std::vector<RowGroup> groups_;
+  std::vector<Run> runs_;
+  std::vector<std::uint64_t> bits_;  // [words_, rows] of a mask.
+  std::size_t words_ = 0;
+  std::vector<std::int32_t> blocks_;  // [columns_, sequences] of a table.
+  std::size_t columns_ = 0;
+  std::int64_t window_ = 0;
+};
+
+template <class Does>
+void AttentionPlan::ForEachTile(const RowGroup& group, std::size_t part,
+                                std::size_t parts, std::size_t most,
+                                const Does& does) const {
+  std::size_t skip = group.tiles() * part / parts * kAttentionTile;
+  const std::size_t end = std::min(
+      group.tiles() * (part + 1) / parts * kAttentionTile, group.cells);
+  std::size_t left = std::min(end - std::min(skip, end), most);
+  std::array<std::int64_t, kAttentionTile> cells;
+  std::size_t count = 0;
+  for (std::size_t r = group.first_run; left > 0; ++r) {
+    const std::size_t length = AsSize(runs_[r].end - runs_[r].begin);
+    const std::size_t skipped = std::min(skip, length);
+    skip -= skipped;
+    std::int64_t cell = runs_[r].begin + static_cast<std::int64_t>(skipped);
+    for (; cell < runs_[r].end && left > 0; ++cell) {
+      At(cells, count++) = cell;
+      --left;
+      if (count < kAttentionTile && left > 0) continue;
+      does(std::span(cells).first(count));
+      count = 0;
+    }
+  }
+}
+
+}  // namespace kvtwin::optimized
+
+#endif  // KVTWIN_OPTIMIZED_ATTENTION_PLAN_H_
