@@ -146,7 +146,7 @@ inline std::vector<float> DrawNumbers(const Pick& pick, std::int64_t count,
   std::vector<float> numbers(AsSize(count));
   std::minstd_rand random(static_cast<unsigned>(pick(1, 1 << 30)));
   for (float& number : numbers) {
-    number = (static_cast<float>(random() % 2001) - 1000) / 500;
+    number = static_cast<float>(random()) * 0x1p-29f - 2;
   }
   const auto at = AsSize(pick(0, AsInt(count) - 1));
   if (poison > 0) numbers[at] = poison == 1 ? kNaN : -kInfinity;
@@ -230,8 +230,8 @@ inline void DrawMask(const Pick& pick, Case& drawn) {
 inline void DrawViewShape(const Pick& pick, Case& drawn) {
   drawn.rows = OneOf(pick, {1, 1, 1, 2, 3, 7, pick(1, 20)});
   drawn.columns = OneOf(pick, {pick(1, 20), pick(60, 70), pick(120, 300)});
-  if (Chance(pick, 2)) drawn.rows = pick(60, 130);
-  if (Chance(pick, 8)) drawn.columns = pick(500, 1100);
+  if (Chance(pick, 1)) drawn.rows = pick(60, 130);
+  if (Chance(pick, 5)) drawn.columns = pick(500, 1100);
   if (Chance(pick, 1)) drawn.columns = pick(4090, 4100);
 }
 
@@ -269,7 +269,7 @@ inline void DrawView(const Pick& pick, Case& drawn, DType k_dtype,
 // Draws the lengths of a table's sequences, and their rows.
 inline void DrawSequences(const Pick& pick, Case& drawn) {
   const int sequences = pick(1, 5);
-  const int longest = Chance(pick, 8) ? 1100 : 200;
+  const int longest = Chance(pick, 5) ? 1100 : 200;
   drawn.rows = 0;
   drawn.columns = 0;
   drawn.lengths.clear();
@@ -352,7 +352,7 @@ inline void DrawShape(const Pick& pick, Case& drawn, DType k_dtype,
     }
   } while (drawn.rows == 0);
   const std::int64_t pairs = drawn.rows * drawn.columns;
-  std::int64_t most = std::int64_t{1} << pick(13, 20);
+  std::int64_t most = std::int64_t{1} << pick(12, 19);
   do {
     drawn.kv_heads = OneOf(pick, {1, 1, 2, 3});
     drawn.heads = drawn.kv_heads * OneOf(pick, {1, 2, 3, 4, 7, 8, 9, 16});

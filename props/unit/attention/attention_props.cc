@@ -58,7 +58,7 @@ class AttentionOnEachTarget : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(AttentionOnEachTarget, IsWithinTheBound) {
-  const int count = CaseCount(1000);
+  const int count = CaseCount(2000);
   int checked = 0;
   for (int number = GetParam(); number < count; number += kDeals) {
     Check(DrawCase(SeededPick(1, AsSize(number))));
