@@ -64,6 +64,7 @@ struct Case {
   // planned. A case with a table has an equivalent mask: its columns are the
   // tokens of all sequences, one sequence after another.
   DenseTensor mask;
+  bool sees_all = false;  // Every row of the mask sees every column.
   // The K and V of each column, in f32, dense.
   DenseTensor exact_key;
   DenseTensor exact_value;
@@ -208,11 +209,11 @@ inline void DrawMask(const Pick& pick, Case& drawn) {
       OneOf(pick, {DType::kF32, DType::kF16, DType::kBF16, DType::kBits});
   const std::int64_t all_rows = drawn.first_row + drawn.rows + pick(0, 2);
   drawn.mask = HidingMask(dtype, drawn.columns, all_rows);
-  const int way = pick(0, 4);
+  const int way = drawn.sees_all ? 4 : pick(0, 4);
   const int sequences = pick(1, 5);
   const int window = pick(0, 200);
   for (std::int64_t row = 0; row < all_rows; ++row) {
-    if (Chance(pick, 3)) continue;  // It sees nothing.
+    if (!drawn.sees_all && Chance(pick, 3)) continue;  // It sees nothing.
     const std::int64_t self = drawn.columns - all_rows + row;
     for (std::int64_t cell = 0; cell < drawn.columns; ++cell) {
       const bool past = cell <= self;
@@ -362,11 +363,7 @@ inline void DrawShape(const Pick& pick, Case& drawn, DType k_dtype,
   } while (pairs * drawn.heads * (drawn.k_head_dim + drawn.v_head_dim) > most);
 }
 
-inline Case DrawCase(const Pick& pick) {
-  Case drawn;
-  const DType k_dtype = DrawDType(pick);
-  const DType v_dtype = Chance(pick, 50) ? k_dtype : DrawDType(pick);
-  DrawShape(pick, drawn, k_dtype, v_dtype);
+inline void DrawOptions(const Pick& pick, Case& drawn) {
   drawn.options.scale = static_cast<float>(pick(-100, 100)) / 100 + 0.001f;
   if (Chance(pick, 20)) {
     drawn.options.soft_cap = static_cast<float>(pick(1, 100)) / 10;
@@ -379,6 +376,11 @@ inline Case DrawCase(const Pick& pick) {
     }
   }
   drawn.options.splits = OneOf(pick, {0, 0, 1, 2, 5, 64, 65536});
+}
+
+// Draws the tensors of a case whose sizes are known.
+inline void DrawTensors(const Pick& pick, Case& drawn, DType k_dtype,
+                        DType v_dtype) {
   if (drawn.paged) {
     DrawTable(pick, drawn, k_dtype, v_dtype);
   } else {
@@ -394,6 +396,15 @@ inline Case DrawCase(const Pick& pick) {
                view.at(0, h, row), view.stride[0]);
     }
   }
+}
+
+inline Case DrawCase(const Pick& pick) {
+  Case drawn;
+  const DType k_dtype = DrawDType(pick);
+  const DType v_dtype = Chance(pick, 50) ? k_dtype : DrawDType(pick);
+  DrawShape(pick, drawn, k_dtype, v_dtype);
+  DrawOptions(pick, drawn);
+  DrawTensors(pick, drawn, k_dtype, v_dtype);
   return drawn;
 }
 
