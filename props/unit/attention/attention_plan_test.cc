@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <set>
 #include <span>
@@ -120,6 +121,14 @@ TEST(AttentionPlan, GroupsTheRowsOfAMask) {
     for (int row = 0; row < count; ++row) {
       for (const std::int64_t cell : rows[AsSize(row)]) {
         AllowInMask(mask, cell, first_row + row);
+      }
+    }
+    // Bits past the columns do not count, if they are set.
+    if (dtype == DType::kBits && columns % 8 != 0) {
+      const std::int64_t bytes = mask.view().stride[1];
+      for (std::int64_t at = columns / 8; at < std::ssize(mask.bytes);
+           at += bytes) {
+        mask.bytes[AsSize(at)] |= std::byte(0xff << columns % 8);
       }
     }
     plan.Make(mask.view(), count, first_row);
