@@ -487,19 +487,11 @@ void ClearWhatIsNotFinite(float* rows, std::size_t count) {
   }
 }
 
-void AttendMany(const AttentionTile& tile, const QueryHeads& head,
-                const std::uint64_t* visible, std::size_t queries_per_row,
-                ScoreScale scale, float* scratch) {
-  const std::size_t k_padded = Padded(tile.keys.head_dim);
+// See WeighMany.
+bool Weigh(const AttentionTile& tile, const QueryHeads& head,
+           const std::uint64_t* visible, std::size_t queries_per_row,
+           ScoreScale scale, float* scores) {
   const std::size_t v_padded = Padded(tile.values.head_dim);
-  float* scores = scratch;
-  float* rows = scores + head.count * kTile;
-  float* columns = rows + std::max(k_padded, v_padded) * kTile;
-  Transpose(tile.keys, tile.cells, head.kv_head, rows, columns);
-  std::fill_n(scores, head.count * kTile, 0.0f);
-  AddProducts(
-      head.queries, k_padded, head.count, tile.keys.head_dim,
-      [&](std::size_t k) { return columns + k * kTile; }, kTile, scores, kTile);
   bool all = true;
   const std::uint64_t present = FirstBits(tile.cells);
   const RowsAhead keys(tile.next, &AttentionTile::keys);
@@ -516,6 +508,23 @@ void AttendMany(const AttentionTile& tile, const QueryHeads& head,
     if (sees != ~std::uint64_t{0}) Hide(sees, of_query);
     Softmax(head, q, v_padded, of_query);
   }
+  return all;
+}
+
+void AttendMany(const AttentionTile& tile, const QueryHeads& head,
+                const std::uint64_t* visible, std::size_t queries_per_row,
+                ScoreScale scale, float* scratch) {
+  const std::size_t k_padded = Padded(tile.keys.head_dim);
+  const std::size_t v_padded = Padded(tile.values.head_dim);
+  float* scores = scratch;
+  float* rows = scores + head.count * kTile;
+  float* columns = rows + std::max(k_padded, v_padded) * kTile;
+  Transpose(tile.keys, tile.cells, head.kv_head, rows, columns);
+  std::fill_n(scores, head.count * kTile, 0.0f);
+  AddProducts(
+      head.queries, k_padded, head.count, tile.keys.head_dim,
+      [&](std::size_t k) { return columns + k * kTile; }, kTile, scores, kTile);
+  const bool all = Weigh(tile, head, visible, queries_per_row, scale, scores);
   Unpack(tile.values, tile.cells, head.kv_head, rows);
   if (!all) ClearWhatIsNotFinite(rows, tile.cells * v_padded);
   AddProducts(
@@ -533,6 +542,8 @@ namespace kvtwin::optimized {
 HWY_EXPORT(LoadHead);
 HWY_EXPORT(StoreScaled);
 HWY_EXPORT(AttendFew);
+HWY_EXPORT(Unpack);
+HWY_EXPORT(Weigh);
 HWY_EXPORT(AttendMany);
 
 std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
@@ -559,6 +570,18 @@ void StoreScaled(const float* from, float factor, std::size_t count,
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
                std::size_t head_count, ScoreScale scale, float* scratch) {
   HWY_DYNAMIC_DISPATCH(AttendFew)(tile, heads, head_count, scale, scratch);
+}
+
+void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
+                float* to) {
+  HWY_DYNAMIC_DISPATCH(Unpack)(rows, cells, kv_head, to);
+}
+
+bool WeighMany(const AttentionTile& tile, const QueryHeads& head,
+               const std::uint64_t* visible, std::size_t queries_per_row,
+               ScoreScale scale, float* scores) {
+  return HWY_DYNAMIC_DISPATCH(Weigh)(tile, head, visible, queries_per_row,
+                                     scale, scores);
 }
 
 void AttendMany(const AttentionTile& tile, const QueryHeads& head,

@@ -14,11 +14,13 @@ namespace kvtwin::props::attention {
 namespace {
 
 // Checks `few` random cases, or as many as the environment asks for.
-void ExpectExactCases(std::string_view twin, int few) {
+void ExpectExactCases(std::string_view twin, int few,
+                      bool bf16_products = false) {
   auto attention = *MakeAttention(twin);
   const int count = CaseCount(few);
   for (int number = 0; number < count; ++number) {
-    const Case drawn = DrawCase(SeededPick(1, AsSize(number)));
+    Case drawn = DrawCase(SeededPick(1, AsSize(number)));
+    drawn.options.bf16_products = bf16_products;
     ExpectExact(drawn, Attend(drawn, *attention));
     ASSERT_FALSE(::testing::Test::HasFailure()) << "case " << number;
   }
@@ -28,6 +30,10 @@ class AttentionOnEachTarget : public EachTarget {};
 
 TEST_P(AttentionOnEachTarget, IsWithinTheBound) {
   ExpectExactCases("optimized", 400);
+}
+
+TEST_P(AttentionOnEachTarget, OfBf16ProductsIsWithinTheBound) {
+  ExpectExactCases("optimized", 400, /*bf16_products=*/true);
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionOnEachTarget,
