@@ -67,6 +67,27 @@ HWY_INLINE void MultiplyBlock(const Bf16Product& product, std::size_t row,
   }
 }
 
+// Fetches the rows of `a` and of a block of `c` that are multiplied next.
+HWY_INLINE void FetchBlock(const Bf16Product& product, std::size_t row,
+                           std::size_t column) {
+  if (column >= product.columns) {
+    column = 0;
+    row += kBlockRows;
+    if (row + kBlockRows > product.rows) return;
+    for (std::size_t r = row; r < row + kBlockRows; ++r) {
+      for (std::size_t k = 0; k < product.pairs; k += kLanes) {
+        __builtin_prefetch(product.a + r * product.a_row + k);
+      }
+    }
+  }
+  const float* c = product.c + row * product.columns + column;
+  for (std::size_t r = 0; r < kBlockRows; ++r, c += product.columns) {
+    for (std::size_t v = 0; v < kBlockVectors; ++v) {
+      __builtin_prefetch(c + v * kLanes, 1);
+    }
+  }
+}
+
 template <std::size_t kRows>
 HWY_INLINE void MultiplyRows(const Bf16Product& product, std::size_t row) {
   std::size_t j = 0;

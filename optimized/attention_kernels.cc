@@ -193,18 +193,23 @@ FourCells FourCellsFor(const TileRows& rows, std::size_t count,
   return function;
 }
 
-// Replaces the scores of a query by weights exp2(score - largest), after the
-// cells that it does not see have been set to -infinity, and scales what it has
-// by the change of `largest`.
-HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
-                        std::size_t padded, float* scores) {
+// Returns the largest of `before` and the scores of a query.
+HWY_INLINE float LargestOf(float before, const float* scores) {
   const F32 d;
   V most = hn::Load(d, scores);
   for (std::size_t t = kLanes; t < kTile; t += kLanes) {
     most = hn::Max(most, hn::Load(d, scores + t));
   }
+  return std::max(before, hn::GetLane(hn::MaxOfLanes(d, most)));
+}
+
+// Replaces the scores of a query by weights exp2(score - largest), after the
+// cells that it does not see have been set to -infinity, and scales what it has
+// by the change of `largest`.
+HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
+                        std::size_t padded, float largest, float* scores) {
+  const F32 d;
   const float before = head.largest[i];
-  const float largest = std::max(before, hn::GetLane(hn::MaxOfLanes(d, most)));
   if (largest == -kInfinity) {
     std::fill_n(scores, kTile, 0.0f);
     return;
@@ -216,7 +221,7 @@ HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
     hn::Store(weight, d, scores + t);
     sum = hn::Add(sum, weight);
   }
-  const float grown = Exp2(before - largest);
+  const float grown = before == largest ? 1 : Exp2(before - largest);
   head.sum[i] = head.sum[i] * grown + hn::GetLane(hn::SumOfLanes(d, sum));
   head.largest[i] = largest;
   if (before == largest || before == -kInfinity) return;
@@ -374,7 +379,8 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
       float* of_query = scores + h * per_head + q * kTile;
       Cap(scale, of_query);
       if (tile.cells < kTile) Hide(FirstBits(tile.cells), of_query);
-      Softmax(heads[h], q, v_padded, of_query);
+      Softmax(heads[h], q, v_padded, LargestOf(heads[h].largest[q], of_query),
+              of_query);
     }
   }
   const auto choose_add = [](auto format, auto n) {
@@ -496,17 +502,25 @@ bool Weigh(const AttentionTile& tile, const QueryHeads& head,
   const std::uint64_t present = FirstBits(tile.cells);
   const RowsAhead keys(tile.next, &AttentionTile::keys);
   const RowsAhead values(tile.next, &AttentionTile::values);
-  for (std::size_t q = 0; q < head.count; ++q) {
-    const std::size_t first = q * kTile / head.count;
-    const std::size_t end = (q + 1) * kTile / head.count;
-    keys.Fetch(first, end, head.kv_head);
-    values.Fetch(first, end, head.kv_head);
-    const std::uint64_t sees = visible[q / queries_per_row] & present;
-    all = all && sees == present;
-    float* of_query = scores + q * kTile;
-    Cap(scale, of_query);
-    if (sees != ~std::uint64_t{0}) Hide(sees, of_query);
-    Softmax(head, q, v_padded, of_query);
+  // The largest scores of some queries first, which do not wait for each other.
+  constexpr std::size_t kQueries = 8;
+  std::array<float, kQueries> largest;
+  for (std::size_t begin = 0; begin < head.count; begin += kQueries) {
+    const std::size_t end = std::min(begin + kQueries, head.count);
+    const std::size_t fetched = begin * kTile / head.count;
+    keys.Fetch(fetched, end * kTile / head.count, head.kv_head);
+    values.Fetch(fetched, end * kTile / head.count, head.kv_head);
+    for (std::size_t q = begin; q < end; ++q) {
+      const std::uint64_t sees = visible[q / queries_per_row] & present;
+      all = all && sees == present;
+      float* of_query = scores + q * kTile;
+      Cap(scale, of_query);
+      if (sees != ~std::uint64_t{0}) Hide(sees, of_query);
+      largest[q - begin] = LargestOf(head.largest[q], of_query);
+    }
+    for (std::size_t q = begin; q < end; ++q) {
+      Softmax(head, q, v_padded, largest[q - begin], scores + q * kTile);
+    }
   }
   return all;
 }
