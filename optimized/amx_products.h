@@ -108,14 +108,11 @@ void MultiplyInTiles(const Bf16Product& product) {
 }
 
 #if defined(__x86_64__) && defined(__linux__)
+#define KVTWIN_AMX
 // The instructions. They are written as assembly, as the number of a tile is a
 // part of each.
 class AmxTiles {
  public:
-  // Whether the processor and the system have them. Asks the system for the
-  // permission to use them.
-  static bool Exist();
-
   static void Configure(const TileConfig& config) {
     asm volatile("ldtilecfg %0" ::"m"(config));
   }

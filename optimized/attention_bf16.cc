@@ -9,9 +9,14 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
+#include "optimized/amx_products.h"
 #include "optimized/targets.h"
+#ifdef KVTWIN_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 // Highway's targets of Debian 12 lack AVX-512 BF16.
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
@@ -67,27 +72,6 @@ HWY_INLINE void MultiplyBlock(const Bf16Product& product, std::size_t row,
   }
 }
 
-// Fetches the rows of `a` and of a block of `c` that are multiplied next.
-HWY_INLINE void FetchBlock(const Bf16Product& product, std::size_t row,
-                           std::size_t column) {
-  if (column >= product.columns) {
-    column = 0;
-    row += kBlockRows;
-    if (row + kBlockRows > product.rows) return;
-    for (std::size_t r = row; r < row + kBlockRows; ++r) {
-      for (std::size_t k = 0; k < product.pairs; k += kLanes) {
-        __builtin_prefetch(product.a + r * product.a_row + k);
-      }
-    }
-  }
-  const float* c = product.c + row * product.columns + column;
-  for (std::size_t r = 0; r < kBlockRows; ++r, c += product.columns) {
-    for (std::size_t v = 0; v < kBlockVectors; ++v) {
-      __builtin_prefetch(c + v * kLanes, 1);
-    }
-  }
-}
-
 template <std::size_t kRows>
 HWY_INLINE void MultiplyRows(const Bf16Product& product, std::size_t row) {
   std::size_t j = 0;
@@ -98,14 +82,6 @@ HWY_INLINE void MultiplyRows(const Bf16Product& product, std::size_t row) {
   for (; j < product.columns; j += kLanes) {
     MultiplyBlock<kRows, 1>(product, row, j);
   }
-}
-
-void MultiplyInRegisters(const Bf16Product& product) {
-  std::size_t r = 0;
-  for (; r + kBlockRows <= product.rows; r += kBlockRows) {
-    MultiplyRows<kBlockRows>(product, r);
-  }
-  for (; r < product.rows; ++r) MultiplyRows<1>(product, r);
 }
 
 // Rounds two vectors: a pair has an element of the first and one of the second.
@@ -198,21 +174,66 @@ void RoundRows(float* rows, std::size_t padded, std::size_t count) {
 }
 
 }  // namespace
+
+void MultiplyInRegisters(const Bf16Product& product) {
+  std::size_t r = 0;
+  for (; r + kBlockRows <= product.rows; r += kBlockRows) {
+    MultiplyRows<kBlockRows>(product, r);
+  }
+  for (; r < product.rows; ++r) MultiplyRows<1>(product, r);
+}
+
 }  // namespace kvtwin::optimized
 HWY_POP_ATTRIBUTES
 
 namespace kvtwin::optimized {
 namespace {
 
+#ifdef KVTWIN_AMX
+// Whether the processor has AMX with bf16, and the system lets this process use
+// it. Asks the system for that.
+bool HasAmx() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  constexpr unsigned kBf16 = 1U << 22;
+  constexpr unsigned kTiles = 1U << 24;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 ||
+      (~edx & (kBf16 | kTiles)) != 0) {
+    return false;
+  }
+  constexpr unsigned kSystemSavesStates = 1U << 27;
+  __cpuid(1, eax, ebx, ecx, edx);
+  if ((ecx & kSystemSavesStates) == 0) return false;
+  unsigned states = 0;
+  asm volatile("xgetbv" : "=a"(states), "=d"(edx) : "c"(0));
+  constexpr unsigned kTileStates = 3U << 17;
+  if ((~states & kTileStates) != 0) return false;
+  constexpr int kRequest = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;     // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#endif
+
+// Null: the processor has none.
+MultiplyBf16 OfProcessor() {
+  if (__builtin_cpu_supports("avx512bf16") == 0) return nullptr;
+#ifdef KVTWIN_AMX
+  if (HasAmx()) return MultiplyInTiles<AmxTiles>;
+#endif
+  return MultiplyInRegisters;
+}
+
 std::atomic<MultiplyBf16> forced = nullptr;
 
 }  // namespace
 
 MultiplyBf16 Bf16Multiplier() {
-  static const bool has_bf16 = __builtin_cpu_supports("avx512bf16") != 0;
-  if (!has_bf16 || !ActiveTarget().starts_with("AVX3")) return nullptr;
+  static const MultiplyBf16 own = OfProcessor();
+  if (own == nullptr || !ActiveTarget().starts_with("AVX3")) return nullptr;
   MultiplyBf16 multiply = forced.load(std::memory_order_relaxed);
-  return multiply == nullptr ? MultiplyInRegisters : multiply;
+  return multiply == nullptr ? own : multiply;
 }
 
 void ForceBf16Multiplier(MultiplyBf16 multiply) {
@@ -269,6 +290,7 @@ namespace kvtwin::optimized {
 
 MultiplyBf16 Bf16Multiplier() { return nullptr; }
 void ForceBf16Multiplier(MultiplyBf16) {}
+void MultiplyInRegisters(const Bf16Product&) {}
 void RoundToBf16(float*, std::size_t, std::size_t) {}
 void AttendManyInBf16(const AttentionTile&, const QueryHeads&,
                       const std::uint64_t*, std::size_t, ScoreScale,

@@ -32,11 +32,14 @@ inline constexpr std::size_t kPairsOfTile = 16;
 using MultiplyBf16 = void (*)(const Bf16Product& product);
 
 // Returns the fastest way of this processor, or null if it has none, or if an
-// older instruction set is selected (targets.h).
+// older instruction set is selected (targets.h): AMX, or else AVX-512 BF16.
 MultiplyBf16 Bf16Multiplier();
 // From now on Bf16Multiplier returns `multiply` instead, where it would not
 // return null. Null: as before. For tests, while no attention is computed.
 void ForceBf16Multiplier(MultiplyBf16 multiply);
+
+// Multiplies by AVX-512 BF16. Requires: Bf16Multiplier() is not null.
+void MultiplyInRegisters(const Bf16Product& product);
 
 // Rounds rows of `padded` numbers where they lie: pairs take the first half of
 // each row, and zeros the other. Requires: Bf16Multiplier() is not null.

@@ -3,11 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "core/index.h"
 #include "kvtwin/attention.h"
+#include "optimized/amx_products.h"
+#include "optimized/attention_bf16.h"
 #include "optimized/targets.h"
 #include "props/history/generate.h"
 #include "props/testing/each_target.h"
+#include "props/unit/attention/amx_emulator.h"
 #include "props/unit/attention/attention_case.h"
 
 namespace kvtwin::props::attention {
@@ -39,6 +47,19 @@ TEST_P(AttentionOnEachTarget, OfBf16ProductsIsWithinTheBound) {
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionOnEachTarget,
                          ::testing::ValuesIn(optimized::SupportedTargets()),
                          [](const auto& info) { return info.param; });
+
+// As on a processor with AMX, except that the tiles are emulated.
+TEST(Attention, OfEmulatedTilesIsWithinTheBound) {
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "AVX-512 BF16, which rounds the numbers, is not here";
+  }
+  optimized::ForceBf16Multiplier(optimized::MultiplyInTiles<EmulatedTiles>);
+  const std::size_t before = EmulatedTiles::Multiplications();
+  ExpectExactCases("optimized", 400, /*bf16_products=*/true);
+  optimized::ForceBf16Multiplier(nullptr);
+  EXPECT_GT(EmulatedTiles::Multiplications(), before);
+  EXPECT_EQ(EmulatedTiles::TakeFaults(), std::vector<std::string>());
+}
 
 TEST(Attention, OfTheReferenceIsWithinTheBound) {
   ExpectExactCases("reference", 200);
