@@ -273,10 +273,10 @@ void AttendPrefillGoals(Goals& goals, int threads) {
         Row{DType::kQ8, 1 << 13, 1.4, true}}) {
     const int cells = goals.Cells(row.cells);
     const int rows = goals.Cells(512);
-    const std::string name = fmt::format(
-        "attend, prefill {}{}, {} over {} / FMA, {}", DTypeName(row.dtype),
-        row.bf16_products ? " in bf16" : "", rows, SizeName(cells),
-        ThreadsName(threads));
+    const std::string name =
+        fmt::format("attend, prefill {}{}, {} over {} / FMA, {}",
+                    DTypeName(row.dtype), row.bf16_products ? " in bf16" : "",
+                    rows, SizeName(cells), ThreadsName(threads));
     if (!goals.Wanted(name)) continue;
     const AttendCase prefill = {.dtype = row.dtype,
                                 .cells = cells,

@@ -89,9 +89,8 @@ HWY_INLINE __m512i PairsOf(__m512 first, __m512 second) {
   alignas(64) static constexpr std::array<std::uint16_t, 32> kOrder = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return _mm512_permutexvar_epi16(
-      _mm512_load_si512(kOrder.data()),
-      (__m512i)_mm512_cvtne2ps_pbh(second, first));
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder.data()),
+                                  (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
 // Returns the numbers that are finite, and 0 for others.
@@ -109,8 +108,8 @@ void PairValues(float* rows, std::size_t padded, std::size_t cells, bool all) {
     const float* from = rows + t * padded;
     float* to = rows + t / 2 * padded;
     for (std::size_t i = 0; i < padded; i += kLanes) {
-      const __m512i pairs = PairsOf(_mm512_load_ps(from + i),
-                                    _mm512_load_ps(from + padded + i));
+      const __m512i pairs =
+          PairsOf(_mm512_load_ps(from + i), _mm512_load_ps(from + padded + i));
       _mm512_store_si512(to + i, all ? pairs : FiniteOf(pairs));
     }
   }
@@ -120,8 +119,8 @@ void PairValues(float* rows, std::size_t padded, std::size_t cells, bool all) {
 // rows that are eight apart are interleaved four times.
 HWY_INLINE void Transpose(const float* from, std::size_t from_row, float* to,
                           std::size_t to_row) {
-  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5,
-                                        21, 6, 22, 7, 23);
+  const __m512i low =
+      _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
   __m512i rows[2][kLanes];
   HWY_UNROLL(16)
@@ -134,7 +133,8 @@ HWY_INLINE void Transpose(const float* from, std::size_t from_row, float* to,
     for (std::size_t i = 0; i < kLanes / 2; ++i) {
       const __m512i first = rows[round % 2][i];
       const __m512i second = rows[round % 2][i + kLanes / 2];
-      rows[1 - round % 2][2 * i] = _mm512_permutex2var_epi32(first, low, second);
+      rows[1 - round % 2][2 * i] =
+          _mm512_permutex2var_epi32(first, low, second);
       rows[1 - round % 2][2 * i + 1] =
           _mm512_permutex2var_epi32(first, high, second);
     }
@@ -285,7 +285,7 @@ void AttendManyInBf16(const AttentionTile& tile, const QueryHeads& head,
 
 }  // namespace kvtwin::optimized
 
-#else  // HWY_ARCH_X86
+#else   // HWY_ARCH_X86
 namespace kvtwin::optimized {
 
 MultiplyBf16 Bf16Multiplier() { return nullptr; }

@@ -18,13 +18,13 @@ namespace kvtwin::optimized {
 // c = a b, or c += a b. From `pairs` to the next multiple of kPairsOfTile, the
 // pairs of a and b are zeros.
 struct Bf16Product {
-  const float* a;        // [pairs, rows], a pair of elements of a row.
-  std::size_t a_row;     // Pairs from row to row.
+  const float* a;     // [pairs, rows], a pair of elements of a row.
+  std::size_t a_row;  // Pairs from row to row.
   std::size_t rows;
   std::size_t pairs;
-  const float* b;        // [columns, pairs], a pair of elements of a column.
-  std::size_t columns;   // A multiple of kHeadPadding.
-  float* c;              // [columns, rows]
+  const float* b;       // [columns, pairs], a pair of elements of a column.
+  std::size_t columns;  // A multiple of kHeadPadding.
+  float* c;             // [columns, rows]
   bool add;
 };
 inline constexpr std::size_t kPairsOfTile = 16;

@@ -59,9 +59,8 @@ class Head {
     }
     const auto n = static_cast<double>(query_.size());
     const double relative = Compound(Roundings(n + 4), arithmetic_.input_error);
-    double error = products * relative +
-                   underflow * arithmetic_.smallest *
-                       std::max(1.0, weighing_.soft_cap);
+    double error = products * relative + underflow * arithmetic_.smallest *
+                                             std::max(1.0, weighing_.soft_cap);
     if (weighing_.soft_cap != 0) {
       error += std::abs(scores_[cell]) * (kTanhError + 4 * kUnit);
     }

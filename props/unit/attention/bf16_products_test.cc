@@ -26,9 +26,9 @@ using Faults = std::vector<std::string>;
 
 // A pair of numbers that bf16 has, as a float with their bits.
 float Pair(float first, float second) {
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(first) >> 16 |
-                              (std::bit_cast<std::uint32_t>(second) &
-                               0xFFFF0000));
+  return std::bit_cast<float>(
+      std::bit_cast<std::uint32_t>(first) >> 16 |
+      (std::bit_cast<std::uint32_t>(second) & 0xFFFF0000));
 }
 
 // Tile 0 has one sum, tile 1 a row of two pairs, and tile 2 two rows of a pair.
