@@ -166,10 +166,6 @@ void RoundRows(float* rows, std::size_t padded, std::size_t count) {
       _mm512_store_si512(rows + i / 2,
                          (__m512i)_mm512_cvtne2ps_pbh(second, first));
     }
-    const std::size_t pairs = (padded / 2 + kLanes - 1) / kLanes * kLanes;
-    for (std::size_t i = pairs; i < padded; i += kLanes) {
-      _mm512_store_ps(rows + i, _mm512_setzero_ps());
-    }
   }
 }
 
@@ -252,12 +248,8 @@ void AttendManyInBf16(const AttentionTile& tile, const QueryHeads& head,
   float* scores = scratch;
   float* rows = scores + head.count * kTile;
   float* columns = rows + std::max(k_padded, v_padded) * kTile;
-  // Rows of absent cells are zeros.
-  const auto unpack = [&](const TileRows& from, std::size_t padded) {
-    UnpackRows(from, tile.cells, head.kv_head, rows);
-    std::fill(rows + tile.cells * padded, rows + kTile * padded, 0.0f);
-  };
-  unpack(tile.keys, k_padded);
+  // The columns of absent cells may hold anything, as their weights are 0.
+  UnpackRows(tile.keys, tile.cells, head.kv_head, rows);
   RoundRows(rows, k_padded, kTile);
   TransposeKeys(rows, k_padded, k_padded / 2, columns);
   multiply({.a = head.queries,
@@ -271,7 +263,8 @@ void AttendManyInBf16(const AttentionTile& tile, const QueryHeads& head,
   const bool all =
       WeighMany(tile, head, visible, queries_per_row, scale, scores);
   RoundRows(scores, kTile, head.count);
-  unpack(tile.values, v_padded);
+  UnpackRows(tile.values, tile.cells, head.kv_head, rows);
+  std::fill(rows + tile.cells * v_padded, rows + kTile * v_padded, 0.0f);
   PairValues(rows, v_padded, kTile, all);
   multiply({.a = scores,
             .a_row = kTile,

@@ -41,8 +41,9 @@ void ForceBf16Multiplier(MultiplyBf16 multiply);
 // Multiplies by AVX-512 BF16. Requires: Bf16Multiplier() is not null.
 void MultiplyInRegisters(const Bf16Product& product);
 
-// Rounds rows of `padded` numbers where they lie: pairs take the first half of
-// each row, and zeros the other. Requires: Bf16Multiplier() is not null.
+// Rounds rows of `padded` numbers where they lie: a row begins with its pairs,
+// and zeros up to a multiple of kPairsOfTile. Requires: Bf16Multiplier() is not
+// null.
 void RoundToBf16(float* rows, std::size_t padded, std::size_t count);
 
 // Does what AttendMany does, with queries that RoundToBf16 has rounded.

@@ -371,6 +371,14 @@ inline Case DrawCase(const Pick& pick) {
   return drawn;
 }
 
+// Returns the case with products of bf16. Its scores are smaller, as the bound
+// grows with them faster than the weights do.
+inline Case InBf16(Case drawn) {
+  drawn.options.bf16_products = true;
+  drawn.options.scale *= 2 / static_cast<float>(drawn.k_head_dim);
+  return drawn;
+}
+
 inline Results Attend(const Case& drawn, Attention& attention) {
   const auto results = AsSize(drawn.heads * drawn.rows);
   Results got = {

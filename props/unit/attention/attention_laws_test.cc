@@ -29,9 +29,8 @@ class AttentionLaws : public ::testing::TestWithParam<std::string> {
   template <class Law>
   void ForEachCase(const Law& law) {
     for (int number = 0; number < CaseCount(60); ++number) {
-      Case drawn = DrawCase(SeededPick(3, AsSize(number)));
-      drawn.options.bf16_products = in_bf16_;
-      law(drawn);
+      const Case drawn = DrawCase(SeededPick(3, AsSize(number)));
+      law(in_bf16_ ? InBf16(drawn) : drawn);
       ASSERT_FALSE(HasFailure()) << "case " << number;
     }
   }

@@ -3,16 +3,22 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "core/dense_tensor.h"
+#include "core/elements.h"
 #include "core/index.h"
+#include "kvtwin/attention.h"
+#include "kvtwin/tensor.h"
 #include "optimized/aligned_buffer.h"
 #include "optimized/amx_products.h"
 #include "optimized/attention_bf16.h"
@@ -236,6 +242,103 @@ TEST(Bf16Products, OfTilesAreExact) {
   ExpectExactProducts(optimized::MultiplyInTiles<Tiles>);
   EXPECT_EQ(Tiles::TakeFaults(), Faults());
   EXPECT_FALSE(Tiles::IsConfigured());
+}
+
+// Rows that weigh all cells alike: the results are means of integers, which
+// bf16 has.
+void ExpectExactMeans(int cells, int head_dim, int rows) {
+  constexpr int kHeads = 3;
+  const auto number = [](std::int64_t i, std::int64_t cell) {
+    return static_cast<float>((i * 7 + cell * 13) % 17 - 4);
+  };
+  const DenseTensor key = FilledTensor(DType::kF32, {head_dim, 1, cells, 1}, 1);
+  DenseTensor value = key;
+  for (std::int64_t cell = 0; cell < cells; ++cell) {
+    for (std::int64_t i = 0; i < head_dim; ++i) {
+      StoreElement(number(i, cell),
+                   const_cast<std::byte*>(value.view().at(i, 0, cell)),
+                   DType::kF32);
+    }
+  }
+  const DenseTensor query =
+      FilledTensor(DType::kF32, {head_dim, kHeads, rows, 1}, 0);
+  const DenseTensor mask = FilledTensor(DType::kF32, {cells, rows, 1, 1}, 0);
+  auto attention = *MakeAttention();
+  ASSERT_TRUE(attention->Plan(mask.view(), rows).ok());
+  std::vector<float> out(AsSize(head_dim * kHeads * rows));
+  ASSERT_TRUE(
+      attention
+          ->Attend(query.view(),
+                   {.key = key.view(), .value = value.view(), .mask = {}},
+                   VLayout::kPlain, {.bf16_products = true},
+                   {.out = out.data()})
+          .ok());
+  for (std::int64_t i = 0; i < head_dim; ++i) {
+    float sum = 0;
+    for (std::int64_t cell = 0; cell < cells; ++cell) sum += number(i, cell);
+    const float mean = sum / static_cast<float>(cells);
+    for (std::int64_t row = 0; row < rows * kHeads; ++row) {
+      ASSERT_NEAR(out[AsSize(row * head_dim + i)], mean, 4e-6)
+          << "row " << row << ", element " << i << ", " << cells << " cells, "
+          << head_dim << " elements, " << rows << " rows";
+    }
+  }
+}
+
+TEST(Bf16Products, OfAnyTileAreExact) {
+  constexpr std::array kHeadDims = {1, 16, 31, 33, 128, 576};
+  for (const optimized::MultiplyBf16 multiply :
+       {optimized::MultiplyBf16{nullptr},
+        optimized::MultiplyBf16{optimized::MultiplyInTiles<Tiles>}}) {
+    optimized::ForceBf16Multiplier(multiply);
+    for (int cells = 1; cells <= 140 && !HasFailure(); ++cells) {
+      ExpectExactMeans(cells, kHeadDims.at(AsSize(cells) % kHeadDims.size()),
+                       2 + cells % 13);
+    }
+    optimized::ForceBf16Multiplier(nullptr);
+  }
+  EXPECT_EQ(Tiles::TakeFaults(), Faults());
+}
+
+// A tile with fewer cells than before takes nothing from what lay in memory.
+TEST(Bf16Products, TakeNothingFromAbsentCells) {
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "AVX-512 BF16, which rounds the numbers, is not here";
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::array<float, 16> row;
+  row.fill(3);
+  optimized::TileRows rows = {.rows = {},
+                              .dtype = DType::kF32,
+                              .adjacent = true,
+                              .head_dim = row.size(),
+                              .head_stride = 0,
+                              .stride = sizeof(float)};
+  rows.rows.fill(reinterpret_cast<const std::byte*>(row.data()));
+  const optimized::AttentionTile tile = {
+      .cells = 1, .keys = rows, .values = rows, .next = nullptr};
+  const std::size_t floats = optimized::ManyScratch(16, 16, 1);
+  auto scratch = optimized::AlignedBuffer(floats * sizeof(float));
+  for (const optimized::MultiplyBf16 multiply :
+       {&optimized::MultiplyInRegisters, &optimized::MultiplyInTiles<Tiles>}) {
+    std::fill_n(scratch.as<float>(), floats, nan);
+    alignas(64) std::array<float, 16> query = {};
+    alignas(64) std::array<float, 16> out = {};
+    float largest = -std::numeric_limits<float>::infinity();
+    float sum = 0;
+    const std::uint64_t visible = 1;
+    optimized::AttendManyInBf16(tile,
+                                {.kv_head = 0,
+                                 .count = 1,
+                                 .queries = query.data(),
+                                 .out = out.data(),
+                                 .largest = &largest,
+                                 .sum = &sum},
+                                &visible, 1, {.cap = 0}, multiply,
+                                scratch.as<float>());
+    EXPECT_EQ(out, row);
+    EXPECT_EQ(sum, 1);
+  }
 }
 
 TEST(Bf16Products, OfTheProcessorAreExact) {
