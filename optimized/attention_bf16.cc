@@ -44,8 +44,7 @@ HWY_INLINE void MultiplyBlock(const Bf16Product& product, std::size_t row,
   for (std::size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
     for (std::size_t v = 0; v < kVectors; ++v) {
-      sums[r][v] = product.add ? _mm512_load_ps(c + r * columns + v * kLanes)
-                               : _mm512_setzero_ps();
+      sums[r][v] = _mm512_setzero_ps();
     }
   }
   for (std::size_t k = 0; k < product.pairs; ++k, ++a, b += columns) {
@@ -67,7 +66,10 @@ HWY_INLINE void MultiplyBlock(const Bf16Product& product, std::size_t row,
   for (std::size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
     for (std::size_t v = 0; v < kVectors; ++v) {
-      _mm512_store_ps(c + r * columns + v * kLanes, sums[r][v]);
+      float* to = c + r * columns + v * kLanes;
+      _mm512_store_ps(to, product.add
+                              ? _mm512_add_ps(sums[r][v], _mm512_load_ps(to))
+                              : sums[r][v]);
     }
   }
 }
