@@ -23,8 +23,8 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-inline constexpr std::size_t kTileRows = 16;
-inline constexpr std::size_t kTileColumns = 16;  // Of f32, or of pairs.
+inline constexpr std::size_t kAmxRows = 16;
+inline constexpr std::size_t kAmxColumns = 16;  // Of f32, or of pairs.
 
 // The tiles of a block of two by two tiles of c, with two of a and two of b.
 enum BlockTile { kSum00, kSum01, kSum10, kSum11, kA0, kA1, kB0, kB1 };
@@ -36,9 +36,9 @@ void ConfigureTiles(std::size_t rows) {
   const auto set = [&](BlockTile tile, std::size_t tile_rows) {
     if (tile_rows == 0) return;
     config.rows.at(tile) = static_cast<std::uint8_t>(tile_rows);
-    config.row_bytes.at(tile) = kTileColumns * sizeof(float);
+    config.row_bytes.at(tile) = kAmxColumns * sizeof(float);
   };
-  const std::size_t first = std::min(rows, kTileRows);
+  const std::size_t first = std::min(rows, kAmxRows);
   for (const BlockTile tile : {kSum00, kSum01, kA0}) set(tile, first);
   for (const BlockTile tile : {kSum10, kSum11, kA1}) set(tile, rows - first);
   for (const BlockTile tile : {kB0, kB1}) set(tile, kPairsOfTile);
@@ -50,19 +50,19 @@ template <class Tiles>
 void MultiplyTiles(const Bf16Product& product, std::size_t row,
                    std::size_t column) {
   constexpr std::size_t kBytes = sizeof(float);
-  const bool two_rows = row + kTileRows < product.rows;
-  const bool two_columns = column + kTileColumns < product.columns;
+  const bool two_rows = row + kAmxRows < product.rows;
+  const bool two_columns = column + kAmxColumns < product.columns;
   const std::size_t stride = product.columns * kBytes;
   const auto sums = [&](const auto& one) {
     float* c = product.c + row * product.columns + column;
-    float* below = c + kTileRows * product.columns;
+    float* below = c + kAmxRows * product.columns;
     one(std::integral_constant<int, kSum00>(), c);
     if (two_columns) {
-      one(std::integral_constant<int, kSum01>(), c + kTileColumns);
+      one(std::integral_constant<int, kSum01>(), c + kAmxColumns);
     }
     if (two_rows) one(std::integral_constant<int, kSum10>(), below);
     if (two_rows && two_columns) {
-      one(std::integral_constant<int, kSum11>(), below + kTileColumns);
+      one(std::integral_constant<int, kSum11>(), below + kAmxColumns);
     }
   };
   sums([&](auto tile, const float* c) {
@@ -80,11 +80,11 @@ void MultiplyTiles(const Bf16Product& product, std::size_t row,
     Tiles::template Load<kB0>(b, stride);
     Tiles::template Multiply<kSum00, kA0, kB0>();
     if (two_columns) {
-      Tiles::template Load<kB1>(b + kTileColumns, stride);
+      Tiles::template Load<kB1>(b + kAmxColumns, stride);
       Tiles::template Multiply<kSum01, kA0, kB1>();
     }
     if (!two_rows) continue;
-    Tiles::template Load<kA1>(a + kTileRows * product.a_row, a_stride);
+    Tiles::template Load<kA1>(a + kAmxRows * product.a_row, a_stride);
     Tiles::template Multiply<kSum10, kA1, kB0>();
     if (two_columns) Tiles::template Multiply<kSum11, kA1, kB1>();
   }
@@ -96,11 +96,11 @@ void MultiplyTiles(const Bf16Product& product, std::size_t row,
 template <class Tiles>
 void MultiplyInTiles(const Bf16Product& product) {
   std::size_t configured = 0;
-  for (std::size_t row = 0; row < product.rows; row += 2 * kTileRows) {
-    const std::size_t rows = std::min(product.rows - row, 2 * kTileRows);
+  for (std::size_t row = 0; row < product.rows; row += 2 * kAmxRows) {
+    const std::size_t rows = std::min(product.rows - row, 2 * kAmxRows);
     if (rows != configured) ConfigureTiles<Tiles>(rows);
     configured = rows;
-    for (std::size_t j = 0; j < product.columns; j += 2 * kTileColumns) {
+    for (std::size_t j = 0; j < product.columns; j += 2 * kAmxColumns) {
       MultiplyTiles<Tiles>(product, row, j);
     }
   }

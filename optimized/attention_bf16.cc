@@ -19,7 +19,7 @@
 #endif
 
 // Highway's targets of Debian 12 lack AVX-512 BF16.
-HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16");
 namespace kvtwin::optimized {
 namespace {
 
@@ -182,7 +182,7 @@ void MultiplyInRegisters(const Bf16Product& product) {
 }
 
 }  // namespace kvtwin::optimized
-HWY_POP_ATTRIBUTES
+HWY_POP_ATTRIBUTES;
 
 namespace kvtwin::optimized {
 namespace {
