@@ -18,6 +18,7 @@
 #include "core/index.h"
 #include "core/twin.h"
 #include "optimized/aligned_buffer.h"
+#include "optimized/attention_bf16.h"
 #include "optimized/attention_kernels.h"
 #include "optimized/attention_plan.h"
 #include "optimized/fast_paths.h"
@@ -135,6 +136,8 @@ class TwinAttention final : public GuardedAttention {
     std::size_t kv_heads;
     const AttentionOptions& options;
     const AttentionOut& out;
+    // Null: products of f32.
+    MultiplyBf16 multiply = options.bf16_products ? Bf16Multiplier() : nullptr;
 
     std::size_t heads() const { return AsSize(query.shape[1]); }
     std::size_t queries_per_head() const { return heads() / kv_heads; }
@@ -295,11 +298,14 @@ QueryHeads* TwinAttention::BeginHeads(const Item& item, const Call& call,
       reinterpret_cast<QueryHeads*>(scratch + queries * call.k_padded());
   for (std::size_t h = 0; h < item.heads; ++h) {
     const std::size_t before = h * per_head;
-    LoadQueries(group, item.first_head + h, call,
-                scratch + before * call.k_padded());
+    float* loaded = scratch + before * call.k_padded();
+    LoadQueries(group, item.first_head + h, call, loaded);
+    if (call.multiply != nullptr && !IsFew(group, call)) {
+      RoundToBf16(loaded, call.k_padded(), per_head);
+    }
     heads[h] = {.kv_head = item.first_head + h,
                 .count = per_head,
-                .queries = scratch + before * call.k_padded(),
+                .queries = loaded,
                 .out = state.out + before * call.v_padded(),
                 .largest = state.largest + before,
                 .sum = state.sum + before};
@@ -328,6 +334,9 @@ void TwinAttention::Compute(const Item& item, const Item* next,
   const auto attend = [&](const Step& step) {
     if (IsFew(group, call)) {
       AttendFew(step.tile, heads, item.heads, scale, rest);
+    } else if (call.multiply != nullptr) {
+      AttendManyInBf16(step.tile, heads[0], step.visible.data(),
+                       call.queries_per_head(), scale, call.multiply, rest);
     } else {
       AttendMany(step.tile, heads[0], step.visible.data(),
                  call.queries_per_head(), scale, rest);

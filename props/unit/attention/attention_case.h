@@ -371,6 +371,14 @@ inline Case DrawCase(const Pick& pick) {
   return drawn;
 }
 
+// Returns the case with products of bf16. Its scores are smaller, as the bound
+// grows with them faster than the weights do.
+inline Case InBf16(Case drawn) {
+  drawn.options.bf16_products = true;
+  drawn.options.scale *= 2 / static_cast<float>(drawn.k_head_dim);
+  return drawn;
+}
+
 inline Results Attend(const Case& drawn, Attention& attention) {
   const auto results = AsSize(drawn.heads * drawn.rows);
   Results got = {
@@ -401,6 +409,17 @@ inline Results Attend(const Case& drawn, Attention& attention) {
   return got;
 }
 
+// The arithmetic that the options of a case allow.
+inline AttentionArithmetic ArithmeticOf(const Case& drawn) {
+  if (!drawn.options.bf16_products) return {};
+  const auto is_exact = [](const StoredRows& rows) {
+    return rows.view.dtype == DType::kBF16 || rows.view.dtype == DType::kF8;
+  };
+  return {.input_error =
+              is_exact(drawn.key) && is_exact(drawn.value) ? 0x1p-8 : 0x1p-7,
+          .smallest = 0x1p-126};
+}
+
 // Fails the test if a result differs from the exact result by more than the
 // bound.
 inline void ExpectExact(const Case& drawn, const Results& got) {
@@ -419,8 +438,9 @@ inline void ExpectExact(const Case& drawn, const Results& got) {
     const std::int64_t mask_row = drawn.first_row + row;
     const reference::AttendedRow exact = reference::AttendRow(
         view, VLayout::kPlain, mask_row, queries, weighing);
-    const AttentionError bound = BoundOfErrors(view, VLayout::kPlain, mask_row,
-                                               queries, weighing, exact);
+    const AttentionError bound =
+        BoundOfErrors(view, VLayout::kPlain, mask_row, queries, weighing, exact,
+                      ArithmeticOf(drawn));
     for (std::int64_t h = 0; h < drawn.heads; ++h) {
       const std::int64_t result = row * drawn.heads + h;
       const double lse = At(got.log_sum_exp, result);
