@@ -296,6 +296,8 @@ class RowsAhead {
         cells_(tile == nullptr ? 0 : tile->cells),
         head_bytes_(tile == nullptr ? 0 : HeadBytes(tile->*rows)) {}
 
+  std::size_t cells() const { return cells_; }
+
   // Fetches one head of some cells. Inlined: GCC finds that a function without
   // other effects does nothing, and leaves out its calls.
   HWY_INLINE void Fetch(std::size_t first, std::size_t end,
@@ -324,10 +326,15 @@ HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
                             const RowsAhead& ahead, const QueryHeads* heads,
                             std::size_t head_count, float* scratch,
                             const Does& does) {
+  const std::size_t fours = (cells + 3) / 4;
+  const std::size_t step = (ahead.cells() + fours - 1) / fours;
+  const auto fetch = [&](std::size_t t, std::size_t h) HWY_ATTR {
+    ahead.Fetch(t / 4 * step, (t / 4 + 1) * step, heads[h].kv_head);
+  };
   if (IsReadable(rows)) {
     for (std::size_t t = 0; t < cells; t += 4) {
       for (std::size_t h = 0; h < head_count; ++h) {
-        ahead.Fetch(t, t + 4, heads[h].kv_head);
+        fetch(t, h);
         does(h, t,
              FourRows{rows.rows.data() + t, HeadOffset(rows, heads[h].kv_head)},
              rows.head_dim);
@@ -344,7 +351,7 @@ HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
   for (std::size_t h = 0; h < head_count; ++h) {
     Unpack(rows, cells, heads[h].kv_head, scratch);
     for (std::size_t t = 0; t < cells; t += 4) {
-      ahead.Fetch(t, t + 4, heads[h].kv_head);
+      fetch(t, h);
       does(h, t, FourRows{unpacked.data() + t, 0}, padded);
     }
   }
