@@ -24,6 +24,7 @@
 #include "core/index.h"
 #include "core/mask_elements.h"
 #include "kvtwin/attention.h"
+#include "optimized/attention_bf16.h"
 
 namespace kvtwin::bench {
 namespace {
@@ -39,6 +40,7 @@ struct AttendCase {
   // 0: K and V are a view. Otherwise they are blocks of a pool, each row is the
   // last token of another sequence, and `cells` is the sum of the lengths.
   int block_size = 0;
+  bool bf16_products = false;
 };
 
 // Random lengths of at least 1.
@@ -90,6 +92,7 @@ class Attender {
   Attender(const AttendCase& drawn, std::string_view twin)
       : attention_(*MakeAttention(twin)),
         block_size_(drawn.block_size),
+        bf16_products_(drawn.bf16_products),
         key_(drawn.dtype, kSharedHeads, StoredCells(drawn)),
         value_(drawn.dtype, kSharedHeads, StoredCells(drawn)),
         query_(DType::kF32, kQueryHeads, drawn.rows),
@@ -107,7 +110,8 @@ class Attender {
   const std::vector<float>& out() const { return out_; }
 
   double Time() {
-    const AttentionOptions options = {.scale = 1 / std::sqrt(float{kElements})};
+    const AttentionOptions options = {.scale = 1 / std::sqrt(float{kElements}),
+                                      .bf16_products = bf16_products_};
     const AttentionOut out = {.out = out_.data()};
     return bench::Time([&] {
       if (block_size_ == 0) {
@@ -188,6 +192,7 @@ class Attender {
 
   std::unique_ptr<Attention> attention_;
   int block_size_;
+  bool bf16_products_;
   Rows key_;
   Rows value_;
   Rows query_;
@@ -205,7 +210,8 @@ void CheckAttention(const std::string& name, AttendCase like) {
   got.Time();
   for (std::size_t i = 0; i < got.out().size(); ++i) {
     // Sums of 300 numbers below 1: docs/attention.md has the exact bound.
-    if (std::abs(got.out()[i] - expected.out()[i]) < 1e-5) continue;
+    const float bound = like.bf16_products ? 1e-2f : 1e-5f;
+    if (std::abs(got.out()[i] - expected.out()[i]) < bound) continue;
     fmt::print(stderr, "kvtwin-bench: {}: element {} is {} instead of {}\n",
                name, i, got.out()[i], expected.out()[i]);
     std::exit(2);
@@ -216,6 +222,7 @@ struct Row {
   DType dtype;
   int cells;
   double share;  // The least speed, as a part of the speed of the limit.
+  bool bf16_products = false;
 };
 
 void AttendDecodeGoals(Goals& goals, int threads) {
@@ -262,15 +269,19 @@ void AttendBlocksGoals(Goals& goals, int threads) {
 void AttendPrefillGoals(Goals& goals, int threads) {
   for (const Row& row :
        {Row{DType::kF32, 1 << 13, 0.75}, Row{DType::kF16, 1 << 13, 0.55},
-        Row{DType::kQ8, 1 << 13, 0.55}}) {
+        Row{DType::kQ8, 1 << 13, 0.55}, Row{DType::kBF16, 1 << 13, 1.4, true},
+        Row{DType::kQ8, 1 << 13, 1.4, true}}) {
     const int cells = goals.Cells(row.cells);
     const int rows = goals.Cells(512);
-    const std::string name = fmt::format(
-        "attend, prefill {}, {} over {} / FMA, {}", DTypeName(row.dtype), rows,
-        SizeName(cells), ThreadsName(threads));
+    const std::string name =
+        fmt::format("attend, prefill {}{}, {} over {} / FMA, {}",
+                    DTypeName(row.dtype), row.bf16_products ? " in bf16" : "",
+                    rows, SizeName(cells), ThreadsName(threads));
     if (!goals.Wanted(name)) continue;
-    const AttendCase prefill = {
-        .dtype = row.dtype, .cells = cells, .rows = rows};
+    const AttendCase prefill = {.dtype = row.dtype,
+                                .cells = cells,
+                                .rows = rows,
+                                .bf16_products = row.bf16_products};
     CheckAttention(name, prefill);
     Attender attender(prefill, "optimized");
     // For K and for V: the cells that each row sees, and each element.

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <numbers>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "core/index.h"
 #include "core/twin.h"
 #include "optimized/aligned_buffer.h"
+#include "optimized/attention_bf16.h"
 #include "optimized/attention_kernels.h"
 #include "optimized/attention_plan.h"
 #include "optimized/fast_paths.h"
@@ -135,6 +137,8 @@ class TwinAttention final : public GuardedAttention {
     std::size_t kv_heads;
     const AttentionOptions& options;
     const AttentionOut& out;
+    // Null: products of f32.
+    MultiplyBf16 multiply = options.bf16_products ? Bf16Multiplier() : nullptr;
 
     std::size_t heads() const { return AsSize(query.shape[1]); }
     std::size_t queries_per_head() const { return heads() / kv_heads; }
@@ -193,6 +197,7 @@ class TwinAttention final : public GuardedAttention {
   void Finish(const Item& item, const Call& call, const State& state) const;
 
   AttentionPlan plan_;
+  std::vector<std::size_t> order_;  // The groups, as they are computed.
   std::vector<Item> items_;
   std::size_t states_ = 0;  // Floats of the states of items of several parts.
   AlignedBuffer memory_;
@@ -206,7 +211,13 @@ void TwinAttention::ListItems(const Call& call) {
   }
   const std::size_t wanted = (kItems + base - 1) / base;
   states_ = 0;
-  for (std::size_t g = 0; g < plan_.groups().size(); ++g) {
+  // The longest first: at the end no thread waits long for another.
+  order_.resize(plan_.groups().size());
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  std::ranges::sort(order_, {}, [&](std::size_t g) {
+    return std::pair(~plan_.groups()[g].cells, g);
+  });
+  for (const std::size_t g : order_) {
     const RowGroup& group = plan_.groups()[g];
     // More parts than tiles would be empty, and take memory.
     const std::size_t parts =
@@ -295,11 +306,14 @@ QueryHeads* TwinAttention::BeginHeads(const Item& item, const Call& call,
       reinterpret_cast<QueryHeads*>(scratch + queries * call.k_padded());
   for (std::size_t h = 0; h < item.heads; ++h) {
     const std::size_t before = h * per_head;
-    LoadQueries(group, item.first_head + h, call,
-                scratch + before * call.k_padded());
+    float* loaded = scratch + before * call.k_padded();
+    LoadQueries(group, item.first_head + h, call, loaded);
+    if (call.multiply != nullptr && !IsFew(group, call)) {
+      RoundToBf16(loaded, call.k_padded(), per_head);
+    }
     heads[h] = {.kv_head = item.first_head + h,
                 .count = per_head,
-                .queries = scratch + before * call.k_padded(),
+                .queries = loaded,
                 .out = state.out + before * call.v_padded(),
                 .largest = state.largest + before,
                 .sum = state.sum + before};
@@ -328,6 +342,9 @@ void TwinAttention::Compute(const Item& item, const Item* next,
   const auto attend = [&](const Step& step) {
     if (IsFew(group, call)) {
       AttendFew(step.tile, heads, item.heads, scale, rest);
+    } else if (call.multiply != nullptr) {
+      AttendManyInBf16(step.tile, heads[0], step.visible.data(),
+                       call.queries_per_head(), scale, call.multiply, rest);
     } else {
       AttendMany(step.tile, heads[0], step.visible.data(),
                  call.queries_per_head(), scale, rest);

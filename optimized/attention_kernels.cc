@@ -193,18 +193,23 @@ FourCells FourCellsFor(const TileRows& rows, std::size_t count,
   return function;
 }
 
-// Replaces the scores of a query by weights exp2(score - largest), after the
-// cells that it does not see have been set to -infinity, and scales what it has
-// by the change of `largest`.
-HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
-                        std::size_t padded, float* scores) {
+// Returns the largest of `before` and the scores of a query.
+HWY_INLINE float LargestOf(float before, const float* scores) {
   const F32 d;
   V most = hn::Load(d, scores);
   for (std::size_t t = kLanes; t < kTile; t += kLanes) {
     most = hn::Max(most, hn::Load(d, scores + t));
   }
+  return std::max(before, hn::GetLane(hn::MaxOfLanes(d, most)));
+}
+
+// Replaces the scores of a query by weights exp2(score - largest), after the
+// cells that it does not see have been set to -infinity, and scales what it has
+// by the change of `largest`.
+HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
+                        std::size_t padded, float largest, float* scores) {
+  const F32 d;
   const float before = head.largest[i];
-  const float largest = std::max(before, hn::GetLane(hn::MaxOfLanes(d, most)));
   if (largest == -kInfinity) {
     std::fill_n(scores, kTile, 0.0f);
     return;
@@ -216,7 +221,7 @@ HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
     hn::Store(weight, d, scores + t);
     sum = hn::Add(sum, weight);
   }
-  const float grown = Exp2(before - largest);
+  const float grown = before == largest ? 1 : Exp2(before - largest);
   head.sum[i] = head.sum[i] * grown + hn::GetLane(hn::SumOfLanes(d, sum));
   head.largest[i] = largest;
   if (before == largest || before == -kInfinity) return;
@@ -291,6 +296,8 @@ class RowsAhead {
         cells_(tile == nullptr ? 0 : tile->cells),
         head_bytes_(tile == nullptr ? 0 : HeadBytes(tile->*rows)) {}
 
+  std::size_t cells() const { return cells_; }
+
   // Fetches one head of some cells. Inlined: GCC finds that a function without
   // other effects does nothing, and leaves out its calls.
   HWY_INLINE void Fetch(std::size_t first, std::size_t end,
@@ -319,10 +326,15 @@ HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
                             const RowsAhead& ahead, const QueryHeads* heads,
                             std::size_t head_count, float* scratch,
                             const Does& does) {
+  const std::size_t fours = (cells + 3) / 4;
+  const std::size_t step = (ahead.cells() + fours - 1) / fours;
+  const auto fetch = [&](std::size_t t, std::size_t h) HWY_ATTR {
+    ahead.Fetch(t / 4 * step, (t / 4 + 1) * step, heads[h].kv_head);
+  };
   if (IsReadable(rows)) {
     for (std::size_t t = 0; t < cells; t += 4) {
       for (std::size_t h = 0; h < head_count; ++h) {
-        ahead.Fetch(t, t + 4, heads[h].kv_head);
+        fetch(t, h);
         does(h, t,
              FourRows{rows.rows.data() + t, HeadOffset(rows, heads[h].kv_head)},
              rows.head_dim);
@@ -339,7 +351,7 @@ HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
   for (std::size_t h = 0; h < head_count; ++h) {
     Unpack(rows, cells, heads[h].kv_head, scratch);
     for (std::size_t t = 0; t < cells; t += 4) {
-      ahead.Fetch(t, t + 4, heads[h].kv_head);
+      fetch(t, h);
       does(h, t, FourRows{unpacked.data() + t, 0}, padded);
     }
   }
@@ -374,7 +386,8 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
       float* of_query = scores + h * per_head + q * kTile;
       Cap(scale, of_query);
       if (tile.cells < kTile) Hide(FirstBits(tile.cells), of_query);
-      Softmax(heads[h], q, v_padded, of_query);
+      Softmax(heads[h], q, v_padded, LargestOf(heads[h].largest[q], of_query),
+              of_query);
     }
   }
   const auto choose_add = [](auto format, auto n) {
@@ -487,6 +500,38 @@ void ClearWhatIsNotFinite(float* rows, std::size_t count) {
   }
 }
 
+// See WeighMany.
+bool Weigh(const AttentionTile& tile, const QueryHeads& head,
+           const std::uint64_t* visible, std::size_t queries_per_row,
+           ScoreScale scale, float* scores) {
+  const std::size_t v_padded = Padded(tile.values.head_dim);
+  bool all = true;
+  const std::uint64_t present = FirstBits(tile.cells);
+  const RowsAhead keys(tile.next, &AttentionTile::keys);
+  const RowsAhead values(tile.next, &AttentionTile::values);
+  // The largest scores of some queries first, which do not wait for each other.
+  constexpr std::size_t kQueries = 8;
+  std::array<float, kQueries> largest;
+  for (std::size_t begin = 0; begin < head.count; begin += kQueries) {
+    const std::size_t end = std::min(begin + kQueries, head.count);
+    const std::size_t fetched = begin * kTile / head.count;
+    keys.Fetch(fetched, end * kTile / head.count, head.kv_head);
+    values.Fetch(fetched, end * kTile / head.count, head.kv_head);
+    for (std::size_t q = begin; q < end; ++q) {
+      const std::uint64_t sees = visible[q / queries_per_row] & present;
+      all = all && sees == present;
+      float* of_query = scores + q * kTile;
+      Cap(scale, of_query);
+      if (sees != ~std::uint64_t{0}) Hide(sees, of_query);
+      largest[q - begin] = LargestOf(head.largest[q], of_query);
+    }
+    for (std::size_t q = begin; q < end; ++q) {
+      Softmax(head, q, v_padded, largest[q - begin], scores + q * kTile);
+    }
+  }
+  return all;
+}
+
 void AttendMany(const AttentionTile& tile, const QueryHeads& head,
                 const std::uint64_t* visible, std::size_t queries_per_row,
                 ScoreScale scale, float* scratch) {
@@ -500,22 +545,7 @@ void AttendMany(const AttentionTile& tile, const QueryHeads& head,
   AddProducts(
       head.queries, k_padded, head.count, tile.keys.head_dim,
       [&](std::size_t k) { return columns + k * kTile; }, kTile, scores, kTile);
-  bool all = true;
-  const std::uint64_t present = FirstBits(tile.cells);
-  const RowsAhead keys(tile.next, &AttentionTile::keys);
-  const RowsAhead values(tile.next, &AttentionTile::values);
-  for (std::size_t q = 0; q < head.count; ++q) {
-    const std::size_t first = q * kTile / head.count;
-    const std::size_t end = (q + 1) * kTile / head.count;
-    keys.Fetch(first, end, head.kv_head);
-    values.Fetch(first, end, head.kv_head);
-    const std::uint64_t sees = visible[q / queries_per_row] & present;
-    all = all && sees == present;
-    float* of_query = scores + q * kTile;
-    Cap(scale, of_query);
-    if (sees != ~std::uint64_t{0}) Hide(sees, of_query);
-    Softmax(head, q, v_padded, of_query);
-  }
+  const bool all = Weigh(tile, head, visible, queries_per_row, scale, scores);
   Unpack(tile.values, tile.cells, head.kv_head, rows);
   if (!all) ClearWhatIsNotFinite(rows, tile.cells * v_padded);
   AddProducts(
@@ -533,6 +563,8 @@ namespace kvtwin::optimized {
 HWY_EXPORT(LoadHead);
 HWY_EXPORT(StoreScaled);
 HWY_EXPORT(AttendFew);
+HWY_EXPORT(Unpack);
+HWY_EXPORT(Weigh);
 HWY_EXPORT(AttendMany);
 
 std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
@@ -559,6 +591,18 @@ void StoreScaled(const float* from, float factor, std::size_t count,
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
                std::size_t head_count, ScoreScale scale, float* scratch) {
   HWY_DYNAMIC_DISPATCH(AttendFew)(tile, heads, head_count, scale, scratch);
+}
+
+void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
+                float* to) {
+  HWY_DYNAMIC_DISPATCH(Unpack)(rows, cells, kv_head, to);
+}
+
+bool WeighMany(const AttentionTile& tile, const QueryHeads& head,
+               const std::uint64_t* visible, std::size_t queries_per_row,
+               ScoreScale scale, float* scores) {
+  return HWY_DYNAMIC_DISPATCH(Weigh)(tile, head, visible, queries_per_row,
+                                     scale, scores);
 }
 
 void AttendMany(const AttentionTile& tile, const QueryHeads& head,

@@ -92,6 +92,16 @@ void AttendMany(const AttentionTile& tile, const QueryHeads& head,
                 const std::uint64_t* visible, std::size_t queries_per_row,
                 ScoreScale scale, float* scratch);
 
+// The steps of AttendMany around its products. UnpackRows copies one head of
+// the rows of some cells to [padded head_dim, cells]. WeighMany replaces the
+// scores [kAttentionTile, queries of `head`] by weights, which are 0 for cells
+// that are not seen, and returns whether all queries see all cells.
+void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
+                float* to);
+bool WeighMany(const AttentionTile& tile, const QueryHeads& head,
+               const std::uint64_t* visible, std::size_t queries_per_row,
+               ScoreScale scale, float* scores);
+
 }  // namespace kvtwin::optimized
 
 #endif  // KVTWIN_OPTIMIZED_ATTENTION_KERNELS_H_

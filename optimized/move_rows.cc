@@ -1,5 +1,6 @@
 #include "optimized/move_rows.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -57,12 +58,20 @@ void MoveRows(std::span<const CellMove> moves, std::byte* rows,
     }
     return;
   }
-  for (std::size_t i = 0; i < moves.size(); ++i) {
-    // The last move prefetches itself.
-    const CellMove& next = moves[i + 1 < moves.size() ? i + 1 : i];
-    StreamBytesAhead(rows + moves[i].from * row_bytes,
-                     rows + moves[i].to * row_bytes, row_bytes,
-                     rows + next.from * row_bytes);
+  const auto copy = [&](std::size_t i) {
+    const CellMove& move = moves[std::min(i, moves.size() - 1)];
+    return RowCopy{.from = rows + move.from * row_bytes,
+                   .to = rows + move.to * row_bytes};
+  };
+  const auto copies = [&](std::size_t i) {
+    return RowCopies{copy(i), copy(i + 1), copy(i + 2), copy(i + 3)};
+  };
+  std::size_t i = 0;
+  for (; i + RowCopies().size() <= moves.size(); i += RowCopies().size()) {
+    StreamRows(copies(i), copies(i + RowCopies().size()), row_bytes);
+  }
+  for (; i < moves.size(); ++i) {
+    StreamBytes(copy(i).from, copy(i).to, row_bytes);
   }
   FenceStreams();
 }

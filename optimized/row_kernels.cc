@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/assert.h"
+#include "core/index.h"
 #include "optimized/block_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -178,15 +179,29 @@ void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes) {
   std::memcpy(to + i, from + i, bytes - i);
 }
 
-void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
-                      const std::byte* ahead) {
-  std::size_t i = BytesBeforeLine(to, bytes);
-  std::memcpy(to, from, i);
-  for (; i + kLine <= bytes; i += kLine) {
-    hwy::Prefetch(ahead + i);
-    StreamLine(from + i, to + i);
+void StreamRows(const RowCopies& rows, const RowCopies& next,
+                std::size_t bytes) {
+  RowCopies left = rows;
+  std::size_t lines = bytes / kLine;
+  for (RowCopy& row : left) {
+    const std::size_t before = BytesBeforeLine(row.to, bytes);
+    std::memcpy(row.to, row.from, before);
+    row = {.from = row.from + before, .to = row.to + before};
+    lines = std::min(lines, (bytes - before) / kLine);
   }
-  std::memcpy(to + i, from + i, bytes - i);
+  for (std::size_t i = 0; i < lines * kLine; i += kLine) {
+    HWY_UNROLL(4)
+    for (std::size_t r = 0; r < left.size(); ++r) {
+      // Into the second-level cache: fetches into the first one are slower.
+      __builtin_prefetch(next[r].from + i, 0, 2);
+      StreamLine(left[r].from + i, left[r].to + i);
+    }
+  }
+  for (std::size_t r = 0; r < left.size(); ++r) {
+    const std::byte* const end = rows[r].from + bytes;
+    const std::byte* const from = left[r].from + lines * kLine;
+    StreamBytes(from, left[r].to + lines * kLine, AsSize(end - from));
+  }
 }
 
 #if HWY_TARGET == HWY_SCALAR
@@ -367,7 +382,7 @@ HWY_EXPORT(RoundToAny);
 HWY_EXPORT(WidenFromAny);
 HWY_EXPORT(StreamAsAny);
 HWY_EXPORT(StreamBytes);
-HWY_EXPORT(StreamBytesAhead);
+HWY_EXPORT(StreamRows);
 HWY_EXPORT(TransposeF8);
 HWY_EXPORT(TransposeF32);
 HWY_EXPORT(TransposeF16);
@@ -395,9 +410,9 @@ void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes) {
   HWY_DYNAMIC_DISPATCH(StreamBytes)(from, to, bytes);
 }
 
-void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
-                      const std::byte* ahead) {
-  HWY_DYNAMIC_DISPATCH(StreamBytesAhead)(from, to, bytes, ahead);
+void StreamRows(const RowCopies& rows, const RowCopies& next,
+                std::size_t bytes) {
+  HWY_DYNAMIC_DISPATCH(StreamRows)(rows, next, bytes);
 }
 
 void FenceStreams() { hwy::FlushStream(); }

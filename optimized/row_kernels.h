@@ -4,6 +4,7 @@
 #ifndef KVTWIN_OPTIMIZED_ROW_KERNELS_H_
 #define KVTWIN_OPTIMIZED_ROW_KERNELS_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,9 +26,15 @@ void WidenToF32(DType dtype, const std::byte* from, float* to,
 void StreamRoundedF32(DType dtype, const float* from, std::byte* to,
                       std::size_t count);
 void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes);
-// StreamBytes that also prefetches `bytes` bytes at `ahead`.
-void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
-                      const std::byte* ahead);
+// StreamBytes for four rows at once, which the processor reads and writes
+// faster than one after the other. Meanwhile the rows of `next` are fetched.
+struct RowCopy {
+  const std::byte* from;
+  std::byte* to;
+};
+using RowCopies = std::array<RowCopy, 4>;
+void StreamRows(const RowCopies& rows, const RowCopies& next,
+                std::size_t bytes);
 void FenceStreams();
 
 // Rows become columns tile by tile. Rows are `row_stride` elements apart.

@@ -104,105 +104,147 @@ HWY_INLINE void AddTo(typename Rows::T* elements, std::size_t count,
   for (; i < count; ++i) AddToVector<Rows>(OneF32(), elements + i, offset);
 }
 
-// Turns the vectors at elements `x` and `y` of `count` heads. The other element
-// of each pair is in the other vector, or is a neighbour.
+// Turns the vectors at elements `x` and `y` of a head. The other element of
+// each pair is in the other vector, or is a neighbour.
 template <class Rows, bool kNeighbours, class D>
-HWY_INLINE void TurnVectors(D d, typename Rows::T* heads, std::size_t count,
-                            std::size_t head_dim, std::size_t x, std::size_t y,
-                            const Turns& turns) {
+HWY_INLINE void TurnVectors(D d, typename Rows::T* head, std::size_t x,
+                            std::size_t y, const Turns& turns) {
   const typename Rows::template Stored<D> stored;
   const auto x_cosines = hn::LoadU(d, turns.cosines + x);
   const auto y_cosines = hn::LoadU(d, turns.cosines + y);
   const auto x_sines = hn::LoadU(d, turns.sines + x);
   const auto y_sines = hn::LoadU(d, turns.sines + y);
-  for (std::size_t h = 0; h < count; ++h, heads += head_dim) {
-    const auto x_before = hn::LoadU(stored, heads + x);
-    const auto y_before = hn::LoadU(stored, heads + y);
-    const auto x_float = Rows::Floats(d, x_before);
-    const auto y_float = Rows::Floats(d, y_before);
-    auto x_other = y_float;
-    auto y_other = x_float;
-    if constexpr (kNeighbours) {
-      x_other = hn::Reverse2(d, x_float);
-      y_other = hn::Reverse2(d, y_float);
-    }
-    const auto x_turned =
-        hn::Add(hn::Mul(x_float, x_cosines), hn::Mul(x_other, x_sines));
-    const auto y_turned =
-        hn::Add(hn::Mul(y_float, y_cosines), hn::Mul(y_other, y_sines));
-    // One test for both: a sum with a NaN is a NaN. (So may be a sum of
-    // infinities.)
-    if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(x_turned, y_turned))))) {
-      hn::StoreU(Rows::Rounded(d, x_turned), stored, heads + x);
-      hn::StoreU(Rows::Rounded(d, y_turned), stored, heads + y);
-    } else {
-      hn::StoreU(Rows::Turned(d, x_before, x_turned), stored, heads + x);
-      hn::StoreU(Rows::Turned(d, y_before, y_turned), stored, heads + y);
-    }
+  const auto x_before = hn::LoadU(stored, head + x);
+  const auto y_before = hn::LoadU(stored, head + y);
+  const auto x_float = Rows::Floats(d, x_before);
+  const auto y_float = Rows::Floats(d, y_before);
+  auto x_other = y_float;
+  auto y_other = x_float;
+  if constexpr (kNeighbours) {
+    x_other = hn::Reverse2(d, x_float);
+    y_other = hn::Reverse2(d, y_float);
+  }
+  const auto x_turned =
+      hn::Add(hn::Mul(x_float, x_cosines), hn::Mul(x_other, x_sines));
+  const auto y_turned =
+      hn::Add(hn::Mul(y_float, y_cosines), hn::Mul(y_other, y_sines));
+  // One test for both: a sum with a NaN is a NaN. (So may be a sum of
+  // infinities.)
+  if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(x_turned, y_turned))))) {
+    hn::StoreU(Rows::Rounded(d, x_turned), stored, head + x);
+    hn::StoreU(Rows::Rounded(d, y_turned), stored, head + y);
+  } else {
+    hn::StoreU(Rows::Turned(d, x_before, x_turned), stored, head + x);
+    hn::StoreU(Rows::Turned(d, y_before, y_turned), stored, head + y);
   }
 }
 
 template <class Rows>
-HWY_INLINE void TurnHalvesOf(typename Rows::T* heads, std::size_t count,
-                             std::size_t head_dim, const Turns& turns) {
+HWY_INLINE void TurnHalvesOf(typename Rows::T* head, const Turns& turns) {
   const std::size_t lanes = hn::Lanes(F32());
   std::size_t p = 0;
   for (; p + lanes <= turns.pairs; p += lanes) {
-    TurnVectors<Rows, /*kNeighbours=*/false>(F32(), heads, count, head_dim, p,
-                                             p + turns.pairs, turns);
+    TurnVectors<Rows, /*kNeighbours=*/false>(F32(), head, p, p + turns.pairs,
+                                             turns);
   }
   for (; p < turns.pairs; ++p) {
-    TurnVectors<Rows, /*kNeighbours=*/false>(OneF32(), heads, count, head_dim,
-                                             p, p + turns.pairs, turns);
+    TurnVectors<Rows, /*kNeighbours=*/false>(OneF32(), head, p, p + turns.pairs,
+                                             turns);
   }
 }
 
 template <class Rows>
-HWY_INLINE void TurnAdjacentOf(typename Rows::T* heads, std::size_t count,
-                               std::size_t head_dim, const Turns& turns) {
+HWY_INLINE void TurnAdjacentOf(typename Rows::T* head, const Turns& turns) {
   const std::size_t end = 2 * turns.pairs;
   std::size_t i = 0;
   if constexpr (hn::MaxLanes(F32()) > 1) {
     const std::size_t lanes = hn::Lanes(F32());
     for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      TurnVectors<Rows, /*kNeighbours=*/true>(F32(), heads, count, head_dim, i,
-                                              i + lanes, turns);
+      TurnVectors<Rows, /*kNeighbours=*/true>(F32(), head, i, i + lanes, turns);
     }
     if (i + lanes <= end) {
       // A single vector is left: it is read twice, then written twice.
-      TurnVectors<Rows, /*kNeighbours=*/true>(F32(), heads, count, head_dim, i,
-                                              i, turns);
+      TurnVectors<Rows, /*kNeighbours=*/true>(F32(), head, i, i, turns);
       i += lanes;
     }
   }
   for (; i < end; i += 2) {
-    TurnVectors<Rows, /*kNeighbours=*/false>(OneF32(), heads, count, head_dim,
-                                             i, i + 1, turns);
+    TurnVectors<Rows, /*kNeighbours=*/false>(OneF32(), head, i, i + 1, turns);
+  }
+}
+
+template <class Rows, bool kNeighbours>
+HWY_INLINE void TurnHead(typename Rows::T* head, const Turns& turns) {
+  if constexpr (kNeighbours) {
+    TurnAdjacentOf<Rows>(head, turns);
+  } else {
+    TurnHalvesOf<Rows>(head, turns);
+  }
+}
+
+// Turns heads whose pairs are kVectors vectors. A line is read, then written,
+// by few instructions, and lines in the order of their addresses: then the
+// processor fetches far enough ahead.
+template <class Rows, bool kNeighbours, std::size_t kVectors>
+HWY_INLINE void TurnVectorsOf(typename Rows::T* heads, std::size_t count,
+                              std::size_t head_dim, const Turns& turns) {
+  const F32 d;
+  const typename Rows::template Stored<F32> stored;
+  const std::size_t lanes = hn::Lanes(d);
+  hn::Vec<F32> cosines[kVectors];
+  hn::Vec<F32> sines[kVectors];
+  HWY_UNROLL(8)
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    cosines[v] = hn::LoadU(d, turns.cosines + v * lanes);
+    sines[v] = hn::LoadU(d, turns.sines + v * lanes);
+  }
+  for (std::size_t h = 0; h < count; ++h, heads += head_dim) {
+    hn::Vec<F32> before[kVectors];
+    hn::Vec<F32> turned[kVectors];
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      before[v] = Rows::Floats(d, hn::LoadU(stored, heads + v * lanes));
+    }
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const auto other = kNeighbours ? hn::Reverse2(d, before[v])
+                                     : before[(v + kVectors / 2) % kVectors];
+      turned[v] =
+          hn::Add(hn::Mul(before[v], cosines[v]), hn::Mul(other, sines[v]));
+    }
+    auto sum = hn::Zero(d);
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; v += 2) {
+      sum = hn::MulAdd(turned[v], turned[v + 1], sum);
+    }
+    // One test for all, as in TurnVectors: a product with a NaN is a NaN. (So
+    // may be the sum of products of large numbers.)
+    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::IsNaN(sum)))) {
+      TurnHead<Rows, kNeighbours>(heads, turns);
+      continue;
+    }
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      hn::StoreU(Rows::Rounded(d, turned[v]), stored, heads + v * lanes);
+    }
   }
 }
 
 template <class Rows, bool kNeighbours>
 HWY_INLINE void Turn(typename Rows::T* heads, std::size_t count,
                      std::size_t head_dim, const Turns& turns) {
-  // This many heads are turned with sines that are loaded once. With more
-  // heads, memory would not be accessed in its fastest order.
-  constexpr std::size_t kHeads = 2;
-  constexpr std::size_t kLine = 64 / sizeof(typename Rows::T);
-  constexpr std::size_t kAhead = kTurnsAhead / sizeof(typename Rows::T);
-  while (count > 0) {
-    const std::size_t some = std::min(count, kHeads);
-    const std::size_t end =
-        std::min(count * head_dim, kAhead + some * head_dim);
-    for (std::size_t i = kAhead; i < end; i += kLine) {
-      __builtin_prefetch(heads + i, /*rw=*/1);
+  if constexpr (hn::MaxLanes(F32()) > 1) {
+    const std::size_t vectors = 2 * turns.pairs / hn::Lanes(F32());
+    const bool whole = 2 * turns.pairs % hn::Lanes(F32()) == 0;
+    if (whole && vectors == 4) {
+      return TurnVectorsOf<Rows, kNeighbours, 4>(heads, count, head_dim, turns);
     }
-    if constexpr (kNeighbours) {
-      TurnAdjacentOf<Rows>(heads, some, head_dim, turns);
-    } else {
-      TurnHalvesOf<Rows>(heads, some, head_dim, turns);
+    if (whole && vectors == 8) {
+      return TurnVectorsOf<Rows, kNeighbours, 8>(heads, count, head_dim, turns);
     }
-    heads += some * head_dim;
-    count -= some;
+  }
+  for (std::size_t h = 0; h < count; ++h) {
+    TurnHead<Rows, kNeighbours>(heads + h * head_dim, turns);
   }
 }
 

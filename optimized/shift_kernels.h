@@ -26,10 +26,6 @@ struct Turns {
   const float* sines;
 };
 
-// TurnAdjacent and TurnHalves prefetch this many bytes ahead; the caller should
-// prefetch the first ones.
-inline constexpr std::size_t kTurnsAhead = 8192;
-
 // Pair p is elements (2p, 2p + 1) of a head, or (p, p + pairs). The heads are
 // contiguous.
 void TurnAdjacent(DType dtype, std::byte* heads, std::size_t count,

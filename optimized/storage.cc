@@ -63,15 +63,6 @@ bool Streams(std::size_t bytes, std::size_t buffer_bytes, std::size_t own) {
                       buffer_bytes >= kLarge);
 }
 
-// Prefetches the beginning of the rows to shift next. (g++ removes calls of
-// functions that only prefetch.)
-[[gnu::always_inline]] inline void FetchAhead(std::span<std::byte> next) {
-  constexpr std::size_t kLine = 64;
-  for (std::size_t i = 0; i < std::min(next.size(), kTurnsAhead); i += kLine) {
-    __builtin_prefetch(&next[i]);
-  }
-}
-
 }  // namespace
 
 TensorView RowsView(const std::byte* rows, DType dtype, VLayout layout,
@@ -190,7 +181,6 @@ void Layer::Move(std::span<const CellMove> moves, Share share) {
 
 void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
   if (shift.idle()) return;
-  std::span<std::byte> run;
   const std::size_t words = cells.end - cells.begin;
   const std::size_t end = cells.begin + share.End(words);
   for (std::size_t w = cells.begin + share.Begin(words); w < end; ++w) {
@@ -199,16 +189,12 @@ void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
       const auto first = AsSize(std::countr_zero(left));
       const auto rows = AsSize(std::countr_one(left >> first));
       const std::size_t cell = w * kWordBits + first;
-      const std::span<std::byte> next(key_.data() + cell * key_row_bytes(),
-                                      rows * key_row_bytes());
-      FetchAhead(next);
-      shift.Apply(k_dtype_, run);
-      run = next;
+      shift.Apply(k_dtype_, {key_.data() + cell * key_row_bytes(),
+                             rows * key_row_bytes()});
       // Below the run all bits are zero: the carry clears the run.
       left &= left + (std::uint64_t{1} << first);
     }
   }
-  shift.Apply(k_dtype_, run);
 }
 
 void Layer::LoadKey(std::size_t cell, std::span<float> row) const {

@@ -50,6 +50,12 @@ struct AttentionOptions {
   // Parts into which the cells of a row are split and merged, up to 65,536. 0:
   // chosen by the shape of the work.
   int splits = 0;
+  // Whether numbers may be rounded to bf16 before they are multiplied: queries,
+  // weights, and K and V of other dtypes. Sums are f32. This is faster for many
+  // query heads on processors with AVX-512 BF16 or AMX; others ignore it, and
+  // so does the twin "reference". A number above the largest bf16 counts as
+  // infinite.
+  bool bf16_products = false;
 };
 
 // The numbers that Attend writes.

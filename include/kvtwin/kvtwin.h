@@ -486,6 +486,8 @@ typedef struct kvtwin_attention_options {
   int32_t splits;     /* Parts into which the cells of a row are split and
                          merged, up to 65,536. 0: chosen by the shape of the
                          work. */
+  int32_t bf16_products; /* Not 0: numbers may be rounded to bf16 before they
+                            are multiplied, as <kvtwin/attention.h> defines. */
 } kvtwin_attention_options;
 
 /* The numbers that attend and merge write. */
@@ -545,7 +547,8 @@ kvtwin_status kvtwin_attention_default_table(kvtwin_attention_table* table,
 kvtwin_status kvtwin_attention_plan_table(kvtwin_attention* attention,
                                           const kvtwin_attention_table* table);
 
-/* Sets the defaults: a scale of 1, no soft cap, no sinks, splits of 0. `size`
+/* Sets the defaults: a scale of 1, no soft cap, no sinks, splits of 0,
+ * products of f32. `size`
  * is sizeof(kvtwin_attention_options). */
 kvtwin_status kvtwin_attention_default_options(
     kvtwin_attention_options* options, size_t size);

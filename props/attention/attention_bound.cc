@@ -15,7 +15,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 0x1p-24;          // The unit roundoff of f32.
-constexpr double kTiny = 0x1p-149;         // The smallest f32.
 constexpr double kExpError = 4 * kUnit;    // Of 2^x, relative.
 constexpr double kTanhError = 16 * kUnit;  // Of tanh, relative.
 constexpr double kLostWeight = 0x1p-126;   // Smaller weights become 0.
@@ -50,17 +49,18 @@ class Head {
   // The error of a score, in units of log 2.
   double ScoreError(std::int64_t cell) const {
     double products = 0;
-    double underflow = 0;  // Of queries and the scale, in kTiny.
+    double underflow = 0;  // Of numbers and of the scale, in `smallest`.
     for (std::int64_t i = 0; i < query_.size(); ++i) {
       const double query = std::abs(query_[i]);
       const double key = std::abs(LoadFrom(view_.key, i, kv_head_, cell));
-      products += query * key * std::abs(weighing_.scale);
-      underflow += 1 + key * (1 + query);
+      const double scaled = query * std::abs(weighing_.scale);
+      products += scaled * key;
+      underflow += 2 + key * (1 + query) + scaled;
     }
     const auto n = static_cast<double>(query_.size());
     const double relative = Compound(Roundings(n + 4), arithmetic_.input_error);
-    double error = products * relative +
-                   underflow * kTiny * std::max(1.0, weighing_.soft_cap);
+    double error = products * relative + underflow * arithmetic_.smallest *
+                                             std::max(1.0, weighing_.soft_cap);
     if (weighing_.soft_cap != 0) {
       error += std::abs(scores_[cell]) * (kTanhError + 4 * kUnit);
     }
@@ -131,7 +131,8 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
       sum_error += error;
       const TensorView value = RowOf(view.value, v_layout, cell);
       for (std::int64_t i = 0; i < out_error.size(); ++i) {
-        out_error[i] += error * std::abs(LoadFrom(value, i, h / group)) + kTiny;
+        out_error[i] += error * std::abs(LoadFrom(value, i, h / group)) +
+                        3 * arithmetic.smallest;
       }
     }
     sum_error += sum * summing;
@@ -141,7 +142,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
       const double value = std::abs(exact.out(i, h));
       bound.out(i, h) =
           known ? (out_error[i] / sum + value * relative) / (1 - relative) +
-                      8 * kUnit * value + kTiny
+                      8 * kUnit * value + arithmetic.smallest
                 : kInfinity;
       if (std::isnan(bound.out(i, h))) bound.out(i, h) = kInfinity;
     }

@@ -18,6 +18,9 @@ struct AttentionArithmetic {
   // f32; 2^-8 if queries and weights are rounded to bf16, and K and V are bf16
   // already; 2^-7 if K and V are rounded, too.
   double input_error = 0;
+  // Factors, products and sums below it may become 0, or be wrong by it: the
+  // smallest f32; the smallest normal f32 where others are flushed to zero.
+  double smallest = 0x1p-149;
 };
 
 // Bounds of the differences from the exact results of one row.

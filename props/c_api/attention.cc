@@ -50,7 +50,8 @@ Result<AttentionOptions> OptionsFromC(const kvtwin_attention_options* from) {
   return AttentionOptions{.scale = read.scale,
                           .soft_cap = read.soft_cap,
                           .sinks = *sinks,
-                          .splits = read.splits};
+                          .splits = read.splits,
+                          .bf16_products = read.bf16_products != 0};
 }
 
 Result<AttentionTable> TableFromC(const kvtwin_attention_table* from) {

@@ -101,6 +101,7 @@ class AttentionByC : public Attention {
     to.sinks = options.sinks.data();
     to.sink_count = options.sinks.size();
     to.splits = options.splits;
+    to.bf16_products = options.bf16_products ? 1 : 0;
     return to;
   }
   static kvtwin_attention_out OutToC(const TensorView& query,
@@ -125,7 +126,8 @@ TEST_P(CAttention, IsThatOfCpp) {
   int tables = 0;
   int sinks = 0;
   for (std::uint64_t number = 0; number < 60; ++number) {
-    const attention::Case drawn = attention::DrawCase(SeededPick(2, number));
+    attention::Case drawn = attention::DrawCase(SeededPick(2, number));
+    drawn.options.bf16_products = number % 2 == 0;
     const attention::Results expected = attention::Attend(drawn, *by_cpp);
     const attention::Results actual = attention::Attend(drawn, by_c);
     ASSERT_FALSE(HasFailure()) << "case " << number;

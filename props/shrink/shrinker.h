@@ -64,18 +64,20 @@ class Shrinker {
         }
       } while (Step());
     } while (AnyPlainer(domain_.Shortcuts(best_)));
-    Cost before;
+    Cost minimal;
+    std::string start;
     do {
-      before = cost_;
+      start = ToText(best_);
+      const Cost before = cost_;
       domain_.TryMinimalCases(*this);
-      cost_ = domain_.CostOf(best_);
+      cost_ = minimal = domain_.CostOf(best_);
       // A minimal case may be less plain than a history that was tried.
-      if (cost_ > before) tried_.clear();
-      before = cost_;
+      if (minimal > before) tried_.clear();
       while (Step() || PairStep()) {
       }
-      // The kinds of operations have changed, and so have the minimal cases.
-    } while (cost_ != before && best_.ops.size() < 3);
+      // If the kinds of operations have changed, so have the minimal cases.
+    } while (cost_ != minimal && best_.ops.size() < 3 &&
+             ToText(best_) != start);
     return best_;
   }
 

@@ -90,11 +90,13 @@ struct PyOptions {
   float soft_cap;
   std::optional<Sinks> sinks;
   int splits;
+  bool bf16_products;
   nb::object out;
 
   AttentionOptions options() const {
     AttentionOptions options{.scale = scale, .soft_cap = soft_cap};
     options.splits = splits;
+    options.bf16_products = bf16_products;
     if (sinks) options.sinks = {sinks->data(), sinks->size()};
     return options;
   }
@@ -227,10 +229,10 @@ void BindAttention(nb::module_& m) {
              nb::handle value, bool blocks, const std::string& layout,
              const std::string& dtype, const std::string& v_dtype, float scale,
              float soft_cap, std::optional<Sinks> sinks, int splits,
-             nb::object out) {
+             bool bf16_products, nb::object out) {
             const Kv kv(key, value, dtype, v_dtype);
-            const PyOptions options{scale, soft_cap, std::move(sinks), splits,
-                                    std::move(out)};
+            const PyOptions options{scale,  soft_cap,      std::move(sinks),
+                                    splits, bf16_products, std::move(out)};
             if (blocks) {
               return self.AttendBlocks(
                   query, kv,
@@ -244,12 +246,13 @@ void BindAttention(nb::module_& m) {
           nb::arg("query"), nb::arg("key").none(), nb::arg("value").none(),
           nb::arg("blocks"), nb::arg("layout"), nb::arg("dtype"),
           nb::arg("v_dtype"), nb::arg("scale"), nb::arg("soft_cap"),
-          nb::arg("sinks").none(), nb::arg("splits"), nb::arg("out").none(),
+          nb::arg("sinks").none(), nb::arg("splits"), nb::arg("bf16_products"),
+          nb::arg("out").none(),
           nb::sig("def attend(self, query: typing.Any, key: typing.Any, value: "
                   "typing.Any, blocks: bool, layout: str, dtype: str, v_dtype: "
                   "str, scale: float, soft_cap: float, sinks: typing.Any, "
-                  "splits: int, out: typing.Any) -> tuple[kvtwin.Float32Array, "
-                  "kvtwin.Float32Array]"));
+                  "splits: int, bf16_products: bool, out: typing.Any) -> "
+                  "tuple[kvtwin.Float32Array, kvtwin.Float32Array]"));
   m.def("merge_attention", &Merge, nb::arg("parts"), nb::arg("shape"),
         nb::sig("def merge_attention(parts: typing.Any, shape: tuple[int, ...])"
                 " -> tuple[kvtwin.Float32Array, kvtwin.Float32Array]"));

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,6 +108,20 @@ OPTIONS = [
     {"scale": -0.25, "sinks": [0.5, -np.inf, 3, -4], "splits": 1},
     {"scale": 1.0, "soft_cap": 5.0, "sinks": np.arange(4)},
 ]
+
+
+def test_products_may_be_of_bf16():
+    key, value = normal(2, 70, 2, 32, seed=1)
+    query = normal(40, 4, 32, seed=2)
+    for twin in TWINS:
+        attention = kvtwin.Attention(twin)
+        attention.plan(np.ones((40, 70), bool))
+        exact = attention.attend(query, (key, value), scale=0.1)
+        found = attention.attend(query, (key, value), scale=0.1, bf16_products=True)
+        np.testing.assert_allclose(found.out, exact.out, atol=2**-6)
+        flags = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+        rounds = twin == "optimized" and "avx512_bf16" in flags
+        assert (found.out != exact.out).any() == rounds
 
 
 @pytest.mark.parametrize("fields", VIEWS, ids=str)

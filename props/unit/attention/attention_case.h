@@ -408,6 +408,14 @@ inline Case DrawCase(const Pick& pick) {
   return drawn;
 }
 
+// Returns the case with products of bf16. Its scores are smaller, as the bound
+// grows with them faster than the weights do.
+inline Case InBf16(Case drawn) {
+  drawn.options.bf16_products = true;
+  drawn.options.scale *= 2 / static_cast<float>(drawn.k_head_dim);
+  return drawn;
+}
+
 inline Results Attend(const Case& drawn, Attention& attention) {
   const auto results = AsSize(drawn.heads * drawn.rows);
   Results got = {
@@ -438,6 +446,17 @@ inline Results Attend(const Case& drawn, Attention& attention) {
   return got;
 }
 
+// The arithmetic that the options of a case allow.
+inline AttentionArithmetic ArithmeticOf(const Case& drawn) {
+  if (!drawn.options.bf16_products) return {};
+  const auto is_exact = [](const StoredRows& rows) {
+    return rows.view.dtype == DType::kBF16 || rows.view.dtype == DType::kF8;
+  };
+  return {.input_error =
+              is_exact(drawn.key) && is_exact(drawn.value) ? 0x1p-8 : 0x1p-7,
+          .smallest = 0x1p-126};
+}
+
 // The exact results of a row that sees no NaN and no infinity, and the bounds
 // of their errors.
 struct ExactRow {
@@ -466,7 +485,7 @@ inline std::vector<ExactRow> ExactRows(const Case& drawn) {
                           view, VLayout::kPlain, mask_row, queries, weighing),
                       .bound = {}};
     exact.bound = BoundOfErrors(view, VLayout::kPlain, mask_row, queries,
-                                weighing, exact.results);
+                                weighing, exact.results, ArithmeticOf(drawn));
     rows.push_back(std::move(exact));
   }
   return rows;
@@ -480,9 +499,9 @@ inline double LargestError(const Case& drawn, const std::vector<ExactRow>& rows,
   for (const ExactRow& exact : rows) {
     const auto is_within = [&](double value, double right, double bound) {
       if (value == right) return true;  // Both may be -infinity.
-      const double error = std::abs(value - right) / bound;
-      largest = std::max(largest, error);
-      return error <= 1;
+      const double error = std::abs(value - right);
+      if (!std::isinf(bound)) largest = std::max(largest, error / bound);
+      return error <= bound;
     };
     for (std::int64_t h = 0; h < drawn.heads; ++h) {
       const std::int64_t result = exact.row * drawn.heads + h;

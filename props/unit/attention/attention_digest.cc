@@ -74,8 +74,9 @@ class Digester {
       }
     }
     Print(
-        fmt::format("{} rows over {} cells, cap {}, {} splits", rows, cells_,
-                    options.soft_cap, options.splits),
+        fmt::format("{} rows over {} cells, cap {}, {} splits{}", rows, cells_,
+                    options.soft_cap, options.splits,
+                    options.bf16_products ? ", products of bf16" : ""),
         rows, attention_->Plan(mask.view(), rows),
         [&](const TensorView& query, const AttentionOut& out) {
           return attention_->Attend(
@@ -153,5 +154,10 @@ int main() {
   }
   Digester(kDTypes[0], kDTypes[0], kvtwin::props::kManyCells)
       .PrintView(1, {.scale = 0.125f});
+  // The same as with products of f32 on processors without an instruction.
+  for (const kvtwin::DType dtype : {kDTypes[0], kDTypes[2]}) {
+    Digester(dtype, dtype)
+        .PrintView(20, {.scale = 0.125f, .bf16_products = true});
+  }
   fmt::print("target {}\n", kvtwin::optimized::ActiveTarget());
 }

@@ -21,8 +21,8 @@
 namespace kvtwin::props::attention {
 namespace {
 
-// The laws hold for both twins. They change a case in a way that must not
-// change its exact results.
+// The laws hold for both twins, and for products of bf16. They change a case in
+// a way that must not change its exact results.
 class AttentionLaws : public ::testing::TestWithParam<std::string> {
  protected:
   // Calls law(case) for random cases, as views of f32 without gaps.
@@ -30,7 +30,7 @@ class AttentionLaws : public ::testing::TestWithParam<std::string> {
   void ForEachCase(const Law& law) {
     for (int number = 0; number < CaseCount(60); ++number) {
       const Case drawn = DrawCase(SeededPick(3, AsSize(number)));
-      law(drawn);
+      law(in_bf16_ ? InBf16(drawn) : drawn);
       ASSERT_FALSE(HasFailure()) << "case " << number;
     }
   }
@@ -55,7 +55,9 @@ class AttentionLaws : public ::testing::TestWithParam<std::string> {
     return ResultsOf(drawn, view, drawn.query.view, drawn.first_row);
   }
 
-  std::unique_ptr<Attention> attention_ = *MakeAttention(GetParam());
+  bool in_bf16_ = GetParam() == "optimized_in_bf16";
+  std::unique_ptr<Attention> attention_ =
+      *MakeAttention(in_bf16_ ? "optimized" : GetParam());
 };
 
 // Returns the tensor with its columns, of dimension `dim`, in another order.
@@ -311,7 +313,8 @@ TEST_P(AttentionLaws, BitsPastTheColumnsDoNotCount) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Twins, AttentionLaws,
-                         ::testing::Values("reference", "optimized"),
+                         ::testing::Values("reference", "optimized",
+                                           "optimized_in_bf16"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

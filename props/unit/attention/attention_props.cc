@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,8 +16,12 @@
 #include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/attention.h"
+#include "optimized/amx_products.h"
+#include "optimized/attention_bf16.h"
 #include "optimized/targets.h"
 #include "props/history/generate.h"
+#include "props/testing/each_target.h"
+#include "props/unit/attention/amx_emulator.h"
 #include "props/unit/attention/attention_case.h"
 
 namespace kvtwin::props::attention {
@@ -141,6 +147,49 @@ TEST(Attention, OfTheReferenceIsWithinTheBound) {
     ExpectExact(drawn, Attend(drawn, *twin));
     ASSERT_FALSE(::testing::Test::HasFailure()) << "case " << number;
   }
+}
+
+// Checks `few` random cases with products of bf16, which have other results
+// than those of f32 if there is an instruction for them.
+void ExpectExactCasesInBf16(int few) {
+  auto attention = *MakeAttention();
+  const int count = CaseCount(few);
+  bool differs = false;
+  for (int number = 0; number < count; ++number) {
+    Case drawn = InBf16(DrawCase(SeededPick(1, AsSize(number))));
+    drawn.options.bf16_products = false;
+    const Results plain = Attend(drawn, *attention);
+    drawn.options.bf16_products = true;
+    const Results got = Attend(drawn, *attention);
+    ExpectExact(drawn, got);
+    ASSERT_FALSE(::testing::Test::HasFailure()) << "case " << number;
+    differs = differs || std::memcmp(got.out.data(), plain.out.data(),
+                                     got.out.size() * sizeof(float)) != 0;
+  }
+  EXPECT_EQ(differs, optimized::Bf16Multiplier() != nullptr);
+}
+
+class AttentionInBf16 : public EachTarget {};
+
+TEST_P(AttentionInBf16, IsWithinTheBound) {
+  ExpectExactCasesInBf16(optimized::Bf16Multiplier() == nullptr ? 20 : 300);
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, AttentionInBf16,
+                         ::testing::ValuesIn(optimized::SupportedTargets()),
+                         [](const auto& info) { return info.param; });
+
+// As on a processor with AMX, except that the tiles are emulated.
+TEST(Attention, OfEmulatedTilesIsWithinTheBoundInBf16) {
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "AVX-512 BF16, which rounds the numbers, is not here";
+  }
+  optimized::ForceBf16Multiplier(optimized::MultiplyInTiles<EmulatedTiles>);
+  const std::size_t before = EmulatedTiles::Multiplications();
+  ExpectExactCasesInBf16(100);
+  optimized::ForceBf16Multiplier(nullptr);
+  EXPECT_GT(EmulatedTiles::Multiplications(), before);
+  EXPECT_EQ(EmulatedTiles::TakeFaults(), std::vector<std::string>());
 }
 
 }  // namespace

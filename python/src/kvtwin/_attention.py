@@ -85,20 +85,22 @@ class Attention:
         soft_cap: float = 0.0,
         sinks: npt.ArrayLike | None = None,
         splits: int = 0,
+        bf16_products: bool = False,
         v_layout: VLayout | None = None,
         dtype: DType = "f8_e4m3",
         v_dtype: DType | None = None,
         out: Float32Array | None = None,
     ) -> Attended:
         """Computes a layer. `query` is (rows, heads, k_head_dim), of float32, float16
-        or bfloat16; `sinks`, (heads,), are logits of cells without V.
+        or bfloat16; `sinks`, (heads,), are logits of cells without V. With
+        `bf16_products`, numbers may be rounded to bfloat16 before they are multiplied.
 
         `v_layout` is that of the view, or "plain". `dtype` and `v_dtype` say what
         arrays of bytes are. Results are written to `out` if it is given.
         """
         if v_layout is None:
             v_layout = kv.v_layout if isinstance(kv, View) else "plain"
-        given = (scale, soft_cap, _sinks(sinks), splits, out)
+        given = (scale, soft_cap, _sinks(sinks), splits, bf16_products, out)
         return self._attend(query, kv, False, v_layout, dtype, v_dtype, given)
 
     def attend_blocks(
@@ -110,6 +112,7 @@ class Attention:
         soft_cap: float = 0.0,
         sinks: npt.ArrayLike | None = None,
         splits: int = 0,
+        bf16_products: bool = False,
         layout: Literal["token_major", "head_major"] = "token_major",
         dtype: DType = "f8_e4m3",
         v_dtype: DType | None = None,
@@ -117,7 +120,7 @@ class Attention:
     ) -> Attended:
         """Does the same over all blocks of a layer: K is (blocks, block_size, kv_heads,
         k_head_dim), or (blocks, kv_heads, block_size, k_head_dim) if head-major."""
-        given = (scale, soft_cap, _sinks(sinks), splits, out)
+        given = (scale, soft_cap, _sinks(sinks), splits, bf16_products, out)
         return self._attend(query, kv, True, layout, dtype, v_dtype, given)
 
     def _attend(
@@ -128,7 +131,9 @@ class Attention:
         layout: str,
         dtype: str,
         v_dtype: str | None,
-        given: tuple[float, float, Float32Array | None, int, Float32Array | None],
+        given: tuple[
+            float, float, Float32Array | None, int, bool, Float32Array | None
+        ],
     ) -> Attended:
         key, value, *_ = kv
         found = self._twin.attend(

@@ -1,0 +1,295 @@
+#include "optimized/attention_bf16.h"
+
+#include <atomic>
+
+#include "hwy/base.h"
+
+#if HWY_ARCH_X86
+#include <immintrin.h>
+
+#include <algorithm>
+#include <array>
+
+#include "optimized/amx_products.h"
+#include "optimized/targets.h"
+#ifdef KVTWIN_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+// Highway's targets of Debian 12 lack AVX-512 BF16.
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16");
+namespace kvtwin::optimized {
+namespace {
+
+constexpr std::size_t kTile = kAttentionTile;
+constexpr std::size_t kLanes = 16;
+// Rows and vectors of a block, whose sums fit into the registers.
+constexpr std::size_t kBlockRows = 6;
+constexpr std::size_t kBlockVectors = 4;
+
+// Multiplies kRows rows and kVectors vectors of columns, from `row` and
+// `column` on.
+template <std::size_t kRows, std::size_t kVectors>
+HWY_INLINE void MultiplyBlock(const Bf16Product& product, std::size_t row,
+                              std::size_t column) {
+  const std::size_t a_row = product.a_row;
+  const std::size_t columns = product.columns;
+  const float* a = product.a + row * a_row;
+  const float* b = product.b + column;
+  float* c = product.c + row * columns + column;
+  __m512 sums[kRows][kVectors];
+  HWY_UNROLL(8)
+  for (std::size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      sums[r][v] = _mm512_setzero_ps();
+    }
+  }
+  for (std::size_t k = 0; k < product.pairs; ++k, ++a, b += columns) {
+    __m512bh right[kVectors];
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      right[v] = (__m512bh)_mm512_load_ps(b + v * kLanes);
+    }
+    HWY_UNROLL(8)
+    for (std::size_t r = 0; r < kRows; ++r) {
+      const auto left = (__m512bh)_mm512_set1_ps(a[r * a_row]);
+      HWY_UNROLL(8)
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], left, right[v]);
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (std::size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      float* to = c + r * columns + v * kLanes;
+      _mm512_store_ps(to, product.add
+                              ? _mm512_add_ps(sums[r][v], _mm512_load_ps(to))
+                              : sums[r][v]);
+    }
+  }
+}
+
+template <std::size_t kRows>
+HWY_INLINE void MultiplyRows(const Bf16Product& product, std::size_t row) {
+  std::size_t j = 0;
+  for (; j + kBlockVectors * kLanes <= product.columns;
+       j += kBlockVectors * kLanes) {
+    MultiplyBlock<kRows, kBlockVectors>(product, row, j);
+  }
+  for (; j < product.columns; j += kLanes) {
+    MultiplyBlock<kRows, 1>(product, row, j);
+  }
+}
+
+// Rounds two vectors: a pair has an element of the first and one of the second.
+HWY_INLINE __m512i PairsOf(__m512 first, __m512 second) {
+  alignas(64) static constexpr std::array<std::uint16_t, 32> kOrder = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder.data()),
+                                  (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
+
+// Returns the numbers that are finite, and 0 for others.
+HWY_INLINE __m512i FiniteOf(__m512i numbers) {
+  const __m512i exponent = _mm512_set1_epi16(0x7F80);
+  return _mm512_maskz_mov_epi16(
+      _mm512_cmpneq_epi16_mask(_mm512_and_si512(numbers, exponent), exponent),
+      numbers);
+}
+
+// Rounds the rows of values of some cells where they lie, to pairs of two cells
+// each. A V that is not finite must not reach a row that does not see it.
+void PairValues(float* rows, std::size_t padded, std::size_t cells, bool all) {
+  for (std::size_t t = 0; t < cells; t += 2) {
+    const float* from = rows + t * padded;
+    float* to = rows + t / 2 * padded;
+    for (std::size_t i = 0; i < padded; i += kLanes) {
+      const __m512i pairs =
+          PairsOf(_mm512_load_ps(from + i), _mm512_load_ps(from + padded + i));
+      _mm512_store_si512(to + i, all ? pairs : FiniteOf(pairs));
+    }
+  }
+}
+
+// Copies a square of pairs so that its rows become columns. The numbers of two
+// rows that are eight apart are interleaved four times.
+HWY_INLINE void Transpose(const float* from, std::size_t from_row, float* to,
+                          std::size_t to_row) {
+  const __m512i low =
+      _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  __m512i rows[2][kLanes];
+  HWY_UNROLL(16)
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    rows[0][i] = _mm512_load_si512(from + i * from_row);
+  }
+  HWY_UNROLL(4)
+  for (std::size_t round = 0; round < 4; ++round) {
+    HWY_UNROLL(8)
+    for (std::size_t i = 0; i < kLanes / 2; ++i) {
+      const __m512i first = rows[round % 2][i];
+      const __m512i second = rows[round % 2][i + kLanes / 2];
+      rows[1 - round % 2][2 * i] =
+          _mm512_permutex2var_epi32(first, low, second);
+      rows[1 - round % 2][2 * i + 1] =
+          _mm512_permutex2var_epi32(first, high, second);
+    }
+  }
+  HWY_UNROLL(16)
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    _mm512_store_si512(to + i * to_row, rows[0][i]);
+  }
+}
+
+// Copies the pairs of keys to [kTile, pairs], so that a vector has the same
+// pair of several cells.
+void TransposeKeys(const float* rows, std::size_t padded, std::size_t pairs,
+                   float* columns) {
+  for (std::size_t i = 0; i < pairs; i += kLanes) {
+    for (std::size_t t = 0; t < kTile; t += kLanes) {
+      Transpose(rows + t * padded + i, padded, columns + i * kTile + t, kTile);
+    }
+  }
+}
+
+void RoundRows(float* rows, std::size_t padded, std::size_t count) {
+  for (std::size_t r = 0; r < count; ++r, rows += padded) {
+    for (std::size_t i = 0; i < padded; i += 2 * kLanes) {
+      const __m512 first = _mm512_load_ps(rows + i);
+      const __m512 second = i + kLanes < padded
+                                ? _mm512_load_ps(rows + i + kLanes)
+                                : _mm512_setzero_ps();
+      _mm512_store_si512(rows + i / 2,
+                         (__m512i)_mm512_cvtne2ps_pbh(second, first));
+    }
+  }
+}
+
+}  // namespace
+
+void MultiplyInRegisters(const Bf16Product& product) {
+  std::size_t r = 0;
+  for (; r + kBlockRows <= product.rows; r += kBlockRows) {
+    MultiplyRows<kBlockRows>(product, r);
+  }
+  for (; r < product.rows; ++r) MultiplyRows<1>(product, r);
+}
+
+}  // namespace kvtwin::optimized
+HWY_POP_ATTRIBUTES;
+
+namespace kvtwin::optimized {
+namespace {
+
+#ifdef KVTWIN_AMX
+// Whether the processor has AMX with bf16, and the system lets this process use
+// it. Asks the system for that.
+bool HasAmx() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  constexpr unsigned kBf16 = 1U << 22;
+  constexpr unsigned kTiles = 1U << 24;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 ||
+      (~edx & (kBf16 | kTiles)) != 0) {
+    return false;
+  }
+  constexpr unsigned kSystemSavesStates = 1U << 27;
+  __cpuid(1, eax, ebx, ecx, edx);
+  if ((ecx & kSystemSavesStates) == 0) return false;
+  unsigned states = 0;
+  asm volatile("xgetbv" : "=a"(states), "=d"(edx) : "c"(0));
+  constexpr unsigned kTileStates = 3U << 17;
+  if ((~states & kTileStates) != 0) return false;
+  constexpr int kRequest = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;     // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#endif
+
+// Null: the processor has none.
+MultiplyBf16 OfProcessor() {
+  if (__builtin_cpu_supports("avx512bf16") == 0) return nullptr;
+#ifdef KVTWIN_AMX
+  if (HasAmx()) return MultiplyInTiles<AmxTiles>;
+#endif
+  return MultiplyInRegisters;
+}
+
+std::atomic<MultiplyBf16> forced = nullptr;
+
+}  // namespace
+
+MultiplyBf16 Bf16Multiplier() {
+  static const MultiplyBf16 own = OfProcessor();
+  if (own == nullptr || !ActiveTarget().starts_with("AVX3")) return nullptr;
+  MultiplyBf16 multiply = forced.load(std::memory_order_relaxed);
+  return multiply == nullptr ? own : multiply;
+}
+
+void ForceBf16Multiplier(MultiplyBf16 multiply) {
+  forced.store(multiply, std::memory_order_relaxed);
+}
+
+void RoundToBf16(float* rows, std::size_t padded, std::size_t count) {
+  RoundRows(rows, padded, count);
+}
+
+void AttendManyInBf16(const AttentionTile& tile, const QueryHeads& head,
+                      const std::uint64_t* visible, std::size_t queries_per_row,
+                      ScoreScale scale, MultiplyBf16 multiply, float* scratch) {
+  const std::size_t k_padded = Padded(tile.keys.head_dim);
+  const std::size_t v_padded = Padded(tile.values.head_dim);
+  float* scores = scratch;
+  float* rows = scores + head.count * kTile;
+  float* columns = rows + std::max(k_padded, v_padded) * kTile;
+  // The columns of absent cells may hold anything, as their weights are 0.
+  UnpackRows(tile.keys, tile.cells, head.kv_head, rows);
+  RoundRows(rows, k_padded, kTile);
+  TransposeKeys(rows, k_padded, k_padded / 2, columns);
+  multiply({.a = head.queries,
+            .a_row = k_padded,
+            .rows = head.count,
+            .pairs = k_padded / 2,
+            .b = columns,
+            .columns = kTile,
+            .c = scores,
+            .add = false});
+  const bool all =
+      WeighMany(tile, head, visible, queries_per_row, scale, scores);
+  RoundRows(scores, kTile, head.count);
+  UnpackRows(tile.values, tile.cells, head.kv_head, rows);
+  std::fill(rows + tile.cells * v_padded, rows + kTile * v_padded, 0.0f);
+  PairValues(rows, v_padded, kTile, all);
+  multiply({.a = scores,
+            .a_row = kTile,
+            .rows = head.count,
+            .pairs = (tile.cells + 1) / 2,
+            .b = rows,
+            .columns = v_padded,
+            .c = head.out,
+            .add = true});
+}
+
+}  // namespace kvtwin::optimized
+
+#else   // HWY_ARCH_X86
+namespace kvtwin::optimized {
+
+MultiplyBf16 Bf16Multiplier() { return nullptr; }
+void ForceBf16Multiplier(MultiplyBf16) {}
+void MultiplyInRegisters(const Bf16Product&) {}
+void RoundToBf16(float*, std::size_t, std::size_t) {}
+void AttendManyInBf16(const AttentionTile&, const QueryHeads&,
+                      const std::uint64_t*, std::size_t, ScoreScale,
+                      MultiplyBf16, float*) {}
+
+}  // namespace kvtwin::optimized
+#endif  // HWY_ARCH_X86

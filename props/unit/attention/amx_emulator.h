@@ -1,0 +1,171 @@
+// Intel's AMX in plain C++, in the place of optimized::AmxTiles. Each thread
+// has its own tiles, as on the processor. Where an instruction would raise an
+// exception, it does nothing but note a fault.
+
+#ifndef KVTWIN_PROPS_UNIT_ATTENTION_AMX_EMULATOR_H_
+#define KVTWIN_PROPS_UNIT_ATTENTION_AMX_EMULATOR_H_
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "optimized/amx_products.h"
+
+namespace kvtwin::props {
+
+// The tiles of a thread.
+struct TileState {
+  static constexpr std::size_t kTiles = 8;
+  static constexpr std::size_t kRows = 16;
+  static constexpr std::size_t kRowBytes = 64;
+  using Tile = std::array<std::array<std::byte, kRowBytes>, kRows>;
+
+  bool is_configured = false;
+  optimized::TileConfig config;
+  std::array<Tile, kTiles> tiles = {};
+};
+
+class EmulatedTiles {
+ public:
+  static void Configure(const optimized::TileConfig& config) {
+    const auto is_zero = [](auto number) { return number == 0; };
+    bool valid = config.palette <= 1 && config.start_row == 0 &&
+                 std::ranges::all_of(config.reserved, is_zero);
+    for (std::size_t t = 0; t < config.rows.size(); ++t) {
+      const std::size_t rows = config.rows.at(t);
+      const std::size_t bytes = config.row_bytes.at(t);
+      const bool is_unused = rows == 0 && bytes == 0;
+      const bool is_used = t < TileState::kTiles && rows >= 1 &&
+                           rows <= TileState::kRows && bytes >= 1 &&
+                           bytes <= TileState::kRowBytes;
+      valid = valid && (is_unused || is_used);
+    }
+    if (!valid) return Fault("ldtilecfg: #GP");
+    state_ = {};
+    if (config.palette == 1) {
+      state_.config = config;
+      state_.is_configured = true;
+    }
+  }
+
+  template <int tile>
+  static void Load(const float* from, std::size_t stride) {
+    if (!IsUsable(tile)) return Fault("tileloadd: #UD");
+    Tile loaded = {};
+    for (std::size_t r = 0; r < Rows(tile); ++r) {
+      std::memcpy(loaded.at(r).data(),
+                  reinterpret_cast<const std::byte*>(from) + r * stride,
+                  Bytes(tile));
+    }
+    state_.tiles.at(tile) = loaded;
+  }
+
+  template <int tile>
+  static void Zero() {
+    if (!IsUsable(tile)) return Fault("tilezero: #UD");
+    state_.tiles.at(tile) = {};
+  }
+
+  template <int tile>
+  static void Store(float* to, std::size_t stride) {
+    if (!IsUsable(tile)) return Fault("tilestored: #UD");
+    for (std::size_t r = 0; r < Rows(tile); ++r) {
+      std::memcpy(reinterpret_cast<std::byte*>(to) + r * stride,
+                  state_.tiles.at(tile).at(r).data(), Bytes(tile));
+    }
+  }
+
+  // The sums of the first and of the second numbers of the pairs are apart from
+  // each other until the end.
+  template <int sum, int a, int b>
+  static void Multiply() {
+    const bool fits = IsUsable(sum) && IsUsable(a) && IsUsable(b) && sum != a &&
+                      sum != b && a != b && Bytes(sum) % 4 == 0 &&
+                      Bytes(a) % 4 == 0 && Bytes(b) % 4 == 0 &&
+                      Rows(sum) == Rows(a) && Bytes(sum) == Bytes(b) &&
+                      Bytes(a) == 4 * Rows(b);
+    if (!fits) return Fault("tdpbf16ps: #UD");
+    ++multiplications_;
+    Tile result = {};
+    for (std::size_t row = 0; row < Rows(sum); ++row) {
+      for (std::size_t n = 0; n < Bytes(sum) / 4; ++n) {
+        std::array<float, 2> sums = {};
+        for (std::size_t k = 0; k < Rows(b); ++k) {
+          const std::uint32_t left = Word(a, row, k);
+          const std::uint32_t right = Word(b, k, n);
+          sums[0] = MultiplyAdd(left << 16, right << 16, sums[0]);
+          sums[1] = MultiplyAdd(left & kUpper, right & kUpper, sums[1]);
+        }
+        const float before = Flushed(std::bit_cast<float>(Word(sum, row, n)));
+        const float both = Flushed(sums[0] + sums[1]);
+        const float after = Flushed(before + both);
+        std::memcpy(&result.at(row).at(4 * n), &after, sizeof(after));
+      }
+    }
+    state_.tiles.at(sum) = result;
+  }
+
+  static void Release() { state_ = {}; }
+
+  static bool IsConfigured() { return state_.is_configured; }
+  // Multiplications of all threads so far.
+  static std::size_t Multiplications() { return multiplications_; }
+  // The faults of all threads since the last call.
+  static std::vector<std::string> TakeFaults() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(faults_, {});
+  }
+
+ private:
+  using Tile = TileState::Tile;
+  static constexpr std::uint32_t kUpper = 0xFFFF0000;
+
+  static std::size_t Rows(int tile) {
+    return state_.config.rows.at(static_cast<std::size_t>(tile));
+  }
+  static std::size_t Bytes(int tile) {
+    return state_.config.row_bytes.at(static_cast<std::size_t>(tile));
+  }
+  static bool IsUsable(int tile) {
+    return state_.is_configured && Rows(tile) != 0;
+  }
+  static std::uint32_t Word(int tile, std::size_t row, std::size_t column) {
+    std::uint32_t word = 0;
+    std::memcpy(
+        &word,
+        &state_.tiles.at(static_cast<std::size_t>(tile)).at(row).at(4 * column),
+        sizeof(word));
+    return word;
+  }
+  static float Flushed(float number) {
+    return std::fpclassify(number) == FP_SUBNORMAL ? std::copysign(0.0f, number)
+                                                   : number;
+  }
+  static float MultiplyAdd(std::uint32_t a, std::uint32_t b, float sum) {
+    return Flushed(std::fma(Flushed(std::bit_cast<float>(a)),
+                            Flushed(std::bit_cast<float>(b)), sum));
+  }
+  static void Fault(std::string_view text) {
+    const std::lock_guard lock(mutex_);
+    faults_.emplace_back(text);
+  }
+
+  inline static thread_local TileState state_;
+  inline static std::atomic<std::size_t> multiplications_ = 0;
+  inline static std::mutex mutex_;
+  inline static std::vector<std::string> faults_;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_UNIT_ATTENTION_AMX_EMULATOR_H_

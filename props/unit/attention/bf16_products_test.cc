@@ -1,0 +1,351 @@
+// Products of bf16: the emulator of AMX by examples, and the products of
+// matrices by AVX-512 BF16 and by the emulator.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/index.h"
+#include "kvtwin/attention.h"
+#include "kvtwin/tensor.h"
+#include "optimized/aligned_buffer.h"
+#include "optimized/amx_products.h"
+#include "optimized/attention_bf16.h"
+#include "props/unit/attention/amx_emulator.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Tiles = EmulatedTiles;
+using Faults = std::vector<std::string>;
+
+// A pair of numbers that bf16 has, as a float with their bits.
+float Pair(float first, float second) {
+  return std::bit_cast<float>(
+      std::bit_cast<std::uint32_t>(first) >> 16 |
+      (std::bit_cast<std::uint32_t>(second) & 0xFFFF0000));
+}
+
+// Tile 0 has one sum, tile 1 a row of two pairs, and tile 2 two rows of a pair.
+optimized::TileConfig OneSum() {
+  optimized::TileConfig config;
+  config.rows = {1, 1, 2};
+  config.row_bytes = {4, 8, 4};
+  return config;
+}
+
+// sum + a0 b0 + a1 b1, of pairs.
+float SumOf(float sum, std::array<float, 2> a, std::array<float, 2> b) {
+  Tiles::Configure(OneSum());
+  Tiles::Load<0>(&sum, 4);
+  Tiles::Load<1>(a.data(), 8);
+  Tiles::Load<2>(b.data(), 4);
+  Tiles::Multiply<0, 1, 2>();
+  Tiles::Store<0>(&sum, 4);
+  Tiles::Release();
+  EXPECT_EQ(Tiles::TakeFaults(), Faults());
+  return sum;
+}
+
+TEST(AmxEmulator, AddsTheProductsOfPairs) {
+  EXPECT_EQ(SumOf(100, {Pair(1, 2), Pair(3, 4)}, {Pair(5, 6), Pair(7, 8)}),
+            100 + 1 * 5 + 2 * 6 + 3 * 7 + 4 * 8);
+}
+
+TEST(AmxEmulator, KeepsTheFirstAndTheSecondNumbersApart) {
+  // In the order of the pairs the 1 would be lost beside 2^24.
+  EXPECT_EQ(SumOf(0, {Pair(0x1p12, 1), Pair(0x1p12, 0)},
+                  {Pair(0x1p12, 1), Pair(-0x1p12, 0)}),
+            1);
+  // The products are added to each other first, then to the sum.
+  EXPECT_EQ(SumOf(0x1p24, {Pair(1, 1), 0}, {Pair(1, 1), 0}), 0x1p24 + 2);
+}
+
+TEST(AmxEmulator, FusesProductsWithSums) {
+  // 1.5 * 1.5 - 2.25 is 0 either way; (1 + 2^-7)^2 has 15 bits, and its sum
+  // with 2^-20 more than a rounded sum of f32 would lose.
+  EXPECT_EQ(SumOf(0, {Pair(1 + 0x1p-7, 0), Pair(1, 0)},
+                  {Pair(1 + 0x1p-7, 0), Pair(-1, 0)}),
+            0x1p-6 + 0x1p-14);
+}
+
+TEST(AmxEmulator, FlushesWhatIsTooSmall) {
+  const float tiny = 0x1p-133f;  // The smallest bf16.
+  EXPECT_EQ(SumOf(0, {Pair(tiny, 0), 0}, {Pair(0x1p100, 0), 0}), 0);
+  EXPECT_EQ(SumOf(0, {Pair(0x1p-64, 0), 0}, {Pair(0x1p-63, 0), 0}), 0);
+  EXPECT_EQ(SumOf(0, {Pair(0x1p-63, 0), 0}, {Pair(0x1p-63, 0), 0}), 0x1p-126);
+  EXPECT_EQ(SumOf(0x1p-149f, {0, 0}, {0, 0}), 0);
+}
+
+TEST(AmxEmulator, ClearsWhatIsOutsideOfATile) {
+  std::array<float, 32> numbers;
+  numbers.fill(7);
+  optimized::TileConfig config;
+  config.rows = {2};
+  config.row_bytes = {8};
+  Tiles::Configure(config);
+  Tiles::Load<0>(numbers.data(), 64);
+  std::array<float, 32> stored = {};
+  Tiles::Store<0>(stored.data(), 64);
+  EXPECT_EQ(stored[1], 7);
+  EXPECT_EQ(stored[2], 0);
+  EXPECT_EQ(stored[17], 7);
+  Tiles::Configure(config);
+  Tiles::Store<0>(stored.data(), 64);
+  EXPECT_EQ(stored[1], 0);
+  Tiles::Release();
+  EXPECT_EQ(Tiles::TakeFaults(), Faults());
+}
+
+TEST(AmxEmulator, RefusesOtherConfigurations) {
+  const auto expect_fault = [](const auto& change) {
+    optimized::TileConfig config = OneSum();
+    change(config);
+    Tiles::Configure(config);
+    EXPECT_EQ(Tiles::TakeFaults(), Faults{"ldtilecfg: #GP"});
+    EXPECT_FALSE(Tiles::IsConfigured());
+  };
+  expect_fault([](auto& config) { config.palette = 2; });
+  expect_fault([](auto& config) { config.start_row = 1; });
+  expect_fault([](auto& config) { config.reserved[13] = 1; });
+  expect_fault([](auto& config) { config.rows[0] = 17; });
+  expect_fault([](auto& config) { config.row_bytes[0] = 65; });
+  expect_fault([](auto& config) { config.rows[0] = 0; });
+  expect_fault([](auto& config) { config.row_bytes[0] = 0; });
+  expect_fault([](auto& config) { config.rows[8] = 4; });
+}
+
+TEST(AmxEmulator, RefusesTilesThatDoNotFit) {
+  const auto expect_fault = [](const auto& change) {
+    optimized::TileConfig config = OneSum();
+    change(config);
+    Tiles::Configure(config);
+    EXPECT_EQ(Tiles::TakeFaults(), Faults());
+    Tiles::Multiply<0, 1, 2>();
+    EXPECT_EQ(Tiles::TakeFaults(), Faults{"tdpbf16ps: #UD"});
+  };
+  expect_fault([](auto& config) { config.rows[0] = 2; });
+  expect_fault([](auto& config) { config.rows[2] = 1; });
+  expect_fault([](auto& config) { config.row_bytes[0] = 8; });
+  expect_fault([](auto& config) { config.row_bytes[1] = 4; });
+  expect_fault([](auto& config) { config.row_bytes[2] = 6; });
+  expect_fault([](auto& config) {
+    config.rows[1] = 0;
+    config.row_bytes[1] = 0;
+  });
+  Tiles::Configure(OneSum());
+  Tiles::Multiply<0, 1, 1>();
+  Tiles::Multiply<0, 0, 2>();
+  Tiles::Zero<3>();
+  Tiles::Release();
+  Tiles::Multiply<0, 1, 2>();
+  Tiles::Zero<0>();
+  float number = 0;
+  Tiles::Load<0>(&number, 4);
+  Tiles::Store<0>(&number, 4);
+  EXPECT_EQ(Tiles::TakeFaults(),
+            (Faults{"tdpbf16ps: #UD", "tdpbf16ps: #UD", "tilezero: #UD",
+                    "tdpbf16ps: #UD", "tilezero: #UD", "tileloadd: #UD",
+                    "tilestored: #UD"}));
+}
+
+// Multiplies matrices of random integers, whose sums are exact in any order.
+// What lies around `c` stays as it is.
+void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
+                        std::size_t pairs, std::size_t columns, bool add) {
+  constexpr std::size_t kAround = 64;
+  constexpr std::size_t kPairs = optimized::kPairsOfTile;
+  std::mt19937 random(1);
+  const auto draw = [&] { return static_cast<float>(random() % 17) - 8; };
+  const std::size_t padded = (pairs + kPairs - 1) / kPairs * kPairs;
+  const auto make = [](std::size_t count) {
+    return optimized::AlignedBuffer(count * sizeof(float));
+  };
+  auto a_memory = make(rows * padded);
+  auto b_memory = make(padded * columns);
+  auto c_memory = make(rows * columns + 2 * kAround);
+  auto* a = a_memory.as<float>();
+  auto* b = b_memory.as<float>();
+  auto* c = c_memory.as<float>() + kAround;
+  std::vector<float> expected(rows * columns);
+  for (std::size_t i = 0; i < rows * columns + 2 * kAround; ++i) {
+    c[AsInt(i) - AsInt(kAround)] = 3;
+  }
+  for (float& sum : expected) sum = add ? 3 : 0;
+  std::vector<std::array<float, 2>> left(rows * pairs);
+  std::vector<std::array<float, 2>> right(pairs * columns);
+  for (auto* side : {&left, &right}) {
+    for (auto& pair : *side) pair = {draw(), draw()};
+  }
+  std::fill_n(a, rows * padded, 0.0f);
+  std::fill_n(b, padded * columns, 0.0f);
+  for (std::size_t k = 0; k < pairs; ++k) {
+    for (std::size_t r = 0; r < rows; ++r) {
+      const auto& of_row = left[r * pairs + k];
+      a[r * padded + k] = Pair(of_row[0], of_row[1]);
+      for (std::size_t j = 0; j < columns; ++j) {
+        const auto& of_column = right[k * columns + j];
+        b[k * columns + j] = Pair(of_column[0], of_column[1]);
+        expected[r * columns + j] +=
+            of_row[0] * of_column[0] + of_row[1] * of_column[1];
+      }
+    }
+  }
+  multiply({.a = a,
+            .a_row = padded,
+            .rows = rows,
+            .pairs = pairs,
+            .b = b,
+            .columns = columns,
+            .c = c,
+            .add = add});
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(c[i], expected[i])
+        << i / columns << ", " << i % columns << " of " << rows << " rows, "
+        << columns << " columns, " << pairs << " pairs, add " << add;
+  }
+  for (std::size_t i = 0; i < kAround; ++i) {
+    ASSERT_EQ(*(c - 1 - i), 3);
+    ASSERT_EQ(c[expected.size() + i], 3);
+  }
+}
+
+void ExpectExactProducts(optimized::MultiplyBf16 multiply) {
+  for (std::size_t rows = 1; rows <= 70; ++rows) {
+    const std::size_t pairs = 1 + rows * 7 % 40;
+    const std::size_t columns = 16 * (1 + rows % 9);
+    ExpectExactProduct(multiply, rows, pairs, columns, /*add=*/false);
+    ExpectExactProduct(multiply, rows, pairs, columns, /*add=*/true);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(Bf16Products, OfRegistersAreExact) {
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "AVX-512 BF16 is not here";
+  }
+  ExpectExactProducts(optimized::MultiplyInRegisters);
+}
+
+TEST(Bf16Products, OfTilesAreExact) {
+  ExpectExactProducts(optimized::MultiplyInTiles<Tiles>);
+  EXPECT_EQ(Tiles::TakeFaults(), Faults());
+  EXPECT_FALSE(Tiles::IsConfigured());
+}
+
+// Rows that weigh all cells alike: the results are means of integers, which
+// bf16 has.
+void ExpectExactMeans(int cells, int head_dim, int rows) {
+  constexpr int kHeads = 3;
+  const auto number = [](std::int64_t i, std::int64_t cell) {
+    return static_cast<float>((i * 7 + cell * 13) % 17 - 4);
+  };
+  const DenseTensor key = FilledTensor(DType::kF32, {head_dim, 1, cells, 1}, 1);
+  DenseTensor value = key;
+  for (std::int64_t cell = 0; cell < cells; ++cell) {
+    for (std::int64_t i = 0; i < head_dim; ++i) {
+      StoreElement(number(i, cell),
+                   const_cast<std::byte*>(value.view().at(i, 0, cell)),
+                   DType::kF32);
+    }
+  }
+  const DenseTensor query =
+      FilledTensor(DType::kF32, {head_dim, kHeads, rows, 1}, 0);
+  const DenseTensor mask = FilledTensor(DType::kF32, {cells, rows, 1, 1}, 0);
+  auto attention = *MakeAttention();
+  ASSERT_TRUE(attention->Plan(mask.view(), rows).ok());
+  std::vector<float> out(AsSize(head_dim * kHeads * rows));
+  ASSERT_TRUE(
+      attention
+          ->Attend(query.view(),
+                   {.key = key.view(), .value = value.view(), .mask = {}},
+                   VLayout::kPlain, {.bf16_products = true},
+                   {.out = out.data()})
+          .ok());
+  for (std::int64_t i = 0; i < head_dim; ++i) {
+    float sum = 0;
+    for (std::int64_t cell = 0; cell < cells; ++cell) sum += number(i, cell);
+    const float mean = sum / static_cast<float>(cells);
+    for (std::int64_t row = 0; row < rows * kHeads; ++row) {
+      ASSERT_NEAR(out[AsSize(row * head_dim + i)], mean, 4e-6)
+          << "row " << row << ", element " << i << ", " << cells << " cells, "
+          << head_dim << " elements, " << rows << " rows";
+    }
+  }
+}
+
+TEST(Bf16Products, OfAnyTileAreExact) {
+  constexpr std::array kHeadDims = {1, 16, 31, 33, 128, 576};
+  for (const optimized::MultiplyBf16 multiply :
+       {optimized::MultiplyBf16{nullptr},
+        optimized::MultiplyBf16{optimized::MultiplyInTiles<Tiles>}}) {
+    optimized::ForceBf16Multiplier(multiply);
+    for (int cells = 1; cells <= 140 && !HasFailure(); ++cells) {
+      ExpectExactMeans(cells, kHeadDims.at(AsSize(cells) % kHeadDims.size()),
+                       2 + cells % 13);
+    }
+    optimized::ForceBf16Multiplier(nullptr);
+  }
+  EXPECT_EQ(Tiles::TakeFaults(), Faults());
+}
+
+// A tile with fewer cells than before takes nothing from what lay in memory.
+TEST(Bf16Products, TakeNothingFromAbsentCells) {
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "AVX-512 BF16, which rounds the numbers, is not here";
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::array<float, 16> row;
+  row.fill(3);
+  optimized::TileRows rows = {.rows = {},
+                              .dtype = DType::kF32,
+                              .adjacent = true,
+                              .head_dim = row.size(),
+                              .head_stride = 0,
+                              .stride = sizeof(float)};
+  rows.rows.fill(reinterpret_cast<const std::byte*>(row.data()));
+  const optimized::AttentionTile tile = {
+      .cells = 1, .keys = rows, .values = rows, .next = nullptr};
+  const std::size_t floats = optimized::ManyScratch(16, 16, 1);
+  auto scratch = optimized::AlignedBuffer(floats * sizeof(float));
+  for (const optimized::MultiplyBf16 multiply :
+       {&optimized::MultiplyInRegisters, &optimized::MultiplyInTiles<Tiles>}) {
+    std::fill_n(scratch.as<float>(), floats, nan);
+    alignas(64) std::array<float, 16> query = {};
+    alignas(64) std::array<float, 16> out = {};
+    float largest = -std::numeric_limits<float>::infinity();
+    float sum = 0;
+    const std::uint64_t visible = 1;
+    optimized::AttendManyInBf16(tile,
+                                {.kv_head = 0,
+                                 .count = 1,
+                                 .queries = query.data(),
+                                 .out = out.data(),
+                                 .largest = &largest,
+                                 .sum = &sum},
+                                &visible, 1, {.cap = 0}, multiply,
+                                scratch.as<float>());
+    EXPECT_EQ(out, row);
+    EXPECT_EQ(sum, 1);
+  }
+}
+
+TEST(Bf16Products, OfTheProcessorAreExact) {
+  const optimized::MultiplyBf16 own = optimized::Bf16Multiplier();
+  if (own == nullptr) GTEST_SKIP() << "no instruction is here";
+  ExpectExactProducts(own);
+}
+
+}  // namespace
+}  // namespace kvtwin::props
