@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,6 +64,7 @@ struct Case {
   // planned. A case with a table has an equivalent mask: its columns are the
   // tokens of all sequences, one sequence after another.
   DenseTensor mask;
+  bool sees_all = false;  // Every row of the mask sees every column.
   // The K and V of each column, in f32, dense.
   DenseTensor exact_key;
   DenseTensor exact_value;
@@ -139,11 +141,13 @@ inline Place PlaceInBlocks(const TensorView& view, PagedLayout layout,
           view.stride[0]};
 }
 
+// Draws numbers from -2 to 2, many for each call of `pick`.
 inline std::vector<float> DrawNumbers(const Pick& pick, std::int64_t count,
                                       int poison) {
   std::vector<float> numbers(AsSize(count));
+  std::minstd_rand random(static_cast<unsigned>(pick(1, 1 << 30)));
   for (float& number : numbers) {
-    number = static_cast<float>(pick(-1000, 1000)) / 500;
+    number = static_cast<float>(random()) * 0x1p-29f - 2;
   }
   const auto at = AsSize(pick(0, AsInt(count) - 1));
   if (poison > 0) numbers[at] = poison == 1 ? kNaN : -kInfinity;
@@ -158,9 +162,9 @@ inline void FillRows(const Pick& pick, Case& drawn, const PlaceOf& place) {
                         DenseTensor& exact, bool is_key) {
     exact = FilledTensor(DType::kF32,
                          {head_dim, drawn.kv_heads, drawn.columns, 1}, 0);
-    const bool poisoned = Chance(pick, 50);
+    const int poisoned = OneOf(pick, {0, 0, 0, 1, 20});  // Percent.
     for (std::int64_t cell = 0; cell < drawn.columns; ++cell) {
-      const int poison = poisoned && Chance(pick, 20) ? pick(1, 2) : 0;
+      const int poison = Chance(pick, poisoned) ? pick(1, 2) : 0;
       bool finite = true;
       for (std::int64_t head = 0; head < drawn.kv_heads; ++head) {
         const Place at = place(tensor, is_key, cell, head);
@@ -205,11 +209,11 @@ inline void DrawMask(const Pick& pick, Case& drawn) {
       OneOf(pick, {DType::kF32, DType::kF16, DType::kBF16, DType::kBits});
   const std::int64_t all_rows = drawn.first_row + drawn.rows + pick(0, 2);
   drawn.mask = HidingMask(dtype, drawn.columns, all_rows);
-  const int way = pick(0, 4);
+  const int way = drawn.sees_all ? 4 : pick(0, 4);
   const int sequences = pick(1, 5);
   const int window = pick(0, 200);
   for (std::int64_t row = 0; row < all_rows; ++row) {
-    if (Chance(pick, 3)) continue;  // It sees nothing.
+    if (!drawn.sees_all && Chance(pick, 3)) continue;  // It sees nothing.
     const std::int64_t self = drawn.columns - all_rows + row;
     for (std::int64_t cell = 0; cell < drawn.columns; ++cell) {
       const bool past = cell <= self;
@@ -223,13 +227,18 @@ inline void DrawMask(const Pick& pick, Case& drawn) {
   }
 }
 
+// Draws the rows and columns of a view.
+inline void DrawViewShape(const Pick& pick, Case& drawn) {
+  drawn.rows = OneOf(pick, {1, 1, 1, 2, 3, 7, pick(1, 20)});
+  drawn.columns = OneOf(pick, {pick(1, 20), pick(60, 70), pick(120, 300)});
+  if (Chance(pick, 1)) drawn.rows = pick(60, 130);
+  if (Chance(pick, 5)) drawn.columns = pick(500, 1100);
+  if (Chance(pick, 1)) drawn.columns = pick(4090, 4100);
+}
+
 inline void DrawView(const Pick& pick, Case& drawn, DType k_dtype,
                      DType v_dtype) {
   drawn.first_row = Sometimes(pick, 5);
-  drawn.rows = OneOf(pick, {1, 1, 1, 2, 3, 7, pick(1, 20)});
-  drawn.columns = OneOf(pick, {pick(1, 20), pick(60, 70), pick(120, 300)});
-  if (Chance(pick, 2)) drawn.rows = pick(60, 130);
-  if (Chance(pick, 1)) drawn.columns = pick(4090, 4100);
   if (!IsBlockDType(v_dtype)) {
     drawn.v_layout =
         OneOf(pick, {VLayout::kPlain, VLayout::kPermuted, VLayout::kTiled});
@@ -258,13 +267,16 @@ inline void DrawView(const Pick& pick, Case& drawn, DType k_dtype,
            });
 }
 
-// Draws the lengths of a table, and what its rows see.
+// Draws the lengths of a table's sequences, and their rows.
 inline void DrawSequences(const Pick& pick, Case& drawn) {
   const int sequences = pick(1, 5);
+  const int longest = Chance(pick, 5) ? 1100 : 200;
   drawn.rows = 0;
   drawn.columns = 0;
+  drawn.lengths.clear();
+  drawn.query_rows.clear();
   for (int i = 0; i < sequences; ++i) {
-    const int length = OneOf(pick, {0, 1, pick(1, 70), pick(1, 200)});
+    const int length = OneOf(pick, {0, 1, pick(1, 70), pick(1, longest)});
     const int most = std::min(length, Chance(pick, 90) ? 10 : 200);
     drawn.lengths.push_back(length);
     drawn.query_rows.push_back(OneOf(pick, {0, std::min(1, most), most}));
@@ -275,14 +287,8 @@ inline void DrawSequences(const Pick& pick, Case& drawn) {
 
 inline void DrawTable(const Pick& pick, Case& drawn, DType k_dtype,
                       DType v_dtype) {
-  drawn.paged = true;
   drawn.layout =
       OneOf(pick, {PagedLayout::kTokenMajor, PagedLayout::kHeadMajor});
-  do {
-    drawn.lengths.clear();
-    drawn.query_rows.clear();
-    DrawSequences(pick, drawn);
-  } while (drawn.rows == 0);
   AttentionTable& table = drawn.table;
   table.block_size = OneOf(pick, {1, 2, 3, 16, 32, 64, 100});
   table.window = Chance(pick, 50) ? kOpenEnd : pick(0, 100);
@@ -333,14 +339,31 @@ inline void DrawTable(const Pick& pick, Case& drawn, DType k_dtype,
            });
 }
 
-inline Case DrawCase(const Pick& pick) {
-  Case drawn;
-  drawn.kv_heads = OneOf(pick, {1, 1, 2, 3});
-  drawn.heads = drawn.kv_heads * OneOf(pick, {1, 2, 3, 4, 7, 8, 9, 16});
-  const DType k_dtype = DrawDType(pick);
-  const DType v_dtype = Chance(pick, 50) ? k_dtype : DrawDType(pick);
-  drawn.k_head_dim = DrawHeadDim(pick, k_dtype);
-  drawn.v_head_dim = DrawHeadDim(pick, v_dtype);
+// Draws the sizes of a case. Most cases are small, so that there can be many:
+// heads are drawn again while they take more products of queries, K and V than
+// a limit, which grows until some do not.
+inline void DrawShape(const Pick& pick, Case& drawn, DType k_dtype,
+                      DType v_dtype) {
+  drawn.paged = !Chance(pick, 60);
+  do {
+    if (drawn.paged) {
+      DrawSequences(pick, drawn);
+    } else {
+      DrawViewShape(pick, drawn);
+    }
+  } while (drawn.rows == 0);
+  const std::int64_t pairs = drawn.rows * drawn.columns;
+  std::int64_t most = std::int64_t{1} << pick(12, 19);
+  do {
+    drawn.kv_heads = OneOf(pick, {1, 1, 2, 3});
+    drawn.heads = drawn.kv_heads * OneOf(pick, {1, 2, 3, 4, 7, 8, 9, 16});
+    drawn.k_head_dim = DrawHeadDim(pick, k_dtype);
+    drawn.v_head_dim = DrawHeadDim(pick, v_dtype);
+    most += most / 8;
+  } while (pairs * drawn.heads * (drawn.k_head_dim + drawn.v_head_dim) > most);
+}
+
+inline void DrawOptions(const Pick& pick, Case& drawn) {
   drawn.options.scale = static_cast<float>(pick(-100, 100)) / 100 + 0.001f;
   if (Chance(pick, 20)) {
     drawn.options.soft_cap = static_cast<float>(pick(1, 100)) / 10;
@@ -353,10 +376,15 @@ inline Case DrawCase(const Pick& pick) {
     }
   }
   drawn.options.splits = OneOf(pick, {0, 0, 1, 2, 5, 64, 65536});
-  if (Chance(pick, 60)) {
-    DrawView(pick, drawn, k_dtype, v_dtype);
-  } else {
+}
+
+// Draws the tensors of a case whose sizes are known.
+inline void DrawTensors(const Pick& pick, Case& drawn, DType k_dtype,
+                        DType v_dtype) {
+  if (drawn.paged) {
     DrawTable(pick, drawn, k_dtype, v_dtype);
+  } else {
+    DrawView(pick, drawn, k_dtype, v_dtype);
   }
   drawn.query =
       Store(pick, OneOf(pick, {DType::kF32, DType::kF16, DType::kBF16}),
@@ -368,6 +396,15 @@ inline Case DrawCase(const Pick& pick) {
                view.at(0, h, row), view.stride[0]);
     }
   }
+}
+
+inline Case DrawCase(const Pick& pick) {
+  Case drawn;
+  const DType k_dtype = DrawDType(pick);
+  const DType v_dtype = Chance(pick, 50) ? k_dtype : DrawDType(pick);
+  DrawShape(pick, drawn, k_dtype, v_dtype);
+  DrawOptions(pick, drawn);
+  DrawTensors(pick, drawn, k_dtype, v_dtype);
   return drawn;
 }
 
@@ -420,14 +457,21 @@ inline AttentionArithmetic ArithmeticOf(const Case& drawn) {
           .smallest = 0x1p-126};
 }
 
-// Fails the test if a result differs from the exact result by more than the
-// bound.
-inline void ExpectExact(const Case& drawn, const Results& got) {
+// The exact results of a row that sees no NaN and no infinity, and the bounds
+// of their errors.
+struct ExactRow {
+  int row;
+  reference::AttendedRow results;
+  AttentionError bound;
+};
+
+inline std::vector<ExactRow> ExactRows(const Case& drawn) {
   const reference::Weighing weighing = {.scale = drawn.options.scale,
                                         .soft_cap = drawn.options.soft_cap,
                                         .sinks = drawn.sinks};
   const KvView view = drawn.exact();
   Eigen::MatrixXd queries(drawn.k_head_dim, drawn.heads);
+  std::vector<ExactRow> rows;
   for (int row = 0; row < drawn.rows; ++row) {
     if (!drawn.finite[AsSize(row)]) continue;
     for (std::int64_t h = 0; h < drawn.heads; ++h) {
@@ -436,26 +480,56 @@ inline void ExpectExact(const Case& drawn, const Results& got) {
       }
     }
     const std::int64_t mask_row = drawn.first_row + row;
-    const reference::AttendedRow exact = reference::AttendRow(
-        view, VLayout::kPlain, mask_row, queries, weighing);
-    const AttentionError bound =
-        BoundOfErrors(view, VLayout::kPlain, mask_row, queries, weighing, exact,
-                      ArithmeticOf(drawn));
+    ExactRow exact = {.row = row,
+                      .results = reference::AttendRow(
+                          view, VLayout::kPlain, mask_row, queries, weighing),
+                      .bound = {}};
+    exact.bound = BoundOfErrors(view, VLayout::kPlain, mask_row, queries,
+                                weighing, exact.results);
+    rows.push_back(std::move(exact));
+  }
+  return rows;
+}
+
+// Fails the test if a result differs from the exact result by more than the
+// bound. Returns the largest difference, in bounds.
+inline double LargestError(const Case& drawn, const std::vector<ExactRow>& rows,
+                           const Results& got) {
+  double largest = 0;
+  for (const ExactRow& exact : rows) {
+    const auto is_within = [&](double value, double right, double bound) {
+      if (value == right) return true;  // Both may be -infinity.
+      const double error = std::abs(value - right) / bound;
+      largest = std::max(largest, error);
+      return error <= 1;
+    };
     for (std::int64_t h = 0; h < drawn.heads; ++h) {
-      const std::int64_t result = row * drawn.heads + h;
-      const double lse = At(got.log_sum_exp, result);
-      if (lse != exact.log_sum_exp[h]) {  // Both may be -infinity.
-        ASSERT_LE(std::abs(lse - exact.log_sum_exp[h]), bound.log_sum_exp[h])
-            << "log_sum_exp of row " << row << ", head " << h;
+      const std::int64_t result = exact.row * drawn.heads + h;
+      const float lse = At(got.log_sum_exp, result);
+      if (!is_within(lse, exact.results.log_sum_exp[h],
+                     exact.bound.log_sum_exp[h])) {
+        ADD_FAILURE() << "log_sum_exp of row " << exact.row << ", head " << h
+                      << ": " << lse << " instead of "
+                      << exact.results.log_sum_exp[h];
+        return largest;
       }
       for (std::int64_t i = 0; i < drawn.v_head_dim; ++i) {
-        const double out = At(got.out, result * drawn.v_head_dim + i);
-        ASSERT_LE(std::abs(out - exact.out(i, h)), bound.out(i, h))
-            << "row " << row << ", head " << h << ", element " << i << ": "
-            << out << " instead of " << exact.out(i, h);
+        const float out = At(got.out, result * drawn.v_head_dim + i);
+        if (is_within(out, exact.results.out(i, h), exact.bound.out(i, h))) {
+          continue;
+        }
+        ADD_FAILURE() << "row " << exact.row << ", head " << h << ", element "
+                      << i << ": " << out << " instead of "
+                      << exact.results.out(i, h);
+        return largest;
       }
     }
   }
+  return largest;
+}
+
+inline void ExpectExact(const Case& drawn, const Results& got) {
+  (void)LargestError(drawn, ExactRows(drawn), got);
 }
 
 // The number of random cases: KVTWIN_ATTENTION_CASES, or a few.

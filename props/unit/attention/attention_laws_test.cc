@@ -258,6 +258,29 @@ TEST_P(AttentionLaws, FollowTheFormula) {
   expect(drawn, 2 * std::tanh(1.5 / 2), 2 * std::tanh(3.0 / 2), 0);
 }
 
+// 65 cells, of which the last has a score of 0, and the others, with a V of
+// 1e36, one of -distance: their weights become subnormal, and then 0.
+TEST_P(AttentionLaws, ScoresFarApart) {
+  DenseTensor key = FilledTensor(DType::kF32, {1, 1, 65, 1}, -1);
+  DenseTensor value = FilledTensor(DType::kF32, {1, 1, 65, 1}, 1e36f);
+  const DenseTensor mask = FilledTensor(DType::kF32, {65, 1, 1, 1}, 0);
+  for (DenseTensor* rows : {&key, &value}) {
+    StoreElement(0, rows->bytes.data() + 64 * sizeof(float), DType::kF32);
+  }
+  const KvView view = {
+      .key = key.view(), .value = value.view(), .mask = mask.view()};
+  for (const std::int64_t heads : {1, 9}) {
+    for (float distance = 60; distance < 3e38f / 1.25f;
+         distance *= distance < 120 ? 1.001f : 1.25f) {
+      const DenseTensor query =
+          FilledTensor(DType::kF32, {1, heads, 1, 1}, distance);
+      const float got = ResultsOf(Case(), view, query.view(), 0).out[0];
+      const double exact = 64e36 * std::exp(-double{distance});
+      ASSERT_NEAR(got, exact, 1e-4 * exact + 64e36 * 0x1p-126) << distance;
+    }
+  }
+}
+
 // A row that sees nothing, without and with a sink.
 TEST_P(AttentionLaws, ARowMaySeeNothing) {
   const DenseTensor ones = FilledTensor(DType::kF32, {1, 1, 1, 1}, 1);

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -100,6 +101,31 @@ TEST_P(GuardedAttentionOf, AcceptsWhatItShould) {
       attention->Attend(f.query_view, f.kv, f.layout, f.options, f.result)
           .ok());
   EXPECT_EQ(f.out, std::vector<float>(5 * 4 * 2, 1));
+}
+
+TEST_P(GuardedAttentionOf, TakesTheLargestNumbers) {
+  AttentionFixture f;
+  auto attention = *MakeAttention(GetParam());
+  f.options.splits = 65536;
+  f.table.window = std::numeric_limits<std::int32_t>::max();
+  f.lengths = {4, 2};
+  f.blocks = {1, 0, 2, 2};
+  ASSERT_TRUE(attention->Plan(f.Table()).ok());
+  EXPECT_TRUE(
+      attention->Attend(f.query_view, f.kv, f.layout, f.options, f.result)
+          .ok());
+  EXPECT_EQ(f.out, std::vector<float>(5 * 4 * 2, 1));
+  ASSERT_TRUE(attention->Plan(f.view.mask, 2, 1).ok());
+  f.view.key.shape[0] = (std::int64_t{1} << 31) - 1;  // Fits to no query.
+  EXPECT_THAT(
+      attention->Attend(f.query_view, f.view, f.v_layout, f.options, f.result)
+          .message(),
+      "query has shape [3, 4, 2], it must be [2147483647, 4, 2]");
+  ++f.view.key.shape[0];
+  EXPECT_THAT(
+      attention->Attend(f.query_view, f.view, f.v_layout, f.options, f.result)
+          .message(),
+      HasSubstr("each dimension must be 1 to 2147483647"));
 }
 
 TEST_P(GuardedAttentionOf, NeedsAPlan) {
