@@ -171,6 +171,8 @@ TEST_P(GuardedAttentionOf, RefusesMasks) {
           [](TensorView& mask, int&, int&) { mask.shape[0] = -1; });
   refuses("mask has a stride[0] of 8, f32 needs 4",
           [](TensorView& mask, int&, int&) { mask.stride[0] = 8; });
+  refuses("mask has a stride[0] of 0, f32 needs 4",
+          [](TensorView& mask, int&, int&) { mask.stride[0] = 0; });
   refuses("rows is 0, it must be 1 to 3",
           [](TensorView&, int& rows, int&) { rows = 0; });
   refuses("rows is 4, it must be 1 to 3",
