@@ -42,8 +42,8 @@ class PlainLedger {
  public:
   explicit PlainLedger(const CacheSpec& spec) : spec_(spec) {}
   virtual ~PlainLedger() = default;
-
   bool encoder() const { return spec_.kind == Kind::kEncoder; }
+  const Shift& shift() const { return spec_.shift; }
   // In the order in which they were made; a token that moves becomes the last.
   const std::vector<LedgerToken>& tokens() const { return tokens_; }
   std::int64_t cells() const { return cells_; }

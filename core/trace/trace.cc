@@ -1,6 +1,7 @@
 #include "core/trace/trace.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -161,11 +162,19 @@ void ReadAttend(const JsonFields& fields, TraceHeader& header) {
   if (attend.Find("dtype") != nullptr) {
     header.attend_dtype = At(kDTypes, attend.Name("dtype", kNames));
   }
-  if (attend.Find("tolerance") == nullptr) return;
-  header.attend_tolerance = attend.Real("tolerance");
-  if (!(header.attend_tolerance >= 0)) {
-    attend.Fail("tolerance", "must not be negative");
+  const auto read = [&](std::string_view key, double& number) {
+    if (attend.Find(key) == nullptr) return;
+    number = attend.Real(key);
+    if (!(number >= 0)) attend.Fail(key, "must not be negative");
+  };
+  read("tolerance", header.attend_tolerance);
+  read("soft_cap", header.attend_soft_cap);
+  const JsonValue* sinks = attend.Find("sinks");
+  if (sinks == nullptr) return;
+  if (!sinks->IsNumbers()) {
+    return attend.Wrong("sinks", *sinks, "a list of numbers");
   }
+  header.attend_sinks.assign(sinks->numbers.begin(), sinks->numbers.end());
 }
 
 TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
@@ -687,8 +696,11 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
       R"("max_batch":{}}},)",
       DTypeName(init.dtype), init.max_sequences, init.capacity, init.max_batch);
   if (header.version > 1) {
-    out << fmt::format(R"("attend":{{"dtype":"{}","tolerance":{}}},)",
-                       DTypeName(header.attend_dtype), header.attend_tolerance);
+    out << fmt::format(
+        R"("attend":{{"dtype":"{}","tolerance":{},"soft_cap":{},)"
+        R"("sinks":[{}]}},)",
+        DTypeName(header.attend_dtype), header.attend_tolerance,
+        header.attend_soft_cap, fmt::join(header.attend_sinks, ","));
   }
   out << fmt::format(R"("model":{{"layers":{},"k_head_dim":{},"kv_heads":{},)"
                      R"("v_head_dim":{}}}}})",

@@ -47,10 +47,13 @@ struct TraceHeader {
   InitArgs init;
   int layers = 1;
   RowDims rows;  // The model's dimensions; a layer may have other ones.
-  // Version 2: the dtype to which the outputs were rounded, and the error of
-  // the cache's own number formats.
+  // Version 2: the dtype to which the outputs were rounded, the error of the
+  // cache's own number formats, the soft cap (0: none), and the sinks, one for
+  // each query head (empty: none).
   DType attend_dtype = DType::kF32;
   double attend_tolerance = 0;
+  double attend_soft_cap = 0;
+  std::vector<float> attend_sinks = {};
 };
 
 enum class TraceOpKind {

@@ -12,11 +12,13 @@
 
 #include "kvtwin/kvtwin.h"
 
-enum { kSequences = 4, kLayers = 4 };
+enum { kSequences = 4, kLayers = 4, kSinks = 64 };
 
 typedef struct {
   int layers, heads, k_dim, v_dim, window;
   float *k[kSequences][kLayers], *v[kSequences][kLayers];
+  float soft_cap, sinks[kSinks];
+  int sink_count;
   int sequence, first, tokens; /* The batch: positions from `first` on. */
 } Mine;
 
@@ -24,14 +26,18 @@ static int Describe(kvtwin_description_v1* out) {
   out->name = "c_attention";
   out->level = KVTWIN_ATTENTION;
   out->kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA;
-  out->can = KVTWIN_CAN_REMOVE_TAIL;
+  out->can = KVTWIN_CAN_REMOVE_TAIL | KVTWIN_CAN_SOFT_CAP | KVTWIN_CAN_SINKS;
   out->max_sequences = kSequences;
   out->max_layers = kLayers;
   return KVTWIN_OK;
 }
 
 static int Init(const kvtwin_setup_v1* setup, void** cache) {
+  if (setup->sink_count > kSinks) return KVTWIN_NOT_SUPPORTED;
   Mine* c = calloc(1, sizeof(Mine));
+  c->soft_cap = setup->soft_cap;
+  c->sink_count = setup->sink_count;
+  for (int h = 0; h < c->sink_count; ++h) c->sinks[h] = setup->sinks[h];
   size_t capacity = (size_t)setup->cache->capacity;
   c->layers = setup->layers;
   c->heads = setup->kv_heads;
@@ -80,13 +86,13 @@ static int Put(void* cache, int32_t layer, const kvtwin_tensor* key,
   return KVTWIN_OK;
 }
 
-/* The attention of one head of one row: `now` is the position of the row. */
-static void AttendOne(const Mine* c, int layer, int head, int now,
+/* The attention of one head of one row: `now` is the position of the row,
+ * `sum` the weight of the sink. */
+static void AttendOne(const Mine* c, int layer, int head, int now, float sum,
                       const float* query, float* out) {
   const float* k = c->k[c->sequence][layer] + head * c->k_dim;
   const float* v = c->v[c->sequence][layer] + head * c->v_dim;
   int oldest = c->window < 0 ? 0 : now - c->window;
-  float sum = 0;
 #ifdef BUG
   --oldest;
 #endif
@@ -97,7 +103,9 @@ static void AttendOne(const Mine* c, int layer, int head, int now,
     const float* value = v + at * c->heads * c->v_dim;
     float score = 0;
     for (int i = 0; i < c->k_dim; ++i) score += query[i] * key[i];
-    float weight = expf(score / sqrtf((float)c->k_dim));
+    score /= sqrtf((float)c->k_dim);
+    if (c->soft_cap > 0) score = c->soft_cap * tanhf(score / c->soft_cap);
+    float weight = expf(score);
     sum += weight;
     for (int i = 0; i < c->v_dim; ++i) out[i] += weight * value[i];
   }
@@ -111,7 +119,8 @@ static int Attend(void* cache, int32_t layer, const kvtwin_tensor* query,
   for (int row = 0; row < c->tokens; ++row) {
     for (int h = 0; h < heads; ++h) {
       int one = row * heads + h;
-      AttendOne(c, layer, h / (heads / c->heads), c->first + row,
+      float sink = h < c->sink_count ? expf(c->sinks[h]) : 0;
+      AttendOne(c, layer, h / (heads / c->heads), c->first + row, sink,
                 (const float*)query->data + one * c->k_dim,
                 out + one * c->v_dim);
     }

@@ -727,7 +727,10 @@ enum {
   /* Any sequence numbers; else only 0 to max_sequences - 1. */
   KVTWIN_CAN_ANY_SEQUENCE = 1 << 10,
   /* V may have another dtype than K. */
-  KVTWIN_CAN_MIX_DTYPES = 1 << 11
+  KVTWIN_CAN_MIX_DTYPES = 1 << 11,
+  /* `attend` follows the soft cap, or the sinks, of its setup. */
+  KVTWIN_CAN_SOFT_CAP = 1 << 12,
+  KVTWIN_CAN_SINKS = 1 << 13
 };
 /* Abilities that most backends have. If yours declares that it lacks one, the
  * harness does not use or expect it. */
@@ -797,6 +800,13 @@ typedef struct kvtwin_setup_v1 {
   int32_t kv_heads;
   int32_t k_head_dim;
   int32_t v_head_dim;
+
+  /* For `attend`, with CAN_SOFT_CAP and CAN_SINKS. (Newer than 0.1.0.) */
+  float soft_cap;     /* A score s becomes soft_cap * tanh(s / soft_cap), after
+                         it was scaled. 0: none. */
+  const float* sinks; /* For each query head, the logit of a token without V;
+                         valid during `init` only. NULL: none. */
+  int32_t sink_count; /* The number of query heads, or 0. */
 } kvtwin_setup_v1;
 
 /* Your cache as a table. Every function except `describe` and `init` gets the

@@ -14,17 +14,22 @@ namespace kvtwin::props {
 
 class AttendingTwin : public ForwardingCache, public Attending {
  public:
-  // Requires: `attention` is not null.
-  AttendingTwin(std::unique_ptr<Cache> cache, VLayout v_layout,
-                std::unique_ptr<Attention> attention)
+  // `soft_cap`: 0 for none; `sinks`: each head has one (SinksOf). Requires:
+  // `attention` is not null.
+  AttendingTwin(std::unique_ptr<Cache> cache, VLayout v_layout, int soft_cap,
+                bool sinks, std::unique_ptr<Attention> attention)
       : ForwardingCache(std::move(cache)),
         v_layout_(v_layout),
+        soft_cap_(static_cast<float>(soft_cap)),
+        has_sinks_(sinks),
         attention_(std::move(attention)) {}
 
   Status Attend(const TensorView& query, std::span<float> out) override;
 
  private:
   const VLayout v_layout_;
+  const float soft_cap_;
+  const bool has_sinks_;
   const std::unique_ptr<Attention> attention_;
 };
 

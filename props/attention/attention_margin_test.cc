@@ -23,8 +23,14 @@ namespace {
 // A ledger that gets random batches of up to three sequences.
 class RandomPasses {
  public:
-  RandomPasses(std::uint32_t seed, const RowDims& dims, DType dtype, int tokens)
-      : random_(seed), dims_(dims), dtype_(dtype), ledger_(SpecOf(Draw(0, 3))) {
+  // With a `soft_cap`, heads have sinks, too.
+  RandomPasses(std::uint32_t seed, const RowDims& dims, DType dtype, int tokens,
+               int soft_cap)
+      : random_(seed),
+        dims_(dims),
+        dtype_(dtype),
+        soft_cap_(soft_cap),
+        ledger_(SpecOf(Draw(0, 3))) {
     const int capacity = tokens + 16;
     EXPECT_TRUE(ledger_.Init({}, {dtype, kSequences, capacity, capacity}).ok());
     ledger_.IgnoreCapacity();
@@ -56,12 +62,15 @@ class RandomPasses {
     ledger_.Put(0, fill(keys_, RowRole::kKey, dims_.k_head_dim),
                 fill(values_, RowRole::kValue, dims_.v_head_dim));
     serial_ += count;
+    const int group = QueriesPerKvHead(dtype_, dims_.kv_heads, 8);
     return {{.ledger = ledger_,
              .layer = 0,
              .dims = dims_,
              .positions = positions_,
-             .sequences = sequences_},
-            QueriesPerKvHead(dtype_, dims_.kv_heads, 8),
+             .sequences = sequences_,
+             .soft_cap = static_cast<double>(soft_cap_),
+             .sinks = SinksOf(soft_cap_ > 0 ? group * dims_.kv_heads : 0)},
+            group,
             random_(),
             before};
   }
@@ -80,6 +89,7 @@ class RandomPasses {
   std::mt19937 random_;
   const RowDims dims_;
   const DType dtype_;
+  const int soft_cap_;
   reference::CacheLedger ledger_;
   std::array<std::int32_t, kSequences> next_ = {};
   std::int64_t serial_ = 0;
@@ -108,10 +118,11 @@ void AddMargins(const AttentionQuestion& question, std::int64_t row,
 }
 
 std::vector<double> MarginsOf(const RowDims& dims, DType dtype, int tokens,
-                              int cases) {
+                              int cases, int soft_cap) {
   std::vector<double> margins;
   for (int i = 0; i < cases; ++i) {
-    RandomPasses passes(static_cast<std::uint32_t>(i), dims, dtype, tokens);
+    RandomPasses passes(static_cast<std::uint32_t>(i), dims, dtype, tokens,
+                        soft_cap);
     AttentionQuestion question = passes.Ask(std::min(tokens, 8), nullptr);
     int stored = std::min(tokens, 8);
     while (stored < tokens) {
@@ -135,6 +146,25 @@ struct MarginCase {
   double most_near;  // The part of the faults that may be within 2 bounds.
 };
 
+void ExpectFar(const MarginCase& test, const RowDims& dims, int tokens,
+               int soft_cap) {
+  const std::vector<double> margins =
+      MarginsOf(dims, test.dtype, tokens, 20, soft_cap);
+  ASSERT_GT(margins.size(), 100);
+  const auto near = std::ranges::lower_bound(margins, 2) - margins.begin();
+  const std::string text = fmt::format(
+      "{}, dims {},{},{}, {} tokens, soft cap {}: {} faults, least {:.3g}, "
+      "median {:.3g}, {} within 2",
+      DTypeName(test.dtype), dims.k_head_dim, dims.kv_heads, dims.v_head_dim,
+      tokens, soft_cap, margins.size(), margins.front(),
+      margins[margins.size() / 2], near);
+  EXPECT_GE(margins.front(), test.least) << text;
+  EXPECT_LE(static_cast<double>(near),
+            test.most_near * static_cast<double>(margins.size()))
+      << text;
+  if (std::getenv("KVTWIN_SHOW_MARGINS") != nullptr) fmt::print("{}\n", text);
+}
+
 // A right cache is within 1 bound, a fault of more than 2 bounds is found
 // however the cache rounds.
 TEST(AttentionMargin, OneWrongTokenIsFarOutsideOfTheBound) {
@@ -144,25 +174,18 @@ TEST(AttentionMargin, OneWrongTokenIsFarOutsideOfTheBound) {
     for (const RowDims& dims :
          {RowDims{4, 2, 3}, RowDims{16, 2, 16}, RowDims{128, 1, 128}}) {
       for (const int tokens : {2, 8, 32, 128}) {
-        const std::vector<double> margins =
-            MarginsOf(dims, test.dtype, tokens, 20);
-        ASSERT_GT(margins.size(), 100);
-        const auto near =
-            std::ranges::lower_bound(margins, 2) - margins.begin();
-        const std::string text = fmt::format(
-            "{}, dims {},{},{}, {} tokens: {} faults, least {:.3g}, median "
-            "{:.3g}, {} within 2",
-            DTypeName(test.dtype), dims.k_head_dim, dims.kv_heads,
-            dims.v_head_dim, tokens, margins.size(), margins.front(),
-            margins[margins.size() / 2], near);
-        EXPECT_GE(margins.front(), test.least) << text;
-        EXPECT_LE(static_cast<double>(near),
-                  test.most_near * static_cast<double>(margins.size()))
-            << text;
-        if (std::getenv("KVTWIN_SHOW_MARGINS") != nullptr) {
-          fmt::print("{}\n", text);
-        }
+        ExpectFar(test, dims, tokens, /*soft_cap=*/0);
       }
+    }
+  }
+}
+
+TEST(AttentionMargin, TheSameWithASoftCapAndSinks) {
+  for (const MarginCase& test :
+       {MarginCase{DType::kF32, 30, 0}, MarginCase{DType::kF16, 5, 0},
+        MarginCase{DType::kBF16, 0.5, 0.02}}) {
+    for (const int tokens : {2, 8, 32, 128}) {
+      ExpectFar(test, {16, 2, 16}, tokens, /*soft_cap=*/4);
     }
   }
 }

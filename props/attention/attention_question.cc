@@ -11,6 +11,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/index.h"
+#include "core/shift_row.h"
 #include "props/attention/explanation.h"
 #include "props/base/hash.h"
 
@@ -71,14 +72,21 @@ struct AttentionQuestion::Gathered {
 AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
                                      std::uint64_t seed,
                                      const AttentionQuestion* before)
-    : dims_(pass.dims) {
+    : dims_(pass.dims),
+      shift_(pass.ledger.shift()),
+      soft_cap_(pass.soft_cap),
+      sinks_(pass.sinks) {
   AddTokens(pass, before);
   AddRows(pass);
   DrawQueries(group, seed);
 }
 
 AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query)
-    : dims_(pass.dims), query_(query) {
+    : dims_(pass.dims),
+      shift_(pass.ledger.shift()),
+      soft_cap_(pass.soft_cap),
+      sinks_(pass.sinks),
+      query_(query) {
   AddTokens(pass, nullptr);
   AddRows(pass);
 }
@@ -125,6 +133,13 @@ void AttentionQuestion::AddTokens(const Pass& pass,
 }
 
 void AttentionQuestion::AddRows(const Pass& pass) {
+  // A shift may make a K row infinite; attention over it has no right output.
+  std::vector<char> finite(tokens_.size(), 1);
+  for (std::int64_t i = 0; i < std::ssize(tokens_); ++i) {
+    for (std::int64_t h = 0; h < dims_.kv_heads; ++h) {
+      if (!KeyOf(i, h).allFinite()) At(finite, i) = 0;
+    }
+  }
   rows_.reserve(pass.positions.size());
   for (std::size_t i = 0; i < pass.positions.size(); ++i) {
     Row& row = rows_.emplace_back();
@@ -136,8 +151,8 @@ void AttentionQuestion::AddRows(const Pass& pass) {
       const bool known = index < std::ssize(tokens_) &&
                          At(tokens_, index).number == token.number;
       if (pass.ledger.MaySee(AsInt(i), token)) {
-        row.judged =
-            row.judged && known && !pass.ledger.MayMiss(AsInt(i), token);
+        row.judged = row.judged && known && At(finite, index) != 0 &&
+                     !pass.ledger.MayMiss(AsInt(i), token);
         row.sees.push_back({index, index});
       }
       index += known ? 1 : 0;
@@ -212,7 +227,8 @@ void AttentionQuestion::DrawQueries(int group, std::uint64_t seed) {
   for (std::int64_t kv_head = 0; kv_head < dims_.kv_heads; ++kv_head) {
     float longest = 0;
     for (std::int64_t i = 0; i < std::ssize(tokens_); ++i) {
-      longest = std::max(longest, KeyOf(i, kv_head).norm());
+      const float length = KeyOf(i, kv_head).norm();
+      if (std::isfinite(length)) longest = std::max(longest, length);
     }
     lengths[kv_head] = longest;
   }
@@ -229,7 +245,7 @@ void AttentionQuestion::DrawQueries(int group, std::uint64_t seed) {
       const std::int64_t target = At(targets, h % std::ssize(targets));
       const auto key = KeyOf(std::max<std::int64_t>(target, 0), kv_head);
       const double length = key.norm() * lengths[kv_head];
-      if (target < 0 || length == 0) continue;
+      if (target < 0 || length == 0 || !std::isfinite(length)) continue;
       const double factor = score * std::sqrt(dim) / length;
       for (std::int64_t i = 0; i < dim; ++i) {
         queries[(static_cast<std::int64_t>(r) * heads + h) * dim + i] =
@@ -241,6 +257,14 @@ void AttentionQuestion::DrawQueries(int group, std::uint64_t seed) {
 
 int QueriesPerKvHead(DType dtype, int kv_heads, int most) {
   return std::clamp((dtype == DType::kF32 ? 4 : 8) / kv_heads, 1, most);
+}
+
+std::vector<float> SinksOf(std::int64_t heads) {
+  std::vector<float> sinks;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    sinks.push_back(0.5F * static_cast<float>(h * 3 % 5) - 1);  // -1 to 1
+  }
+  return sinks;
 }
 
 std::size_t AttentionQuestion::answer_size() const {
@@ -267,6 +291,10 @@ AttentionQuestion::Gathered AttentionQuestion::Gather(
   for (const Term& term : terms) {
     const auto key = IteratorAt(keys_, term.key * k_size);
     all.key.insert(all.key.end(), key, key + k_size);
+    if (term.moved != 0) {
+      (void)ShiftRow(shift_, /*layer=*/0, term.moved, dims_.k_head_dim,
+                     dims_.kv_heads, std::span(all.key).last(AsSize(k_size)));
+    }
     const auto value = IteratorAt(values_, term.value * v_size);
     all.value.insert(all.value.end(), value, value + v_size);
   }
@@ -280,10 +308,12 @@ AttentionQuestion::Gathered AttentionQuestion::Gather(
   return all;
 }
 
-Eigen::MatrixXd AttentionQuestion::OutputOf(const Eigen::MatrixXd& queries,
-                                            std::span<const Term> terms) const {
-  return reference::Attend(Gather(terms).view, VLayout::kPlain, 0, queries,
-                           1 / std::sqrt(dims_.k_head_dim));
+Eigen::MatrixXd AttentionQuestion::OutputOf(
+    const Eigen::MatrixXd& queries, std::span<const Term> terms,
+    const reference::Weighing& weighing) const {
+  return reference::AttendRow(Gather(terms).view, VLayout::kPlain, 0, queries,
+                              weighing)
+      .out;
 }
 
 Eigen::MatrixXd AttentionQuestion::Expected(std::int64_t row,
@@ -291,12 +321,10 @@ Eigen::MatrixXd AttentionQuestion::Expected(std::int64_t row,
                                             Eigen::MatrixXd& allowed) const {
   const Gathered seen = Gather(At(rows_, row).sees);
   const Eigen::MatrixXd queries = QueriesOf(row);
-  const reference::Weighing weighing = {.scale =
-                                            1 / std::sqrt(dims_.k_head_dim)};
   const reference::AttendedRow exact =
-      reference::AttendRow(seen.view, VLayout::kPlain, 0, queries, weighing);
+      reference::AttendRow(seen.view, VLayout::kPlain, 0, queries, weighing());
   const double unit = UnitOf(precision.dtype);
-  allowed = BoundOfErrors(seen.view, VLayout::kPlain, 0, queries, weighing,
+  allowed = BoundOfErrors(seen.view, VLayout::kPlain, 0, queries, weighing(),
                           exact, {.input_error = 2 * unit})
                 .out;
   allowed += unit * (allowed + exact.out.cwiseAbs());  // The result is rounded.
@@ -327,7 +355,15 @@ bool AttentionQuestion::IsSurelyRight(std::int64_t row,
             key.cast<double>().dot(queries.col(kv_head * group + h));
       }
     }
-    const Eigen::ArrayXd largest = weights.rowwise().maxCoeff();
+    if (soft_cap_ != 0) weights = soft_cap_ * (weights / soft_cap_).tanh();
+    Eigen::ArrayXd sinks = Eigen::ArrayXd::Constant(
+        group, -std::numeric_limits<double>::infinity());
+    if (!sinks_.empty()) {
+      sinks =
+          Eigen::Map<const Eigen::ArrayXf>(&At(sinks_, kv_head * group), group)
+              .cast<double>();
+    }
+    const Eigen::ArrayXd largest = weights.rowwise().maxCoeff().max(sinks);
     weights = (weights.colwise() - largest).exp();
     sums.setZero();
     sizes.setZero();
@@ -339,7 +375,8 @@ bool AttentionQuestion::IsSurelyRight(std::int64_t row,
         sizes.col(h) += weights(h, i) * value.abs();
       }
     }
-    const Eigen::ArrayXd totals = weights.rowwise().sum();
+    const Eigen::ArrayXd totals =
+        weights.rowwise().sum() + (sinks - largest).exp();
     for (std::int64_t h = 0; h < group; ++h) {
       const Eigen::Map<const Eigen::ArrayXf> actual(
           &out[AsSize((kv_head * group + h) * dims_.v_head_dim)],

@@ -11,6 +11,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "core/guarded_cache.h"
+#include "kvtwin/shift.h"
 #include "kvtwin/tensor.h"
 #include "props/attention/attention_bound.h"
 #include "reference/attention.h"
@@ -42,6 +44,7 @@ struct AskedToken {
 struct Term {
   std::int64_t key = 0;  // Indices into AttentionQuestion::tokens().
   std::int64_t value = 0;
+  std::int32_t moved = 0;  // The K row is shifted by this number of positions.
 };
 
 // How a cache computes: the dtype to which it rounds queries, weights and
@@ -56,6 +59,10 @@ struct AttentionPrecision {
 // wrong token shows.
 int QueriesPerKvHead(DType dtype, int kv_heads, int most);
 
+// Returns the logits of the sinks in histories that have sinks, one for each
+// head. Those of heads next to each other differ.
+std::vector<float> SinksOf(std::int64_t heads);
+
 struct WrongOutput {
   int row = -1;
   std::string text;
@@ -69,6 +76,8 @@ class AttentionQuestion {
     RowDims dims;
     const std::vector<std::int32_t>& positions;
     const std::vector<int>& sequences;
+    double soft_cap = 0;            // 0: none.
+    std::vector<float> sinks = {};  // Empty: none; else one for each head.
   };
 
   // Asks with `group` query heads for each KV head. `seed` chooses the
@@ -103,10 +112,22 @@ class AttentionQuestion {
   const std::vector<AskedToken>& tokens() const { return tokens_; }
   const Row& row(std::int64_t row) const { return At(rows_, row); }
   const RowDims& dims() const { return dims_; }
+  const Shift& shift() const { return shift_; }
+  // How scores become weights. The sinks live as long as the question.
+  reference::Weighing weighing() const {
+    return {.scale = 1 / std::sqrt(dims_.k_head_dim),
+            .soft_cap = soft_cap_,
+            .sinks = sinks_};
+  }
   Eigen::MatrixXd QueriesOf(std::int64_t row) const;
   // Returns the output, [v_head_dim, heads], of queries over these terms.
   Eigen::MatrixXd OutputOf(const Eigen::MatrixXd& queries,
-                           std::span<const Term> terms) const;
+                           std::span<const Term> terms) const {
+    return OutputOf(queries, terms, weighing());
+  }
+  Eigen::MatrixXd OutputOf(const Eigen::MatrixXd& queries,
+                           std::span<const Term> terms,
+                           const reference::Weighing& weighing) const;
   // Returns the output of a row, and sets `allowed` to the largest differences
   // that the precision allows.
   Eigen::MatrixXd Expected(std::int64_t row,
@@ -129,6 +150,9 @@ class AttentionQuestion {
   bool IsSurelyRight(std::int64_t row, std::span<const float> out) const;
 
   RowDims dims_;
+  Shift shift_;
+  double soft_cap_;
+  std::vector<float> sinks_;
   std::vector<AskedToken> tokens_;
   std::vector<float> keys_;    // [k_head_dim, kv_heads, tokens]
   std::vector<float> values_;  // [v_head_dim, kv_heads, tokens]

@@ -18,6 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 // Describe adds these members to the ledger's description.
 struct Said {
@@ -25,6 +26,7 @@ struct Said {
   kvtwin_dtype dtype = KVTWIN_F32;
   std::int32_t query_heads = 0;
   double tolerance = 0;
+  std::uint32_t can = 0;
 } said;
 std::int64_t heads = 0;  // The last query has this number of heads.
 std::int64_t wrote = 0;  // The index at which Attend writes a number.
@@ -35,7 +37,17 @@ int Describe(kvtwin_description_v1* out) {
   out->attend_dtype = said.dtype;
   out->max_query_heads = said.query_heads;
   out->attend_tolerance = said.tolerance;
+  out->can |= said.can;
   return code;
+}
+
+float soft_cap = 0;  // Those of the last setup.
+std::vector<float> sinks;
+
+int Init(const kvtwin_setup_v1* setup, void** cache) {
+  soft_cap = setup->soft_cap;
+  sinks.assign(setup->sinks, setup->sinks + setup->sink_count);
+  return LedgerBackend("ollama-0.15")->init(setup, cache);
 }
 
 // Answers zeros.
@@ -51,6 +63,7 @@ int Attend(void* /*cache*/, std::int32_t /*layer*/, const kvtwin_tensor* query,
 kvtwin_backend_v1 Table() {
   kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
   table.describe = Describe;
+  table.init = Init;
   table.attend = Attend;
   said = {};
   wrote = 0;
@@ -128,6 +141,32 @@ TEST(BackendAttends, WrongOutputsAndWritesAreFound) {
   wrote = 0;
   said.tolerance = 2;  // The numbers of V are smaller.
   EXPECT_FALSE(FailureOf(table));
+}
+
+// Only a backend that declares it gets a soft cap, or sinks.
+TEST(BackendAttends, SetupsHaveWhatTheBackendDeclares) {
+  kvtwin_backend_v1 table = Table();
+  History history =
+      *ParseHistory("kvt1 cells=4 legal=1 softcap=4 sinks=1 | put 0*2");
+  const auto fitted = [&](std::uint32_t can) {
+    said = {.can = can};
+    props::Setup setup = history.setup;
+    DescribeBackend(&table)->abilities.Fit(setup);
+    return ToText(setup);
+  };
+  EXPECT_THAT(fitted(0), Not(HasSubstr("s=1")));
+  EXPECT_THAT(fitted(0), Not(HasSubstr("softcap")));
+  EXPECT_THAT(fitted(KVTWIN_CAN_SOFT_CAP), HasSubstr("softcap=4"));
+  EXPECT_THAT(fitted(KVTWIN_CAN_SINKS), HasSubstr("sinks=1"));
+
+  said = {.query_heads = 3, .can = KVTWIN_CAN_SOFT_CAP | KVTWIN_CAN_SINKS};
+  const BackendInfo info = *DescribeBackend(&table);
+  RunHistory(history, BackendSubject(info, Level::kAttention, ""));
+  EXPECT_EQ(soft_cap, 4);
+  EXPECT_THAT(sinks, ElementsAre(-1, 0.5, -0.5));
+  table.attend = nullptr;
+  EXPECT_THAT(DescribeBackend(&table).status().message(),
+              HasSubstr("CAN_SOFT_CAP or CAN_SINKS"));
 }
 
 // Its rows are right, and its attention is wrong.

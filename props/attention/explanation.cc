@@ -16,6 +16,8 @@ namespace {
 
 // This number of faults of each kind is tried.
 constexpr std::size_t kFaultsMost = 1'000;
+// A token's K is tried for this number of positions before and after its own.
+constexpr std::int32_t kMovedMost = 64;
 // This number of faults is named if several make the same output.
 constexpr std::size_t kNamedMost = 3;
 
@@ -40,6 +42,34 @@ std::vector<std::int64_t> HiddenFrom(const AttentionQuestion& question,
   return hidden;
 }
 
+// Adds the faults of a token whose K is for another position, from the nearest
+// position on: a K row that was shifted twice, or not at all.
+void AddMovedKeys(const AttentionQuestion& question, std::int64_t row,
+                  std::size_t most, std::vector<TokenFault>& faults) {
+  const ShiftKind kind = question.shift().kind;
+  if (kind == ShiftKind::kNone || kind == ShiftKind::kIdentity ||
+      kind == ShiftKind::kCustom) {
+    return;
+  }
+  const std::vector<Term>& sees = question.row(row).sees;
+  const std::size_t last = faults.size() + most;
+  for (std::int32_t distance = 1; distance <= kMovedMost; ++distance) {
+    for (const std::int32_t moved : {distance, -distance}) {
+      for (std::size_t i = 0; i < sees.size(); ++i) {
+        if (faults.size() == last) return;
+        std::vector<Term> terms = sees;
+        terms[i].moved = moved;
+        faults.push_back(
+            {fmt::format("K of {} were {} for position {}",
+                         TokenText(question, row, sees[i].key),
+                         kind == ShiftKind::kRope ? "rotated" : "shifted",
+                         At(question.tokens(), sees[i].key).position + moved),
+             std::move(terms)});
+      }
+    }
+  }
+}
+
 // Tries faults, and keeps those that are nearest to the output.
 class FaultSearch {
  public:
@@ -50,10 +80,12 @@ class FaultSearch {
         queries_(question.QueriesOf(row)),
         actual_(actual),
         allowed_(allowed),
-        right_(Distance(question.OutputOf(queries_, question.row(row).sees))) {}
+        right_(question.OutputOf(queries_, question.row(row).sees)) {}
 
   void Try(const std::string& text, const Eigen::MatrixXd& output) {
-    const double distance = Distance(output);
+    // A fault that hardly changes the output explains nothing.
+    if (Distance(output, right_) < 0.5) return;
+    const double distance = Distance(output, actual_);
     if (distance <= kNear) {
       if (within_.size() < kNamedMost) within_.push_back(text);
     } else if (distance < nearest_) {
@@ -74,7 +106,7 @@ class FaultSearch {
     if (!within_.empty()) {
       return fmt::format("as if {}", fmt::join(within_, ", or "));
     }
-    if (nearest_ < right_ / 8) {
+    if (nearest_ < Distance(right_, actual_) / 8) {
       return fmt::format("as if {}, nearly", nearest_text_);
     }
     return "no fault of one token explains it";
@@ -86,8 +118,9 @@ class FaultSearch {
   static constexpr double kNear = 4;
 
   // Returns the distance in units of what is allowed. Infinity for a NaN.
-  double Distance(const Eigen::MatrixXd& output) const {
-    const double distance = (output - actual_)
+  double Distance(const Eigen::MatrixXd& output,
+                  const Eigen::MatrixXd& other) const {
+    const double distance = (output - other)
                                 .cwiseAbs()
                                 .cwiseQuotient(allowed_)
                                 .maxCoeff<Eigen::PropagateNaN>();
@@ -100,7 +133,7 @@ class FaultSearch {
   const Eigen::MatrixXd queries_;
   const Eigen::MatrixXd& actual_;
   const Eigen::MatrixXd& allowed_;
-  const double right_;  // The distance of the right output.
+  const Eigen::MatrixXd right_;  // The right output.
   std::vector<std::string> within_;
   double nearest_ = std::numeric_limits<double>::infinity();
   std::string nearest_text_;
@@ -175,6 +208,18 @@ void FaultSearch::TryOthers() {
   Try("the scale were 1",
       question_.OutputOf(queries_ * std::sqrt(question_.dims().k_head_dim),
                          sees));
+  const reference::Weighing weighing = question_.weighing();
+  if (weighing.soft_cap != 0) {
+    reference::Weighing changed = weighing;
+    changed.soft_cap = 0;
+    Try("the soft cap were absent",
+        question_.OutputOf(queries_, sees, changed));
+  }
+  if (!weighing.sinks.empty()) {
+    reference::Weighing changed = weighing;
+    changed.sinks = {};
+    Try("the sinks were absent", question_.OutputOf(queries_, sees, changed));
+  }
   Try("it were zeros", Eigen::MatrixXd::Zero(actual_.rows(), actual_.cols()));
   // Query head h reads KV head h modulo their number.
   const std::int64_t heads = queries_.cols();
@@ -236,6 +281,7 @@ std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
       add("K", {other, sees[i].value});
     }
   }
+  AddMovedKeys(question, row, most, faults);
   return faults;
 }
 

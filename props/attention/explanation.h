@@ -19,8 +19,9 @@ struct TokenFault {
 };
 
 // Returns the faults of one token that a row may have: a token that is missing,
-// that is hidden but seen, that is there twice, or that has K, V or both of
-// another token. Of each kind, there are at most `most`.
+// that is hidden but seen, that is there twice, that has K, V or both of
+// another token, or that has K for another position. Of each kind, there are at
+// most `most`.
 std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
                                          std::int64_t row, std::size_t most);
 

@@ -16,6 +16,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/index.h"
+#include "core/shift_row.h"
 #include "kvtwin/attention.h"
 #include "props/attention/attending_twin.h"
 #include "props/search/fuzz.h"
@@ -31,14 +32,16 @@ struct AttentionFault {
   // Changes the queries, [k_head_dim, heads, rows], and the outputs.
   std::function<void(Floats queries, const Shape& shape)> query = {};
   std::function<void(Floats out, const Shape& shape)> out = {};
+  std::function<void(Setup& setup)> ignores = {};  // Changes the setup.
   bool refuses = false;
 };
 
 class FaultyAttention final : public AttendingTwin {
  public:
-  FaultyAttention(std::unique_ptr<Cache> cache, VLayout v_layout,
+  FaultyAttention(std::unique_ptr<Cache> cache, const Setup& setup,
                   AttentionFault fault)
-      : AttendingTwin(std::move(cache), v_layout, *MakeAttention("reference")),
+      : AttendingTwin(std::move(cache), setup.config.v_layout, setup.soft_cap,
+                      setup.sinks, *MakeAttention("reference")),
         fault_(std::move(fault)) {}
 
   Status Attend(const TensorView& query, Floats out) override {
@@ -66,8 +69,10 @@ Subject Faulty(const Fault& fault, const AttentionFault& attention) {
   subject.make_of = [=](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
     auto cache = MakeTampered(setup.spec, fault);
     if (!cache.ok()) return cache;
+    Setup changed = setup;
+    if (attention.ignores) attention.ignores(changed);
     return std::unique_ptr<Cache>(std::make_unique<FaultyAttention>(
-        std::move(*cache), setup.config.v_layout, attention));
+        std::move(*cache), changed, attention));
   };
   return subject;
 }
@@ -246,6 +251,76 @@ TEST(FaultyAttention, OfTheAttentionAlone) {
        .text = "Attend is not_supported",
        .check = "subject: result"},
   });
+}
+
+const std::string kRotates =
+    "dims=4,2,3 seqs=1 cap=8 shift=rope | put 0*3 | drop 0:0-1 | put 0*1";
+
+// Each of these changes nothing without a soft cap, sinks or a shift.
+TEST(FaultyAttention, SoftCapSinksAndShift) {
+  // Shifts column 1 of the second view, at position 0 or 1, back or once more.
+  const auto moves = [](std::int32_t positions) {
+    return Shows([=](OwnedView& view) {
+      if (view.mask.shape[1] != 1) return;
+      Shift rope;
+      rope.kind = ShiftKind::kRope;
+      auto* key = reinterpret_cast<float*>(view.key.bytes.data());
+      ASSERT_TRUE(
+          ShiftRow(rope, 0, positions, 4, 2, std::span(key, 16).last(8)).ok());
+    });
+  };
+  ExpectFound({
+      {.name = "no soft cap",
+       .history = "softcap=4 " + kSix,
+       .attention = {.ignores =
+                         [](props::Setup& setup) { setup.soft_cap = 0; }},
+       .text = "; as if the soft cap were absent"},
+      {.name = "no sinks",
+       .history = "sinks=1 " + kSix,
+       .attention = {.ignores =
+                         [](props::Setup& setup) { setup.sinks = false; }},
+       .text = "; as if the sinks were absent"},
+      {.name = "no rotation",
+       .history = kRotates,
+       .fault = moves(1),
+       .text = "; as if K of position 0 were rotated for position 1"},
+      {.name = "rotated twice",
+       .history = kRotates,
+       .fault = moves(-1),
+       .text = "; as if K of position 0 were rotated for position -1"},
+  });
+}
+
+TEST(FaultyAttention, TheSearchDrawsSoftCapsAndSinks) {
+  const auto found = [](std::function<void(props::Setup&)> ignores) {
+    FuzzOptions options;
+    options.operations = 20'000;
+    const FuzzResult result =
+        Fuzz(options, Faulty({}, {.ignores = std::move(ignores)}));
+    return result.failure ? result.failure->history + result.failure->text : "";
+  };
+  const std::string cap = found([](auto& setup) { setup.soft_cap = 0; });
+  EXPECT_NE(cap.find("softcap=4"), cap.npos) << cap;
+  EXPECT_NE(cap.find("as if the soft cap were absent"), cap.npos) << cap;
+  const std::string sinks = found([](auto& setup) { setup.sinks = false; });
+  EXPECT_NE(sinks.find("sinks=1"), sinks.npos) << sinks;
+  EXPECT_NE(sinks.find("as if the sinks were absent"), sinks.npos) << sinks;
+}
+
+// A shift by this number of positions makes K of f16 infinite.
+TEST(FaultyAttention, InfiniteRowsAreNotJudged) {
+  const std::string shifted =
+      "kvt1 shift=add cells=2 dtype=f16 | put 0*1@+1073741824 | drop 0:~1-0 | ";
+  for (const std::string last : {"put 0*1", "put 1*1"}) {
+    const Result<History> history = ParseHistory(shifted + last);
+    ASSERT_TRUE(history.ok());
+    for (const auto& subject :
+         {Faulty({}, {}), TwinSubject("optimized", Level::kAttention)}) {
+      const RunResult result = RunHistory(*history, subject);
+      EXPECT_FALSE(result.failure) << result.failure->text;
+      EXPECT_EQ(result.views, last == "put 0*1" ? 1 : 2);
+    }
+  }
 }
 
 // A row that sees nothing must have zeros.

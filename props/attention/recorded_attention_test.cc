@@ -13,6 +13,7 @@
 namespace kvtwin::props {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::string Header(const std::string& version = "2",
@@ -95,11 +96,49 @@ TEST(RecordedAttention, TheHeaderSaysHowExactItIs) {
               Verdict::kAccept)
         << attend;
   }
+  // The right output is near, but no fault makes it.
+  EXPECT_THAT(JudgeText(Header("2", R"("attend":{"tolerance":0.02},)") + kPass +
+                        Attend("1,1,2,2,5.55,5.5"))
+                  .reason(),
+              HasSubstr("no fault of one token explains it"));
   for (const std::string attend :
        {R"("attend":{"tolerance":-1},)", R"("attend":{"dtype":"q8_0"},)"}) {
     EXPECT_EQ(JudgeText(Header("2", attend)).verdict(), Verdict::kBadInput)
         << attend;
   }
+}
+
+// Two scores are 2 before they are capped.
+TEST(RecordedAttention, TheHeaderHasTheSoftCapAndTheSinks) {
+  const std::string query = R"({"shape":[2,2,3],"data":)"
+                            R"([0,0,0,0,2.8284271,0,0,0,0,0,2.8284271,0]})";
+  const std::string attend = R"("attend":{"soft_cap":1,"sinks":[-1,1]},)";
+  const auto judge = [&](const std::string& out) {
+    return JudgeText(Header("2", attend) + kPass + Attend(out, query));
+  };
+  const std::string right =
+      "0.731058579,0.268941421,1.40904089,"
+      "0.84776623,4.64550678,3.78169272";
+  EXPECT_EQ(judge(right).verdict(), Verdict::kAccept) << judge(right).reason();
+  EXPECT_THAT(judge("0.731058579,0.268941421,1.18638034,"
+                    "0.84776623,4.64550678,5.59201934")
+                  .reason(),
+              HasSubstr("as if the soft cap were absent"));
+  EXPECT_THAT(judge("1,1,1.55214506,"
+                    "2,5.5,6.61963734")
+                  .reason(),
+              HasSubstr("as if the sinks were absent"));
+
+  const auto reason = [](const std::string& header) {
+    return JudgeText(Header("2", header) + kPass + Attend("1,1,2,2,5.5,5.5"))
+        .reason();
+  };
+  EXPECT_THAT(reason(R"("attend":{"soft_cap":-1},)"),
+              HasSubstr("soft_cap must not be negative"));
+  EXPECT_THAT(reason(R"("attend":{"sinks":["1"]},)"),
+              HasSubstr("a list of numbers"));
+  EXPECT_THAT(reason(R"("attend":{"sinks":[1]},)"),
+              HasSubstr("query has 2 heads, attend.sinks has 1 numbers"));
 }
 
 TEST(RecordedAttention, OnlyThePassIsJudged) {
@@ -140,8 +179,9 @@ TEST(RecordedAttention, BadInputIsNamed) {
 
 TEST(RecordedAttention, LinesAreWrittenAsTheyAreRead) {
   const std::string text =
-      Header("2", R"("attend":{"dtype":"f16","tolerance":0.25},)") + kPass +
-      Attend("1,1,2,2,5.5,5.5");
+      Header("2", R"("attend":{"dtype":"f16","tolerance":0.25,)"
+                  R"("soft_cap":30,"sinks":[0.5,-1]},)") +
+      kPass + Attend("1,1,2,2,5.5,5.5");
   std::istringstream in(text);
   TraceReader reader(in);
   ASSERT_TRUE(reader.ReadHeader());
@@ -158,6 +198,8 @@ TEST(RecordedAttention, LinesAreWrittenAsTheyAreRead) {
   EXPECT_EQ(second.header().version, 2);
   EXPECT_EQ(second.header().attend_dtype, DType::kF16);
   EXPECT_EQ(second.header().attend_tolerance, 0.25);
+  EXPECT_EQ(second.header().attend_soft_cap, 30);
+  EXPECT_THAT(second.header().attend_sinks, ElementsAre(0.5, -1));
 }
 
 }  // namespace

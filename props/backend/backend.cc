@@ -64,7 +64,7 @@ Status CheckFlags(const kvtwin_description_v1& said) {
                                    1U << KVTWIN_BF16 | 1U << KVTWIN_BITS;
   const std::array<Field, 8> fields = {
       {{"kinds", said.kinds, 2 * KVTWIN_HAS_WRAPPER - 1},
-       {"can", said.can, 2 * KVTWIN_CAN_MIX_DTYPES - 1},
+       {"can", said.can, 2 * KVTWIN_CAN_SINKS - 1},
        {"dtypes", said.dtypes, kRows},
        {"v_layouts", said.v_layouts, (2U << KVTWIN_V_TILED) - 1},
        {"shifts", said.shifts, (1U << KVTWIN_SHIFT_CUSTOM) - 1},
@@ -140,6 +140,12 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
     return Invalid(
         "the backend declares CAN_COPY_PREFIX, but its table has no "
         "copy_prefix");
+  }
+  constexpr std::uint32_t kAttends = KVTWIN_CAN_SOFT_CAP | KVTWIN_CAN_SINKS;
+  if (table.attend == nullptr && (can & kAttends) != 0) {
+    return Invalid(
+        "the backend declares CAN_SOFT_CAP or CAN_SINKS, but its table has no "
+        "attend");
   }
   return Abilities{
       .kinds = said.kinds,
@@ -283,13 +289,18 @@ Subject BackendSubject(const BackendInfo& info, Level level,
     table.restore = nullptr;
     subject.abilities.snapshots = false;
   }
-  subject.make_of = [=](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
-    return MakeBackendCache(table, setup, padded, watch);
-  };
   subject.can_be_poisoned = info.abilities.Can(KVTWIN_CAN_BE_POISONED);
   subject.tried_outside_of_life = false;
   subject.level = level;
   SetAttend(info, subject);
+  subject.make_of = [=, dtype = subject.attend_dtype,
+                     most = subject.query_heads](
+                        const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    const int kv_heads = setup.rows.kv_heads;
+    const int heads = kv_heads * QueriesPerKvHead(dtype, kv_heads, most);
+    return MakeBackendCache(table, setup, SinksOf(setup.sinks ? heads : 0),
+                            padded, watch);
+  };
   subject.arguments = std::move(arguments);
   return subject;
 }

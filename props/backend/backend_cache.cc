@@ -62,9 +62,13 @@ class Watched {
 class BackendCache final : public Cache, public Shifting, public Attending {
  public:
   // `padded`: the expected mask has padding rows.
-  BackendCache(const kvtwin_backend_v1& table, const Setup& setup, bool padded,
-               MemoryWatch* watch)
-      : table_(table), setup_(setup), padded_(padded), watch_(watch) {}
+  BackendCache(const kvtwin_backend_v1& table, const Setup& setup,
+               std::vector<float> sinks, bool padded, MemoryWatch* watch)
+      : table_(table),
+        setup_(setup),
+        sinks_(std::move(sinks)),
+        padded_(padded),
+        watch_(watch) {}
   BackendCache(const BackendCache&) = delete;
   BackendCache& operator=(const BackendCache&) = delete;
   ~BackendCache() override {
@@ -93,12 +97,16 @@ class BackendCache final : public Cache, public Shifting, public Attending {
     kvtwin_cache_params params = ToC(setup_.spec, config_, args);
     params.caches = parts.empty() ? nullptr : parts.data();
     params.cache_count = static_cast<std::int32_t>(parts.size());
-    const kvtwin_setup_v1 setup = {.size = sizeof(setup),
-                                   .cache = &params,
-                                   .layers = setup_.layers,
-                                   .kv_heads = setup_.rows.kv_heads,
-                                   .k_head_dim = setup_.rows.k_head_dim,
-                                   .v_head_dim = setup_.rows.v_head_dim};
+    const kvtwin_setup_v1 setup = {
+        .size = sizeof(setup),
+        .cache = &params,
+        .layers = setup_.layers,
+        .kv_heads = setup_.rows.kv_heads,
+        .k_head_dim = setup_.rows.k_head_dim,
+        .v_head_dim = setup_.rows.v_head_dim,
+        .soft_cap = static_cast<float>(setup_.soft_cap),
+        .sinks = sinks_.empty() ? nullptr : sinks_.data(),
+        .sink_count = static_cast<std::int32_t>(sinks_.size())};
     void* cache = nullptr;
     const Status status =
         Call("init", [&] { return table_.init(&setup, &cache); });
@@ -317,6 +325,7 @@ class BackendCache final : public Cache, public Shifting, public Attending {
 
   const kvtwin_backend_v1 table_;
   const Setup setup_;
+  const std::vector<float> sinks_;  // For each query head, or empty.
   const bool padded_;
   MemoryWatch* watch_;
   CacheConfig config_;
@@ -557,9 +566,11 @@ Result<KvView> BackendCache::Get() {
 }  // namespace
 
 std::unique_ptr<Cache> MakeBackendCache(const kvtwin_backend_v1& table,
-                                        const Setup& setup, bool padded,
+                                        const Setup& setup,
+                                        std::vector<float> sinks, bool padded,
                                         MemoryWatch* watch) {
-  return std::make_unique<BackendCache>(table, setup, padded, watch);
+  return std::make_unique<BackendCache>(table, setup, std::move(sinks), padded,
+                                        watch);
 }
 
 }  // namespace kvtwin::props

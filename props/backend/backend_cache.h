@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
@@ -30,11 +31,12 @@ class MemoryWatch {
 };
 
 // Returns a cache whose calls are calls of the table. A call that damages
-// memory, or whose answer makes no sense, throws a Failure. `padded`: the
-// expected mask has padding rows. Requires: `watch`, if not null, outlives the
-// cache.
+// memory, or whose answer makes no sense, throws a Failure. `sinks`: for each
+// query head, or empty. `padded`: the expected mask has padding rows. Requires:
+// `watch`, if not null, outlives the cache.
 std::unique_ptr<Cache> MakeBackendCache(const kvtwin_backend_v1& table,
-                                        const Setup& setup, bool padded,
+                                        const Setup& setup,
+                                        std::vector<float> sinks, bool padded,
                                         MemoryWatch* watch);
 
 }  // namespace kvtwin::props

@@ -20,6 +20,7 @@
 #include "props/backend/live.h"
 #include "props/compare/runner.h"
 #include "props/history/generate.h"
+#include "props/history/knobs.h"
 
 namespace kvtwin::props {
 namespace {
@@ -166,7 +167,7 @@ TEST(Backend, UnknownFlagsAreRefusedByName) {
   using Said = kvtwin_description_v1;
   const std::array<std::tuple<std::string, Field, unsigned>, 8> fields = {
       {{"kinds", &Said::kinds, 6},
-       {"can", &Said::can, 12},
+       {"can", &Said::can, 14},
        {"dtypes", &Said::dtypes, 6},
        {"v_layouts", &Said::v_layouts, 3},
        {"shifts", &Said::shifts, 5},
@@ -327,6 +328,7 @@ RC_GTEST_PROP(Backend, HistoriesUseDeclaredAbilitiesOnly,
   abilities.placements = bits(2);
   abilities.cannot = *rc::gen::inRange<std::uint32_t>(0, 8);
   Setup setup = MakeHistory(1, number, {}, 4).setup;
+  DrawKnobs(SeededPick(2, number), KnobGroup::kAttention, setup);
   abilities.Fit(setup);
   RC_ASSERT(abilities.Fits(setup));
   RC_ASSERT(Has(abilities.kinds, setup.spec.kind));
@@ -341,6 +343,8 @@ RC_GTEST_PROP(Backend, HistoriesUseDeclaredAbilitiesOnly,
   if (setup.config.v_layout != VLayout::kTiled) {
     RC_ASSERT(within(setup.config.cache_padding, abilities.max_padding));
   }
+  RC_ASSERT(setup.soft_cap == 0 || abilities.Can(KVTWIN_CAN_SOFT_CAP));
+  RC_ASSERT(!setup.sinks || abilities.Can(KVTWIN_CAN_SINKS));
   RC_ASSERT(setup.legal || abilities.Can(KVTWIN_CAN_ANY_ORDER));
   const int mask_padding = abilities.max_mask_padding > 0
                                ? abilities.max_mask_padding

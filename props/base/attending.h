@@ -18,7 +18,8 @@ class Attending {
   // layer to `out`, [v_head_dim, heads, rows], dense. `query` is [k_head_dim,
   // heads, rows], f32 and dense: a row for each token of the batch. Heads /
   // kv_heads consecutive heads share a KV head, and scores are multiplied by 1
-  // / sqrt(k_head_dim) (S58).
+  // / sqrt(k_head_dim); the soft cap and the sinks are those of the setup
+  // (S58).
   virtual Status Attend(const TensorView& query, std::span<float> out) = 0;
 };
 

@@ -409,15 +409,16 @@ void ModelDriver::CheckOutput() {
   auto* attending = dynamic_cast<Attending*>(tested_.get());
   if (attending == nullptr || !fresh() || IsEncoder()) return;
   const auto before = questions_.find(place());
+  const int group = subject_.QueriesPerKvHead(setup_.rows.kv_heads);
   AttentionQuestion question(
       {.ledger = ledger_.active(),
        .layer = layer_,
        .dims = setup_.rows,
        .positions = batch_.positions,
-       .sequences = batch_.sequences},
-      QueriesPerKvHead(subject_.attend_dtype, setup_.rows.kv_heads,
-                       subject_.query_heads),
-      AsSize(first_serial_ + layer_),
+       .sequences = batch_.sequences,
+       .soft_cap = static_cast<double>(setup_.soft_cap),
+       .sinks = SinksOf(setup_.sinks ? group * setup_.rows.kv_heads : 0)},
+      group, AsSize(first_serial_ + layer_),
       before == questions_.end() ? nullptr : &before->second);
   if (!question.judged()) return;
   const auto call = [&] {

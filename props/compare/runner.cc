@@ -426,7 +426,8 @@ Subject TwinSubject(std::string_view twin, Level level) {
     auto attention = MakeAttention(name);
     if (!attention.ok()) return attention.status();
     return std::unique_ptr<Cache>(std::make_unique<AttendingTwin>(
-        std::move(*cache), setup.config.v_layout, std::move(*attention)));
+        std::move(*cache), setup.config.v_layout, setup.soft_cap, setup.sinks,
+        std::move(*attention)));
   };
   return subject;
 }

@@ -91,6 +91,9 @@ struct Subject {
   AttentionPrecision precision() const {
     return {.dtype = attend_dtype, .tolerance = tolerance};
   }
+  int QueriesPerKvHead(int kv_heads) const {
+    return props::QueriesPerKvHead(attend_dtype, kv_heads, query_heads);
+  }
   bool is_twin() const { return !make_of && !run; }
   Result<std::unique_ptr<Cache>> Make(const Setup& setup) const {
     return make_of ? make_of(setup) : make(setup.spec);

@@ -38,6 +38,10 @@ struct Setup {
   bool strided = false;
   // The id of the sequence that operations call 0; the others follow.
   int first_id = 0;
+  // Of a cache that computes attention: its soft cap, 0 for none, and whether
+  // each query head has a sink.
+  int soft_cap = 0;
+  bool sinks = false;
 
   DType v_dtype() const { return config.v_dtype.value_or(init.dtype); }
 };

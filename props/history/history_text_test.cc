@@ -38,11 +38,9 @@ TEST(Line, SetsTheNumberOfCells) {
           "kvt1 " + setup + " cells=" + std::to_string(cells);
       const Result<History> history = ParseHistory(line);
       ASSERT_TRUE(history.ok()) << line << history.status().ToString();
-      const auto& [spec, config, init, rows, layers, legal, strided, id] =
-          history->setup;
-      const auto cache = MakeCache(spec, "reference");
-      ASSERT_TRUE((*cache)->SetConfig(config).ok());
-      ASSERT_TRUE((*cache)->Init(init).ok());
+      const auto cache = MakeCache(history->setup.spec, "reference");
+      ASSERT_TRUE((*cache)->SetConfig(history->setup.config).ok());
+      ASSERT_TRUE((*cache)->Init(history->setup.init).ok());
       EXPECT_EQ((*cache)->CellCount(), cells) << line;
       const std::string text = ToText(*history);
       EXPECT_NE(text.find("cells="), text.npos) << text;

@@ -53,11 +53,10 @@ Knob NumberKnob(std::string_view key, KnobGroup group, Field field,
 }
 
 // A flag that is drawn with a chance of `percent`.
-Knob FlagKnob(std::string_view key, bool Setup::*flag, int percent,
-              std::function<void(const Abilities&, bool&)> fit) {
+Knob FlagKnob(std::string_view key, KnobGroup group, bool Setup::*flag,
+              int percent, std::function<void(const Abilities&, bool&)> fit) {
   Knob knob = ValueKnob<bool>(
-      key,
-      KnobGroup::kClient, [=](auto& setup) -> auto& { return setup.*flag; },
+      key, group, [=](auto& setup) -> auto& { return setup.*flag; },
       +[](std::string_view text) { return ReadSize(text) != 0; },
       +[](const bool&) { return std::string("1"); }, {false});
   knob.draw = [=](const Pick& pick, Setup& setup) {
@@ -213,6 +212,19 @@ Knob DimsKnob() {
   return knob;
 }
 
+Knob SoftCapKnob() {
+  return NumberKnob(
+      "softcap", KnobGroup::kAttention,
+      [](auto& setup) -> auto& { return setup.soft_cap; }, {0, 4},
+      /*counts=*/true,
+      [](const Pick& pick) {  // A smaller cap makes all tokens alike.
+        return Chance(pick, 25) ? OneOf(pick, {4, 4, 8, 30}) : 0;
+      },
+      [](const Abilities& able, int& cap) {
+        if (!able.Can(KVTWIN_CAN_SOFT_CAP)) cap = 0;
+      });
+}
+
 std::vector<Knob> MakeKnobs() {
   return {
       NumberKnob(
@@ -253,11 +265,11 @@ std::vector<Knob> MakeKnobs() {
           [](const Abilities& able, int& layers) {
             LimitTo(able.max_layers, layers);
           }),
-      FlagKnob("legal", &Setup::legal, 35,
+      FlagKnob("legal", KnobGroup::kClient, &Setup::legal, 35,
                [](const Abilities& able, bool& legal) {
                  legal = legal || able.OnlyGoesOn();
                }),
-      FlagKnob("strided", &Setup::strided, 15,
+      FlagKnob("strided", KnobGroup::kClient, &Setup::strided, 15,
                [](const Abilities& able, bool& strided) {
                  strided = strided && able.Can(KVTWIN_CAN_TAKE_STRIDED);
                }),
@@ -271,6 +283,11 @@ std::vector<Knob> MakeKnobs() {
           [](const Abilities& able, int& id) {
             if (!able.Can(KVTWIN_CAN_ANY_SEQUENCE)) id = 0;
           }),
+      SoftCapKnob(),
+      FlagKnob("sinks", KnobGroup::kAttention, &Setup::sinks, 25,
+               [](const Abilities& able, bool& sinks) {
+                 sinks = sinks && able.Can(KVTWIN_CAN_SINKS);
+               }),
   };
 }
 

@@ -25,8 +25,8 @@
 namespace kvtwin::props {
 
 // The generator draws the groups one after the other, and other parts of the
-// setup between them.
-enum class KnobGroup { kSizes, kClient, kStorage };
+// setup between them; the search draws kAttention, for caches that attend.
+enum class KnobGroup { kSizes, kClient, kStorage, kAttention };
 
 struct Knob {
   std::string_view key;  // In a line: "layers=2".

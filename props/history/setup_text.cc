@@ -66,6 +66,8 @@ std::string SetupText(const Setup& setup) {
     text += fmt::format(" (V {})", DTypeName(setup.v_dtype()));
   }
   if (setup.layers > 1) text += fmt::format("; {} layers", setup.layers);
+  if (setup.soft_cap > 0) text += fmt::format("; soft cap {}", setup.soft_cap);
+  if (setup.sinks) text += "; sinks";
   return text;
 }
 

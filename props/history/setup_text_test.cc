@@ -9,7 +9,7 @@ namespace kvtwin::props {
 namespace {
 
 TEST(SetupText, SaysWhichMemoryAWindowHas) {
-  const std::array<std::pair<const char*, const char*>, 6> cases = {
+  const std::array<std::pair<const char*, const char*>, 7> cases = {
       {{"kvt1 cells=1",
         "causal; 1 sequence of at most 1 token, batches of at most 1; f32"},
        {"kvt1 kind=swa window=2",
@@ -27,7 +27,10 @@ TEST(SetupText, SaysWhichMemoryAWindowHas) {
         "most 8 tokens, batches of at most 8; f32"},
        {"kvt1 kind=chunked chunk=3 shift=rope layers=2",
         "chunked: chunks of 3 tokens, shift rope; 2 sequences of at most 8 "
-        "tokens, batches of at most 8; f32; 2 layers"}}};
+        "tokens, batches of at most 8; f32; 2 layers"},
+       {"kvt1 cells=1 softcap=4 sinks=1",
+        "causal; 1 sequence of at most 1 token, batches of at most 1; f32; "
+        "soft cap 4; sinks"}}};
   for (const auto& [line, text] : cases) {
     const Result<History> bare = ParseHistory(line);
     ASSERT_TRUE(bare.ok()) << bare.status().ToString();

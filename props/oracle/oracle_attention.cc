@@ -4,6 +4,7 @@
 
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "props/attention/attention_question.h"
 #include "props/oracle/oracle.h"
@@ -29,6 +30,11 @@ std::string Oracle::FindWrongShape(const TraceOp& op) const {
         "query has {} heads, which are not a multiple of {}, up to {}", heads,
         kv_heads, kQueryHeadsMax);
   }
+  const std::vector<float>& sinks = header_.attend_sinks;
+  if (!sinks.empty() && std::ssize(sinks) != heads) {
+    return fmt::format("query has {} heads, attend.sinks has {} numbers", heads,
+                       sinks.size());
+  }
   const auto differs = [](std::string_view what, const Shape& actual,
                           const Shape& expected) -> std::string {
     if (actual == expected) return "";
@@ -47,7 +53,9 @@ std::optional<Failure> Oracle::CheckOutput(const TraceOp& op) const {
                                     .layer = op.layer,
                                     .dims = dims_.at({active_, op.layer}),
                                     .positions = positions_,
-                                    .sequences = sequences_},
+                                    .sequences = sequences_,
+                                    .soft_cap = header_.attend_soft_cap,
+                                    .sinks = header_.attend_sinks},
                                    op.key);
   const std::span<const float> out(
       reinterpret_cast<const float*>(op.value->bytes.data()),

@@ -16,6 +16,7 @@
 #include "props/base/hash.h"
 #include "props/base/interrupt.h"
 #include "props/history/generate.h"
+#include "props/history/knobs.h"
 #include "props/report/finding_filter.h"
 #include "props/search/explain.h"
 #include "props/shrink/shrink.h"
@@ -54,6 +55,10 @@ class CacheSource {
       setup.config.v_dtype =
           kRowDTypes.at(number / kRowDTypes.size() % kRowDTypes.size());
       FitStorage(setup);
+    }
+    if (subject_.level == Level::kAttention) {
+      DrawKnobs(SeededPick(~options_.seed, number), KnobGroup::kAttention,
+                history.setup);
     }
     if (!subject_.is_twin()) subject_.abilities.Fit(history.setup);
     return history;

@@ -352,6 +352,9 @@ int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
     fields["kv_heads"] = setup->kv_heads;
     fields["k_head_dim"] = setup->k_head_dim;
     fields["v_head_dim"] = setup->v_head_dim;
+    fields["soft_cap"] = setup->soft_cap;
+    fields["sinks"] = nb::tuple(nb::cast(
+        std::vector<float>(setup->sinks, setup->sinks + setup->sink_count)));
     auto instance = std::make_unique<Instance>();
     instance->cache = adapter_.attr("init")(fields);
     *cache = instance.release();

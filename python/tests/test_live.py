@@ -99,6 +99,39 @@ def test_outputs_of_other_libraries():
         assert kvtwin.fuzz(Wraps, operations=1000)
 
 
+def test_soft_caps_and_sinks():
+    drawn = set()
+
+    class Counts(toys.Attends):
+        def attend(self, layer, query):
+            drawn.update({self.setup.soft_cap, len(self.setup.sinks)})
+            return super().attend(layer, query)
+
+    assert kvtwin.fuzz(Counts, operations=5000)
+    assert drawn > {0, 4, 8, 30}
+
+    class WithoutCap(toys.Attends):
+        def soft_cap(self):
+            return 0
+
+    class WithoutSinks(toys.Attends):
+        def sinks(self):
+            return ()
+
+    wrong = kvtwin.fuzz(WithoutCap, operations=5000)
+    assert "as if the soft cap were absent" in wrong.failure
+    assert "softcap=4" in wrong.history
+    wrong = kvtwin.fuzz(WithoutSinks, operations=5000)
+    assert "as if the sinks were absent" in wrong.failure
+    assert "sinks=1" in wrong.history
+
+    class Rows(toys.Right):
+        kvtwin = dataclasses.replace(toys.Right.kvtwin, can={"sinks"})
+
+    with pytest.raises(TypeError, match="ability sinks, but has no method attend"):
+        kvtwin.fuzz(Rows, operations=10)
+
+
 def test_wrong_shapes_of_attention():
     class Flat(toys.Attends):
         def attend(self, layer, query):

@@ -210,7 +210,12 @@ class Ours(kvtwin.Cache):
 class Attends(Right):
     """Shows no rows: it answers with the outputs of attention."""
 
-    kvtwin = dataclasses.replace(Right.kvtwin, name="attends", level="attention")
+    kvtwin = dataclasses.replace(
+        Right.kvtwin,
+        name="attends",
+        level="attention",
+        can=Right.kvtwin.can | {"soft_cap", "sinks"},
+    )
     get = None
 
     def attend(self, layer, query):
@@ -219,14 +224,24 @@ class Attends(Right):
         group = heads // self.setup.kv_heads
         key, value = (np.repeat(x, group, axis=1).astype(float) for x in (key, value))
         scores = np.einsum("rhd,chd->rhc", query, key) / np.sqrt(head_dim)
+        if cap := self.soft_cap():
+            scores = cap * np.tanh(scores / cap)
         mask = self.mask(mask[:rows])
         weights = np.where(mask[:, None, :], np.exp(scores), 0)
         sums = weights.sum(axis=2, keepdims=True)
+        if sinks := self.sinks():
+            sums = sums + np.exp(sinks)[:, None]
         weights = weights / np.where(sums == 0, 1, sums)
         return np.einsum("rhc,chd->rhd", weights, value)
 
     def mask(self, mask):
         return mask
+
+    def soft_cap(self):
+        return self.setup.soft_cap
+
+    def sinks(self):
+        return self.setup.sinks
 
 
 class AttendsToTooFew(Attends):

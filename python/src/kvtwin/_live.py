@@ -84,6 +84,8 @@ class Backend:
             ("remove_tail", "remove"),
             ("remove_middle", "remove"),
             ("copy_prefix", "copy_prefix"),
+            ("soft_cap", "attend"),
+            ("sinks", "attend"),
         ):
             if ability in description.can and not hasattr(cls, name):
                 raise TypeError(

@@ -48,6 +48,8 @@ ABILITIES = {
     "refuse_misuse": 7,
     "any_sequence": 10,
     "mix_dtypes": 11,
+    "soft_cap": 12,
+    "sinks": 13,
 }
 POOL_ABILITIES = ("deduplicates", "recomputes_last")
 CANNOT = ("window_0", "copy_to_itself", "undo_remove")
@@ -110,6 +112,12 @@ class Setup:
     kv_heads: int = 1
     k_head_dim: int = 1
     v_head_dim: int = 1
+
+    #: For the `attend` of a backend: a scaled score s becomes
+    #: soft_cap * tanh(s / soft_cap). 0: none.
+    soft_cap: float = 0
+    #: For each query head, the logit of a token without V. Empty: none.
+    sinks: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses an unknown name here, before a cache is made."""
@@ -184,7 +192,8 @@ class Description:
     one batch), `any_order` (positions with gaps, that go back or repeat),
     `refuse_misuse` (wrong arguments raise ValueError, calls out of order raise
     RuntimeError, and both change nothing), `any_sequence` (any sequence number; without
-    it 0 to max_sequences - 1), `mix_dtypes` (V has another dtype than K).
+    it 0 to max_sequences - 1), `mix_dtypes` (V has another dtype than K), `soft_cap`
+    and `sinks` (`attend` follows those of the setup).
 
     `cannot` lists what most backends can do and this one cannot: `window_0` (without
     it, windows have at least 1 position), `copy_to_itself`, `undo_remove` (a refused
