@@ -27,6 +27,13 @@
 //
 //	return r.Close()
 //
+// An engine that does not show its rows, but what its attention made of them
+// (AttendDType: "bf16"), has in place of the Get:
+//
+//	out := cache.Attend(0, query)
+//	r.Attend(0, kvtwinrecorder.Dense(query, 64, 8, 3),
+//		kvtwinrecorder.Dense(out, 64, 8, 3))
+//
 // Call each method after your cache has answered the call that it records. It
 // writes one line, and returns an error if the line cannot be written. The
 // first error is kept: after it nothing is written, and Close returns it, too.
@@ -88,6 +95,13 @@ type Header struct {
 	DType                               string // "f32" (default), "f16", "bf16", "f8_e4m3", ...
 	MaxSequences, Capacity, MaxBatch    int
 	Layers, KHeadDim, KVHeads, VHeadDim int
+
+	// For Attend: "f32", or the "f16" or "bf16" to which the engine rounds
+	// queries, scores, weights or outputs. "": it is not called.
+	AttendDType     string
+	AttendTolerance float64   // The error of its own number formats.
+	AttendSoftCap   float64   // Default: none.
+	AttendSinks     []float32 // A logit for each query head; default: none.
 }
 
 // Tensor has rows as f32; convert rows of other dtypes, exactly. K is
@@ -231,6 +245,16 @@ func (r *Recorder) Get(layer, firstCell int, key Tensor, value *Tensor,
 	} else {
 		r.print(`,"mask":null`)
 	}
+	return r.end()
+}
+
+// Attend records what attention over the batch's pass answered: query
+// [k_head_dim, heads, tokens], out [v_head_dim, heads, tokens].
+func (r *Recorder) Attend(layer int, query, out Tensor) error {
+	r.op("attend")
+	r.print(`,"layer":%d`, layer)
+	r.tensor("attend: ", "query", query)
+	r.tensor("attend: ", "out", out)
 	return r.end()
 }
 
@@ -465,6 +489,12 @@ func (header Header) check() error {
 			return errors.New("header: rope_base or rope_scale is not finite")
 		}
 	}
+	numbers := append([]float32{}, header.AttendSinks...)
+	for _, number := range append(numbers, float32(header.AttendTolerance), float32(header.AttendSoftCap)) {
+		if !finite(float64(number)) {
+			return errors.New("header: a number for attend is not finite")
+		}
+	}
 	return nil
 }
 
@@ -497,7 +527,11 @@ func (r *Recorder) cache(cache Cache) {
 }
 
 func (r *Recorder) header(header Header) {
-	r.print(`{"kvtrace":1,"producer":`)
+	version := 1
+	if header.AttendDType != "" {
+		version = 2
+	}
+	r.print(`{"kvtrace":%d,"producer":`, version)
 	r.text(header.Producer)
 	r.textKey("placement", or(header.Placement, "other"))
 	r.print(`,"cache":`)
@@ -530,4 +564,24 @@ func (r *Recorder) header(header Header) {
 		header.MaxSequences, header.Capacity, header.MaxBatch)
 	r.print(`,"model":{"layers":%d,"k_head_dim":%d,"kv_heads":%d,"v_head_dim":%d}`,
 		header.Layers, header.KHeadDim, header.KVHeads, header.VHeadDim)
+	if header.AttendDType != "" {
+		r.attend(header)
+	}
+}
+
+func (r *Recorder) attend(header Header) {
+	r.print(`,"attend":{"dtype":`)
+	r.text(header.AttendDType)
+	r.print(`,"tolerance":`)
+	r.line = strconv.AppendFloat(r.line, header.AttendTolerance, 'g', 17, 64)
+	r.print(`,"soft_cap":`)
+	r.line = strconv.AppendFloat(r.line, header.AttendSoftCap, 'g', 17, 64)
+	r.print(`,"sinks":[`)
+	for i, sink := range header.AttendSinks {
+		if i > 0 {
+			r.line = append(r.line, ',')
+		}
+		r.line = strconv.AppendFloat(r.line, float64(sink), 'g', 9, 64)
+	}
+	r.print("]}")
 }

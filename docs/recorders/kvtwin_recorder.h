@@ -22,6 +22,13 @@
  *   kvrec_mask sees = kvrec_mask_f32(mask, n, 3);
  *   kvrec_get(&r, 0, KVREC_NONE, kvrec_dense(k_view, 64, 2, n), &value, &sees);
  *
+ * An engine that does not show its rows, but what its attention made of them
+ * (header.attend_dtype = "bf16"), has in place of the last four lines:
+ *
+ *   my_attend(0, queries, outputs);
+ *   kvrec_attend(&r, 0, kvrec_dense(queries, 64, 8, 3),
+ *                kvrec_dense(outputs, 64, 8, 3));
+ *
  *   if (kvrec_close(&r) != 0) fprintf(stderr, "%s\n", r.error);
  *
  * Call each function after your cache has answered the call that it records. It
@@ -81,6 +88,14 @@ typedef struct kvrec_header {
   const char* dtype;      /* "f32" (default), "f16", "bf16", "f8_e4m3", ... */
   int32_t max_sequences, capacity, max_batch;
   int32_t layers, k_head_dim, kv_heads, v_head_dim;
+
+  /* For kvrec_attend: "f32", or the "f16" or "bf16" to which the engine rounds
+   * queries, scores, weights or outputs. NULL: it is not called. */
+  const char* attend_dtype;
+  double attend_tolerance;   /* The error of its own number formats. */
+  double attend_soft_cap;    /* Default: none. */
+  const float* attend_sinks; /* A logit for each query head; default: none. */
+  int32_t attend_sink_count;
 } kvrec_header;
 
 /* Rows as f32; convert rows of other dtypes, exactly. K is [k_head_dim,
@@ -389,6 +404,12 @@ static inline int kvrec_check_header(kvrec* r, const kvrec_header* header) {
       return kvrec_fail(r, "header: rope_base or rope_scale is not finite");
     }
   }
+  for (i = -1; i < header->attend_sink_count; ++i) {
+    if (!kvrec_finite(i < 0 ? header->attend_tolerance + header->attend_soft_cap
+                            : (double)header->attend_sinks[i])) {
+      return kvrec_fail(r, "header: a number for attend is not finite");
+    }
+  }
   return 0;
 }
 
@@ -431,6 +452,22 @@ static inline void kvrec_config_object(kvrec* r, const kvrec_header* header) {
   fputc('}', r->out);
 }
 
+static inline void kvrec_attend_object(kvrec* r, const kvrec_header* header) {
+  int32_t i;
+  fputs(",\"attend\":{\"dtype\":", r->out);
+  kvrec_text(r, header->attend_dtype);
+  fputs(",\"tolerance\":", r->out);
+  kvrec_number(r, header->attend_tolerance, 17);
+  fputs(",\"soft_cap\":", r->out);
+  kvrec_number(r, header->attend_soft_cap, 17);
+  fputs(",\"sinks\":[", r->out);
+  for (i = 0; i < header->attend_sink_count; ++i) {
+    if (i > 0) fputc(',', r->out);
+    kvrec_f32(r, header->attend_sinks[i]);
+  }
+  fputs("]}", r->out);
+}
+
 /* ---- The recording. ---- */
 
 /* Records to your own FILE, which stays open: a pipe, memory, or a file with
@@ -440,7 +477,8 @@ static inline int kvrec_to(kvrec* r, FILE* out, const kvrec_header* header) {
   memset(r, 0, sizeof *r);
   r->out = out;
   if (kvrec_check_header(r, header) != 0) return -1;
-  fputs("{\"kvtrace\":1,\"producer\":", out);
+  fprintf(out, "{\"kvtrace\":%d,\"producer\":",
+          header->attend_dtype == NULL ? 1 : 2);
   kvrec_text(r, kvrec_or(header->producer, ""));
   kvrec_text_key(r, "placement", kvrec_or(header->placement, "other"));
   fputs(",\"cache\":", out);
@@ -465,6 +503,7 @@ static inline int kvrec_to(kvrec* r, FILE* out, const kvrec_header* header) {
           "\"v_head_dim\":%d}",
           (int)header->layers, (int)header->k_head_dim, (int)header->kv_heads,
           (int)header->v_head_dim);
+  if (header->attend_dtype != NULL) kvrec_attend_object(r, header);
   return kvrec_end(r);
 }
 
@@ -556,6 +595,21 @@ static inline int kvrec_get(kvrec* r, int32_t layer, int32_t first_cell,
   } else {
     fputs(",\"mask\":null", r->out);
   }
+  return kvrec_end(r);
+}
+
+/* Records what attention over the batch's pass answered: query [k_head_dim,
+ * heads, tokens], out [v_head_dim, heads, tokens]. */
+static inline int kvrec_attend(kvrec* r, int32_t layer, kvrec_tensor query,
+                               kvrec_tensor out) {
+  if (r->error[0] != '\0' ||
+      kvrec_check_tensor(r, "attend: query", &query) != 0 ||
+      kvrec_check_tensor(r, "attend: out", &out) != 0) {
+    return -1;
+  }
+  fprintf(r->out, "{\"op\":\"attend\",\"layer\":%d", (int)layer);
+  kvrec_tensor_key(r, "query", &query);
+  kvrec_tensor_key(r, "out", &out);
   return kvrec_end(r);
 }
 

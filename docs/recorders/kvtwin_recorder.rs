@@ -28,6 +28,14 @@
 //! r.close()?;
 //! ```
 //!
+//! An engine that does not show its rows, but what its attention made of them
+//! (`attend_dtype: "bf16"`), has in place of the `get`:
+//!
+//! ```ignore
+//! let out = cache.attend(0, &query);
+//! r.attend(0, Tensor::dense(&query, 64, 8, 3), Tensor::dense(&out, 64, 8, 3))?;
+//! ```
+//!
 //! Each function writes one line, after the recorded call has answered. It
 //! returns an error if the line cannot be written. The first error stays:
 //! nothing is written after it, and `close` returns it too. So `.ok()` may
@@ -106,6 +114,15 @@ pub struct Header<'a> {
     pub k_head_dim: i32,
     pub kv_heads: i32,
     pub v_head_dim: i32,
+    /// For `attend`: "f32", or the "f16" or "bf16" to which the engine rounds
+    /// queries, scores, weights or outputs; default: there is no `attend`.
+    pub attend_dtype: &'a str,
+    /// The error of its own number formats.
+    pub attend_tolerance: f64,
+    /// Default: none.
+    pub attend_soft_cap: f64,
+    /// A logit for each query head; default: none.
+    pub attend_sinks: &'a [f32],
 }
 
 /// Rows as f32; convert rows of other dtypes, exactly. K is [k_head_dim,
@@ -299,6 +316,16 @@ impl<W: Write> Recorder<W> {
             }) => self.mask(data, columns, rows, |x| Some(if *x { '1' } else { '0' })),
             None => self.line += ",\"mask\":null",
         }
+        self.end()
+    }
+
+    /// Records what attention over the batch's pass answered: query
+    /// [k_head_dim, heads, tokens], out [v_head_dim, heads, tokens].
+    pub fn attend(&mut self, layer: i32, query: Tensor, out: Tensor) -> Result<()> {
+        self.op("attend");
+        self.field("layer", layer);
+        self.tensor("attend", "query", &query);
+        self.tensor("attend", "out", &out);
         self.end()
     }
 
@@ -511,7 +538,10 @@ impl<W: Write> Recorder<W> {
         } else {
             header.caches
         };
-        self.line += "{\"kvtrace\":1,\"producer\":";
+        let attends = !header.attend_dtype.is_empty();
+        self.line += "{\"kvtrace\":";
+        self.line += if attends { "2" } else { "1" };
+        self.line += ",\"producer\":";
         self.text(header.producer);
         self.text_key("placement", or(header.placement, "other"));
         self.field(
@@ -548,6 +578,16 @@ impl<W: Write> Recorder<W> {
         self.field("kv_heads", header.kv_heads);
         self.field("v_head_dim", header.v_head_dim);
         self.line.push('}');
+        if attends {
+            self.line += ",\"attend\":{\"dtype\":";
+            self.text(header.attend_dtype);
+            self.field("tolerance", number_text(header.attend_tolerance, 17));
+            self.field("soft_cap", number_text(header.attend_soft_cap, 17));
+            let sinks = header.attend_sinks.iter();
+            let sinks: Vec<String> = sinks.map(|x| number_text((*x).into(), 9)).collect();
+            self.field("sinks", format!("[{}]", sinks.join(",")));
+            self.line.push('}');
+        }
     }
 }
 
@@ -574,6 +614,11 @@ impl Header<'_> {
             if !cache.rope_base.is_finite() || !cache.rope_scale.is_finite() {
                 return wrong("header: rope_base or rope_scale is not finite".to_string());
             }
+        }
+        let mut finite = self.attend_sinks.iter().all(|sink| sink.is_finite());
+        finite &= (self.attend_tolerance + self.attend_soft_cap).is_finite();
+        if !finite {
+            return wrong("header: a number for attend is not finite".to_string());
         }
         Ok(())
     }

@@ -158,6 +158,35 @@ static void record_wrapper(FILE* out) {
   expect(kvrec_close(&r) == 0, r.error);
 }
 
+/* A window of one position, and a sink of the second head. Of two tokens
+ * that a row sees, one has all of the weight that the sink leaves, or the
+ * sink has all. With `wrong_one`, the last head of the last row sees the
+ * first token, too. */
+static void record_attention(FILE* out, int wrong_one) {
+  const int32_t positions[] = {0, 1, 2}, sequences[] = {0, 0, 0};
+  const float keys[] = {1, 0, 0, 1, 1, 1}, values[] = {1, 3, 8};
+  const float queries[] = {0, 0, 0, 0, 0, 9999, 9999, 0, -9999, 0, 0, -9999};
+  const float outputs[] = {0.9375f, 0.5f, 3, 1, 3, wrong_one ? 0.5f : 0};
+  const float sinks[] = {-9999.5f, 0};
+  kvrec_header header = sizes();
+  kvrec_pass pass = kvrec_batch(3, positions, sequences, "ok");
+  kvrec r;
+  header.caches[0].type = "swa";
+  header.caches[0].window = 1;
+  header.max_batch = 3;
+  header.attend_dtype = "f32";
+  header.attend_tolerance = 0.1;
+  header.attend_soft_cap = 1e6;
+  header.attend_sinks = sinks;
+  header.attend_sink_count = 2;
+  kvrec_to(&r, out, &header);
+  kvrec_start_forward(&r, &pass);
+  kvrec_put(&r, 0, kvrec_dense(keys, 2, 1, 3), kvrec_dense(values, 1, 1, 3));
+  kvrec_attend(&r, 0, kvrec_dense(queries, 2, 2, 3),
+               kvrec_dense(outputs, 1, 2, 3));
+  expect(kvrec_close(&r) == 0, r.error);
+}
+
 static void record_numbers(FILE* out, int count) {
   static float numbers[kMany];
   const int32_t zero[] = {0};
@@ -253,6 +282,8 @@ static void write_refusals(FILE* out) {
   at = start(&r), refused(out, &r, at, kvrec_get(&r, 0, 0, g, &v, &between));
   at = start(&r), refused(out, &r, at, kvrec_get(&r, 0, 0, g, &v, &above));
   at = start(&r), refused(out, &r, at, kvrec_get(&r, 0, 0, g, &v, &odd));
+  at = start(&r), refused(out, &r, at, kvrec_attend(&r, 0, n, g));
+  at = start(&r), refused(out, &r, at, kvrec_attend(&r, 0, g, i));
   /* The types of the other languages make these calls impossible. */
   at = start(&r);
   expect(kvrec_put(&r, 0, g, missing) != 0, "a tensor without data");
@@ -268,6 +299,11 @@ static void write_refusals(FILE* out) {
   header = sizes();
   header.caches[0].rope_scale = (double)nan;
   expect(kvrec_to(&r, unused, &header) != 0, "a scale that is no number");
+  fprintf(out, "%s\n", r.error);
+  header = sizes();
+  header.attend_sinks = with_nan;
+  header.attend_sink_count = 2;
+  expect(kvrec_to(&r, unused, &header) != 0, "a sink that is no number");
   fprintf(out, "%s\n", r.error);
   header = sizes();
   header.cache_count = KVREC_CACHES + 1;
@@ -302,7 +338,11 @@ int main(int argc, char** argv) {
   record_encoder(out);
   record_causal(out);
   record_wrapper(out);
+  record_attention(out, 0);
   record_numbers(out, kFew);
+  fclose(out);
+  out = create(argv[1], "wrong_attention.jsonl");
+  record_attention(out, 1);
   fclose(out);
   out = create(argv[1], "refused.txt");
   write_refusals(out);

@@ -148,6 +148,30 @@ func recordWrapper(out io.Writer) {
 	expect(r.Close() == nil, "wrapper")
 }
 
+// A window of one position, and a sink of the second head. Of two tokens that a
+// row sees, one has all of the weight that the sink leaves, or the sink has
+// all. With wrongOne, the last head of the last row sees the first token, too.
+func recordAttention(out io.Writer, wrongOne bool) {
+	outputs := []float32{0.9375, 0.5, 3, 1, 3, 0}
+	if wrongOne {
+		outputs[5] = 0.5
+	}
+	header := sizes()
+	header.Caches = []record.Cache{{Type: "swa", Window: 1}}
+	header.MaxBatch = 3
+	header.AttendDType = "f32"
+	header.AttendTolerance = 0.1
+	header.AttendSoftCap = 1e6
+	header.AttendSinks = []float32{-9999.5, 0}
+	r := start(out, header)
+	r.StartForward(record.Pass{Positions: []int32{0, 1, 2}, Sequences: []int{0, 0, 0}})
+	r.Put(0, record.Dense([]float32{1, 0, 0, 1, 1, 1}, 2, 1, 3),
+		record.Dense([]float32{1, 3, 8}, 1, 1, 3))
+	queries := []float32{0, 0, 0, 0, 0, 9999, 9999, 0, -9999, 0, 0, -9999}
+	r.Attend(0, record.Dense(queries, 2, 2, 3), record.Dense(outputs, 1, 2, 3))
+	expect(r.Close() == nil, "attention")
+}
+
 func recordNumbers(out io.Writer, count int) {
 	made := numbers(count)
 	header := sizes()
@@ -218,12 +242,18 @@ func writeRefusals(out io.Writer) {
 	get(g, g, &record.Mask{F32: []float32{0, 0.5}, Columns: 2, Rows: 1})
 	get(g, g, &record.Mask{F32: []float32{infinite, 0}, Columns: 2, Rows: 1})
 	get(g, g, &record.Mask{F32: []float32{0, nan}, Columns: 1, Rows: 2})
+	refused(out, func(r *record.Recorder) error { return r.Attend(0, n, g) })
+	refused(out, func(r *record.Recorder) error { return r.Attend(0, g, i) })
 	header := sizes()
 	header.KVHeads = 0
 	_, err := record.New(out, header)
 	fmt.Fprintln(out, err)
 	header = sizes()
 	header.Caches = []record.Cache{{RopeScale: float64(nan)}}
+	_, err = record.New(out, header)
+	fmt.Fprintln(out, err)
+	header = sizes()
+	header.AttendSinks = []float32{1, nan}
 	_, err = record.New(out, header)
 	fmt.Fprintln(out, err)
 
@@ -256,7 +286,11 @@ func main() {
 	recordEncoder(out)
 	recordCausal(out)
 	recordWrapper(out)
+	recordAttention(out, false)
 	recordNumbers(out, few)
+	out.Close()
+	out = file("wrong_attention.jsonl")
+	recordAttention(out, true)
 	out.Close()
 	out = file("refused.txt")
 	writeRefusals(out)

@@ -27,6 +27,10 @@ const SIZES: Header = Header {
     k_head_dim: 2,
     kv_heads: 1,
     v_head_dim: 1,
+    attend_dtype: "",
+    attend_tolerance: 0.0,
+    attend_soft_cap: 0.0,
+    attend_sinks: &[],
 };
 
 /// Zeros, the ends of ranges, ties in the ninth digit, powers of ten at which
@@ -203,6 +207,41 @@ fn record_wrapper(out: &mut File) -> Result<()> {
     r.close()
 }
 
+/// A window of one position, and a sink of the second head. Of two tokens that
+/// a row sees, one has all of the weight that the sink leaves, or the sink has
+/// all. With `wrong_one`, the last head of the last row sees the first token,
+/// too.
+fn record_attention(out: &mut File, wrong_one: bool) -> Result<()> {
+    let (keys, values) = ([1.0, 0.0, 0.0, 1.0, 1.0, 1.0], [1.0, 3.0, 8.0]);
+    let (a, b) = (9999.0, -9999.0);
+    let queries = [0.0, 0.0, 0.0, 0.0, 0.0, a, a, 0.0, b, 0.0, 0.0, b];
+    let outputs = [0.9375, 0.5, 3.0, 1.0, 3.0, if wrong_one { 0.5 } else { 0.0 }];
+    let header = Header {
+        caches: &[Cache {
+            kind: "swa",
+            window: 1,
+            ..Cache::default()
+        }],
+        max_batch: 3,
+        attend_dtype: "f32",
+        attend_tolerance: 0.1,
+        attend_soft_cap: 1e6,
+        attend_sinks: &[-9999.5, 0.0],
+        ..SIZES
+    };
+    let mut r = Recorder::new(out, &header)?;
+    r.start_forward(&Pass {
+        positions: &[0, 1, 2],
+        sequences: &[0, 0, 0],
+        ..Pass::default()
+    })?;
+    let (key, value) = (Tensor::dense(&keys, 2, 1, 3), &values);
+    r.put(0, key, Tensor::dense(value, 1, 1, 3))?;
+    let query = Tensor::dense(&queries, 2, 2, 3);
+    r.attend(0, query, Tensor::dense(&outputs, 1, 2, 3))?;
+    r.close()
+}
+
 fn record_numbers(out: &mut impl Write, count: usize) -> Result<()> {
     let made = numbers(count);
     let header = Header {
@@ -282,6 +321,8 @@ fn write_refusals(out: &mut File) -> Result<()> {
     writeln!(out, "{}", mask(&[0.0, 0.5], 2, 1))?;
     writeln!(out, "{}", mask(&[f32::INFINITY, 0.0], 2, 1))?;
     writeln!(out, "{}", mask(&[0.0, f32::NAN], 1, 2))?;
+    writeln!(out, "{}", refused(|r| r.attend(0, n, g)))?;
+    writeln!(out, "{}", refused(|r| r.attend(0, g, i)))?;
     let headless = Header {
         kv_heads: 0,
         ..SIZES
@@ -294,7 +335,11 @@ fn write_refusals(out: &mut File) -> Result<()> {
         caches: &[cache],
         ..SIZES
     };
-    for header in [headless, no_scale] {
+    let no_sink = Header {
+        attend_sinks: &[1.0, f32::NAN],
+        ..SIZES
+    };
+    for header in [headless, no_scale, no_sink] {
         let error = Recorder::new(vec![], &header).err().unwrap();
         writeln!(out, "{}", error)?;
     }
@@ -321,7 +366,10 @@ fn main() -> Result<()> {
     record_encoder(&mut out)?;
     record_causal(&mut out)?;
     record_wrapper(&mut out)?;
+    record_attention(&mut out, false)?;
     record_numbers(&mut out, FEW)?;
+    let mut wrong = File::create(folder.clone() + "/wrong_attention.jsonl")?;
+    record_attention(&mut wrong, true)?;
     write_refusals(&mut File::create(folder + "/refused.txt")?)?;
     read_back(MANY)
 }

@@ -80,7 +80,9 @@ for build in cxx "$language"; do
   runs 1 "$kvtwin" check wrong.jsonl
   prints 'misses the token .sequence 0.1, position 1.'
   runs 0 "$kvtwin" check - <calls/all_calls.jsonl
-  prints '^4 accepted, 0 rejected, 0 bad input$'
+  prints '^5 accepted, 0 rejected, 0 bad input$'
+  runs 1 "$kvtwin" check calls/wrong_attention.jsonl
+  prints 'row 2 .sequence 0, position 2.*as if position 0 were seen'
   diff calls/refused.txt - <<'END' || complain "other refusals"
 put: key: element 1 is not finite, which no recording can hold
 put: value: element 3 is not finite, which no recording can hold
@@ -92,8 +94,11 @@ get: mask has 0 columns and 2 rows
 get: mask: element 1 is neither 0 nor -inf
 get: mask: element 0 is neither 0 nor -inf
 get: mask: element 1 is neither 0 nor -inf
+attend: query: element 1 is not finite, which no recording can hold
+attend: out: element 3 is not finite, which no recording can hold
 header: kv_heads is 0, it must be 1 or more
 header: rope_base or rope_scale is not finite
+header: a number for attend is not finite
 END
 
   runs 1 ./example /no/such/folder/file
@@ -105,7 +110,8 @@ END
   cd "$folder" || exit 2
 done
 
-for written in right.jsonl wrong.jsonl calls/all_calls.jsonl; do
+for written in right.jsonl wrong.jsonl calls/all_calls.jsonl \
+  calls/wrong_attention.jsonl; do
   cmp "cxx/$written" "$language/$written" || complain "other bytes: $written"
 done
 

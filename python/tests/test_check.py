@@ -1,7 +1,9 @@
 """Tests of `check` and `Recorder`."""
 
+import dataclasses
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -171,6 +173,50 @@ def test_toys():
     assert record(Toy("hidden nan")).accepted
     with pytest.raises(ValueError, match="not finite in column 1, which row 1"):
         record(Toy("nan"))
+
+
+class AttendingToy(Toy):
+    """It does not show its rows."""
+
+    def attend(self, layer, query):
+        k, v, mask = super().get(layer)
+        if self.wrong == "seen":
+            mask = mask | (np.arange(len(self.positions)) == 7)
+        group = query.shape[1] // k.shape[1]
+        k, v = (np.repeat(rows, group, axis=1) for rows in (k, v))
+        scores = np.einsum("qhd,khd->hqk", query, k) / np.sqrt(k.shape[2])
+        if self.wrong != "no cap":
+            scores = 2 * np.tanh(scores / 2)
+        weights = np.where(mask, np.exp(scores), 0)
+        sums = weights.sum(axis=2, keepdims=True)
+        if self.wrong != "no sinks":
+            sums = sums + np.exp(np.float32([0.5, -1, 0, 1]))[:, None, None]
+        return np.einsum("hqk,khd->qhd", weights / sums, v)
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [
+        ("", ""),
+        ("seen", "row 0 .sequence 0, position 6.*as if position 7 were seen"),
+        ("no cap", "as if the soft cap were absent"),
+        ("no sinks", "as if the sinks were absent"),
+    ],
+)
+def test_attention_is_judged(wrong, text):
+    setup = dataclasses.replace(SETUP, soft_cap=2, sinks=(0.5, -1, 0, 1))
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(AttendingToy(wrong), out, setup)
+    rng = np.random.default_rng(1)
+    for begin in range(0, 8, 2):
+        recorder.start_forward([begin, begin + 1], [0, 0])
+        recorder.put(0, rng.normal(size=(2, 2, 2)), rng.normal(size=(2, 2, 3)))
+        recorder.attend(0, np.float32(3 * rng.normal(size=(2, 4, 2))))
+    verdict = kvtwin.check(out.getvalue().encode())
+    if not wrong:
+        assert verdict.accepted and verdict.level == "attention", verdict
+    else:
+        assert verdict.verdict == "reject" and re.search(text, verdict.reason), verdict
 
 
 def test_refusals_are_judged():

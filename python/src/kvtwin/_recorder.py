@@ -37,7 +37,7 @@ def _cache_object(setup: Setup) -> dict[str, Any]:
 
 def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
     return {
-        "kvtrace": 1,
+        "kvtrace": 1,  # 2 if the cache attends.
         "producer": producer,
         "placement": placement,
         "cache": _cache_object(setup),
@@ -82,6 +82,11 @@ class Recorder:
     other exception is passed on, and not recorded. Rows that you do not `get` after
     a `put` are not checked.
 
+    A cache with `attend(layer, query)` is judged by what it answers, in addition to, or
+    in place of, the rows of `get`. `attend_dtype` ("f32", "f16", "bf16") and
+    `attend_tolerance` are those of `kvtwin.Description`; the soft cap and the sinks
+    are those of the setup.
+
     `placement` is "other" unless the cache places tokens as ours does (S9, S10). In
     that case, if it has a method `batch_cells()`, cells are recorded as well.
     """
@@ -94,6 +99,8 @@ class Recorder:
         *,
         placement: Literal["other", "contiguous", "scatter"] = "other",
         producer: str | None = None,
+        attend_dtype: Literal["f32", "f16", "bf16"] = "f32",
+        attend_tolerance: float = 0,
     ) -> None:
         self._cache = cache
         self._cells = placement != "other" and hasattr(cache, "batch_cells")
@@ -104,7 +111,16 @@ class Recorder:
             self._file = open(file, "w", encoding="utf-8")
         else:
             self._file = file
-        self._line(_header(setup, placement, producer or type(cache).__qualname__))
+        header = _header(setup, placement, producer or type(cache).__qualname__)
+        if hasattr(cache, "attend"):
+            header["kvtrace"] = 2
+            header["attend"] = {
+                "dtype": attend_dtype,
+                "tolerance": attend_tolerance,
+                "soft_cap": setup.soft_cap,
+                "sinks": list(setup.sinks),
+            }
+        self._line(header)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -205,6 +221,14 @@ class Recorder:
                 v = _finite(v, allowed, "V", layer)
         self._line({**fields, "key": _tensor(k), "value": _tensor(v)})
         return view
+
+    def attend(self, layer: int, query: Any) -> Any:
+        # The cache may overwrite its argument.
+        asked = _tensor(_arrays.rows(query, "query"))
+        out = self._cache.attend(layer, query)
+        answer = _tensor(_arrays.outputs(out))
+        self._line({"op": "attend", "layer": int(layer), "query": asked, "out": answer})
+        return out
 
     def remove(self, sequence: int, begin: int, end: int = OPEN_END) -> None:
         range_ = {"begin": int(begin), "end": int(end)}
