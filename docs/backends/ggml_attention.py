@@ -4,6 +4,7 @@ import functools
 import pathlib
 import sys
 
+import attending
 import attention
 import numpy as np
 
@@ -97,5 +98,6 @@ class FlashEmpty(Flash):
 
 
 if __name__ == "__main__":
-    attention.compare(attention.report(
-        [Flash, FlashF16, FlashQ8, FlashNan, FlashEmpty]), "ggml.md")
+    out = attention.report([Flash, FlashF16, FlashQ8, FlashNan, FlashEmpty])
+    out += attending.report([Flash], operations=3_000)
+    attention.compare(out, "ggml.md")

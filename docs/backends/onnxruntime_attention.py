@@ -2,6 +2,7 @@
 
 import functools
 
+import attending
 import attention
 import numpy as np
 import onnx
@@ -197,5 +198,7 @@ class GqaRagged(Gqa):
 
 
 if __name__ == "__main__":
-    attention.compare(attention.report([Gqa, GqaRagged, GqaInt8, GqaSinks, GqaNan,
-                                        GqaBias, GqaBiasEmpty]), "onnxruntime.md")
+    out = attention.report([Gqa, GqaRagged, GqaInt8, GqaSinks, GqaNan, GqaBias,
+                            GqaBiasEmpty])
+    out += attending.report([Gqa, GqaSinks])
+    attention.compare(out, "onnxruntime.md")

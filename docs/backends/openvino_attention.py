@@ -2,6 +2,7 @@
 
 import functools
 
+import attending
 import attention
 import numpy as np
 import openvino
@@ -121,6 +122,7 @@ class PagedNan(Paged):
 
 
 if __name__ == "__main__":
-    attention.compare(attention.report(
-        [Paged, PagedF16, PagedBf16, PagedU8, PagedSpare, PagedNan]),
-        "openvino.md")
+    out = attention.report(
+        [Paged, PagedF16, PagedBf16, PagedU8, PagedSpare, PagedNan])
+    out += attending.report([Paged])
+    attention.compare(out, "openvino.md")

@@ -1,5 +1,6 @@
 """The attention of torch on the CPU: docs/backends/torch.md."""
 
+import attending
 import attention
 import numpy as np
 import torch
@@ -80,5 +81,7 @@ class SdpaLowerRight(Sdpa):
 
 if __name__ == "__main__":
     torch.set_num_threads(2)
-    attention.compare(attention.report([Sdpa, SdpaFloat, SdpaEmpty, SdpaEmptyFloat, SdpaNan,
-                                        SdpaCausal, SdpaLowerRight]), "torch.md")
+    out = attention.report([Sdpa, SdpaFloat, SdpaEmpty, SdpaEmptyFloat, SdpaNan,
+                            SdpaCausal, SdpaLowerRight])
+    out += attending.report([Sdpa, SdpaCausal, SdpaLowerRight])
+    attention.compare(out, "torch.md")

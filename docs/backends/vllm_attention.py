@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 
+import attending
 import attention
 import numpy as np
 import torch
@@ -198,11 +199,15 @@ CLASSES = {
     "_C_AVX512": [Vllm, VllmVec16], "_C_AVX2": [Vllm, VllmVec16]}
 
 
+CACHES = {"_C": [Vllm, Sglang, SglangExtend, SglangExtendCap]}
+
+
 def judge(library):
     home = pathlib.Path(importlib.util.find_spec("vllm").origin).parent
     torch.ops.load_library(str(home / f"{library}.abi3.so"))
     torch.set_num_threads(2)
-    return attention.report(CLASSES[library], f"{library}, ")
+    return (attention.report(CLASSES[library], f"{library}, ") +
+            attending.report(CACHES.get(library, [Vllm]), f"{library}, "))
 
 
 def main():
