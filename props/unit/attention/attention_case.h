@@ -485,7 +485,7 @@ inline std::vector<ExactRow> ExactRows(const Case& drawn) {
                           view, VLayout::kPlain, mask_row, queries, weighing),
                       .bound = {}};
     exact.bound = BoundOfErrors(view, VLayout::kPlain, mask_row, queries,
-                                weighing, exact.results);
+                                weighing, exact.results, ArithmeticOf(drawn));
     rows.push_back(std::move(exact));
   }
   return rows;
@@ -499,9 +499,9 @@ inline double LargestError(const Case& drawn, const std::vector<ExactRow>& rows,
   for (const ExactRow& exact : rows) {
     const auto is_within = [&](double value, double right, double bound) {
       if (value == right) return true;  // Both may be -infinity.
-      const double error = std::abs(value - right) / bound;
-      largest = std::max(largest, error);
-      return error <= 1;
+      const double error = std::abs(value - right);
+      if (!std::isinf(bound)) largest = std::max(largest, error / bound);
+      return error <= bound;
     };
     for (std::int64_t h = 0; h < drawn.heads; ++h) {
       const std::int64_t result = exact.row * drawn.heads + h;

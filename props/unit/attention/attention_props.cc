@@ -149,8 +149,8 @@ TEST(Attention, OfTheReferenceIsWithinTheBound) {
   }
 }
 
-// Does the same with products of bf16, which have other results than those of
-// f32 if there is an instruction for them.
+// Checks `few` random cases with products of bf16, which have other results
+// than those of f32 if there is an instruction for them.
 void ExpectExactCasesInBf16(int few) {
   auto attention = *MakeAttention();
   const int count = CaseCount(few);
