@@ -291,6 +291,22 @@ TEST(FaultyAttention, SoftCapSinksAndShift) {
   });
 }
 
+TEST(FaultyAttention, TheSearchDrawsSoftCapsAndSinks) {
+  const auto found = [](std::function<void(props::Setup&)> ignores) {
+    FuzzOptions options;
+    options.operations = 20'000;
+    const FuzzResult result =
+        Fuzz(options, Faulty({}, {.ignores = std::move(ignores)}));
+    return result.failure ? result.failure->history + result.failure->text : "";
+  };
+  const std::string cap = found([](auto& setup) { setup.soft_cap = 0; });
+  EXPECT_NE(cap.find("softcap=4"), cap.npos) << cap;
+  EXPECT_NE(cap.find("as if the soft cap were absent"), cap.npos) << cap;
+  const std::string sinks = found([](auto& setup) { setup.sinks = false; });
+  EXPECT_NE(sinks.find("sinks=1"), sinks.npos) << sinks;
+  EXPECT_NE(sinks.find("as if the sinks were absent"), sinks.npos) << sinks;
+}
+
 // A shift by this number of positions makes K of f16 infinite.
 TEST(FaultyAttention, InfiniteRowsAreNotJudged) {
   const std::string shifted =
