@@ -173,6 +173,17 @@ TEST_P(GuardedAttentionOf, RefusesMasks) {
           [](TensorView& mask, int&, int&) { mask.stride[0] = 8; });
   refuses("mask has a stride[0] of 0, f32 needs 4",
           [](TensorView& mask, int&, int&) { mask.stride[0] = 0; });
+  const std::string words =
+      "mask is bits, its rows must be on 8-byte boundaries";
+  refuses(words, [](TensorView& mask, int&, int&) {
+    mask.dtype = DType::kBits;
+    mask.stride[1] = 12;
+  });
+  refuses(words, [](TensorView& mask, int&, int&) {
+    mask.dtype = DType::kBits;
+    mask.stride[1] = 8;
+    mask.data = mask.at(1);
+  });
   refuses("rows is 0, it must be 1 to 3",
           [](TensorView&, int& rows, int&) { rows = 0; });
   refuses("rows is 4, it must be 1 to 3",
