@@ -13,18 +13,18 @@
 
 namespace kvtwin::optimized {
 
-// What ldtilecfg reads: the rows of each tile, and their bytes.
+// The operand of ldtilecfg: the rows of each tile, and the bytes of a row.
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
   std::array<std::uint8_t, 14> reserved = {};
-  std::array<std::uint16_t, 16> row_bytes = {};  // Of 8 tiles, then zeros.
-  std::array<std::uint8_t, 16> rows = {};        // Of 8 tiles, then zeros.
+  std::array<std::uint16_t, 16> row_bytes = {};  // 8 tiles, then zeros.
+  std::array<std::uint8_t, 16> rows = {};        // 8 tiles, then zeros.
 };
 static_assert(sizeof(TileConfig) == 64);
 
 inline constexpr std::size_t kAmxRows = 16;
-inline constexpr std::size_t kAmxColumns = 16;  // Of f32, or of pairs.
+inline constexpr std::size_t kAmxColumns = 16;  // Numbers of f32, or pairs.
 
 // The tiles of a block of two by two tiles of c, with two of a and two of b.
 enum BlockTile { kSum00, kSum01, kSum10, kSum11, kA0, kA1, kB0, kB1 };

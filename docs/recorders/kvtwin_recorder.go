@@ -99,7 +99,7 @@ type Header struct {
 	// For Attend: "f32", or the "f16" or "bf16" to which the engine rounds
 	// queries, scores, weights or outputs. "": it is not called.
 	AttendDType     string
-	AttendTolerance float64   // The error of its own number formats.
+	AttendTolerance float64   // The error of the cache's number formats.
 	AttendSoftCap   float64   // Default: none.
 	AttendSinks     []float32 // A logit for each query head; default: none.
 }

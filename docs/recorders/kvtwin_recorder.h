@@ -92,7 +92,7 @@ typedef struct kvrec_header {
   /* For kvrec_attend: "f32", or the "f16" or "bf16" to which the engine rounds
    * queries, scores, weights or outputs. NULL: it is not called. */
   const char* attend_dtype;
-  double attend_tolerance;   /* The error of its own number formats. */
+  double attend_tolerance;   /* The error of its number formats. */
   double attend_soft_cap;    /* Default: none. */
   const float* attend_sinks; /* A logit for each query head; default: none. */
   int32_t attend_sink_count;

@@ -117,7 +117,7 @@ pub struct Header<'a> {
     /// For `attend`: "f32", or the "f16" or "bf16" to which the engine rounds
     /// queries, scores, weights or outputs; default: there is no `attend`.
     pub attend_dtype: &'a str,
-    /// The error of its own number formats.
+    /// The error of the cache's number formats.
     pub attend_tolerance: f64,
     /// Default: none.
     pub attend_soft_cap: f64,

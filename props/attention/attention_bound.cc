@@ -49,7 +49,7 @@ class Head {
   // The error of a score, in units of log 2.
   double ScoreError(std::int64_t cell) const {
     double products = 0;
-    double underflow = 0;  // Of numbers and of the scale, in `smallest`.
+    double underflow = 0;  // In units of `smallest`.
     for (std::int64_t i = 0; i < query_.size(); ++i) {
       const double query = std::abs(query_[i]);
       const double key = std::abs(LoadFrom(view_.key, i, kv_head_, cell));

@@ -41,7 +41,7 @@ int Describe(kvtwin_description_v1* out) {
   return code;
 }
 
-float soft_cap = 0;  // Those of the last setup.
+float soft_cap = 0;  // The last setup's.
 std::vector<float> sinks;
 
 int Init(const kvtwin_setup_v1* setup, void** cache) {

@@ -38,8 +38,8 @@ struct Setup {
   bool strided = false;
   // The id of the sequence that operations call 0; the others follow.
   int first_id = 0;
-  // Of a cache that computes attention: its soft cap, 0 for none, and whether
-  // each query head has a sink.
+  // The soft cap of a cache that computes attention, 0 for none, and whether
+  // each of its query heads has a sink.
   int soft_cap = 0;
   bool sinks = false;
 

@@ -89,7 +89,7 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
   struct Sizes {
     int columns = 70;
     int rows = 1;
-    int queries = 1;  // Of a KV head and a row.
+    int queries = 1;  // For each KV head and row.
     int kv_heads = 1;
     int k_head_dim = 3;
     int v_head_dim = 2;

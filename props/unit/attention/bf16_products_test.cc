@@ -161,7 +161,7 @@ TEST(AmxEmulator, RefusesTilesThatDoNotFit) {
 }
 
 // Multiplies matrices of random integers, whose sums are exact in any order.
-// What lies around `c` stays as it is.
+// The numbers around `c` stay as they are.
 void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
                         std::size_t pairs, std::size_t columns, bool add) {
   constexpr std::size_t kAround = 64;
