@@ -469,7 +469,9 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_old_c_cache EXIT 0 PRINTS "^visibility  holds"
     ARGS fuzz --ops 10000 --backend $<TARGET_FILE:kvtwin_old_c_cache>)
   # Laws and the explorer: a correct cache passes; calls it lacks are not judged.
-  foreach(backend twin few old_twin)
+  kvtwin_command_test(laws_of_old_twin EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
+    ARGS laws --runs 20 --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
+  foreach(backend twin few)
     kvtwin_command_test(laws_of_${backend} EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
       ARGS laws --runs 100 --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
     kvtwin_command_test(laws_of_${backend}_visibility EXIT 0
