@@ -547,9 +547,8 @@ kvtwin_status kvtwin_attention_default_table(kvtwin_attention_table* table,
 kvtwin_status kvtwin_attention_plan_table(kvtwin_attention* attention,
                                           const kvtwin_attention_table* table);
 
-/* Sets the defaults: a scale of 1, no soft cap, no sinks, splits of 0,
- * products of f32. `size`
- * is sizeof(kvtwin_attention_options). */
+/* Sets the defaults: a scale of 1, no soft cap, no sinks, splits of 0, products
+ * of f32. `size` is sizeof(kvtwin_attention_options). */
 kvtwin_status kvtwin_attention_default_options(
     kvtwin_attention_options* options, size_t size);
 
