@@ -201,7 +201,9 @@ std::vector<std::int64_t> AttentionQuestion::TargetsOf(
   for (std::size_t i = 3; i < 6; ++i) {
     if (targets[i] < 0) targets[i] = any(AsInt(i));
   }
-  std::ranges::rotate(targets, IteratorAt(targets, draw % targets.size()));
+  // clang 14 does not compile std::ranges::rotate.
+  std::rotate(targets.begin(), IteratorAt(targets, draw % targets.size()),
+              targets.end());
   return targets;
 }
 
