@@ -209,7 +209,8 @@ void CheckAttention(const std::string& name, AttendCase like) {
   expected.Time();
   got.Time();
   for (std::size_t i = 0; i < got.out().size(); ++i) {
-    // Sums of 300 numbers below 1: docs/attention.md has the exact bound.
+    // Sums of 300 numbers below 1, or, rounded to bf16, errors of 2^-7 of each:
+    // docs/attention.md has the exact bounds.
     const float bound = like.bf16_products ? 1e-2f : 1e-5f;
     if (std::abs(got.out()[i] - expected.out()[i]) < bound) continue;
     fmt::print(stderr, "kvtwin-bench: {}: element {} is {} instead of {}\n",

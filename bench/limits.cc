@@ -36,16 +36,6 @@ void StreamPiece(const std::byte* from, std::byte* to, std::size_t bytes) {
   std::memcpy(to + whole, from + whole, bytes - whole);
 }
 
-void StreamValue(std::byte* to, int value, std::size_t bytes) {
-  const hn::ScalableTag<std::uint8_t> d;
-  const auto vector = hn::Set(d, static_cast<std::uint8_t>(value));
-  auto* out = reinterpret_cast<std::uint8_t*>(to);
-  for (std::size_t i = 0; i < bytes; i += hn::Lanes(d)) {
-    hn::Stream(vector, d, out + i);
-  }
-  hwy::FlushStream();
-}
-
 // Writes the upper half of each f32: a conversion that computes nothing.
 template <bool stream>
 void HalvePiece(const std::byte* from, std::byte* to, std::size_t bytes) {
@@ -134,7 +124,6 @@ HWY_AFTER_NAMESPACE();
 namespace kvtwin::bench {
 
 HWY_EXPORT(StreamPiece);
-HWY_EXPORT(StreamValue);
 HWY_EXPORT(HalveStored);
 HWY_EXPORT(HalveStreamed);
 HWY_EXPORT(ModifyPiece);
@@ -203,12 +192,6 @@ double SetBytes(std::byte* to, int value, std::size_t bytes) {
   return TimePieces(bytes, [&](std::size_t begin, std::size_t end) {
     std::memset(to + begin, value, end - begin);
     KeepAlive(to);
-  });
-}
-
-double StreamSetBytes(std::byte* to, int value, std::size_t bytes) {
-  return TimePieces(bytes, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(StreamValue)(to + begin, value, end - begin);
   });
 }
 

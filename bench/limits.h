@@ -65,8 +65,6 @@ std::vector<Timing> OnAnyThreads(const std::vector<Timing>& runs);
 
 // Nanoseconds of each operation, on the current number of threads.
 double SetBytes(std::byte* to, int value, std::size_t bytes);
-// Sets past the caches. Requires: `to` on a cache line, whole cache lines.
-double StreamSetBytes(std::byte* to, int value, std::size_t bytes);
 double CopyBytes(const std::byte* from, std::byte* to, std::size_t bytes);
 // Copies past the caches. Requires: `to` on a cache-line boundary.
 double StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes);

@@ -66,26 +66,16 @@ void JudgeColumns(Goals& goals, PutCase what, VLayout v_layout, int cells) {
   }
 }
 
-void JudgeOnePermuted(Goals& goals, DType dtype, int cells) {
-  const std::string name = fmt::format(
-      "put 1 row, {}, permuted V / touch of its lines", DTypeName(dtype));
+void JudgeOne(Goals& goals, DType dtype, VLayout v_layout, int cells) {
+  const std::string name =
+      fmt::format("put 1 row, {}, {} V / touch of its lines", DTypeName(dtype),
+                  VLayoutName(v_layout));
   if (!goals.Wanted(name)) return;
-  OnePutter putter(dtype, VLayout::kPermuted, cells);
+  OnePutter putter(dtype, v_layout, cells);
   putter.Check(name);
   goals.Judge(
       name, 1.3, [&] { return putter.Time(); },
-      {[&] { return putter.TimeTouch(VLayout::kPermuted); }}, 151);
-}
-
-void JudgeOneTiled(Goals& goals, DType dtype, int cells) {
-  const std::string name = fmt::format(
-      "put 1 row, {}, tiled V / touch of its lines", DTypeName(dtype));
-  if (!goals.Wanted(name)) return;
-  OnePutter putter(dtype, VLayout::kTiled, cells);
-  putter.Check(name);
-  goals.Judge(
-      name, 1.3, [&] { return putter.Time(); },
-      {[&] { return putter.TimeTouch(VLayout::kTiled); }}, 151);
+      {[&] { return putter.TimeTouch(v_layout); }}, 151);
 }
 
 // A seventh of permuted V's time, or, where the processor reaches fewer than
@@ -124,12 +114,16 @@ void PutGoals(Goals& goals) {
   }
   JudgeColumns(goals, {.source = kF32, .stored = kF32}, VLayout::kPermuted,
                cells);
-  for (const DType dtype : {kF32, kF16}) JudgeOnePermuted(goals, dtype, cells);
+  for (const DType dtype : {kF32, kF16}) {
+    JudgeOne(goals, dtype, VLayout::kPermuted, cells);
+  }
   for (const int batch : {32, 512}) {
     JudgeColumns(goals, {.source = kF32, .stored = kF16, .batch = batch},
                  VLayout::kTiled, cells);
   }
-  for (const DType dtype : {kF32, kF16}) JudgeOneTiled(goals, dtype, cells);
+  for (const DType dtype : {kF32, kF16}) {
+    JudgeOne(goals, dtype, VLayout::kTiled, cells);
+  }
   JudgeTiledBesidePermuted(goals, cells);
 }
 

@@ -9,7 +9,6 @@
 #include <limits>
 #include <memory>
 #include <numbers>
-#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -197,7 +196,6 @@ class TwinAttention final : public GuardedAttention {
   void Finish(const Item& item, const Call& call, const State& state) const;
 
   AttentionPlan plan_;
-  std::vector<std::size_t> order_;  // The groups, as they are computed.
   std::vector<Item> items_;
   std::size_t states_ = 0;  // Floats of the states of items of several parts.
   AlignedBuffer memory_;
@@ -211,13 +209,7 @@ void TwinAttention::ListItems(const Call& call) {
   }
   const std::size_t wanted = (kItems + base - 1) / base;
   states_ = 0;
-  // The longest first: at the end no thread waits long for another.
-  order_.resize(plan_.groups().size());
-  std::iota(order_.begin(), order_.end(), std::size_t{0});
-  std::ranges::sort(order_, {}, [&](std::size_t g) {
-    return std::pair(~plan_.groups()[g].cells, g);
-  });
-  for (const std::size_t g : order_) {
+  for (const std::size_t g : plan_.longest_first()) {
     const RowGroup& group = plan_.groups()[g];
     // More parts than tiles would be empty, and take memory.
     const std::size_t parts =

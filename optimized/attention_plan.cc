@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace kvtwin::optimized {
@@ -71,6 +72,7 @@ void AttentionPlan::Make(const TensorView& mask, int rows, int first_row) {
   blocks_.clear();
   ReadMask(mask, rows, first_row);
   GroupRows(AsSize(rows));
+  OrderGroups();
 }
 
 void AttentionPlan::ReadMask(const TensorView& mask, int rows, int first_row) {
@@ -150,6 +152,15 @@ void AttentionPlan::Make(const AttentionTable& table) {
       row += group.rows;
     }
   }
+  OrderGroups();
+}
+
+void AttentionPlan::OrderGroups() {
+  longest_first_.resize(groups_.size());
+  std::iota(longest_first_.begin(), longest_first_.end(), std::size_t{0});
+  std::ranges::sort(longest_first_, {}, [&](std::size_t g) {
+    return std::pair(~groups_[g].cells, g);
+  });
 }
 
 void AttentionPlan::SetVisible(const RowGroup& group,

@@ -43,6 +43,11 @@ class AttentionPlan {
   void Make(const AttentionTable& table);
 
   const std::vector<RowGroup>& groups() const { return groups_; }
+  // The indices of the groups, those with the most cells first: if they are
+  // computed in this order, no thread waits long for another at the end.
+  const std::vector<std::size_t>& longest_first() const {
+    return longest_first_;
+  }
   // The blocks of a group's sequence. Null: the plan is that of a mask.
   const std::int32_t* BlocksOf(const RowGroup& group) const {
     return blocks_.empty() ? nullptr
@@ -65,9 +70,11 @@ class AttentionPlan {
 
   void ReadMask(const TensorView& mask, int rows, int first_row);
   void GroupRows(std::size_t rows);
+  void OrderGroups();
   void AddRuns(RowGroup& group, const std::vector<std::uint64_t>& seen);
 
   std::vector<RowGroup> groups_;
+  std::vector<std::size_t> longest_first_;
   std::vector<Run> runs_;
   std::vector<std::uint64_t> bits_;  // [words_, rows] of a mask.
   std::size_t words_ = 0;

@@ -128,8 +128,8 @@ HWY_INLINE void TurnVectors(D d, typename Rows::T* head, std::size_t x,
       hn::Add(hn::Mul(x_float, x_cosines), hn::Mul(x_other, x_sines));
   const auto y_turned =
       hn::Add(hn::Mul(y_float, y_cosines), hn::Mul(y_other, y_sines));
-  // One test for both: a sum with a NaN is a NaN. (A sum of
-  // infinities may be a NaN, too.)
+  // One test for both: a sum with a NaN is a NaN. (A sum of infinities may be
+  // a NaN, too.)
   if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(x_turned, y_turned))))) {
     hn::StoreU(Rows::Rounded(d, x_turned), stored, head + x);
     hn::StoreU(Rows::Rounded(d, y_turned), stored, head + y);

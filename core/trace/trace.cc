@@ -177,49 +177,6 @@ void ReadAttend(const JsonFields& fields, TraceHeader& header) {
   header.attend_sinks.assign(sinks->numbers.begin(), sinks->numbers.end());
 }
 
-TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
-  TraceHeader header;
-  if (const JsonValue* producer = fields.Find("producer")) {
-    header.producer = producer->text;
-  }
-  const std::size_t placement = fields.Name("placement", kPlacementNames);
-  header.visibility_only = placement == 2;
-  (void)fields.Object("cache");
-  if (!problem.empty()) return header;
-  header.spec = ReadSpec(
-      *fields.Find("cache"), "cache.",
-      placement == 1 ? Placement::kScatter : Placement::kContiguous, problem);
-  header.config = ReadConfig(fields.Object("config"));
-  const JsonFields init = fields.Object("init");
-  header.init.dtype = kRowDTypes[init.Name("dtype", kRowDTypeNames)];
-  header.init.max_sequences = init.Int("max_sequences", 1);
-  header.init.capacity = init.Int("capacity", 1);
-  header.init.max_batch = init.Int("max_batch", 1);
-  const JsonFields model = fields.Object("model");
-  header.layers = model.Int("layers", 1);
-  header.rows.k_head_dim = model.Int("k_head_dim", 1);
-  header.rows.kv_heads = model.Int("kv_heads", 1);
-  header.rows.v_head_dim = model.Int("v_head_dim", 1);
-  if (fields.Find("attend") != nullptr) ReadAttend(fields, header);
-  // For the placement "other" no cache is made: only tokens are kept.
-  if (!problem.empty() || header.visibility_only) return header;
-  const double bytes = CacheBytesBound(header, header.rows, 0);
-  if (bytes > kTraceCacheBytesMax) {
-    problem = fmt::format(
-        "the cache would need {:.3g} bytes, this program stops at {:.3g}: "
-        "max_sequences {}, capacity {}, max_batch {}, layers {}",
-        bytes, kTraceCacheBytesMax, header.init.max_sequences,
-        header.init.capacity, header.init.max_batch, header.layers);
-  }
-  return header;
-}
-
-bool IsPaged(const JsonFields& fields) {
-  const JsonValue* cache = fields.Find("cache");
-  const JsonValue* type = cache == nullptr ? nullptr : cache->Find("type");
-  return type != nullptr && type->text == "paged";
-}
-
 // K, V and the mask, if they are there, must have equal numbers of columns.
 void CheckColumns(const JsonFields& fields, const TraceOp& op,
                   VLayout v_layout) {
@@ -293,71 +250,10 @@ void ReadStartForward(const JsonFields& fields, const TraceHeader& header,
   if (fields.ok()) CheckCells(fields, header, op);
 }
 
-TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
-  TraceOp op;
-  op.kind = static_cast<TraceOpKind>(fields.Name("op", kOpNames));
-  if (!fields.ok()) return op;
-  if (op.kind == TraceOpKind::kPut || op.kind == TraceOpKind::kGet ||
-      op.kind == TraceOpKind::kAttend) {
-    op.layer = fields.Int("layer", 0, header.layers - 1);
-  }
-  switch (op.kind) {
-    case TraceOpKind::kStartForward:
-      ReadStartForward(fields, header, op);
-      break;
-    case TraceOpKind::kSetCausal:
-      op.indices = fields.Ints("except");
-      break;
-    case TraceOpKind::kSetLayerType:
-      op.type = fields.Int("type");
-      break;
-    case TraceOpKind::kPut:
-      op.key = ReadTensor(fields, "key", header.init.dtype);
-      op.value = ReadTensor(fields, "value", ValueDType(header));
-      break;
-    case TraceOpKind::kGet:
-      ReadGet(fields, header, op);
-      break;
-    case TraceOpKind::kReservedMask:
-      op.shape = fields.Extents("shape", 2, 2);
-      op.first_cell = fields.OptionalInt("first_cell", 0);
-      break;
-    case TraceOpKind::kRemove:
-      op.seq = fields.Int("seq");
-      op.begin = fields.Int("begin");
-      op.end = fields.Int("end");
-      op.result = ReadResult(fields, kRemoveResults);
-      break;
-    case TraceOpKind::kCopyPrefix:
-      op.src = fields.Int("src");
-      op.dst = fields.Int("dst");
-      op.len = fields.Int("len");
-      break;
-    case TraceOpKind::kCanResume:
-      op.seq = fields.Int("seq");
-      op.pos = fields.Int("pos");
-      op.answer = fields.Bool("result");
-      break;
-    case TraceOpKind::kEncoderCached:
-      op.answer = fields.Bool("result");
-      break;
-    case TraceOpKind::kAttend:
-      if (header.version < 2) fields.Fail("op", "attend needs kvtrace 2");
-      op.key = ReadTensor(fields, "query", DType::kF32);
-      op.value = ReadTensor(fields, "out", DType::kF32);
-      break;
-  }
-  return op;
-}
-
 // Returns the bytes of a mask row. `cells` may be too large for an integer.
 double MaskRowBytes(DType dtype, double cells) {
   if (dtype == DType::kBits) return cells / 8 + 8;
   return cells * static_cast<double>(SizeOf(dtype));
-}
-
-bool LooksLikeHeader(std::string_view line) {
-  return line.find("\"kvtrace\"") != line.npos;
 }
 
 void AppendMask(const DenseTensor& mask, std::string& text) {
@@ -488,6 +384,100 @@ Status AppendFields(const TraceOp& op, std::string& text) {
 
 std::string_view TraceOpName(TraceOpKind kind) { return At(kOpNames, kind); }
 
+TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
+  TraceHeader header;
+  if (const JsonValue* producer = fields.Find("producer")) {
+    header.producer = producer->text;
+  }
+  const std::size_t placement = fields.Name("placement", kPlacementNames);
+  header.visibility_only = placement == 2;
+  (void)fields.Object("cache");
+  if (!problem.empty()) return header;
+  header.spec = ReadSpec(
+      *fields.Find("cache"), "cache.",
+      placement == 1 ? Placement::kScatter : Placement::kContiguous, problem);
+  header.config = ReadConfig(fields.Object("config"));
+  const JsonFields init = fields.Object("init");
+  header.init.dtype = kRowDTypes[init.Name("dtype", kRowDTypeNames)];
+  header.init.max_sequences = init.Int("max_sequences", 1);
+  header.init.capacity = init.Int("capacity", 1);
+  header.init.max_batch = init.Int("max_batch", 1);
+  const JsonFields model = fields.Object("model");
+  header.layers = model.Int("layers", 1);
+  header.rows.k_head_dim = model.Int("k_head_dim", 1);
+  header.rows.kv_heads = model.Int("kv_heads", 1);
+  header.rows.v_head_dim = model.Int("v_head_dim", 1);
+  if (fields.Find("attend") != nullptr) ReadAttend(fields, header);
+  // For the placement "other" no cache is made: only tokens are kept.
+  if (!problem.empty() || header.visibility_only) return header;
+  const double bytes = CacheBytesBound(header, header.rows, 0);
+  if (bytes > kTraceCacheBytesMax) {
+    problem = fmt::format(
+        "the cache would need {:.3g} bytes, this program stops at {:.3g}: "
+        "max_sequences {}, capacity {}, max_batch {}, layers {}",
+        bytes, kTraceCacheBytesMax, header.init.max_sequences,
+        header.init.capacity, header.init.max_batch, header.layers);
+  }
+  return header;
+}
+
+TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
+  TraceOp op;
+  op.kind = static_cast<TraceOpKind>(fields.Name("op", kOpNames));
+  if (!fields.ok()) return op;
+  if (op.kind == TraceOpKind::kPut || op.kind == TraceOpKind::kGet ||
+      op.kind == TraceOpKind::kAttend) {
+    op.layer = fields.Int("layer", 0, header.layers - 1);
+  }
+  switch (op.kind) {
+    case TraceOpKind::kStartForward:
+      ReadStartForward(fields, header, op);
+      break;
+    case TraceOpKind::kSetCausal:
+      op.indices = fields.Ints("except");
+      break;
+    case TraceOpKind::kSetLayerType:
+      op.type = fields.Int("type");
+      break;
+    case TraceOpKind::kPut:
+      op.key = ReadTensor(fields, "key", header.init.dtype);
+      op.value = ReadTensor(fields, "value", ValueDType(header));
+      break;
+    case TraceOpKind::kGet:
+      ReadGet(fields, header, op);
+      break;
+    case TraceOpKind::kReservedMask:
+      op.shape = fields.Extents("shape", 2, 2);
+      op.first_cell = fields.OptionalInt("first_cell", 0);
+      break;
+    case TraceOpKind::kRemove:
+      op.seq = fields.Int("seq");
+      op.begin = fields.Int("begin");
+      op.end = fields.Int("end");
+      op.result = ReadResult(fields, kRemoveResults);
+      break;
+    case TraceOpKind::kCopyPrefix:
+      op.src = fields.Int("src");
+      op.dst = fields.Int("dst");
+      op.len = fields.Int("len");
+      break;
+    case TraceOpKind::kCanResume:
+      op.seq = fields.Int("seq");
+      op.pos = fields.Int("pos");
+      op.answer = fields.Bool("result");
+      break;
+    case TraceOpKind::kEncoderCached:
+      op.answer = fields.Bool("result");
+      break;
+    case TraceOpKind::kAttend:
+      if (header.version < 2) fields.Fail("op", "attend needs kvtrace 2");
+      op.key = ReadTensor(fields, "query", DType::kF32);
+      op.value = ReadTensor(fields, "out", DType::kF32);
+      break;
+  }
+  return op;
+}
+
 double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
                        std::size_t sequences) {
   constexpr double kCellBytes = 64;  // Position, sequences, bookkeeping.
@@ -514,156 +504,6 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
         mask_rows * MaskRowBytes(header.config.mask_dtype, cells);
   }
   return bytes;
-}
-
-bool TraceReader::Fail(std::string reason) {
-  error_ = TraceError{line_, std::move(reason)};
-  return false;
-}
-
-bool TraceReader::ReadChunk() {
-  constexpr std::size_t kChunkBytes = 1 << 16;
-  chunk_.resize(kChunkBytes);
-  in_.read(chunk_.data(), static_cast<std::streamsize>(kChunkBytes));
-  chunk_.resize(AsSize(in_.gcount()));
-  chunk_at_ = 0;
-  return !chunk_.empty();
-}
-
-// Skips the rest of a line that exceeds the limit. Returns false if the next
-// kTraceLineBytesMax bytes have no line end.
-bool TraceReader::PassRestOfLine() {
-  std::size_t end = chunk_.find('\n', chunk_at_);
-  for (std::size_t passed = 0; end == chunk_.npos; end = chunk_.find('\n')) {
-    passed += chunk_.size();
-    if (passed > kTraceLineBytesMax || !ReadChunk()) return false;
-  }
-  chunk_at_ = end + 1;
-  too_long_ = false;
-  return true;
-}
-
-bool TraceReader::ReadLine(std::string& text) {
-  text.clear();
-  if (error_) return false;
-  if (too_long_ && !PassRestOfLine()) {
-    return in_.bad() ? Fail("cannot be read") : false;
-  }
-  ++line_;
-  while (true) {
-    const std::size_t end = chunk_.find('\n', chunk_at_);
-    text.append(chunk_, chunk_at_, end - chunk_at_);
-    chunk_at_ = end + 1;
-    if (text.size() > kTraceLineBytesMax) {
-      too_long_ = end == chunk_.npos;
-      return Fail(
-          fmt::format("the line is longer than {} bytes", kTraceLineBytesMax));
-    }
-    if (end != chunk_.npos) return true;
-    const bool more = ReadChunk();
-    if (in_.bad()) return Fail("cannot be read");
-    if (!more) return !text.empty();
-  }
-}
-
-bool TraceReader::ReadHeader() {
-  std::string text = std::exchange(next_header_, "");
-  if (next_error_) error_ = std::exchange(next_error_, std::nullopt);
-  if (error_) return false;
-  if (text.empty() && !ReadLine(text)) {
-    if (error_) return false;
-    return Fail(several_ ? "standard input is empty: did the program that "
-                           "writes it answer any history?"
-                         : "the file is empty");
-  }
-  JsonValue object;
-  std::string problem = ParseJsonLine(text, object);
-  if (!problem.empty()) return Fail(problem);
-  const JsonFields fields(object, "", problem);
-  if (fields.Find("kvtrace") == nullptr && fields.Find("op") != nullptr) {
-    return Fail("an op comes before the header");
-  }
-  const JsonValue* version = fields.Need("kvtrace");
-  const double latest = IsPaged(fields) ? 1 : 2;  // Pools do not attend.
-  if (version != nullptr && (version->type != JsonValue::Type::kInteger ||
-                             version->number < 1 || version->number > latest)) {
-    fields.Wrong("kvtrace", *version, latest == 1 ? "1" : "1 or 2");
-  }
-  paged_.reset();
-  if (problem.empty() && IsPaged(fields)) {
-    paged_ = ReadPagedHeader(fields, problem);
-  } else if (problem.empty()) {
-    header_ = ReadHeaderFields(fields, problem);
-    header_.version = static_cast<int>(version->number);
-  }
-  if (!problem.empty()) return Fail(problem);
-  return true;
-}
-
-bool TraceReader::ReadOp(TraceOp& op) {
-  return ReadObject([&](const JsonFields& fields) {
-    op = ReadOpFields(fields, header_);
-    op.line = line_;
-  });
-}
-
-bool TraceReader::ReadOp(PagedTraceOp& op) {
-  return ReadObject([&](const JsonFields& fields) {
-    op = ReadPagedOp(fields, paged_->spec);
-    op.line = line_;
-  });
-}
-
-bool TraceReader::ReadObject(
-    const std::function<void(const JsonFields&)>& read) {
-  std::string text;
-  if (!ReadLine(text)) {
-    if (several_) KeepLongHeader(text);
-    return false;
-  }
-  if (IsBlank(text)) {  // Only more blank lines may follow.
-    const std::int64_t blank = line_;
-    while (IsBlank(text) && ReadLine(text)) {
-    }
-    if (error_ || IsBlank(text)) return false;
-    if (!several_ || !LooksLikeHeader(text)) {
-      line_ = blank;
-      return Fail("an empty line");
-    }
-  }
-  JsonValue object;
-  std::string problem = ParseJsonLine(text, object);
-  if (!problem.empty()) return Fail(problem);
-  const JsonFields fields(object, "", problem);
-  if (fields.Find("kvtrace") != nullptr) {
-    if (!several_) return Fail("a second header");
-    next_header_ = std::move(text);
-    return false;
-  }
-  read(fields);
-  if (!problem.empty()) return Fail(problem);
-  return true;
-}
-
-// Keeps the beginning of a header line that is too long.
-bool TraceReader::KeepLongHeader(const std::string& text) {
-  if (text.size() <= kTraceLineBytesMax || !LooksLikeHeader(text)) return false;
-  next_header_ = "{";
-  next_error_ = std::exchange(error_, std::nullopt);
-  return true;
-}
-
-bool TraceReader::SkipToHeader() {
-  std::string text;
-  while (next_header_.empty()) {
-    error_.reset();
-    if (ReadLine(text)) {
-      if (LooksLikeHeader(text)) next_header_ = std::move(text);
-    } else if (!KeepLongHeader(text) && text.size() <= kTraceLineBytesMax) {
-      return false;
-    }
-  }
-  return true;
 }
 
 Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/trace/trace.h"
+#include "core/trace/trace_reader.h"
 #include "props/oracle/judge.h"
 
 namespace kvtwin::props {

@@ -105,16 +105,10 @@ TEST_F(CudaCaches, ACapturedPutStoresToItsOriginalCells) {
   Put(rows, stream_);  // Makes the layer.
   rows.Fill(50, stream_);
   Start({1, 1}, {0, 1}, stream_);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t made = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(other_, cudaStreamCaptureModeGlobal),
-            cudaSuccess);
-  const Status put = cuda_->On(other_).Put(rows.OnDevice(), rows.OnDevice());
-  EXPECT_TRUE(put.ok()) << put.ToString();
-  const Result<KvView> view = cuda_->On(other_).Get();
-  EXPECT_TRUE(view.ok()) << view.status().ToString();
-  ASSERT_EQ(cudaStreamEndCapture(other_, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&made, graph, 0), cudaSuccess);
+  Result<KvView> view = Status();
+  const cudaGraphExec_t made =
+      PutInAGraph(rows, [&] { view = cuda_->On(other_).Get(); });
+  ASSERT_TRUE(view.ok()) << view.status().ToString();
   for (int step = 1; step < 9; ++step) {
     if (step > 1) {
       // The sequences are not in the order of the first pass.
@@ -127,7 +121,6 @@ TEST_F(CudaCaches, ACapturedPutStoresToItsOriginalCells) {
     EXPECT_EQ(cuda_->On(stream_).Get()->mask.data, view->mask.data);
   }
   EXPECT_EQ(cudaGraphExecDestroy(made), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
 // A graph contains addresses: the memory it reads does not move when longer

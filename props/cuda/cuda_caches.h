@@ -120,18 +120,24 @@ class CudaCaches : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
 
-  // Returns a graph of a Put to the current pass, captured on the other stream.
-  cudaGraphExec_t PutInAGraph(const TokenRows& rows) {
+  // Returns a graph of a Put to the current pass, and of `then`, captured on
+  // the other stream.
+  template <class Then>
+  cudaGraphExec_t PutInAGraph(const TokenRows& rows, const Then& then) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t made = nullptr;
     EXPECT_EQ(cudaStreamBeginCapture(other_, cudaStreamCaptureModeGlobal),
               cudaSuccess);
     const Status put = cuda_->On(other_).Put(rows.OnDevice(), rows.OnDevice());
     EXPECT_TRUE(put.ok()) << put.ToString();
+    then();
     EXPECT_EQ(cudaStreamEndCapture(other_, &graph), cudaSuccess);
     EXPECT_EQ(cudaGraphInstantiate(&made, graph, 0), cudaSuccess);
     EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
     return made;
+  }
+  cudaGraphExec_t PutInAGraph(const TokenRows& rows) {
+    return PutInAGraph(rows, [] {});
   }
 
   // Compares the views of both caches, read on this stream.

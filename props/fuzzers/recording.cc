@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "core/trace/trace.h"
+#include "core/trace/trace_reader.h"
 #include "props/fuzzers/fuzzers.h"
 #include "props/oracle/judge.h"
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/trace/trace.h"
+#include "core/trace/trace_reader.h"
 #include "props/base/level.h"
 #include "props/compare/failure.h"
 #include "props/oracle/oracle.h"

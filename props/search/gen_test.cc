@@ -15,6 +15,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/trace/trace.h"
+#include "core/trace/trace_reader.h"
 #include "kvtwin/cache.h"
 #include "props/history/generate.h"
 #include "props/history/history.h"

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <span>
 #include <vector>
@@ -73,6 +74,15 @@ void ExpectTiles(const AttentionPlan& plan, const RowGroup& group,
   });
 }
 
+// Expects that the order of groups has each group once, the longest first.
+void ExpectOrder(const AttentionPlan& plan) {
+  const std::vector<std::size_t>& order = plan.longest_first();
+  ASSERT_EQ(std::set(order.begin(), order.end()).size(), plan.groups().size());
+  EXPECT_TRUE(std::ranges::is_sorted(
+      order, std::ranges::greater(),
+      [&](std::size_t g) { return plan.groups().at(g).cells; }));
+}
+
 // Rows that are much alike, or not.
 SeenBy DrawRows(const Pick& pick, int columns, int count) {
   SeenBy rows;
@@ -132,6 +142,7 @@ TEST(AttentionPlan, GroupsTheRowsOfAMask) {
       }
     }
     plan.Make(mask.view(), count, first_row);
+    ExpectOrder(plan);
     std::size_t row = 0;
     for (const RowGroup& group : plan.groups()) {
       ASSERT_EQ(group.first_row, row);
@@ -178,6 +189,7 @@ TEST(AttentionPlan, GroupsTheRowsOfATable) {
                              .block_size = 100,
                              .window = window});
     std::size_t row = 0;
+    ExpectOrder(plan);
     auto group = plan.groups().begin();
     for (std::size_t i = 0; i < lengths.size(); ++i) {
       SeenBy rows;

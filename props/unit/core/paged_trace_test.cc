@@ -18,6 +18,7 @@
 #include "core/index.h"
 #include "core/json_line.h"
 #include "core/trace/trace.h"
+#include "core/trace/trace_reader.h"
 #include "props/base/scratch_folder.h"
 #include "props/oracle/judge.h"
 #include "props/paged/paged_runner.h"

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/json_line.h"
+#include "core/trace/trace_reader.h"
 #include "props/oracle/judge.h"
 #include "props/testing/test_trace.h"
 

@@ -11,6 +11,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/trace/trace.h"
+#include "core/trace/trace_reader.h"
 #include "kvtwin/cache.h"
 
 namespace kvtwin::props {

@@ -9,6 +9,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/trace/trace.h"
+#include "core/trace/trace_reader.h"
 #include "props/testing/test_trace.h"
 
 namespace kvtwin::props {

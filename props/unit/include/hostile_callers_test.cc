@@ -21,6 +21,7 @@
 #include "core/index.h"
 #include "core/names.h"
 #include "core/trace/trace.h"
+#include "core/trace/trace_reader.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
 #include "props/history/history.h"
