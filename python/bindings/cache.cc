@@ -202,6 +202,15 @@ class PyCache {
     Check(other->Restore(state));
     Replace(std::move(other));
   }
+  void SaveSequence(int sequence, const std::string& path,
+                    const std::string& model) {
+    Check(SaveState(Value(cache().SnapshotOf(sequence)), path, model));
+  }
+  void LoadSequence(int sequence, const std::string& path,
+                    const std::string& model) {
+    Check(cache().AddSequence(sequence, Value(LoadState(path, model))));
+    ++life_->passes;
+  }
   void Close() { Replace(nullptr); }
 
   int CellCount() { return cache().CellCount(); }
@@ -380,6 +389,12 @@ void BindCache(nb::module_& m) {
            "All that it holds, as the bytes of a safetensors file.")
       .def("restore", &PyCache::Restore, nb::arg("state"),
            "Holds exactly that from now on.")
+      .def("save_sequence", &PyCache::SaveSequence, nb::arg("sequence"),
+           nb::arg("path"), nb::arg("model") = "",
+           "Writes a sequence to a file, in the format of `snapshot`.")
+      .def("load_sequence", &PyCache::LoadSequence, nb::arg("sequence"),
+           nb::arg("path"), nb::arg("model") = "",
+           "Adds the sequence of a file, which was saved with the same model.")
       .def("close", &PyCache::Close,
            "Gives up the memory, but for what arrays still show.")
       .def("cell_count", &PyCache::CellCount)
