@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -17,11 +18,20 @@
 #include "bindings.h"
 #include "core/dense_tensor.h"
 #include "core/names.h"
+#include "kvtwin/attention.h"
 #include "kvtwin/save.h"
 #include "tensor.h"
 
 namespace kvtwin::python {
 namespace {
+
+using Sinks =
+    nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Result<DType> FindDType(const std::string& name) {
+  if (const auto found = DTypeFromName(name)) return *found;
+  return Status(StatusCode::kInvalidArgument, "no dtype: " + name);
+}
 
 using Slot = std::pair<const Cache*, int>;  // A layer of a cache.
 
@@ -174,6 +184,30 @@ class PyCache {
                .v_layout = encoder ? VLayout::kPlain : making_.config.v_layout};
     if (!encoder) views.mask = tensor(view.mask, 2, false);
     return views;
+  }
+
+  // Put, unless `key` is None, and attention of a layer, over tensors of torch.
+  // Writes to `out`, dense [batch * tokens, heads, v_head_dim] of float32.
+  void AttendLayer(nb::handle attention, int layer, nb::handle key,
+                   nb::handle value, DType rows, nb::handle query,
+                   DType query_dtype, const AttentionOptions& options,
+                   nb::handle out) {
+    Check(cache().SetLayer(layer));
+    if (!key.is_none()) {
+      Check(cache().Put(TorchRows(key, rows), TorchRows(value, rows)));
+      ++life_->slot_puts[SlotOf(layer)];
+    }
+    const KvView view = Value(cache().Get());
+    const TensorView q = TorchRows(query, query_dtype);
+    const std::int64_t numbers = view.value.shape[0] * q.shape[1] * q.shape[2];
+    if (nb::cast<std::int64_t>(out.attr("numel")()) != numbers) {
+      Raise({StatusCode::kInvalidArgument,
+             fmt::format("out must have {} numbers", numbers)});
+    }
+    auto* results = reinterpret_cast<float*>(
+        nb::cast<std::uintptr_t>(out.attr("data_ptr")()));
+    Check(AttentionOf(attention).Attend(q, view, VLayout::kPlain, options,
+                                        {.out = results}));
   }
 
   void CopyPrefix(int source, int target, std::int32_t length) {
@@ -370,6 +404,27 @@ void BindCache(nb::module_& m) {
            "or the cache's\ndtype as `Tensor.numpy` has it.")
       .def("get", &PyCache::Get, nb::arg("layer"),
            "The views and the mask of a layer.")
+      .def(
+          "_attend_layer",
+          [](PyCache& self, nb::handle attention, int layer, nb::handle key,
+             nb::handle value, const std::string& rows, nb::handle query,
+             const std::string& query_dtype, float scale, float soft_cap,
+             std::optional<Sinks> sinks, nb::handle out) {
+            AttentionOptions options{.scale = scale, .soft_cap = soft_cap};
+            if (sinks) options.sinks = {sinks->data(), sinks->size()};
+            self.AttendLayer(attention, layer, key, value,
+                             Value(FindDType(rows)), query,
+                             Value(FindDType(query_dtype)), options, out);
+          },
+          nb::arg("attention"), nb::arg("layer"), nb::arg("key").none(),
+          nb::arg("value").none(), nb::arg("rows"), nb::arg("query"),
+          nb::arg("query_dtype"), nb::arg("scale"), nb::arg("soft_cap"),
+          nb::arg("sinks").none(), nb::arg("out"),
+          nb::sig("def _attend_layer(self, attention: typing.Any, layer: int, "
+                  "key: typing.Any, value: typing.Any, rows: str, query: "
+                  "typing.Any, query_dtype: str, scale: float, soft_cap: "
+                  "float, sinks: typing.Any, out: typing.Any) -> None"),
+          "For kvtwin.transformers: put, unless key is None, and attention.")
       .def("copy_prefix", &PyCache::CopyPrefix, nb::arg("source"),
            nb::arg("target"), nb::arg("length"),
            "`target` becomes the tokens of `source` at positions < length.")

@@ -17,7 +17,7 @@ from transformers.cache_utils import (
 
 from kvtwin._errors import NotSupported
 from kvtwin._setup import DType, Rope, Setup
-from kvtwin.transformers._state import Handle, State, Storage
+from kvtwin.transformers._state import State, Storage
 
 Twin = Literal["optimized", "reference"]
 
@@ -58,8 +58,10 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         handle = self._state.add(self._index, key_states, value_states)
         self.is_initialized = True
         length = self._state.length
-        self.keys = _tensor(handle, key_states, length)
-        self.values = _tensor(handle, value_states, length)
+        self.keys = self.values = _tensor(key_states, length)
+        if value_states.shape != key_states.shape:
+            self.values = _tensor(value_states, length)
+        self.keys._kvtwin = handle
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -76,13 +78,10 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._state.storage.setup.capacity
 
 
-def _tensor(handle: Handle, rows: torch.Tensor, length: int) -> torch.Tensor:
+def _tensor(rows: torch.Tensor, length: int) -> torch.Tensor:
     """A tensor without numbers, so that whoever computes with it gets an error."""
     batch, heads, _, head_dim = rows.shape
-    shape = (batch, heads, length, head_dim)
-    tensor = torch.empty(shape, dtype=rows.dtype, device="meta")
-    tensor._kvtwin = handle  # type: ignore[attr-defined]
-    return tensor
+    return torch.empty((batch, heads, length, head_dim), dtype=rows.dtype, device="meta")
 
 
 class Cache(transformers.Cache):  # type: ignore[misc]

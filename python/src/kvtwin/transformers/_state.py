@@ -52,6 +52,47 @@ class Storage:
             self._attentions.append(Attention(self._twin))
         return self._attentions[number]
 
+    def _rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns rows that `put` takes."""
+        if rows.dtype != torch.float32 and _NAMES.get(rows.dtype) != self.setup.dtype:
+            rows = rows.float()
+        return _even(rows)
+
+    def put(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        key, value = (self._rows(x).transpose(1, 2).flatten(0, 1) for x in (key, value))
+        self.cache.put(layer, key, value)
+
+    def attend(
+        self,
+        attention: Attention,
+        layer: int,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        query: torch.Tensor,
+        scale: float,
+        soft_cap: float,
+        sinks: Any,
+        out: torch.Tensor,
+    ) -> None:
+        """Puts the rows of a layer, unless they are there, and attends to it."""
+        rows = "f32"
+        if key is not None and value is not None:
+            key, value = self._rows(key), self._rows(value)
+            rows = _NAMES[key.dtype]
+        self.cache._attend_layer(
+            attention._twin,
+            layer,
+            key,
+            value,
+            rows,
+            _even(query),
+            _NAMES[query.dtype],
+            scale,
+            soft_cap,
+            sinks,
+            out,
+        )
+
     def new_id(self) -> int:
         number = next(i for i in range(len(self._ids) + 1) if i not in self._ids)
         self._ids.add(number)
@@ -98,7 +139,7 @@ class Pass:
 class Handle:
     """What `update` gives to attention in place of rows."""
 
-    __slots__ = ("key", "layer", "of_pass", "state", "value")
+    __slots__ = ("key", "layer", "of_pass", "state", "v_head_dim", "value")
 
     def __init__(
         self, state: State, layer: int, of_pass: Pass, key: Any, value: Any
@@ -109,6 +150,7 @@ class Handle:
         #: The rows, until they are stored.
         self.key = key
         self.value = value
+        self.v_head_dim: int = value.shape[3]
 
 
 class State:
@@ -145,10 +187,12 @@ class State:
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Handle:
         """Takes the rows of a layer, (batch, kv_heads, tokens, head_dim)."""
-        self._check(layer, key)
+        if self.storage.types[layer] < 0:
+            raise NotSupported(f"layer {layer} has no rows of its own")
         batch, _, tokens, _ = key.shape
         current = self._pass
         if current is None or layer in current.updated:
+            self._check(key)
             current = self._next_pass(batch, tokens)
         elif tokens != current.tokens:
             raise ValueError(
@@ -156,11 +200,9 @@ class State:
                 f"{current.tokens}"
             )
         current.updated.add(layer)
-        return Handle(self, layer, current, key, value)
+        return Handle(self, layer, current, key.detach(), value.detach())
 
-    def _check(self, layer: int, key: torch.Tensor) -> None:
-        if self.storage.types[layer] < 0:
-            raise NotSupported(f"layer {layer} has no rows of its own")
+    def _check(self, key: torch.Tensor) -> None:
         if key.device.type != "cpu":
             raise NotSupported(f"the rows are on {key.device}; kvtwin's are on the CPU")
         used = getattr(self.config, "_attn_implementation", None)
@@ -227,24 +269,26 @@ class State:
             raise RuntimeError("another cache of the same storage began a pass")
         kind = storage.types[handle.layer]
         storage.select(kind)
-        if handle.key is not None:
-            self._put(handle)
-        view = storage.cache.get(handle.layer)
-        batch, heads, tokens, _ = query.shape
-        rows = query.detach().transpose(1, 2).flatten(0, 1)
+        key, value = handle.key, handle.value
         real = None if storage.cross else current.real
-        if real is not None:
-            rows = rows[real]
-        attention = self._plan(current, kind, mask, view, tokens)
-        out = torch.empty((rows.shape[0], heads, view.value.shape[-1]))
-        attention.attend(
-            rows, view, scale=scale, soft_cap=soft_cap, sinks=sinks, out=out
+        found = current.plans.get((kind, id(mask)))
+        if key is not None and (found is None or real is not None):
+            storage.put(handle.layer, _real(key, real), _real(value, real))
+            key = value = None
+        batch, heads, tokens, _ = query.shape
+        if found is None:
+            view = storage.cache.get(handle.layer)
+            found = self._plan(current, kind, mask, view, tokens)
+        rows = query.detach() if real is None else _real(query.detach(), real)
+        out = torch.empty((batch, tokens, heads, handle.v_head_dim))
+        results = out if real is None else torch.empty((len(real), *out.shape[2:]))
+        storage.attend(
+            found[0], handle.layer, key, value, rows, scale, soft_cap, sinks, results
         )
+        handle.key = handle.value = None
         if real is not None:
-            full = out.new_zeros((batch * tokens, *out.shape[1:]))
-            full[real] = out
-            out = full
-        return out.to(query.dtype).view(batch, tokens, *out.shape[1:])
+            out.zero_().view(-1, *out.shape[2:])[real] = results
+        return out if query.dtype == out.dtype else out.to(query.dtype)
 
     def _start(self, current: Pass, mask: Any) -> None:
         """Finds cells for the tokens that are not padding."""
@@ -309,33 +353,21 @@ class State:
             pads.append(int(found[0, 0]) if len(found) else end)
         return pads, real
 
-    def _put(self, handle: Handle) -> None:
-        dtypes = _TORCH_DTYPES.get(self.storage.setup.dtype)
-        real = handle.of_pass.real
-        rows = []
-        for tensor in (handle.key, handle.value):
-            flat = tensor.detach().transpose(1, 2).flatten(0, 1)
-            if flat.dtype not in (torch.float32, dtypes):
-                flat = flat.float()
-            rows.append(flat if real is None else flat[real])
-        self.storage.cache.put(handle.layer, *rows)
-        handle.key = handle.value = None
-
     # Masks.
 
     def _plan(
         self, current: Pass, kind: int, mask: Any, view: View, tokens: int
-    ) -> Attention:
-        found = current.plans.get((kind, id(mask)))
-        if found is not None and not self.storage.cross:
-            return found[0]
-        attention = self.storage.attention(kind if self.storage.cross else len(current.plans))
-        if self.storage.cross or not _masks.agrees(mask, self.storage.kinds[kind]):
+    ) -> tuple[Attention, Any]:
+        storage = self.storage
+        attention = storage.attention(len(current.plans))
+        if storage.cross or not _masks.agrees(mask, storage.kinds[kind]):
             attention.plan(self._dense(current, kind, mask, view, tokens))
         else:
             attention.plan(view.mask)
-        current.plans[kind, id(mask)] = (attention, mask)
-        return attention
+        found = attention, mask
+        if not storage.cross:
+            current.plans[kind, id(mask)] = found
+        return found
 
     def _dense(
         self, current: Pass, kind: int, mask: Any, view: View, tokens: int
@@ -464,4 +496,21 @@ class State:
         self._base = max(cells, default=-1) + 1
 
 
-_TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
+_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def _real(rows: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+    """Returns (batch, heads, tokens, head_dim) as (1, heads, rows, head_dim), without
+    padding."""
+    if real is None:
+        return rows
+    return rows.transpose(1, 2).flatten(0, 1)[real].transpose(0, 1)[None]
+
+
+def _even(rows: torch.Tensor) -> torch.Tensor:
+    """Returns the rows at equal distances from one another."""
+    batch, _, tokens, _ = rows.shape
+    strides = rows.stride()
+    if batch > 1 and tokens > 1 and strides[0] != tokens * strides[2]:
+        return rows.transpose(1, 2).contiguous().transpose(1, 2)
+    return rows
