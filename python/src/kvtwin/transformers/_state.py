@@ -313,11 +313,13 @@ class State:
                 indices = (real[row, begin:].nonzero()[:, 0] + begin).tolist()
             positions.extend(index - pad for index in indices)
             sequences.extend([number] * (len(positions) - len(sequences)))
+        setup = self.storage.setup
         try:
+            if len(positions) > setup.max_batch:
+                raise CacheFull(f"{len(positions)} tokens are too many")
             self.storage.begin(positions, sequences)
         except CacheFull as error:
             self._pass = None
-            setup = self.storage.setup
             raise CacheFull(
                 f"{error} (capacity={setup.capacity}, "
                 f"max_sequences={setup.max_sequences})"
