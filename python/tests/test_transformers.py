@@ -440,3 +440,98 @@ def test_keys_cannot_be_computed_with(llama):
     with pytest.raises(Exception, match="meta|device"):
         torch.ones(1, 2, 3, 32) @ key.transpose(2, 3) + torch.ones(1)
     assert key is value and np.prod(key.shape)
+
+
+# Audit.
+
+
+def audited(model, cache, tokens=12, **given):
+    with kvtwin.transformers.Audit(model) as audit:
+        model.generate(past_key_values=cache, max_new_tokens=tokens, do_sample=False,
+                       **{"input_ids": random_ids(1, 20), **given})
+    return audit
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("how", ["greedy", "beams", "prefill in chunks"])
+def test_audit_finds_nothing_in_right_caches(model, implementation, how):
+    if implementation == "sdpa" and model.config.model_type in ("gemma2", "gpt_oss"):
+        pytest.skip("sdpa has no soft cap and no sinks")
+    model.set_attn_implementation(implementation)
+    for make_cache in (DynamicCache, transformers.StaticCache):
+        more = {"config": model.config}
+        if make_cache is transformers.StaticCache:
+            more["max_cache_len"] = 64
+        given = {**padded(3 if how == "greedy" else 1), **GENERATE[how]}
+        audit = audited(model, make_cache(**more), **given)
+        assert audit, str(audit)
+        assert audit.layers > 40 and "right" in str(audit)
+        assert model.config._attn_implementation == implementation
+
+
+class Drops(DynamicCache):
+    """Loses a token of a layer as it grows."""
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        key, value = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx == 2 and key.shape[2] == 25:
+            key, value = key[:, :, 1:], value[:, :, 1:]
+        return key, value
+
+
+class Doubles(DynamicCache):
+    """Stores a token over the one before it."""
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        key, value = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx == 1 and key.shape[2] >= 24:
+            key, value = key.clone(), value.clone()
+            key[:, :, 8], value[:, :, 8] = key[:, :, 7], value[:, :, 7]
+        return key, value
+
+
+class Swaps(DynamicCache):
+    """Changes numbers of a row."""
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        key, value = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx == 3 and key.shape[2] == 22:
+            value[:, :, 5] += 1
+        return key, value
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("cache", "finding"), [
+    (Drops, "layer 2, row 0, token 24: attention misses token 0"),
+    (Doubles, "layer 1, row 0, token 23: attention misses token 8; reads token 7, twice"),
+    (Swaps, "layer 3, row 0, token 21: attention misses token 5; reads a row that is no "
+            "token's"),
+])
+def test_audit_finds_a_bug_of_a_cache(llama, implementation, cache, finding):
+    if implementation == "eager" and cache is Drops:
+        pytest.skip("eager raises an error: the mask has another size")
+    llama.set_attn_implementation(implementation)
+    assert str(audited(llama, cache())) == finding
+
+
+def test_audit_finds_a_wrong_window():
+    model = make("Mistral")
+    model.set_attn_implementation("sdpa")
+    wrong = transformers.MistralConfig(**{**SMALL, "sliding_window": 7})
+    audit = audited(model, DynamicCache(config=wrong))
+    assert not audit
+    assert audit.finding.startswith("layer 0, row 0, token 20: attention misses token 1")
+
+
+def test_audit_finds_a_wrong_scale(llama):
+    def unscaled(*args, **kwargs):
+        kwargs["scaling"] = 1.0
+        return transformers.integrations.sdpa_attention.sdpa_attention_forward(
+            *args, **kwargs)
+
+    transformers.AttentionInterface.register("unscaled", unscaled)
+    transformers.AttentionMaskInterface.register(
+        "unscaled", transformers.masking_utils.sdpa_mask)
+    llama.set_attn_implementation("unscaled")
+    audit = audited(llama, DynamicCache())
+    assert audit.finding.startswith("layer 0: attention reads the right rows, and its")

@@ -11,9 +11,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from kvtwin.transformers import _masks
 from kvtwin.transformers._attention import attend
+from kvtwin.transformers._audit import Audit
 from kvtwin.transformers._cache import Cache, EncoderDecoderCache
 
 AttentionInterface.register("kvtwin", attend)
 AttentionMaskInterface.register("kvtwin", _masks.describe)
 
-__all__ = ["Cache", "EncoderDecoderCache"]
+__all__ = ["Audit", "Cache", "EncoderDecoderCache"]

@@ -56,11 +56,19 @@ def attend(
         raise NotSupported(f"{type(module).__name__}: dropout {dropout}, for training")
     if kwargs.get("is_causal") is False and not handle.state.storage.cross:
         raise NotSupported(f"{type(module).__name__}: is_causal=False")
-    sinks = None
-    if s_aux is not None:
-        sinks = np.ascontiguousarray(s_aux.detach().float().flatten().numpy())
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux}
     out = handle.state.attend(
-        handle, query, attention_mask, scale, softcap or 0.0, sinks
+        handle, query, attention_mask, *options_of(query, options)
     )
     return out, None
+
+
+def options_of(
+    query: torch.Tensor, options: dict[str, Any]
+) -> tuple[float, float, Any]:
+    """Returns the scale, the soft cap and the sinks of a call of attention."""
+    scaling, sinks = options.get("scaling"), options.get("s_aux")
+    if sinks is not None:
+        sinks = np.ascontiguousarray(sinks.detach().float().flatten().numpy())
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    return scale, options.get("softcap") or 0.0, sinks

@@ -264,7 +264,7 @@ class State:
         if not storage.cross and current is not self._pass:
             raise RuntimeError("the rows are those of an earlier pass")
         if not current.started:
-            self._start(current, mask)
+            self.start(current, _masks.padding_of(mask))
         if storage.current is not current and not storage.cross:
             raise RuntimeError("another cache of the same storage began a pass")
         kind = storage.types[handle.layer]
@@ -290,10 +290,12 @@ class State:
             out.zero_().view(-1, *out.shape[2:])[real] = results
         return out if query.dtype == out.dtype else out.to(query.dtype)
 
-    def _start(self, current: Pass, mask: Any) -> None:
-        """Finds cells for the tokens that are not padding."""
+    def start(self, current: Pass, padding: torch.Tensor | None) -> None:
+        """Finds cells for the tokens that are not padding. `padding`, (rows, tokens),
+        says which are not. None: all."""
         begin, end = self._base, self._base + current.tokens
-        padding = None if self.storage.cross else _masks.padding_of(mask)
+        if self.storage.cross:
+            padding = None
         if padding is not None and bool(padding[:, :end].all()):
             if padding.shape[1] < end:
                 raise ValueError(
