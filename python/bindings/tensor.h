@@ -53,7 +53,8 @@ class ArrayArgument {
 
 // Returns what a tensor of torch shows, [batch, heads, tokens, head_dim], as
 // [head_dim, heads, batch * tokens], without a copy and without DLPack, which
-// takes microseconds. Errors: raised, if the rows do not lie at equal distances.
+// takes microseconds. Errors: raised, if the rows do not lie at equal
+// distances.
 TensorView TorchRows(nb::handle tensor, DType dtype);
 
 }  // namespace kvtwin::python

@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvtwin._kvtwin import View
 from kvtwin._types import Array, BoolArray
 from kvtwin.transformers import _masks
 from kvtwin.transformers._attention import options_of
@@ -147,7 +148,7 @@ class Audit:
         numbers = _Numbers()
         view = storage.cache.get(handle.layer)
         expected = numbers.of(view.key.numpy(), view.value.numpy())
-        visible = view.mask.float32() == 0
+        visible = _visible(view)
         read = [numbers.of(_bits(k), _bits(v)) for k, v in zip(key, value)]
         tokens = current.tokens
         real = range(len(read) * tokens) if current.real is None else current.real
@@ -196,7 +197,7 @@ class Audit:
         due = attention.attend(rows, view, scale=scale, soft_cap=soft_cap, sinks=sinks)
         found = _real(out.detach().transpose(1, 2), real).transpose(1, 2).flatten(0, 1)
         keys, values = view.key.float32(), view.value.float32()
-        visible = view.mask.float32() == 0
+        visible = _visible(view)
         longest = np.abs(np.linalg.norm(keys, axis=-1)[visible.any(0)]).max()
         largest = np.abs(values[visible.any(0)]).max()
         scores = abs(scale) * float(rows.float().norm(dim=-1).max()) * longest
@@ -221,7 +222,7 @@ class _Mirror:
         self._audit = audit
         self._cache = weakref.ref(cache)
         self._state: State | None = None
-        self._wrapped = []
+        self._wrapped: list[str] = []
         self._wrap("update", self._update)
         self._wrap("crop", lambda state, tokens: tokens and state.crop(abs(tokens)))
         self._wrap("reset", lambda state: state.reset())
@@ -289,6 +290,12 @@ def _bits(rows: torch.Tensor) -> Array:
     """Returns (heads, tokens, head_dim) as (tokens, heads, head_dim), as its bits."""
     rows = rows.detach().transpose(0, 1).contiguous()
     found: Array = rows.view(_DTYPES[rows.dtype][1]).numpy()
+    return found
+
+
+def _visible(view: View) -> BoolArray:
+    assert view.mask is not None
+    found: BoolArray = view.mask.float32() == 0
     return found
 
 

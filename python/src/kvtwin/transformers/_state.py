@@ -79,7 +79,7 @@ class Storage:
         if key is not None and value is not None:
             key, value = self._rows(key), self._rows(value)
             rows = _NAMES[key.dtype]
-        self.cache._attend_layer(
+        self.cache.attend_layer(
             attention._twin,
             layer,
             key,
