@@ -59,7 +59,9 @@ class Storage:
         return _even(rows)
 
     def put(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        key, value = (self._rows(x).transpose(1, 2).flatten(0, 1) for x in (key, value))
+        key, value = (
+            self._rows(x.detach()).transpose(1, 2).flatten(0, 1) for x in (key, value)
+        )
         self.cache.put(layer, key, value)
 
     def attend(
@@ -200,7 +202,7 @@ class State:
                 f"{current.tokens}"
             )
         current.updated.add(layer)
-        return Handle(self, layer, current, key.detach(), value.detach())
+        return Handle(self, layer, current, key, value)
 
     def _check(self, key: torch.Tensor) -> None:
         if key.device.type != "cpu":
@@ -279,7 +281,7 @@ class State:
         if found is None:
             view = storage.cache.get(handle.layer)
             found = self._plan(current, kind, mask, view, tokens)
-        rows = query.detach() if real is None else _real(query.detach(), real)
+        rows = query if real is None else _real(query, real)
         out = torch.empty((batch, tokens, heads, handle.v_head_dim))
         results = out if real is None else torch.empty((len(real), *out.shape[2:]))
         storage.attend(
