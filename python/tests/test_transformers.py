@@ -416,11 +416,60 @@ def test_refusals(llama, tmp_path):
         cache.remove(1, 9)
     with pytest.raises(ValueError, match="fork of 9 tokens, the cache has 4"):
         cache.fork(length=9)
-    with pytest.raises(RuntimeError):
-        cache.load(tmp_path / "missing") if False else cache_of(llama).load(
-            tmp_path / "missing")
+    with pytest.raises(ValueError, match="load into a cache that has 4 tokens"):
+        cache.load(tmp_path / "missing")
+    with pytest.raises(RuntimeError, match="missing"):
+        cache_of(llama).load(tmp_path / "missing")
+    with pytest.raises(ValueError, match="2 tokens, the cache has 4"):
+        cache.tokens = [1, 2]
+    with pytest.raises(kvtwin.NotSupported, match="output_attentions"):
+        logits(llama, "kvtwin", random_ids(1, 1), cache, output_attentions=True)
+    with pytest.raises(kvtwin.NotSupported, match="EncoderDecoderCache"):
+        Cache(transformers.BartConfig(), capacity=8)
     with pytest.raises(kvtwin.NotSupported, match="linear_attention"):
         Cache(transformers.Qwen3NextConfig(num_hidden_layers=4), capacity=8)
+
+
+def test_an_attention_mask_that_changes(llama):
+    given = padded()
+    ids, mask = given["input_ids"], given["attention_mask"]
+    cache = cache_of(llama, max_sequences=3)
+    logits(llama, "kvtwin", ids[:, :12], cache, (12,), attention_mask=mask[:, :12])
+    changed = mask.clone()
+    changed[1, 2] = 1
+    with pytest.raises(kvtwin.NotSupported, match="attention_mask has changed"):
+        llama(ids[:, 12:], past_key_values=cache, attention_mask=changed)
+
+
+def test_an_interrupted_pass(llama):
+    ids = random_ids(1, 20)
+    exact, error = bound(llama, ids)
+    cache = cache_of(llama)
+    logits(llama, "kvtwin", ids[:, :15], cache, (15,))
+    layer = llama.model.layers[2]
+    hook = layer.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyError))
+    with pytest.raises(KeyError):
+        logits(llama, "kvtwin", random_ids(1, 3), cache, (3,))
+    hook.remove()
+    with pytest.raises(kvtwin.NotSupported, match="layer 2 got no rows"):
+        logits(llama, "kvtwin", ids[:, 15:], cache, (5,))
+    cache.crop(-3)
+    found = logits(llama, "kvtwin", ids[:, 15:], cache, (5,))
+    assert (found - exact[:, 15:]).abs().max() <= error
+
+
+def test_without_a_cache_it_is_sdpa(llama):
+    given = padded()
+    mask = given["attention_mask"]
+    expected = logits(llama, "sdpa", given["input_ids"], attention_mask=mask)
+    found = logits(llama, "kvtwin", given["input_ids"], attention_mask=mask)
+    assert torch.equal(found, expected)
+    own = logits(llama, "kvtwin", given["input_ids"], DynamicCache(), (9,),
+                 attention_mask=mask)
+    _, error = bound(llama, given["input_ids"])
+    assert (own - expected)[mask.bool()].abs().max() <= error
+    with pytest.raises(kvtwin.NotSupported, match="soft cap"):
+        logits(make("Gemma2"), "kvtwin", given["input_ids"])
 
 
 def test_a_window_cannot_go_back_beyond_its_tokens():
