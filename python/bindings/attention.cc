@@ -170,6 +170,8 @@ class PyAttention {
                  });
   }
 
+  Attention& attention() { return *attention_; }
+
  private:
   // Makes the arrays that `attend` writes to, and returns them.
   template <class Call>
@@ -208,6 +210,10 @@ nb::tuple Merge(const std::vector<std::pair<PartNumbers, PartNumbers>>& parts,
 }
 
 }  // namespace
+
+Attention& AttentionOf(nb::handle twin) {
+  return nb::cast<PyAttention&>(twin).attention();
+}
 
 // The signatures are those of kvtwin._attention, which converts the arguments.
 void BindAttention(nb::module_& m) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/guarded_cache.h"
+#include "kvtwin/attention.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/status.h"
@@ -43,6 +44,9 @@ struct Making {
 Making MakingOf(nb::handle setup);
 // Does the same with a kvtwin.PoolSetup.
 PagedSpec PagedSpecOf(nb::handle setup);
+
+// Returns the attention of an AttentionTwin.
+Attention& AttentionOf(nb::handle twin);
 
 // In the order of the enum.
 inline constexpr std::array<std::string_view, 2> kPagedLayoutNames = {

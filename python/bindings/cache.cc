@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -17,11 +18,20 @@
 #include "bindings.h"
 #include "core/dense_tensor.h"
 #include "core/names.h"
+#include "kvtwin/attention.h"
 #include "kvtwin/save.h"
 #include "tensor.h"
 
 namespace kvtwin::python {
 namespace {
+
+using Sinks =
+    nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Result<DType> FindDType(const std::string& name) {
+  if (const auto found = DTypeFromName(name)) return *found;
+  return Status(StatusCode::kInvalidArgument, "no dtype: " + name);
+}
 
 using Slot = std::pair<const Cache*, int>;  // A layer of a cache.
 
@@ -176,6 +186,33 @@ class PyCache {
     return views;
   }
 
+  // Put, unless `key` is None, and attention of a layer, over tensors of torch.
+  // Writes to `out`, dense [batch * tokens, heads, v_head_dim] of float32.
+  void AttendLayer(nb::handle attention, int layer, nb::handle key,
+                   nb::handle value, const std::string& rows, nb::handle query,
+                   const std::string& query_dtype, float scale, float soft_cap,
+                   const std::optional<Sinks>& sinks, nb::handle out) {
+    AttentionOptions options{.scale = scale, .soft_cap = soft_cap};
+    if (sinks) options.sinks = {sinks->data(), sinks->size()};
+    Check(cache().SetLayer(layer));
+    if (!key.is_none()) {
+      const DType dtype = Value(FindDType(rows));
+      Check(cache().Put(TorchRows(key, dtype), TorchRows(value, dtype)));
+      ++life_->slot_puts[SlotOf(layer)];
+    }
+    const KvView view = Value(cache().Get());
+    const TensorView q = TorchRows(query, Value(FindDType(query_dtype)));
+    const std::int64_t numbers = view.value.shape[0] * q.shape[1] * q.shape[2];
+    if (nb::cast<std::int64_t>(out.attr("numel")()) != numbers) {
+      Raise({StatusCode::kInvalidArgument,
+             fmt::format("out must have {} numbers", numbers)});
+    }
+    auto* results = reinterpret_cast<float*>(
+        nb::cast<std::uintptr_t>(out.attr("data_ptr")()));
+    Check(AttentionOf(attention).Attend(q, view, VLayout::kPlain, options,
+                                        {.out = results}));
+  }
+
   void CopyPrefix(int source, int target, std::int32_t length) {
     Check(cache().CopyPrefix(source, target, length));
   }
@@ -201,6 +238,15 @@ class PyCache {
     std::shared_ptr<Cache> other = Make();
     Check(other->Restore(state));
     Replace(std::move(other));
+  }
+  void SaveSequence(int sequence, const std::string& path,
+                    const std::string& model) {
+    Check(SaveState(Value(cache().SnapshotOf(sequence)), path, model));
+  }
+  void LoadSequence(int sequence, const std::string& path,
+                    const std::string& model) {
+    Check(cache().AddSequence(sequence, Value(LoadState(path, model))));
+    ++life_->passes;
   }
   void Close() { Replace(nullptr); }
 
@@ -325,6 +371,21 @@ void BindView(nb::module_& m) {
                   "collections.abc.Iterator[typing.Any]"));
 }
 
+void BindStates(nb::class_<PyCache>& cache) {
+  cache
+      .def("snapshot", &PyCache::Snapshot,
+           nb::sig("def snapshot(self) -> bytes"),
+           "All that it holds, as the bytes of a safetensors file.")
+      .def("restore", &PyCache::Restore, nb::arg("state"),
+           "Holds exactly that from now on.")
+      .def("save_sequence", &PyCache::SaveSequence, nb::arg("sequence"),
+           nb::arg("path"), nb::arg("model") = "",
+           "Writes a sequence to a file, in the format of `snapshot`.")
+      .def("load_sequence", &PyCache::LoadSequence, nb::arg("sequence"),
+           nb::arg("path"), nb::arg("model") = "",
+           "Adds the sequence of a file, which was saved with the same model.");
+}
+
 }  // namespace
 
 std::optional<TensorView> ViewOfTensor(nb::handle object) {
@@ -335,9 +396,11 @@ std::optional<TensorView> ViewOfTensor(nb::handle object) {
 void BindCache(nb::module_& m) {
   BindTensor(m);
   BindView(m);
-  nb::class_<PyCache>(m, "Cache",
-                      "A cache of kvtwin's own (docs/semantics.md). One thread "
-                      "at a time.")
+  nb::class_<PyCache> cache(m, "Cache",
+                            "A cache of kvtwin's own (docs/semantics.md). One "
+                            "thread at a time.");
+  BindStates(cache);
+  cache
       .def(nb::init<nb::handle, std::string>(), nb::arg("setup"),
            nb::arg("twin") = "optimized",
            nb::sig("def __init__(self, setup: kvtwin.Setup, twin: "
@@ -361,6 +424,16 @@ void BindCache(nb::module_& m) {
            "or the cache's\ndtype as `Tensor.numpy` has it.")
       .def("get", &PyCache::Get, nb::arg("layer"),
            "The views and the mask of a layer.")
+      .def("attend_layer", &PyCache::AttendLayer, nb::arg("attention"),
+           nb::arg("layer"), nb::arg("key").none(), nb::arg("value").none(),
+           nb::arg("rows"), nb::arg("query"), nb::arg("query_dtype"),
+           nb::arg("scale"), nb::arg("soft_cap"), nb::arg("sinks").none(),
+           nb::arg("out"),
+           nb::sig("def attend_layer(self, attention: typing.Any, layer: int, "
+                   "key: typing.Any, value: typing.Any, rows: str, query: "
+                   "typing.Any, query_dtype: str, scale: float, soft_cap: "
+                   "float, sinks: typing.Any, out: typing.Any) -> None"),
+           "For kvtwin.transformers: put, unless key is None, and attention.")
       .def("copy_prefix", &PyCache::CopyPrefix, nb::arg("source"),
            nb::arg("target"), nb::arg("length"),
            "`target` becomes the tokens of `source` at positions < length.")
@@ -375,11 +448,6 @@ void BindCache(nb::module_& m) {
            "Of a wrapper: picks the active cache.")
       .def("encoder_cached", &PyCache::EncoderCached,
            "Of an encoder: whether there is something in it.")
-      .def("snapshot", &PyCache::Snapshot,
-           nb::sig("def snapshot(self) -> bytes"),
-           "All that it holds, as the bytes of a safetensors file.")
-      .def("restore", &PyCache::Restore, nb::arg("state"),
-           "Holds exactly that from now on.")
       .def("close", &PyCache::Close,
            "Gives up the memory, but for what arrays still show.")
       .def("cell_count", &PyCache::CellCount)

@@ -1,7 +1,9 @@
 #include "tensor.h"
 
 #include <fmt/format.h>
+#include <nanobind/stl/array.h>
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -176,6 +178,27 @@ ArrayArgument::ArrayArgument(nb::handle object, const char* name, DType dtype) {
   }
   view_.shape[0] = view_.shape[0] / block * kBlockElements;
   view_.stride[0] = 0;
+}
+
+TensorView TorchRows(nb::handle tensor, DType dtype) {
+  using Four = std::array<std::int64_t, 4>;
+  const auto shape = nb::cast<Four>(tensor.attr("shape"));
+  const auto stride = nb::cast<Four>(tensor.attr("stride")());
+  const auto [batch, heads, tokens, head_dim] = shape;
+  if (batch > 1 && tokens > 1 && stride[0] != tokens * stride[2]) {
+    Raise({StatusCode::kInvalidArgument,
+           "the rows of the batch do not lie at equal distances"});
+  }
+  const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+  const std::int64_t row = tokens > 1 ? stride[2] : stride[0];
+  TensorView view;
+  view.data = reinterpret_cast<const void*>(
+      nb::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
+  view.dtype = dtype;
+  view.shape = {head_dim, heads, batch * tokens, 1};
+  view.stride = {stride[3] * size, stride[1] * size, row * size,
+                 row * size * batch * tokens};
+  return view;
 }
 
 }  // namespace kvtwin::python

