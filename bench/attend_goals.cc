@@ -231,9 +231,7 @@ void AttendDecodeGoals(Goals& goals, int threads) {
        {Row{DType::kF32, 1 << 15, 0.9}, Row{DType::kF32, 1 << 18, 0.9},
         Row{DType::kF16, 1 << 15, 0.85}, Row{DType::kF16, 1 << 18, 0.85},
         Row{DType::kBF16, 1 << 15, 0.85}, Row{DType::kQ8, 1 << 15, 0.65},
-        Row{DType::kF8, 1 << 15, 0.65}, Row{DType::kF32, 1 << 15, 0.9, true},
-        Row{DType::kF16, 1 << 15, 0.85, true},
-        Row{DType::kBF16, 1 << 15, 0.85, true},
+        Row{DType::kF8, 1 << 15, 0.65}, Row{DType::kBF16, 1 << 15, 0.85, true},
         Row{DType::kQ8, 1 << 15, 0.65, true},
         Row{DType::kF8, 1 << 15, 0.65, true}}) {
     const int cells = goals.Cells(row.cells);

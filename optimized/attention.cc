@@ -300,7 +300,9 @@ QueryHeads* TwinAttention::BeginHeads(const Item& item, const Call& call,
     const std::size_t before = h * per_head;
     float* loaded = scratch + before * call.k_padded();
     LoadQueries(group, item.first_head + h, call, loaded);
-    if (call.multiply != nullptr) {
+    if (call.multiply != nullptr && IsFew(group, call)) {
+      RoundFewToBf16(call.keys.tile, loaded, call.k_padded(), per_head);
+    } else if (call.multiply != nullptr) {
       RoundToBf16(loaded, call.k_padded(), per_head);
     }
     heads[h] = {.kv_head = item.first_head + h,

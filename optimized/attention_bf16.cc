@@ -14,12 +14,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <type_traits>
 
 #include "core/elements.h"
 #include "core/index.h"
 #include "optimized/amx_products.h"
+#include "optimized/attention_q8.h"
 #include "optimized/targets.h"
 #include "optimized/tile_walk.h"
 #ifdef KVTWIN_AMX
@@ -191,81 +190,8 @@ struct Two {
 
 // Rows of each dtype for few queries: elements [i, i + 32) of two cells. Keys
 // are pairs of elements, of each cell; Values are pairs of cells, of the first
-// 16 elements and of the others. `Floats` loads 16 elements as f32.
-template <class Floats>
-struct RoundedRows {
-  HWY_INLINE static void Keys(const std::byte* a, const std::byte* b,
-                              std::size_t i, Two& keys) {
-    keys.first = Round(a, i);
-    keys.second = Round(b, i);
-  }
-  HWY_INLINE static void Values(const std::byte* a, const std::byte* b,
-                                std::size_t i, Two& values) {
-    values.first = PairsOf(Floats::Load(a, i), Floats::Load(b, i));
-    values.second =
-        PairsOf(Floats::Load(a, i + kLanes), Floats::Load(b, i + kLanes));
-  }
-  // Elements [i, i + 16), and zeros.
-  HWY_INLINE static void LastKeys(const std::byte* a, const std::byte* b,
-                                  std::size_t i, Two& keys) {
-    const __m512 zero = _mm512_setzero_ps();
-    keys.first = (__m512i)_mm512_cvtne2ps_pbh(zero, Floats::Load(a, i));
-    keys.second = (__m512i)_mm512_cvtne2ps_pbh(zero, Floats::Load(b, i));
-  }
-
- private:
-  HWY_INLINE static __m512i Round(const std::byte* row, std::size_t i) {
-    return (__m512i)_mm512_cvtne2ps_pbh(Floats::Load(row, i + kLanes),
-                                        Floats::Load(row, i));
-  }
-};
-
-struct F32Floats {
-  HWY_INLINE static __m512 Load(const std::byte* row, std::size_t i) {
-    return _mm512_loadu_ps(reinterpret_cast<const float*>(row) + i);
-  }
-};
-
-struct F16Floats {
-  HWY_INLINE static __m512 Load(const std::byte* row, std::size_t i) {
-    return _mm512_cvtph_ps(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i)));
-  }
-};
-
-// The scale of a block of q8_0 or q4_0.
-HWY_INLINE __m512 ScaleOf(const std::byte* block) {
-  std::int16_t half;
-  std::memcpy(&half, block, sizeof(half));
-  return _mm512_cvtph_ps(_mm256_set1_epi16(half));
-}
-
-HWY_INLINE __m128i LoadBytes(const std::byte* from) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-}
-
-struct Q8Floats {
-  HWY_INLINE static __m512 Load(const std::byte* row, std::size_t i) {
-    const std::byte* block = row + i / kBlockElements * (2 + kBlockElements);
-    const __m512i numbers =
-        _mm512_cvtepi8_epi32(LoadBytes(block + 2 + i % kBlockElements));
-    return _mm512_mul_ps(ScaleOf(block), _mm512_cvtepi32_ps(numbers));
-  }
-};
-
-struct Q4Floats {
-  HWY_INLINE static __m512 Load(const std::byte* row, std::size_t i) {
-    const std::byte* block =
-        row + i / kBlockElements * (2 + kBlockElements / 2);
-    const __m512i both = _mm512_cvtepu8_epi32(LoadBytes(block + 2));
-    const __m512i numbers = i % kBlockElements == 0
-                                ? _mm512_and_si512(both, _mm512_set1_epi32(15))
-                                : _mm512_srli_epi32(both, 4);
-    return _mm512_mul_ps(ScaleOf(block), _mm512_cvtepi32_ps(_mm512_sub_epi32(
-                                             numbers, _mm512_set1_epi32(8))));
-  }
-};
-
+// 16 elements and of the others. Rows of other dtypes would have to be rounded,
+// which takes as long as their products of f32.
 struct Bf16Rows {
   HWY_INLINE static void Keys(const std::byte* a, const std::byte* b,
                               std::size_t i, Two& keys) {
@@ -355,34 +281,13 @@ struct F8Rows {
   }
 };
 
-using F32Rows = RoundedRows<F32Floats>;
-
-// Calls does(rows) with the rows of a dtype.
-template <class Does>
-HWY_INLINE void WithRows(DType dtype, const Does& does) {
-  switch (dtype) {
-    case DType::kF16:
-      return does(RoundedRows<F16Floats>());
-    case DType::kBF16:
-      return does(Bf16Rows());
-    case DType::kF8:
-      return does(F8Rows());
-    case DType::kQ8:
-      return does(RoundedRows<Q8Floats>());
-    case DType::kQ4:
-      return does(RoundedRows<Q4Floats>());
-    default:
-      return does(F32Rows());
-  }
-}
-
-// Whether the rows of a tile can be read as they are, in steps of a pair of
-// vectors. Rows of f32 may end with one vector, as those of UnpackRows do.
-bool IsReadable(const TileRows& rows) {
+// Whether few queries multiply these rows as pairs of bf16.
+bool HasPairs(const TileRows& rows) {
   static const bool has_tables = __builtin_cpu_supports("avx512vbmi") != 0;
-  if (rows.dtype == DType::kF8 && !has_tables) return false;
-  const std::size_t unit = rows.dtype == DType::kF32 ? kLanes : 2 * kLanes;
-  return rows.adjacent && rows.head_dim % unit == 0;
+  const bool is_bf16 = rows.dtype == DType::kBF16;
+  const bool is_f8 = rows.dtype == DType::kF8 && has_tables;
+  return (is_bf16 || is_f8) && rows.adjacent &&
+         rows.head_dim % (2 * kLanes) == 0;
 }
 
 // Adds the lanes of four vectors to each other, so that each 16 bytes of the
@@ -434,18 +339,10 @@ HWY_NOINLINE void Dots(const float* queries, std::size_t padded, CellsRows keys,
   }
   Two first;
   Two second;
-  std::size_t i = 0;
-  for (; i + 2 * kLanes <= head_dim; i += 2 * kLanes) {
+  for (std::size_t i = 0; i < head_dim; i += 2 * kLanes) {
     Rows::Keys(key0, key1, i, first);
     Rows::Keys(key2, key3, i, second);
     AddDots<kQueries>(queries + i / 2, padded, first, second, sums);
-  }
-  if constexpr (std::is_same_v<Rows, F32Rows>) {
-    if (i < head_dim) {
-      F32Rows::LastKeys(key0, key1, i, first);
-      F32Rows::LastKeys(key2, key3, i, second);
-      AddDots<kQueries>(queries + i / 2, padded, first, second, sums);
-    }
   }
   __m512 parts[4];
   HWY_UNROLL(4)
@@ -471,26 +368,16 @@ HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
                             CellsRows values, std::size_t head_dim,
                             float* out) {
   for (std::size_t i = 0; i < head_dim; i += 2 * kLanes) {
-    // Rows of f32 may end with one vector: the other is that one again.
-    const bool half = std::is_same_v<Rows, F32Rows> && i + kLanes == head_dim;
     __m512 sums[kQueries][2];
     HWY_UNROLL(4)
     for (std::size_t q = 0; q < kQueries; ++q) {
       sums[q][0] = _mm512_load_ps(out + q * padded + i);
-      sums[q][1] =
-          half ? sums[q][0] : _mm512_load_ps(out + q * padded + i + kLanes);
+      sums[q][1] = _mm512_load_ps(out + q * padded + i + kLanes);
     }
     HWY_UNROLL(1)
     for (std::size_t p = 0; p < kValueCells / 2; ++p) {
-      const std::byte* a = values[2 * p];
-      const std::byte* b = values[2 * p + 1];
       Two pairs;
-      if (half) {
-        pairs.first = pairs.second =
-            PairsOf(F32Floats::Load(a, i), F32Floats::Load(b, i));
-      } else {
-        Rows::Values(a, b, i, pairs);
-      }
+      Rows::Values(values[2 * p], values[2 * p + 1], i, pairs);
       HWY_UNROLL(4)
       for (std::size_t q = 0; q < kQueries; ++q) {
         const auto weight = (__m512bh)_mm512_set1_ps(weights[q * kTile + p]);
@@ -503,7 +390,7 @@ HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
     HWY_UNROLL(4)
     for (std::size_t q = 0; q < kQueries; ++q) {
       _mm512_store_ps(out + q * padded + i, sums[q][0]);
-      if (!half) _mm512_store_ps(out + q * padded + i + kLanes, sums[q][1]);
+      _mm512_store_ps(out + q * padded + i + kLanes, sums[q][1]);
     }
   }
 }
@@ -513,60 +400,105 @@ using OfCells = void (*)(const float* from, std::size_t padded, CellsRows rows,
                          std::size_t head_dim, float* to);
 
 // Returns choose(format, n) for the dtype of rows, and n for each four of the
-// queries.
+// queries. Requires: HasPairs(rows).
 template <class Choose>
 std::array<OfCells, 2> ProductsOf(const TileRows& rows, std::size_t count,
                                   const Choose& choose) {
   std::array<OfCells, 2> functions = {};
-  const DType dtype = IsReadable(rows) ? rows.dtype : DType::kF32;
-  WithRows(dtype, [&](auto format) {
-    for (std::size_t i = 0; i * 4 < count; ++i) {
-      WithCount(count - i * 4,
-                [&](auto n) { functions.at(i) = choose(format, n); });
-    }
-  });
+  for (std::size_t i = 0; i * 4 < count; ++i) {
+    WithCount(count - i * 4, [&](auto n) {
+      functions.at(i) = rows.dtype == DType::kF8 ? choose(F8Rows(), n)
+                                                 : choose(Bf16Rows(), n);
+    });
+  }
   return functions;
+}
+
+}  // namespace
+
+void RoundFewToBf16(const TileRows& keys, float* rows, std::size_t padded,
+                    std::size_t count) {
+  if (HasIntegers(keys)) RoundToIntegers(rows, padded, count);
+  if (HasPairs(keys)) RoundRows(rows, padded, count);
+}
+
+namespace {
+
+// See ScoreFew.
+void ScoreInBf16(const AttentionTile& tile, const QueryHeads* heads,
+                 std::size_t head_count, float* scores, float* rows) {
+  const TileRows& keys = tile.keys;
+  const std::size_t padded = Padded(keys.head_dim);
+  const std::size_t count = heads[0].count;
+  const RowsAhead ahead(&tile, &AttentionTile::values);
+  const auto scores_of = [&](std::size_t h, std::size_t q, std::size_t t) {
+    return scores + (h * kFewQueries + q) * kTile + t;
+  };
+  if (HasIntegers(keys)) {
+    return ForEachCells<kIntegerCells>(
+        keys, tile.cells, true, ahead, heads, head_count, rows,
+        [&](std::size_t h, std::size_t t, CellsRows cells,
+            std::size_t head_dim) {
+          for (std::size_t q = 0; q < count; q += 4) {
+            IntegerDots(heads[h].queries + q * padded, padded, count - q, cells,
+                        head_dim, scores_of(h, q, t));
+          }
+        });
+  }
+  if (!HasPairs(keys)) return ScoreFew(tile, heads, head_count, scores, rows);
+  const auto dots = ProductsOf(keys, count, [](auto format, auto n) {
+    return Dots<decltype(format), n>;
+  });
+  ForEachCells<4>(
+      keys, tile.cells, true, ahead, heads, head_count, rows,
+      [&](std::size_t h, std::size_t t, CellsRows cells, std::size_t head_dim) {
+        for (std::size_t q = 0; q < count; q += 4) {
+          dots[q / 4](heads[h].queries + q * padded, padded, cells, head_dim,
+                      scores_of(h, q, t));
+        }
+      });
+}
+
+// See AddFew; the weights are lost.
+void AddInBf16(const AttentionTile& tile, const QueryHeads* heads,
+               std::size_t head_count, float* weights, float* rows) {
+  const TileRows& values = tile.values;
+  const std::size_t padded = Padded(values.head_dim);
+  const std::size_t count = heads[0].count;
+  const RowsAhead ahead(tile.next, &AttentionTile::keys);
+  if (HasIntegers(values)) {
+    return ForEachCells<kTile>(
+        values, tile.cells, true, ahead, heads, head_count, rows,
+        [&](std::size_t h, std::size_t, CellsRows cells, std::size_t head_dim) {
+          AddIntegerValues(weights + h * kFewQueries * kTile, padded, count,
+                           cells, tile.cells, head_dim, heads[h].out);
+        });
+  }
+  if (!HasPairs(values)) return AddFew(tile, heads, head_count, weights, rows);
+  for (std::size_t h = 0; h < head_count; ++h) {
+    RoundRows(weights + h * kFewQueries * kTile, kTile, count);
+  }
+  const auto add = ProductsOf(values, count, [](auto format, auto n) {
+    return AddValues<decltype(format), n>;
+  });
+  ForEachCells<kValueCells>(
+      values, tile.cells, true, ahead, heads, head_count, rows,
+      [&](std::size_t h, std::size_t t, CellsRows cells, std::size_t head_dim) {
+        for (std::size_t q = 0; q < count; q += 4) {
+          add[q / 4](weights + (h * kFewQueries + q) * kTile + t / 2, padded,
+                     cells, head_dim, heads[h].out + q * padded);
+        }
+      });
 }
 
 }  // namespace
 
 void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
                      std::size_t head_count, ScoreScale scale, float* scratch) {
-  const std::size_t k_padded = Padded(tile.keys.head_dim);
-  const std::size_t v_padded = Padded(tile.values.head_dim);
-  const std::size_t per_head = kFewQueries * kTile;
-  const std::size_t count = heads[0].count;
-  float* scores = scratch;
-  float* rows = scratch + head_count * per_head;
-  const auto dots = ProductsOf(tile.keys, count, [](auto format, auto n) {
-    return Dots<decltype(format), n>;
-  });
-  ForEachCells<4>(
-      tile.keys, tile.cells, IsReadable(tile.keys),
-      RowsAhead(&tile, &AttentionTile::values), heads, head_count, rows,
-      [&](std::size_t h, std::size_t t, CellsRows keys, std::size_t head_dim) {
-        for (std::size_t q = 0; q < count; q += 4) {
-          dots[q / 4](heads[h].queries + q * k_padded, k_padded, keys, head_dim,
-                      scores + h * per_head + q * kTile + t);
-        }
-      });
-  WeighFew(tile, heads, head_count, scale, scores);
-  for (std::size_t h = 0; h < head_count; ++h) {
-    RoundRows(scores + h * per_head, kTile, count);
-  }
-  const auto add = ProductsOf(tile.values, count, [](auto format, auto n) {
-    return AddValues<decltype(format), n>;
-  });
-  ForEachCells<kValueCells>(
-      tile.values, tile.cells, IsReadable(tile.values),
-      RowsAhead(tile.next, &AttentionTile::keys), heads, head_count, rows,
-      [&](std::size_t h, std::size_t t, CellsRows values,
-          std::size_t head_dim) {
-        for (std::size_t q = 0; q < count; q += 4) {
-          add[q / 4](scores + h * per_head + q * kTile + t / 2, v_padded,
-                     values, head_dim, heads[h].out + q * v_padded);
-        }
-      });
+  float* rows = scratch + head_count * kFewQueries * kTile;
+  ScoreInBf16(tile, heads, head_count, scratch, rows);
+  WeighFew(tile, heads, head_count, scale, scratch);
+  AddInBf16(tile, heads, head_count, scratch, rows);
 }
 
 void MultiplyInRegisters(const Bf16Product& product) {
@@ -612,7 +544,11 @@ bool HasAmx() {
 
 // Null: the processor has none.
 MultiplyBf16 OfProcessor() {
-  if (__builtin_cpu_supports("avx512bf16") == 0) return nullptr;
+  // All processors with the first have the second.
+  if (__builtin_cpu_supports("avx512bf16") == 0 ||
+      __builtin_cpu_supports("avx512vnni") == 0) {
+    return nullptr;
+  }
 #ifdef KVTWIN_AMX
   if (HasAmx()) return MultiplyInTiles<AmxTiles>;
 #endif
@@ -683,6 +619,7 @@ MultiplyBf16 Bf16Multiplier() { return nullptr; }
 void ForceBf16Multiplier(MultiplyBf16) {}
 void MultiplyInRegisters(const Bf16Product&) {}
 void RoundToBf16(float*, std::size_t, std::size_t) {}
+void RoundFewToBf16(const TileRows&, float*, std::size_t, std::size_t) {}
 void AttendFewInBf16(const AttentionTile&, const QueryHeads*, std::size_t,
                      ScoreScale, float*) {}
 void AttendManyInBf16(const AttentionTile&, const QueryHeads&,

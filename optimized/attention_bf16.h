@@ -46,8 +46,13 @@ void MultiplyInRegisters(const Bf16Product& product);
 // null.
 void RoundToBf16(float* rows, std::size_t padded, std::size_t count);
 
-// Does what AttendFew does, with queries that RoundToBf16 has rounded.
-// Requires: Bf16Multiplier() is not null.
+// Rounds queries as AttendFewInBf16 takes them for such keys.
+void RoundFewToBf16(const TileRows& keys, float* rows, std::size_t padded,
+                    std::size_t count);
+
+// Does what AttendFew does, with queries that RoundFewToBf16 has rounded. Rows
+// of q8_0 are multiplied as integers (attention_q8.h). Requires:
+// Bf16Multiplier() is not null.
 void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
                      std::size_t head_count, ScoreScale scale, float* scratch);
 

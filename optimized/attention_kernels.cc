@@ -280,46 +280,52 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
   }
 }
 
-void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
-               std::size_t head_count, ScoreScale scale, float* scratch) {
-  const std::size_t k_padded = Padded(tile.keys.head_dim);
-  const std::size_t v_padded = Padded(tile.values.head_dim);
+// See ScoreFew.
+void ScoreAll(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, float* scores, float* rows) {
+  const std::size_t padded = Padded(tile.keys.head_dim);
   const std::size_t per_head = kFewQueries * kTile;
   const std::size_t count = heads[0].count;
-  float* scores = scratch;
-  float* rows = scratch + head_count * per_head;
   const std::size_t others = count - std::min<std::size_t>(count, 4);
-  const auto choose_dots = [](auto format, auto n) {
+  const auto choose = [](auto format, auto n) {
     return Dots<decltype(format), n>;
   };
   const std::array<FourCells, 2> dots = {
-      FourCellsFor(tile.keys, count, choose_dots),
-      FourCellsFor(tile.keys, others, choose_dots)};
+      FourCellsFor(tile.keys, count, choose),
+      FourCellsFor(tile.keys, others, choose)};
   ForEachCells<4>(
       tile.keys, tile.cells, IsReadable(tile.keys),
       RowsAhead(&tile, &AttentionTile::values), heads, head_count, rows,
       [&](std::size_t h, std::size_t t, CellsRows keys, std::size_t head_dim)
           HWY_ATTR {
             for (std::size_t q = 0; q < count; q += 4) {
-              dots[q / 4](heads[h].queries + q * k_padded, k_padded, keys,
-                          head_dim, scores + h * per_head + q * kTile + t);
+              dots[q / 4](heads[h].queries + q * padded, padded, keys, head_dim,
+                          scores + h * per_head + q * kTile + t);
             }
           });
-  WeighAll(tile, heads, head_count, scale, scores);
-  const auto choose_add = [](auto format, auto n) {
+}
+
+// See AddFew.
+void AddAll(const AttentionTile& tile, const QueryHeads* heads,
+            std::size_t head_count, const float* weights, float* rows) {
+  const std::size_t padded = Padded(tile.values.head_dim);
+  const std::size_t per_head = kFewQueries * kTile;
+  const std::size_t count = heads[0].count;
+  const std::size_t others = count - std::min<std::size_t>(count, 4);
+  const auto choose = [](auto format, auto n) {
     return AddValues<decltype(format), n>;
   };
   const std::array<FourCells, 2> add = {
-      FourCellsFor(tile.values, count, choose_add),
-      FourCellsFor(tile.values, others, choose_add)};
+      FourCellsFor(tile.values, count, choose),
+      FourCellsFor(tile.values, others, choose)};
   ForEachCells<4>(
       tile.values, tile.cells, IsReadable(tile.values),
       RowsAhead(tile.next, &AttentionTile::keys), heads, head_count, rows,
       [&](std::size_t h, std::size_t t, CellsRows values, std::size_t head_dim)
           HWY_ATTR {
             for (std::size_t q = 0; q < count; q += 4) {
-              add[q / 4](scores + h * per_head + q * kTile + t, v_padded,
-                         values, head_dim, heads[h].out + q * v_padded);
+              add[q / 4](weights + h * per_head + q * kTile + t, padded, values,
+                         head_dim, heads[h].out + q * padded);
             }
           });
 }
@@ -478,8 +484,9 @@ namespace kvtwin::optimized {
 
 HWY_EXPORT(LoadHead);
 HWY_EXPORT(StoreScaled);
+HWY_EXPORT(ScoreAll);
 HWY_EXPORT(WeighAll);
-HWY_EXPORT(AttendFew);
+HWY_EXPORT(AddAll);
 HWY_EXPORT(Unpack);
 HWY_EXPORT(Weigh);
 HWY_EXPORT(AttendMany);
@@ -507,7 +514,20 @@ void StoreScaled(const float* from, float factor, std::size_t count,
 
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
                std::size_t head_count, ScoreScale scale, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(AttendFew)(tile, heads, head_count, scale, scratch);
+  float* rows = scratch + head_count * kFewQueries * kAttentionTile;
+  ScoreFew(tile, heads, head_count, scratch, rows);
+  WeighFew(tile, heads, head_count, scale, scratch);
+  AddFew(tile, heads, head_count, scratch, rows);
+}
+
+void ScoreFew(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, float* scores, float* rows) {
+  HWY_DYNAMIC_DISPATCH(ScoreAll)(tile, heads, head_count, scores, rows);
+}
+
+void AddFew(const AttentionTile& tile, const QueryHeads* heads,
+            std::size_t head_count, const float* weights, float* rows) {
+  HWY_DYNAMIC_DISPATCH(AddAll)(tile, heads, head_count, weights, rows);
 }
 
 void WeighFew(const AttentionTile& tile, const QueryHeads* heads,

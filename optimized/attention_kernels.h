@@ -22,7 +22,7 @@ constexpr std::size_t Padded(std::size_t head_dim) {
   return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
 }
 
-inline constexpr std::size_t kCellsPadding = 8;
+inline constexpr std::size_t kCellsPadding = 16;
 
 // K or V rows of the cells of a tile. Element i of KV head h of cell t lies at
 // rows[t] + h * head_stride + i * stride; if `adjacent`, as a run of the dtype
@@ -95,10 +95,15 @@ void AttendMany(const AttentionTile& tile, const QueryHeads& head,
                 const std::uint64_t* visible, std::size_t queries_per_row,
                 ScoreScale scale, float* scratch);
 
-// The step of AttendFew between its products: replaces the scores
-// [kAttentionTile, kFewQueries, head_count] by weights.
+// The steps of AttendFew: the scores [kAttentionTile, kFewQueries, head_count]
+// of the keys, weights in their place, and the sums of the values. `rows` is
+// scratch for the rows of a head.
+void ScoreFew(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, float* scores, float* rows);
 void WeighFew(const AttentionTile& tile, const QueryHeads* heads,
               std::size_t head_count, ScoreScale scale, float* scores);
+void AddFew(const AttentionTile& tile, const QueryHeads* heads,
+            std::size_t head_count, const float* weights, float* rows);
 
 // The steps of AttendMany around its products. UnpackRows copies one head of
 // the rows of some cells to [padded head_dim, cells]. WeighMany replaces the
