@@ -231,13 +231,17 @@ void AttendDecodeGoals(Goals& goals, int threads) {
        {Row{DType::kF32, 1 << 15, 0.9}, Row{DType::kF32, 1 << 18, 0.9},
         Row{DType::kF16, 1 << 15, 0.85}, Row{DType::kF16, 1 << 18, 0.85},
         Row{DType::kBF16, 1 << 15, 0.85}, Row{DType::kQ8, 1 << 15, 0.65},
-        Row{DType::kF8, 1 << 15, 0.65}}) {
+        Row{DType::kF8, 1 << 15, 0.65}, Row{DType::kBF16, 1 << 15, 0.85, true},
+        Row{DType::kQ8, 1 << 15, 0.65, true},
+        Row{DType::kF8, 1 << 15, 0.65, true}}) {
     const int cells = goals.Cells(row.cells);
-    const std::string name = fmt::format(
-        "attend, decode {}, {} cells / read, {}", DTypeName(row.dtype),
-        SizeName(cells), ThreadsName(threads));
+    const std::string name =
+        fmt::format("attend, decode {}{}, {} cells / read, {}",
+                    DTypeName(row.dtype), row.bf16_products ? " in bf16" : "",
+                    SizeName(cells), ThreadsName(threads));
     if (!goals.Wanted(name)) continue;
-    const AttendCase decode = {.dtype = row.dtype, .cells = cells};
+    const AttendCase decode = {
+        .dtype = row.dtype, .cells = cells, .bf16_products = row.bf16_products};
     CheckAttention(name, decode);
     Attender attender(decode, "optimized");
     const Buffer read = WrittenBuffer(attender.bytes());

@@ -275,7 +275,7 @@ void TwinAttention::SetCells(const RowGroup& group,
       }
       out.rows[i] = block + (cell - begin) * rows.cell_stride;
     }
-    for (std::size_t i = cells.size(); i % 4 != 0; ++i) {
+    for (std::size_t i = cells.size(); i % kCellsPadding != 0; ++i) {
       out.rows[i] = out.rows[i - 1];
     }
   };
@@ -300,7 +300,9 @@ QueryHeads* TwinAttention::BeginHeads(const Item& item, const Call& call,
     const std::size_t before = h * per_head;
     float* loaded = scratch + before * call.k_padded();
     LoadQueries(group, item.first_head + h, call, loaded);
-    if (call.multiply != nullptr && !IsFew(group, call)) {
+    if (call.multiply != nullptr && IsFew(group, call)) {
+      RoundFewToBf16(call.keys.tile, loaded, call.k_padded(), per_head);
+    } else if (call.multiply != nullptr) {
       RoundToBf16(loaded, call.k_padded(), per_head);
     }
     heads[h] = {.kv_head = item.first_head + h,
@@ -333,7 +335,8 @@ void TwinAttention::Compute(const Item& item, const Item* next,
   }
   const auto attend = [&](const Step& step) {
     if (IsFew(group, call)) {
-      AttendFew(step.tile, heads, item.heads, scale, rest);
+      const auto few = call.multiply == nullptr ? AttendFew : AttendFewInBf16;
+      few(step.tile, heads, item.heads, scale, rest);
     } else if (call.multiply != nullptr) {
       AttendManyInBf16(step.tile, heads[0], step.visible.data(),
                        call.queries_per_head(), scale, call.multiply, rest);

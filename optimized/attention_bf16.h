@@ -1,6 +1,6 @@
-// Attention of many queries whose products are of bf16 and whose sums are f32,
-// by the instructions that some x86 processors have for it. The steps around
-// the products are those of attention_kernels.h.
+// Attention whose products are of bf16 and whose sums are f32, by the
+// instructions that some x86 processors have for it. The steps around the
+// products are those of attention_kernels.h.
 //
 // Two numbers of bf16 lie in the 32 bits of a float, the first in the lower
 // half: the instructions add the two products of a pair to one sum.
@@ -45,6 +45,16 @@ void MultiplyInRegisters(const Bf16Product& product);
 // and zeros up to a multiple of kPairsOfTile. Requires: Bf16Multiplier() is not
 // null.
 void RoundToBf16(float* rows, std::size_t padded, std::size_t count);
+
+// Rounds queries as AttendFewInBf16 takes them for such keys.
+void RoundFewToBf16(const TileRows& keys, float* rows, std::size_t padded,
+                    std::size_t count);
+
+// Does what AttendFew does, with queries that RoundFewToBf16 has rounded. Rows
+// of q8_0 are multiplied as integers (attention_q8.h). Requires:
+// Bf16Multiplier() is not null.
+void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
+                     std::size_t head_count, ScoreScale scale, float* scratch);
 
 // Does what AttendMany does, with queries that RoundToBf16 has rounded.
 void AttendManyInBf16(const AttentionTile& tile, const QueryHeads& head,

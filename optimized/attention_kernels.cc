@@ -14,6 +14,7 @@
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "optimized/tile_rows-inl.h"
+#include "optimized/tile_walk.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
@@ -81,20 +82,10 @@ HWY_INLINE void StoreSums(V a, V b, V c, V e, float* to) {
 }
 #endif
 
-// Rows of four cells: element i of cell t lies at rows[t] + offset.
-struct FourRows {
-  const std::byte* const* rows;
-  std::ptrdiff_t offset;
-
-  HWY_INLINE const std::byte* operator[](std::size_t t) const {
-    return rows[t] + offset;
-  }
-};
-
 // scores[q * kTile + t] = queries[q] . keys[t] for kQueries queries and four
 // cells. `padded` is the distance between queries, whose padding is zeros.
 template <class Rows, std::size_t kQueries>
-HWY_NOINLINE void Dots(const float* queries, std::size_t padded, FourRows keys,
+HWY_NOINLINE void Dots(const float* queries, std::size_t padded, CellsRows keys,
                        std::size_t head_dim, float* scores) {
   const F32 d;
   const std::byte* key0 = keys[0];
@@ -131,7 +122,8 @@ HWY_NOINLINE void Dots(const float* queries, std::size_t padded, FourRows keys,
 // distance between results.
 template <class Rows, std::size_t kQueries>
 HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
-                            FourRows values, std::size_t head_dim, float* out) {
+                            CellsRows values, std::size_t head_dim,
+                            float* out) {
   const F32 d;
   const std::byte* value0 = values[0];
   const std::byte* value1 = values[1];
@@ -163,23 +155,8 @@ HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
 }
 
 // Dots or AddValues, for some dtype and number of queries.
-using FourCells = void (*)(const float* from, std::size_t padded, FourRows rows,
-                           std::size_t head_dim, float* to);
-
-// Calls does(n) with `count` as a constant, from 1 to 4.
-template <class Does>
-HWY_INLINE void WithCount(std::size_t count, const Does& does) {
-  switch (count) {
-    case 1:
-      return does(std::integral_constant<std::size_t, 1>());
-    case 2:
-      return does(std::integral_constant<std::size_t, 2>());
-    case 3:
-      return does(std::integral_constant<std::size_t, 3>());
-    default:
-      return does(std::integral_constant<std::size_t, 4>());
-  }
-}
+using FourCells = void (*)(const float* from, std::size_t padded,
+                           CellsRows rows, std::size_t head_dim, float* to);
 
 // Returns choose(format, n) for the dtype of rows and n queries, from 1 to 4.
 template <class Choose>
@@ -286,101 +263,12 @@ void StoreScaled(const float* from, float factor, std::size_t count,
   for (; i < count; ++i) to[i] = from[i] * factor;
 }
 
-// Rows that are read after others. Meanwhile they are fetched into the
-// second-level cache, where they do not take the place of what is being read.
-class RowsAhead {
- public:
-  // The keys or the values of a tile. Null: no tile is known.
-  HWY_INLINE RowsAhead(const AttentionTile* tile, TileRows AttentionTile::*rows)
-      : rows_(tile == nullptr ? nullptr : &(tile->*rows)),
-        cells_(tile == nullptr ? 0 : tile->cells),
-        head_bytes_(tile == nullptr ? 0 : HeadBytes(tile->*rows)) {}
-
-  std::size_t cells() const { return cells_; }
-
-  // Fetches one head of some cells. Inlined: GCC finds that a function without
-  // other effects does nothing, and leaves out its calls.
-  HWY_INLINE void Fetch(std::size_t first, std::size_t end,
-                        std::size_t kv_head) const {
-    if (first >= cells_) return;
-    const std::ptrdiff_t offset = HeadOffset(*rows_, kv_head);
-    for (std::size_t t = first; t < std::min(end, cells_); ++t) {
-      const std::byte* row = rows_->rows[t] + offset;
-      for (std::size_t line = 0; line < head_bytes_; line += 64) {
-        __builtin_prefetch(row + line, 0, 2);
-      }
-    }
-  }
-
- private:
-  const TileRows* rows_;
-  std::size_t cells_;
-  std::size_t head_bytes_;  // 0 if they do not lie one after another.
-};
-
-// Calls does(head index, first cell, rows of four cells, head_dim) for all
-// cells of a tile and all heads: in the order in which the rows lie in memory,
-// if they are read there.
-template <class Does>
-HWY_INLINE void ForEachFour(const TileRows& rows, std::size_t cells,
-                            const RowsAhead& ahead, const QueryHeads* heads,
-                            std::size_t head_count, float* scratch,
-                            const Does& does) {
-  const std::size_t fours = (cells + 3) / 4;
-  const std::size_t step = (ahead.cells() + fours - 1) / fours;
-  const auto fetch = [&](std::size_t t, std::size_t h) HWY_ATTR {
-    ahead.Fetch(t / 4 * step, (t / 4 + 1) * step, heads[h].kv_head);
-  };
-  if (IsReadable(rows)) {
-    for (std::size_t t = 0; t < cells; t += 4) {
-      for (std::size_t h = 0; h < head_count; ++h) {
-        fetch(t, h);
-        does(h, t,
-             FourRows{rows.rows.data() + t, HeadOffset(rows, heads[h].kv_head)},
-             rows.head_dim);
-      }
-    }
-    return;
-  }
-  const std::size_t padded = Padded(rows.head_dim);
-  std::array<const std::byte*, kTile> unpacked;
-  for (std::size_t t = 0; t < kTile; ++t) {
-    unpacked[t] = reinterpret_cast<const std::byte*>(
-        scratch + std::min(t, cells - 1) * padded);
-  }
-  for (std::size_t h = 0; h < head_count; ++h) {
-    Unpack(rows, cells, heads[h].kv_head, scratch);
-    for (std::size_t t = 0; t < cells; t += 4) {
-      fetch(t, h);
-      does(h, t, FourRows{unpacked.data() + t, 0}, padded);
-    }
-  }
-}
-
-void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
-               std::size_t head_count, ScoreScale scale, float* scratch) {
-  const std::size_t k_padded = Padded(tile.keys.head_dim);
+// See WeighFew.
+void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, ScoreScale scale, float* scores) {
   const std::size_t v_padded = Padded(tile.values.head_dim);
   const std::size_t per_head = kFewQueries * kTile;
   const std::size_t count = heads[0].count;
-  float* scores = scratch;
-  float* rows = scratch + head_count * per_head;
-  const std::size_t others = count - std::min<std::size_t>(count, 4);
-  const auto choose_dots = [](auto format, auto n) {
-    return Dots<decltype(format), n>;
-  };
-  const std::array<FourCells, 2> dots = {
-      FourCellsFor(tile.keys, count, choose_dots),
-      FourCellsFor(tile.keys, others, choose_dots)};
-  ForEachFour(tile.keys, tile.cells, RowsAhead(&tile, &AttentionTile::values),
-              heads, head_count, rows,
-              [&](std::size_t h, std::size_t t, FourRows keys,
-                  std::size_t head_dim) HWY_ATTR {
-                for (std::size_t q = 0; q < count; q += 4) {
-                  dots[q / 4](heads[h].queries + q * k_padded, k_padded, keys,
-                              head_dim, scores + h * per_head + q * kTile + t);
-                }
-              });
   for (std::size_t h = 0; h < head_count; ++h) {
     for (std::size_t q = 0; q < count; ++q) {
       float* of_query = scores + h * per_head + q * kTile;
@@ -390,20 +278,54 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
               of_query);
     }
   }
-  const auto choose_add = [](auto format, auto n) {
+}
+
+// See ScoreFew.
+void ScoreAll(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, float* scores, float* rows) {
+  const std::size_t padded = Padded(tile.keys.head_dim);
+  const std::size_t per_head = kFewQueries * kTile;
+  const std::size_t count = heads[0].count;
+  const std::size_t others = count - std::min<std::size_t>(count, 4);
+  const auto choose = [](auto format, auto n) {
+    return Dots<decltype(format), n>;
+  };
+  const std::array<FourCells, 2> dots = {
+      FourCellsFor(tile.keys, count, choose),
+      FourCellsFor(tile.keys, others, choose)};
+  ForEachCells<4>(
+      tile.keys, tile.cells, IsReadable(tile.keys),
+      RowsAhead(&tile, &AttentionTile::values), heads, head_count, rows,
+      [&](std::size_t h, std::size_t t, CellsRows keys, std::size_t head_dim)
+          HWY_ATTR {
+            for (std::size_t q = 0; q < count; q += 4) {
+              dots[q / 4](heads[h].queries + q * padded, padded, keys, head_dim,
+                          scores + h * per_head + q * kTile + t);
+            }
+          });
+}
+
+// See AddFew.
+void AddAll(const AttentionTile& tile, const QueryHeads* heads,
+            std::size_t head_count, const float* weights, float* rows) {
+  const std::size_t padded = Padded(tile.values.head_dim);
+  const std::size_t per_head = kFewQueries * kTile;
+  const std::size_t count = heads[0].count;
+  const std::size_t others = count - std::min<std::size_t>(count, 4);
+  const auto choose = [](auto format, auto n) {
     return AddValues<decltype(format), n>;
   };
   const std::array<FourCells, 2> add = {
-      FourCellsFor(tile.values, count, choose_add),
-      FourCellsFor(tile.values, others, choose_add)};
-  ForEachFour(
-      tile.values, tile.cells, RowsAhead(tile.next, &AttentionTile::keys),
-      heads, head_count, rows,
-      [&](std::size_t h, std::size_t t, FourRows values, std::size_t head_dim)
+      FourCellsFor(tile.values, count, choose),
+      FourCellsFor(tile.values, others, choose)};
+  ForEachCells<4>(
+      tile.values, tile.cells, IsReadable(tile.values),
+      RowsAhead(tile.next, &AttentionTile::keys), heads, head_count, rows,
+      [&](std::size_t h, std::size_t t, CellsRows values, std::size_t head_dim)
           HWY_ATTR {
             for (std::size_t q = 0; q < count; q += 4) {
-              add[q / 4](scores + h * per_head + q * kTile + t, v_padded,
-                         values, head_dim, heads[h].out + q * v_padded);
+              add[q / 4](weights + h * per_head + q * kTile + t, padded, values,
+                         head_dim, heads[h].out + q * padded);
             }
           });
 }
@@ -562,7 +484,9 @@ namespace kvtwin::optimized {
 
 HWY_EXPORT(LoadHead);
 HWY_EXPORT(StoreScaled);
-HWY_EXPORT(AttendFew);
+HWY_EXPORT(ScoreAll);
+HWY_EXPORT(WeighAll);
+HWY_EXPORT(AddAll);
 HWY_EXPORT(Unpack);
 HWY_EXPORT(Weigh);
 HWY_EXPORT(AttendMany);
@@ -590,7 +514,25 @@ void StoreScaled(const float* from, float factor, std::size_t count,
 
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
                std::size_t head_count, ScoreScale scale, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(AttendFew)(tile, heads, head_count, scale, scratch);
+  float* rows = scratch + head_count * kFewQueries * kAttentionTile;
+  ScoreFew(tile, heads, head_count, scratch, rows);
+  WeighFew(tile, heads, head_count, scale, scratch);
+  AddFew(tile, heads, head_count, scratch, rows);
+}
+
+void ScoreFew(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, float* scores, float* rows) {
+  HWY_DYNAMIC_DISPATCH(ScoreAll)(tile, heads, head_count, scores, rows);
+}
+
+void AddFew(const AttentionTile& tile, const QueryHeads* heads,
+            std::size_t head_count, const float* weights, float* rows) {
+  HWY_DYNAMIC_DISPATCH(AddAll)(tile, heads, head_count, weights, rows);
+}
+
+void WeighFew(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, ScoreScale scale, float* scores) {
+  HWY_DYNAMIC_DISPATCH(WeighAll)(tile, heads, head_count, scale, scores);
 }
 
 void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,

@@ -22,9 +22,12 @@ constexpr std::size_t Padded(std::size_t head_dim) {
   return (head_dim + kHeadPadding - 1) / kHeadPadding * kHeadPadding;
 }
 
+inline constexpr std::size_t kCellsPadding = 16;
+
 // K or V rows of the cells of a tile. Element i of KV head h of cell t lies at
 // rows[t] + h * head_stride + i * stride; if `adjacent`, as a run of the dtype
-// lies in memory. Up to the next multiple of four, the last cell is repeated.
+// lies in memory. Up to the next multiple of kCellsPadding, the last cell is
+// repeated.
 struct TileRows {
   std::array<const std::byte*, kAttentionTile> rows;
   DType dtype;
@@ -91,6 +94,16 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
 void AttendMany(const AttentionTile& tile, const QueryHeads& head,
                 const std::uint64_t* visible, std::size_t queries_per_row,
                 ScoreScale scale, float* scratch);
+
+// The steps of AttendFew: the scores [kAttentionTile, kFewQueries, head_count]
+// of the keys, weights in their place, and the sums of the values. `rows` is
+// scratch for the rows of a head.
+void ScoreFew(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, float* scores, float* rows);
+void WeighFew(const AttentionTile& tile, const QueryHeads* heads,
+              std::size_t head_count, ScoreScale scale, float* scores);
+void AddFew(const AttentionTile& tile, const QueryHeads* heads,
+            std::size_t head_count, const float* weights, float* rows);
 
 // The steps of AttendMany around its products. UnpackRows copies one head of
 // the rows of some cells to [padded head_dim, cells]. WeighMany replaces the

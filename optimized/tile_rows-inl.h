@@ -11,6 +11,7 @@
 #include "hwy/highway.h"
 #include "optimized/attention_kernels.h"
 #include "optimized/narrow-inl.h"
+#include "optimized/tile_walk.h"
 #include "optimized/words-inl.h"
 
 #if defined(KVTWIN_OPTIMIZED_TILE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -121,17 +122,6 @@ HWY_INLINE void WithRows(DType dtype, const Does& does) {
 // with zeros, if they cannot be read a vector at a time.
 HWY_INLINE bool IsReadable(const TileRows& rows) {
   return rows.adjacent && rows.head_dim % kLanes == 0;
-}
-
-HWY_INLINE std::ptrdiff_t HeadOffset(const TileRows& rows,
-                                     std::size_t kv_head) {
-  return static_cast<std::ptrdiff_t>(kv_head) * rows.head_stride;
-}
-
-// Bytes of a head of a row that lie one after another.
-HWY_INLINE std::size_t HeadBytes(const TileRows& rows) {
-  if (!rows.adjacent) return 0;
-  return AsSize(RunBytes(rows.dtype, AsInt(rows.head_dim)));
 }
 
 // Copies one head of the rows to [padded head_dim, cells].

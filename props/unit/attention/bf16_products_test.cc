@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <random>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/index.h"
+#include "core/names.h"
 #include "kvtwin/attention.h"
 #include "kvtwin/tensor.h"
 #include "optimized/aligned_buffer.h"
@@ -245,43 +247,91 @@ TEST(Bf16Products, OfTilesAreExact) {
   EXPECT_FALSE(Tiles::IsConfigured());
 }
 
-// Rows that weigh all cells alike: the results are means of integers, which
-// bf16 has.
-void ExpectExactMeans(int cells, int head_dim, int rows) {
-  constexpr int kHeads = 3;
-  const auto number = [](std::int64_t i, std::int64_t cell) {
-    return static_cast<float>((i * 7 + cell * 13) % 17 - 4);
-  };
-  const DenseTensor key = FilledTensor(DType::kF32, {head_dim, 1, cells, 1}, 1);
-  DenseTensor value = key;
+// Some cells of one KV head. The numbers of `value` are integers that all
+// dtypes have; blocks of q8_0 have a scale of 1, as they have a 127.
+struct KnownCells {
+  DenseTensor key;
+  DenseTensor value;
+  std::int64_t head_dim;
+  std::int64_t cells;
+
+  float Value(std::int64_t i, std::int64_t cell) const {
+    if (value.view().dtype == DType::kQ8 && i % 32 == 0) return 127;
+    return static_cast<float>((i * 7 + cell * 13) % 15 - 8);
+  }
+};
+
+KnownCells MakeCells(DType dtype, std::int64_t head_dim, std::int64_t cells) {
+  const Shape shape = {head_dim, 1, cells, 1};
+  KnownCells made = {.key = FilledTensor(dtype, shape, 1),
+                     .value = FilledTensor(dtype, shape, 0),
+                     .head_dim = head_dim,
+                     .cells = cells};
+  DenseTensor row = FilledTensor(DType::kF32, {head_dim, 1, 1, 1}, 0);
   for (std::int64_t cell = 0; cell < cells; ++cell) {
     for (std::int64_t i = 0; i < head_dim; ++i) {
-      StoreElement(number(i, cell),
-                   const_cast<std::byte*>(value.view().at(i, 0, cell)),
-                   DType::kF32);
+      StoreElement(made.Value(i, cell),
+                   const_cast<std::byte*>(row.view().at(i)), DType::kF32);
+    }
+    const TensorView& value = made.value.view();
+    CopyRun(row.view(), 0, 0, 0, const_cast<std::byte*>(value.at(0, 0, cell)),
+            value.stride[0], dtype);
+  }
+  return made;
+}
+
+// Attends to the cells with `heads` queries in each row; `query(i, head)` is
+// element i. Returns `out` and then log_sum_exp.
+template <class Query>
+std::vector<float> AttendTo(const KnownCells& cells, int heads, int rows,
+                            const Query& query) {
+  DenseTensor queries =
+      FilledTensor(DType::kF32, {cells.head_dim, heads, rows, 1}, 0);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t head = 0; head < heads; ++head) {
+      for (std::int64_t i = 0; i < cells.head_dim; ++i) {
+        StoreElement(query(i, head),
+                     const_cast<std::byte*>(queries.view().at(i, head, row)),
+                     DType::kF32);
+      }
     }
   }
-  const DenseTensor query =
-      FilledTensor(DType::kF32, {head_dim, kHeads, rows, 1}, 0);
-  const DenseTensor mask = FilledTensor(DType::kF32, {cells, rows, 1, 1}, 0);
+  const DenseTensor mask =
+      FilledTensor(DType::kF32, {cells.cells, rows, 1, 1}, 0);
   auto attention = *MakeAttention();
-  ASSERT_TRUE(attention->Plan(mask.view(), rows).ok());
-  std::vector<float> out(AsSize(head_dim * kHeads * rows));
-  ASSERT_TRUE(
-      attention
-          ->Attend(query.view(),
-                   {.key = key.view(), .value = value.view(), .mask = {}},
-                   VLayout::kPlain, {.bf16_products = true},
-                   {.out = out.data()})
-          .ok());
+  EXPECT_TRUE(attention->Plan(mask.view(), rows).ok());
+  const std::int64_t count = rows * heads;
+  std::vector<float> out(AsSize((cells.head_dim + 1) * count));
+  EXPECT_TRUE(attention
+                  ->Attend(queries.view(),
+                           {.key = cells.key.view(),
+                            .value = cells.value.view(),
+                            .mask = {}},
+                           VLayout::kPlain, {.bf16_products = true},
+                           {.out = out.data(),
+                            .log_sum_exp = out.data() + cells.head_dim * count})
+                  .ok());
+  return out;
+}
+
+// Rows that weigh all cells alike: the results are means of integers, which
+// bf16 has.
+void ExpectExactMeans(DType dtype, int cells, int head_dim, int heads,
+                      int rows) {
+  const KnownCells made = MakeCells(dtype, head_dim, cells);
+  const std::vector<float> out =
+      AttendTo(made, heads, rows, [](auto, auto) { return 0.0f; });
   for (std::int64_t i = 0; i < head_dim; ++i) {
     float sum = 0;
-    for (std::int64_t cell = 0; cell < cells; ++cell) sum += number(i, cell);
+    for (std::int64_t cell = 0; cell < cells; ++cell) {
+      sum += made.Value(i, cell);
+    }
     const float mean = sum / static_cast<float>(cells);
-    for (std::int64_t row = 0; row < rows * kHeads; ++row) {
-      ASSERT_NEAR(out[AsSize(row * head_dim + i)], mean, 4e-6)
+    for (std::int64_t row = 0; row < rows * heads; ++row) {
+      ASSERT_NEAR(out[AsSize(row * head_dim + i)], mean, 4e-5)
           << "row " << row << ", element " << i << ", " << cells << " cells, "
-          << head_dim << " elements, " << rows << " rows";
+          << head_dim << " elements, " << rows << " rows, " << heads
+          << " heads, " << DTypeName(dtype);
     }
   }
 }
@@ -293,12 +343,81 @@ TEST(Bf16Products, OfAnyTileAreExact) {
         optimized::MultiplyBf16{optimized::MultiplyInTiles<Tiles>}}) {
     optimized::ForceBf16Multiplier(multiply);
     for (int cells = 1; cells <= 140 && !HasFailure(); ++cells) {
-      ExpectExactMeans(cells, kHeadDims.at(AsSize(cells) % kHeadDims.size()),
+      ExpectExactMeans(DType::kF32, cells,
+                       kHeadDims.at(AsSize(cells) % kHeadDims.size()), 3,
                        2 + cells % 13);
     }
     optimized::ForceBf16Multiplier(nullptr);
   }
   EXPECT_EQ(Tiles::TakeFaults(), Faults());
+}
+
+constexpr std::array kRowDTypes = {DType::kF32, DType::kF16, DType::kBF16,
+                                   DType::kF8, DType::kQ8};
+
+TEST(Bf16Products, OfFewQueriesAreExact) {
+  for (const DType dtype : kRowDTypes) {
+    for (int cells = 1; cells <= 140 && !HasFailure(); ++cells) {
+      const int head_dim =
+          dtype == DType::kQ8 ? 32 * (1 + cells % 5) : 16 * (1 + cells % 9);
+      ExpectExactMeans(dtype, cells, head_dim, 1 + cells % 8, 1);
+    }
+  }
+}
+
+// Scores are in units of log 2: a query with this number and zeros has one
+// element of K as its score, exactly, which is log_sum_exp if there is one
+// cell.
+constexpr auto kOne = std::numbers::ln2_v<float>;
+
+TEST(Bf16Products, OfFewQueriesTakeEachElement) {
+  constexpr std::int64_t kMost = 144;
+  for (const DType dtype : kRowDTypes) {
+    for (const std::int64_t head_dim : {16, 32, 64, 80, 128, 144}) {
+      if (dtype == DType::kQ8 && head_dim % 32 != 0) continue;
+      KnownCells cells = MakeCells(dtype, head_dim, 1);
+      cells.key = MakeCells(dtype, head_dim, 1).value;
+      for (std::int64_t first = 0; first < kMost; first += 8) {
+        const auto query = [&](std::int64_t i, std::int64_t head) {
+          return i == (first + head) % head_dim ? kOne : 0.0f;
+        };
+        const std::vector<float> out = AttendTo(cells, 8, 1, query);
+        for (std::int64_t head = 0; head < 8; ++head) {
+          const std::int64_t i = (first + head) % head_dim;
+          ASSERT_NEAR(out[AsSize(8 * head_dim + head)],
+                      cells.Value(i, 0) * kOne, 1e-4)
+              << i << " of " << head_dim << ", " << DTypeName(dtype);
+        }
+      }
+    }
+  }
+}
+
+// Every number of f8, subnormal or not, as an element of K and of V.
+TEST(Bf16Products, OfFewQueriesTakeEachNumberOfF8) {
+  KnownCells cells = MakeCells(DType::kF8, 256, 1);
+  for (std::size_t i = 0; i < 256; ++i) {
+    const bool is_nan = i % 128 == 127;
+    const auto byte = static_cast<std::byte>(is_nan ? 0 : i);
+    cells.key.bytes[i] = cells.value.bytes[i] = byte;
+  }
+  for (std::int64_t first = 0; first < 256; first += 8) {
+    const std::vector<float> out =
+        AttendTo(cells, 8, 1, [&](std::int64_t i, std::int64_t head) {
+          return i == first + head ? kOne : 0.0f;
+        });
+    for (std::int64_t i = 0; i < 256; ++i) {
+      ASSERT_EQ(out[AsSize(i)],
+                LoadElement(cells.value.view().at(i), DType::kF8))
+          << i;
+    }
+    for (std::int64_t head = 0; head < 8; ++head) {
+      const float number =
+          kOne * LoadElement(cells.key.view().at(first + head), DType::kF8);
+      ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
+          << first + head;
+    }
+  }
 }
 
 // A tile with fewer cells than before takes nothing from what lay in memory.
