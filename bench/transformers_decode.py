@@ -1,14 +1,16 @@
 """Milliseconds of a token of SmolLM2 in transformers, by cache: docs/transformers.md.
 
 usage: transformers_decode.py [--contexts 32,512,2048,8000] [--threads 1,2]
-           [--prefill] [--tokens 15]
+           [--prefill] [--memory] [--shared] [--tokens 15]
 
 The caches take turns, token by token, so that what else the machine does slows all of
-them. Each begins with the rows of one prefill. --prefill: seconds of a prefill, in
-turns, and the memory that each cache then has, by processes of their own.
+them; a line has the median and the fastest of each. --prefill: seconds of a prefill of
+the longest context. --memory: what a cache of it takes, in a process of its own.
+--shared: seconds to the first token of 16 users with one system prompt of 2,000 tokens.
 """
 
 import argparse
+import ctypes
 import importlib.util
 import multiprocessing
 import os
@@ -104,33 +106,57 @@ def decode(model, contexts, tokens):
 
 def memory(name, context, out):
     """The resident memory that a cache takes, in a process of its own."""
+    torch.set_num_threads(1)
     model = load()
-    cache = CACHES[name][1](model.config, context)
+    # What the libraries take when they are first used is no part of a cache.
+    fill(model, CACHES[name][1](model.config, 64), name, 64)
     before = resident()
+    cache = CACHES[name][1](model.config, context)
     fill(model, cache, name, context)
     out.put(resident() - before)
 
 
 def resident():
+    ctypes.CDLL(None).malloc_trim(0)  # What is free is not counted.
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def prefill(model, context):
     for name, (_, make) in CACHES.items():
-        if name in ("kvtwin bf16", "kvtwin f16"):
-            continue
-        cache = make(model.config, context)
-        print(f"prefill of {context}: {name} {run(model, name, cache, ids(context)):.2f} s",
-              flush=True)
-        del cache
-    context_of = multiprocessing.get_context("spawn")
+        seconds = run(model, name, make(model.config, context), ids(context))
+        print(f"{torch.get_num_threads()} threads, prefill of {context}: {name} "
+              f"{seconds:.2f} s", flush=True)
+
+
+def memories(context):
+    spawn = multiprocessing.get_context("spawn")
     for name in CACHES:
-        out = context_of.Queue()
-        process = context_of.Process(target=memory, args=(name, context, out))
+        out = spawn.Queue()
+        process = spawn.Process(target=memory, args=(name, context, out))
         process.start()
         print(f"memory at {context}: {name} {out.get() / 1e6:.0f} MB", flush=True)
         process.join()
+
+
+def shared(model, users=16):
+    model.set_attn_implementation("kvtwin")
+    system = ids(2000)
+    cache = kvtwin.transformers.Cache(model.config, capacity=2100, max_sequences=users)
+    alone = run(model, "kvtwin f32", cache, ids(2016))
+    cache.reset()
+    run(model, "kvtwin f32", cache, system)
+    cache.tokens = system
+    times, forks = [], []
+    for user in range(users):
+        prompt = torch.cat([system, ids(16 + user)[:, -16:]], 1)
+        start = time.perf_counter()
+        forks.append(cache.fork(prompt))
+        run(model, "kvtwin f32", forks[-1], prompt[:, forks[-1].get_seq_length() :])
+        times.append(time.perf_counter() - start)
+    print(f"{torch.get_num_threads()} threads, first token: alone {alone:.2f} s, with "
+          f"a fork {statistics.median(times):.3f} s, {alone / statistics.median(times):.0f}x",
+          flush=True)
 
 
 def main():
@@ -139,13 +165,20 @@ def main():
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tokens", type=int, default=15)
     parser.add_argument("--prefill", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--shared", action="store_true")
     given = parser.parse_args()
-    model = load()
     contexts = [int(x) for x in given.contexts.split(",")]
+    if given.memory:
+        memories(contexts[-1])
+        return
+    model = load()
     for threads in given.threads.split(","):
         torch.set_num_threads(int(threads))
         if given.prefill:
             prefill(model, contexts[-1])
+        elif given.shared:
+            shared(model)
         else:
             decode(model, contexts, given.tokens)
 

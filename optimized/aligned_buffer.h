@@ -37,6 +37,7 @@ class AlignedBuffer {
 
  private:
   struct Free {
+    std::size_t mapped;  // Bytes of a mapping; 0: the memory is malloc's.
     void operator()(void* memory) const;
   };
 

@@ -332,6 +332,7 @@ def test_a_fork_has_the_longest_known_prefix(llama):
     assert cache.fork(first.tokens).get_seq_length() == 16
     assert cache.fork(torch.cat([system, b], 1)).get_seq_length() == 12
     assert cache.fork(b).get_seq_length() == 0
+    assert first.fork(length=14).tokens == torch.cat([system, a], 1)[0, :14].tolist()
     exact, error = bound(llama, torch.cat([system, b], 1))
     found = logits(llama, "kvtwin", b, cache.fork(torch.cat([system, b], 1)), (6,))
     assert (found - exact[:, 12:]).abs().max() <= error

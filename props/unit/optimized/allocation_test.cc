@@ -62,6 +62,7 @@ int __real_posix_memalign(void** memory, std::size_t alignment,
                           std::size_t bytes);
 void* __real_mmap(void* address, std::size_t bytes, int protection, int flags,
                   int file, off_t offset);
+int __real_munmap(void* address, std::size_t bytes);
 
 void* __wrap_malloc(std::size_t bytes) { return Counted(__real_malloc(bytes)); }
 void* __wrap_calloc(std::size_t count, std::size_t bytes) {
@@ -87,7 +88,12 @@ int __wrap_posix_memalign(void** memory, std::size_t alignment,
 void* __wrap_mmap(void* address, std::size_t bytes, int protection, int flags,
                   int file, off_t offset) {
   ++kvtwin::props::allocations;
+  kvtwin::props::live_bytes += static_cast<std::int64_t>(bytes);
   return __real_mmap(address, bytes, protection, flags, file, offset);
+}
+int __wrap_munmap(void* address, std::size_t bytes) {
+  kvtwin::props::live_bytes -= static_cast<std::int64_t>(bytes);
+  return __real_munmap(address, bytes);
 }
 // NOLINTEND
 }

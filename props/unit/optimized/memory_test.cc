@@ -1,9 +1,12 @@
 // Memory is linear in what is stored now, and does not grow with the past.
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -19,6 +22,7 @@
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
+#include "optimized/aligned_buffer.h"
 #include "props/unit/optimized/allocations.h"
 
 namespace kvtwin::props {
@@ -541,6 +545,28 @@ TEST(Memory, OfAPoolDoesNotGrow) {
     }
     EXPECT_GT(client.commits(), kSteps / 100);
     EXPECT_LE(watch.growth(), kNoGrowth);
+  }
+}
+
+// Physical memory ------------------------------------------------------------
+
+TEST(Memory, ALargeBufferHasNoPagesBeforeItIsWritten) {
+  // calloc would take a hole that the program has left, and write all of it.
+  constexpr std::size_t kBytes = std::size_t{6} << 20;
+  for (int i = 0; i < 2; ++i) {
+    std::vector<std::vector<char>> used(8, std::vector<char>(2 * kBytes, 'x'));
+    for (int j = 0; j < 8; j += 2) used[AsSize(j)] = {};
+  }
+  for (int i = 0; i < 8; ++i) {
+    optimized::AlignedBuffer buffer(kBytes);
+    const std::size_t page = AsSize(sysconf(_SC_PAGESIZE));
+    const std::size_t before =
+        reinterpret_cast<std::uintptr_t>(buffer.data()) % page;
+    std::vector<unsigned char> resident((before + kBytes + page - 1) / page);
+    ASSERT_EQ(mincore(buffer.data() - before, before + kBytes, resident.data()),
+              0);
+    EXPECT_EQ(std::ranges::count_if(resident, [](int r) { return r & 1; }), 0);
+    EXPECT_EQ(buffer.data()[kBytes - 1], std::byte{0});
   }
 }
 

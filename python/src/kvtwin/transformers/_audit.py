@@ -18,7 +18,7 @@ from kvtwin._types import Array, BoolArray
 from kvtwin.transformers import _masks
 from kvtwin.transformers._attention import options_of
 from kvtwin.transformers._cache import make_storage
-from kvtwin.transformers._state import Handle, State
+from kvtwin.transformers._state import Handle, State, real_rows
 
 _NAME = "kvtwin_audit"
 _DTYPES: dict[torch.dtype, Any] = {
@@ -143,7 +143,7 @@ class Audit:
             state.start(current, self._padding(state))
         storage.select(storage.types[handle.layer])
         storage.put(
-            handle.layer, *(_real(x, current.real) for x in (handle.key, handle.value))
+            handle.layer, *(real_rows(x, current.real) for x in (handle.key, handle.value))
         )
         numbers = _Numbers()
         view = storage.cache.get(handle.layer)
@@ -193,9 +193,9 @@ class Audit:
         view = storage.cache.get(handle.layer)
         attention = storage.attention(0)
         attention.plan(view.mask)
-        rows = _real(query.detach(), real).transpose(1, 2).flatten(0, 1)
+        rows = real_rows(query.detach(), real).transpose(1, 2).flatten(0, 1)
         due = attention.attend(rows, view, scale=scale, soft_cap=soft_cap, sinks=sinks)
-        found = _real(out.detach().transpose(1, 2), real).transpose(1, 2).flatten(0, 1)
+        found = real_rows(out.detach().transpose(1, 2), real).transpose(1, 2).flatten(0, 1)
         keys, values = view.key.float32(), view.value.float32()
         visible = _visible(view)
         longest = np.abs(np.linalg.norm(keys, axis=-1)[visible.any(0)]).max()
@@ -297,12 +297,6 @@ def _visible(view: View) -> BoolArray:
     assert view.mask is not None
     found: BoolArray = view.mask.float32() == 0
     return found
-
-
-def _real(rows: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
-    if real is None:
-        return rows
-    return rows.transpose(1, 2).flatten(0, 1)[real].transpose(0, 1)[None]
 
 
 def _allowed(module: Any, query: Any, key: Any, mask: Any,

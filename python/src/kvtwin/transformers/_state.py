@@ -275,13 +275,13 @@ class State:
         real = None if storage.cross else current.real
         found = current.plans.get((kind, id(mask)))
         if key is not None and (found is None or real is not None):
-            storage.put(handle.layer, _real(key, real), _real(value, real))
+            storage.put(handle.layer, real_rows(key, real), real_rows(value, real))
             key = value = None
         batch, heads, tokens, _ = query.shape
         if found is None:
             view = storage.cache.get(handle.layer)
             found = self._plan(current, kind, mask, view, tokens)
-        rows = query if real is None else _real(query, real)
+        rows = query if real is None else real_rows(query, real)
         out = torch.empty((batch, tokens, heads, handle.v_head_dim))
         results = out if real is None else torch.empty((len(real), *out.shape[2:]))
         storage.attend(
@@ -505,7 +505,7 @@ class State:
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-def _real(rows: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+def real_rows(rows: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
     """Returns (batch, heads, tokens, head_dim) as (1, heads, rows, head_dim), without
     padding."""
     if real is None:
