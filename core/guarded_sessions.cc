@@ -29,16 +29,13 @@ Status CheckGroups(std::span<const SessionInput> prompt, int largest) {
   return {};
 }
 
-Status CheckInput(std::int64_t index, const SessionInput& input) {
+Status BadInput(std::int64_t index, const SessionInput& input) {
   if (input.token < 0) {
     return Invalid("prompt[{}].token is {}, it must not be negative", index,
                    input.token);
   }
-  if (input.same_batch < 0) {
-    return Invalid("prompt[{}].same_batch is {}, it must not be negative",
-                   index, input.same_batch);
-  }
-  return {};
+  return Invalid("prompt[{}].same_batch is {}, it must not be negative", index,
+                 input.same_batch);
 }
 
 }  // namespace
@@ -56,8 +53,8 @@ Result<int> GuardedSessions::Submit(std::span<const SessionInput> prompt,
                                     const RequestOptions& options) {
   if (prompt.empty()) return Invalid("prompt is empty");
   for (std::int64_t i = 0; i < std::ssize(prompt); ++i) {
-    Status status = CheckInput(i, At(prompt, i));
-    if (!status.ok()) return status;
+    const SessionInput& input = At(prompt, i);
+    if (input.token < 0 || input.same_batch < 0) return BadInput(i, input);
   }
   Status status = CheckGroups(prompt, std::min(spec_.batch, spec_.context));
   if (!status.ok()) return status;
