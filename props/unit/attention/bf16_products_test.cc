@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <numbers>
 #include <random>
@@ -417,6 +418,52 @@ TEST(Bf16Products, OfFewQueriesTakeEachNumberOfF8) {
       ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
           << first + head;
     }
+  }
+}
+
+// Every number of q8_0 as an element of K and of V, with positive, negative and
+// very small scales.
+TEST(Bf16Products, OfFewQueriesTakeEachNumberOfQ8) {
+  constexpr std::array<std::uint16_t, 8> kScales = {
+      0x3C00, 0xB800, 0x0001, 0x8400, 0x7BFF, 0x0000, 0x3555, 0xC123};
+  KnownCells cells = MakeCells(DType::kQ8, 256, 1);
+  for (std::size_t i = 0; i < 256; ++i) {
+    const std::size_t at = i / 32 * 34;
+    std::memcpy(&cells.key.bytes[at], &kScales.at(i / 32), 2);
+    cells.key.bytes[at + 2 + i % 32] = static_cast<std::byte>(i);
+  }
+  cells.value.bytes = cells.key.bytes;
+  for (std::int64_t first = 0; first < 256; first += 8) {
+    const std::vector<float> out =
+        AttendTo(cells, 8, 1, [&](std::int64_t i, std::int64_t head) {
+          return i == first + head ? kOne : 0.0f;
+        });
+    for (std::int64_t i = 0; i < 256; ++i) {
+      const float number = LoadFrom(cells.value.view(), i);
+      ASSERT_NEAR(out[AsSize(i)], number, 1e-6f * std::abs(number)) << i;
+    }
+    for (std::int64_t head = 0; head < 8; ++head) {
+      const float number = kOne * LoadFrom(cells.key.view(), first + head);
+      ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
+          << first + head;
+    }
+  }
+}
+
+// An element of a query is a multiple of a part of the largest one.
+TEST(Bf16Products, OfFewQueriesRoundToPartsOfTheLargest) {
+  if (optimized::Bf16Multiplier() == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
+  KnownCells cells = MakeCells(DType::kQ8, 32, 1);
+  DenseTensor one = FilledTensor(DType::kF32, {32, 1, 1, 1}, 0);
+  StoreElement(1, const_cast<std::byte*>(one.view().at(1)), DType::kF32);
+  CopyRun(one.view(), 0, 0, 0, cells.key.bytes.data(), 1, DType::kQ8);
+  const float key = LoadFrom(cells.key.view(), 1);
+  for (const float small : {0.4f, 0.6f, -3.4f, 127.4f, 128.6f, -129.4f}) {
+    const std::vector<float> out =
+        AttendTo(cells, 1, 1, [&](std::int64_t i, std::int64_t) {
+          return kOne * (i == 0 ? 16383 : i == 1 ? small : 0);
+        });
+    EXPECT_NEAR(out[32], kOne * key * std::round(small), 1e-4) << small;
   }
 }
 
