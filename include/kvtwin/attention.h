@@ -51,10 +51,11 @@ struct AttentionOptions {
   // chosen by the shape of the work.
   int splits = 0;
   // Whether numbers may be rounded to bf16 before they are multiplied: queries,
-  // weights, and K and V of other dtypes. Sums are f32. This is faster for many
-  // query heads on processors with AVX-512 BF16 or AMX; others ignore it, and
-  // so does the twin "reference". A number above the largest bf16 counts as
-  // infinite.
+  // weights, and K and V of other dtypes. Sums are f32. With K or V of q8_0,
+  // queries and weights may become integers of 15 and 16 bits instead, in units
+  // of the largest one. This is faster on processors with AVX-512 BF16 or AMX;
+  // others ignore it, and so does the twin "reference". A number above the
+  // largest bf16 counts as infinite.
   bool bf16_products = false;
 };
 

@@ -50,17 +50,22 @@ class Head {
   double ScoreError(std::int64_t cell) const {
     double products = 0;
     double underflow = 0;  // In units of `smallest`.
+    double keys = 0;
     for (std::int64_t i = 0; i < query_.size(); ++i) {
       const double query = std::abs(query_[i]);
       const double key = std::abs(LoadFrom(view_.key, i, kv_head_, cell));
       const double scaled = query * std::abs(weighing_.scale);
       products += scaled * key;
       underflow += 2 + key * (1 + query) + scaled;
+      keys += key;
     }
     const auto n = static_cast<double>(query_.size());
     const double relative = Compound(Roundings(n + 4), arithmetic_.input_error);
-    double error = products * relative + underflow * arithmetic_.smallest *
-                                             std::max(1.0, weighing_.soft_cap);
+    const double step = arithmetic_.query_step * std::abs(weighing_.scale) *
+                        query_.cwiseAbs().maxCoeff();
+    double error =
+        products * relative + keys * step * (1 + relative) +
+        underflow * arithmetic_.smallest * std::max(1.0, weighing_.soft_cap);
     if (weighing_.soft_cap != 0) {
       error += std::abs(scores_[cell]) * (kTanhError + 4 * kUnit);
     }
@@ -119,6 +124,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
             ? sum * head.WeightError(sink, 4 * kUnit * std::abs(sink), largest)
             : 0;
     Eigen::VectorXd out_error = Eigen::VectorXd::Zero(exact.out.rows());
+    Eigen::VectorXd largest_value = Eigen::VectorXd::Zero(exact.out.rows());
     for (std::int64_t cell = 0; cell < scores.size(); ++cell) {
       if (scores[cell] == -kInfinity) continue;
       const double weight = std::exp(scores[cell] - largest);
@@ -131,9 +137,17 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
       sum_error += error;
       const TensorView value = RowOf(view.value, v_layout, cell);
       for (std::int64_t i = 0; i < out_error.size(); ++i) {
-        out_error[i] += error * std::abs(LoadFrom(value, i, h / group)) +
-                        3 * arithmetic.smallest;
+        const double number = std::abs(LoadFrom(value, i, h / group));
+        out_error[i] += error * number + 3 * arithmetic.smallest;
+        largest_value[i] = std::max(largest_value[i], number);
       }
+    }
+    for (std::int64_t i = 0; i < out_error.size(); ++i) {
+      const std::int64_t first = i - i % kBlockElements;
+      const auto block = largest_value.segment(
+          first,
+          std::min<std::int64_t>(kBlockElements, out_error.size() - first));
+      out_error[i] += arithmetic.value_step * sum * block.maxCoeff();
     }
     sum_error += sum * summing;
     const double relative = sum_error / sum;

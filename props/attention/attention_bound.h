@@ -21,6 +21,11 @@ struct AttentionArithmetic {
   // Factors, products and sums below it may become 0, or be wrong by it: the
   // smallest f32; the smallest normal f32 where others are flushed to zero.
   double smallest = 0x1p-149;
+  // The error of an element of a query, as a part of its largest element.
+  double query_step = 0;
+  // The error of a result, as a part of the largest number in the same 32
+  // elements of V of a cell that is seen.
+  double value_step = 0;
 };
 
 // Bounds of the differences from the exact results of one row.

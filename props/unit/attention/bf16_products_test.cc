@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <numbers>
 #include <random>
@@ -393,6 +394,39 @@ TEST(Bf16Products, OfFewQueriesTakeEachElement) {
   }
 }
 
+// Each query sees nearly one cell alone, another one than the other queries.
+TEST(Bf16Products, OfFewQueriesFindTheirCells) {
+  constexpr std::int64_t kHeadDim = 160;
+  for (const DType dtype : kRowDTypes) {
+    for (const std::int64_t count : {8, 63, 64, 65, 127, 150}) {
+      KnownCells cells = MakeCells(dtype, kHeadDim, count);
+      for (std::int64_t cell = 0; cell < count; ++cell) {
+        DenseTensor one = FilledTensor(DType::kF32, {kHeadDim, 1, 1, 1}, 0);
+        StoreElement(1, const_cast<std::byte*>(one.view().at(cell)),
+                     DType::kF32);
+        const TensorView& key = cells.key.view();
+        CopyRun(one.view(), 0, 0, 0, const_cast<std::byte*>(key.at(0, 0, cell)),
+                key.stride[0], dtype);
+      }
+      const auto cell_of = [&](std::int64_t head, std::int64_t first) {
+        return (first + head * 19) % count;
+      };
+      for (std::int64_t first = 0; first < count; ++first) {
+        const std::vector<float> out =
+            AttendTo(cells, 8, 1, [&](std::int64_t i, std::int64_t head) {
+              return i == cell_of(head, first) ? 64 * kOne : 0.0f;
+            });
+        for (std::int64_t i = 0; i < 8 * kHeadDim; ++i) {
+          const std::int64_t cell = cell_of(i / kHeadDim, first);
+          ASSERT_NEAR(out[AsSize(i)], cells.Value(i % kHeadDim, cell), 1e-4)
+              << "head " << i / kHeadDim << ", element " << i % kHeadDim << ", "
+              << count << " cells, " << DTypeName(dtype);
+        }
+      }
+    }
+  }
+}
+
 // Every number of f8, subnormal or not, as an element of K and of V.
 TEST(Bf16Products, OfFewQueriesTakeEachNumberOfF8) {
   KnownCells cells = MakeCells(DType::kF8, 256, 1);
@@ -416,6 +450,91 @@ TEST(Bf16Products, OfFewQueriesTakeEachNumberOfF8) {
           kOne * LoadElement(cells.key.view().at(first + head), DType::kF8);
       ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
           << first + head;
+    }
+  }
+}
+
+// Every number of q8_0 as an element of K and of V, with positive, negative and
+// very small scales.
+TEST(Bf16Products, OfFewQueriesTakeEachNumberOfQ8) {
+  constexpr std::array<std::uint16_t, 8> kScales = {
+      0x3C00, 0xB800, 0x0001, 0x8400, 0x7BFF, 0x0000, 0x3555, 0xC123};
+  KnownCells cells = MakeCells(DType::kQ8, 256, 1);
+  for (std::size_t i = 0; i < 256; ++i) {
+    const std::size_t at = i / 32 * 34;
+    std::memcpy(&cells.key.bytes[at], &kScales.at(i / 32), 2);
+    cells.key.bytes[at + 2 + i % 32] = static_cast<std::byte>(i);
+  }
+  cells.value.bytes = cells.key.bytes;
+  for (std::int64_t first = 0; first < 256; first += 8) {
+    const std::vector<float> out =
+        AttendTo(cells, 8, 1, [&](std::int64_t i, std::int64_t head) {
+          return i == first + head ? kOne : 0.0f;
+        });
+    for (std::int64_t i = 0; i < 256; ++i) {
+      const float number = LoadFrom(cells.value.view(), i);
+      ASSERT_NEAR(out[AsSize(i)], number, 1e-6f * std::abs(number)) << i;
+    }
+    for (std::int64_t head = 0; head < 8; ++head) {
+      const float number = kOne * LoadFrom(cells.key.view(), first + head);
+      ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
+          << first + head;
+    }
+  }
+}
+
+// An element of a query is a multiple of a part of the largest one.
+TEST(Bf16Products, OfFewQueriesRoundToPartsOfTheLargest) {
+  if (optimized::Bf16Multiplier() == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
+  KnownCells cells = MakeCells(DType::kQ8, 32, 1);
+  DenseTensor one = FilledTensor(DType::kF32, {32, 1, 1, 1}, 0);
+  StoreElement(1, const_cast<std::byte*>(one.view().at(1)), DType::kF32);
+  CopyRun(one.view(), 0, 0, 0, cells.key.bytes.data(), 1, DType::kQ8);
+  const float key = LoadFrom(cells.key.view(), 1);
+  for (const float small : {0.4f, 0.6f, -3.4f, 127.4f, 128.6f, -129.4f}) {
+    const std::vector<float> out =
+        AttendTo(cells, 1, 1, [&](std::int64_t i, std::int64_t) {
+          return kOne * (i == 0 ? 16383 : i == 1 ? small : 0);
+        });
+    EXPECT_NEAR(out[32], kOne * key * std::round(small), 1e-4) << small;
+  }
+}
+
+// A weight of 2^-12 beside one of 1 keeps its digits: it is 8 units.
+TEST(Bf16Products, OfFewQueriesKeepSmallWeights) {
+  KnownCells cells = MakeCells(DType::kQ8, 32, 2);
+  DenseTensor row = FilledTensor(DType::kF32, {32, 1, 1, 1}, 0);
+  const auto store = [&](const TensorView& to, std::int64_t cell, float first,
+                         float second) {
+    StoreElement(first, const_cast<std::byte*>(row.view().at(0)), DType::kF32);
+    StoreElement(second, const_cast<std::byte*>(row.view().at(1)), DType::kF32);
+    CopyRun(row.view(), 0, 0, 0, const_cast<std::byte*>(to.at(0, 0, cell)), 1,
+            DType::kQ8);
+  };
+  store(cells.key.view(), 0, 127, 0);
+  store(cells.key.view(), 1, 0, 127);
+  store(cells.value.view(), 0, 127, 0);
+  store(cells.value.view(), 1, 127, 100);
+  const std::vector<float> out =
+      AttendTo(cells, 1, 1, [&](std::int64_t i, std::int64_t) {
+        return i == 0 ? 12 * kOne / 127 : 0.0f;
+      });
+  constexpr float kExpected = 100 * 0x1p-12f / (1 + 0x1p-12f);
+  EXPECT_NEAR(out[1], kExpected, 1e-3f * kExpected);
+}
+
+// Heads of more than 32 blocks have products of f32.
+TEST(Bf16Products, OfFewQueriesTakeWideHeads) {
+  for (const std::int64_t head_dim : {1024, 1056}) {
+    KnownCells cells = MakeCells(DType::kQ8, head_dim, 1);
+    cells.key = MakeCells(DType::kQ8, head_dim, 1).value;
+    for (const std::int64_t at :
+         {std::int64_t{1}, std::int64_t{1023}, head_dim - 1}) {
+      const std::vector<float> out = AttendTo(
+          cells, 1, 1,
+          [&](std::int64_t i, std::int64_t) { return i == at ? kOne : 0.0f; });
+      EXPECT_NEAR(out[AsSize(head_dim)], kOne * cells.Value(at, 0), 1e-4) << at;
+      EXPECT_NEAR(out[AsSize(at)], cells.Value(at, 0), 1e-4) << at;
     }
   }
 }
