@@ -8,6 +8,7 @@
 """
 
 import argparse
+import hashlib
 import json
 import math
 import pathlib
@@ -157,6 +158,69 @@ def test_logits(build, model):
         driver.close()
 
 
+# The tokenizer.
+
+
+def texts(count):
+    """Texts of words, digits, blanks, signs, emoji and other scripts."""
+    draw = random.Random(2)
+    parts = ["the", " the", "The time", "user", "'s", "'ll", "'S", "don't", " ",
+             "  ", "   ", "\n", "\n\n", "\t", "\r\n", "1", "12", " 3", "2024",
+             "\u00bd", "\u2167", "\u0661", "\u00e9", "e\u0301", "\u00fc", "!",
+             "...", " --", "(", "_", "a_b", "<|im_end|>", "<|im_start|>",
+             "<|endoftext|>", "<|im_", "\U0001f600", " \U0001f469\u200d\U0001f680",
+             "\U0001f1e9\U0001f1ea", "\u4f60\u597d", "\u3000", "\u00a0",
+             "\u0085", "\u2028", "\u200b", "\u0645\u0631\u062d\u0628\u0627",
+             "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0440\u0443\u0441",
+             "\ud55c\uad6d", "x\u0000y", "\u001c", "\ufeff", "$", "\u20ac", "ing"]
+    yield from ("", *parts)
+    for _ in range(count):
+        yield "".join(draw.choices(parts, k=draw.randrange(1, 20)))
+
+
+# Of the tokens of these texts, for the tiny model, as of tokenizers 0.22.
+TINY_TOKENS = (
+    "f43fcfcf8ecffaf60fe6776a550d872284408bfe639573286d772b015a9f558d")
+
+
+def expected_tokens(model):
+    """Encodes by the package tokenizers; None if it is not installed."""
+    try:
+        import tokenizers
+    except ImportError:
+        return None
+    peer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    return lambda text: peer.encode(text, add_special_tokens=False).ids
+
+
+def test_tokenizer(build, model):
+    driver = Driver(build, model)
+    peer = expected_tokens(model)
+    special = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
+    names = {token["content"]: token["id"] for token in special}
+    number, digest = 0, hashlib.sha256()
+    for text in texts(1000):
+        number += 1
+        plain = driver.ask(text=text, special=False)
+        assert bytes.fromhex(plain["bytes"]).decode() == text, repr(text)
+        assert not set(plain["tokens"]) & set(names.values()), repr(text)
+        found = driver.ask(text=text, special=True)
+        without = text
+        for name in names:
+            without = without.replace(name, "")
+        assert bytes.fromhex(found["bytes"]).decode() == without, repr(text)
+        digest.update(json.dumps(found["tokens"]).encode())
+        if peer:
+            assert found["tokens"] == peer(text), (
+                f"{text!r}: {found['tokens']}, expected {peer(text)}")
+    driver.close()
+    assert model.name != "tiny" or digest.hexdigest() == TINY_TOKENS, (
+        digest.hexdigest())
+    print(f"tokenizer: {number} texts" + (
+        ", the same tokens as the package tokenizers" if peer else
+        "; not compared with the package tokenizers, which is missing"))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build", type=pathlib.Path)
@@ -166,7 +230,11 @@ def main():
         tiny = pathlib.Path(scratch) / "tiny"
         subprocess.run([sys.executable, HERE / "convert.py", "--tiny", tiny],
                        check=True)
-        test_logits(arguments.build.resolve(), tiny)
+        build = arguments.build.resolve()
+        test_logits(build, tiny)
+        test_tokenizer(build, tiny)
+        if arguments.model:
+            test_tokenizer(build, arguments.model)
 
 
 if __name__ == "__main__":
