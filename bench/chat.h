@@ -1,21 +1,23 @@
-// Replays the calls that a chat server makes to its cache, without a model.
-// There are several slots, each a sequence. A request takes over the longest
-// prefix that any slot has (the policy for several users); batches are filled
-// from the slots in turn. Requests are always waiting: a slot that becomes free
-// gets the next request.
+// The calls that a chat server makes to its cache, without a model. Sessions
+// share the prefixes of all slots and fill the batches. Requests are always
+// waiting: a slot that becomes free gets the next request.
 
 #ifndef KVTWIN_BENCH_CHAT_H_
 #define KVTWIN_BENCH_CHAT_H_
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "bench/twins.h"
+#include "kvtwin/sessions.h"
+#include "props/base/forwarding_cache.h"
 
 namespace kvtwin::bench {
 
-struct Request {
+struct ChatRequest {
   int input_length = 0;
   int output_length = 0;
   std::vector<int> blocks;  // Equal numbers are equal blocks of 512 tokens.
@@ -24,66 +26,86 @@ struct Request {
 // Reads one request per line, as in mooncake_conversation.jsonl; keeps those
 // that need at most `context` tokens with their answer. Returns an empty list
 // if the file does not exist.
-std::vector<Request> ReadRequests(const std::string& path, int context);
+std::vector<ChatRequest> ReadRequests(const std::string& path, int context);
+
+// Times the calls, and knows the cell of each token.
+class ChatCache : public props::ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  // A call that can be made again.
+  using Call = std::function<Status(Cache&)>;
+
+  Status StartForward(const Batch& batch, bool reserve) override;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override;
+  Result<bool> CanResume(int seq, std::int32_t pos) override;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override;
+
+  // Fails if a row of the last pass's mask contradicts the cells that the
+  // batches got. Checks the first and last row of the batch.
+  void CheckMask(const std::string& name) const;
+
+  // Adds the calls from now on to `calls`.
+  void LogTo(std::vector<Call>& calls) { calls_ = &calls; }
+  double time() const { return time_; }  // Nanoseconds in calls.
+
+ private:
+  void CheckRow(const std::string& name, const KvView& view,
+                std::int64_t row) const;
+  void Log(Call call);
+
+  double time_ = 0;
+  std::vector<Call>* calls_ = nullptr;
+  std::vector<std::vector<int>> cells_;  // By sequence, then position.
+  Tokens batch_;                         // The last one.
+};
 
 class Chat {
  public:
   static constexpr int kSlots = 16;
   static constexpr int kBatch = 512;
 
-  // `requests` must outlive this object.
-  explicit Chat(const std::vector<Request>& requests);
+  // `requests` and `cache` must outlive this object. Requires: no request with
+  // its answer needs more than `context` tokens.
+  Chat(const std::vector<ChatRequest>& requests, ChatCache& cache, int context);
 
-  // The setup of a cache for this client. Requires: no request with its answer
-  // needs more than `context` tokens; the longest of the recorded hour has
-  // 126,527.
+  // The setup of a cache for this client; the longest request of the recorded
+  // hour has 126,527 tokens.
   static CacheSetup Setup(DType mask_dtype, int context);
 
   // Gives free slots the next requests and makes one pass. Returns false if
   // nothing is left to do.
-  bool Step(Cache& cache);
+  bool Step();
 
-  // Fails if a row of the last pass's mask contradicts what this client knows
-  // of its cells. Checks the first and last row of the batch.
-  void CheckMask(const std::string& name, Cache& cache) const;
-
-  // Totals so far.
-  double cache_time() const { return cache_time_; }  // Nanoseconds in calls.
-  std::int64_t passes() const { return passes_; }
-  std::int64_t tokens() const { return tokens_; }
+  SessionGauges gauges() const { return sessions_->Gauges(); }
+  double sessions_time() const { return time_; }  // With the calls they make.
   double mask_elements() const { return mask_elements_; }
-  std::size_t finished() const { return finished_; }
+  std::int64_t finished() const { return finished_; }
+  // Prompt tokens that were in one of the slots, in the order that was played.
+  std::int64_t reusable() const { return reusable_; }
 
  private:
-  struct Slot {
-    const Request* request = nullptr;  // Whose tokens it holds, if any.
-    int length = 0;                    // Tokens that it is known to hold.
-    int to_come = 0;                   // Tokens of the prompt still to compute.
-    int to_say = 0;                    // Tokens of the answer still to compute.
-    std::int64_t last_used = 0;
-    std::vector<int> cells;  // Indexed by position.
-    bool busy() const { return to_come > 0 || to_say > 0; }
+  // What a slot holds of a prompt.
+  struct Held {
+    const ChatRequest* request = nullptr;
+    int length = 0;
   };
 
-  static int CommonPrefix(const Slot& slot, const Request& request);
-  bool Admit(Cache& cache);
-  int ChooseSlot(Cache& cache, const Request& request, int& prefix);
-  void AddFrom(int index);
-  void Advance(Cache& cache);
-  void CheckRow(const std::string& name, const KvView& view, std::size_t row,
-                const Slot& slot, std::int32_t position) const;
+  void Submit();
+  void CountReusable(int request, const RequestInfo& info);
+  template <class Call>
+  auto Timed(const Call& call);
 
-  const std::vector<Request>* requests_;
-  std::size_t next_request_ = 0;
-  std::vector<Slot> slots_;
-  int next_slot_ = 0;
-  Tokens batch_;
-  double cache_time_ = 0;
-  std::int64_t passes_ = 0;
-  std::int64_t tokens_ = 0;
+  const std::vector<ChatRequest>* requests_;
+  ChatCache* cache_;
+  std::unique_ptr<Sessions> sessions_;
+  std::vector<Held> held_;
+  int submitted_ = 0;
+  std::vector<int> waiting_;
+  std::int32_t next_answer_;
+  std::int64_t finished_ = 0;
+  std::int64_t reusable_ = 0;
+  double time_ = 0;
   double mask_elements_ = 0;
-  std::int64_t clock_ = 0;
-  std::size_t finished_ = 0;
 };
 
 }  // namespace kvtwin::bench

@@ -30,43 +30,65 @@ std::unique_ptr<Cache> MakeChatCache(int context, std::string_view twin) {
   return cache;
 }
 
-// Plays all requests, or the first passes in a quick run.
-void PlayAll(Goals& goals, const std::vector<Request>& requests,
-             const std::string& name) {
-  constexpr std::int64_t kChecked = 997;
-  constexpr std::int64_t kTold = 50000;  // Reports progress: it takes minutes.
-  const auto cache = MakeChatCache(Context(goals), "optimized");
-  Chat chat(requests);
-  while (chat.Step(*cache)) {
-    if (chat.passes() % kChecked == 1) chat.CheckMask(name, *cache);
-    if (goals.quick() && chat.passes() == 100) break;
-    if (chat.passes() % kTold == 0) {
-      fmt::print(stderr, "chat: {} of {} requests, {} so far\n",
-                 chat.finished(), requests.size(), TimeText(chat.cache_time()));
-    }
+// What the sessions reused, of what they could have. The cache never refused.
+void ReportReuse(const std::string& name, const Chat& chat) {
+  const SessionGauges gauges = chat.gauges();
+  const auto hits = static_cast<double>(gauges.hit_tokens);
+  const auto reusable = static_cast<double>(chat.reusable());
+  if (hits < 0.99 * reusable || hits > reusable || gauges.refusals > 0) {
+    Wrong(name, fmt::format("{} of {} tokens are reused, {} batches refused",
+                            hits, reusable, gauges.refusals));
   }
-  if (!goals.quick() && chat.finished() != requests.size()) {
-    Wrong(name, "requests are left");
-  }
-  if (!goals.options().json) {
-    fmt::print("{} requests, {} passes, {} tokens, {:.3g} mask elements:\n",
-               chat.finished(), chat.passes(), chat.tokens(),
-               chat.mask_elements());
-  }
-  goals.Add(name, 1, chat.cache_time(), kHour);
+  fmt::print(
+      stderr,
+      "chat: {} of {} prompt tokens reused, {} were in a slot; {} forks, "
+      "{} batches refused\n",
+      gauges.hit_tokens, gauges.prompt_tokens, chat.reusable(), gauges.forks,
+      gauges.refusals);
 }
 
-// Some passes from the middle of the hour, by both twins.
+// Plays all requests, or the first passes in a quick run.
+void PlayAll(Goals& goals, const std::vector<ChatRequest>& requests,
+             const std::string& name, const std::string& own) {
+  constexpr std::int64_t kChecked = 997;
+  constexpr std::int64_t kTold = 50000;  // Reports progress: it takes minutes.
+  ChatCache cache(MakeChatCache(Context(goals), "optimized"));
+  Chat chat(requests, cache, Context(goals));
+  for (std::int64_t pass = 1; chat.Step(); ++pass) {
+    if (pass % kChecked == 1) cache.CheckMask(name);
+    if (goals.quick() && pass == 100) break;
+    if (pass % kTold == 0) {
+      fmt::print(stderr, "chat: {} of {} requests, {} so far\n",
+                 chat.finished(), requests.size(), TimeText(cache.time()));
+    }
+  }
+  if (!goals.quick() && chat.finished() != std::ssize(requests)) {
+    Wrong(name, "requests are left");
+  }
+  const SessionGauges gauges = chat.gauges();
+  if (!goals.options().json) {
+    fmt::print("{} requests, {} passes, {} tokens, {:.3g} mask elements:\n",
+               chat.finished(), gauges.batches, gauges.planned_tokens,
+               chat.mask_elements());
+  }
+  ReportReuse(name, chat);
+  goals.Add(name, 1, cache.time(), kHour);
+  goals.Add(own, 0.1, chat.sessions_time() - cache.time(), cache.time());
+}
+
+// The calls of some passes from the middle of the hour, made by both twins.
 class Stretch {
  public:
-  Stretch(const std::vector<Request>& requests, int context, std::int64_t from,
-          std::int64_t passes)
-      : start_(requests), passes_(passes) {
-    const auto cache = MakeChatCache(context, "optimized");
-    while (start_.passes() < from && start_.Step(*cache)) {
+  Stretch(const std::vector<ChatRequest>& requests, int context,
+          std::int64_t from, std::int64_t passes) {
+    ChatCache cache(MakeChatCache(context, "optimized"));
+    Chat chat(requests, cache, context);
+    for (std::int64_t i = 0; i < from && chat.Step(); ++i) {
     }
-    state_ = Must(cache->Snapshot());
+    state_ = Must(cache.Snapshot());
     state_.layers.clear();
+    cache.LogTo(calls_);
+    for (std::int64_t i = 0; i < passes; ++i) chat.Step();
     for (const char* twin : {"optimized", "reference"}) {
       caches_.push_back(MakeChatCache(context, twin));
     }
@@ -75,23 +97,19 @@ class Stretch {
   // Nanoseconds of the optimized twin.
   double Time() {
     Cache& cache = Begin(0);
-    Chat chat = start_;
-    for (std::int64_t i = 0; i < passes_; ++i) chat.Step(cache);
-    return chat.cache_time() - start_.cache_time();
+    return bench::Time([&] {
+      for (const ChatCache::Call& call : calls_) Must(call(cache));
+    });
   }
 
   void Check(const std::string& name) {
     Cache& fast = Begin(0);
     Cache& slow = Begin(1);
-    Chat chat = start_;
-    Chat other = start_;
-    for (std::int64_t i = 0; i < passes_; ++i) {
-      chat.Step(fast);
-      other.Step(slow);
-      CheckMasks(name, fast, slow);
-      chat.CheckMask(name, fast);
+    for (const ChatCache::Call& call : calls_) {
+      Must(call(fast));
+      reference_time_ += bench::Time([&] { Must(call(slow)); });
+      if (!fast.BatchCells().empty()) CheckMasks(name, fast, slow);
     }
-    reference_time_ = other.cache_time() - start_.cache_time();
   }
   // The time of the reference twin in Check, which is slow enough as it is.
   double reference_time() const { return reference_time_; }
@@ -104,9 +122,8 @@ class Stretch {
     return cache;
   }
 
-  Chat start_;
-  std::int64_t passes_;
   CacheState state_;
+  std::vector<ChatCache::Call> calls_;
   std::vector<std::unique_ptr<Cache>> caches_;
   double reference_time_ = 0;
 };
@@ -120,8 +137,11 @@ void ChatGoals(Goals& goals) {
   const std::int64_t passes = goals.quick() ? 2 : 12;
   const std::string stretch =
       fmt::format("chat, {} passes, masks {} / reference", passes, mask);
-  if (!goals.Wanted(hour) && !goals.Wanted(stretch)) return;
-  const std::vector<Request> requests =
+  const std::string own = "chat, whole hour, sessions / cache";
+  if (!goals.Wanted(hour) && !goals.Wanted(stretch) && !goals.Wanted(own)) {
+    return;
+  }
+  const std::vector<ChatRequest> requests =
       ReadRequests(goals.options().workload, Context(goals));
   if (requests.empty()) {
     const std::string& path = goals.options().workload;
@@ -142,7 +162,9 @@ void ChatGoals(Goals& goals) {
         stretch, 0.01, [&] { return both.Time(); },
         {[&] { return both.reference_time(); }}, 3);
   }
-  if (goals.Wanted(hour)) PlayAll(goals, requests, hour);
+  if (goals.Wanted(hour) || goals.Wanted(own)) {
+    PlayAll(goals, requests, hour, own);
+  }
 }
 
 }  // namespace kvtwin::bench

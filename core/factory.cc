@@ -1,7 +1,7 @@
-// Makes caches, pools and attention by the name of their twin, and defines the
-// snapshot functions of caches that have no snapshots. This is the only file of
-// core/ that calls the twins, which include core/; core/twin.h declares their
-// functions.
+// Makes caches, pools, attention and sessions by the name of their twin, and
+// defines the snapshot functions of caches that have no snapshots. This is the
+// only file of core/ that calls the twins, which include core/; core/twin.h
+// declares their functions.
 
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "core/guarded_paged.h"
+#include "core/guarded_sessions.h"
 #include "core/names.h"
 #include "core/refusals.h"
 #include "core/twin.h"
@@ -26,15 +27,16 @@ struct Makers {
   std::unique_ptr<Cache> (*make_cache)(const CacheSpec&);
   Result<std::unique_ptr<PagedPool>> (*make_pool)(const PagedSpec&);
   std::unique_ptr<Attention> (*make_attention)();  // Null: it has none.
+  std::unique_ptr<Sessions> (*make_sessions)(Cache&, const SessionsSpec&);
 };
 constexpr std::array kMakers = {
     Makers{"reference", &reference::MakeCache, &reference::MakePagedPool,
-           &reference::MakeAttention},
+           &reference::MakeAttention, &reference::MakeSessions},
     Makers{"optimized", &optimized::MakeCache, &optimized::MakePagedPool,
-           &optimized::MakeAttention},
+           &optimized::MakeAttention, &optimized::MakeSessions},
 #ifdef KVTWIN_CUDA
     Makers{"cuda", &optimized::cuda::MakeCache, &optimized::cuda::MakePagedPool,
-           nullptr},
+           nullptr, &optimized::MakeSessions},
 #endif
 };
 
@@ -159,6 +161,15 @@ Result<std::unique_ptr<Attention>> MakeAttention(std::string_view twin) {
                   "the twin cuda has no Attention; use Decode (kvtwin/cuda.h)");
   }
   return (*makers)->make_attention();
+}
+
+Result<std::unique_ptr<Sessions>> MakeSessions(Cache& cache,
+                                               const SessionsSpec& spec,
+                                               std::string_view twin) {
+  if (Status status = CheckSessionsSpec(spec); !status.ok()) return status;
+  const Result<const Makers*> makers = Find(twin);
+  if (!makers.ok()) return makers.status();
+  return (*makers)->make_sessions(cache, spec);
 }
 
 int PagedSequence::SeqLen() const {

@@ -185,6 +185,7 @@ room paged base history compare shrink report
 room laws base history compare shrink
 room search base history compare oracle shrink report page_judge paged
 room backend base history compare oracle report paged laws search
+room sessions base
 room c_api compare oracle backend
 room command base history compare oracle shrink report page_judge paged laws search backend
 room fuzzers history oracle shrink paged search

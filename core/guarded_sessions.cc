@@ -1,0 +1,110 @@
+#include "core/guarded_sessions.h"
+
+#include <algorithm>
+
+#include "core/index.h"
+#include "core/refusals.h"
+
+namespace kvtwin {
+namespace {
+
+// Groups that overlap count as one: all of it must be in one batch.
+Status CheckGroups(std::span<const SessionInput> prompt, int largest) {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  for (std::int64_t i = 0; i < std::ssize(prompt); ++i) {
+    if (i >= end) begin = i;
+    end = std::max(end, i + 1 + At(prompt, i).same_batch);
+    if (end > std::ssize(prompt)) {
+      return Invalid("prompt[{}].same_batch is {}, {} inputs follow", i,
+                     At(prompt, i).same_batch, std::ssize(prompt) - i - 1);
+    }
+    if (end - begin > largest) {
+      return Invalid(
+          "prompt[{}].same_batch is {}, which makes a group of {} inputs; a "
+          "batch or the context has {}",
+          i, At(prompt, i).same_batch, end - begin, largest);
+    }
+  }
+  return {};
+}
+
+Status CheckInput(std::int64_t index, const SessionInput& input) {
+  if (input.token < 0) {
+    return Invalid("prompt[{}].token is {}, it must not be negative", index,
+                   input.token);
+  }
+  if (input.same_batch < 0) {
+    return Invalid("prompt[{}].same_batch is {}, it must not be negative",
+                   index, input.same_batch);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CheckSessionsSpec(const SessionsSpec& spec) {
+  Status status = AtLeastOne("slots", spec.slots);
+  if (status.ok()) status = AtLeastOne("context", spec.context);
+  if (status.ok()) status = AtLeastOne("batch", spec.batch);
+  if (status.ok()) status = CheckEnum("choice", spec.choice, 2);
+  return status;
+}
+
+// Misuse is refused before anything changes (Q1).
+Result<int> GuardedSessions::Submit(std::span<const SessionInput> prompt,
+                                    const RequestOptions& options) {
+  if (prompt.empty()) return Invalid("prompt is empty");
+  for (std::int64_t i = 0; i < std::ssize(prompt); ++i) {
+    Status status = CheckInput(i, At(prompt, i));
+    if (!status.ok()) return status;
+  }
+  Status status = CheckGroups(prompt, std::min(spec_.batch, spec_.context));
+  if (!status.ok()) return status;
+  if (options.keep < -1) {
+    return Invalid("keep is {}, it must be at least -1", options.keep);
+  }
+  status = NotNegative("limit", options.limit);
+  if (!status.ok()) return status;
+  if (std::ssize(prompt) > spec_.context && !options.truncate) {
+    return Invalid("prompt has {} inputs, the context {}", prompt.size(),
+                   spec_.context);
+  }
+  return DoSubmit(prompt, options);
+}
+
+Result<Ending> GuardedSessions::Sampled(int request, std::int32_t token) {
+  const RequestInfo* info = DoRequest(request);
+  if (info == nullptr) return Invalid("request is {}, there is none", request);
+  if (token < 0) return NotNegative("token", token);
+  if (info->outputs == 0) {
+    return Untimely("request {} has no output to sample from", request);
+  }
+  return DoSampled(request, token);
+}
+
+Status GuardedSessions::Finish(int request, std::int64_t removed) {
+  const RequestInfo* info = DoRequest(request);
+  if (info == nullptr) return Invalid("request is {}, there is none", request);
+  if (removed < 0 || removed > info->answered) {
+    return Invalid("removed is {}, the answer has {} tokens", removed,
+                   info->answered);
+  }
+  DoFinish(request, removed);
+  return {};
+}
+
+Result<RequestInfo> GuardedSessions::Request(int request) const {
+  const RequestInfo* info = DoRequest(request);
+  if (info == nullptr) return Invalid("request is {}, there is none", request);
+  return *info;
+}
+
+Result<SlotInfo> GuardedSessions::Slot(int slot) const {
+  if (slot < 0 || slot >= spec_.slots) {
+    return Invalid("slot is {}, there are {}", slot, spec_.slots);
+  }
+  return DoSlot(slot);
+}
+
+}  // namespace kvtwin

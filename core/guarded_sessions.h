@@ -1,0 +1,48 @@
+// The gate of both twins of sessions: refuses misuse, and hands valid calls on.
+
+#ifndef KVTWIN_CORE_GUARDED_SESSIONS_H_
+#define KVTWIN_CORE_GUARDED_SESSIONS_H_
+
+#include <cstdint>
+#include <span>
+
+#include "core/assert.h"
+#include "kvtwin/sessions.h"
+
+namespace kvtwin {
+
+// Returns the error of MakeSessions for a bad spec.
+Status CheckSessionsSpec(const SessionsSpec& spec);
+
+class GuardedSessions : public Sessions {
+ public:
+  // Requires: CheckSessionsSpec accepts `spec`.
+  explicit GuardedSessions(const SessionsSpec& spec) : spec_(spec) {
+    KVTWIN_ASSERT(CheckSessionsSpec(spec).ok());
+  }
+
+  const SessionsSpec& spec() const final { return spec_; }
+  Result<int> Submit(std::span<const SessionInput> prompt,
+                     const RequestOptions& options) final;
+  Result<Ending> Sampled(int request, std::int32_t token) final;
+  Status Finish(int request, std::int64_t removed) final;
+  Result<RequestInfo> Request(int request) const final;
+  Result<SlotInfo> Slot(int slot) const final;
+
+ protected:
+  // The twin's part, called with valid arguments only.
+  virtual int DoSubmit(std::span<const SessionInput> prompt,
+                       const RequestOptions& options) = 0;
+  virtual Ending DoSampled(int request, std::int32_t token) = 0;
+  virtual void DoFinish(int request, std::int64_t removed) = 0;
+  // Returns null for a request that has ended or was never submitted.
+  virtual const RequestInfo* DoRequest(int request) const = 0;
+  virtual SlotInfo DoSlot(int slot) const = 0;
+
+ private:
+  SessionsSpec spec_;
+};
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_GUARDED_SESSIONS_H_

@@ -1,0 +1,191 @@
+// Sessions of a server: requests that share a cache, and each reuse what the
+// cache still holds of their prompt.
+//
+// A cache has slots, one for each sequence 0 .. slots - 1. A request waits for
+// a slot, takes over the longest prefix of its prompt that is stored, computes
+// the rest of the prompt in chunks, and then one token after another:
+//
+//   Submit(prompt)            -> request
+//   loop: NextBatch()            plans a batch and calls StartForward
+//         for each layer: SetLayer, Put, Get, attention (the caller's)
+//         Sampled(request, token) for each output of the batch; or
+//         Finish(request)         if that token ended the answer
+//
+// With `ahead` the caller may plan the next batch before it has sampled the
+// last one. The tokens of the next batch that are not known yet are then
+// kUnknownToken, until Sampled fills them in; only then are they computed.
+//
+// A planned batch is always computed, also the tokens of requests that have
+// ended since: their records count them. The exception is a token that is still
+// kUnknownToken; its row may hold anything.
+//
+// Sessions own no rows and compute nothing. They call CopyPrefix, CanResume,
+// Remove and StartForward of the cache, which must outlive them, and of which
+// nobody else may change these sequences. What each call must do is defined in
+// docs/semantics.md (Q1 to Q12). As long as the cache was initialized with
+// InitOf, a batch is never refused for want of room: docs/serving.md has the
+// proof.
+//
+// Misuse returns invalid_argument or failed_precondition and changes nothing.
+// Equal calls give equal answers. Not thread-safe: one call at a time on one
+// object. If memory runs out, std::bad_alloc passes through.
+
+#ifndef KVTWIN_SESSIONS_H_
+#define KVTWIN_SESSIONS_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "kvtwin/status.h"
+
+namespace kvtwin {
+
+inline constexpr std::int32_t kUnknownToken = -1;
+
+// One input of the model. Two are equal if all three members are.
+struct SessionInput {
+  std::int32_t token = 0;        // >= 0
+  std::uint64_t multimodal = 0;  // The hash of an image or sound; 0: text.
+  int same_batch = 0;  // The next inputs, this many, must be in the same batch.
+  bool operator==(const SessionInput&) const = default;
+};
+
+// Where a request may find its prefix.
+enum class SlotChoice {
+  kOwnPrefix,  // In a free slot, which it then continues.
+  kAnyPrefix,  // In any slot. The prefix of a slot that is in use, or that
+               // holds more, is shared with another one (CopyPrefix).
+};
+
+struct SessionsSpec {
+  int slots = 1;
+  int context = 1;  // Tokens of a slot, at most.
+  int batch = 1;    // Tokens of a batch, at most.
+  SlotChoice choice = SlotChoice::kAnyPrefix;
+  bool ahead = false;  // Plan one batch before the tokens are sampled.
+};
+
+// The size of a cache that never refuses a batch of these sessions.
+constexpr InitArgs InitOf(const SessionsSpec& spec, DType dtype) {
+  return {.dtype = dtype,
+          .max_sequences = spec.slots,
+          .capacity = spec.context,
+          .max_batch = spec.batch};
+}
+
+struct RequestOptions {
+  // A context shift keeps this many of the first tokens; -1: all of the prompt.
+  // At most context - 1 are kept.
+  int keep = 0;
+  std::int64_t limit = 0;  // Tokens of the answer, at most; 0: no limit.
+  bool reuse = true;       // Look for a stored prefix of the prompt.
+  bool shift = true;      // When the slot is full, drop the older half. Without
+                          // shift the answer ends there.
+  bool truncate = false;  // Cut the middle out of a prompt that is too long.
+};
+
+// Why a request has ended, if it has.
+enum class Ending {
+  kNone,     // It goes on.
+  kLimit,    // Its answer has `limit` tokens.
+  kContext,  // Its slot is full, and it does not shift.
+};
+
+// The tokens of one forward pass; entry i of each list is for token i. Valid
+// until the next NextBatch.
+struct SessionBatch {
+  std::span<const SessionInput> inputs;
+  std::span<const std::int32_t> positions;
+  std::span<const int> sequences;
+  std::span<const int> requests;
+  // Indices of the tokens after which a token is to be sampled.
+  std::span<const int> outputs;
+};
+
+struct RequestInfo {
+  int slot = -1;    // -1: it waits.
+  int source = -1;  // The slot whose prefix it took over; -1: none.
+  int reused = 0;   // Tokens of the prompt that were not computed again.
+  int prompt = 0;   // Tokens of the prompt, after truncation.
+  std::int64_t answered = 0;  // Tokens sampled so far.
+  int outputs = 0;            // Planned outputs that are not sampled yet.
+  bool operator==(const RequestInfo&) const = default;
+};
+
+struct SlotInfo {
+  int request = -1;  // -1: free.
+  // The inputs that the sequence is known to hold, by position. The last may
+  // be kUnknownToken.
+  std::span<const SessionInput> record;
+  // A prompt may reuse this many of them: those after a context shift have seen
+  // tokens that are gone.
+  int reusable = 0;
+};
+
+// Totals since the sessions were made, except for the first two.
+struct SessionGauges {
+  std::int64_t waiting = 0;  // Requests.
+  std::int64_t running = 0;
+  std::int64_t prompt_tokens = 0;  // Of requests that got a slot.
+  std::int64_t hit_tokens = 0;     // Of these, the reused ones.
+  std::int64_t planned_tokens = 0;
+  std::int64_t batches = 0;
+  std::int64_t forks = 0;
+  std::int64_t evicted_tokens = 0;  // Of records that made place for another.
+  std::int64_t shifts = 0;
+  std::int64_t reprocessed = 0;  // Shifts that had to compute a slot again.
+  std::int64_t refusals = 0;     // Batches that the cache refused.
+  bool operator==(const SessionGauges&) const = default;
+};
+
+class Sessions {
+ public:
+  virtual ~Sessions() = default;
+
+  virtual const SessionsSpec& spec() const = 0;
+
+  // Adds a request to the queue and returns its number: 0, 1, 2, ... Errors: an
+  // empty prompt; a negative token; a group of inputs that goes on after the
+  // prompt, or is larger than a batch or the context; a keep < -1; a negative
+  // limit; a prompt longer than the context, unless it is truncated.
+  virtual Result<int> Submit(std::span<const SessionInput> prompt,
+                             const RequestOptions& options = {}) = 0;
+
+  // Gives free slots to the waiting requests, plans a batch and calls
+  // StartForward. Without anything to compute, the batch is empty and there is
+  // no such call. Errors: those of the cache; then nothing of the batch is
+  // planned, and the next call tries again.
+  virtual Result<SessionBatch> NextBatch() = 0;
+
+  // Feeds the token that was sampled from the request's oldest output. Errors:
+  // a request that does not run, or has no output; a negative token.
+  virtual Result<Ending> Sampled(int request, std::int32_t token) = 0;
+
+  // Ends a request, whether it waits or runs; what it has computed can be
+  // reused. The last `removed` sampled tokens are taken out of its record, such
+  // as those of a stop string. The token that ended the answer, such as the end
+  // of text, needs no Sampled. Errors: a request that has ended; a `removed`
+  // outside of [0, answered].
+  virtual Status Finish(int request, std::int64_t removed = 0) = 0;
+
+  // The same for a request that is given up.
+  Status Cancel(int request) { return Finish(request); }
+
+  virtual Result<RequestInfo> Request(int request) const = 0;
+  // The spans are valid until the next call that is not const.
+  virtual Result<SlotInfo> Slot(int slot) const = 0;
+  virtual SessionGauges Gauges() const = 0;
+};
+
+// Errors: an unknown twin; a number < 1; an unknown choice.
+Result<std::unique_ptr<Sessions>> MakeSessions(
+    Cache& cache, const SessionsSpec& spec,
+    std::string_view twin = "optimized");
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_SESSIONS_H_

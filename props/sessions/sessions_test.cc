@@ -1,0 +1,214 @@
+// Cases of sessions that the plays reach rarely, and misuse.
+
+#include "kvtwin/sessions.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/index.h"
+#include "props/base/text_file.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Inputs = std::vector<SessionInput>;
+
+class SessionsTest : public testing::TestWithParam<std::string> {
+ protected:
+  Sessions& Make(const SessionsSpec& spec,
+                 ShiftKind shift = ShiftKind::kIdentity) {
+    CacheSpec cache_spec;
+    cache_spec.shift.kind = shift;
+    cache_ = *MakeCache(cache_spec, GetParam());
+    EXPECT_TRUE(cache_->Init(InitOf(spec, DType::kF32)).ok());
+    sessions_ = *MakeSessions(*cache_, spec, GetParam());
+    return *sessions_;
+  }
+  // Texts only, with groups of the given sizes at these positions.
+  static Inputs Prompt(int size, int group = 0,
+                       const std::vector<int>& begins = {}) {
+    Inputs inputs;
+    for (int i = 0; i < size; ++i) inputs.push_back({.token = i});
+    for (const int begin : begins) At(inputs, begin).same_batch = group - 1;
+    return inputs;
+  }
+
+  std::unique_ptr<Cache> cache_;
+  std::unique_ptr<Sessions> sessions_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, SessionsTest,
+                         testing::Values("reference", "optimized"),
+                         [](const auto& twin) { return twin.param; });
+
+// How many inputs a shift drops, as in the tests of ollama's runner.
+TEST_P(SessionsTest, AShiftDropsHalfAndWholeGroups) {
+  struct Case {
+    int context;
+    int keep;
+    int group;
+    std::vector<int> begins;
+    int dropped;
+  };
+  for (const Case& test : std::vector<Case>{{2048, 5, 0, {}, 1021},
+                                            {2048, 2047, 0, {}, 1},
+                                            {2048, 0, 0, {}, 1024},
+                                            {2048, 5, 512, {1024}, 1531},
+                                            {2048, 5, 512, {10}, 1021},
+                                            {32, 0, 10, {0, 10, 20}, 20},
+                                            {32, 0, 10, {4, 8, 14}, 24},
+                                            {1, 0, 0, {}, 1}}) {
+    Sessions& sessions =
+        Make({.slots = 1, .context = test.context, .batch = 2048});
+    const int request = *sessions.Submit(
+        Prompt(test.context, test.group, test.begins), {.keep = test.keep});
+    ASSERT_TRUE(sessions.NextBatch().ok());
+    ASSERT_TRUE(sessions.Sampled(request, 9).ok());
+    const SessionBatch batch = *sessions.NextBatch();
+    ASSERT_EQ(batch.positions.size(), 1);
+    EXPECT_EQ(test.context - batch.positions[0], test.dropped);
+  }
+}
+
+TEST_P(SessionsTest, ATruncatedPromptKeepsItsEnds) {
+  Sessions& sessions = Make({.slots = 1, .context = 8, .batch = 8});
+  const RequestOptions options = {.keep = 2, .truncate = true};
+  ASSERT_TRUE(sessions.Submit(Prompt(12), options).ok());
+  SessionBatch batch = *sessions.NextBatch();
+  std::vector<int> tokens;
+  for (const SessionInput& input : batch.inputs) tokens.push_back(input.token);
+  EXPECT_EQ(tokens, (std::vector<int>{0, 1, 6, 7, 8, 9, 10, 11}));
+  ASSERT_TRUE(sessions.Cancel(0).ok());
+  // The group at 5 to 7 would lose 5: all of it goes.
+  ASSERT_TRUE(sessions.Submit(Prompt(12, 3, {5}), options).ok());
+  EXPECT_EQ(sessions.Request(1)->prompt, 6);
+}
+
+TEST_P(SessionsTest, ALongPromptLeavesRoomForAnswers) {
+  Sessions& sessions = Make({.slots = 3, .context = 32, .batch = 4});
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(sessions.Submit(Prompt(1), {.reuse = false}).ok());
+  }
+  ASSERT_TRUE(sessions.NextBatch().ok());
+  ASSERT_TRUE(sessions.Submit(Prompt(20), {.reuse = false}).ok());
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_TRUE(sessions.Sampled(0, 5).ok());
+    ASSERT_TRUE(sessions.Sampled(1, 5).ok());
+    const SessionBatch batch = *sessions.NextBatch();
+    EXPECT_EQ(batch.inputs.size(), 4);
+    EXPECT_EQ(batch.outputs.size(), 2);
+  }
+}
+
+TEST_P(SessionsTest, WithoutAShiftAnAnswerEndsWhenItsSlotIsFull) {
+  for (const bool ahead : {false, true}) {
+    Sessions& sessions =
+        Make({.slots = 1, .context = 4, .batch = 4, .ahead = ahead});
+    ASSERT_TRUE(sessions.Submit(Prompt(3), {.shift = false}).ok());
+    ASSERT_TRUE(sessions.NextBatch().ok());
+    if (ahead) {
+      ASSERT_TRUE(sessions.NextBatch().ok());
+    }
+    EXPECT_EQ(*sessions.Sampled(0, 7), Ending::kNone);
+    if (!ahead) {
+      ASSERT_TRUE(sessions.NextBatch().ok());
+    }
+    EXPECT_EQ(*sessions.Sampled(0, 8), Ending::kContext);
+    EXPECT_EQ(sessions.Slot(0)->request, -1);
+    EXPECT_EQ(sessions.Slot(0)->record.size(), 4);
+  }
+}
+
+// A cache that is smaller than InitOf refuses; nothing of the batch is lost.
+TEST_P(SessionsTest, ARefusedBatchIsPlannedAgain) {
+  const SessionsSpec spec = {.slots = 2, .context = 4, .batch = 8};
+  const auto small = *MakeCache({}, GetParam());
+  ASSERT_TRUE(small->Init({DType::kF32, 1, 4, 8}).ok());
+  const auto sessions = *MakeSessions(*small, spec, GetParam());
+  ASSERT_TRUE(sessions->Submit(Prompt(3), {.reuse = false}).ok());
+  ASSERT_TRUE(sessions->Submit(Prompt(3), {.reuse = false}).ok());
+  EXPECT_EQ(sessions->NextBatch().status().code(), StatusCode::kCacheFull);
+  EXPECT_EQ(sessions->Gauges().refusals, 1);
+  ASSERT_TRUE(sessions->Cancel(0).ok());
+  EXPECT_EQ(sessions->NextBatch()->inputs.size(), 3);
+}
+
+TEST_P(SessionsTest, AWaitingRequestCanBeCancelled) {
+  Sessions& sessions = Make({.slots = 1, .context = 4, .batch = 8});
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(sessions.Submit(Prompt(2)).ok());
+  ASSERT_TRUE(sessions.NextBatch().ok());
+  ASSERT_TRUE(sessions.Cancel(1).ok());
+  EXPECT_EQ(sessions.Gauges().waiting, 1);
+  ASSERT_TRUE(sessions.Cancel(0).ok());
+  EXPECT_EQ(sessions.NextBatch()->requests.front(), 2);
+  EXPECT_EQ(sessions.NextBatch()->inputs.size(), 0);
+}
+
+TEST_P(SessionsTest, MisuseIsRefusedWithTheValue) {
+  Sessions& sessions = Make({.slots = 1, .context = 4, .batch = 3});
+  const auto refused = [&](const Inputs& prompt,
+                           const RequestOptions& options = {}) {
+    return sessions.Submit(prompt, options).status().message();
+  };
+  EXPECT_EQ(refused({}), "prompt is empty");
+  EXPECT_EQ(refused({{.token = -1}}),
+            "prompt[0].token is -1, it must not be negative");
+  EXPECT_EQ(refused({{}, {.same_batch = -2}}),
+            "prompt[1].same_batch is -2, it must not be negative");
+  EXPECT_EQ(refused({{}, {.same_batch = 2147483647}}),
+            "prompt[1].same_batch is 2147483647, 0 inputs follow");
+  EXPECT_EQ(refused(Prompt(4, 4, {0})),
+            "prompt[0].same_batch is 3, which makes a group of 4 inputs; a "
+            "batch or the context has 3");
+  EXPECT_EQ(refused(Prompt(5)), "prompt has 5 inputs, the context 4");
+  EXPECT_EQ(refused({{}}, {.keep = -2}), "keep is -2, it must be at least -1");
+  EXPECT_EQ(refused({{}}, {.limit = -1}),
+            "limit is -1, it must not be negative");
+  EXPECT_EQ(sessions.Request(0).status().message(),
+            "request is 0, there is none");
+  EXPECT_EQ(sessions.Slot(1).status().message(), "slot is 1, there are 1");
+  ASSERT_TRUE(sessions.Submit(Prompt(2)).ok());
+  EXPECT_EQ(sessions.Sampled(0, 1).status().message(),
+            "request 0 has no output to sample from");
+  ASSERT_TRUE(sessions.NextBatch().ok());
+  EXPECT_EQ(sessions.Sampled(0, -1).status().message(),
+            "token is -1, it must not be negative");
+  EXPECT_EQ(sessions.Finish(0, 1).message(),
+            "removed is 1, the answer has 0 tokens");
+  EXPECT_EQ(MakeSessions(*cache_, {.slots = 0}).status().message(),
+            "slots is 0, it must be at least 1");
+  EXPECT_EQ(MakeSessions(*cache_, {.choice = SlotChoice{7}}).status().message(),
+            "choice is 7, it must be 0 to 1");
+}
+
+TEST(SessionsRules, EachIsCitedWhereItIsKept) {
+  const std::string rules = ReadFile(KVTWIN_DOCS "/semantics.md");
+  const std::string root = KVTWIN_DOCS "/../";
+  const std::string gate = ReadFile(root + "core/guarded_sessions.cc");
+  const std::string both[] = {ReadFile(root + "reference/sessions.cc"),
+                              ReadFile(root + "optimized/sessions.cc")};
+  const auto cites = [](const std::string& code, int rule) {
+    const std::string name = "Q" + std::to_string(rule);
+    for (const char* end : {")", ","}) {
+      if (code.find(name + end) != std::string::npos) return true;
+    }
+    return false;
+  };
+  int count = 0;
+  while (rules.find("**Q" + std::to_string(count + 1) + "**") !=
+         std::string::npos) {
+    ++count;
+  }
+  ASSERT_EQ(count, 12);
+  for (int rule = 1; rule < count; ++rule) {  // Q12 is about the cache.
+    const bool cited = rule == 1 ? cites(gate, rule)
+                                 : cites(both[0], rule) && cites(both[1], rule);
+    EXPECT_TRUE(cited) << "Q" << rule;
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props
