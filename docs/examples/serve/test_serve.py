@@ -516,9 +516,9 @@ def test_kill(build, model, scratch, *options):
     texts_, messages, _ = turns(server, 2)
     assert texts_ == expected[:2]
     messages.append({"role": "user", "content": "Question 2?"})
-    # The file of the first turn is replaced in the background.
+    # Files are written in the background.
     files, same = set(), 0
-    while same < 10 or len(files) != 1:
+    while same < 10 or not files:
         found = set((scratch / "parked").glob("*.safetensors"))
         same = same + 1 if found == files else 0
         files = found
@@ -530,17 +530,17 @@ def test_kill(build, model, scratch, *options):
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
     with Server(build, model, *options) as server:
-        assert server.metrics()["conversations_parked"] == len(files) == 1
+        assert server.metrics()["conversations_parked"] == len(files)
         answer = server.post("/v1/chat/completions", messages=messages,
                              temperature=0, max_tokens=30)
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert cached > 100, cached
         assert answer["choices"][0]["message"]["content"] == expected[2]
-    # A damaged file is forgotten.
-    file, = (scratch / "parked").glob("*.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    # Damaged files are forgotten.
+    for file in (scratch / "parked").glob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
     with Server(build, model, *options) as server:
         answer = server.post("/v1/chat/completions", messages=messages,
                              temperature=0, max_tokens=30)
