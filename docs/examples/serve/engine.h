@@ -1,11 +1,19 @@
 // The engine: a thread that computes the answers of all requests together.
+//
+// kvtwin's sessions say which request uses which sequence of the cache, what of
+// its prompt is stored already, and which tokens the next batch has. The engine
+// computes the batches and draws the tokens.
 
 #ifndef SERVE_ENGINE_H_
 #define SERVE_ENGINE_H_
 
+#include <kvtwin/sessions.h>
+
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,7 +23,7 @@
 #include <vector>
 
 #include "model.h"
-#include "slots.h"
+#include "park.h"
 #include "tokenizer.h"
 
 namespace serve {
@@ -51,26 +59,33 @@ class Answer {
   std::atomic<bool> cancelled_ = false;
 };
 
-// The counters of /metrics.
+// The counters of /metrics; kvtwin's sessions have others.
 struct Counters {
-  std::atomic<std::int64_t> requests = 0, cancelled = 0, prompt_tokens = 0,
-                            hit_tokens = 0, answer_tokens = 0, batches = 0,
-                            refusals = 0;
-  std::atomic<std::int64_t> waiting = 0, running = 0, cells_used = 0,
-                            parked = 0;
-  std::atomic<double> forward_seconds = 0, first_token_seconds = 0;
+  double requests = 0, cancelled = 0, answer_tokens = 0;
+  double forward_seconds = 0, first_token_seconds = 0;
+  int waiting = 0, parked = 0, cells = 0, cells_used = 0;
+  kvtwin::SessionGauges sessions;
+};
+
+struct EngineOptions {
+  int slots = 16, context = 4096, batch = 512;
+  int threads = 2;
+  bool share = true;                         // Prefixes of prompts.
+  kvtwin::DType rows = kvtwin::DType::kF16;  // K and V.
 };
 
 class Engine {
  public:
-  // Computes with `threads` threads.
-  Engine(Model& model, const Tokenizer& tokenizer, Slots& slots,
-         ParkingLot* parked, int threads);
+  // Does not own the model, the tokenizer and the parked conversations; the
+  // latter may be null.
+  static kvtwin::Result<std::unique_ptr<Engine>> Make(
+      Model& model, const Tokenizer& tokenizer, const EngineOptions& options,
+      ParkingLot* parked);
   ~Engine();
 
-  // Thread-safe. Requires: 1 to context - 1 tokens.
+  // These two are thread-safe. Requires: 1 to context - 1 tokens.
   std::shared_ptr<Answer> Ask(Tokens prompt, Sampling sampling);
-  const Counters& counters() const { return counters_; }
+  Counters counters() const;
 
  private:
   struct Request {
@@ -80,29 +95,45 @@ class Engine {
     std::mt19937_64 random;
     std::chrono::steady_clock::time_point asked;
     std::string held;  // Text that may be the begin of a stop string.
-    int tokens = 0;
+    int tokens = 0;    // Of the answer.
+    int slot = -1, cached = 0;
   };
 
-  void Loop(int threads);
-  kvtwin::Status Pass();
+  Engine(Model& model, const Tokenizer& tokenizer, ParkingLot* parked,
+         const EngineOptions& options)
+      : model_(model),
+        tokenizer_(tokenizer),
+        parked_(parked),
+        options_(options) {}
+
+  void Loop();
   void TakeNew();
   void DropCancelled();
+  bool MustWait(const Tokens& prompt) const;
+  void Unpark(const Tokens& prompt);
+  void Submit(Request request);
+  kvtwin::Status Pass();
   void Add(int number, Request& request, std::int32_t token);
   void Report(Request& request, const std::string& finish);
   void End(int number, const std::string& finish);
-  void UpdateGauges();
+  void Park(const Request& request);
+  void UpdateCounters();
 
   Model& model_;
   const Tokenizer& tokenizer_;
-  Slots& slots_;
   ParkingLot* parked_;
-  Counters counters_;
-  std::mutex mutex_;
+  const EngineOptions options_;
+  std::unique_ptr<kvtwin::Cache> cache_;
+  std::unique_ptr<kvtwin::Sessions> sessions_;
+  std::deque<Request> waiting_;
+  std::map<int, Request> running_;  // By their number in the sessions.
+  Counters counted_;
+
+  mutable std::mutex mutex_;  // Guards the rest.
   std::condition_variable asked_;
-  std::vector<Request> new_;  // Guarded by mutex_, as is stopping_.
+  std::deque<Request> new_;
+  Counters counters_;
   bool stopping_ = false;
-  std::map<int, Request> requests_;
-  int next_number_ = 0;
   std::thread thread_;
 };
 

@@ -36,9 +36,9 @@ Linear::Linear(std::span<const float> weights, int inputs, int outputs,
       outputs_(outputs),
       dtype_(dtype == kvtwin::DType::kBF16 ? DataType::bf16 : DataType::f32) {
   const memory::dims size = {inputs, outputs};
-  const auto chosen =
-      Describe(kUsualRows, inputs, outputs, dtype_,
-               {size, dtype_, memory::format_tag::any}).weights_desc();
+  const auto chosen = Describe(kUsualRows, inputs, outputs, dtype_,
+                               {size, dtype_, memory::format_tag::any})
+                          .weights_desc();
   memory given({size, DataType::f32, memory::format_tag::ba}, Engine(),
                const_cast<float*>(weights.data()));
   weights_ = memory(chosen, Engine());
@@ -54,8 +54,8 @@ void Linear::Run(const float* in, int rows, float* out) const {
   thread_local std::vector<std::uint16_t> rounded;
   auto& kernel = kernels[{rows, inputs_, outputs_, dtype_}];
   if (!kernel) {
-    kernel = matmul(Describe(rows, inputs_, outputs_, dtype_,
-                             weights_.get_desc()));
+    kernel =
+        matmul(Describe(rows, inputs_, outputs_, dtype_, weights_.get_desc()));
   }
   memory from(Dense(rows, inputs_, DataType::f32), Engine(),
               const_cast<float*>(in));

@@ -116,17 +116,16 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& folder,
 }
 
 Status Model::LoadWeights(const Safetensors& file, DType dtype) {
-  const auto embedding = file.Matrix("model.embed_tokens.weight", config_.vocab,
-                                     config_.hidden);
+  const auto embedding =
+      file.Matrix("model.embed_tokens.weight", config_.vocab, config_.hidden);
   if (!embedding.ok()) return embedding.status();
   embedding_ = *embedding;
   const auto norm = file.Matrix("model.norm.weight", 1, config_.hidden);
   if (!norm.ok()) return norm.status();
   final_norm_ = *norm;
-  const auto logits =
-      config_.tied
-          ? embedding
-          : file.Matrix("lm_head.weight", config_.vocab, config_.hidden);
+  const auto logits = config_.tied ? embedding
+                                   : file.Matrix("lm_head.weight",
+                                                 config_.vocab, config_.hidden);
   if (!logits.ok()) return logits.status();
   logits_ = Linear(*logits, config_.hidden, config_.vocab, dtype);
   for (int layer = 0; layer < config_.layers; ++layer) {
@@ -146,11 +145,11 @@ Result<Model::Layer> Model::LoadLayer(const Safetensors& file, int layer,
   // Appends the rows of a matrix.
   const auto read = [&](const std::string& name, int rows, int columns,
                         std::vector<float> before = {}) {
-    const auto matrix =
-        file.Matrix("model.layers." + std::to_string(layer) + "." + name +
-                        ".weight",
-                    rows, columns);
-    if (matrix.ok()) before.insert(before.end(), matrix->begin(), matrix->end());
+    const auto matrix = file.Matrix(
+        "model.layers." + std::to_string(layer) + "." + name + ".weight", rows,
+        columns);
+    if (matrix.ok())
+      before.insert(before.end(), matrix->begin(), matrix->end());
     if (!matrix.ok() && status.ok()) status = matrix.status();
     return before;
   };
@@ -161,8 +160,8 @@ Result<Model::Layer> Model::LoadLayer(const Safetensors& file, int layer,
                         read("self_attn.k_proj", kv, hidden,
                              read("self_attn.q_proj", q, hidden)));
   const auto out = read("self_attn.o_proj", hidden, q);
-  const auto gate_up = read("mlp.up_proj", inner, hidden,
-                            read("mlp.gate_proj", inner, hidden));
+  const auto gate_up =
+      read("mlp.up_proj", inner, hidden, read("mlp.gate_proj", inner, hidden));
   const auto down = read("mlp.down_proj", hidden, inner);
   if (!status.ok()) return status;
   result.qkv = Linear(qkv, hidden, q + 2 * kv, dtype);

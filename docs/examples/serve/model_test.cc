@@ -1,14 +1,16 @@
 // Answers lines of JSON about a model, for test_serve.py:
-//   {"text": "...", "special": true}           -> tokens, and their bytes in hex
+//   {"text": "...", "special": true}           -> tokens, and their bytes in
+//   hex
 //   {"tokens": [...], "chunks": [3, 1, ...]}   -> the logits after each token
 // serve_model_test FOLDER WEIGHTS ROWS: WEIGHTS and ROWS are dtypes.
+
+#include "model.h"
 
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "model.h"
 #include "tokenizer.h"
 
 namespace {
@@ -34,8 +36,8 @@ Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
   const Tokens tokens = line["tokens"];
   auto cache = kvtwin::MakeCache(model.cache_spec());
   const int size = static_cast<int>(tokens.size());
-  kvtwin::Status status = (*cache)->SetConfig(
-      {.mask_dtype = kvtwin::DType::kBits});
+  kvtwin::Status status =
+      (*cache)->SetConfig({.mask_dtype = kvtwin::DType::kBits});
   if (status.ok()) {
     status = (*cache)->Init({.dtype = rows,
                              .max_sequences = 1,
@@ -54,10 +56,11 @@ Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
       status = (*cache)->StartForward({positions, sequences}, false);
     }
     if (!status.ok()) return {{"error", status.ToString()}};
-    const auto numbers = model.Forward(
-        **cache, std::span(tokens).subspan(static_cast<std::size_t>(done),
-                                           positions.size()),
-        positions, outputs);
+    const auto numbers =
+        model.Forward(**cache,
+                      std::span(tokens).subspan(static_cast<std::size_t>(done),
+                                                positions.size()),
+                      positions, outputs);
     if (!numbers.ok()) return {{"error", numbers.status().ToString()}};
     const int vocab = model.config().vocab;
     for (int i = 0; i < chunk; ++i) {

@@ -18,13 +18,12 @@ namespace fs = std::filesystem;
 }  // namespace
 
 std::size_t CommonPrefix(const Tokens& left, const Tokens& right) {
-  const auto ends = std::mismatch(left.begin(), left.end(), right.begin(),
-                                  right.end());
+  const auto ends =
+      std::mismatch(left.begin(), left.end(), right.begin(), right.end());
   return static_cast<std::size_t>(ends.first - left.begin());
 }
 
-ParkingLot::ParkingLot(std::string folder, std::string model,
-                       std::size_t limit)
+ParkingLot::ParkingLot(std::string folder, std::string model, std::size_t limit)
     : folder_(std::move(folder)), model_(std::move(model)), limit_(limit) {
   std::error_code error;
   fs::create_directories(folder_, error);

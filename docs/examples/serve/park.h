@@ -1,4 +1,5 @@
-// Conversations parked on disk, so that they outlive the process and their slot.
+// Conversations parked on disk, so that they outlive the process and their
+// slot.
 //
 // Each is a file that kvtwin's SaveState writes, complete or not at all. Its
 // model text says which model computed the rows, and for which tokens.
@@ -33,8 +34,7 @@ class ParkingLot {
 
   // A file that cannot be read is forgotten.
   kvtwin::Result<kvtwin::CacheState> Load(const std::string& path);
-  const Tokens& TokensOf(const std::string& path) { return files_.at(path); }
-  std::size_t size() const { return files_.size(); }
+  int size() const { return static_cast<int>(files_.size()); }
 
  private:
   std::string Label(const Tokens& tokens) const;

@@ -57,7 +57,8 @@ Status ReadTensor(const Json& entry, std::span<const std::byte> data,
                      {static_cast<std::int64_t>(shape[1]),
                       static_cast<std::int64_t>(shape[0]), 1, 1});
   if (DenseBytes(tensor.dtype, tensor.shape) == range[1] - range[0]) return {};
-  return Invalid("has other data than its shape " + kvtwin::ShapeText(tensor.shape));
+  return Invalid("has other data than its shape " +
+                 kvtwin::ShapeText(tensor.shape));
 }
 
 }  // namespace
@@ -99,7 +100,8 @@ Status Safetensors::ReadHeader() {
   const auto rest = bytes_.subspan(sizeof length);
   if (length > kMaxHeader || length > rest.size()) {
     return Invalid("its header has a length of " + std::to_string(length) +
-                   " bytes, of " + std::to_string(rest.size()) + " in the file");
+                   " bytes, of " + std::to_string(rest.size()) +
+                   " in the file");
   }
   const char* text = reinterpret_cast<const char*>(rest.data());
   const Json header = Json::parse(text, text + length, nullptr, false);
@@ -120,9 +122,9 @@ Result<std::vector<float>> Safetensors::Matrix(const std::string& name,
   if (found == tensors_.end()) return Invalid(path_ + ": has no " + name);
   const TensorView& tensor = found->second;
   if (tensor.shape != kvtwin::Shape{columns, rows, 1, 1}) {
-    return Invalid(path_ + ": " + name + " is " + kvtwin::ShapeText(tensor.shape) +
-                   ", expected [" + std::to_string(columns) + ", " +
-                   std::to_string(rows) + "]");
+    return Invalid(path_ + ": " + name + " is " +
+                   kvtwin::ShapeText(tensor.shape) + ", expected [" +
+                   std::to_string(columns) + ", " + std::to_string(rows) + "]");
   }
   std::vector<float> numbers(static_cast<std::size_t>(tensor.elements()));
   const Status status =

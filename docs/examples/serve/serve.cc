@@ -21,10 +21,10 @@ using Json = nlohmann::json;
 
 struct Options {
   std::string model, host = "127.0.0.1", park;
-  int port = 8080, threads = 2;
+  int port = 8080;
   std::size_t parked = 64;
   std::string weights = "bf16", rows = "f16";
-  SlotsSpec slots;
+  EngineOptions engine;
 };
 
 // What a request asks for wrongly: an answer in OpenAI's shape.
@@ -59,11 +59,15 @@ double Range(const Json& body, const char* name, double usual, double min,
 // Options that this server does not have may be given with the value that means
 // that they are not used.
 void RefuseOthers(const Json& body) {
-  static const Json kUnused = {
-      {"n", 1},           {"best_of", 1},           {"echo", false},
-      {"suffix", ""},     {"presence_penalty", 0},  {"frequency_penalty", 0},
-      {"tools", Json::array()}, {"logit_bias", Json::object()},
-      {"response_format", {{"type", "text"}}}};
+  static const Json kUnused = {{"n", 1},
+                               {"best_of", 1},
+                               {"echo", false},
+                               {"suffix", ""},
+                               {"presence_penalty", 0},
+                               {"frequency_penalty", 0},
+                               {"tools", Json::array()},
+                               {"logit_bias", Json::object()},
+                               {"response_format", {{"type", "text"}}}};
   for (const auto& [name, value] : kUnused.items()) {
     const auto found = body.find(name);
     if (found != body.end() && !found->is_null() && *found != value) {
@@ -120,10 +124,12 @@ class Server {
     http_.Post("/v1/completions", post(false));
     http_.Post("/v1/chat/completions", post(true));
     http_.Get("/v1/models", [this](const Request&, Response& response) {
-      const Json model = {{"id", name_}, {"object", "model"}, {"created", 0},
+      const Json model = {{"id", name_},
+                          {"object", "model"},
+                          {"created", 0},
                           {"owned_by", "kvtwin"}};
-      response.set_content(
-          Dump({{"object", "list"}, {"data", {model}}}), "application/json");
+      response.set_content(Dump({{"object", "list"}, {"data", {model}}}),
+                           "application/json");
     });
     http_.Get("/health", [](const Request&, Response& response) {
       response.set_content("{\"status\":\"ok\"}", "application/json");
@@ -162,11 +168,11 @@ class Server {
     const auto text = [](const std::string& value) {
       return value.empty() ? Json() : Json(value);
     };
-    const Json error = {{"message", bad.message},
-                        {"type", bad.status < 500 ? "invalid_request_error"
-                                                  : "server_error"},
-                        {"param", text(bad.parameter)},
-                        {"code", text(bad.code)}};
+    const Json error = {
+        {"message", bad.message},
+        {"type", bad.status < 500 ? "invalid_request_error" : "server_error"},
+        {"param", text(bad.parameter)},
+        {"code", text(bad.code)}};
     response.set_content(Dump({{"error", error}}), "application/json");
   }
 
@@ -236,20 +242,20 @@ class Server {
 
   void Complete(const Request& request, Response& response, bool chat) try {
     const Json body = Json::parse(request.body, nullptr, false);
-    if (!body.is_object()) throw BadRequest{"the body is not a JSON object", ""};
+    if (!body.is_object())
+      throw BadRequest{"the body is not a JSON object", ""};
     const std::string model = Field<std::string>(body, "model", name_);
     if (model != name_) {
       throw BadRequest{"the model '" + model + "' does not exist", "model", 404,
                        "model_not_found"};
     }
     Tokens prompt = chat ? ChatPrompt(body) : Prompt(body);
-    const int room =
-        options_.slots.context - static_cast<int>(prompt.size());
+    const int room = options_.engine.context - static_cast<int>(prompt.size());
     if (prompt.empty()) throw BadRequest{"the prompt is empty", "prompt"};
     if (room < 1) {
       throw BadRequest{"the prompt has " + std::to_string(prompt.size()) +
                            " tokens; the context is " +
-                           std::to_string(options_.slots.context),
+                           std::to_string(options_.engine.context),
                        chat ? "messages" : "prompt", 400,
                        "context_length_exceeded"};
     }
@@ -269,14 +275,17 @@ class Server {
   Json Frame(const std::string& id, bool chat, bool stream) const {
     std::string object = chat ? "chat.completion" : "text_completion";
     if (chat && stream) object += ".chunk";
-    return {{"id", id}, {"object", object}, {"created", std::time(nullptr)},
+    return {{"id", id},
+            {"object", object},
+            {"created", std::time(nullptr)},
             {"model", name_}};
   }
 
   // Adds text to a frame, as a whole or as a part of a stream.
   static Json WithChoice(Json frame, bool stream, const std::string& text,
                          const std::string& finish) {
-    Json choice = {{"index", 0}, {"logprobs", nullptr},
+    Json choice = {{"index", 0},
+                   {"logprobs", nullptr},
                    {"finish_reason", finish.empty() ? Json() : Json(finish)}};
     if (frame["object"] == "text_completion") {
       choice["text"] = text;
@@ -336,41 +345,38 @@ class Server {
   }
 
   std::string Metrics() const {
-    const Counters& counters = engine_.counters();
-    const std::int64_t cells =
-        std::int64_t{options_.slots.slots} * options_.slots.context;
+    const Counters all = engine_.counters();
+    const kvtwin::SessionGauges& sessions = all.sessions;
     std::ostringstream out;
-    const auto metric = [&out](const char* type, const char* name,
-                               const char* help, auto value) {
+    const auto metric = [&out](const char* type, const char* name, auto value,
+                               const char* help) {
       out << "# HELP kvtwin_" << name << " " << help << "\n# TYPE kvtwin_"
           << name << " " << type << "\nkvtwin_" << name << " " << value << "\n";
     };
-    const auto counter = [&](const char* name, const char* help,
-                             const auto& value) {
-      metric("counter", name, help, value.load());
-    };
-    counter("requests_total", "Requests", counters.requests);
-    counter("cancelled_total", "Clients that left", counters.cancelled);
-    counter("prompt_tokens_total", "Tokens of prompts", counters.prompt_tokens);
-    counter("hit_tokens_total", "Tokens of prompts that were in the cache",
-            counters.hit_tokens);
-    counter("answer_tokens_total", "Tokens of answers", counters.answer_tokens);
-    counter("batches_total", "Passes of the model", counters.batches);
-    counter("refusals_total", "Passes that failed", counters.refusals);
-    counter("forward_seconds_total", "Time in passes",
-            counters.forward_seconds);
-    counter("first_token_seconds_total", "Time from request to first token",
-            counters.first_token_seconds);
-    metric("gauge", "requests_waiting", "Requests without a slot",
-           counters.waiting.load());
-    metric("gauge", "requests_running", "Requests with a slot",
-           counters.running.load());
-    metric("gauge", "cells_used", "Cells that hold a token",
-           counters.cells_used.load());
-    metric("gauge", "cells_free", "Cells that are free",
-           cells - counters.cells_used);
-    metric("gauge", "conversations_parked", "Conversations on disk",
-           counters.parked.load());
+    const char* counter = "counter";
+    const char* gauge = "gauge";
+    metric(counter, "requests_total", all.requests, "Requests");
+    metric(counter, "cancelled_total", all.cancelled, "Clients that left");
+    metric(counter, "prompt_tokens_total", sessions.prompt_tokens,
+           "Tokens of prompts");
+    metric(counter, "hit_tokens_total", sessions.hit_tokens,
+           "Tokens of prompts that were in the cache");
+    metric(counter, "evicted_tokens_total", sessions.evicted_tokens,
+           "Tokens that made place for others");
+    metric(counter, "answer_tokens_total", all.answer_tokens,
+           "Tokens of answers");
+    metric(counter, "batches_total", sessions.batches, "Passes of the model");
+    metric(counter, "refusals_total", sessions.refusals,
+           "Passes that the cache refused");
+    metric(counter, "forward_seconds_total", all.forward_seconds,
+           "Time in passes");
+    metric(counter, "first_token_seconds_total", all.first_token_seconds,
+           "Time from requests to first tokens");
+    metric(gauge, "requests_waiting", all.waiting, "Requests without a slot");
+    metric(gauge, "requests_running", sessions.running, "Requests with a slot");
+    metric(gauge, "cells_used", all.cells_used, "Cells that hold a token");
+    metric(gauge, "cells_free", all.cells - all.cells_used, "Free cells");
+    metric(gauge, "conversations_parked", all.parked, "Files of conversations");
     return std::move(out).str();
   }
 
@@ -401,7 +407,7 @@ int Serve(const Options& options) {
   const auto tokenizer = Tokenizer::Load(options.model + "/tokenizer.json");
   if (!tokenizer.ok()) return fail(tokenizer.status().message());
   if (tokenizer->size() > (*model)->config().vocab ||
-      options.slots.context > (*model)->config().context) {
+      options.engine.context > (*model)->config().context) {
     return fail("the model has " + std::to_string((*model)->config().vocab) +
                 " tokens and a context of " +
                 std::to_string((*model)->config().context));
@@ -409,20 +415,18 @@ int Serve(const Options& options) {
   std::unique_ptr<ParkingLot> parked;
   if (!options.park.empty()) {
     // Rows of other weights would give other answers.
-    const auto changed = std::filesystem::last_write_time(
-        options.model + "/model.safetensors");
+    const auto changed =
+        std::filesystem::last_write_time(options.model + "/model.safetensors");
     parked = std::make_unique<ParkingLot>(
         options.park,
         options.model + " " + options.weights + " " +
             std::to_string(changed.time_since_epoch().count()),
         options.parked);
   }
-  auto slots =
-      Slots::Make((*model)->cache_spec(), *kvtwin::DTypeFromName(options.rows),
-                  options.slots, parked.get());
-  if (!slots.ok()) return fail(slots.status().message());
-  Engine engine(**model, *tokenizer, **slots, parked.get(), options.threads);
-  Server server(options, **model, *tokenizer, engine);
+  const auto engine =
+      Engine::Make(**model, *tokenizer, options.engine, parked.get());
+  if (!engine.ok()) return fail(engine.status().message());
+  Server server(options, **model, *tokenizer, **engine);
   if (!server.Run(signals)) {
     return fail("cannot listen on " + options.host + ":" +
                 std::to_string(options.port));
@@ -441,23 +445,24 @@ int main(int argc, char** argv) {
   app.add_option("--host", options.host, "Address to listen on");
   app.add_option("--port", options.port, "Port; 0: any that is free")
       ->check(CLI::Range(0, 65535));
-  app.add_option("--slots", options.slots.slots, "Requests at a time")
+  app.add_option("--slots", options.engine.slots, "Requests at a time")
       ->check(CLI::Range(1, 256));
-  app.add_option("--context", options.slots.context, "Tokens of a request")
+  app.add_option("--context", options.engine.context, "Tokens of a request")
       ->check(CLI::Range(2, 1 << 20));
-  app.add_option("--batch", options.slots.batch, "Tokens of a pass")
+  app.add_option("--batch", options.engine.batch, "Tokens of a pass")
       ->check(CLI::Range(256, 8192));
-  app.add_option("--threads", options.threads, "Threads that compute")
+  app.add_option("--threads", options.engine.threads, "Threads that compute")
       ->check(CLI::Range(1, 1024));
   app.add_option("--weights", options.weights, "Products of bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}));
   app.add_option("--rows", options.rows, "K and V of f32, f16, bf16 or q8_0")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}));
-  app.add_flag("!--no-share", options.slots.share, "Reuse no prefixes");
+  app.add_flag("!--no-share", options.engine.share, "Reuse no prefixes");
   app.add_option("--park", options.park, "Folder for conversations on disk");
   app.add_option("--parked", options.parked, "Conversations on disk, at most")
       ->check(CLI::Range(1, 1 << 20));
   CLI11_PARSE(app, argc, argv);
   while (options.model.ends_with('/')) options.model.pop_back();
+  options.engine.rows = *kvtwin::DTypeFromName(options.rows);
   return Serve(options);
 }

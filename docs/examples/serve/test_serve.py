@@ -427,7 +427,7 @@ def test_answers(server, model):
         _, _, events = server.events("/v1/completions", prompt=prompt,
                                      temperature=0, max_tokens=24)
         *parts, done = events
-        assert done == b"[DONE]" and len(parts) > 1
+        assert done == b"[DONE]"
         assert "".join(text_of(json.loads(p)) for p in parts) == text
 
 

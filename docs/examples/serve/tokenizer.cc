@@ -22,7 +22,8 @@ constexpr std::string_view kPieces =
     R"((?x) \p{N} | '(?:s|t|re|ve|m|ll|d) | \x20?\p{L}+ | \x20?[^_\p{L}\p{N}]+
        | [_]+(?![^_\p{N}]) | [_]+)";
 constexpr std::string_view kWhite =
-    R"(\t-\r\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+    R"(\t-\r\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029})"
+    R"(\x{202f}\x{205f}\x{3000})";
 
 std::string Replace(std::string text, std::string_view from,
                     std::string_view to) {
@@ -36,10 +37,9 @@ std::string Replace(std::string text, std::string_view from,
 std::shared_ptr<pcre2_code> Compile(const std::string& pattern) {
   int error = 0;
   PCRE2_SIZE offset = 0;
-  pcre2_code* code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
-                    pattern.size(), PCRE2_UTF | PCRE2_UCP, &error, &offset,
-                    nullptr);
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
+                                   pattern.size(), PCRE2_UTF | PCRE2_UCP,
+                                   &error, &offset, nullptr);
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   return {code, pcre2_code_free};
 }
@@ -72,8 +72,8 @@ std::unordered_map<std::string, char> ByteOfCharacter() {
   std::unordered_map<std::string, char> bytes;
   int others = 0;
   for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte > 32 && byte < 127) ||
-                           (byte > 160 && byte != 173);
+    const bool printable =
+        (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
     std::string character;
     AppendUtf8(printable ? byte : 256 + others++, character);
     bytes[character] = static_cast<char>(byte);
@@ -183,8 +183,8 @@ void Tokenizer::EncodePiece(std::string_view piece, Tokens& out) const {
     if (best == merges_.end()) break;
     Tokens merged;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      const bool is_pair = i + 1 < parts.size() &&
-                           Pair(parts[i], parts[i + 1]) == best->first;
+      const bool is_pair =
+          i + 1 < parts.size() && Pair(parts[i], parts[i + 1]) == best->first;
       merged.push_back(is_pair ? best->second.token : parts[i]);
       i += is_pair;
     }
