@@ -162,6 +162,32 @@ def test_logits(build, model):
         driver.close()
 
 
+def test_transformers(build, model):
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        print("transformers: the package is missing")
+        return
+    driver = Driver(build, model)
+    tokens = driver.ask(text="The capital of France is Paris. What is the "
+                        "capital of Italy, and since 1871?", special=False)
+    driver.close()
+    tokens = tokens["tokens"]
+    peer = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32)
+    with torch.no_grad():
+        expected = peer(torch.tensor([tokens])).logits[0].tolist()
+    for weights, rows, tolerance in (("f32", "f32", 1e-4), ("f32", "f16", 0.02),
+                                     ("bf16", "f16", 0.1)):
+        driver = Driver(build, model, weights, rows)
+        answer = driver.ask(tokens=tokens, chunks=[len(tokens) - 2, 1, 1])
+        check_logits(f"transformers {transformers.__version__}, weights "
+                     f"{weights}, rows {rows}", answer["logits"], expected,
+                     tolerance)
+        driver.close()
+
+
 # The tokenizer.
 
 
@@ -605,6 +631,7 @@ def main():
             test_openai(server)
         test_kill(build, tiny, scratch, *options)
         if arguments.model:
+            test_transformers(build, arguments.model)
             test_tokenizer(build, arguments.model)
             with Server(build, arguments.model) as server:
                 test_openai(server)
