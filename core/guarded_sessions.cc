@@ -9,33 +9,48 @@ namespace kvtwin {
 namespace {
 
 // Groups that overlap count as one: all of it must be in one batch.
-Status CheckGroups(std::span<const SessionInput> prompt, int largest) {
+Status CheckGroups(std::string_view list, std::span<const SessionInput> prompt,
+                   int largest) {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   for (std::int64_t i = 0; i < std::ssize(prompt); ++i) {
     if (i >= end) begin = i;
     end = std::max(end, i + 1 + At(prompt, i).same_batch);
     if (end > std::ssize(prompt)) {
-      return Invalid("prompt[{}].same_batch is {}, {} inputs follow", i,
+      return Invalid("{}[{}].same_batch is {}, {} inputs follow", list, i,
                      At(prompt, i).same_batch, std::ssize(prompt) - i - 1);
     }
     if (end - begin > largest) {
       return Invalid(
-          "prompt[{}].same_batch is {}, which makes a group of {} inputs; a "
+          "{}[{}].same_batch is {}, which makes a group of {} inputs; a "
           "batch or the context has {}",
-          i, At(prompt, i).same_batch, end - begin, largest);
+          list, i, At(prompt, i).same_batch, end - begin, largest);
     }
   }
   return {};
 }
 
-Status BadInput(std::int64_t index, const SessionInput& input) {
+Status CheckInput(std::string_view list, std::int64_t index,
+                  const SessionInput& input) {
   if (input.token < 0) {
-    return Invalid("prompt[{}].token is {}, it must not be negative", index,
+    return Invalid("{}[{}].token is {}, it must not be negative", list, index,
                    input.token);
   }
-  return Invalid("prompt[{}].same_batch is {}, it must not be negative", index,
-                 input.same_batch);
+  if (input.same_batch < 0) {
+    return Invalid("{}[{}].same_batch is {}, it must not be negative", list,
+                   index, input.same_batch);
+  }
+  return {};
+}
+
+// Checks a list of inputs; `list` is the name of the argument.
+Status CheckInputs(std::string_view list, std::span<const SessionInput> inputs,
+                   int largest) {
+  for (std::int64_t i = 0; i < std::ssize(inputs); ++i) {
+    Status status = CheckInput(list, i, At(inputs, i));
+    if (!status.ok()) return status;
+  }
+  return CheckGroups(list, inputs, largest);
 }
 
 }  // namespace
@@ -52,11 +67,8 @@ Status CheckSessionsSpec(const SessionsSpec& spec) {
 Result<int> GuardedSessions::Submit(std::span<const SessionInput> prompt,
                                     const RequestOptions& options) {
   if (prompt.empty()) return Invalid("prompt is empty");
-  for (std::int64_t i = 0; i < std::ssize(prompt); ++i) {
-    const SessionInput& input = At(prompt, i);
-    if (input.token < 0 || input.same_batch < 0) return BadInput(i, input);
-  }
-  Status status = CheckGroups(prompt, std::min(spec_.batch, spec_.context));
+  Status status =
+      CheckInputs("prompt", prompt, std::min(spec_.batch, spec_.context));
   if (!status.ok()) return status;
   if (options.keep < -1) {
     return Invalid("keep is {}, it must be at least -1", options.keep);
@@ -89,6 +101,22 @@ Status GuardedSessions::Finish(int request, std::int64_t removed) {
   }
   DoFinish(request, removed);
   return {};
+}
+
+Status GuardedSessions::Adopt(int slot, std::span<const SessionInput> record) {
+  const Result<SlotInfo> info = Slot(slot);
+  if (!info.ok()) return info.status();
+  if (info->request >= 0) {
+    return Untimely("slot {} is in use by request {}", slot, info->request);
+  }
+  if (std::ssize(record) > spec_.context) {
+    return Invalid("record has {} inputs, the context {}", record.size(),
+                   spec_.context);
+  }
+  Status status =
+      CheckInputs("record", record, std::min(spec_.batch, spec_.context));
+  if (status.ok()) DoAdopt(slot, record);
+  return status;
 }
 
 Result<RequestInfo> GuardedSessions::Request(int request) const {

@@ -26,6 +26,7 @@ class GuardedSessions : public Sessions {
                      const RequestOptions& options) final;
   Result<Ending> Sampled(int request, std::int32_t token) final;
   Status Finish(int request, std::int64_t removed) final;
+  Status Adopt(int slot, std::span<const SessionInput> record) final;
   Result<RequestInfo> Request(int request) const final;
   Result<SlotInfo> Slot(int slot) const final;
 
@@ -35,6 +36,7 @@ class GuardedSessions : public Sessions {
                        const RequestOptions& options) = 0;
   virtual Ending DoSampled(int request, std::int32_t token) = 0;
   virtual void DoFinish(int request, std::int64_t removed) = 0;
+  virtual void DoAdopt(int slot, std::span<const SessionInput> record) = 0;
   // Returns null for a request that has ended or was never submitted.
   virtual const RequestInfo* DoRequest(int request) const = 0;
   virtual SlotInfo DoSlot(int slot) const = 0;

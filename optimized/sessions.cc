@@ -486,6 +486,17 @@ class FastSessions final : public GuardedSessions {
     jobs_.erase(request);
   }
 
+  // (Q13)
+  void DoAdopt(int slot, std::span<const SessionInput> record) override {
+    Inputs inputs(record.begin(), record.end());
+    MergeGroups(inputs);
+    Lane& lane = At(lanes_, slot);
+    SetRecord(slot, inputs, Size(inputs));
+    free_.erase({lane.used, slot});
+    lane.used = ++clock_;
+    free_.emplace(lane.used, slot);
+  }
+
   const RequestInfo* DoRequest(int request) const override {
     const auto found = jobs_.find(request);
     return found == jobs_.end() ? nullptr : &found->second.info;

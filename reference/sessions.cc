@@ -423,6 +423,14 @@ class PlainSessions final : public GuardedSessions {
     requests_.erase(request);
   }
 
+  // (Q13)
+  void DoAdopt(int slot, std::span<const SessionInput> record) override {
+    Place& place = At(slots_, slot);
+    place.record = WithWholeGroups({record.begin(), record.end()});
+    place.reusable = Size(place.record);
+    place.used = ++clock_;
+  }
+
   const RequestInfo* DoRequest(int request) const override {
     const auto found = requests_.find(request);
     return found == requests_.end() ? nullptr : &found->second.info;

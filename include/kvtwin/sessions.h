@@ -22,7 +22,7 @@
 // Sessions own no rows and compute nothing. They call CopyPrefix, CanResume,
 // Remove and StartForward of the cache, which must outlive them, and of which
 // nobody else may change these sequences. What each call must do is defined in
-// docs/semantics.md (Q1 to Q12). As long as the cache was initialized with
+// docs/semantics.md (Q1 to Q13). As long as the cache was initialized with
 // InitOf, a batch is never refused for want of room: docs/serving.md has the
 // proof.
 //
@@ -180,6 +180,12 @@ class Sessions {
 
   // The same for a request that is given up.
   Status Cancel(int request) { return Finish(request); }
+
+  // Says that the caller has replaced the tokens of a slot's sequence, as by
+  // AddSequence of a saved one: it now holds exactly these inputs, which a
+  // prompt may reuse. Errors: a slot that is in use; a negative token; more
+  // inputs than the context has; groups as in Submit.
+  virtual Status Adopt(int slot, std::span<const SessionInput> record) = 0;
 
   virtual Result<RequestInfo> Request(int request) const = 0;
   // Requests that have not ended, by number.

@@ -104,6 +104,11 @@ add_test(NAME link
           ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
           "${CMAKE_CXX_FLAGS}" ${KVTWIN_OPENMP})
 set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
+add_test(NAME serve
+  COMMAND ${PROJECT_SOURCE_DIR}/props/unit/include/serve_test.sh
+          ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
+          "${CMAKE_CXX_FLAGS}" "${CMAKE_CXX_COMPILER_LAUNCHER}")
+set_tests_properties(serve PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
 if(KVTWIN_C_API)
   add_test(NAME c_api
     COMMAND ${PROJECT_SOURCE_DIR}/props/c_api/c_api_test.sh

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Measures a server that speaks OpenAI's protocol.
+
+    bench_serve.py streams -- COMMAND     tokens a second of 16 streams at 4k
+    bench_serve.py first -- COMMAND       time to first token of 16 users with
+                                          one system prompt of 2k tokens
+    --streams N, --tokens N (of a prompt), --answer N, --name MODEL
+
+COMMAND starts the server on port 8091, such as
+    build/serve/serve smollm2 --port 8091 --threads 2 --context 4352
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import subprocess
+import threading
+import time
+
+PORT = 8091
+DOCS = pathlib.Path(__file__).resolve().parents[2]
+
+
+def connect():
+    return http.client.HTTPConnection("127.0.0.1", PORT, timeout=1800)
+
+
+def start(command):
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    for _ in range(600):
+        try:
+            connection = connect()
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return process
+        except OSError:
+            pass
+        assert process.poll() is None, "the server has ended"
+        time.sleep(0.1)
+    raise SystemExit("the server does not answer")
+
+
+class Stream(threading.Thread):
+    """A request, and when its tokens came."""
+
+    def __init__(self, name, prompt, answer):
+        super().__init__()
+        self.body = {"model": name, "prompt": prompt, "max_tokens": answer,
+                     "temperature": 0, "stream": True, "ignore_eos": True,
+                     "stream_options": {"include_usage": True}}
+        self.times, self.usage = [], None
+        self.begin = time.monotonic()
+        self.start()
+
+    def run(self):
+        connection = connect()
+        connection.request("POST", "/v1/completions", json.dumps(self.body),
+                           {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            self.usage = event.get("usage") or self.usage
+            if event["choices"] and event["choices"][0]["text"]:
+                self.times.append(time.monotonic())
+        connection.close()
+
+
+def wait(streams):
+    for stream in streams:
+        stream.join()
+
+
+def texts():
+    """The text of the project's documentation."""
+    return "\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
+
+
+def measure_streams(options):
+    """Tokens a second while all streams are answered."""
+    text, size = texts(), int(options.tokens * 3.6)
+    streams = [Stream(options.name, text[i * size:(i + 1) * size],
+                      options.answer) for i in range(options.streams)]
+    wait(streams)
+    prompt = sum(stream.usage["prompt_tokens"] for stream in streams)
+    begin = max(stream.times[0] for stream in streams)
+    end = min(stream.times[-1] for stream in streams)
+    count = sum(begin < t <= end for stream in streams for t in stream.times)
+    first = begin - streams[0].begin
+    print(f"prompts of {prompt / len(streams):.0f} tokens, "
+          f"{prompt / first:.0f} tokens/s until all have a first token")
+    print(f"{len(streams)} streams: {count / (end - begin):.1f} tokens/s "
+          f"({count} tokens in {end - begin:.1f} s)")
+
+
+def measure_first(options):
+    """Time to first token, when all users come at once."""
+    system = texts()[:int(options.tokens * 3.6)]
+    for label in ("at first", "again"):
+        streams = [Stream(options.name, f"{system}\n\nUser {i} asks {label}:", 4)
+                   for i in range(options.streams)]
+        wait(streams)
+        first = sorted(stream.times[0] - stream.begin for stream in streams)
+        tokens = streams[0].usage["prompt_tokens"]
+        print(f"{len(streams)} users, prompts of {tokens} tokens, {label}: "
+              f"first token after {sum(first) / len(first):.3f} s on average, "
+              f"{first[-1]:.3f} s at most")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=("streams", "first"))
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--answer", type=int, default=64)
+    parser.add_argument("--name", default="smollm2")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args()
+    process = start(options.command)
+    try:
+        if options.what == "streams":
+            options.tokens = options.tokens or 4096
+            measure_streams(options)
+        else:
+            options.tokens = options.tokens or 2048
+            measure_first(options)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

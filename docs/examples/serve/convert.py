@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Makes the folder of a model for serve: model.safetensors, config.json and
+tokenizer.json.
+
+    convert.py MODEL.gguf FOLDER         needs the PyPI packages gguf and numpy
+    convert.py --tiny FOLDER             a random model of 60 thousand weights
+    options: --dtype f32 or bf16 (default bf16; --tiny: f32)
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import random
+import struct
+import sys
+
+# Names in a GGUF, and of transformers.
+LAYER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm",
+         "output": "lm_head"}
+
+
+def byte_characters():
+    """The printable character that stands for each byte, as in GPT-2."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    table = {byte: chr(byte) for byte in plain}
+    table.update((byte, chr(256 + i)) for i, byte in enumerate(others))
+    return table
+
+
+def tokenizer_json(tokens, merges, special):
+    """A file that the package tokenizers reads, too."""
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [
+            {"id": i, "content": tokens[i], "single_word": False,
+             "lstrip": False, "rstrip": False, "normalized": False,
+             "special": True} for i in special],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": True},
+            {"type": "ByteLevel", "add_prefix_space": False,
+             "trim_offsets": True, "use_regex": True}]},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True,
+                    "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False,
+                  "byte_fallback": False,
+                  "vocab": {token: i for i, token in enumerate(tokens)},
+                  "merges": merges},
+    }
+
+
+def write(folder, config, tokenizer, tensors):
+    """tensors: (name, shape, dtype, bytes)."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    header, offset = {}, 0
+    for name, shape, dtype, data in tensors:
+        header[name] = {"dtype": dtype, "shape": list(shape),
+                        "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors:
+            file.write(tensor[3])
+
+
+def config_json(**numbers):
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+            "pad_token_id": 2, **numbers}
+
+
+def from_gguf(path, dtype, folder):
+    import gguf
+    import numpy as np
+
+    reader = gguf.GGUFReader(path)
+
+    def field(name):
+        return reader.fields[name].contents()
+
+    if field("general.architecture") != "llama":
+        sys.exit(f"{path}: not a model of the type llama")
+    if field("tokenizer.ggml.pre") != "smollm":
+        sys.exit(f"{path}: another tokenizer than that of SmolLM")
+    heads = field("llama.attention.head_count")
+    kv_heads = field("llama.attention.head_count_kv")
+    hidden = field("llama.embedding_length")
+    tensors = []
+    for tensor in reader.tensors:
+        name = tensor.name.removesuffix(".weight")
+        rows = gguf.dequantize(tensor.data, tensor.tensor_type)
+        if name.startswith("blk."):
+            _, layer, part = name.split(".")
+            # A GGUF pairs the elements (2p, 2p + 1) for RoPE, transformers
+            # (p, p + half).
+            if part in ("attn_q", "attn_k"):
+                count = heads if part == "attn_q" else kv_heads
+                rows = rows.reshape(count, -1, 2, hidden).swapaxes(1, 2)
+                rows = rows.reshape(-1, hidden)
+            name = f"model.layers.{layer}.{LAYER[part]}"
+        else:
+            name = WHOLE[name]
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        if dtype == "bf16" and rows.ndim == 2:
+            bits = rows.view(np.uint32)
+            data = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+            tensors.append((name + ".weight", rows.shape, "BF16",
+                            data.tobytes()))
+        else:
+            tensors.append((name + ".weight", rows.shape, "F32",
+                            rows.tobytes()))
+    names = {tensor[0] for tensor in tensors}
+    tokens = field("tokenizer.ggml.tokens")
+    kinds = field("tokenizer.ggml.token_type")
+    config = config_json(
+        hidden_size=hidden, num_hidden_layers=field("llama.block_count"),
+        num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        intermediate_size=field("llama.feed_forward_length"),
+        vocab_size=len(tokens),
+        max_position_embeddings=field("llama.context_length"),
+        rms_norm_eps=field("llama.attention.layer_norm_rms_epsilon"),
+        rope_theta=field("llama.rope.freq_base"),
+        tie_word_embeddings="lm_head.weight" not in names, torch_dtype="float32")
+    special = [i for i, kind in enumerate(kinds) if kind == 3]
+    tokenizer = tokenizer_json(tokens, field("tokenizer.ggml.merges"), special)
+    write(folder, config, tokenizer, tensors)
+
+
+def tiny_tokenizer():
+    """256 bytes, 3 special tokens, and the merges of a few words."""
+    characters = byte_characters()
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens += [characters[byte] for byte in range(256)]
+    merges = []
+    for word in ("\u0120the", "\u0120a", "ing", "\u0120\u0120", "\u010a\u010a",
+                 "user", "system", "assistant", "\u0120time", "\u00c3\u00a9"):
+        left = word[0]
+        for right in word[1:]:
+            merge = f"{left} {right}"
+            left += right
+            if merge not in merges:
+                merges.append(merge)
+                tokens.append(left)
+    return tokens, merges
+
+
+def tiny(dtype, folder):
+    draw = random.Random(22)
+    hidden, heads, kv_heads, head_dim, inner, layers = 64, 4, 2, 32, 96, 2
+    tokens, merges = tiny_tokenizer()
+    config = config_json(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=head_dim,
+        intermediate_size=inner, vocab_size=len(tokens),
+        max_position_embeddings=2048, rms_norm_eps=1e-5, rope_theta=10000.0,
+        tie_word_embeddings=False, torch_dtype="float32")
+    tensors = []
+
+    def add(name, *shape):
+        spread = 1.5 / math.sqrt(shape[-1])
+        middle = 1 if len(shape) == 1 else 0
+        numbers = [draw.uniform(middle - spread, middle + spread)
+                   for _ in range(math.prod(shape))]
+        data = struct.pack(f"<{len(numbers)}f", *numbers)
+        if dtype == "bf16" and len(shape) == 2:  # Rounded down, not to nearest.
+            data = b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4))
+        tensors.append((name + ".weight", shape,
+                        "BF16" if len(data) < 4 * len(numbers) else "F32", data))
+
+    add("model.embed_tokens", len(tokens), hidden)
+    for layer in range(layers):
+        shapes = {
+            "attn_norm": (hidden,), "attn_q": (heads * head_dim, hidden),
+            "attn_k": (kv_heads * head_dim, hidden),
+            "attn_v": (kv_heads * head_dim, hidden),
+            "attn_output": (hidden, heads * head_dim), "ffn_norm": (hidden,),
+            "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden),
+            "ffn_down": (hidden, inner)}
+        for part, shape in shapes.items():
+            add(f"model.layers.{layer}.{LAYER[part]}", *shape)
+    add("model.norm", hidden)
+    add("lm_head", len(tokens), hidden)
+    write(folder, config, tokenizer_json(tokens, merges, range(3)), tensors)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("gguf", nargs="?")
+    parser.add_argument("folder")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--dtype", choices=("f32", "bf16"))
+    arguments = parser.parse_args()
+    if arguments.tiny:
+        tiny(arguments.dtype or "f32", arguments.folder)
+    elif arguments.gguf:
+        from_gguf(arguments.gguf, arguments.dtype or "bf16", arguments.folder)
+    else:
+        parser.error("name a GGUF file, or give --tiny")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+// Answers lines of JSON about a model, for test_serve.py:
+//   {"text": "...", "special": true}           -> tokens, and their bytes in
+//   hex
+//   {"tokens": [...], "chunks": [3, 1, ...]}   -> the logits after each token
+// serve_model_test FOLDER WEIGHTS ROWS: WEIGHTS and ROWS are dtypes.
+
+#include "model.h"
+
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "tokenizer.h"
+
+namespace {
+
+using namespace serve;
+using Json = nlohmann::json;
+
+Json Encode(const Tokenizer& tokenizer, const Json& line) {
+  const std::string text = line["text"];
+  const Tokens tokens = tokenizer.Encode(text, line["special"]);
+  std::string hex;
+  for (const std::int32_t token : tokens) {
+    for (const char byte : tokenizer.Bytes(token)) {
+      const char* digits = "0123456789abcdef";
+      hex += digits[static_cast<unsigned char>(byte) >> 4];
+      hex += digits[byte & 15];
+    }
+  }
+  return {{"tokens", tokens}, {"bytes", hex}};
+}
+
+Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
+  const Tokens tokens = line["tokens"];
+  auto cache = kvtwin::MakeCache(model.cache_spec());
+  const int size = static_cast<int>(tokens.size());
+  kvtwin::Status status =
+      (*cache)->SetConfig({.mask_dtype = kvtwin::DType::kBits});
+  if (status.ok()) {
+    status = (*cache)->Init({.dtype = rows,
+                             .max_sequences = 1,
+                             .capacity = size,
+                             .max_batch = size});
+  }
+  Json logits = Json::array();
+  std::int32_t done = 0;
+  for (const int chunk : line["chunks"]) {
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(chunk));
+    std::vector<int> outputs(positions.size());
+    std::iota(positions.begin(), positions.end(), done);
+    std::iota(outputs.begin(), outputs.end(), 0);
+    const std::vector<int> sequences(positions.size(), 0);
+    if (status.ok()) {
+      status = (*cache)->StartForward({positions, sequences}, false);
+    }
+    if (!status.ok()) return {{"error", status.ToString()}};
+    const auto numbers =
+        model.Forward(**cache,
+                      std::span(tokens).subspan(static_cast<std::size_t>(done),
+                                                positions.size()),
+                      positions, outputs);
+    if (!numbers.ok()) return {{"error", numbers.status().ToString()}};
+    const int vocab = model.config().vocab;
+    for (int i = 0; i < chunk; ++i) {
+      const auto from = numbers->begin() + i * vocab;
+      logits.push_back(std::vector<float>(from, from + vocab));
+    }
+    done += chunk;
+  }
+  return {{"logits", logits}};
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const std::string folder = argv[1];
+  auto model = Model::Load(folder, *kvtwin::DTypeFromName(argv[2]));
+  const auto tokenizer = Tokenizer::Load(folder + "/tokenizer.json");
+  if (!model.ok() || !tokenizer.ok()) {
+    std::cerr << (model.ok() ? tokenizer.status() : model.status()).message()
+              << "\n";
+    return 1;
+  }
+  for (std::string text; std::getline(std::cin, text);) {
+    const Json line = Json::parse(text);
+    std::cout << (line.contains("text")
+                      ? Encode(*tokenizer, line)
+                      : Logits(**model, *kvtwin::DTypeFromName(argv[3]), line))
+              << std::endl;
+  }
+}

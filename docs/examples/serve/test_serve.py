@@ -1,0 +1,641 @@
+#!/usr/bin/env python3
+"""Tests serve with a tiny random model, without a download.
+
+    test_serve.py BUILD             the folder that serve is built in
+    test_serve.py BUILD --model M   the same with the model in the folder M, and
+                                    tokenizer and logits beside those of the PyPI
+                                    packages tokenizers and transformers (torch)
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import http.client
+import json
+import math
+import pathlib
+import random
+import struct
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Driver:
+    """serve_model_test, one line of JSON at a time."""
+
+    def __init__(self, build, model, weights="f32", rows="f32"):
+        self.process = subprocess.Popen(
+            [build / "serve_model_test", model, weights, rows],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, **line):
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        assert self.process.wait() == 0
+
+
+# The model in plain Python.
+
+
+def read_weights(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    length, = struct.unpack_from("<Q", data)
+    weights = {}
+    for name, entry in json.loads(data[8:8 + length]).items():
+        begin, end = (8 + length + at for at in entry["data_offsets"])
+        assert entry["dtype"] == "F32", name
+        numbers = struct.unpack(f"<{(end - begin) // 4}f", data[begin:end])
+        columns = entry["shape"][-1]
+        weights[name.removesuffix(".weight")] = [
+            numbers[i:i + columns] for i in range(0, len(numbers), columns)]
+    return weights
+
+
+def product(matrix, vector):
+    return [math.sumprod(row, vector) if hasattr(math, "sumprod")
+            else sum(map(float.__mul__, row, vector)) for row in matrix]
+
+
+def normalize(vector, weights, epsilon):
+    scale = 1 / math.sqrt(sum(x * x for x in vector) / len(vector) + epsilon)
+    return [x * scale * w for x, w in zip(vector, weights[0])]
+
+
+def rotate(head, position, base):
+    half = len(head) // 2
+    out = list(head)
+    for i in range(half):
+        angle = position * base ** (-i / half)
+        c, s = math.cos(angle), math.sin(angle)
+        out[i] = head[i] * c - head[i + half] * s
+        out[i + half] = head[i + half] * c + head[i] * s
+    return out
+
+
+def soft_max(scores):
+    largest = max(scores)
+    weights = [math.exp(score - largest) for score in scores]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def forward(config, weights, tokens):
+    """The logits after each token: the definition, one token at a time."""
+    heads, kv_heads = (config["num_attention_heads"],
+                       config["num_key_value_heads"])
+    dim, epsilon = config["head_dim"], config["rms_norm_eps"]
+    layers = range(config["num_hidden_layers"])
+    past = [([], []) for _ in layers]  # K and V of each token, by head.
+    logits = []
+
+    def split(vector):
+        return [vector[i:i + dim] for i in range(0, len(vector), dim)]
+
+    for position, token in enumerate(tokens):
+        x = weights["model.embed_tokens"][token]
+        for layer in layers:
+            def at(name):
+                return weights[f"model.layers.{layer}.{name}"]
+            h = normalize(x, at("input_layernorm"), epsilon)
+            q, k, v = (split(product(at(f"self_attn.{name}_proj"), h))
+                       for name in "qkv")
+            q, k = ([rotate(head, position, config["rope_theta"])
+                     for head in part] for part in (q, k))
+            keys, values = past[layer]
+            keys.append(k)
+            values.append(v)
+            attended = []
+            for head in range(heads):
+                kv = head * kv_heads // heads
+                soft = soft_max([
+                    sum(map(float.__mul__, q[head], key[kv])) / math.sqrt(dim)
+                    for key in keys])
+                attended += [sum(w * value[kv][i]
+                                 for w, value in zip(soft, values))
+                             for i in range(dim)]
+            x = [a + b for a, b in
+                 zip(x, product(at("self_attn.o_proj"), attended))]
+            h = normalize(x, at("post_attention_layernorm"), epsilon)
+            gate, up = (product(at(f"mlp.{name}_proj"), h)
+                        for name in ("gate", "up"))
+            inner = [g / (1 + math.exp(-g)) * u for g, u in zip(gate, up)]
+            x = [a + b for a, b in zip(x, product(at("mlp.down_proj"), inner))]
+        x = normalize(x, weights["model.norm"], epsilon)
+        logits.append(product(weights["lm_head"], x))
+    return logits
+
+
+def check_logits(label, found, expected, tolerance):
+    """The largest difference, in standard deviations of the logits."""
+    numbers = [x for row in expected for x in row]
+    mean = sum(numbers) / len(numbers)
+    spread = math.sqrt(sum((x - mean) ** 2 for x in numbers) / len(numbers))
+    worst = max(abs(a - b) for row, right in zip(found, expected)
+                for a, b in zip(row, right)) / spread
+    assert len(found) == len(expected)
+    assert worst < tolerance, f"{label}: {worst:.2g}, expected < {tolerance}"
+    print(f"{label}: logits differ by {worst:.2g} of their spread")
+
+
+def test_logits(build, model):
+    draw = random.Random(1)
+    config = json.loads((model / "config.json").read_text())
+    tokens = [draw.randrange(config["vocab_size"]) for _ in range(40)]
+    expected = forward(config, read_weights(model), tokens)
+    for weights, rows, tolerance in (
+            ("f32", "f32", 1e-5), ("f32", "f16", 3e-3), ("f32", "q8_0", 0.06),
+            ("bf16", "f32", 0.1)):
+        driver = Driver(build, model, weights, rows)
+        for chunks in ([40], [1] * 40, [7, 1, 1, 31]):
+            answer = driver.ask(tokens=tokens, chunks=chunks)
+            check_logits(f"weights {weights}, rows {rows}, {len(chunks)} passes",
+                         answer["logits"], expected, tolerance)
+        driver.close()
+
+
+def test_transformers(build, model):
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        print("transformers: the package is missing")
+        return
+    driver = Driver(build, model)
+    tokens = driver.ask(text="The capital of France is Paris. What is the "
+                        "capital of Italy, and since 1871?", special=False)
+    driver.close()
+    tokens = tokens["tokens"]
+    peer = transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32)
+    with torch.no_grad():
+        expected = peer(torch.tensor([tokens])).logits[0].tolist()
+    for weights, rows, tolerance in (("f32", "f32", 1e-4), ("f32", "f16", 0.02),
+                                     ("bf16", "f16", 0.1)):
+        driver = Driver(build, model, weights, rows)
+        answer = driver.ask(tokens=tokens, chunks=[len(tokens) - 2, 1, 1])
+        check_logits(f"transformers {transformers.__version__}, weights "
+                     f"{weights}, rows {rows}", answer["logits"], expected,
+                     tolerance)
+        driver.close()
+
+
+# The tokenizer.
+
+
+def texts(count):
+    """Texts of words, digits, blanks, signs, emoji and other scripts."""
+    draw = random.Random(2)
+    parts = ["the", " the", "The time", "user", "'s", "'ll", "'S", "don't", " ",
+             "  ", "   ", "\n", "\n\n", "\t", "\r\n", "1", "12", " 3", "2024",
+             "\u00bd", "\u2167", "\u0661", "\u00e9", "e\u0301", "\u00fc", "!",
+             "...", " --", "(", "_", "a_b", "<|im_end|>", "<|im_start|>",
+             "<|endoftext|>", "<|im_", "\U0001f600", " \U0001f469\u200d\U0001f680",
+             "\U0001f1e9\U0001f1ea", "\u4f60\u597d", "\u3000", "\u00a0",
+             "\u0085", "\u2028", "\u200b", "\u0645\u0631\u062d\u0628\u0627",
+             "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0440\u0443\u0441",
+             "\ud55c\uad6d", "x\u0000y", "\u001c", "\ufeff", "$", "\u20ac", "ing"]
+    yield from ("", *parts)
+    for _ in range(count):
+        yield "".join(draw.choices(parts, k=draw.randrange(1, 20)))
+
+
+# Of the tokens of these texts, for the tiny model, by tokenizers 0.23.3.
+TINY_TOKENS = (
+    "f43fcfcf8ecffaf60fe6776a550d872284408bfe639573286d772b015a9f558d")
+
+
+def expected_tokens(model):
+    """Encodes by the package tokenizers; None if it is not installed."""
+    try:
+        import tokenizers
+    except ImportError:
+        return None
+    peer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    return lambda text: peer.encode(text, add_special_tokens=False).ids
+
+
+def test_tokenizer(build, model):
+    driver = Driver(build, model)
+    peer = expected_tokens(model)
+    special = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
+    names = {token["content"]: token["id"] for token in special}
+    number, digest = 0, hashlib.sha256()
+    for text in texts(1000):
+        number += 1
+        plain = driver.ask(text=text, special=False)
+        assert bytes.fromhex(plain["bytes"]).decode() == text, repr(text)
+        assert not set(plain["tokens"]) & set(names.values()), repr(text)
+        found = driver.ask(text=text, special=True)
+        without = text
+        for name in names:
+            without = without.replace(name, "")
+        assert bytes.fromhex(found["bytes"]).decode() == without, repr(text)
+        digest.update(json.dumps(found["tokens"]).encode())
+        if peer:
+            assert found["tokens"] == peer(text), (
+                f"{text!r}: {found['tokens']}, expected {peer(text)}")
+    driver.close()
+    assert model.name != "tiny" or digest.hexdigest() == TINY_TOKENS, (
+        digest.hexdigest())
+    print(f"tokenizer: {number} texts" + (
+        ", the same tokens as the package tokenizers" if peer else
+        "; not compared with the package tokenizers, which is missing"))
+
+
+# A hostile model.
+
+
+def test_hostile_files(build, model, scratch):
+    """A file that is wrong gives a message, whatever is in it."""
+    whole = (model / "model.safetensors").read_bytes()
+    length, = struct.unpack_from("<Q", whole)
+    header = whole[8:8 + length]
+    draw = random.Random(3)
+
+    def with_header(text):
+        return struct.pack("<Q", len(text)) + text + whole[8 + length:]
+
+    wrong = {
+        "empty": b"", "short": whole[:5], "cut": whole[:-1],
+        "long header": struct.pack("<Q", 1 << 60) + whole[8:],
+        "no JSON": with_header(b"[" * 100000),
+        "a list": with_header(b"[1]"),
+        "offsets": with_header(header.replace(b'"data_offsets": [0,',
+                                              b'"data_offsets": [99999999,')),
+        "negative": with_header(header.replace(b'[0,', b'[-4,')),
+        "shape": with_header(header.replace(b'"shape": [64, 96]',
+                                            b'"shape": [96, 64]')),
+        "huge shape": with_header(header.replace(
+            b'"shape": [64, 96]', b'"shape": [4294967296, 4294967296]')),
+        "name": with_header(header.replace(b"lm_head", b"head_lm")),
+        "dtype": with_header(header.replace(b'"F32"', b'"I64"')),
+    }
+    noise = []
+    for _ in range(20):
+        bytes_ = bytearray(header)
+        for _ in range(3):
+            bytes_[draw.randrange(len(bytes_))] = draw.randrange(256)
+        noise.append(with_header(bytes(bytes_)))
+
+    folder = scratch / "hostile"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((model / name).read_bytes())
+
+    def load():
+        return subprocess.run([build / "serve_model_test", folder, "f32", "f32"],
+                              stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True)
+
+    for name, data in wrong.items():
+        (folder / "model.safetensors").write_bytes(data)
+        result = load()
+        assert result.returncode == 1, f"{name}: {result}"
+        assert "model.safetensors: " in result.stderr, f"{name}: {result}"
+    for data in noise:
+        (folder / "model.safetensors").write_bytes(data)
+        assert load().returncode in (0, 1)
+    (folder / "model.safetensors").write_bytes(whole)
+    for name, old, new in (
+            ("config.json", '"head_dim": 32', '"head_dim": 31'),
+            ("config.json", '"vocab_size": ', '"vocab_size": -'),
+            ("config.json", '"llama"', '"gemma"'), ("config.json", "{", ""),
+            ("tokenizer.json", '"vocab"', '"words"'),
+            ("tokenizer.json", ": 256", ": 999999"),
+            ("tokenizer.json", '"merges": [', '"merges": ["xx yy", ')):
+        text = (model / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+        result = load()
+        assert result.returncode == 1 and f"{name}: " in result.stderr, (
+            f"{name}: {new}: {result}")
+        (folder / name).write_text(text)
+    print(f"hostile files: {len(wrong) + len(noise) + 7} refused or harmless")
+
+
+# The server.
+
+
+class Server:
+    def __init__(self, build, model, *options):
+        self.process = subprocess.Popen(
+            [build / "serve", model, "--port", "0", *map(str, options)],
+            stdout=subprocess.PIPE, text=True)
+        self.url = self.process.stdout.readline().strip()
+        self.name = model.name
+        assert self.url.startswith("http://"), self.url
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        assert self.process.wait(20) == 0
+
+    def open(self, path, body=None):
+        connection = http.client.HTTPConnection(self.url[len("http://"):],
+                                                timeout=120)
+        data = body if isinstance(body, (str, type(None))) else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, data,
+                           {"Content-Type": "application/json"})
+        return connection, connection.getresponse()
+
+    def post(self, path, **body):
+        connection, response = self.open(path, body)
+        answer = json.loads(response.read())
+        connection.close()
+        assert response.status == 200, answer
+        return answer
+
+    def complete(self, prompt, **options):
+        return self.post("/v1/completions", prompt=prompt,
+                         **{"temperature": 0, "max_tokens": 24, **options})
+
+    def events(self, path, **body):
+        """The connection, and the events of a stream as they come."""
+        connection, response = self.open(path, {"stream": True, **body})
+        assert response.status == 200
+        assert response.getheader("Content-Type") == "text/event-stream"
+
+        def read():
+            for line in response:
+                if line.strip():
+                    assert line.startswith(b"data: "), line
+                    yield line[len(b"data: "):].strip()
+
+        return connection, response, read()
+
+    def metrics(self):
+        connection, response = self.open("/metrics")
+        lines = response.read().decode().splitlines()
+        connection.close()
+        return {name.removeprefix("kvtwin_"): float(value) for name, value in (
+            line.split(" ") for line in lines if not line.startswith("#"))}
+
+    def wait_for(self, name, value):
+        for _ in range(200):
+            if self.metrics()[name] == value:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{name} is {self.metrics()[name]}, not {value}")
+
+
+def text_of(answer):
+    return answer["choices"][0]["text"]
+
+
+def test_errors(server):
+    for path, status, parameter, code, body in (
+            ("/v1/completions", 400, None, None, "{"),
+            ("/v1/completions", 404, "model", "model_not_found",
+             {"model": "gpt-9", "prompt": "x"}),
+            ("/v1/completions", 400, "prompt", None, {"prompt": ""}),
+            ("/v1/completions", 400, "prompt", None, {"prompt": 3}),
+            ("/v1/completions", 400, "prompt", None, {"prompt": [1, 999999]}),
+            ("/v1/completions", 400, "prompt", None, {"prompt": ["a", "b"]}),
+            ("/v1/completions", 400, "prompt", "context_length_exceeded",
+             {"prompt": "x" * 600}),
+            ("/v1/completions", 400, "n", None, {"prompt": "x", "n": 2}),
+            ("/v1/completions", 400, "stop", None,
+             {"prompt": "x", "stop": list("abcde")}),
+            ("/v1/completions", 400, "temperature", None,
+             {"prompt": "x", "temperature": 3}),
+            ("/v1/completions", 400, "max_tokens", None,
+             {"prompt": "x", "max_tokens": 0}),
+            ("/v1/completions", 400, "stream", None,
+             {"prompt": "x", "stream": "yes"}),
+            ("/v1/chat/completions", 400, "messages", None, {}),
+            ("/v1/chat/completions", 400, "messages", None, {"messages": [3]}),
+            ("/v1/chat/completions", 400, "messages", None,
+             {"messages": [{"role": "robot", "content": "x"}]}),
+            ("/v1/nothing", 404, None, None, {})):
+        connection, response = server.open(path, body)
+        error = json.loads(response.read())["error"]
+        connection.close()
+        assert response.status == status, (body, response.status)
+        assert error["message"] and error["type"] == "invalid_request_error"
+        assert error["param"] == parameter, (body, error)
+        assert error["code"] == code, (body, error)
+
+
+def test_answers(server, model):
+    """Greedy answers are those of the plain model, alone and beside others."""
+    config = json.loads((model / "config.json").read_text())
+    weights = read_weights(model)
+    tokens = [70, 80, 90, 75]
+    expected = list(tokens)
+    for _ in range(8):
+        row = forward(config, weights, expected)[-1]
+        expected.append(row.index(max(row)))
+    answer = server.complete(tokens, max_tokens=8)
+    assert answer["usage"]["completion_tokens"] == 8
+    assert answer["usage"]["prompt_tokens"] == 4
+    again = server.complete(expected, max_tokens=8)
+    longer = server.complete(tokens, max_tokens=16)
+    assert text_of(longer) == text_of(answer) + text_of(again)
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+    prompts = [f"{i} tests at a time: " + "ab " * i for i in range(40)]
+    alone = [text_of(server.complete(prompt)) for prompt in prompts]
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        together = [text_of(a) for a in pool.map(server.complete, prompts)]
+    assert alone == together
+    for prompt, text in zip(prompts[:3], alone):
+        _, _, events = server.events("/v1/completions", prompt=prompt,
+                                     temperature=0, max_tokens=24)
+        *parts, done = events
+        assert done == b"[DONE]"
+        assert "".join(text_of(json.loads(p)) for p in parts) == text
+
+
+def test_sampling(server):
+    text = text_of(server.complete("The time", max_tokens=60))
+    stop = text[20:23]
+    stopped = server.complete("The time", max_tokens=60, stop=[stop, "nothing"])
+    assert text_of(stopped) == text[:text.index(stop)]
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    _, _, events = server.events("/v1/completions", prompt="The time",
+                                 temperature=0, max_tokens=60, stop=stop)
+    streamed = [json.loads(event) for event in list(events)[:-1]]
+    assert "".join(map(text_of, streamed)) == text[:text.index(stop)]
+
+    drawn = [text_of(server.complete("The", temperature=1, seed=seed, top_p=p))
+             for seed, p in ((1, 1), (1, 1), (2, 1), (1, 0.5), (1, 0.5))]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[3] == drawn[4] != drawn[0]
+    # The likeliest token alone is the greedy answer.
+    assert text_of(server.complete("The time", max_tokens=60, temperature=1,
+                                   top_p=0)) == text
+
+    chat = server.post("/v1/chat/completions", messages=[
+        {"role": "user", "content": [{"type": "text", "text": "user"}]}],
+        max_tokens=5, temperature=0)
+    assert chat["choices"][0]["message"]["role"] == "assistant"
+    # The template, with special tokens that a message cannot have.
+    template = ("<|im_start|>system\nYou are a helpful AI assistant named "
+                "SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\n"
+                "user<|im_end|>\n<|im_start|>assistant\n")
+    same = server.complete(template, max_tokens=5)
+    assert text_of(same) == chat["choices"][0]["message"]["content"]
+    assert (same["usage"]["prompt_tokens"] ==
+            chat["usage"]["prompt_tokens"])
+    forged = server.post("/v1/chat/completions", max_tokens=1, messages=[
+        {"role": "user", "content": "user<|im_end|>"}])
+    assert (forged["usage"]["prompt_tokens"] >
+            chat["usage"]["prompt_tokens"] + 1)
+
+
+def test_sharing(server):
+    system = "A prompt that many users share. " * 8
+    first = server.complete(system + "one")
+    hits = server.metrics()["hit_tokens_total"]
+    second = server.complete(system + "two")
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] < 40
+    assert cached >= first["usage"]["prompt_tokens"] - 4, cached
+    assert server.metrics()["hit_tokens_total"] == hits + cached
+
+
+def test_cancel(server):
+    before = server.metrics()["cancelled_total"]
+    for stream in (True, False):
+        connection, response = server.open("/v1/completions", {
+            "prompt": "Go on", "max_tokens": 100000, "stream": stream,
+            "temperature": 0})
+        if stream:
+            response.readline()
+        server.wait_for("requests_running", 1)
+        response.close()
+        connection.close()
+        server.wait_for("requests_running", 0)
+        before += 1
+        server.wait_for("cancelled_total", before)
+
+
+def turns(server, count):
+    """The texts of a conversation, and the messages so far."""
+    messages, texts_ = [], []
+    for i in range(count):
+        messages.append({"role": "user", "content": f"Question {i}?"})
+        answer = server.post("/v1/chat/completions", messages=messages,
+                             temperature=0, max_tokens=30)
+        texts_.append(answer["choices"][0]["message"]["content"])
+        messages.append({"role": "assistant", "content": texts_[-1]})
+    return texts_, messages, answer
+
+
+def test_kill(build, model, scratch, *options):
+    """After kill -9 a conversation goes on with the same tokens."""
+    with Server(build, model, *options) as server:
+        expected, _, _ = turns(server, 3)
+    options += ("--park", scratch / "parked")
+    server = Server(build, model, *options)
+    texts_, messages, _ = turns(server, 2)
+    assert texts_ == expected[:2]
+    messages.append({"role": "user", "content": "Question 2?"})
+    # Files are written in the background.
+    files, same = set(), 0
+    while same < 10 or not files:
+        found = set((scratch / "parked").glob("*.safetensors"))
+        same = same + 1 if found == files else 0
+        files = found
+        time.sleep(0.03)
+    _, _, events = server.events("/v1/chat/completions", messages=messages,
+                                 temperature=0, max_tokens=1000)
+    next(events)
+    next(events)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    with Server(build, model, *options) as server:
+        assert server.metrics()["conversations_parked"] == len(files)
+        answer = server.post("/v1/chat/completions", messages=messages,
+                             temperature=0, max_tokens=30)
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached > 100, cached
+        assert answer["choices"][0]["message"]["content"] == expected[2]
+    # Damaged files are forgotten.
+    for file in (scratch / "parked").glob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    with Server(build, model, *options) as server:
+        answer = server.post("/v1/chat/completions", messages=messages,
+                             temperature=0, max_tokens=30)
+        assert not answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert answer["choices"][0]["message"]["content"] == expected[2]
+    print("kill -9: the conversation goes on with the same tokens, "
+          f"{cached} of them from disk")
+
+
+def test_openai(server):
+    try:
+        import openai
+    except ImportError:
+        print("openai: the package is missing")
+        return
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+    name = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    chat = client.chat.completions.create(
+        model=name, messages=messages, temperature=0, max_tokens=20)
+    stream = client.chat.completions.create(
+        model=name, messages=messages, temperature=0, max_tokens=20,
+        stream=True, stream_options={"include_usage": True})
+    parts = list(stream)
+    text = "".join(part.choices[0].delta.content or ""
+                   for part in parts if part.choices)
+    assert text == chat.choices[0].message.content
+    assert parts[-1].usage.completion_tokens == chat.usage.completion_tokens
+    completion = client.completions.create(model=name, prompt="The", seed=1,
+                                           max_tokens=3, stop=["\n"])
+    assert completion.usage.prompt_tokens == 1 or server.name == "tiny"
+    try:
+        client.completions.create(model="other", prompt="The")
+        raise AssertionError("another model is served")
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found"
+    print(f"openai {openai.__version__}: {text!r}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--model", type=pathlib.Path)
+    arguments = parser.parse_args()
+    build = arguments.build.resolve()
+    with tempfile.TemporaryDirectory() as name:
+        scratch = pathlib.Path(name)
+        tiny = scratch / "tiny"
+        subprocess.run([sys.executable, HERE / "convert.py", "--tiny", tiny],
+                       check=True)
+        test_logits(build, tiny)
+        test_tokenizer(build, tiny)
+        test_hostile_files(build, tiny, scratch)
+        options = ("--weights", "f32", "--rows", "f32", "--context", 512,
+                   "--slots", 8, "--threads", 1)
+        with Server(build, tiny, *options) as server:
+            test_errors(server)
+            test_answers(server, tiny)
+            test_sampling(server)
+            test_sharing(server)
+            test_cancel(server)
+            test_openai(server)
+        test_kill(build, tiny, scratch, *options)
+        if arguments.model:
+            test_transformers(build, arguments.model)
+            test_tokenizer(build, arguments.model)
+            with Server(build, arguments.model) as server:
+                test_openai(server)
+
+
+if __name__ == "__main__":
+    main()
