@@ -190,7 +190,7 @@ struct Two {
 
 // Rows of each dtype for few queries: elements [i, i + 32) of two cells. Keys
 // are pairs of elements, of each cell; Values are pairs of cells, of the first
-// 16 elements and of the others. Rows of other dtypes would have to be rounded,
+// 16 elements and of the others. Rows of f32 and f16 would have to be rounded,
 // which takes as long as their products of f32.
 struct Bf16Rows {
   HWY_INLINE static void Keys(const std::byte* a, const std::byte* b,
