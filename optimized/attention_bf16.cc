@@ -5,13 +5,6 @@
 #include "hwy/base.h"
 
 #if HWY_ARCH_X86
-// GCC 12 warns of what the intrinsics leave open, where they ignore it.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-
 #include <algorithm>
 #include <array>
 
@@ -19,6 +12,7 @@
 #include "core/index.h"
 #include "optimized/amx_products.h"
 #include "optimized/attention_q8.h"
+#include "optimized/avx512.h"
 #include "optimized/targets.h"
 #include "optimized/tile_walk.h"
 #ifdef KVTWIN_AMX
@@ -190,7 +184,7 @@ struct Two {
 
 // Rows of each dtype for few queries: elements [i, i + 32) of two cells. Keys
 // are pairs of elements, of each cell; Values are pairs of cells, of the first
-// 16 elements and of the others. Rows of other dtypes would have to be rounded,
+// 16 elements and of the others. Rows of f32 and f16 would have to be rounded,
 // which takes as long as their products of f32.
 struct Bf16Rows {
   HWY_INLINE static void Keys(const std::byte* a, const std::byte* b,
@@ -240,7 +234,6 @@ constexpr std::array<std::uint8_t, 64> MakeF8Pairs() {
   return order;
 }
 
-// Needs AVX-512 VBMI.
 struct F8Rows {
   HWY_INLINE static void Keys(const std::byte* a, const std::byte* b,
                               std::size_t i, Two& keys) {
@@ -283,11 +276,8 @@ struct F8Rows {
 
 // Whether few queries multiply these rows as pairs of bf16.
 bool HasPairs(const TileRows& rows) {
-  static const bool has_tables = __builtin_cpu_supports("avx512vbmi") != 0;
-  const bool is_bf16 = rows.dtype == DType::kBF16;
-  const bool is_f8 = rows.dtype == DType::kF8 && has_tables;
-  return (is_bf16 || is_f8) && rows.adjacent &&
-         rows.head_dim % (2 * kLanes) == 0;
+  const bool has_rows = rows.dtype == DType::kBF16 || rows.dtype == DType::kF8;
+  return has_rows && rows.adjacent && rows.head_dim % (2 * kLanes) == 0;
 }
 
 // Adds the lanes of four vectors to each other, so that each 16 bytes of the
@@ -544,9 +534,10 @@ bool HasAmx() {
 
 // Null: the processor has none.
 MultiplyBf16 OfProcessor() {
-  // All processors with the first have the second.
+  // Of the processors with the first, only Cooper Lake lacks one of the others.
   if (__builtin_cpu_supports("avx512bf16") == 0 ||
-      __builtin_cpu_supports("avx512vnni") == 0) {
+      __builtin_cpu_supports("avx512vnni") == 0 ||
+      __builtin_cpu_supports("avx512vbmi") == 0) {
     return nullptr;
   }
 #ifdef KVTWIN_AMX

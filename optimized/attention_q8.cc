@@ -3,13 +3,6 @@
 #include "hwy/base.h"
 
 #if HWY_ARCH_X86
-// GCC 12 warns of what the intrinsics leave open, where they ignore it.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -17,6 +10,7 @@
 
 #include "core/elements.h"
 #include "core/index.h"
+#include "optimized/avx512.h"
 
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 namespace kvtwin::optimized {

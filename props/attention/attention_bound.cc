@@ -92,6 +92,17 @@ class Head {
   Eigen::VectorXd scores_;
 };
 
+// Adds `step` times the largest number in the same block to each error.
+void AddStepsOfValues(const Eigen::VectorXd& largest, double step,
+                      Eigen::VectorXd& errors) {
+  constexpr std::int64_t kBlock = kBlockElements;
+  for (std::int64_t i = 0; i < errors.size(); ++i) {
+    const std::int64_t first = i - i % kBlock;
+    const std::int64_t count = std::min(kBlock, errors.size() - first);
+    errors[i] += step * largest.segment(first, count).maxCoeff();
+  }
+}
+
 }  // namespace
 
 AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
@@ -142,13 +153,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
         largest_value[i] = std::max(largest_value[i], number);
       }
     }
-    for (std::int64_t i = 0; i < out_error.size(); ++i) {
-      const std::int64_t first = i - i % kBlockElements;
-      const auto block = largest_value.segment(
-          first,
-          std::min<std::int64_t>(kBlockElements, out_error.size() - first));
-      out_error[i] += arithmetic.value_step * sum * block.maxCoeff();
-    }
+    AddStepsOfValues(largest_value, arithmetic.value_step * sum, out_error);
     sum_error += sum * summing;
     const double relative = sum_error / sum;
     const bool known = relative < 0.5;  // NaN: not known.

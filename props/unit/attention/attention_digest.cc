@@ -160,8 +160,8 @@ int main() {
         .PrintView(20, {.scale = 0.125f, .bf16_products = true});
   }
   for (const kvtwin::DType dtype : kDTypes) {
-    Digester(dtype, dtype)
-        .PrintView(1, {.scale = 0.125f, .splits = 3, .bf16_products = true});
+    Digester(dtype, dtype, kvtwin::props::kManyCells)
+        .PrintView(1, {.scale = 0.125f, .bf16_products = true});
   }
   fmt::print("target {}\n", kvtwin::optimized::ActiveTarget());
 }
