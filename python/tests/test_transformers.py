@@ -132,7 +132,7 @@ class Rounding(DynamicCache):
         return super().update(*rows, layer_idx, *args, **kwargs)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f8_e4m3", "q8_0", "q4_0"])
 def test_rows_of_other_dtypes(model, dtype):
     ids = random_ids(1, 30)
     _, error = bound(model, ids)
