@@ -2,6 +2,7 @@
 
 usage: transformers_decode.py [--contexts 32,512,2048,8000] [--threads 1,2]
            [--prefill] [--memory] [--shared] [--tokens 15] [--cpu]
+           [--caches NAME,...]
 
 The caches take turns, token by token, so that what else the machine does slows all of
 them; a line has the median and the fastest of each. --prefill: seconds of a prefill of
@@ -168,7 +169,10 @@ def main():
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--caches", default=",".join(CACHES))
     given = parser.parse_args()
+    for name in set(CACHES) - set(given.caches.split(",")):
+        del CACHES[name]
     if given.cpu:
         globals()["clock"] = time.process_time
     contexts = [int(x) for x in given.contexts.split(",")]
