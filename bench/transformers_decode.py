@@ -1,11 +1,13 @@
 """Milliseconds of a token of SmolLM2 in transformers, by cache: docs/transformers.md.
 
 usage: transformers_decode.py [--contexts 32,512,2048,8000] [--threads 1,2]
-           [--prefill] [--memory] [--shared] [--tokens 15]
+           [--prefill] [--memory] [--shared] [--tokens 15] [--cpu]
+           [--caches NAME,...]
 
 The caches take turns, token by token, so that what else the machine does slows all of
 them; a line has the median and the fastest of each. --prefill: seconds of a prefill of
 the longest context. --memory: what a cache of it takes, in a process of its own.
+--cpu: CPU time in place of time, for one thread of a machine that does other work.
 --shared: seconds to the first token of 16 users with one system prompt of 2,000 tokens.
 """
 
@@ -27,6 +29,7 @@ warnings.filterwarnings("ignore")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
+clock = time.perf_counter
 CACHES = {
     "DynamicCache": ("sdpa", lambda c, n: transformers.DynamicCache()),
     "StaticCache": ("sdpa", lambda c, n: transformers.StaticCache(c, max_cache_len=n)),
@@ -55,10 +58,10 @@ def ids(tokens):
 
 def run(model, name, cache, batch):
     model.set_attn_implementation(CACHES[name][0])
-    start = time.perf_counter()
+    start = clock()
     with torch.inference_mode():
         model(batch, past_key_values=cache, logits_to_keep=1)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def fill(model, cache, name, rows):
@@ -84,7 +87,6 @@ def store(handle):
 
 
 def decode(model, contexts, tokens):
-    results = {}
     one = ids(1)
     for context in contexts:
         caches = {}
@@ -97,11 +99,10 @@ def decode(model, contexts, tokens):
                 seconds = run(model, name, cache, one)
                 if step >= 2:
                     times[name].append(seconds * 1e3)
-        results[context] = {n: statistics.median(t) for n, t in times.items()}
-        best = {n: min(t) for n, t in times.items()}
-        line = "  ".join(f"{n} {results[context][n]:.1f} ({best[n]:.1f})" for n in CACHES)
+        line = "  ".join(
+            f"{name} {statistics.median(t):.1f} ({min(t):.1f})" for name, t in times.items()
+        )
         print(f"{torch.get_num_threads()} threads, context {context}: {line}", flush=True)
-    return results
 
 
 def memory(name, context, out):
@@ -150,10 +151,10 @@ def shared(model, users=16):
     times, forks = [], []
     for user in range(users):
         prompt = torch.cat([system, ids(16 + user)[:, -16:]], 1)
-        start = time.perf_counter()
+        start = clock()
         forks.append(cache.fork(prompt))
         run(model, "kvtwin f32", forks[-1], prompt[:, forks[-1].get_seq_length() :])
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     print(f"{torch.get_num_threads()} threads, first token: alone {alone:.2f} s, with "
           f"a fork {statistics.median(times):.3f} s, {alone / statistics.median(times):.0f}x",
           flush=True)
@@ -167,7 +168,13 @@ def main():
     parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--shared", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--caches", default=",".join(CACHES))
     given = parser.parse_args()
+    for name in set(CACHES) - set(given.caches.split(",")):
+        del CACHES[name]
+    if given.cpu:
+        globals()["clock"] = time.process_time
     contexts = [int(x) for x in given.contexts.split(",")]
     if given.memory:
         memories(contexts[-1])

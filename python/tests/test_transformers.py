@@ -132,7 +132,7 @@ class Rounding(DynamicCache):
         return super().update(*rows, layer_idx, *args, **kwargs)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f8_e4m3", "q8_0", "q4_0"])
 def test_rows_of_other_dtypes(model, dtype):
     ids = random_ids(1, 30)
     _, error = bound(model, ids)
@@ -585,3 +585,17 @@ def test_audit_finds_a_wrong_scale(llama):
     llama.set_attn_implementation("unscaled")
     audit = audited(llama, DynamicCache())
     assert audit.finding.startswith("layer 0: attention reads the right rows, and its")
+
+
+def test_audit_finds_the_bug_of_transformers():
+    """docs/backends/transformers.md: a sliding window of one token sees everything."""
+    model = make("Mistral", sliding_window=1)
+    model.set_attn_implementation("sdpa")
+    audit = audited(model, DynamicCache(config=model.config))
+    assert audit.finding.startswith(
+        "layer 0, row 0, token 20: attention reads token 0, which it must not see"
+    )
+    ids = random_ids(1, 30)
+    exact, error = bound(model, ids)
+    found = logits(model, "kvtwin", ids, cache_of(model), (20,))
+    assert (found - exact).abs().max() <= error

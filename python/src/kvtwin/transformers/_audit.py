@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import weakref
 from collections import Counter
@@ -54,6 +55,7 @@ class Audit:
             weakref.WeakKeyDictionary()
         )
         self._pending: dict[int, Handle] = {}
+        self._numbers: dict[tuple[int, int], _Numbers] = {}
         self._mask: torch.Tensor | None = None
         self._implementation = self._config._attn_implementation
         AttentionInterface.register(_NAME, self._attend)
@@ -142,37 +144,33 @@ class Audit:
         if not current.started:
             state.start(current, self._padding(state))
         storage.select(storage.types[handle.layer])
-        storage.put(
-            handle.layer, *(real_rows(x, current.real) for x in (handle.key, handle.value))
-        )
-        numbers = _Numbers()
+        new = [real_rows(x, current.real) for x in (handle.key, handle.value)]
+        storage.put(handle.layer, *new)
+        tokens = current.tokens
+        batch_tokens = range(len(key) * tokens)
+        real = list(map(int, batch_tokens if current.real is None else current.real))
+        numbers = self._numbers.setdefault((id(state), handle.layer), _Numbers())
+        flat = [x.transpose(1, 2).flatten(0, 1).transpose(0, 1) for x in new]
+        for number, index in zip(numbers.of(*map(_bits, flat)), real):
+            row, token = divmod(index, tokens)
+            numbers.owners[int(number)] = row, state._base + token
         view = storage.cache.get(handle.layer)
         expected = numbers.of(view.key.numpy(), view.value.numpy())
         visible = _visible(view)
         read = [numbers.of(_bits(k), _bits(v)) for k, v in zip(key, value)]
-        tokens = current.tokens
-        real = range(len(read) * tokens) if current.real is None else current.real
-        for row, index in enumerate(map(int, real)):
+        for row, index in enumerate(real):
             batch, token = divmod(index, tokens)
             found = np.sort(read[batch][allowed[batch, token]])
             due = np.sort(expected[visible[row]])
             if not np.array_equal(found, due):
-                self._report(handle, batch, token, expected, visible[row],
-                             Counter(found.tolist()), view.first_cell)
+                self._report(handle, batch, token, Counter(due.tolist()),
+                             Counter(found.tolist()), numbers.owners)
                 return
         self.layers += 1
         self.tokens += len(real) if handle.layer == 0 else 0
 
-    def _report(self, handle: Handle, batch: int, token: int, expected: Array,
-                visible: BoolArray, found: Counter[int], first_cell: int) -> None:
-        state = handle.state
-        owner: dict[int, tuple[int, int]] = {}
-        for cell, position, sequence in state.storage.cache.cells():
-            column = cell - first_cell
-            if sequence in state.ids and 0 <= column < len(expected):
-                row = state.ids.index(sequence)
-                owner[int(expected[column])] = row, position + state.pads[row]
-        due = Counter(expected[visible].tolist())
+    def _report(self, handle: Handle, batch: int, token: int, due: Counter[int],
+                found: Counter[int], owner: dict[int, tuple[int, int]]) -> None:
         parts = [f"misses {_name(owner.get(x), batch)}" for x in (due - found)]
         for x in found - due:
             times = "twice" if x in due else "which it must not see"
@@ -182,7 +180,7 @@ class Audit:
                 parts.append("reads a row that is no token's")
         self.finding = (
             f"layer {handle.layer}, row {batch}, token "
-            f"{state._base + token}: attention " + "; ".join(parts[:4])
+            f"{handle.state._base + token}: attention " + "; ".join(parts[:4])
         )
 
     def _check_output(self, handle: Handle, module: Any, query: Any, out: Any,
@@ -274,12 +272,17 @@ class _Numbers:
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
+        #: The row and the index of the token that has this number.
+        self.owners: dict[int, tuple[int, int]] = {}
 
     def of(self, keys: Array, values: Array) -> Array:
         pairs = zip(np.ascontiguousarray(keys), np.ascontiguousarray(values))
         return np.array(
             [
-                self._numbers.setdefault(k.tobytes() + v.tobytes(), len(self._numbers))
+                self._numbers.setdefault(
+                    hashlib.blake2b(k.tobytes() + v.tobytes(), digest_size=16).digest(),
+                    len(self._numbers),
+                )
                 for k, v in pairs
             ],
             dtype=np.int64,
