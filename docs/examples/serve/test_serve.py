@@ -403,7 +403,7 @@ def test_errors(server):
             ("/v1/completions", 400, "prompt", None, {"prompt": [1, 999999]}),
             ("/v1/completions", 400, "prompt", None, {"prompt": ["a", "b"]}),
             ("/v1/completions", 400, "prompt", "context_length_exceeded",
-             {"prompt": "x" * 600}),
+             {"prompt": "x" * 2100}),
             ("/v1/completions", 400, "n", None, {"prompt": "x", "n": 2}),
             ("/v1/completions", 400, "stop", None,
              {"prompt": "x", "stop": list("abcde")}),
@@ -620,7 +620,7 @@ def main():
         test_logits(build, tiny)
         test_tokenizer(build, tiny)
         test_hostile_files(build, tiny, scratch)
-        options = ("--weights", "f32", "--rows", "f32", "--context", 512,
+        options = ("--weights", "f32", "--rows", "f32", "--context", 2048,
                    "--slots", 8, "--threads", 1)
         with Server(build, tiny, *options) as server:
             test_errors(server)
