@@ -15,6 +15,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import struct
 import signal
 import subprocess
@@ -271,6 +272,7 @@ def test_hostile_files(build, model, scratch):
         "a list": with_header(b"[1]"),
         "offsets": with_header(header.replace(b'"data_offsets": [0,',
                                               b'"data_offsets": [99999999,')),
+        "few data": with_header(re.sub(rb"\[0, \d+\]", b"[0, 4]", header)),
         "negative": with_header(header.replace(b'[0,', b'[-4,')),
         "shape": with_header(header.replace(b'"shape": [64, 96]',
                                             b'"shape": [96, 64]')),
@@ -319,6 +321,7 @@ def test_hostile_files(build, model, scratch):
         assert result.returncode == 1 and f"{name}: " in result.stderr, (
             f"{name}: {new}: {result}")
         (folder / name).write_text(text)
+        assert load().returncode == 0
     print(f"hostile files: {len(wrong) + len(noise) + 7} refused or harmless")
 
 
