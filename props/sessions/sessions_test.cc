@@ -157,24 +157,24 @@ TEST_P(SessionsTest, AnAdoptedSlotIsReused) {
   const CacheState saved = *cache_->SnapshotOf(0);
 
   Sessions& sessions = Make(spec);
-  ASSERT_TRUE(cache_->AddSequence(1, saved).ok());
-  ASSERT_TRUE(sessions.Adopt(1, Prompt(8)).ok());
-  EXPECT_EQ(sessions.Slot(1)->reusable, 8);
+  ASSERT_TRUE(cache_->AddSequence(0, saved).ok());
+  ASSERT_TRUE(sessions.Adopt(0, Prompt(8)).ok());
+  EXPECT_EQ(sessions.Slot(0)->reusable, 8);
   // It was used last: another prompt takes another slot.
   const int other = *sessions.Submit({{{.token = 99}}});
   const int same = *sessions.Submit(Prompt(10));
   const SessionBatch batch = *sessions.NextBatch();
-  EXPECT_EQ(sessions.Request(other)->slot, 0);
-  EXPECT_EQ(sessions.Request(same)->slot, 1);
+  EXPECT_EQ(sessions.Request(other)->slot, 1);
+  EXPECT_EQ(sessions.Request(same)->slot, 0);
   EXPECT_EQ(sessions.Request(same)->reused, 8);
   EXPECT_EQ(std::vector(batch.positions.begin(), batch.positions.end()),
-            (std::vector<std::int32_t>{0, 8, 9}));
+            (std::vector<std::int32_t>{8, 9, 0}));
 
   const auto refused = [&](int slot, const Inputs& record) {
     return sessions.Adopt(slot, record).message();
   };
   EXPECT_EQ(refused(3, {}), "slot is 3, there are 3");
-  EXPECT_EQ(refused(0, {}), "slot 0 is in use by request 0");
+  EXPECT_EQ(refused(0, {}), "slot 0 is in use by request 1");
   EXPECT_EQ(refused(2, Prompt(17)), "record has 17 inputs, the context 16");
   EXPECT_EQ(refused(2, {{.token = -1}}),
             "record[0].token is -1, it must not be negative");

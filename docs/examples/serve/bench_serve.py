@@ -6,20 +6,30 @@
                                           one system prompt of 2k tokens
     --streams N, --tokens N (of a prompt), --answer N, --name MODEL
 
-COMMAND starts the server on port 8091, such as
-    build/serve/serve smollm2 --port 8091 --threads 2 --context 4352
+COMMAND starts the server; --port N is appended to it. For example
+    build/serve/serve smollm2 --threads 2 --context 4608
 """
 
 import argparse
 import http.client
 import json
 import pathlib
+import random
+import socket
 import subprocess
 import threading
 import time
 
-PORT = 8091
 DOCS = pathlib.Path(__file__).resolve().parents[2]
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+PORT = free_port()
 
 
 def connect():
@@ -27,7 +37,7 @@ def connect():
 
 
 def start(command):
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL,
+    process = subprocess.Popen([*command, "--port", str(PORT)], stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
     for _ in range(600):
         try:
@@ -82,9 +92,10 @@ def texts():
 
 def measure_streams(options):
     """Tokens a second while all streams are answered."""
-    text, size = texts(), int(options.tokens * 3.6)
-    streams = [Stream(options.name, text[i * size:(i + 1) * size],
-                      options.answer) for i in range(options.streams)]
+    draw = random.Random(1)
+    streams = [Stream(options.name,
+                      draw.choices(range(300, 5000), k=options.tokens),
+                      options.answer) for _ in range(options.streams)]
     wait(streams)
     prompt = sum(stream.usage["prompt_tokens"] for stream in streams)
     begin = max(stream.times[0] for stream in streams)

@@ -107,6 +107,21 @@ std::size_t Stored(const kvtwin::Sessions& sessions, const Tokens& prompt) {
   return most;
 }
 
+// Returns the free slot that holds least. Requires: there is a free slot.
+int EmptiestSlot(const kvtwin::Sessions& sessions) {
+  int best = -1;
+  std::size_t least = 0;
+  for (int i = 0; i < sessions.spec().slots; ++i) {
+    const auto slot = *sessions.Slot(i);
+    if (slot.request >= 0 || (best >= 0 && slot.record.size() >= least)) {
+      continue;
+    }
+    best = i;
+    least = slot.record.size();
+  }
+  return best;
+}
+
 int UsedCells(const kvtwin::Cache& cache) {
   std::vector<kvtwin::CellEntry> entries;  // Sorted by cell.
   cache.ListCells(entries);
@@ -257,8 +272,7 @@ void Engine::Submit(Request request) {
 void Engine::Unpark(const Tokens& prompt) {
   const auto [file, common] = parked_->Find(prompt);
   if (common < Stored(*sessions_, prompt) + kWorthIt) return;
-  int slot = 0;
-  while (sessions_->Slot(slot)->request >= 0) ++slot;
+  const int slot = EmptiestSlot(*sessions_);
   const auto length = static_cast<std::int32_t>(common);
   const auto state = parked_->Load(file);
   Status status = state.status();

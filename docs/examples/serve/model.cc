@@ -96,9 +96,10 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& folder,
   const Result<ModelConfig> config = ReadConfig(folder + "/config.json");
   if (!config.ok()) return config.status();
   model->config_ = *config;
+  model->dtype_ = dtype;
   const auto file = Safetensors::Open(folder + "/model.safetensors");
   if (!file.ok()) return file.status();
-  const Status status = model->LoadWeights(*file, dtype);
+  const Status status = model->LoadWeights(*file);
   if (!status.ok()) return status;
   const int half = config->head_dim / 2;
   for (int position = 0; position < config->context; ++position) {
@@ -115,7 +116,7 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& folder,
   return model;
 }
 
-Status Model::LoadWeights(const Safetensors& file, DType dtype) {
+Status Model::LoadWeights(const Safetensors& file) {
   const auto embedding =
       file.Matrix("model.embed_tokens.weight", config_.vocab, config_.hidden);
   if (!embedding.ok()) return embedding.status();
@@ -127,17 +128,16 @@ Status Model::LoadWeights(const Safetensors& file, DType dtype) {
                                    : file.Matrix("lm_head.weight",
                                                  config_.vocab, config_.hidden);
   if (!logits.ok()) return logits.status();
-  logits_ = Linear(*logits, config_.hidden, config_.vocab, dtype);
+  logits_ = Linear(*logits, config_.hidden, config_.vocab, dtype_);
   for (int layer = 0; layer < config_.layers; ++layer) {
-    auto loaded = LoadLayer(file, layer, dtype);
+    auto loaded = LoadLayer(file, layer);
     if (!loaded.ok()) return loaded.status();
     layers_.push_back(*std::move(loaded));
   }
   return {};
 }
 
-Result<Model::Layer> Model::LoadLayer(const Safetensors& file, int layer,
-                                      DType dtype) {
+Result<Model::Layer> Model::LoadLayer(const Safetensors& file, int layer) {
   const int hidden = config_.hidden, inner = config_.inner;
   const int q = config_.heads * config_.head_dim;
   const int kv = config_.kv_heads * config_.head_dim;
@@ -164,10 +164,10 @@ Result<Model::Layer> Model::LoadLayer(const Safetensors& file, int layer,
       read("mlp.up_proj", inner, hidden, read("mlp.gate_proj", inner, hidden));
   const auto down = read("mlp.down_proj", hidden, inner);
   if (!status.ok()) return status;
-  result.qkv = Linear(qkv, hidden, q + 2 * kv, dtype);
-  result.out = Linear(out, q, hidden, dtype);
-  result.gate_up = Linear(gate_up, hidden, 2 * inner, dtype);
-  result.down = Linear(down, inner, hidden, dtype);
+  result.qkv = Linear(qkv, hidden, q + 2 * kv, dtype_);
+  result.out = Linear(out, q, hidden, dtype_);
+  result.gate_up = Linear(gate_up, hidden, 2 * inner, dtype_);
+  result.down = Linear(down, inner, hidden, dtype_);
   return result;
 }
 
@@ -249,7 +249,8 @@ Status Model::Attend(kvtwin::Cache& cache, int index,
   if (status.ok()) {
     status = attention_->Attend(
         part(0, config_.heads), *view, kvtwin::VLayout::kPlain,
-        {.scale = 1 / std::sqrt(static_cast<float>(head_dim))},
+        {.scale = 1 / std::sqrt(static_cast<float>(head_dim)),
+         .bf16_products = dtype_ == DType::kBF16},
         {.out = attended_.data()});
   }
   normed_.resize(hidden_rows_.size());

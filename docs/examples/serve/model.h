@@ -54,14 +54,14 @@ class Model {
     Linear gate_up, down;  // Rows of gate and up.
   };
 
-  kvtwin::Status LoadWeights(const Safetensors& file, kvtwin::DType dtype);
-  kvtwin::Result<Layer> LoadLayer(const Safetensors& file, int layer,
-                                  kvtwin::DType dtype);
+  kvtwin::Status LoadWeights(const Safetensors& file);
+  kvtwin::Result<Layer> LoadLayer(const Safetensors& file, int layer);
   kvtwin::Status Attend(kvtwin::Cache& cache, int layer,
                         std::span<const std::int32_t> positions);
   void Inner(const Layer& layer, int rows);
 
   ModelConfig config_;
+  kvtwin::DType dtype_ = kvtwin::DType::kF32;  // Of products.
   std::vector<float> embedding_, final_norm_;
   std::vector<Layer> layers_;
   Linear logits_;

@@ -15,6 +15,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import struct
 import signal
 import subprocess
@@ -271,6 +272,7 @@ def test_hostile_files(build, model, scratch):
         "a list": with_header(b"[1]"),
         "offsets": with_header(header.replace(b'"data_offsets": [0,',
                                               b'"data_offsets": [99999999,')),
+        "few data": with_header(re.sub(rb"\[0, \d+\]", b"[0, 4]", header)),
         "negative": with_header(header.replace(b'[0,', b'[-4,')),
         "shape": with_header(header.replace(b'"shape": [64, 96]',
                                             b'"shape": [96, 64]')),
@@ -319,6 +321,7 @@ def test_hostile_files(build, model, scratch):
         assert result.returncode == 1 and f"{name}: " in result.stderr, (
             f"{name}: {new}: {result}")
         (folder / name).write_text(text)
+        assert load().returncode == 0
     print(f"hostile files: {len(wrong) + len(noise) + 7} refused or harmless")
 
 
@@ -403,7 +406,7 @@ def test_errors(server):
             ("/v1/completions", 400, "prompt", None, {"prompt": [1, 999999]}),
             ("/v1/completions", 400, "prompt", None, {"prompt": ["a", "b"]}),
             ("/v1/completions", 400, "prompt", "context_length_exceeded",
-             {"prompt": "x" * 600}),
+             {"prompt": "x" * 2100}),
             ("/v1/completions", 400, "n", None, {"prompt": "x", "n": 2}),
             ("/v1/completions", 400, "stop", None,
              {"prompt": "x", "stop": list("abcde")}),
@@ -459,7 +462,7 @@ def test_answers(server, model):
 
 def test_sampling(server):
     text = text_of(server.complete("The time", max_tokens=60))
-    stop = text[20:23]
+    stop = text[19:23]  # Of two tokens.
     stopped = server.complete("The time", max_tokens=60, stop=[stop, "nothing"])
     assert text_of(stopped) == text[:text.index(stop)]
     assert stopped["choices"][0]["finish_reason"] == "stop"
@@ -620,7 +623,7 @@ def main():
         test_logits(build, tiny)
         test_tokenizer(build, tiny)
         test_hostile_files(build, tiny, scratch)
-        options = ("--weights", "f32", "--rows", "f32", "--context", 512,
+        options = ("--weights", "f32", "--rows", "f32", "--context", 2048,
                    "--slots", 8, "--threads", 1)
         with Server(build, tiny, *options) as server:
             test_errors(server)
