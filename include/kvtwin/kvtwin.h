@@ -579,6 +579,116 @@ kvtwin_status kvtwin_attention_merge(const kvtwin_attention_part* parts,
                                      int64_t count,
                                      const kvtwin_attention_out* out);
 
+/* Sessions of a server ----------------------------------------------------- */
+
+/* Requests that share a cache and reuse what it holds of their prompts
+ * (docs/serving.md). The cache must outlive the sessions; its sequences 0 ..
+ * slots - 1 belong to them. */
+typedef struct kvtwin_sessions kvtwin_sessions;
+
+typedef enum kvtwin_slot_choice {
+  KVTWIN_OWN_PREFIX = 0, /* A prefix is looked for in free slots. */
+  KVTWIN_ANY_PREFIX = 1  /* In all; it is shared with another slot if needed. */
+} kvtwin_slot_choice;
+
+/* The defaults are 1 slot of 1 token, batches of 1, KVTWIN_ANY_PREFIX, not
+ * ahead. Create the cache with these numbers as max_sequences, capacity and
+ * max_batch: then no batch is refused for want of room. */
+typedef struct kvtwin_sessions_params {
+  size_t size;
+  int32_t slots;
+  int32_t context; /* Tokens of a slot, at most. */
+  int32_t batch;   /* Tokens of a batch, at most. */
+  kvtwin_slot_choice choice;
+  int32_t ahead; /* 1: plan one batch before the tokens are sampled. */
+} kvtwin_sessions_params;
+
+typedef struct kvtwin_session_input {
+  int32_t token;       /* In a batch, -1 if it is not sampled yet. */
+  int32_t same_batch;  /* So many next inputs must be in the same batch. */
+  uint64_t multimodal; /* The hash of an image or sound; 0: text. */
+} kvtwin_session_input;
+
+typedef struct kvtwin_request_options {
+  size_t size;
+  int32_t keep;  /* First tokens that a context shift keeps; -1: the prompt. */
+  int32_t reuse; /* 1, the default: look for a stored prefix. */
+  int32_t shift; /* 1, the default: a full slot drops its older half. */
+  int32_t truncate; /* 1: cut the middle out of a prompt that is too long. */
+  int64_t limit;    /* Tokens of the answer, at most; 0: no limit. */
+} kvtwin_request_options;
+
+typedef enum kvtwin_ending {
+  KVTWIN_GOES_ON = 0,
+  KVTWIN_ENDS_BY_LIMIT = 1,  /* The answer has `limit` tokens. */
+  KVTWIN_ENDS_BY_CONTEXT = 2 /* The slot is full and does not shift. */
+} kvtwin_ending;
+
+/* The tokens of a pass; entry i of the first four lists is for token i. Valid
+ * until the next call for these sessions. */
+typedef struct kvtwin_session_batch {
+  size_t size;
+  const kvtwin_session_input* inputs;
+  const int32_t* positions;
+  const int32_t* sequences;
+  const int32_t* requests;
+  size_t count;
+  const int32_t* outputs; /* Tokens after which a token is to be sampled. */
+  size_t output_count;
+} kvtwin_session_batch;
+
+typedef struct kvtwin_session_gauges {
+  size_t size;
+  int64_t waiting; /* Requests, now. */
+  int64_t running;
+  int64_t prompt_tokens; /* The rest are totals. */
+  int64_t hit_tokens;
+  int64_t planned_tokens;
+  int64_t batches;
+  int64_t forks;
+  int64_t evicted_tokens;
+  int64_t shifts;
+  int64_t reprocessed;
+  int64_t missed;
+  int64_t refusals;
+} kvtwin_session_gauges;
+
+kvtwin_status kvtwin_sessions_default_params(kvtwin_sessions_params* params,
+                                             size_t size);
+kvtwin_status kvtwin_sessions_create(kvtwin_cache* cache,
+                                     const kvtwin_sessions_params* params,
+                                     const char* twin,
+                                     kvtwin_sessions** sessions);
+/* NULL is fine. */
+void kvtwin_sessions_destroy(kvtwin_sessions* sessions);
+
+kvtwin_status kvtwin_sessions_default_options(kvtwin_request_options* options,
+                                              size_t size);
+/* Adds a request to the queue and sets *request to its number. `options` may be
+ * NULL. */
+kvtwin_status kvtwin_sessions_submit(kvtwin_sessions* sessions,
+                                     const kvtwin_session_input* prompt,
+                                     size_t count,
+                                     const kvtwin_request_options* options,
+                                     int32_t* request);
+/* Plans a batch and calls kvtwin_cache_start_forward; count is 0 if there is
+ * nothing to compute. */
+kvtwin_status kvtwin_sessions_next_batch(kvtwin_sessions* sessions,
+                                         kvtwin_session_batch* batch);
+/* Feeds the token that was sampled from the request's oldest output. */
+kvtwin_status kvtwin_sessions_sampled(kvtwin_sessions* sessions,
+                                      int32_t request, int32_t token,
+                                      kvtwin_ending* ending);
+/* Ends a request; the last `removed` sampled tokens leave its record. */
+kvtwin_status kvtwin_sessions_finish(kvtwin_sessions* sessions, int32_t request,
+                                     int64_t removed);
+kvtwin_status kvtwin_sessions_gauges(kvtwin_sessions* sessions,
+                                     kvtwin_session_gauges* gauges);
+/* FAILED_PRECONDITION if the cache does not hold what the sessions know. */
+kvtwin_status kvtwin_sessions_check(kvtwin_sessions* sessions);
+/* A text for people; free it with kvtwin_free. */
+kvtwin_status kvtwin_sessions_dump(kvtwin_sessions* sessions, char** text);
+
 /* Rows as numbers ---------------------------------------------------------- */
 
 /* Sets *bytes to the size of `count` elements in a row. An error: a number of
