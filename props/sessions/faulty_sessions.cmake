@@ -60,6 +60,9 @@ kvtwin_faulty_sessions(overlooks_the_last_slot
       if (own &&" "for (int i = 0; i < std::max(spec().slots - 1, 1); ++i) {
       if (own &&")
 
+kvtwin_faulty_sessions(forgets_what_it_adopted
+  "place.reusable = Size(place.record);" "place.reusable = 0;")
+
 file(CONFIGURE OUTPUT faulty_sessions/all.cc @ONLY CONTENT
 "#include \"props/sessions/faulty_sessions.h\"
 ${faulty_sessions_included}

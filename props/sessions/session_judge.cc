@@ -308,6 +308,16 @@ void SessionJudge::Finish(int request, std::int64_t removed) {
   if (told.planned == 0) Leave(request);
 }
 
+std::vector<SessionInput> SessionJudge::ExactOf(int slot) const {
+  const Held& held = At(slots_, slot);
+  return {held.inputs.begin(), IteratorAt(held.inputs, held.exact)};
+}
+
+void SessionJudge::Adopt(int slot, std::vector<SessionInput> record) {
+  const int exact = Size(record);
+  At(slots_, slot) = {.inputs = std::move(record), .exact = exact};
+}
+
 // The request has ended, and all that was planned is computed.
 void SessionJudge::Leave(int request) {
   const Told& told = requests_.at(request);

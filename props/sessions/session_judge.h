@@ -48,6 +48,10 @@ class SessionJudge {
   // Returns how the request must end now.
   Ending Sampled(int request, std::int32_t token);
   void Finish(int request, std::int64_t removed);
+  // What a free slot holds, up to the first input that a shift has touched.
+  std::vector<SessionInput> ExactOf(int slot) const;
+  // The slot was given these tokens (Q13).
+  void Adopt(int slot, std::vector<SessionInput> record);
 
   struct Told {
     std::vector<SessionInput> prompt;

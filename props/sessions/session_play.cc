@@ -156,7 +156,17 @@ class Player {
     for (const int request : judge_.Due()) {
       if (Chance(pick_, 70)) Sample(request);
     }
+    if (Chance(pick_, 8)) Adopt();
     if (wrong_.empty()) Next();
+  }
+
+  // Takes out the group that is not whole at the end.
+  static void DropCutGroup(Inputs& inputs) {
+    for (int i = 0; i < Size(inputs); ++i) {
+      if (i + At(inputs, i).same_batch >= Size(inputs)) {
+        inputs.resize(AsSize(i));
+      }
+    }
   }
 
   Inputs DrawPrompt() {
@@ -164,11 +174,7 @@ class Player {
     if (!known_.empty() && Chance(pick_, 75)) {
       prompt = At(known_, pick_(0, Size(known_) - 1));
       prompt.resize(AsSize(pick_(0, Size(prompt))));
-      for (int i = 0; i < Size(prompt); ++i) {
-        if (i + At(prompt, i).same_batch >= Size(prompt)) {
-          prompt.resize(AsSize(i));
-        }
-      }
+      DropCutGroup(prompt);
     }
     const int context = setup_.sessions.context;
     for (int more = pick_(prompt.empty() ? 1 : 0, context / 2 + 1); more > 0;) {
@@ -235,6 +241,40 @@ class Player {
     }
     Remember(request);
     judge_.Finish(request, removed);
+  }
+
+  // A free slot gets tokens that another has, as if they came from a file.
+  void Adopt() {
+    std::vector<int> free;
+    for (int i = 0; i < setup_.sessions.slots; ++i) {
+      if (sessions_->Slot(i)->request < 0) free.push_back(i);
+    }
+    if (Size(free) < 2 || !wrong_.empty()) return;
+    const int source = At(free, pick_(0, Size(free) - 1));
+    const int slot = At(free, pick_(0, Size(free) - 1));
+    if (slot == source) return;
+    Inputs record = judge_.ExactOf(source);
+    record.resize(AsSize(pick_(0, Size(record))));
+    DropCutGroup(record);
+    Log(fmt::format("adopt {}, from {}:{}", slot, source, Text(record)));
+    Status status = Give(*cache_, source, slot, Size(record));
+    if (status.ok()) status = sessions_->Adopt(slot, record);
+    if (!options_.alone) {
+      if (status.ok()) {
+        status = Give(*plain_cache_, source, slot, Size(record));
+      }
+      if (status.ok()) status = plain_->Adopt(slot, record);
+    }
+    if (!status.ok()) return Wrong("adopt: " + status.ToString());
+    judge_.Adopt(slot, std::move(record));
+    ++counts_->adopted;
+  }
+
+  // Makes `slot` hold the first tokens of `source`, and no others.
+  static Status Give(Cache& cache, int source, int slot, int tokens) {
+    Status status = cache.Remove(slot, 0, kOpenEnd);
+    if (status.ok()) status = cache.CopyPrefix(source, slot, tokens);
+    return status;
   }
 
   // Later prompts may begin like this request.

@@ -35,6 +35,7 @@ struct PlayCounts {
   std::int64_t requests = 0;
   std::int64_t judged = 0;    // Tokens whose states were compared.
   std::int64_t replayed = 0;  // Requests compared with a fresh cache.
+  std::int64_t adopted = 0;   // Slots that were given tokens.
 };
 
 // Returns what went wrong, with all steps that led to it; empty if nothing did.

@@ -24,6 +24,7 @@ TEST(SessionsProps, EachRequestComputesWhatItWouldAlone) {
     // The plays reach what they are for.
     EXPECT_GT(counts.judged, 100000);
     EXPECT_GT(counts.replayed, 1000);
+    EXPECT_GT(counts.adopted, 1000);
     EXPECT_GT(counts.gauges.hit_tokens, counts.gauges.prompt_tokens / 10);
     EXPECT_GT(counts.gauges.forks, 1000);
     EXPECT_GT(counts.gauges.shifts, 1000);
