@@ -134,7 +134,7 @@ void ChatGoals(Goals& goals) {
   const std::string_view mask = DTypeName(kMask);
   const std::string hour =
       fmt::format("chat, whole hour, masks {} / an hour", mask);
-  const std::int64_t passes = goals.quick() ? 2 : 12;
+  const std::int64_t passes = goals.quick() ? 2 : 3;
   const std::string stretch =
       fmt::format("chat, {} passes, masks {} / reference", passes, mask);
   const std::string own = "chat, whole hour, sessions / cache";

@@ -115,6 +115,12 @@ Result<CacheState> Cache::Snapshot() const {
   return state;
 }
 
+Result<std::string> Cache::WhyNotResume(int seq, std::int32_t pos) {
+  const Result<bool> can = CanResume(seq, pos);
+  if (!can.ok()) return can.status();
+  return *can ? std::string() : fmt::format("it cannot resume at {}", pos);
+}
+
 Status Cache::SnapshotTo(CacheState&) const {
   return {StatusCode::kNotSupported, "this cache has no snapshots"};
 }

@@ -91,6 +91,12 @@ std::vector<int> FreeCells(const std::vector<CellEntry>& entries,
   return free;
 }
 
+// "8", "8 and 9", "8 to 10".
+std::string RangeText(std::int64_t first, std::int64_t last) {
+  if (first == last) return fmt::format("{}", first);
+  return fmt::format("{} {} {}", first, first + 1 == last ? "and" : "to", last);
+}
+
 }  // namespace
 
 // Refuses calls before Init and after Close (S1).
@@ -358,6 +364,33 @@ Result<bool> GuardedCache::CanResume(int seq, std::int32_t pos) {
   if (status.ok()) status = NotNegative("pos", pos);
   if (!status.ok()) return status;
   return DoCanResume(seq, pos);
+}
+
+// Looks at all cells: it is for people.
+Result<std::string> GuardedCache::WhyNotResume(int seq, std::int32_t pos) {
+  const Result<bool> can = CanResume(seq, pos);
+  if (!can.ok()) return can.status();
+  if (*can) return std::string();
+  std::vector<CellEntry> entries;
+  ListCells(entries);
+  std::erase_if(entries, [&](const auto& at) { return at.sequence != seq; });
+  if (entries.empty()) return fmt::format("sequence {} holds nothing", seq);
+  const auto [first, last] =
+      std::ranges::minmax(entries, {}, &CellEntry::position);
+  const std::int64_t needed = std::max<std::int64_t>(0, pos - DoWindow());
+  if (pos - 1 > last.position) {
+    return fmt::format(
+        "position {} needs {}; sequence {} ends at {}", pos,
+        RangeText(std::min<std::int64_t>(needed, pos - 1), pos - 1), seq,
+        last.position);
+  }
+  if (needed == pos) {
+    return fmt::format("the positions before {} were evicted", first.position);
+  }
+  const std::int64_t missing = std::min(first.position, pos) - 1;
+  return fmt::format("position {} needs {}; {} {} evicted", pos,
+                     RangeText(needed, pos - 1), RangeText(needed, missing),
+                     needed == missing ? "was" : "were");
 }
 
 // Refusals come before any change: not_supported, shared_cells (S48).

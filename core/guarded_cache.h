@@ -40,6 +40,7 @@ class GuardedCache : public Cache {
   Result<KvView> Get() final;
   Status CopyPrefix(int src, int dst, std::int32_t len) final;
   Result<bool> CanResume(int seq, std::int32_t pos) final;
+  Result<std::string> WhyNotResume(int seq, std::int32_t pos) final;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) final;
   Status SetLayerType(int type) final;
   Cache* UnderlyingCache() final { return this; }
@@ -96,6 +97,8 @@ class GuardedCache : public Cache {
   virtual KvView DoGet() = 0;
   virtual void DoCopyPrefix(int, int, std::int32_t) {}
   virtual bool DoCanResume(int, std::int32_t) const { return true; }
+  // The window of a cache that can refuse to resume.
+  virtual std::int64_t DoWindow() const { return 0; }
   virtual Status DoPrepareRemove(int, std::int32_t, std::int32_t) { return {}; }
   virtual void DoCommitRemove(int seq, std::int32_t begin,
                               std::int32_t end) = 0;

@@ -91,6 +91,16 @@ Result<bool> WrapperCache::CanResume(int seq, std::int32_t pos) {
   return all;
 }
 
+// The reason of the first cache that cannot.
+Result<std::string> WrapperCache::WhyNotResume(int seq, std::int32_t pos) {
+  for (int i = 0; i < Size(caches_); ++i) {
+    const Result<std::string> why = At(caches_, i)->WhyNotResume(seq, pos);
+    if (!why.ok()) return why.status();
+    if (!why->empty()) return fmt::format("caches[{}]: {}", i, *why);
+  }
+  return std::string();
+}
+
 Status WrapperCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   for (const auto& cache : caches_) {
     Status status = cache->PrepareRemove(seq, begin, end);

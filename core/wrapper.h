@@ -39,6 +39,7 @@ class WrapperCache final : public Cache {
   Status StartForward(const Batch& batch, bool reserve) override;
   Status CopyPrefix(int src, int dst, std::int32_t len) override;
   Result<bool> CanResume(int seq, std::int32_t pos) override;
+  Result<std::string> WhyNotResume(int seq, std::int32_t pos) override;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override;
   Status SnapshotTo(CacheState& state) const override;
   Status Restore(const CacheState& state) override;

@@ -52,6 +52,7 @@ class CausalCache final : public GuardedCache {
   KvView DoGet() override;
   void DoCopyPrefix(int src, int dst, std::int32_t len) override;
   bool DoCanResume(int seq, std::int32_t pos) const override;
+  std::int64_t DoWindow() const override { return reach_.window; }
   Status DoPrepareRemove(int seq, std::int32_t begin,
                          std::int32_t end) override;
   void DoCommitRemove(int seq, std::int32_t begin, std::int32_t end) override;

@@ -1,6 +1,8 @@
 // Sessions for many slots and long prompts: prefixes are found by an index, the
 // next request and the next slot without a search.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <deque>
 #include <limits>
@@ -169,16 +171,23 @@ class FastSessions final : public GuardedSessions {
 
   // The longest prefix that a slot has and can resume after (Q5). Slots come in
   // classes: those that share more whole blocks with the prompt come first.
-  Source FindSource(const Job& job, bool own) {
+  Source FindSource(Job& job, bool own) {
+    job.info.missed.clear();
     std::vector<Source> sources;  // One class, those that share something.
     Source found;
     int level = -1;
     const auto decide = [&] {
       std::ranges::stable_sort(sources, std::greater<>(), &Source::prefix);
       for (const Source& source : sources) {
-        if (!CanResume(source.slot, source.resumed)) continue;
-        found = source;
-        return true;
+        if (CanResume(source.slot, source.resumed)) {
+          found = source;
+          return true;
+        }
+        if (!job.info.missed.empty()) continue;
+        const auto why = cache_->WhyNotResume(source.slot, source.resumed);
+        job.info.missed =
+            fmt::format("slot {}: {}", source.slot, why.ok() ? *why : "");
+        ++gauges_.missed;
       }
       sources.clear();
       return false;
@@ -491,6 +500,13 @@ class FastSessions final : public GuardedSessions {
   const RequestInfo* DoRequest(int request) const override {
     const auto found = jobs_.find(request);
     return found == jobs_.end() ? nullptr : &found->second.info;
+  }
+
+  std::vector<int> Requests() const override {
+    std::vector<int> requests;
+    for (const auto& [request, job] : jobs_) requests.push_back(request);
+    std::ranges::sort(requests);
+    return requests;
   }
 
   SlotInfo DoSlot(int slot) const override {

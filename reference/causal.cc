@@ -213,10 +213,9 @@ class CausalCache final : public GuardedCache {
       layers_.try_emplace(layer, Layer{std::move(keys), std::move(values)});
     }
     auto& [keys, values] = layers_.at(layer);
-    std::int64_t row = 0;
-    for (const int cell : cells) {
-      keys.Store(cell, Slice(key, 2, row));
-      values.Store(cell, Slice(value, 2, row++));
+    for (int i = 0; i < Size(cells); ++i) {
+      keys.Store(At(cells, i), Slice(key, 2, i));
+      values.Store(At(cells, i), Slice(value, 2, i));
     }
   }
 
@@ -255,6 +254,8 @@ class CausalCache final : public GuardedCache {
     return *stored.begin() <= std::max<std::int64_t>(0, pos - window_) &&
            pos <= *stored.rbegin() + 1;
   }
+
+  std::int64_t DoWindow() const override { return window_; }
 
   Status CheckRemove(int seq, std::int32_t begin, std::int32_t end) const {
     bool remains = false;

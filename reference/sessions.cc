@@ -1,6 +1,8 @@
 // The reference of sessions: each question is answered by a scan of all slots
 // and of whole records.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -136,19 +138,19 @@ class PlainSessions final : public GuardedSessions {
 
   static bool IsFree(const Place& place) { return place.request < 0; }
 
-  // How much of the prompt the slot shares, if the slot can resume there; at
-  // least one input is left to compute, and no group is cut (Q5).
-  int Prefix(const Asked& asked, int slot) {
+  // How much of the prompt the slot shares (Q5).
+  int Shared(const Asked& asked, int slot) const {
     const Place& place = At(slots_, slot);
     int same = 0;
     while (same < std::min(place.reusable, Size(asked.prompt)) &&
            At(place.record, same) == At(asked.prompt, same)) {
       ++same;
     }
-    const int resumed = Resumed(asked, same);
-    return resumed > 0 && CanResume(slot, resumed) ? same : 0;
+    return same;
   }
 
+  // Where a request resumes after a prefix: at least one input is left to
+  // compute, and no group is cut.
   static int Resumed(const Asked& asked, int prefix) {
     const int resumed = std::min(prefix, Size(asked.prompt) - 1);
     const auto cut = CutGroup(asked.prompt, resumed);
@@ -177,20 +179,42 @@ class PlainSessions final : public GuardedSessions {
     int source = -1;
     int prefix = 0;
   };
-  Choice Choose(const Asked& asked) {
+  Choice Choose(Asked& asked) {
+    asked.info.missed.clear();
     if (!asked.options.reuse) return {LeastRecentlyUsed()};
     const bool own = spec().choice == SlotChoice::kOwnPrefix;
     Choice best = {-1, -1, -1};
+    Choice missed;  // The longest that cannot resume.
     for (int i = 0; i < spec().slots; ++i) {
       if (own && !IsFree(At(slots_, i))) continue;
-      const int prefix = Prefix(asked, i);
+      int prefix = Shared(asked, i);
+      const int resumed = Resumed(asked, prefix);
+      if (resumed == 0) {
+        prefix = 0;
+      } else if (!CanResume(i, resumed)) {
+        if (prefix > missed.prefix) missed = {i, i, prefix};
+        prefix = 0;
+      }
       if (prefix > best.prefix) best = {i, i, prefix};
     }
     if (best.prefix == 0) best.source = -1;
+    if (missed.prefix > best.prefix ||
+        (missed.prefix == best.prefix && missed.slot < best.slot)) {
+      Miss(asked, missed);
+    }
     const Place& place = At(slots_, best.slot);
     const bool whole = best.prefix > 0 && best.prefix == Size(place.record);
     if (!own && !(whole && IsFree(place))) best.slot = LeastRecentlyUsed();
     return best;
+  }
+
+  void Miss(Asked& asked, const Choice& missed) {
+    if (missed.prefix == 0) return;
+    ++gauges_.missed;
+    const int resumed = Resumed(asked, missed.prefix);
+    const auto why = cache_->WhyNotResume(missed.slot, resumed);
+    asked.info.missed =
+        fmt::format("slot {}: {}", missed.slot, why.ok() ? *why : "");
   }
 
   // Makes the slot hold the reused prefix and nothing else (Q7).
@@ -410,6 +434,12 @@ class PlainSessions final : public GuardedSessions {
   const RequestInfo* DoRequest(int request) const override {
     const auto found = requests_.find(request);
     return found == requests_.end() ? nullptr : &found->second.info;
+  }
+
+  std::vector<int> Requests() const override {
+    std::vector<int> requests;
+    for (const auto& [request, asked] : requests_) requests.push_back(request);
+    return requests;
   }
 
   SlotInfo DoSlot(int slot) const override {

@@ -31,6 +31,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -167,6 +168,10 @@ class Cache {
 
   // Whether `seq` can continue at `pos` with its whole window still stored.
   virtual Result<bool> CanResume(int seq, std::int32_t pos) = 0;
+
+  // For people: why CanResume says no, such as "position 12 needs 8 to 11; 8
+  // and 9 were evicted"; empty if it says yes.
+  virtual Result<std::string> WhyNotResume(int seq, std::int32_t pos);
 
   // Removes the tokens at positions in [begin, end) from `seq`; unless end is
   // kOpenEnd, later tokens move down by end - begin. Errors: shared_cells,

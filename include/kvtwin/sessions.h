@@ -36,10 +36,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "kvtwin/cache.h"
+#include "kvtwin/paged.h"
 #include "kvtwin/status.h"
 
 namespace kvtwin {
@@ -113,6 +115,9 @@ struct RequestInfo {
   int prompt = 0;   // Tokens of the prompt, after truncation.
   std::int64_t answered = 0;  // Tokens sampled so far.
   int outputs = 0;            // Planned outputs that are not sampled yet.
+  // For people: the slot with a longer prefix, or the lower slot with the same,
+  // that could not resume there, and why (Cache::WhyNotResume).
+  std::string missed = {};
   bool operator==(const RequestInfo&) const = default;
 };
 
@@ -138,7 +143,8 @@ struct SessionGauges {
   std::int64_t evicted_tokens = 0;  // Of records that made place for another.
   std::int64_t shifts = 0;
   std::int64_t reprocessed = 0;  // Shifts that had to compute a slot again.
-  std::int64_t refusals = 0;     // Batches that the cache refused.
+  std::int64_t missed = 0;    // Requests with a prefix that could not resume.
+  std::int64_t refusals = 0;  // Batches that the cache refused.
   bool operator==(const SessionGauges&) const = default;
 };
 
@@ -182,6 +188,8 @@ class Sessions {
   virtual Status Adopt(int slot, std::span<const SessionInput> record) = 0;
 
   virtual Result<RequestInfo> Request(int request) const = 0;
+  // Requests that have not ended, by number.
+  virtual std::vector<int> Requests() const = 0;
   // The spans are valid until the next call that is not const.
   virtual Result<SlotInfo> Slot(int slot) const = 0;
   virtual SessionGauges Gauges() const = 0;
@@ -191,6 +199,47 @@ class Sessions {
 Result<std::unique_ptr<Sessions>> MakeSessions(
     Cache& cache, const SessionsSpec& spec,
     std::string_view twin = "optimized");
+
+// The slots of sessions in a pool: a cache that MakeSessions takes, and whose
+// Put appends to the pool. A forward pass is StartForward (by NextBatch), then
+// for each layer SetLayer, Put and attention over the pool's Views; the rows
+// are committed by the next call that is not one of these. There are no shifts:
+// the tokens that stay are computed again. Get and what is about masks is
+// not_supported.
+class PoolSlots : public Cache {
+ public:
+  // The pool's sequence of a slot. Requires: the slot exists.
+  virtual int Sequence(int slot) const = 0;
+};
+
+// The pool must outlive the slots, and have no other sequences. Errors: the
+// pool is smaller than BlocksFor; its max_seq_len is less than the context.
+Result<std::unique_ptr<PoolSlots>> MakePoolSlots(PagedPool& pool,
+                                                 const SessionsSpec& spec);
+
+// With this many blocks no batch is refused.
+constexpr std::int64_t BlocksFor(const SessionsSpec& spec, int block_size) {
+  const std::int64_t context = spec.context;
+  return spec.slots * ((context + block_size - 1) / block_size);
+}
+
+// Numbers of cells. A wrapper is counted by its active cache.
+struct CellGauges {
+  int cells = 0;
+  int used = 0;
+  int shared = 0;                // Cells of several sequences.
+  std::int64_t memberships = 0;  // Pairs of a cell and a sequence.
+  bool operator==(const CellGauges&) const = default;
+};
+CellGauges CountCells(const Cache& cache);
+
+// Checks that the cache holds what the records say, and nothing else: for use
+// in production, between passes. Its time grows with the number of stored
+// tokens (docs/serving.md has figures). The message names the slot.
+Status CheckSessions(const Sessions& sessions, const Cache& cache);
+
+// A text for people: the slots, the requests that wait, and the gauges.
+std::string DumpSessions(const Sessions& sessions, const Cache& cache);
 
 }  // namespace kvtwin
 

@@ -72,6 +72,9 @@ class DeviceCache final : public Cache {
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     return session_->Try([&] { return cache_->CanResume(seq, pos); });
   }
+  Result<std::string> WhyNotResume(int seq, std::int32_t pos) override {
+    return session_->Try([&] { return cache_->WhyNotResume(seq, pos); });
+  }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return session_->Change("Remove",
                             [&] { return cache_->Remove(seq, begin, end); });

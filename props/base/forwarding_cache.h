@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,9 @@ class ForwardingCache : public Cache {
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     return cache_->CanResume(seq, pos);
+  }
+  Result<std::string> WhyNotResume(int seq, std::int32_t pos) override {
+    return cache_->WhyNotResume(seq, pos);
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return cache_->Remove(seq, begin, end);

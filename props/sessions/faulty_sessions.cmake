@@ -1,12 +1,11 @@
 # Sessions with a bug each: reference/sessions.cc with a piece of code replaced.
-# Sets faulty_sessions_sources. props/sessions/faulty_sessions_test.cc finds them.
+# Sets faulty_sessions_sources, which is one source. props/sessions/faulty_sessions_test.cc finds them.
 
 set(sessions_source ${PROJECT_SOURCE_DIR}/reference/sessions.cc)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sessions_source})
 file(READ ${sessions_source} sessions_healthy)
-set(faulty_sessions_declared "")
+set(faulty_sessions_included "")
 set(faulty_sessions_listed "")
-set(faulty_sessions_sources "")
 
 function(kvtwin_faulty_sessions name piece replacement)
   string(REPLACE "${piece}" "${replacement}" faulty "${sessions_healthy}")
@@ -17,12 +16,10 @@ function(kvtwin_faulty_sessions name piece replacement)
          "${faulty}")
   set(source ${PROJECT_BINARY_DIR}/faulty_sessions/${name}.cc)
   file(CONFIGURE OUTPUT ${source} CONTENT "${faulty}" @ONLY)
-  set(faulty_sessions_declared "${faulty_sessions_declared}namespace ${name} {
-std::unique_ptr<Sessions> MakeSessions(Cache& cache, const SessionsSpec& spec);
-}\n" PARENT_SCOPE)
+  set(faulty_sessions_included
+      "${faulty_sessions_included}#include \"${source}\"\n" PARENT_SCOPE)
   set(faulty_sessions_listed
       "${faulty_sessions_listed}      {\"${name}\", ${name}::MakeSessions},\n" PARENT_SCOPE)
-  set(faulty_sessions_sources ${faulty_sessions_sources} ${source} PARENT_SCOPE)
 endfunction()
 
 kvtwin_faulty_sessions(leaves_the_tail_of_a_stop_string
@@ -65,10 +62,7 @@ kvtwin_faulty_sessions(overlooks_the_last_slot
 
 file(CONFIGURE OUTPUT faulty_sessions/all.cc @ONLY CONTENT
 "#include \"props/sessions/faulty_sessions.h\"
-
-namespace kvtwin {
-${faulty_sessions_declared}}  // namespace kvtwin
-
+${faulty_sessions_included}
 namespace kvtwin::props {
 std::vector<FaultySessions> AllFaultySessions() {
   return {
@@ -76,4 +70,4 @@ ${faulty_sessions_listed}  };
 }
 }  // namespace kvtwin::props
 ")
-list(APPEND faulty_sessions_sources ${PROJECT_BINARY_DIR}/faulty_sessions/all.cc)
+set(faulty_sessions_sources ${PROJECT_BINARY_DIR}/faulty_sessions/all.cc)

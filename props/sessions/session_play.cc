@@ -25,6 +25,7 @@ struct Setup {
   SessionsSpec sessions;
   CacheSpec cache;
   CacheConfig config;
+  int block_size = 0;  // 0: over cells; else the subject is over a pool.
 };
 
 void DrawWindow(const Pick& pick, CacheSpec& spec) {
@@ -56,6 +57,10 @@ Setup DrawSetup(const Pick& pick) {
     }
   }
   DrawWindow(pick, spec);
+  if (spec.kind == Kind::kCausal && Chance(pick, 30)) {
+    setup.block_size = pick(1, 4);
+    spec.shift.kind = ShiftKind::kNone;  // Pools have none.
+  }
   setup.config.cache_padding = OneOf(pick, {1, 1, 4, 8});
   return setup;
 }
@@ -75,6 +80,9 @@ std::string Text(const Setup& setup) {
   const CacheSpec& windowed = cache.caches.empty() ? cache : cache.caches[0];
   if (windowed.window) text += fmt::format(" window={}", *windowed.window);
   if (windowed.memory) text += fmt::format(" memory={}", *windowed.memory);
+  if (setup.block_size > 0) {
+    text += fmt::format(" block_size={}", setup.block_size);
+  }
   if (cache.chunk > 0) text += fmt::format(" chunk={}", cache.chunk);
   return text;
 }
@@ -108,7 +116,12 @@ class Player {
         counts_(&counts),
         setup_(DrawSetup(pick)),
         sights_(SightsOf(setup_.cache)),
-        cache_(MakeOf(setup_, options.cache_twin, setup_.sessions.slots)),
+        pool_(*MakePagedPool(
+            PoolOf(setup_.sessions, std::max(setup_.block_size, 1)),
+            options.cache_twin)),
+        slots_(*MakePoolSlots(*pool_, setup_.sessions)),
+        cells_(MakeOf(setup_, options.cache_twin, setup_.sessions.slots)),
+        cache_(setup_.block_size > 0 ? slots_.get() : cells_.get()),
         plain_cache_(MakeOf(setup_, "reference", setup_.sessions.slots)),
         sessions_(make(*cache_, setup_.sessions)),
         plain_(SessionsOf("reference")(*plain_cache_, setup_.sessions)),
@@ -263,7 +276,7 @@ class Player {
           sequences,
           sequences,
           {}};
-      const Computed computed = Compute_(*fresh, batch);
+      const Computed computed = ComputeIn(*fresh, batch);
       if (!computed.wrong.empty()) return Wrong("replay: " + computed.wrong);
       found = computed.states.back();
       begin = end;
@@ -272,7 +285,7 @@ class Player {
     if (found != expected) Wrong("replay: a fresh cache answers otherwise");
   }
 
-  Computed Compute_(Cache& cache, const SessionBatch& batch) const {
+  Computed ComputeIn(Cache& cache, const SessionBatch& batch) const {
     return props::Compute(cache, sights_, batch);
   }
 
@@ -307,8 +320,12 @@ class Player {
 
   void Compute() {
     if (!wrong_.empty()) return;
-    const Computed computed = Compute_(*cache_, batch_);
+    const Computed computed = setup_.block_size > 0
+                                  ? props::Compute(*pool_, *slots_, batch_)
+                                  : ComputeIn(*cache_, batch_);
     if (!computed.wrong.empty()) return Wrong(computed.wrong);
+    const Status status = CheckSessions(*sessions_, *cache_);
+    if (!status.ok()) return Wrong(status.ToString());
     Wrong(judge_.Compute(batch_, computed.states));
     counts_->judged += std::ssize(computed.states);
     batch_ = {};
@@ -353,6 +370,7 @@ class Player {
       }
     }
     if (sessions_->Gauges() != plain_->Gauges()) Wrong("the gauges differ");
+    if (sessions_->Requests() != plain_->Requests()) Wrong("requests differ");
   }
 
   void AddGauges() {
@@ -366,6 +384,7 @@ class Player {
     sum.evicted_tokens += gauges.evicted_tokens;
     sum.shifts += gauges.shifts;
     sum.reprocessed += gauges.reprocessed;
+    sum.missed += gauges.missed;
     sum.refusals += gauges.refusals;
   }
 
@@ -374,7 +393,10 @@ class Player {
   PlayCounts* counts_;
   Setup setup_;
   std::vector<Sight> sights_;
-  std::unique_ptr<Cache> cache_;
+  std::unique_ptr<PagedPool> pool_;
+  std::unique_ptr<PoolSlots> slots_;
+  std::unique_ptr<Cache> cells_;
+  Cache* cache_;  // The slots of the pool, or the cells.
   std::unique_ptr<Cache> plain_cache_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<Sessions> plain_;

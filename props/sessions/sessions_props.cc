@@ -28,6 +28,7 @@ TEST(SessionsProps, EachRequestComputesWhatItWouldAlone) {
     EXPECT_GT(counts.gauges.forks, 1000);
     EXPECT_GT(counts.gauges.shifts, 1000);
     EXPECT_GT(counts.gauges.reprocessed, 200);
+    EXPECT_GT(counts.gauges.missed, 100);
     EXPECT_EQ(counts.gauges.refusals, 0);
   }
 }

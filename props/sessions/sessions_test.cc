@@ -10,6 +10,7 @@
 
 #include "core/index.h"
 #include "props/base/text_file.h"
+#include "props/sessions/stand_in_model.h"
 
 namespace kvtwin::props {
 namespace {
@@ -217,6 +218,156 @@ TEST_P(SessionsTest, MisuseIsRefusedWithTheValue) {
             "slots is 0, it must be at least 1");
   EXPECT_EQ(MakeSessions(*cache_, {.choice = SlotChoice{7}}).status().message(),
             "choice is 7, it must be 0 to 1");
+}
+
+TEST_P(SessionsTest, TheDumpSaysWhyAPrefixWasMissed) {
+  CacheSpec cache_spec;
+  cache_spec.kind = Kind::kSwa;
+  cache_spec.window = 2;
+  const SessionsSpec spec = {.slots = 2, .context = 16, .batch = 4};
+  const auto cache = *MakeCache(cache_spec, GetParam());
+  ASSERT_TRUE(cache->Init(InitOf(spec, DType::kF32)).ok());
+  const auto sessions = *MakeSessions(*cache, spec, GetParam());
+  ASSERT_TRUE(sessions->Submit(Prompt(12)).ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(sessions->NextBatch().ok());
+  ASSERT_TRUE(sessions->Sampled(0, 7).ok());
+  ASSERT_TRUE(sessions->NextBatch().ok());
+  ASSERT_TRUE(sessions->Submit(Prompt(11)).ok());
+  ASSERT_TRUE(sessions->Submit(Prompt(3)).ok());
+  ASSERT_TRUE(sessions->NextBatch().ok());
+  EXPECT_TRUE(CheckSessions(*sessions, *cache).ok());
+  EXPECT_EQ(DumpSessions(*sessions, *cache),
+            "2 slots of 16 tokens, batches of 4, prefixes of all slots\n"
+            "slot 0: request 0, 13 tokens, 13 reusable, 1 answered, 1 outputs "
+            "to sample; 0 of 12 prompt tokens reused\n"
+            "slot 1: request 1, 4 tokens, 4 reusable, 0 answered, 0 outputs to "
+            "sample; 0 of 11 prompt tokens reused; missed slot 0: position 10 "
+            "needs 8 and 9; 8 was evicted\n"
+            "request 2 waits with 3 prompt tokens\n"
+            "7 of 10 cells used, 0 shared\n"
+            "2 running, 1 waiting; 0 of 23 prompt tokens reused, 0 forks, 1 "
+            "prefixes missed, 0 tokens evicted\n"
+            "17 tokens in 5 batches, 0 refused; 0 shifts, 0 computed again\n");
+}
+
+TEST_P(SessionsTest, TheCheckFindsWhatSomeoneElseChanged) {
+  struct Case {
+    std::int32_t begin;
+    std::int32_t end;
+    std::string message;
+  };
+  for (const Case& test : std::vector<Case>{
+           {0, 0, ""},
+           {1, 2, "slot 0 lacks one of the positions 0 to 3"},
+           {3, kOpenEnd, "slot 0 lacks one of the positions 0 to 3"}}) {
+    Sessions& sessions = Make({.slots = 1, .context = 8, .batch = 8});
+    ASSERT_TRUE(sessions.Submit(Prompt(4)).ok());
+    ASSERT_TRUE(sessions.NextBatch().ok());
+    ASSERT_TRUE(cache_->Remove(0, test.begin, test.end).ok());
+    EXPECT_EQ(CheckSessions(sessions, *cache_).message(), test.message);
+  }
+  ASSERT_TRUE(cache_->StartForward({{{7}}, {{3}}}, false).ok());
+  EXPECT_EQ(CheckSessions(*sessions_, *cache_).message(),
+            "cell 3 belongs to sequence 3, there are 1 slots");
+}
+
+TEST_P(SessionsTest, CachesSayWhyTheyCannotResume) {
+  CacheSpec spec;
+  spec.kind = Kind::kSwaMem;
+  spec.window = 4;
+  spec.memory = 4;
+  CacheSpec both;
+  both.kind = Kind::kWrapper;
+  both.caches = {CacheSpec(), spec};
+  for (const bool wrapped : {false, true}) {
+    const auto cache = *MakeCache(wrapped ? both : spec, GetParam());
+    ASSERT_TRUE(cache->Init({DType::kF32, 1, 64, 32}).ok());
+    std::vector<std::int32_t> positions;
+    for (int i = 0; i < 14; ++i) positions.push_back(i);
+    const std::vector<int> sequences(14, 0);
+    ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
+    ASSERT_TRUE(cache->StartForward({{{14}}, {{0}}}, false).ok());
+    const std::string of = wrapped ? "caches[1]: " : "";
+    const auto why = [&](int seq, int pos) {
+      EXPECT_EQ(cache->WhyNotResume(seq, pos)->empty(),
+                *cache->CanResume(seq, pos));
+      return *cache->WhyNotResume(seq, pos);
+    };
+    EXPECT_EQ(why(0, 12),
+              of + "position 12 needs 8 to 11; 8 and 9 were evicted");
+    EXPECT_EQ(why(0, 13), of + "position 13 needs 9 to 12; 9 was evicted");
+    EXPECT_EQ(why(0, 10), of + "position 10 needs 6 to 9; 6 to 9 were evicted");
+    EXPECT_EQ(why(0, 14), "");
+    EXPECT_EQ(why(0, 15), "");
+    EXPECT_EQ(why(0, 16),
+              of + "position 16 needs 12 to 15; sequence 0 ends at 14");
+    EXPECT_EQ(why(1, 0), of + "sequence 1 holds nothing");
+    EXPECT_EQ(cache->WhyNotResume(0, -1).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_P(SessionsTest, SlotsOfAPoolShareBlocks) {
+  const SessionsSpec spec = {.slots = 2, .context = 8, .batch = 8};
+  const PagedSpec pool_spec = PoolOf(spec, 2);
+  EXPECT_EQ(pool_spec.blocks, 8);
+  const auto pool = *MakePagedPool(pool_spec, GetParam());
+  const auto slots = *MakePoolSlots(*pool, spec);
+  const auto sessions = *MakeSessions(*slots, spec, GetParam());
+  const auto next = [&] {
+    const SessionBatch batch = *sessions->NextBatch();
+    EXPECT_EQ(Compute(*pool, *slots, batch).wrong, "");
+    EXPECT_TRUE(CheckSessions(*sessions, *slots).ok());
+    return batch.inputs.size();
+  };
+  ASSERT_TRUE(sessions->Submit(Prompt(5)).ok());
+  EXPECT_EQ(next(), 5);
+  ASSERT_TRUE(sessions->Submit(Prompt(7)).ok());
+  EXPECT_EQ(next(), 2);
+  EXPECT_EQ(sessions->Request(1)->reused, 5);
+  EXPECT_EQ(pool->Usage().shared, 2);  // The third is copied on write.
+  EXPECT_EQ(pool->Usage().used, 5);
+  EXPECT_EQ(CountCells(*slots).shared, 4);
+  // A batch that was not put into every layer is found by the next call.
+  ASSERT_TRUE(sessions->Cancel(0).ok());
+  ASSERT_TRUE(sessions->Submit(Prompt(8)).ok());
+  ASSERT_TRUE(sessions->NextBatch().ok());
+  EXPECT_EQ(slots->Remove(0, 0, kOpenEnd).code(),
+            StatusCode::kFailedPrecondition);
+}
+
+TEST_P(SessionsTest, SlotsOfAPoolRefuseMisuse) {
+  const SessionsSpec spec = {.slots = 2, .context = 8, .batch = 8};
+  PagedSpec small = PoolOf(spec, 3);
+  EXPECT_EQ(small.blocks, 6);
+  --small.blocks;
+  auto pool = *MakePagedPool(small, GetParam());
+  EXPECT_EQ(MakePoolSlots(*pool, spec).status().message(),
+            "the pool has 5 blocks, 2 slots of 8 tokens need 6");
+  small = PoolOf(spec, 3);
+  small.max_seq_len = 7;
+  pool = *MakePagedPool(small, GetParam());
+  EXPECT_EQ(MakePoolSlots(*pool, spec).status().message(),
+            "max_seq_len is 7, the context 8");
+  pool = *MakePagedPool(PoolOf(spec, 3), GetParam());
+  const auto slots = *MakePoolSlots(*pool, spec);
+  const auto start = [&](const std::vector<std::int32_t>& positions,
+                         const std::vector<int>& sequences) {
+    return slots->StartForward({positions, sequences}, false).message();
+  };
+  EXPECT_EQ(start({}, {}), "the batch has 0 positions and 0 sequences");
+  EXPECT_EQ(start({0}, {2}), "sequence is 2, there are 2 slots");
+  EXPECT_EQ(start({1}, {0}),
+            "token 0 has position 1, sequence 0 continues at 0");
+  EXPECT_EQ(start({0, 0, 1}, {0, 1, 0}),
+            "token 2: the tokens of sequence 0 lie apart");
+  EXPECT_EQ(slots->SetLayer(2).message(), "layer is 2, the pool has 2");
+  EXPECT_EQ(slots->Put({}, {}).message(),
+            "there is no pass: call StartForward");
+  EXPECT_EQ(slots->Get().status().code(), StatusCode::kNotSupported);
+  EXPECT_EQ(slots->Remove(0, 2, 1).message(), "begin is 2, end 1");
+  EXPECT_EQ(slots->CopyPrefix(0, 1, -1).message(),
+            "len is -1, it must not be negative");
 }
 
 TEST(SessionsRules, EachIsCitedWhereItIsKept) {

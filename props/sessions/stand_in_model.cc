@@ -70,6 +70,23 @@ std::vector<Row> Seen(const KvView& view, std::int64_t token,
   return seen;
 }
 
+// The rows of a sequence up to a position.
+std::vector<Row> SeenInPool(const std::vector<PagedView>& views,
+                            std::int32_t position) {
+  std::vector<Row> seen;
+  for (const PagedView& view : views) {
+    for (int i = 0; i < view.length && view.start + i <= position; ++i) {
+      const float low = ElementOf<float>(view.value, 0, 0, i);
+      const float high = ElementOf<float>(view.value, 1, 0, i);
+      const float at = ElementOf<float>(view.key, 1, 0, i);
+      seen.emplace_back(static_cast<std::int64_t>(at),
+                        static_cast<std::uint64_t>(high) * kHalf +
+                            static_cast<std::uint64_t>(low));
+    }
+  }
+  return seen;
+}
+
 Sight SightOf(const CacheSpec& spec, int type) {
   Sight sight = {.window = {}, .chunk = 0, .type = type};
   if (IsWindowed(spec.kind)) sight.window = spec.window;
@@ -117,6 +134,44 @@ Computed Compute(Cache& cache, const std::vector<Sight>& sights,
     }
   }
   return computed;
+}
+
+Computed Compute(PagedPool& pool, PoolSlots& slots, const SessionBatch& batch) {
+  Computed computed;
+  std::vector<States>& states = computed.states;
+  for (const SessionInput& input : batch.inputs) {
+    states.push_back({FirstState(input)});
+  }
+  for (int layer = 0; layer < kModelLayers; ++layer) {
+    Status status = slots.SetLayer(layer);
+    if (status.ok()) status = PutStates(slots, batch, states);
+    for (int i = 0; status.ok() && i < Size(states); ++i) {
+      const int sequence = slots.Sequence(At(batch.sequences, i));
+      const auto views = pool.Views(sequence, layer);
+      if (!views.ok()) {
+        status = views.status();
+        break;
+      }
+      States& own = At(states, i);
+      own.push_back(
+          Mix(own.back(), SeenInPool(*views, At(batch.positions, i))));
+    }
+    if (!status.ok()) computed.wrong = status.ToString();
+    if (!status.ok()) return computed;
+  }
+  return computed;
+}
+
+PagedSpec PoolOf(const SessionsSpec& spec, int block_size) {
+  PagedSpec pool;
+  pool.block_size = block_size;
+  pool.blocks = AsInt(BlocksFor(spec, block_size));
+  pool.max_seq_len = spec.context;
+  pool.layers = kModelLayers;
+  pool.k_head_dim = 2;
+  pool.v_head_dim = 2;
+  pool.dtype = DType::kF32;
+  return pool;
 }
 
 const States& Story::Add(const SessionInput& input) {

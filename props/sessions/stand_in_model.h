@@ -41,6 +41,11 @@ struct Computed {
 Computed Compute(Cache& cache, const std::vector<Sight>& sights,
                  const SessionBatch& batch);
 
+// The same over a pool: `slots` are slots of it.
+Computed Compute(PagedPool& pool, PoolSlots& slots, const SessionBatch& batch);
+// The pool of this model with no more blocks than the sessions need.
+PagedSpec PoolOf(const SessionsSpec& spec, int block_size);
+
 // One sequence, as it should be: the same without a cache.
 class Story {
  public:

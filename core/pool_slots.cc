@@ -1,0 +1,248 @@
+// The slots of sessions in a pool: each is a sequence of the pool.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/index.h"
+#include "core/refusals.h"
+#include "kvtwin/sessions.h"
+
+namespace kvtwin {
+namespace {
+
+Status Unsupported(std::string_view call) {
+  return {StatusCode::kNotSupported,
+          fmt::format("{}: the slots of a pool have none", call)};
+}
+
+// The tokens [begin, begin + count) of [head_dim, kv_heads, tokens].
+TensorView TokensOf(TensorView view, int begin, int count) {
+  view.data = view.at(0, 0, begin);
+  view.shape[2] = count;
+  return view;
+}
+
+class PoolSlotsOf final : public PoolSlots {
+ public:
+  // Requires: the pool is large enough.
+  PoolSlotsOf(PagedPool& pool, std::vector<int> sequences)
+      : pool_(&pool), sequences_(std::move(sequences)) {}
+  ~PoolSlotsOf() override { Close(); }
+  PoolSlotsOf(const PoolSlotsOf&) = delete;
+  PoolSlotsOf& operator=(const PoolSlotsOf&) = delete;
+
+  int Sequence(int slot) const override { return At(sequences_, slot); }
+
+  Status SetConfig(const CacheConfig&) override {
+    return Unsupported("config");
+  }
+  Status Init(const InitArgs&) override {
+    return Untimely("the slots of a pool need no Init");
+  }
+  void Close() override {
+    for (const int sequence : sequences_) (void)pool_->Free(sequence).ok();
+    sequences_.clear();
+    parts_.clear();
+  }
+  Status SetLayer(int layer) override {
+    if (layer < 0 || layer >= pool_->spec().layers) {
+      return Invalid("layer is {}, the pool has {}", layer,
+                     pool_->spec().layers);
+    }
+    layer_ = layer;
+    return {};
+  }
+
+  Status StartForward(const Batch& batch, bool reserve) override {
+    if (reserve) return Unsupported("reserve");
+    if (batch.positions.empty() ||
+        batch.positions.size() != batch.sequences.size()) {
+      return Invalid("the batch has {} positions and {} sequences",
+                     batch.positions.size(), batch.sequences.size());
+    }
+    if (Status status = CommitParts(); !status.ok()) return status;
+    std::vector<Part> parts;
+    for (int i = 0; i < Size(batch.positions); ++i) {
+      Status status =
+          AddTo(parts, At(batch.sequences, i), i, At(batch.positions, i));
+      if (!status.ok()) return status;
+    }
+    parts_ = std::move(parts);
+    return {};
+  }
+
+  Status SetCausal(std::span<const int>) override {
+    return Unsupported("SetCausal");
+  }
+
+  Status Put(const TensorView& key, const TensorView& value) override {
+    if (parts_.empty()) return Untimely("there is no pass: call StartForward");
+    const int tokens = parts_.back().begin + parts_.back().count;
+    for (const TensorView* rows : {&key, &value}) {
+      if (rows->data == nullptr) return Invalid("a tensor has no data");
+      if (rows->shape[2] == tokens) continue;
+      return Invalid("rows are of {} tokens, the batch has {}", rows->shape[2],
+                     tokens);
+    }
+    for (const Part& part : parts_) {
+      const auto appended = pool_->Append(
+          Sequence(part.slot), layer_, TokensOf(key, part.begin, part.count),
+          TokensOf(value, part.begin, part.count));
+      if (!appended.ok()) return appended.status();
+    }
+    return {};
+  }
+
+  Result<KvView> Get() override { return Unsupported("Get"); }
+
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    Status status = CheckSlot(src);
+    if (status.ok()) status = CheckSlot(dst);
+    if (status.ok()) status = NotNegative("len", len);
+    if (status.ok()) status = CommitParts();
+    if (!status.ok()) return status;
+    if (src == dst) return Truncate(dst, len);
+    const int kept = std::min(len, Length(src));
+    status = pool_->Free(Sequence(dst));
+    if (!status.ok()) return status;
+    const Result<int> forked = pool_->Fork(Sequence(src), kept);
+    if (!forked.ok()) return forked.status();
+    At(sequences_, dst) = *forked;
+    return {};
+  }
+
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    Status status = CheckSlot(seq);
+    if (status.ok()) status = NotNegative("pos", pos);
+    if (!status.ok()) return status;
+    return true;
+  }
+
+  // Tokens of a pool do not move (S32).
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    Status status = CheckSlot(seq);
+    if (status.ok()) status = NotNegative("begin", begin);
+    if (status.ok() && begin > end) {
+      status = Invalid("begin is {}, end {}", begin, end);
+    }
+    if (status.ok()) status = CommitParts();
+    if (!status.ok()) return status;
+    const bool keeps = begin > 0 || end < Length(seq);
+    if (end != kOpenEnd && keeps) return Unsupported("a shift");
+    return Truncate(seq, begin);
+  }
+
+  Status SetLayerType(int) override { return Unsupported("SetLayerType"); }
+  Cache* UnderlyingCache() override { return this; }
+  Result<bool> EncoderCached() override { return Unsupported("an encoder"); }
+
+  // A cell is a place of a block.
+  int CellCount() const override {
+    return pool_->spec().blocks * pool_->spec().block_size;
+  }
+  std::span<const int> BatchCells() const override { return {}; }
+  // With the tokens of the current pass once they are put.
+  void ListCells(std::vector<CellEntry>& out) const override {
+    out.clear();
+    for (int slot = 0; slot < Size(sequences_); ++slot) {
+      int end = Length(slot);
+      for (const Part& part : parts_) end += part.slot == slot ? part.count : 0;
+      auto places = pool_->SlotMapping(Sequence(slot), 0, end);
+      if (!places.ok()) {
+        places = pool_->SlotMapping(Sequence(slot), 0, Length(slot));
+      }
+      for (int i = 0; places.ok() && i < Size(*places); ++i) {
+        out.push_back({AsInt(At(*places, i)), i, slot});
+      }
+    }
+    std::ranges::sort(out, {}, [](const CellEntry& entry) {
+      return std::pair(entry.cell, entry.sequence);
+    });
+  }
+
+ private:
+  // Tokens of a batch: those of one slot.
+  struct Part {
+    int slot = 0;
+    int begin = 0;
+    int count = 0;
+  };
+
+  int Length(int slot) const {
+    const Result<int> length = pool_->SeqLen(Sequence(slot));
+    return length.ok() ? *length : 0;
+  }
+
+  Status CheckSlot(int slot) const {
+    if (slot >= 0 && slot < Size(sequences_)) return {};
+    return Invalid("sequence is {}, there are {} slots", slot,
+                   sequences_.size());
+  }
+
+  Status AddTo(std::vector<Part>& parts, int slot, int index,
+               std::int32_t position) const {
+    if (Status status = CheckSlot(slot); !status.ok()) return status;
+    if (parts.empty() || parts.back().slot != slot) {
+      if (std::ranges::find(parts, slot, &Part::slot) != parts.end()) {
+        return Invalid("token {}: the tokens of sequence {} lie apart", index,
+                       slot);
+      }
+      parts.push_back({slot, index, 0});
+    }
+    const int next = Length(slot) + parts.back().count++;
+    if (position == next) return {};
+    return Invalid("token {} has position {}, sequence {} continues at {}",
+                   index, position, slot, next);
+  }
+
+  // The rows of the last batch are complete.
+  Status CommitParts() {
+    while (!parts_.empty()) {
+      const Part& part = parts_.back();
+      Status status = pool_->Commit(Sequence(part.slot), part.count);
+      if (!status.ok()) return status;
+      parts_.pop_back();
+    }
+    return {};
+  }
+
+  Status Truncate(int slot, std::int32_t len) {
+    if (len >= Length(slot)) return {};
+    return pool_->Truncate(Sequence(slot), len);
+  }
+
+  PagedPool* pool_;
+  std::vector<int> sequences_;  // By slot.
+  int layer_ = 0;
+  std::vector<Part> parts_;  // Of the batch that is not committed yet.
+};
+
+}  // namespace
+
+Result<std::unique_ptr<PoolSlots>> MakePoolSlots(PagedPool& pool,
+                                                 const SessionsSpec& spec) {
+  const std::int64_t needed = BlocksFor(spec, pool.spec().block_size);
+  if (pool.spec().blocks < needed) {
+    return Invalid("the pool has {} blocks, {} slots of {} tokens need {}",
+                   pool.spec().blocks, spec.slots, spec.context, needed);
+  }
+  if (pool.spec().max_seq_len < spec.context) {
+    return Invalid("max_seq_len is {}, the context {}", pool.spec().max_seq_len,
+                   spec.context);
+  }
+  std::vector<int> sequences;
+  for (int slot = 0; slot < spec.slots; ++slot) {
+    const Result<int> opened = pool.Open();
+    if (!opened.ok()) return opened.status();
+    sequences.push_back(*opened);
+  }
+  std::unique_ptr<PoolSlots> slots =
+      std::make_unique<PoolSlotsOf>(pool, std::move(sequences));
+  return slots;
+}
+
+}  // namespace kvtwin
