@@ -30,25 +30,23 @@ Status CheckGroups(std::string_view list, std::span<const SessionInput> prompt,
   return {};
 }
 
-Status CheckInput(std::string_view list, std::int64_t index,
-                  const SessionInput& input) {
+Status BadInput(std::string_view list, std::int64_t index,
+                const SessionInput& input) {
   if (input.token < 0) {
     return Invalid("{}[{}].token is {}, it must not be negative", list, index,
                    input.token);
   }
-  if (input.same_batch < 0) {
-    return Invalid("{}[{}].same_batch is {}, it must not be negative", list,
-                   index, input.same_batch);
-  }
-  return {};
+  return Invalid("{}[{}].same_batch is {}, it must not be negative", list,
+                 index, input.same_batch);
 }
 
 // Checks a list of inputs; `list` is the name of the argument.
 Status CheckInputs(std::string_view list, std::span<const SessionInput> inputs,
                    int largest) {
   for (std::int64_t i = 0; i < std::ssize(inputs); ++i) {
-    Status status = CheckInput(list, i, At(inputs, i));
-    if (!status.ok()) return status;
+    const SessionInput& input = At(inputs, i);
+    if (input.token < 0 || input.same_batch < 0)
+      return BadInput(list, i, input);
   }
   return CheckGroups(list, inputs, largest);
 }
