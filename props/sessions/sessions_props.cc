@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "props/sessions/session_play.h"
@@ -11,12 +12,16 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr std::uint64_t kPlays = 2000;
+// The number of plays: KVTWIN_SESSION_PLAYS, or a few.
+std::uint64_t Plays() {
+  const char* count = std::getenv("KVTWIN_SESSION_PLAYS");
+  return count == nullptr ? 2000 : std::stoull(count);
+}
 
 TEST(SessionsProps, EachRequestComputesWhatItWouldAlone) {
   for (const char* twin : {"optimized", "reference"}) {
     PlayCounts counts;
-    for (std::uint64_t seed = 1; seed <= kPlays; ++seed) {
+    for (std::uint64_t seed = 1; seed <= Plays(); ++seed) {
       const std::string wrong =
           PlaySessions(seed, SessionsOf(twin), {.cache_twin = twin}, counts);
       ASSERT_EQ(wrong, "") << twin;
