@@ -207,6 +207,8 @@ void Engine::Loop() {
     if (!status.ok()) {
       std::cerr << "engine: " << status.ToString() << "\n";
       while (!running_.empty()) End(running_.begin()->first, "error");
+      // A batch was perhaps planned and not computed: no slot is trusted.
+      for (int i = 0; i < options_.slots; ++i) (void)sessions_->Adopt(i, {});
     }
     UpdateCounters();
     std::unique_lock lock(mutex_);
@@ -375,7 +377,7 @@ void Engine::End(int number, const std::string& finish) {
     const Status status = sessions_->Finish(number);
     if (!status.ok()) std::cerr << "engine: " << status.ToString() << "\n";
   }
-  Park(request);
+  if (finish != "error") Park(request);
   Report(request, finish);
   running_.erase(number);
 }
