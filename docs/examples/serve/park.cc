@@ -32,7 +32,10 @@ ParkingLot::ParkingLot(std::string folder, std::string model, std::size_t limit)
     const auto label = kvtwin::ModelOf(path);
     const Json json = Json::parse(label.ok() ? *label : "", nullptr, false);
     if (!json.is_object() || json.value("model", Json()) != model_) continue;
-    Tokens tokens = json.value("tokens", Tokens());
+    Tokens tokens;
+    for (const Json& token : json.value("tokens", Json())) {
+      if (token.is_number_integer()) tokens.push_back(token.get<int>());
+    }
     if (Label(tokens) == *label) files_[path] = std::move(tokens);
   }
 }
@@ -61,7 +64,10 @@ void ParkingLot::Park(const Tokens& tokens, kvtwin::CacheState state) {
       std::launch::async,
       [path, replaced, label = Label(tokens), state = std::move(state)] {
         const kvtwin::Status status = kvtwin::SaveState(state, path, label);
-        if (!status.ok()) std::cerr << "park: " << status.ToString() << "\n";
+        if (!status.ok()) {
+          std::cerr << "park: " << status.ToString() << "\n";
+          return;
+        }
         std::error_code error;
         for (const std::string& old : replaced) fs::remove(old, error);
       });
