@@ -79,6 +79,7 @@ class SessionJudge {
   };
 
   std::string Admitted(const Sessions& sessions);
+  bool MayHaveShifted() const;
   int LongestReuse(const Told& told) const;
   std::string PlanToken(int request, const SessionBatch& batch, int index);
   std::string Place(Told& told, int position);
