@@ -83,14 +83,16 @@ int SessionJudge::LongestReuse(const Told& told) const {
   return OutsideGroups(told.prompt, longest);
 }
 
-// Whether a full slot may have made room already, for a token that the last
-// batch had no place for.
+// Whether a slot may have been emptied for a shift, for a token that the batch
+// then had no place for.
 bool SessionJudge::MayHaveShifted() const {
-  return std::ranges::any_of(requests_, [&](const auto& request) {
+  const auto is_full = [&](const auto& request) {
     const Told& told = request.second;
     return told.removed < 0 && told.planned == 0 &&
            told.story.size() == spec_.context;
-  });
+  };
+  return std::ranges::any_of(requests_, is_full) ||
+         std::ranges::any_of(slots_, &Held::full);
 }
 
 // Judges the requests that got a slot.
@@ -122,6 +124,7 @@ std::string SessionJudge::Admitted(const Sessions& sessions) {
     first = false;
     told.slot = info.slot;
     held.request = request;
+    held.full = false;
     for (int i = 0; i < Size(told.prompt); ++i) {
       const SessionInput& input = At(told.prompt, i);
       const States* states = nullptr;
@@ -334,6 +337,7 @@ void SessionJudge::Leave(int request) {
   const Told& told = requests_.at(request);
   Held& held = At(slots_, told.slot);
   held.inputs = told.story.inputs();
+  held.full = Size(held.inputs) == spec_.context;
   const std::int64_t stays = std::max<std::int64_t>(
       told.story.size() + std::ssize(told.pending) - told.removed, 0);
   if (stays < Size(held.inputs)) held.inputs.resize(AsSize(stays));

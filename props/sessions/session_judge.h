@@ -76,6 +76,7 @@ class SessionJudge {
     std::vector<SessionInput> inputs;
     int exact = 0;
     int request = -1;
+    bool full = false;  // Its last request waited for a shift, or was shifted.
   };
 
   std::string Admitted(const Sessions& sessions);
