@@ -38,7 +38,7 @@ struct Job {
   std::int64_t asked = 0;  // Outputs planned so far.
   Inputs queue;
   std::size_t queued = 0;
-  std::vector<Group> groups;  // Of the prompt, those of several inputs.
+  std::vector<Group> groups;  // The prompt's groups of several inputs.
 
   int left() const { return AsInt(queue.size() - queued); }
 };
@@ -173,7 +173,7 @@ class FastSessions final : public GuardedSessions {
   // classes: those that share more whole blocks with the prompt come first.
   Source FindSource(Job& job, bool own) {
     job.info.missed.clear();
-    std::vector<Source> sources;  // One class, those that share something.
+    std::vector<Source> sources;  // The slots of a class that share something.
     Source found;
     int level = -1;
     const auto decide = [&] {
@@ -322,6 +322,7 @@ class FastSessions final : public GuardedSessions {
     Lane& lane = At(lanes_, slot);
     Job& job = *lane.job;
     if (Size(lane.record) >= spec().context) {
+      if (!first && room < FirstAfterShift(lane, job)) return {};
       if (Status status = Shift(slot); !status.ok()) return status;
     }
     Part part = {.slot = slot};
@@ -340,13 +341,25 @@ class FastSessions final : public GuardedSessions {
     return {};
   }
 
+  int ShiftEnd(const Lane& lane, int keep) const {
+    const int least = keep + std::max((spec().context - keep) / 2, 1);
+    int end = keep;
+    while (end < least) end += 1 + At(lane.record, end).same_batch;
+    return end;
+  }
+
+  // The size of the group that comes first if all that stays is computed again.
+  int FirstAfterShift(const Lane& lane, const Job& job) const {
+    const int first = job.keep == 0 ? ShiftEnd(lane, 0) : 0;
+    return first < Size(lane.record) ? 1 + At(lane.record, first).same_batch
+                                     : 1;
+  }
+
   // (Q10)
   Status Shift(int slot) {
     Lane& lane = At(lanes_, slot);
     Job& job = *lane.job;
-    const int wanted = std::max((spec().context - job.keep) / 2, 1);
-    int end = job.keep;
-    while (end < job.keep + wanted) end += 1 + At(lane.record, end).same_batch;
+    const int end = ShiftEnd(lane, job.keep);
     ++gauges_.shifts;
     SetReusable(slot, std::min(lane.reusable, job.keep));
     const int rest = Size(lane.record) - (end - job.keep);

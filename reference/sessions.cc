@@ -51,7 +51,7 @@ struct Asked {
   RequestOptions options;
   RequestInfo info;
   Inputs prompt;
-  Inputs queue;                  // What is to be computed next.
+  Inputs queue;                  // Inputs to compute next.
   std::int64_t outputs = 0;      // Planned, whether sampled or not.
   std::int64_t most = 0;         // Tokens of the answer, at most,
   Ending last = Ending::kLimit;  // and how it ends then.
@@ -138,7 +138,7 @@ class PlainSessions final : public GuardedSessions {
 
   static bool IsFree(const Place& place) { return place.request < 0; }
 
-  // How much of the prompt the slot shares (Q5).
+  // The number of inputs that the prompt shares with the slot's record (Q5).
   int Shared(const Asked& asked, int slot) const {
     const Place& place = At(slots_, slot);
     int same = 0;
@@ -149,7 +149,7 @@ class PlainSessions final : public GuardedSessions {
     return same;
   }
 
-  // Where a request resumes after a prefix: at least one input is left to
+  // The position at which a request resumes after a prefix: an input is left to
   // compute, and no group is cut.
   static int Resumed(const Asked& asked, int prefix) {
     const int resumed = std::min(prefix, Size(asked.prompt) - 1);
@@ -173,7 +173,7 @@ class PlainSessions final : public GuardedSessions {
     return oldest;
   }
 
-  // Where the request goes, and whose prefix it takes over (Q5, Q6).
+  // The slot of a request, and the slot whose prefix it takes over (Q5, Q6).
   struct Choice {
     int slot = 0;
     int source = -1;
@@ -251,8 +251,8 @@ class PlainSessions final : public GuardedSessions {
     return {};
   }
 
-  // How many inputs the slot could compute now, a token that is not sampled yet
-  // among them (Q8, Q9).
+  // The number of inputs that the slot could compute now, a token that is not
+  // sampled yet among them (Q8, Q9).
   int Ready(int slot) const {
     if (IsFree(At(slots_, slot))) return 0;
     const Asked& asked = requests_.at(At(slots_, slot).request);
@@ -286,6 +286,7 @@ class PlainSessions final : public GuardedSessions {
     Place& place = At(slots_, slot);
     Asked& asked = requests_.at(place.request);
     if (Size(place.record) == spec().context) {
+      if (!plan.empty() && room < FirstAgain(place, asked)) return {};
       if (Status status = Shift(slot); !status.ok()) return status;
     }
     if (asked.queue.empty()) {
@@ -308,15 +309,29 @@ class PlainSessions final : public GuardedSessions {
     return {};
   }
 
+  // The end of what a shift removes (Q10).
+  int ShiftEnd(const Place& place, int keep) const {
+    const int wanted = std::max((spec().context - keep) / 2, 1);
+    int end = keep;
+    while (end - keep < wanted) end += 1 + At(place.record, end).same_batch;
+    return end;
+  }
+
+  // The size of the group that comes first if a shift of the slot fails.
+  int FirstAgain(const Place& place, const Asked& asked) const {
+    const int keep = asked.options.keep;
+    const int first = keep > 0 ? 0 : ShiftEnd(place, keep);
+    if (first == Size(place.record)) return 1;  // A token of the answer.
+    return 1 + At(place.record, first).same_batch;
+  }
+
   // Makes room in a slot that is full (Q10). If the tokens cannot move, or
   // those that a window now sees again are gone, they are computed again.
   Status Shift(int slot) {
     Place& place = At(slots_, slot);
     Asked& asked = requests_.at(place.request);
     const int keep = asked.options.keep;
-    const int wanted = std::max((spec().context - keep) / 2, 1);
-    int end = keep;
-    while (end - keep < wanted) end += 1 + At(place.record, end).same_batch;
+    const int end = ShiftEnd(place, keep);
     ++gauges_.shifts;
     place.reusable = std::min(place.reusable, keep);
     Inputs rest = place.record;

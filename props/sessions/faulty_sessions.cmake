@@ -60,6 +60,8 @@ kvtwin_faulty_sessions(overlooks_the_last_slot
       if (own &&" "for (int i = 0; i < std::max(spec().slots - 1, 1); ++i) {
       if (own &&")
 
+kvtwin_faulty_sessions(shifts_without_room
+  "if (!plan.empty() && room < FirstAgain(place, asked)) return {};" "")
 kvtwin_faulty_sessions(forgets_what_it_adopted
   "place.reusable = Size(place.record);" "place.reusable = 0;")
 

@@ -41,7 +41,7 @@ void SessionJudge::Submit(int request, std::vector<SessionInput> prompt,
                .options = options,
                .story = Story(sights_),
                .pending = {},
-               .due = {}};
+               .unsampled = {}};
   requests_.emplace(request, std::move(told));
 }
 
@@ -61,7 +61,7 @@ std::int64_t SessionJudge::Most(const Told& told) const {
 bool SessionJudge::IsReady(const Told& told) const {
   if (told.removed >= 0 || told.slot < 0) return false;
   if (!told.pending.empty()) return true;
-  return spec_.ahead && told.due.size() == 1 && told.outputs < Most(told);
+  return spec_.ahead && told.unsampled.size() == 1 && told.outputs < Most(told);
 }
 
 // The most that the request could reuse (Q5).
@@ -83,18 +83,6 @@ int SessionJudge::LongestReuse(const Told& told) const {
   return OutsideGroups(told.prompt, longest);
 }
 
-// Whether a slot may have been emptied for a shift, for a token that the batch
-// then had no place for.
-bool SessionJudge::MayHaveShifted() const {
-  const auto is_full = [&](const auto& request) {
-    const Told& told = request.second;
-    return told.removed < 0 && told.planned == 0 &&
-           told.story.size() == spec_.context;
-  };
-  return std::ranges::any_of(requests_, is_full) ||
-         std::ranges::any_of(slots_, &Held::full);
-}
-
 // Judges the requests that got a slot.
 std::string SessionJudge::Admitted(const Sessions& sessions) {
   bool first = true;
@@ -114,8 +102,7 @@ std::string SessionJudge::Admitted(const Sessions& sessions) {
                          request, info.slot, held.request);
     }
     const int longest = told.options.reuse ? LongestReuse(told) : 0;
-    // Later ones find changed slots.
-    const bool all = every_prefix_ && first && !MayHaveShifted();
+    const bool all = every_prefix_ && first;  // Later ones find changed slots.
     if (info.reused > longest && first) return "more is reused than is known";
     if (all && info.reused != longest) {
       return fmt::format("request {} reuses {} inputs of {}", request,
@@ -124,7 +111,6 @@ std::string SessionJudge::Admitted(const Sessions& sessions) {
     first = false;
     told.slot = info.slot;
     held.request = request;
-    held.full = false;
     for (int i = 0; i < Size(told.prompt); ++i) {
       const SessionInput& input = At(told.prompt, i);
       const States* states = nullptr;
@@ -144,6 +130,12 @@ void SessionJudge::AddTo(Told& told, const SessionInput& input,
                          const States*& states) {
   if (told.exact == told.story.size()) ++told.exact;
   states = &told.story.Add(input);
+}
+
+// Whether a slot lost tokens that it computed, though nothing is planned there.
+bool SessionJudge::IsEmptied(const Sessions& sessions, const Told& told) {
+  if (told.slot < 0 || told.removed >= 0 || told.planned > 0) return false;
+  return Size(sessions.Slot(told.slot)->record) != told.story.size();
 }
 
 std::string SessionJudge::Plan(const Sessions& sessions,
@@ -173,6 +165,9 @@ std::string SessionJudge::Plan(const Sessions& sessions,
   }
   for (auto& [request, told] : requests_) {
     told.missed = was_ready[request] && told.planned == 0 ? told.missed + 1 : 0;
+    if (IsEmptied(sessions, told)) {
+      return fmt::format("request {} loses tokens, and gets nothing", request);
+    }
     if (told.missed > 0 && batch.inputs.empty()) return "nothing is planned";
     if (told.missed > spec_.slots) {
       return fmt::format("request {} gets nothing", request);
@@ -221,8 +216,8 @@ std::string SessionJudge::PlanToken(int request, const SessionBatch& batch,
   }
   ++told.planned;
   if (told.pending.empty()) {
-    const bool may = spec_.ahead && told.due.size() == 1 && !told.unknown &&
-                     told.outputs < Most(told);
+    const bool may = spec_.ahead && told.unsampled.size() == 1 &&
+                     !told.unknown && told.outputs < Most(told);
     if (!may || input.token != kUnknownToken) return "it is not known";
     told.unknown = true;
     return "";
@@ -242,8 +237,8 @@ std::string SessionJudge::PlanEnds(const SessionBatch& batch,
     Told& told = requests_.at(At(batch.requests, i));
     const bool last = i + 1 == Size(batch.inputs) ||
                       At(batch.requests, i + 1) != At(batch.requests, i);
-    const bool wanted =
-        last && told.pending.empty() && (told.unknown || told.due.empty());
+    const bool wanted = last && told.pending.empty() &&
+                        (told.unknown || told.unsampled.empty());
     if (outputs[AsSize(i)] != wanted) {
       return fmt::format("token {} has {} output", i, wanted ? "no" : "an");
     }
@@ -272,7 +267,7 @@ std::string SessionJudge::Compute(const SessionBatch& batch,
     }
     if (told.planned == 0 && told.in_flight > 0) {
       told.in_flight = 0;
-      told.due.push_back(At(states, i).back());
+      told.unsampled.push_back(At(states, i).back());
     }
   }
   for (auto it = requests_.begin(); it != requests_.end();) {
@@ -282,10 +277,11 @@ std::string SessionJudge::Compute(const SessionBatch& batch,
   return "";
 }
 
-std::vector<int> SessionJudge::Due() const {
+std::vector<int> SessionJudge::Unsampled() const {
   std::vector<int> requests;
   for (const auto& [request, told] : requests_) {
-    if (told.removed < 0 && !told.due.empty()) requests.push_back(request);
+    if (told.removed < 0 && !told.unsampled.empty())
+      requests.push_back(request);
   }
   return requests;
 }
@@ -295,12 +291,12 @@ bool SessionJudge::Needs(int request) const {
 }
 
 std::uint64_t SessionJudge::NextOutput(int request) const {
-  return requests_.at(request).due.front();
+  return requests_.at(request).unsampled.front();
 }
 
 Ending SessionJudge::Sampled(int request, std::int32_t token) {
   Told& told = requests_.at(request);
-  told.due.pop_front();
+  told.unsampled.pop_front();
   if (told.unknown) {
     told.unknown = false;
   } else {
@@ -337,7 +333,6 @@ void SessionJudge::Leave(int request) {
   const Told& told = requests_.at(request);
   Held& held = At(slots_, told.slot);
   held.inputs = told.story.inputs();
-  held.full = Size(held.inputs) == spec_.context;
   const std::int64_t stays = std::max<std::int64_t>(
       told.story.size() + std::ssize(told.pending) - told.removed, 0);
   if (stays < Size(held.inputs)) held.inputs.resize(AsSize(stays));

@@ -1,5 +1,5 @@
-// What each request must compute, whatever other requests do: the ledger of
-// sessions. It knows no cells and no calls of the cache.
+// The ledger of sessions: it knows what a request must compute, whatever other
+// requests do. It knows neither cells nor calls of the cache.
 
 #ifndef KVTWIN_PROPS_SESSIONS_SESSION_JUDGE_H_
 #define KVTWIN_PROPS_SESSIONS_SESSION_JUDGE_H_
@@ -41,14 +41,14 @@ class SessionJudge {
                       const std::vector<States>& states);
 
   // Requests with outputs that are computed and not sampled.
-  std::vector<int> Due() const;
+  std::vector<int> Unsampled() const;
   // The unsampled tokens that the planned batch needs to be computed.
   bool Needs(int request) const;
   std::uint64_t NextOutput(int request) const;
   // Returns how the request must end now.
   Ending Sampled(int request, std::int32_t token);
   void Finish(int request, std::int64_t removed);
-  // What a free slot holds, up to the first input that a shift has touched.
+  // The inputs of a free slot, up to the first that a shift has touched.
   std::vector<SessionInput> ExactOf(int slot) const;
   // The slot was given these tokens (Q13).
   void Adopt(int slot, std::vector<SessionInput> record);
@@ -63,7 +63,7 @@ class SessionJudge {
     int planned = 0;       // In the batch that is not computed yet.
     bool unknown = false;  // The last of these is not sampled.
     int in_flight = 0;     // Outputs of that batch.
-    std::deque<std::uint64_t> due;
+    std::deque<std::uint64_t> unsampled;  // Outputs that are computed.
     std::int64_t answered = 0;
     std::int64_t outputs = 0;
     std::int64_t removed = -1;  // -1: it has not ended.
@@ -76,11 +76,10 @@ class SessionJudge {
     std::vector<SessionInput> inputs;
     int exact = 0;
     int request = -1;
-    bool full = false;  // Its last request waited for a shift, or was shifted.
   };
 
   std::string Admitted(const Sessions& sessions);
-  bool MayHaveShifted() const;
+  static bool IsEmptied(const Sessions& sessions, const Told& told);
   int LongestReuse(const Told& told) const;
   std::string PlanToken(int request, const SessionBatch& batch, int index);
   std::string Place(Told& told, int position);

@@ -153,7 +153,7 @@ class Player {
       Resolve();
       Compute();
     }
-    for (const int request : judge_.Due()) {
+    for (const int request : judge_.Unsampled()) {
       if (Chance(pick_, 70)) Sample(request);
     }
     if (Chance(pick_, 8)) Adopt();

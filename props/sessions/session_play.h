@@ -29,7 +29,7 @@ struct PlayOptions {
   bool alone = false;  // Without the reference beside.
 };
 
-// What the plays have reached, to see that they reach it.
+// Counts of what happened in plays. A test requires a minimum of each.
 struct PlayCounts {
   SessionGauges gauges;  // Sums.
   std::int64_t requests = 0;

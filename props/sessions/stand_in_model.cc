@@ -12,7 +12,7 @@
 namespace kvtwin::props {
 namespace {
 
-// What a row tells: the position and the state of its token.
+// The numbers of a row: the position and the state of its token.
 using Row = std::pair<std::int64_t, std::uint64_t>;
 
 constexpr std::uint64_t kHalf = 1 << 24;  // A float holds each number below.

@@ -17,7 +17,7 @@ namespace kvtwin::props {
 
 inline constexpr int kModelLayers = 2;
 
-// Which tokens a layer sees: those of a window, or of a chunk.
+// The tokens that a layer sees: a window or a chunk of them.
 struct Sight {
   std::optional<std::int32_t> window;
   std::int32_t chunk = 0;
@@ -46,7 +46,7 @@ Computed Compute(PagedPool& pool, PoolSlots& slots, const SessionBatch& batch);
 // The pool of this model with no more blocks than the sessions need.
 PagedSpec PoolOf(const SessionsSpec& spec, int block_size);
 
-// One sequence, as it should be: the same without a cache.
+// A sequence that is computed without a cache.
 class Story {
  public:
   explicit Story(std::vector<Sight> sights) : sights_(std::move(sights)) {}
