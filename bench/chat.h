@@ -84,7 +84,7 @@ class Chat {
   std::int64_t reusable() const { return reusable_; }
 
  private:
-  // What a slot holds of a prompt.
+  // A request whose prompt a slot holds, and how many of its tokens.
   struct Held {
     const ChatRequest* request = nullptr;
     int length = 0;

@@ -30,7 +30,8 @@ std::unique_ptr<Cache> MakeChatCache(int context, std::string_view twin) {
   return cache;
 }
 
-// What the sessions reused, of what they could have. The cache never refused.
+// Reports how much the sessions reused of what they could reuse. The cache
+// never refused.
 void ReportReuse(const std::string& name, const Chat& chat) {
   const SessionGauges gauges = chat.gauges();
   const auto hits = static_cast<double>(gauges.hit_tokens);

@@ -6,7 +6,7 @@ usage: transformers_decode.py [--contexts 32,512,2048,8000] [--threads 1,2]
 
 The caches take turns, token by token, so that what else the machine does slows all of
 them; a line has the median and the fastest of each. --prefill: seconds of a prefill of
-the longest context. --memory: what a cache of it takes, in a process of its own.
+the longest context. --memory: the memory of a cache of it, measured in another process.
 --cpu: CPU time in place of time, for one thread of a machine that does other work.
 --shared: seconds to the first token of 16 users with one system prompt of 2,000 tokens.
 """
@@ -106,10 +106,10 @@ def decode(model, contexts, tokens):
 
 
 def memory(name, context, out):
-    """The resident memory that a cache takes, in a process of its own."""
+    """The resident memory that a cache takes; runs in a new process."""
     torch.set_num_threads(1)
     model = load()
-    # What the libraries take when they are first used is no part of a cache.
+    # Libraries take memory when they are first used: it is not the cache's.
     fill(model, CACHES[name][1](model.config, 64), name, 64)
     before = resident()
     cache = CACHES[name][1](model.config, context)
@@ -118,7 +118,7 @@ def memory(name, context, out):
 
 
 def resident():
-    ctypes.CDLL(None).malloc_trim(0)  # What is free is not counted.
+    ctypes.CDLL(None).malloc_trim(0)  # Free memory is not counted.
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

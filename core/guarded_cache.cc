@@ -109,7 +109,7 @@ Status GuardedCache::CheckReady() const {
 
 Status GuardedCache::CheckPass() const {
   if (Status status = CheckReady(); !status.ok()) return status;
-  if (!active_) return Untimely("there is no pass: call StartForward");
+  if (!active_) return Untimely("no pass has begun: call StartForward");
   return {};
 }
 

@@ -80,7 +80,7 @@ class PoolSlotsOf final : public PoolSlots {
   }
 
   Status Put(const TensorView& key, const TensorView& value) override {
-    if (parts_.empty()) return Untimely("there is no pass: call StartForward");
+    if (parts_.empty()) return Untimely("no pass has begun: call StartForward");
     const int tokens = parts_.back().begin + parts_.back().count;
     for (const TensorView* rows : {&key, &value}) {
       if (rows->data == nullptr) return Invalid("a tensor has no data");
@@ -107,12 +107,9 @@ class PoolSlotsOf final : public PoolSlots {
     if (!status.ok()) return status;
     if (src == dst) return Truncate(dst, len);
     const int kept = std::min(len, Length(src));
-    status = pool_->Free(Sequence(dst));
-    if (!status.ok()) return status;
     const Result<int> forked = pool_->Fork(Sequence(src), kept);
     if (!forked.ok()) return forked.status();
-    At(sequences_, dst) = *forked;
-    return {};
+    return pool_->Free(std::exchange(At(sequences_, dst), *forked));
   }
 
   Result<bool> CanResume(int seq, std::int32_t pos) override {
@@ -218,7 +215,7 @@ class PoolSlotsOf final : public PoolSlots {
   PagedPool* pool_;
   std::vector<int> sequences_;  // By slot.
   int layer_ = 0;
-  std::vector<Part> parts_;  // Of the batch that is not committed yet.
+  std::vector<Part> parts_;  // The batch, until its rows are committed.
 };
 
 }  // namespace

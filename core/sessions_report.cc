@@ -1,4 +1,4 @@
-// What a server can ask about its sessions: numbers, a check and a text.
+// Reports on sessions, for servers: numbers, a check and a text.
 
 #include <fmt/format.h>
 
@@ -12,10 +12,10 @@
 namespace kvtwin {
 namespace {
 
-// What a slot's sequence holds.
+// The tokens that the sequence of a slot holds.
 struct Held {
   std::vector<bool> positions;
-  int length = 0;  // Of the record.
+  int length = 0;  // The length of the slot's record.
   bool runs = false;
   int known = 0;           // Positions below the length,
   std::int32_t first = 0;  // and the lowest of these.

@@ -12,7 +12,7 @@ namespace kvtwin::optimized {
 namespace {
 
 constexpr std::size_t kLine = 64;
-// Buffers of this size or more are mappings of their own.
+// A buffer of this size or more is a mapping of memory.
 constexpr std::size_t kMapped = std::size_t{1} << 20;
 
 // Whether a buffer gains from huge pages: the memory lost at its ends to

@@ -534,7 +534,7 @@ bool HasAmx() {
 
 // Null: the processor has none.
 MultiplyBf16 OfProcessor() {
-  // Of the processors with the first, only Cooper Lake lacks one of the others.
+  // Cooper Lake alone has the first and lacks one of the others.
   if (__builtin_cpu_supports("avx512bf16") == 0 ||
       __builtin_cpu_supports("avx512vnni") == 0 ||
       __builtin_cpu_supports("avx512vbmi") == 0) {

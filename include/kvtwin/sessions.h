@@ -48,7 +48,7 @@ namespace kvtwin {
 
 inline constexpr std::int32_t kUnknownToken = -1;
 
-// One input of the model. Two are equal if all three members are.
+// An input of the model. Two inputs are equal if all three members are equal.
 struct SessionInput {
   std::int32_t token = 0;        // >= 0
   std::uint64_t multimodal = 0;  // The hash of an image or sound; 0: text.
@@ -56,7 +56,7 @@ struct SessionInput {
   bool operator==(const SessionInput&) const = default;
 };
 
-// Where a request may find its prefix.
+// The slots in which a request may find its prefix.
 enum class SlotChoice {
   kOwnPrefix,  // In a free slot, which it then continues.
   kAnyPrefix,  // In any slot. The prefix of a slot that is in use, or that
@@ -135,12 +135,12 @@ struct SlotInfo {
 struct SessionGauges {
   std::int64_t waiting = 0;  // Requests.
   std::int64_t running = 0;
-  std::int64_t prompt_tokens = 0;  // Of requests that got a slot.
-  std::int64_t hit_tokens = 0;     // Of these, the reused ones.
+  std::int64_t prompt_tokens = 0;  // Counted when the request gets a slot.
+  std::int64_t hit_tokens = 0;     // The reused part of them.
   std::int64_t planned_tokens = 0;
   std::int64_t batches = 0;
   std::int64_t forks = 0;
-  std::int64_t evicted_tokens = 0;  // Of records that made place for another.
+  std::int64_t evicted_tokens = 0;  // They made place for another request.
   std::int64_t shifts = 0;
   std::int64_t reprocessed = 0;  // Shifts that had to compute a slot again.
   std::int64_t missed = 0;    // Requests with a prefix that could not resume.
@@ -203,7 +203,7 @@ Result<std::unique_ptr<Sessions>> MakeSessions(
 // The slots of sessions in a pool: a cache that MakeSessions takes, and whose
 // Put appends to the pool. A forward pass is StartForward (by NextBatch), then
 // for each layer SetLayer, Put and attention over the pool's Views; the rows
-// are committed by the next call that is not one of these. There are no shifts:
+// are committed by the next call of another function. There are no shifts:
 // the tokens that stay are computed again. Get and what is about masks is
 // not_supported.
 class PoolSlots : public Cache {

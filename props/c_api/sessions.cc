@@ -17,7 +17,7 @@ using namespace kvtwin::props;
 struct kvtwin_sessions {
   Cache* cache = nullptr;
   std::unique_ptr<Sessions> sessions;
-  std::vector<kvtwin_session_input> inputs;  // Of the last batch.
+  std::vector<kvtwin_session_input> inputs;  // The inputs of the last batch.
 };
 
 namespace {

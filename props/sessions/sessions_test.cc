@@ -45,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(, SessionsTest,
                          testing::Values("reference", "optimized"),
                          [](const auto& twin) { return twin.param; });
 
-// How many inputs a shift drops, as in the tests of ollama's runner.
+// The number of inputs that a shift drops, as in the tests of ollama's runner.
 TEST_P(SessionsTest, AShiftDropsHalfAndWholeGroups) {
   struct Case {
     int context;
@@ -363,7 +363,7 @@ TEST_P(SessionsTest, SlotsOfAPoolRefuseMisuse) {
             "token 2: the tokens of sequence 0 lie apart");
   EXPECT_EQ(slots->SetLayer(2).message(), "layer is 2, the pool has 2");
   EXPECT_EQ(slots->Put({}, {}).message(),
-            "there is no pass: call StartForward");
+            "no pass has begun: call StartForward");
   EXPECT_EQ(slots->Get().status().code(), StatusCode::kNotSupported);
   EXPECT_EQ(slots->Remove(0, 2, 1).message(), "begin is 2, end 1");
   EXPECT_EQ(slots->CopyPrefix(0, 1, -1).message(),

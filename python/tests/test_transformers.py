@@ -1,6 +1,6 @@
 """kvtwin.transformers: tiny random models of each kind of attention.
 
-Skipped without torch and transformers; `./dev python --transformers` installs them.
+Skipped without torch and transformers; `./dev transformers` installs them.
 """
 
 import gc
@@ -328,7 +328,7 @@ def test_a_fork_has_the_longest_known_prefix(llama):
     assert first.get_seq_length() == 12
     logits(llama, "kvtwin", a, first, (5,))
     first.tokens = torch.cat([system, a], 1)
-    # Of the same tokens it has all except the last one, which is computed again.
+    # The fork has all of the same tokens except the last: it is computed again.
     assert cache.fork(first.tokens).get_seq_length() == 16
     assert cache.fork(torch.cat([system, b], 1)).get_seq_length() == 12
     assert cache.fork(b).get_seq_length() == 0
@@ -391,7 +391,7 @@ def test_reset_and_use_again(model):
     assert torch.equal(logits(model, "kvtwin", ids, cache, (10,)), first)
 
 
-# What is refused.
+# Refusals.
 
 
 def test_a_full_cache(llama):
@@ -554,8 +554,8 @@ class Swaps(DynamicCache):
 @pytest.mark.parametrize(("cache", "finding"), [
     (Drops, "layer 2, row 0, token 24: attention misses token 0"),
     (Doubles, "layer 1, row 0, token 23: attention misses token 8; reads token 7, twice"),
-    (Swaps, "layer 3, row 0, token 21: attention misses token 5; reads a row that is no "
-            "token's"),
+    (Swaps, "layer 3, row 0, token 21: attention misses token 5; reads a row that "
+            "belongs to no token"),
 ])
 def test_audit_finds_a_bug_of_a_cache(llama, implementation, cache, finding):
     if implementation == "eager" and cache is Drops:

@@ -122,16 +122,6 @@ int EmptiestSlot(const kvtwin::Sessions& sessions) {
   return best;
 }
 
-int UsedCells(const kvtwin::Cache& cache) {
-  std::vector<kvtwin::CellEntry> entries;  // Sorted by cell.
-  cache.ListCells(entries);
-  const auto end = std::unique(entries.begin(), entries.end(),
-                               [](const auto& left, const auto& right) {
-                                 return left.cell == right.cell;
-                               });
-  return static_cast<int>(end - entries.begin());
-}
-
 }  // namespace
 
 Answer::Part Answer::Next() {
@@ -397,7 +387,7 @@ void Engine::UpdateCounters() {
   counted_.waiting = static_cast<int>(waiting_.size());
   counted_.parked = parked_ != nullptr ? parked_->size() : 0;
   counted_.cells = cache_->CellCount();
-  counted_.cells_used = UsedCells(*cache_);
+  counted_.cells_used = kvtwin::CountCells(*cache_).used;
   const std::lock_guard lock(mutex_);
   counters_ = counted_;
 }

@@ -28,7 +28,7 @@
 
 namespace serve {
 
-// How an answer is drawn, and where it ends.
+// Options: how the tokens of an answer are drawn, and where the answer ends.
 struct Sampling {
   int max_tokens = 16;
   double temperature = 1;  // 0: the likeliest token.
@@ -95,7 +95,7 @@ class Engine {
     std::mt19937_64 random;
     std::chrono::steady_clock::time_point asked;
     std::string held;  // Text that may be the begin of a stop string.
-    int tokens = 0;    // Of the answer.
+    int tokens = 0;    // The answer's.
     int slot = -1, cached = 0;
   };
 

@@ -37,7 +37,7 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
 
-  // How the cache must be made: it moves K rows to other positions.
+  // The spec of a cache for this model, which moves K rows to other positions.
   kvtwin::CacheSpec cache_spec() const;
 
   // Computes the batch of the cache's pass, which StartForward began, and puts
@@ -61,7 +61,7 @@ class Model {
   void Inner(const Layer& layer, int rows);
 
   ModelConfig config_;
-  kvtwin::DType dtype_ = kvtwin::DType::kF32;  // Of products.
+  kvtwin::DType dtype_ = kvtwin::DType::kF32;  // Products have this dtype.
   std::vector<float> embedding_, final_norm_;
   std::vector<Layer> layers_;
   Linear logits_;

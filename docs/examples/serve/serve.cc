@@ -27,7 +27,7 @@ struct Options {
   EngineOptions engine;
 };
 
-// What a request asks for wrongly: an answer in OpenAI's shape.
+// An error of a request. It is answered in OpenAI's shape.
 struct BadRequest {
   std::string message, parameter = {};
   int status = 400;

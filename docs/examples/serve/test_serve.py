@@ -462,7 +462,7 @@ def test_answers(server, model):
 
 def test_sampling(server):
     text = text_of(server.complete("The time", max_tokens=60))
-    stop = text[19:23]  # Of two tokens.
+    stop = text[19:23]  # It has two tokens.
     stopped = server.complete("The time", max_tokens=60, stop=[stop, "nothing"])
     assert text_of(stopped) == text[:text.index(stop)]
     assert stopped["choices"][0]["finish_reason"] == "stop"

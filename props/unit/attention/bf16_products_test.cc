@@ -234,10 +234,11 @@ void ExpectExactProducts(optimized::MultiplyBf16 multiply) {
   }
 }
 
-// Skipped without AVX-512 BF16: the instructions would end the program.
 TEST(Bf16Products, OfThisProcessorAreExact) {
   const optimized::MultiplyBf16 own = optimized::Bf16Multiplier();
-  if (own == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
+  // Without AVX-512 BF16 the instructions would end the program. The emulator
+  // of AMX and the five targets of AttentionInBf16 are tested everywhere.
+  if (own == nullptr) GTEST_SKIP() << "this processor has no AVX-512 BF16";
   ExpectExactProducts(optimized::MultiplyInRegisters);
   if (own != optimized::MultiplyInRegisters) ExpectExactProducts(own);
 }
@@ -483,9 +484,12 @@ TEST(Bf16Products, OfFewQueriesTakeEachNumberOfQ8) {
   }
 }
 
-// An element of a query is a multiple of a part of the largest one.
+// An element of a query is a multiple of a part of the largest element.
 TEST(Bf16Products, OfFewQueriesRoundToPartsOfTheLargest) {
-  if (optimized::Bf16Multiplier() == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
+  // Without AVX-512 BF16, queries keep their f32: there is nothing to round.
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "this processor has no AVX-512 BF16";
+  }
   KnownCells cells = MakeCells(DType::kQ8, 32, 1);
   DenseTensor one = FilledTensor(DType::kF32, {32, 1, 1, 1}, 0);
   StoreElement(1, const_cast<std::byte*>(one.view().at(1)), DType::kF32);
@@ -540,10 +544,11 @@ TEST(Bf16Products, OfFewQueriesTakeWideHeads) {
 }
 
 // A tile with fewer cells than before takes nothing from what lay in memory.
-// Skipped without AVX-512 BF16, whose instructions round the numbers: they
-// would end the program.
 TEST(Bf16Products, TakeNothingFromAbsentCells) {
-  if (optimized::Bf16Multiplier() == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
+  // Without AVX-512 BF16 the instructions that round would end the program.
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "this processor has no AVX-512 BF16";
+  }
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::array<float, 16> row;
   row.fill(3);

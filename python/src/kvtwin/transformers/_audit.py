@@ -161,23 +161,23 @@ class Audit:
         for row, index in enumerate(real):
             batch, token = divmod(index, tokens)
             found = np.sort(read[batch][allowed[batch, token]])
-            due = np.sort(expected[visible[row]])
-            if not np.array_equal(found, due):
-                self._report(handle, batch, token, Counter(due.tolist()),
+            wanted = np.sort(expected[visible[row]])
+            if not np.array_equal(found, wanted):
+                self._report(handle, batch, token, Counter(wanted.tolist()),
                              Counter(found.tolist()), numbers.owners)
                 return
         self.layers += 1
         self.tokens += len(real) if handle.layer == 0 else 0
 
-    def _report(self, handle: Handle, batch: int, token: int, due: Counter[int],
+    def _report(self, handle: Handle, batch: int, token: int, wanted: Counter[int],
                 found: Counter[int], owner: dict[int, tuple[int, int]]) -> None:
-        parts = [f"misses {_name(owner.get(x), batch)}" for x in (due - found)]
-        for x in found - due:
-            times = "twice" if x in due else "which it must not see"
+        parts = [f"misses {_name(owner.get(x), batch)}" for x in (wanted - found)]
+        for x in found - wanted:
+            times = "twice" if x in wanted else "which it must not see"
             if x in owner:
                 parts.append(f"reads {_name(owner[x], batch)}, {times}")
             else:
-                parts.append("reads a row that is no token's")
+                parts.append("reads a row that belongs to no token")
         self.finding = (
             f"layer {handle.layer}, row {batch}, token "
             f"{handle.state._base + token}: attention " + "; ".join(parts[:4])
@@ -192,7 +192,7 @@ class Audit:
         attention = storage.attention(0)
         attention.plan(view.mask)
         rows = real_rows(query.detach(), real).transpose(1, 2).flatten(0, 1)
-        due = attention.attend(rows, view, scale=scale, soft_cap=soft_cap, sinks=sinks)
+        wanted = attention.attend(rows, view, scale=scale, soft_cap=soft_cap, sinks=sinks)
         found = real_rows(out.detach().transpose(1, 2), real).transpose(1, 2).flatten(0, 1)
         keys, values = view.key.float32(), view.value.float32()
         visible = _visible(view)
@@ -205,7 +205,7 @@ class Audit:
         error = f32 * (rows.shape[-1] + 16) * scores + 4 * unit * (scores + 4)
         relative = np.expm1(min(2 * error, 8.0)) + f32 * 8 * visible.shape[1]
         bound = 2 * (relative + 4 * unit) * largest
-        off = np.abs(found.float().numpy() - due.out).max()
+        off = np.abs(found.float().numpy() - wanted.out).max()
         if not off <= bound:
             self.finding = (
                 f"layer {handle.layer}: attention reads the right rows, and its output "

@@ -144,7 +144,7 @@ class Cache(transformers.Cache):  # type: ignore[misc]
     def batch_size(self) -> int:
         return len(self._state.ids)
 
-    # What kvtwin adds.
+    # Methods that other caches of transformers lack.
 
     @property
     def tokens(self) -> list[int] | None:

@@ -190,7 +190,7 @@ class State:
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Handle:
         """Takes the rows of a layer, (batch, kv_heads, tokens, head_dim)."""
         if self.storage.types[layer] < 0:
-            raise NotSupported(f"layer {layer} has no rows of its own")
+            raise NotSupported(f"layer {layer} shares the rows of another layer")
         batch, _, tokens, _ = key.shape
         current = self._pass
         if current is None or layer in current.updated:
