@@ -112,8 +112,12 @@ def memory(name, context, out):
     # Libraries take memory when they are first used: it is not the cache's.
     fill(model, CACHES[name][1](model.config, 64), name, 64)
     before = resident()
-    cache = CACHES[name][1](model.config, context)
+    # The memory of the prompt's mask is free again after some tokens.
+    tokens = 20
+    cache = CACHES[name][1](model.config, context + tokens)
     fill(model, cache, name, context)
+    for _ in range(tokens):
+        run(model, name, cache, ids(1))
     out.put(resident() - before)
 
 

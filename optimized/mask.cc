@@ -24,7 +24,24 @@ constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
 // With at least this many rows it pays to compute block ranges beforehand.
 constexpr std::size_t kManyRows = 8;
 
+// A buffer of at least kLarge bytes is freed after kSmallPasses passes in a row
+// that use less than 1 / kSmallPart of it: the mask of a long prompt does not
+// stay for the decode steps after it.
+constexpr std::size_t kLarge = std::size_t{1} << 20;
+constexpr std::size_t kSmallPart = 8;
+constexpr int kSmallPasses = 16;
+
 }  // namespace
+
+// Frees a large buffer that the last passes hardly used.
+void Mask::FreeUnused(std::size_t row_count, CellSpan view, DType dtype) {
+  const std::size_t used = row_count * MaskRowBytes(dtype, view.size());
+  const bool small = bytes_ >= kLarge && used < bytes_ / kSmallPart;
+  small_passes_ = small ? small_passes_ + 1 : 0;
+  if (small_passes_ < kSmallPasses) return;
+  small_passes_ = 0;
+  Release();
+}
 
 // Makes room for the rows. Rows that do not fit in the buffer are discarded.
 void Mask::FindRoom(std::size_t row_count, CellSpan view, DType dtype,
@@ -240,6 +257,7 @@ void HostMask::Write(const CellTable& table, CellSpan view, DType dtype) {
 
 void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
                  std::size_t row_count, CellSpan view, DType dtype) {
+  FreeUnused(row_count, view, dtype);
   FindRoom(row_count, view, dtype, table.size());
   pieces_.clear();
   for (std::size_t row = 0; row < row_count; ++row) {

@@ -83,6 +83,7 @@ class Mask {
     PosRange extremes;      // Sequence::extremes, likewise.
   };
 
+  void FreeUnused(std::size_t row_count, CellSpan view, DType dtype);
   void FindRoom(std::size_t row_count, CellSpan view, DType dtype,
                 std::size_t cells);
   void Update(const CellTable& table, const RowRule& rule, std::size_t row,
@@ -97,6 +98,7 @@ class Mask {
 
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
+  int small_passes_ = 0;  // Passes in a row that hardly used the buffer.
   // Column 0 of the buffer is cell `base_`; a row has `columns_` columns.
   std::size_t base_ = 0;
   std::size_t columns_ = 0;

@@ -252,7 +252,7 @@ def test_any_other_mask_is_read_as_it_is(llama):
     assert expected.shape == hidden.shape
 
 
-def test_an_encoder_and_a_decoder():
+def bart():
     torch.manual_seed(3)
     config = transformers.BartConfig(
         vocab_size=VOCABULARY, d_model=64, encoder_layers=2, decoder_layers=2,
@@ -261,7 +261,11 @@ def test_an_encoder_and_a_decoder():
         forced_eos_token_id=None, eos_token_id=None, pad_token_id=0,
         decoder_start_token_id=1,
     )
-    model = transformers.BartForConditionalGeneration(config).eval()
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def test_an_encoder_and_a_decoder():
+    model = bart()
     for rows in (1, 3):
         for how in ({}, {"num_beams": 3}):
             given = {**padded(rows), **how}
@@ -275,7 +279,7 @@ def test_an_encoder_and_a_decoder():
             assert torch.equal(found, expected)
 
 
-def test_whisper():
+def whisper():
     torch.manual_seed(3)
     config = transformers.WhisperConfig(
         vocab_size=VOCABULARY, d_model=64, encoder_layers=2, decoder_layers=2,
@@ -284,7 +288,11 @@ def test_whisper():
         max_target_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
         decoder_start_token_id=3,
     )
-    model = transformers.WhisperForConditionalGeneration(config).eval()
+    return transformers.WhisperForConditionalGeneration(config).eval()
+
+
+def test_whisper():
+    model = whisper()
     sound = torch.randn((2, 8, 60), generator=torch.Generator().manual_seed(1))
     ids = random_ids(2, 20)
     with torch.no_grad():
@@ -599,3 +607,68 @@ def test_audit_finds_the_bug_of_transformers():
     exact, error = bound(model, ids)
     found = logits(model, "kvtwin", ids, cache_of(model), (20,))
     assert (found - exact).abs().max() <= error
+
+
+def encoder_decoder(cross=DynamicCache):
+    return transformers.EncoderDecoderCache(DynamicCache(), cross())
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}])
+def test_audit_follows_cross_attention(implementation, how):
+    model = bart()
+    model.set_attn_implementation(implementation)
+    with kvtwin.transformers.Audit(model) as audit:
+        caches = [encoder_decoder(), encoder_decoder()]
+        for cache in caches:
+            model.generate(past_key_values=cache, max_new_tokens=12, do_sample=False,
+                           **padded(3), **how)
+        # The first cache again, whose encoder is not computed anew.
+        rows = 3 * how.get("num_beams", 1)
+        more = padded(3)["attention_mask"].repeat_interleave(rows // 3, 0)
+        length = caches[0].cross_attention_cache.layers[0].keys.shape[2]
+        encoded = transformers.modeling_outputs.BaseModelOutput(
+            last_hidden_state=torch.zeros(rows, length, 64))
+        model(decoder_input_ids=random_ids(rows, 1), past_key_values=caches[0],
+              encoder_outputs=encoded, attention_mask=more)
+    assert audit, str(audit)
+    # Self attention and cross attention, of each of the two layers, in each pass.
+    assert audit.layers == 2 * 2 * (2 * 12 + 1)
+
+
+class Unordered(DynamicCache):
+    """Keeps the rows of the encoder where they are when beams are chosen."""
+
+    def reorder_cache(self, beam_idx):
+        pass
+
+
+class Forgets(DynamicCache):
+    """Loses the last row of the encoder in layer 1."""
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        if layer_idx == 1:
+            key_states, value_states = key_states[:, :, :-1], value_states[:, :, :-1]
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+def test_audit_finds_bugs_of_cross_attention():
+    model = whisper()
+    model.set_attn_implementation("sdpa")
+    sound = torch.randn((2, 8, 60), generator=torch.Generator().manual_seed(1))
+    with kvtwin.transformers.Audit(model) as audit:
+        for _ in range(2):
+            model(sound, decoder_input_ids=random_ids(2, 3),
+                  past_key_values=encoder_decoder())
+        assert audit and audit.layers == 2 * 2 * 2
+        model(sound, decoder_input_ids=random_ids(2, 3),
+              past_key_values=encoder_decoder(Forgets))
+    assert audit.finding == (
+        "layer 1, row 0, token 0 of the pass: cross attention misses token 29")
+    with kvtwin.transformers.Audit(model) as audit:
+        cache = encoder_decoder(Unordered)
+        model(sound, decoder_input_ids=random_ids(2, 3), past_key_values=cache)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        model(sound, decoder_input_ids=random_ids(2, 1), past_key_values=cache)
+    assert audit.finding.startswith(
+        "layer 0, row 0, token 0 of the pass: cross attention misses token ")

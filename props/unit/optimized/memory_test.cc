@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/index.h"
+#include "core/mask_elements.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
@@ -567,6 +568,62 @@ TEST(Memory, ALargeBufferHasNoPagesBeforeItIsWritten) {
               0);
     EXPECT_EQ(std::ranges::count_if(resident, [](int r) { return r & 1; }), 0);
     EXPECT_EQ(buffer.data()[kBytes - 1], std::byte{0});
+  }
+}
+
+// Whether the process has a page at this address.
+bool IsMapped(const void* address) {
+  const std::size_t page = AsSize(sysconf(_SC_PAGESIZE));
+  const auto at = reinterpret_cast<std::uintptr_t>(address) / page * page;
+  unsigned char resident = 0;
+  return mincore(reinterpret_cast<void*>(at), 1, &resident) == 0;
+}
+
+// A causal cache of one sequence, to which passes append.
+class Appended {
+ public:
+  Appended() {
+    EXPECT_TRUE(cache_->SetConfig({.mask_dtype = DType::kBits}).ok());
+    EXPECT_TRUE(cache_->Init({DType::kF16, 1, 8000, kLongest}).ok());
+  }
+  // Appends tokens, and returns the mask of the pass.
+  TensorView Append(int tokens) {
+    std::vector<int> positions(AsSize(tokens));
+    std::iota(positions.begin(), positions.end(), length_);
+    length_ += tokens;
+    const std::vector<int> sequences(AsSize(tokens), 0);
+    EXPECT_TRUE(cache_->StartForward({positions, sequences}, false).ok());
+    const TensorView rows =
+        DenseView(numbers_.data(), DType::kF16, {1, 1, tokens, 1});
+    EXPECT_TRUE(cache_->Put(rows, rows).ok());
+    return cache_->Get()->mask;
+  }
+  int length() const { return length_; }
+
+  static constexpr int kLongest = 3000;
+
+ private:
+  std::unique_ptr<Cache> cache_ = *MakeCache(Scattered(Kind::kCausal));
+  std::vector<float> numbers_ = std::vector<float>(kLongest, 1.5F);
+  int length_ = 0;
+};
+
+TEST(Memory, TheMaskOfALongPromptIsFreedAfterSixteenShortPasses) {
+  Appended cache;
+  const TensorView prompt = cache.Append(Appended::kLongest);  // 1.1 MB.
+  for (int i = 0; i < 15; ++i) cache.Append(1);
+  EXPECT_TRUE(IsMapped(prompt.data));
+  // A pass that needs an eighth of the mask starts the count anew.
+  cache.Append(Appended::kLongest / 5);
+  for (int i = 0; i < 15; ++i) {
+    cache.Append(1);
+    ASSERT_TRUE(IsMapped(prompt.data)) << i;
+  }
+  const TensorView mask = cache.Append(1);
+  EXPECT_FALSE(IsMapped(prompt.data));
+  for (int i = 0; i < mask.shape[0]; ++i) {
+    const bool seen = MaskElementAt(mask, i, 0) == MaskElement::kAllows;
+    EXPECT_EQ(seen, i < cache.length()) << i;
   }
 }
 

@@ -6,6 +6,7 @@ import hashlib
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ class Audit:
 
     It is true if nothing was wrong. `finding` is the first thing that was, and nothing
     is compared after it. Rows are compared bit for bit: a cache that rounds rows is
-    wrong at its first token. Cross attention is not compared.
+    wrong at its first token. Cross attention must read all rows of the encoder, except
+    for padding.
     """
 
     def __init__(self, model: Any, *, capacity: int = 4096) -> None:
@@ -55,8 +57,11 @@ class Audit:
             weakref.WeakKeyDictionary()
         )
         self._pending: dict[int, Handle] = {}
+        #: The rows of the encoder that each layer got, in the cache of this pass.
+        self._of_encoder: dict[int, Handle] = {}
         self._numbers: dict[tuple[int, int], _Numbers] = {}
         self._mask: torch.Tensor | None = None
+        self._encoder_mask: torch.Tensor | None = None
         self._implementation = self._config._attn_implementation
         AttentionInterface.register(_NAME, self._attend)
         AttentionMaskInterface.register(
@@ -95,16 +100,26 @@ class Audit:
         """Before each forward pass of the model."""
         cache = given.get("past_key_values")
         cache = given.get("cache") if cache is None else cache
-        cache = getattr(cache, "self_attention_cache", cache)
         self._pending.clear()
         mask = given.get("attention_mask")
         if getattr(self._model.config, "is_encoder_decoder", False):
+            self._encoder_mask = mask
             mask = given.get("decoder_attention_mask")
         if isinstance(mask, dict):
             mask = mask.get("full_attention", next(iter(mask.values()), None))
         self._mask = mask
-        if cache is not None and cache not in self._mirrors:
-            self._mirrors[cache] = _Mirror(self, cache)
+        self._follow(getattr(cache, "self_attention_cache", cache), cross=False)
+        self._of_encoder = self._follow(
+            getattr(cache, "cross_attention_cache", None), cross=True
+        )
+
+    def _follow(self, cache: Any, cross: bool) -> dict[int, Handle]:
+        """Returns the handles of the layers of a cache."""
+        if cache is None:
+            return {}
+        if cache not in self._mirrors:
+            self._mirrors[cache] = _Mirror(self, cache, cross)
+        return self._mirrors[cache].handles
 
     def _attend(self, module: Any, query: Any, key: Any, value: Any, mask: Any,
                 **options: Any) -> Any:
@@ -113,12 +128,17 @@ class Audit:
         else:
             attend = ALL_ATTENTION_FUNCTIONS[self._implementation]
         results = attend(module, query, key, value, mask, **options)
-        handle = self._pending.pop(getattr(module, "layer_idx", -1), None)
+        layer = getattr(module, "layer_idx", -1)
+        handle = self._pending.pop(layer, None)
+        # The layers of an encoder have numbers, too.
+        if handle is None and getattr(module, "is_decoder", True):
+            handle = self._of_encoder.get(layer)
         if handle is not None and self.finding is None:
             allowed = _allowed(module, query, key, mask, options)
-            self._compare(handle, key, value, allowed)
+            compare = self._compare_cross if handle.state.storage.cross else self._compare
+            visible = compare(handle, key, value, allowed)
             if self.finding is None:
-                self._check_output(handle, module, query, results[0], options)
+                self._check_output(handle, visible, query, results[0], options)
         return results
 
     def _padding(self, state: State) -> torch.Tensor | None:
@@ -138,36 +158,72 @@ class Audit:
         itself = np.broadcast_to(allowed, (rows, tokens, tokens)).diagonal(axis1=1, axis2=2)
         return torch.from_numpy(itself.copy())
 
-    def _compare(self, handle: Handle, key: Any, value: Any, allowed: BoolArray) -> None:
+    def _put(self, handle: Handle, padding: torch.Tensor | None) -> list[int]:
+        """Puts the rows of a layer, and returns which of their tokens are not padding."""
         state, current = handle.state, handle.of_pass
         storage = state.storage
         if not current.started:
-            state.start(current, self._padding(state))
+            state.start(current, padding)
         storage.select(storage.types[handle.layer])
         new = [real_rows(x, current.real) for x in (handle.key, handle.value)]
         storage.put(handle.layer, *new)
-        tokens = current.tokens
-        batch_tokens = range(len(key) * tokens)
+        batch_tokens = range(len(handle.key) * current.tokens)
         real = list(map(int, batch_tokens if current.real is None else current.real))
         numbers = self._numbers.setdefault((id(state), handle.layer), _Numbers())
         flat = [x.transpose(1, 2).flatten(0, 1).transpose(0, 1) for x in new]
         for number, index in zip(numbers.of(*map(_bits, flat)), real):
-            row, token = divmod(index, tokens)
+            row, token = divmod(index, current.tokens)
             numbers.owners[int(number)] = row, state._base + token
-        view = storage.cache.get(handle.layer)
-        expected = numbers.of(view.key.numpy(), view.value.numpy())
+        return real
+
+    def _compare(self, handle: Handle, key: Any, value: Any,
+                 allowed: BoolArray) -> BoolArray:
+        """Returns which token may read which row of the view: (tokens, columns)."""
+        real = self._put(handle, self._padding(handle.state))
+        view = handle.state.storage.cache.get(handle.layer)
         visible = _visible(view)
+        if self._same(handle, key, value, allowed, real, view, visible):
+            self.layers += 1
+            self.tokens += len(real) if handle.layer == 0 else 0
+        return visible
+
+    def _compare_cross(self, handle: Handle, key: Any, value: Any,
+                       allowed: BoolArray) -> BoolArray:
+        """The same for cross attention."""
+        state = handle.state
+        if handle.key is not None:
+            self._put(handle, None)
+            handle.key = handle.value = None
+        view = state.storage.cache.get(handle.layer)
+        tokens = allowed.shape[1]
+        visible = np.zeros((len(key) * tokens, view.key.shape[0]), dtype=np.bool_)
+        cells = state.storage.cells_of(0, state.ids)
+        for row, number in enumerate(state.ids):
+            at = np.array([cells[number][p] for p in sorted(cells[number])])
+            padding = self._encoder_mask
+            if padding is not None and padding.shape == (len(key), len(at)):
+                at = at[padding[row].bool().numpy()]
+            visible[row * tokens : (row + 1) * tokens, at - view.first_cell] = True
+        if self._same(handle, key, value, allowed, range(len(visible)), view, visible):
+            self.layers += 1
+        return visible
+
+    def _same(self, handle: Handle, key: Any, value: Any, allowed: BoolArray,
+              real: Sequence[int], view: View, visible: BoolArray) -> bool:
+        """Whether each token reads the rows that are visible to it; reports the first
+        token that does not."""
+        numbers = self._numbers[id(handle.state), handle.layer]
+        expected = numbers.of(view.key.numpy(), view.value.numpy())
         read = [numbers.of(_bits(k), _bits(v)) for k, v in zip(key, value)]
         for row, index in enumerate(real):
-            batch, token = divmod(index, tokens)
+            batch, token = divmod(index, allowed.shape[1])
             found = np.sort(read[batch][allowed[batch, token]])
             wanted = np.sort(expected[visible[row]])
             if not np.array_equal(found, wanted):
                 self._report(handle, batch, token, Counter(wanted.tolist()),
                              Counter(found.tolist()), numbers.owners)
-                return
-        self.layers += 1
-        self.tokens += len(real) if handle.layer == 0 else 0
+                return False
+        return True
 
     def _report(self, handle: Handle, batch: int, token: int, wanted: Counter[int],
                 found: Counter[int], owner: dict[int, tuple[int, int]]) -> None:
@@ -178,24 +234,30 @@ class Audit:
                 parts.append(f"reads {_name(owner[x], batch)}, {times}")
             else:
                 parts.append("reads a row that belongs to no token")
+        if handle.state.storage.cross:
+            self.finding = (
+                f"layer {handle.layer}, row {batch}, token {token} of the pass: cross "
+                "attention " + "; ".join(parts[:4])
+            )
+            return
         self.finding = (
             f"layer {handle.layer}, row {batch}, token "
             f"{handle.state._base + token}: attention " + "; ".join(parts[:4])
         )
 
-    def _check_output(self, handle: Handle, module: Any, query: Any, out: Any,
+    def _check_output(self, handle: Handle, visible: BoolArray, query: Any, out: Any,
                       options: dict[str, Any]) -> None:
         """The output of attention, within a bound of its rounding."""
-        storage, real = handle.state.storage, handle.of_pass.real
+        storage = handle.state.storage
+        real = None if storage.cross else handle.of_pass.real
         scale, soft_cap, sinks = options_of(query, options)
         view = storage.cache.get(handle.layer)
         attention = storage.attention(0)
-        attention.plan(view.mask)
+        attention.plan(visible)
         rows = real_rows(query.detach(), real).transpose(1, 2).flatten(0, 1)
         wanted = attention.attend(rows, view, scale=scale, soft_cap=soft_cap, sinks=sinks)
         found = real_rows(out.detach().transpose(1, 2), real).transpose(1, 2).flatten(0, 1)
         keys, values = view.key.float32(), view.value.float32()
-        visible = _visible(view)
         longest = np.abs(np.linalg.norm(keys, axis=-1)[visible.any(0)]).max()
         largest = np.abs(values[visible.any(0)]).max()
         scores = abs(scale) * float(rows.float().norm(dim=-1).max()) * longest
@@ -216,10 +278,13 @@ class Audit:
 class _Mirror:
     """Does with the reference what is done with a cache."""
 
-    def __init__(self, audit: Audit, cache: Any) -> None:
+    def __init__(self, audit: Audit, cache: Any, cross: bool) -> None:
         self._audit = audit
         self._cache = weakref.ref(cache)
+        self._cross = cross
         self._state: State | None = None
+        #: What each layer put last.
+        self.handles: dict[int, Handle] = {}
         self._wrapped: list[str] = []
         self._wrap("update", self._update)
         self._wrap("crop", lambda state, tokens: tokens and state.crop(abs(tokens)))
@@ -254,11 +319,14 @@ class _Mirror:
         if self._state is None:
             storage = make_storage(
                 audit._config, audit.capacity, len(key_states),
-                _DTYPES[key_states.dtype][0], "reference",
+                _DTYPES[key_states.dtype][0], "reference", self._cross,
             )
             self._state = State(storage, audit._config, None)
         key, value = (x.detach().clone() for x in (key_states, value_states))
-        audit._pending[layer_idx] = self._state.add(layer_idx, key, value)
+        handle = self._state.add(layer_idx, key, value)
+        self.handles[layer_idx] = handle
+        if not self._cross:
+            audit._pending[layer_idx] = handle
 
     def close(self) -> None:
         cache = self._cache()
