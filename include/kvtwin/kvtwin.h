@@ -734,6 +734,15 @@ typedef struct kvtwin_recorder_params {
   int32_t k_head_dim;
   int32_t v_head_dim;
   const char* producer; /* Name of your program, any text. NULL is "". */
+
+  /* The fields below came after version 0.1.0; their default is 0. They are
+   * those of kvtwin_description_v1 and kvtwin_setup_v1. */
+  int32_t attends; /* Not 0: kvtwin_record_attend may be called. */
+  kvtwin_dtype attend_dtype;
+  double attend_tolerance;
+  float soft_cap;
+  const float* sinks; /* For each query head. NULL: none. */
+  int32_t sink_count; /* The number of query heads, or 0. */
 } kvtwin_recorder_params;
 
 /* Sets the defaults: own_placement is 1, one layer, one head of one element,
@@ -767,6 +776,14 @@ kvtwin_status kvtwin_record_put(kvtwin_recorder* recorder, int32_t layer,
  * recorded, and nothing if the mask has no data. */
 kvtwin_status kvtwin_record_get(kvtwin_recorder* recorder, int32_t layer,
                                 const kvtwin_view* view);
+/* Records an output of your attention over what the batch sees: query
+ * [k_head_dim, heads, rows], a row for each token of the batch, and out
+ * [v_head_dim, heads, rows]. Scores are multiplied by 1 / sqrt(k_head_dim). May
+ * replace kvtwin_record_get. FAILED_PRECONDITION: params.attends was 0. (Newer
+ * than 0.1.0.) */
+kvtwin_status kvtwin_record_attend(kvtwin_recorder* recorder, int32_t layer,
+                                   const kvtwin_tensor* query,
+                                   const kvtwin_tensor* out);
 /* `answer` is KVTWIN_OK, KVTWIN_NOT_SUPPORTED or KVTWIN_SHARED_CELLS. */
 kvtwin_status kvtwin_record_remove(kvtwin_recorder* recorder, int32_t sequence,
                                    int32_t begin, int32_t end,

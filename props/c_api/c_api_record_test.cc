@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -394,6 +395,86 @@ TEST_F(ByHand, ARefusedRecorderLeavesTheFileAlone) {
   EXPECT_EQ(kvtwin_recorder_create(&params_, "no/such/file", &recorder_),
             KVTWIN_FAILED_PRECONDITION);
   EXPECT_EQ(recorder_, nullptr);
+}
+
+// The outputs of two heads, for K and V rows 1 and 2.
+TEST_F(ByHand, OutputsOfAttentionAreJudged) {
+  params_.attends = 1;
+  params_.soft_cap = 3;
+  const std::array<float, 2> sinks = {0.5F, -1};
+  params_.sinks = sinks.data();
+  params_.sink_count = 2;
+  const std::array<float, 4> queries = {1, -2, 0.5F, 3};
+  std::array<float, 4> outputs{};
+  for (std::size_t i = 0; i < 4; ++i) {
+    double sum = std::exp(sinks.at(i % 2));
+    double weighted = 0;
+    for (std::size_t cell = 0; cell <= i / 2; ++cell) {
+      const double score = queries.at(i) * put_.at(cell);
+      const double weight = std::exp(3 * std::tanh(score / 3));
+      sum += weight;
+      weighted += weight * put_.at(cell);
+    }
+    outputs.at(i) = static_cast<float>(weighted / sum);
+  }
+  const kvtwin_tensor query = {queries.data(), KVTWIN_F32, {1, 2, 2, 1}, {}};
+  const kvtwin_tensor out = {outputs.data(), KVTWIN_F32, {1, 2, 2, 1}, {}};
+  for (const bool right : {true, false}) {
+    Begin();
+    if (!right) outputs[3] *= 1.001F;
+    ASSERT_EQ(kvtwin_record_attend(recorder_, 0, &query, &out), KVTWIN_OK)
+        << kvtwin_last_error();
+    const kvtwin_verdict verdict = Verdict();
+    EXPECT_EQ(verdict.outcome, right ? KVTWIN_ACCEPTED : KVTWIN_REJECTED);
+    EXPECT_EQ(verdict.line, right ? 0 : 4);
+    if (right) {
+      EXPECT_EQ(verdict.level, KVTWIN_ATTENTION);
+    } else {
+      EXPECT_THAT(verdict.reason, StartsWith("attend: the output of row 1"));
+    }
+  }
+}
+
+TEST_F(ByHand, OutputsOfAttentionThatNoRecordingCanHold) {
+  const kvtwin_tensor rows = Rows(put_);
+  Begin();
+  EXPECT_EQ(kvtwin_record_attend(recorder_, 0, &rows, &rows),
+            KVTWIN_FAILED_PRECONDITION);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("params.attends = 0"));
+  EXPECT_EQ(kvtwin_recorder_close(recorder_), KVTWIN_OK);
+  params_.attends = 1;
+  Begin();
+  const std::string before = file_.text();
+  kvtwin_tensor fewer = rows;
+  fewer.shape[2] = 1;
+  EXPECT_EQ(kvtwin_record_attend(recorder_, 0, &rows, &fewer),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("heads and rows differ"));
+  EXPECT_EQ(kvtwin_record_attend(recorder_, 0, nullptr, &rows),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_STREQ(kvtwin_last_error(), "query has no data");
+  EXPECT_EQ(file_.text(), before);
+  kvtwin_recorder* other = nullptr;
+  const auto refused = [&](const std::string& why) {
+    EXPECT_EQ(kvtwin_recorder_create(&params_, "no/such/file", &other),
+              KVTWIN_INVALID_ARGUMENT);
+    EXPECT_THAT(kvtwin_last_error(), StartsWith(why));
+  };
+  params_.soft_cap = -1;
+  refused("soft_cap is -1");
+  params_.soft_cap = 0;
+  params_.attend_tolerance = NAN;
+  refused("attend_tolerance is nan");
+  params_.attend_tolerance = 0;
+  params_.attend_dtype = KVTWIN_Q8_0;
+  refused("attend_dtype is 4");
+  params_.attend_dtype = KVTWIN_F32;
+  const float sink = -INFINITY;
+  params_.sinks = &sink;
+  params_.sink_count = 1;
+  refused("sinks has -inf");
+  params_.sink_count = -1;
+  refused("sinks has -1 entries");
 }
 
 TEST_F(ByHand, AFullDiskIsReported) {

@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -146,6 +147,36 @@ Result<std::optional<TraceOp>> GetOp(const kvtwin_recorder& recorder, int layer,
   return std::optional(std::move(op));
 }
 
+// Fills in how the cache attends, if it does.
+Status FillAttend(const kvtwin_recorder_params& params, TraceHeader& header) {
+  if (params.attends == 0) return {};
+  const int dtype = RawEnum(params.attend_dtype);
+  if (dtype != KVTWIN_F32 && dtype != KVTWIN_F16 && dtype != KVTWIN_BF16) {
+    return Invalid("attend_dtype is {}, it must be f32, f16 or bf16", dtype);
+  }
+  for (const auto& [name, number] :
+       {std::pair("attend_tolerance", params.attend_tolerance),
+        {"soft_cap", double{params.soft_cap}}}) {
+    if (!(number >= 0) || !std::isfinite(number)) {
+      return Invalid("{} is {}, it must be finite and not negative", name,
+                     number);
+    }
+  }
+  const auto sinks = ListFromC("sinks", params.sinks, params.sink_count);
+  if (!sinks.ok()) return sinks.status();
+  for (const float sink : *sinks) {
+    if (!std::isfinite(sink)) {
+      return Invalid("sinks has {}, which no recording can hold", sink);
+    }
+  }
+  header.version = 2;
+  header.attend_dtype = static_cast<DType>(dtype);
+  header.attend_tolerance = params.attend_tolerance;
+  header.attend_soft_cap = params.soft_cap;
+  header.attend_sinks.assign(sinks->begin(), sinks->end());
+  return {};
+}
+
 Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
   Result<CacheParts> parts = CachePartsFromC(params.cache);
   if (!parts.ok()) return parts.status();
@@ -174,7 +205,7 @@ Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
   header.init = init;
   header.layers = params.layers;
   header.rows = {params.k_head_dim, params.kv_heads, params.v_head_dim};
-  return {};
+  return FillAttend(params, header);
 }
 
 kvtwin_recorder_params DefaultRecorderParams() {
@@ -295,6 +326,29 @@ kvtwin_status kvtwin_record_get(kvtwin_recorder* recorder, int32_t layer,
     const auto op = GetOp(*recorder, layer, view);
     if (!op.ok() || !op->has_value()) return op.status();
     return WriteOp(*recorder, **op);
+  });
+}
+
+kvtwin_status kvtwin_record_attend(kvtwin_recorder* recorder, int32_t layer,
+                                   const kvtwin_tensor* query,
+                                   const kvtwin_tensor* out) {
+  return Record(recorder, TraceOpKind::kAttend, [&](TraceOp& op) -> Status {
+    if (recorder->header.version < 2) {
+      return Untimely("the recorder was made with params.attends = 0");
+    }
+    Result<DenseTensor> queries = RowsFromC("query", query);
+    if (!queries.ok()) return queries.status();
+    Result<DenseTensor> outputs = RowsFromC("out", out);
+    if (!outputs.ok()) return outputs.status();
+    if (queries->shape[1] != outputs->shape[1] ||
+        queries->shape[2] != outputs->shape[2]) {
+      return Invalid("out has shape {}, query has {}: heads and rows differ",
+                     ShapeText(outputs->shape), ShapeText(queries->shape));
+    }
+    op.layer = layer;
+    op.key = std::move(*queries);
+    op.value = std::move(*outputs);
+    return {};
   });
 }
 
