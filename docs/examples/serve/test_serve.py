@@ -290,13 +290,13 @@ def test_hostile_files(build, model, scratch):
 
     folder = scratch / "hostile"
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json"):
+    for name in ("config.json", "bpe.json"):
         (folder / name).write_bytes((model / name).read_bytes())
 
     def load():
         return subprocess.run([build / "serve_model_test", folder, "f32", "f32"],
                               stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True)
+                              text=True, errors="replace")
 
     for name, data in wrong.items():
         (folder / "model.safetensors").write_bytes(data)
@@ -311,9 +311,13 @@ def test_hostile_files(build, model, scratch):
             ("config.json", '"head_dim": 32', '"head_dim": 31'),
             ("config.json", '"vocab_size": ', '"vocab_size": -'),
             ("config.json", '"llama"', '"gemma"'), ("config.json", "{", ""),
-            ("tokenizer.json", '"vocab"', '"words"'),
-            ("tokenizer.json", ": 256", ": 999999"),
-            ("tokenizer.json", '"merges": [', '"merges": ["xx yy", ')):
+            ("bpe.json", '"special"', '"others"'),
+            ("bpe.json", ", 256", ", 999999"), ("bpe.json", "256,", "-1,"),
+            ("bpe.json", '"merges": [', '"merges": [[1, 2], '),
+            ("bpe.json", '"merges": [',
+             '"merges": [' + "[70, 70, 70], " * 100),
+            ("bpe.json", '"pieces": "', '"pieces": "('),
+            ("bpe.json", "}", "")):
         text = (model / name).read_text()
         assert old in text
         (folder / name).write_text(text.replace(old, new, 1))
@@ -322,7 +326,7 @@ def test_hostile_files(build, model, scratch):
             f"{name}: {new}: {result}")
         (folder / name).write_text(text)
         assert load().returncode == 0
-    print(f"hostile files: {len(wrong) + len(noise) + 7} refused or harmless")
+    print(f"hostile files: {len(wrong) + len(noise) + 11} refused or harmless")
 
 
 # The server.
