@@ -57,7 +57,7 @@ def bpe_json(tokens, merges, special):
         print(f"tokens that no text has: {unknown}", file=sys.stderr)
     # The longest of two that begin at one place wins.
     return {
-        "byte_tokens": [numbers[character] for _, character in
+        "byte_tokens": [numbers.get(character, -1) for _, character in
                         sorted(byte_characters().items())],
         "merges": [[numbers[left], numbers[right], numbers[left + right]]
                    for left, right in pairs],

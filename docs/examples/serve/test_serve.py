@@ -89,29 +89,34 @@ def soft_max(scores):
     return [weight / total for weight in weights]
 
 
-def forward(config, weights, tokens):
-    """The logits after each token: the definition, one token at a time."""
-    heads, kv_heads = (config["num_attention_heads"],
-                       config["num_key_value_heads"])
-    dim, epsilon = config["head_dim"], config["rms_norm_eps"]
-    layers = range(config["num_hidden_layers"])
-    past = [([], []) for _ in layers]  # K and V of each token, by head.
-    logits = []
+class Plain:
+    """The definition, one token at a time."""
 
-    def split(vector):
-        return [vector[i:i + dim] for i in range(0, len(vector), dim)]
+    def __init__(self, model):
+        self.config = json.loads((model / "config.json").read_text())
+        self.weights = read_weights(model)
+        # K and V of each token, by head, for each layer.
+        self.past = [([], []) for _ in range(self.config["num_hidden_layers"])]
 
-    for position, token in enumerate(tokens):
+    def step(self, token):
+        """The logits after the next token."""
+        config, weights = self.config, self.weights
+        heads, kv_heads = (config["num_attention_heads"],
+                           config["num_key_value_heads"])
+        dim, epsilon = config["head_dim"], config["rms_norm_eps"]
+
+        def split(vector):
+            return [vector[i:i + dim] for i in range(0, len(vector), dim)]
+
         x = weights["model.embed_tokens"][token]
-        for layer in layers:
+        for layer, (keys, values) in enumerate(self.past):
             def at(name):
                 return weights[f"model.layers.{layer}.{name}"]
             h = normalize(x, at("input_layernorm"), epsilon)
             q, k, v = (split(product(at(f"self_attn.{name}_proj"), h))
                        for name in "qkv")
-            q, k = ([rotate(head, position, config["rope_theta"])
+            q, k = ([rotate(head, len(keys), config["rope_theta"])
                      for head in part] for part in (q, k))
-            keys, values = past[layer]
             keys.append(k)
             values.append(v)
             attended = []
@@ -130,9 +135,25 @@ def forward(config, weights, tokens):
                         for name in ("gate", "up"))
             inner = [g / (1 + math.exp(-g)) * u for g, u in zip(gate, up)]
             x = [a + b for a, b in zip(x, product(at("mlp.down_proj"), inner))]
-        x = normalize(x, weights["model.norm"], epsilon)
-        logits.append(product(weights["lm_head"], x))
-    return logits
+        return product(weights["lm_head"],
+                       normalize(x, weights["model.norm"], epsilon))
+
+    def greedy(self, prompt, count, context=math.inf, keep=0):
+        """The answer. In a full context the first `keep` tokens stay, and the
+        older half of the others goes."""
+        answer = []
+        for token in (token for part in (prompt, answer) for token in part):
+            if len(self.past[0][0]) == context:
+                gone = (context - keep) // 2
+                for keys, values in self.past:
+                    del keys[keep:keep + gone], values[keep:keep + gone]
+                    keys[keep:] = [[rotate(head, -gone, self.config["rope_theta"])
+                                    for head in key] for key in keys[keep:]]
+            logits = self.step(token)
+            if len(self.past[0][0]) >= len(prompt) or answer:
+                answer.append(logits.index(max(logits)))
+            if len(answer) == count:
+                return answer
 
 
 def check_logits(label, found, expected, tolerance):
@@ -149,9 +170,9 @@ def check_logits(label, found, expected, tolerance):
 
 def test_logits(build, model):
     draw = random.Random(1)
-    config = json.loads((model / "config.json").read_text())
-    tokens = [draw.randrange(config["vocab_size"]) for _ in range(40)]
-    expected = forward(config, read_weights(model), tokens)
+    plain = Plain(model)
+    tokens = [draw.randrange(plain.config["vocab_size"]) for _ in range(40)]
+    expected = [plain.step(token) for token in tokens]
     for weights, rows, tolerance in (
             ("f32", "f32", 1e-5), ("f32", "f16", 3e-3), ("f32", "q8_0", 0.06),
             ("bf16", "f32", 0.1)):
@@ -312,7 +333,7 @@ def test_hostile_files(build, model, scratch):
             ("config.json", '"vocab_size": ', '"vocab_size": -'),
             ("config.json", '"llama"', '"gemma"'), ("config.json", "{", ""),
             ("bpe.json", '"special"', '"others"'),
-            ("bpe.json", ", 256", ", 999999"), ("bpe.json", "256,", "-1,"),
+            ("bpe.json", ", 256", ", 999999"), ("bpe.json", "256,", "-2,"),
             ("bpe.json", '"merges": [', '"merges": [[1, 2], '),
             ("bpe.json", '"merges": [',
              '"merges": [' + "[70, 70, 70], " * 100),
@@ -436,13 +457,8 @@ def test_errors(server):
 
 def test_answers(server, model):
     """Greedy answers are those of the plain model, alone and beside others."""
-    config = json.loads((model / "config.json").read_text())
-    weights = read_weights(model)
     tokens = [70, 80, 90, 75]
-    expected = list(tokens)
-    for _ in range(8):
-        row = forward(config, weights, expected)[-1]
-        expected.append(row.index(max(row)))
+    expected = tokens + Plain(model).greedy(tokens, 8)
     answer = server.complete(tokens, max_tokens=8)
     assert answer["usage"]["completion_tokens"] == 8
     assert answer["usage"]["prompt_tokens"] == 4
@@ -499,6 +515,56 @@ def test_sampling(server):
         {"role": "user", "content": "user<|im_end|>"}])
     assert (forged["usage"]["prompt_tokens"] >
             chat["usage"]["prompt_tokens"] + 1)
+
+
+def test_shift(build, model, *options):
+    """An answer goes on after its context is full, and a prompt that is longer
+    loses its middle: the tokens of the plain model with the same shifts."""
+    context, keep, count = 48, 5, 100
+    bpe = json.loads((model / "bpe.json").read_text())
+    text_bytes = {token: bytes([i]) for i, token in enumerate(bpe["byte_tokens"])}
+    for left, right, merged in bpe["merges"]:
+        text_bytes[merged] = text_bytes[left] + text_bytes[right]
+
+    def text(tokens):  # Without bytes that are not UTF-8.
+        assert not set(tokens) & set(bpe["special"].values())
+        return b"".join(text_bytes[t] for t in tokens).decode(errors="ignore")
+
+    def shown(answer):
+        return text_of(answer).replace("\ufffd", "")
+
+    short = list(range(70, 90))
+    long = list(range(70, 140))
+    options += ("--context", context)
+    with Server(build, model, *options, "--shift", keep) as server:
+        answer = server.complete(short, max_tokens=count)
+        assert answer["usage"]["completion_tokens"] == count
+        expected = Plain(model).greedy(short, count, context, keep)
+        assert shown(answer) == text(expected)
+        assert text(expected) != text(Plain(model).greedy(short, count, context))
+        shifts = server.metrics()["shifts_total"]
+        assert shifts == math.ceil((20 + count - 1 - context) / 21), shifts
+        # The kept tokens can be reused, those after them cannot.
+        again = server.complete(short[:keep] + [200, 201], max_tokens=1)
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == keep, cached
+
+        answer = server.complete(long, max_tokens=count)
+        cut = long[:keep] + long[keep - context:]
+        assert len(cut) == context
+        assert shown(answer) == text(
+            Plain(model).greedy(cut, count, context, keep))
+        messages = [{"role": "user", "content": "user " * 40}]
+        answer = server.post("/v1/chat/completions", messages=messages,
+                             max_tokens=count, temperature=0)
+        assert answer["usage"]["prompt_tokens"] > context
+        assert answer["usage"]["completion_tokens"] > 0
+    with Server(build, model, *options) as server:
+        answer = server.complete(short, max_tokens=count)
+        assert answer["usage"]["completion_tokens"] == context - len(short)
+        assert answer["choices"][0]["finish_reason"] == "length"
+    print(f"context shift: {count} tokens in a context of {context}, those of "
+          f"the plain model; {shifts:.0f} shifts")
 
 
 def test_sharing(server):
@@ -627,8 +693,10 @@ def main():
         test_logits(build, tiny)
         test_tokenizer(build, tiny)
         test_hostile_files(build, tiny, scratch)
-        options = ("--weights", "f32", "--rows", "f32", "--context", 2048,
-                   "--slots", 8, "--threads", 1)
+        options = ("--weights", "f32", "--rows", "f32", "--slots", 8,
+                   "--threads", 1)
+        test_shift(build, tiny, *options)
+        options += ("--context", 2048)
         with Server(build, tiny, *options) as server:
             test_errors(server)
             test_answers(server, tiny)

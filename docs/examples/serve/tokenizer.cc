@@ -12,6 +12,7 @@ namespace serve {
 namespace {
 
 constexpr std::size_t kLongest = 1 << 12;  // Bytes of a token.
+constexpr std::int32_t kNone = -1;  // Of a byte that no text of the model has.
 
 std::shared_ptr<pcre2_code> Compile(const std::string& pattern) {
   int error = 0;
@@ -62,9 +63,9 @@ Tokenizer::Tokenizer(const std::string& path, int size) try
   const auto bytes = [this](std::int32_t token) -> std::string& {
     return bytes_.at(static_cast<std::size_t>(token));
   };
-  for (int byte = 0; byte < 256; ++byte) {
-    bytes(byte_tokens_[static_cast<std::size_t>(byte)]) =
-        static_cast<char>(byte);
+  for (std::size_t byte = 0; byte < byte_tokens_.size(); ++byte) {
+    const std::int32_t token = byte_tokens_[byte];
+    if (token != kNone) bytes(token) = static_cast<char>(byte);
   }
   for (std::size_t rank = 0; rank < merges_.size(); ++rank) {
     const auto [left, right, merged] = merges_[rank];
@@ -96,7 +97,8 @@ Tokens Tokenizer::Encode(std::string_view text, bool special) const {
 void Tokenizer::EncodePiece(std::string_view piece, Tokens& out) const {
   Tokens parts;
   for (const char byte : piece) {
-    parts.push_back(byte_tokens_[static_cast<unsigned char>(byte)]);
+    const auto token = byte_tokens_[static_cast<unsigned char>(byte)];
+    if (token != kNone) parts.push_back(token);
   }
   for (;;) {
     std::size_t best = merges_.size();
