@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the folder of a model for serve: model.safetensors, config.json and
-bpe.json; and tokenizer.json, for the packages tokenizers and transformers.
+"""Makes the folder of a model for serve: model.safetensors and serve.json; and
+config.json and tokenizer.json, for the packages transformers and tokenizers.
 
     convert.py MODEL.gguf FOLDER         needs the PyPI packages gguf and numpy
     convert.py --tiny FOLDER             a random model of 60 thousand weights
@@ -26,6 +26,15 @@ LAYER = {
 }
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm",
          "output": "lm_head"}
+# Names in serve.json, and in config.json.
+NUMBERS = {
+    "hidden": "hidden_size", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim", "inner": "intermediate_size",
+    "vocab": "vocab_size", "context": "max_position_embeddings",
+    "end": "eos_token_id", "epsilon": "rms_norm_eps", "rope_base": "rope_theta",
+    "tied": "tie_word_embeddings",
+}
 
 
 def byte_characters():
@@ -95,8 +104,9 @@ def write(folder, config, tokens, merges, special, tensors):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / "bpe.json").write_text(
-        json.dumps(bpe_json(tokens, merges, special)))
+    (folder / "serve.json").write_text(json.dumps({
+        "model": {ours: config[name] for ours, name in NUMBERS.items()},
+        "tokenizer": bpe_json(tokens, merges, special)}))
     (folder / "tokenizer.json").write_text(
         json.dumps(tokenizer_json(tokens, merges, special)))
     header, offset = {}, 0
@@ -131,6 +141,8 @@ def from_gguf(path, dtype, folder):
         sys.exit(f"{path}: not a model of the type llama")
     if field("tokenizer.ggml.pre") != "smollm":
         sys.exit(f"{path}: another tokenizer than that of SmolLM")
+    if any("rope.scaling" in name for name in reader.fields):
+        sys.exit(f"{path}: rope scaling is not supported")
     heads = field("llama.attention.head_count")
     kv_heads = field("llama.attention.head_count_kv")
     hidden = field("llama.embedding_length")

@@ -154,15 +154,9 @@ void Engine::Loop() {
 
 // Submits requests while there are free slots.
 void Engine::SubmitWaiting() {
-  for (auto next = waiting_.begin();
-       next != waiting_.end() &&
-       running_.size() < std::size_t(options_.sessions.slots);) {
-    const std::shared_ptr<Answer> answer = *next;
-    if (MustWait(*answer)) {
-      ++next;
-      continue;
-    }
-    next = waiting_.erase(next);
+  std::erase_if(waiting_, [this](const std::shared_ptr<Answer>& answer) {
+    const auto slots = static_cast<std::size_t>(options_.sessions.slots);
+    if (running_.size() == slots || MustWait(*answer)) return false;
     if (options_.share && parked_ != nullptr) Unpark(answer->prompt);
     const bool shift = options_.keep >= 0;
     const auto number =
@@ -177,7 +171,8 @@ void Engine::SubmitWaiting() {
       std::cerr << "engine: " << number.status().ToString() << "\n";
       Report(*answer, "error");
     }
-  }
+    return true;
+  });
 }
 
 // Whether another request is about to compute more of this prompt than is

@@ -10,6 +10,11 @@
 #include <nlohmann/json.hpp>
 
 namespace serve {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModelConfig, hidden, layers, heads, kv_heads,
+                                   head_dim, inner, vocab, context, end,
+                                   epsilon, rope_base, tied)
+
 namespace {
 
 using dnnl::memory, dnnl::matmul;
@@ -20,36 +25,23 @@ using kvtwin::DType;
 // The order of the weights is chosen for batches of this size.
 constexpr int kUsualRows = 16;
 constexpr std::uint64_t kMaxHeader = 100'000'000;
+constexpr int kMaxNumber = 1 << 20;
 
 ModelConfig ReadConfig(const std::string& path) try {
-  const Json json = Json::parse(std::ifstream(path));
-  const auto number = [&json](const char* name, int max) {
-    const int value = json.at(name);
-    if (value >= 1 && value <= max) return value;
-    throw std::runtime_error(std::string(name) + " is " +
-                             std::to_string(value) + ", not from 1 to " +
-                             std::to_string(max));
-  };
-  const ModelConfig config = {
-      .hidden = number("hidden_size", 1 << 16),
-      .layers = number("num_hidden_layers", 1 << 10),
-      .heads = number("num_attention_heads", 1 << 10),
-      .kv_heads = number("num_key_value_heads", 1 << 10),
-      .head_dim = number("head_dim", 1 << 10),
-      .inner = number("intermediate_size", 1 << 18),
-      .vocab = number("vocab_size", 1 << 20),
-      .context = number("max_position_embeddings", 1 << 20),
-      .end = number("eos_token_id", number("vocab_size", 1 << 20) - 1),
-      .epsilon = json.at("rms_norm_eps"),
-      .rope_base = json.at("rope_theta"),
-      .tied = json.at("tie_word_embeddings")};
-  if (json.at("model_type") != "llama" ||
-      !json.value("rope_scaling", Json()).is_null() ||
-      config.heads % config.kv_heads != 0 || config.head_dim % 2 != 0 ||
+  const ModelConfig config = Json::parse(std::ifstream(path)).at("model");
+  for (const int number :
+       {config.hidden, config.layers, config.heads, config.kv_heads,
+        config.head_dim, config.inner, config.vocab, config.context}) {
+    if (number < 1 || number > kMaxNumber) {
+      throw std::runtime_error("a number of the model is not from 1 to " +
+                               std::to_string(kMaxNumber));
+    }
+  }
+  if (config.heads % config.kv_heads != 0 || config.head_dim % 2 != 0 ||
       !(config.epsilon > 0) || !(config.rope_base >= 1)) {
     throw std::runtime_error(
-        "needs model_type llama, no rope_scaling, heads that share KV heads, "
-        "an even head_dim, rms_norm_eps > 0 and rope_theta >= 1");
+        "heads must share KV heads evenly, head_dim be "
+        "even, epsilon > 0, rope_base >= 1");
   }
   return config;
 } catch (const std::exception& error) {
@@ -178,7 +170,7 @@ void Linear::Run(const Rows& in, Rows& out) const {
 }
 
 Model::Model(const std::string& folder, DType dtype)
-    : config_(ReadConfig(folder + "/config.json")),
+    : config_(ReadConfig(folder + "/serve.json")),
       bf16_(dtype == DType::kBF16),
       attention_(Value(kvtwin::MakeAttention())) {
   const std::string path = folder + "/model.safetensors";

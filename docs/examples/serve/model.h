@@ -6,7 +6,7 @@
 #include <kvtwin/attention.h>
 #include <kvtwin/cache.h>
 
-#include <Eigen/Dense>
+#include <Eigen/Core>
 #include <cstdint>
 #include <dnnl.hpp>
 #include <memory>
@@ -46,7 +46,7 @@ class Linear {
   dnnl::memory weights_;  // In the order that oneDNN has chosen.
 };
 
-// The numbers of config.json.
+// The part "model" of the file serve.json.
 struct ModelConfig {
   int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, inner = 0;
   int vocab = 0;
@@ -59,7 +59,7 @@ struct ModelConfig {
 
 class Model {
  public:
-  // Reads config.json and model.safetensors of a folder. The products are of
+  // Reads serve.json and model.safetensors of a folder. The products are of
   // `dtype`, f32 or bf16. Throws an std::exception that names the file.
   Model(const std::string& folder, kvtwin::DType dtype);
 

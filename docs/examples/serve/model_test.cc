@@ -70,7 +70,7 @@ Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
 int main(int, char** argv) try {
   const std::string folder = argv[1];
   Model model(folder, *kvtwin::DTypeFromName(argv[2]));
-  const Tokenizer tokenizer(folder + "/bpe.json", model.config().vocab);
+  const Tokenizer tokenizer(folder + "/serve.json", model.config().vocab);
   for (std::string text; std::getline(std::cin, text);) {
     const Json line = Json::parse(text);
     std::cout << (line.contains("text")

@@ -356,7 +356,8 @@ void Serve(const Options& options) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
   Model model(options.model, *kvtwin::DTypeFromName(options.weights));
-  const Tokenizer tokenizer(options.model + "/bpe.json", model.config().vocab);
+  const Tokenizer tokenizer(options.model + "/serve.json",
+                            model.config().vocab);
   if (options.engine.sessions.context > model.config().context) {
     throw std::runtime_error("the model has a context of " +
                              std::to_string(model.config().context));

@@ -2,9 +2,10 @@
 """Tests serve with a tiny random model, without a download.
 
     test_serve.py BUILD             the folder that serve is built in
-    test_serve.py BUILD --model M   the same with the model in the folder M, and
-                                    tokenizer and logits beside those of the PyPI
-                                    packages tokenizers and transformers (torch)
+    test_serve.py BUILD --model M   only the OpenAI client, kill -9, tokenizer and
+                                    logits, with the model in the folder M; the
+                                    latter two beside the PyPI packages tokenizers
+                                    and transformers (torch)
 """
 
 import argparse
@@ -22,6 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
+
+try:
+    import openai
+except ImportError:
+    openai = None  # Its tests are left out, or done without it.
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -311,8 +317,7 @@ def test_hostile_files(build, model, scratch):
 
     folder = scratch / "hostile"
     folder.mkdir()
-    for name in ("config.json", "bpe.json"):
-        (folder / name).write_bytes((model / name).read_bytes())
+    (folder / "serve.json").write_bytes((model / "serve.json").read_bytes())
 
     def load():
         return subprocess.run([build / "serve_model_test", folder, "f32", "f32"],
@@ -328,26 +333,25 @@ def test_hostile_files(build, model, scratch):
         (folder / "model.safetensors").write_bytes(data)
         assert load().returncode in (0, 1)
     (folder / "model.safetensors").write_bytes(whole)
-    for name, old, new in (
-            ("config.json", '"head_dim": 32', '"head_dim": 31'),
-            ("config.json", '"vocab_size": ', '"vocab_size": -'),
-            ("config.json", '"llama"', '"gemma"'), ("config.json", "{", ""),
-            ("bpe.json", '"special"', '"others"'),
-            ("bpe.json", ", 256", ", 999999"), ("bpe.json", "256,", "-2,"),
-            ("bpe.json", '"merges": [', '"merges": [[1, 2], '),
-            ("bpe.json", '"merges": [',
-             '"merges": [' + "[70, 70, 70], " * 100),
-            ("bpe.json", '"pieces": "', '"pieces": "('),
-            ("bpe.json", "}", "")):
-        text = (model / name).read_text()
-        assert old in text
-        (folder / name).write_text(text.replace(old, new, 1))
+    text = (model / "serve.json").read_text()
+    changes = (
+        ('"head_dim": 32', '"head_dim": 31'), ('"vocab": ', '"vocab": -'),
+        ('"kv_heads": 2', '"kv_heads": 3'), ('"layers": 2', '"layers": "2"'),
+        ('"rope_base": 1', '"rope_base": 0.000001'), ("{", ""),
+        ('"special"', '"others"'), (", 256", ", 999999"), ("256,", "-2,"),
+        ('"merges": [', '"merges": [[1, 2], '),
+        ('"merges": [', '"merges": [' + "[70, 70, 70], " * 100),
+        ('"pieces": "', '"pieces": "('), ("}}", "}"))
+    for old, new in changes:
+        assert old in text, old
+        (folder / "serve.json").write_text(text.replace(old, new, 1))
         result = load()
-        assert result.returncode == 1 and f"{name}: " in result.stderr, (
-            f"{name}: {new}: {result}")
-        (folder / name).write_text(text)
-        assert load().returncode == 0
-    print(f"hostile files: {len(wrong) + len(noise) + 11} refused or harmless")
+        assert result.returncode == 1 and "serve.json: " in result.stderr, (
+            f"{new}: {result}")
+    (folder / "serve.json").write_text(text)
+    assert load().returncode == 0
+    print(f"hostile files: {len(wrong) + len(noise) + len(changes)} refused or "
+          "harmless")
 
 
 # The server.
@@ -401,6 +405,27 @@ class Server:
                     yield line[len(b"data: "):].strip()
 
         return connection, response, read()
+
+    def client(self):
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none",
+                             max_retries=0)
+
+    def chat(self, messages, **options):
+        """The answer and its usage, by the package openai if it is installed."""
+        options = {"messages": messages, "temperature": 0, **options}
+        if openai:
+            answer = self.client().chat.completions.create(
+                model=self.name, **options).model_dump()
+        else:
+            answer = self.post("/v1/chat/completions", **options)
+        return answer["choices"][0]["message"]["content"], answer["usage"]
+
+    def chat_events(self, messages, **options):
+        options = {"messages": messages, "temperature": 0, **options}
+        if openai:
+            return iter(self.client().chat.completions.create(
+                model=self.name, stream=True, **options))
+        return self.events("/v1/chat/completions", **options)[2]
 
     def metrics(self):
         connection, response = self.open("/metrics")
@@ -521,7 +546,7 @@ def test_shift(build, model, *options):
     """An answer goes on after its context is full, and a prompt that is longer
     loses its middle: the tokens of the plain model with the same shifts."""
     context, keep, count = 48, 5, 100
-    bpe = json.loads((model / "bpe.json").read_text())
+    bpe = json.loads((model / "serve.json").read_text())["tokenizer"]
     text_bytes = {token: bytes([i]) for i, token in enumerate(bpe["byte_tokens"])}
     for left, right, merged in bpe["merges"]:
         text_bytes[merged] = text_bytes[left] + text_bytes[right]
@@ -594,68 +619,75 @@ def test_cancel(server):
         server.wait_for("cancelled_total", before)
 
 
+QUESTIONS = ("What is the capital of France?", "And what is that of Italy?",
+             "Tell a long story about a train between them.")
+
+
 def turns(server, count):
-    """The texts of a conversation, and the messages so far."""
-    messages, texts_ = [], []
-    for i in range(count):
-        messages.append({"role": "user", "content": f"Question {i}?"})
-        answer = server.post("/v1/chat/completions", messages=messages,
-                             temperature=0, max_tokens=30)
-        texts_.append(answer["choices"][0]["message"]["content"])
-        messages.append({"role": "assistant", "content": texts_[-1]})
-    return texts_, messages, answer
+    """The texts of a conversation, and its messages with the next question."""
+    messages, texts_ = [{"role": "user", "content": QUESTIONS[0]}], []
+    for question in (*QUESTIONS[1:], "")[:count]:
+        texts_.append(server.chat(messages, max_tokens=40)[0])
+        messages += [{"role": "assistant", "content": texts_[-1]},
+                     {"role": "user", "content": question}]
+    return texts_, messages
 
 
 def test_kill(build, model, scratch, *options):
     """After kill -9 a conversation goes on with the same tokens."""
     with Server(build, model, *options) as server:
-        expected, _, _ = turns(server, 3)
-    options += ("--park", scratch / "parked")
+        expected, _ = turns(server, 3)
+    folder = scratch / f"parked-{model.name}"
+    options += ("--park", folder)
     server = Server(build, model, *options)
-    texts_, messages, _ = turns(server, 2)
+    texts_, messages = turns(server, 2)
     assert texts_ == expected[:2]
-    messages.append({"role": "user", "content": "Question 2?"})
     # Files are written in the background.
     files, same = set(), 0
     while same < 10 or not files:
-        found = set((scratch / "parked").glob("*.safetensors"))
+        found = set(folder.glob("*.safetensors"))
         same = same + 1 if found == files else 0
         files = found
         time.sleep(0.03)
-    _, _, events = server.events("/v1/chat/completions", messages=messages,
-                                 temperature=0, max_tokens=1000)
+    events = server.chat_events(messages, max_tokens=1000)
     next(events)
     next(events)
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
+    try:
+        for _ in events:
+            pass
+        raise AssertionError("the stream has an end")
+    except (http.client.HTTPException, OSError) as error:
+        assert not openai, error
+    except Exception as error:
+        assert openai and type(error).__module__.split(".")[0] in (
+            "openai", "httpx", "httpcore"), repr(error)
     with Server(build, model, *options) as server:
         assert server.metrics()["conversations_parked"] == len(files)
-        answer = server.post("/v1/chat/completions", messages=messages,
-                             temperature=0, max_tokens=30)
-        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert cached > 100, cached
-        assert answer["choices"][0]["message"]["content"] == expected[2]
+        text, usage = server.chat(messages, max_tokens=40)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached > 60, usage
+        assert text == expected[2], (text, expected[2])
     # Damaged files are forgotten.
-    for file in (scratch / "parked").glob("*.safetensors"):
+    for file in folder.glob("*.safetensors"):
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
     with Server(build, model, *options) as server:
-        answer = server.post("/v1/chat/completions", messages=messages,
-                             temperature=0, max_tokens=30)
-        assert not answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert answer["choices"][0]["message"]["content"] == expected[2]
-    print("kill -9: the conversation goes on with the same tokens, "
-          f"{cached} of them from disk")
+        text, usage = server.chat(messages, max_tokens=40)
+        assert not usage["prompt_tokens_details"]["cached_tokens"]
+        assert text == expected[2] or model.name != "tiny"
+    print(f"kill -9 {'by the package openai ' if openai else ''}({model.name}): "
+          f"the conversation goes on with the same tokens, {cached} of them from "
+          f"disk: {expected}")
 
 
 def test_openai(server):
-    try:
-        import openai
-    except ImportError:
+    if not openai:
         print("openai: the package is missing")
         return
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+    client = server.client()
     name = client.models.list().data[0].id
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     chat = client.chat.completions.create(
@@ -667,6 +699,7 @@ def test_openai(server):
     text = "".join(part.choices[0].delta.content or ""
                    for part in parts if part.choices)
     assert text == chat.choices[0].message.content
+    assert server.name == "tiny" or "Paris" in text, text
     assert parts[-1].usage.completion_tokens == chat.usage.completion_tokens
     completion = client.completions.create(model=name, prompt="The", seed=1,
                                            max_tokens=3, stop=["\n"])
@@ -676,40 +709,63 @@ def test_openai(server):
         raise AssertionError("another model is served")
     except openai.NotFoundError as error:
         assert error.code == "model_not_found"
-    print(f"openai {openai.__version__}: {text!r}")
+
+    prompts = ["The capital of France is", "A bicycle stays upright because",
+               "Bread without yeast needs", "Ada Lovelace was"]
+
+    def complete(prompt):
+        return client.completions.create(model=name, prompt=prompt,
+                                         temperature=0, max_tokens=30)
+
+    def streamed(prompt):
+        return "".join(part.choices[0].text for part in client.completions.create(
+            model=name, prompt=prompt, temperature=0, max_tokens=30, stream=True))
+
+    alone = [complete(prompt).choices[0].text for prompt in prompts]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(streamed, prompts))
+    assert together == alone, (together, alone)
+    print(f"openai {openai.__version__}: {text!r}, and 4 streams at once: {alone}")
+
+
+def test_tiny(build, scratch):
+    tiny = scratch / "tiny"
+    subprocess.run([sys.executable, HERE / "convert.py", "--tiny", tiny],
+                   check=True)
+    test_logits(build, tiny)
+    test_tokenizer(build, tiny)
+    test_hostile_files(build, tiny, scratch)
+    options = ("--weights", "f32", "--rows", "f32", "--slots", 8,
+               "--threads", 1)
+    test_shift(build, tiny, *options)
+    options += ("--context", 2048)
+    with Server(build, tiny, *options) as server:
+        test_errors(server)
+        test_answers(server, tiny)
+        test_sampling(server)
+        test_sharing(server)
+        test_cancel(server)
+        test_openai(server)
+    test_kill(build, tiny, scratch, *options)
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--model", type=pathlib.Path)
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     with tempfile.TemporaryDirectory() as name:
-        scratch = pathlib.Path(name)
-        tiny = scratch / "tiny"
-        subprocess.run([sys.executable, HERE / "convert.py", "--tiny", tiny],
-                       check=True)
-        test_logits(build, tiny)
-        test_tokenizer(build, tiny)
-        test_hostile_files(build, tiny, scratch)
-        options = ("--weights", "f32", "--rows", "f32", "--slots", 8,
-                   "--threads", 1)
-        test_shift(build, tiny, *options)
-        options += ("--context", 2048)
-        with Server(build, tiny, *options) as server:
-            test_errors(server)
-            test_answers(server, tiny)
-            test_sampling(server)
-            test_sharing(server)
-            test_cancel(server)
+        if not arguments.model:
+            return test_tiny(build, pathlib.Path(name))
+        model = arguments.model.resolve()
+        test_transformers(build, model)
+        test_tokenizer(build, model)
+        # In f32 an answer does not depend on the requests beside it.
+        with Server(build, model, "--weights", "f32", "--rows", "f32") as server:
             test_openai(server)
-        test_kill(build, tiny, scratch, *options)
-        if arguments.model:
-            test_transformers(build, arguments.model)
-            test_tokenizer(build, arguments.model)
-            with Server(build, arguments.model) as server:
-                test_openai(server)
+        test_kill(build, model, pathlib.Path(name))
 
 
 if __name__ == "__main__":

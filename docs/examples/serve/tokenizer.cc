@@ -54,7 +54,7 @@ std::uint64_t Pair(std::int32_t left, std::int32_t right) {
 
 Tokenizer::Tokenizer(const std::string& path, int size) try
     : bytes_(static_cast<std::size_t>(size)) {
-  const auto json = nlohmann::json::parse(std::ifstream(path));
+  const auto json = nlohmann::json::parse(std::ifstream(path)).at("tokenizer");
   json.at("byte_tokens").get_to(byte_tokens_);
   json.at("merges").get_to(merges_);
   json.at("special").get_to(special_);

@@ -20,8 +20,8 @@ using Tokens = std::vector<std::int32_t>;
 
 class Tokenizer {
  public:
-  // Reads the file bpe.json of convert.py, for a model of `size` tokens. Throws
-  // an std::exception that names the file.
+  // Reads the file serve.json of convert.py, for a model of `size` tokens.
+  // Throws an std::exception that names the file.
   Tokenizer(const std::string& path, int size);
 
   // Returns the tokens of a text, which is UTF-8. Special tokens, such as
