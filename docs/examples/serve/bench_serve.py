@@ -6,6 +6,8 @@
                                           one system prompt of 2k tokens
     --streams N, --tokens N (of a prompt), --answer N, --name MODEL
 
+Tokens a second depend on what else the machine does; the processor time of the
+server for each token, which is printed, too, depends less on that.
 COMMAND starts the server; --port N is appended to it. For example
     build/serve/serve smollm2 --threads 2 --context 4608
 """
@@ -13,6 +15,7 @@ COMMAND starts the server; --port N is appended to it. For example
 import argparse
 import http.client
 import json
+import os
 import pathlib
 import random
 import socket
@@ -52,11 +55,19 @@ def start(command):
     raise SystemExit("the server does not answer")
 
 
-class Stream(threading.Thread):
-    """A request, and when its tokens came."""
+def cpu_seconds(process):
+    """Processor time of a process and its threads so far."""
+    fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1]
+    return sum(map(int, fields.split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
-    def __init__(self, name, prompt, answer):
+
+class Stream(threading.Thread):
+    """A request, and when its tokens came: time, and the server's processor
+    time."""
+
+    def __init__(self, process, name, prompt, answer):
         super().__init__()
+        self.process = process
         self.body = {"model": name, "prompt": prompt, "max_tokens": answer,
                      "temperature": 0, "stream": True, "ignore_eos": True,
                      "stream_options": {"include_usage": True}}
@@ -76,7 +87,8 @@ class Stream(threading.Thread):
             event = json.loads(line[6:])
             self.usage = event.get("usage") or self.usage
             if event["choices"] and event["choices"][0]["text"]:
-                self.times.append(time.monotonic())
+                self.times.append((time.monotonic(),
+                                   cpu_seconds(self.process)))
         connection.close()
 
 
@@ -90,32 +102,36 @@ def texts():
     return "\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
 
 
-def measure_streams(options):
+def measure_streams(options, process):
     """Tokens a second while all streams are answered."""
     draw = random.Random(1)
-    streams = [Stream(options.name,
+    began = cpu_seconds(process)
+    streams = [Stream(process, options.name,
                       draw.choices(range(300, 5000), k=options.tokens),
                       options.answer) for _ in range(options.streams)]
     wait(streams)
     prompt = sum(stream.usage["prompt_tokens"] for stream in streams)
-    begin = max(stream.times[0] for stream in streams)
-    end = min(stream.times[-1] for stream in streams)
-    count = sum(begin < t <= end for stream in streams for t in stream.times)
+    begin, cpu_begin = max(stream.times[0] for stream in streams)
+    end, cpu_end = min(stream.times[-1] for stream in streams)
+    count = sum(begin < t <= end for stream in streams for t, _ in stream.times)
     first = begin - streams[0].begin
-    print(f"prompts of {prompt / len(streams):.0f} tokens, "
-          f"{prompt / first:.0f} tokens/s until all have a first token")
+    print(f"prompts of {prompt / len(streams):.0f} tokens: {prompt / first:.0f} "
+          f"tokens/s until all have a first token, "
+          f"{(cpu_begin - began) / prompt * 1000:.3f} CPU ms a token")
     print(f"{len(streams)} streams: {count / (end - begin):.1f} tokens/s "
-          f"({count} tokens in {end - begin:.1f} s)")
+          f"({count} tokens in {end - begin:.1f} s), "
+          f"{(cpu_end - cpu_begin) / count * 1000:.2f} CPU ms a token")
 
 
-def measure_first(options):
+def measure_first(options, process):
     """Time to first token, when all users come at once."""
     system = texts()[:int(options.tokens * 3.6)]
     for label in ("at first", "again"):
-        streams = [Stream(options.name, f"{system}\n\nUser {i} asks {label}:", 4)
+        streams = [Stream(process, options.name,
+                          f"{system}\n\nUser {i} asks {label}:", 4)
                    for i in range(options.streams)]
         wait(streams)
-        first = sorted(stream.times[0] - stream.begin for stream in streams)
+        first = sorted(stream.times[0][0] - stream.begin for stream in streams)
         tokens = streams[0].usage["prompt_tokens"]
         print(f"{len(streams)} users, prompts of {tokens} tokens, {label}: "
               f"first token after {sum(first) / len(first):.3f} s on average, "
@@ -136,10 +152,10 @@ def main():
     try:
         if options.what == "streams":
             options.tokens = options.tokens or 4096
-            measure_streams(options)
+            measure_streams(options, process)
         else:
             options.tokens = options.tokens or 2048
-            measure_first(options)
+            measure_first(options, process)
     finally:
         process.terminate()
         process.wait()

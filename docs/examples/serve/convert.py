@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the folder of a model for serve: model.safetensors, config.json and
-tokenizer.json.
+"""Makes the folder of a model for serve: model.safetensors and serve.json; and
+config.json and tokenizer.json, for the packages transformers and tokenizers.
 
     convert.py MODEL.gguf FOLDER         needs the PyPI packages gguf and numpy
     convert.py --tiny FOLDER             a random model of 60 thousand weights
@@ -12,6 +12,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import struct
 import sys
 
@@ -25,6 +26,15 @@ LAYER = {
 }
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm",
          "output": "lm_head"}
+# Names in serve.json, and in config.json.
+NUMBERS = {
+    "hidden": "hidden_size", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim", "inner": "intermediate_size",
+    "vocab": "vocab_size", "context": "max_position_embeddings",
+    "end": "eos_token_id", "epsilon": "rms_norm_eps", "rope_base": "rope_theta",
+    "tied": "tie_word_embeddings",
+}
 
 
 def byte_characters():
@@ -34,6 +44,34 @@ def byte_characters():
     table = {byte: chr(byte) for byte in plain}
     table.update((byte, chr(256 + i)) for i, byte in enumerate(others))
     return table
+
+
+# The expression of GPT-2, but a digit stands alone, and blanks before a digit
+# stay together. White space is spelled out: \s of PCRE2 differs from that of
+# Unicode.
+WHITE = (r"\t-\r\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}"
+         r"\x{202f}\x{205f}\x{3000}")
+PIECES = (r"\p{N}|'(?:s|t|re|ve|m|ll|d)|\x20?\p{L}+|\x20?[^_\p{L}\p{N}]+|"
+          r"[_]+(?![^_\p{N}])|[_]+").replace("_", WHITE)
+
+
+def bpe_json(tokens, merges, special):
+    """What serve reads: tokens by their numbers, and expressions of PCRE2."""
+    numbers = {token: i for i, token in enumerate(tokens)}
+    pairs = [merge.split(" ") for merge in merges]
+    names = {tokens[i]: i for i in special}
+    reached = {*byte_characters().values(), *names, *map("".join, pairs)}
+    unknown = [token for token in tokens if token not in reached]
+    if unknown:
+        print(f"tokens that no text has: {unknown}", file=sys.stderr)
+    # The longest of two that begin at one place wins.
+    return {
+        "byte_tokens": [numbers.get(character, -1) for _, character in
+                        sorted(byte_characters().items())],
+        "merges": [[numbers[left], numbers[right], numbers[left + right]]
+                   for left, right in pairs],
+        "special": names, "pieces": PIECES,
+        "specials": "|".join(map(re.escape, sorted(names, reverse=True)))}
 
 
 def tokenizer_json(tokens, merges, special):
@@ -61,12 +99,16 @@ def tokenizer_json(tokens, merges, special):
     }
 
 
-def write(folder, config, tokenizer, tensors):
+def write(folder, config, tokens, merges, special, tensors):
     """tensors: (name, shape, dtype, bytes)."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "serve.json").write_text(json.dumps({
+        "model": {ours: config[name] for ours, name in NUMBERS.items()},
+        "tokenizer": bpe_json(tokens, merges, special)}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps(tokenizer_json(tokens, merges, special)))
     header, offset = {}, 0
     for name, shape, dtype, data in tensors:
         header[name] = {"dtype": dtype, "shape": list(shape),
@@ -99,6 +141,8 @@ def from_gguf(path, dtype, folder):
         sys.exit(f"{path}: not a model of the type llama")
     if field("tokenizer.ggml.pre") != "smollm":
         sys.exit(f"{path}: another tokenizer than that of SmolLM")
+    if any("rope.scaling" in name for name in reader.fields):
+        sys.exit(f"{path}: rope scaling is not supported")
     heads = field("llama.attention.head_count")
     kv_heads = field("llama.attention.head_count_kv")
     hidden = field("llama.embedding_length")
@@ -140,8 +184,8 @@ def from_gguf(path, dtype, folder):
         rope_theta=field("llama.rope.freq_base"),
         tie_word_embeddings="lm_head.weight" not in names, torch_dtype="float32")
     special = [i for i, kind in enumerate(kinds) if kind == 3]
-    tokenizer = tokenizer_json(tokens, field("tokenizer.ggml.merges"), special)
-    write(folder, config, tokenizer, tensors)
+    write(folder, config, tokens, field("tokenizer.ggml.merges"), special,
+          tensors)
 
 
 def tiny_tokenizer():
@@ -198,7 +242,7 @@ def tiny(dtype, folder):
             add(f"model.layers.{layer}.{LAYER[part]}", *shape)
     add("model.norm", hidden)
     add("lm_head", len(tokens), hidden)
-    write(folder, config, tokenizer_json(tokens, merges, range(3)), tensors)
+    write(folder, config, tokens, merges, range(3), tensors)
 
 
 def main():

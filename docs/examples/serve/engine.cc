@@ -6,156 +6,98 @@
 #include <cmath>
 #include <iostream>
 #include <span>
+#include <sstream>
 
 namespace serve {
 namespace {
 
-using kvtwin::DType, kvtwin::Result, kvtwin::Status;
 using Clock = std::chrono::steady_clock;
 
 // A file is loaded, or a prompt waits for another one to be computed, only if
 // that saves this many tokens.
-constexpr std::size_t kWorthIt = 32;
+constexpr int kWorthIt = 32;
 
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 // Draws a token.
-std::int32_t Sample(std::span<const float> logits, const Sampling& sampling,
-                    std::mt19937_64& random) {
-  const auto largest = std::max_element(logits.begin(), logits.end());
-  if (sampling.temperature <= 0) {
-    return static_cast<std::int32_t>(largest - logits.begin());
+std::int32_t Sample(const float* logits, std::int32_t vocab, Answer& answer) {
+  const float* largest = std::max_element(logits, logits + vocab);
+  if (answer.temperature <= 0) {
+    return static_cast<std::int32_t>(largest - logits);
   }
-  struct Candidate {
-    double weight;
-    std::int32_t token;
-    bool operator<(const Candidate& other) const {
-      return weight < other.weight;
-    }
-  };
-  std::vector<Candidate> candidates;
+  std::vector<std::pair<double, std::int32_t>> heap;  // Weights and tokens.
   double sum = 0;
-  for (const float logit : logits) {
-    const double weight = std::exp((logit - *largest) / sampling.temperature);
-    candidates.push_back(
-        {weight, static_cast<std::int32_t>(candidates.size())});
-    sum += weight;
+  for (std::int32_t token = 0; token < vocab; ++token) {
+    heap.emplace_back(std::exp((logits[token] - *largest) / answer.temperature),
+                      token);
+    sum += heap.back().first;
   }
-  // The likeliest tokens, until their weights are top_p of all.
-  auto end = candidates.end();
-  if (sampling.top_p < 1) {
-    double kept = 0;
-    std::make_heap(candidates.begin(), end);
-    while (end != candidates.begin() && kept < sampling.top_p * sum) {
-      std::pop_heap(candidates.begin(), end);
-      kept += (--end)->weight;
-    }
-    std::reverse(candidates.begin(), candidates.end());
-    end = candidates.begin() + (candidates.end() - end);
-    sum = kept;
+  // Moves the likeliest tokens to the end, until their weights are top_p of
+  // all.
+  auto kept = answer.top_p < 1 ? heap.end() : heap.begin();
+  if (answer.top_p < 1) {
+    const double wanted = answer.top_p * sum;
+    std::make_heap(heap.begin(), heap.end());
+    sum = 0;
+    do {
+      std::pop_heap(heap.begin(), kept);
+      sum += (--kept)->first;
+    } while (kept != heap.begin() && sum < wanted);
   }
-  double drawn = static_cast<double>(random() >> 11) * 0x1p-53 * sum;
-  for (auto candidate = candidates.begin(); candidate != end; ++candidate) {
-    drawn -= candidate->weight;
-    if (drawn < 0) return candidate->token;
-  }
-  return static_cast<std::int32_t>(largest - logits.begin());
+  double drawn = std::uniform_real_distribution<double>(0, sum)(answer.random);
+  auto token = kept;
+  while (token + 1 != heap.end() && (drawn -= token->first) >= 0) ++token;
+  return token->second;
 }
 
 // Returns how much of a text can be shown now: its end may be a part of a
 // character, or the begin of a stop string.
-std::size_t Showable(const std::string& text,
+std::size_t Showable(std::string_view text,
                      const std::vector<std::string>& stops) {
   std::size_t end = text.size();
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, end); ++back) {
-    const auto byte = static_cast<unsigned char>(text[end - back]);
-    if ((byte & 0xc0) == 0x80) continue;
-    const std::size_t size = byte >= 0xf0   ? 4
-                             : byte >= 0xe0 ? 3
-                             : byte >= 0xc0 ? 2
-                                            : 1;
-    if (size > back) end -= back;
+    // The first byte of a character of n bytes begins with n ones.
+    const int ones =
+        std::countl_one(static_cast<unsigned char>(text[text.size() - back]));
+    if (ones == 1) continue;
+    if (ones > static_cast<int>(back)) end -= back;
     break;
   }
   for (const std::string& stop : stops) {
     for (std::size_t at = text.size() - std::min(text.size(), stop.size());
          at < end; ++at) {
-      if (stop.starts_with(std::string_view(text).substr(at))) end = at;
+      if (stop.starts_with(text.substr(at))) end = at;
     }
   }
   return end;
 }
 
-std::vector<kvtwin::SessionInput> ToInputs(const Tokens& tokens) {
-  std::vector<kvtwin::SessionInput> inputs;
-  for (const std::int32_t token : tokens) inputs.push_back({.token = token});
-  return inputs;
-}
-
-// Returns how many tokens of a prompt the slot that has most of them has.
-std::size_t Stored(const kvtwin::Sessions& sessions, const Tokens& prompt) {
-  std::size_t most = 0;
+// What the slots have of a prompt: the tokens of the slot that has most.
+int Stored(const kvtwin::Sessions& sessions, const Inputs& prompt) {
+  int most = 0;
   for (int i = 0; i < sessions.spec().slots; ++i) {
-    const auto record = sessions.Slot(i)->record;
-    const auto ends = std::mismatch(
-        record.begin(), record.end(), prompt.begin(), prompt.end(),
-        [](const auto& input, int token) { return input.token == token; });
-    most = std::max(most, std::size_t(ends.second - prompt.begin()));
+    const kvtwin::SlotInfo slot = *sessions.Slot(i);
+    most = std::max(most,
+                    std::min(slot.reusable, CommonPrefix(slot.record, prompt)));
   }
   return most;
 }
 
-// Returns the free slot that holds least. Requires: there is a free slot.
-int EmptiestSlot(const kvtwin::Sessions& sessions) {
-  int best = -1;
-  std::size_t least = 0;
-  for (int i = 0; i < sessions.spec().slots; ++i) {
-    const auto slot = *sessions.Slot(i);
-    if (slot.request >= 0 || (best >= 0 && slot.record.size() >= least)) {
-      continue;
-    }
-    best = i;
-    least = slot.record.size();
-  }
-  return best;
-}
-
 }  // namespace
 
-Answer::Part Answer::Next() {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, std::chrono::milliseconds(100), [this] {
-    return !part_.text.empty() || !part_.finish.empty();
-  });
-  Part part = part_;
-  part_.text.clear();
-  return part;
-}
-
-Result<std::unique_ptr<Engine>> Engine::Make(Model& model,
-                                             const Tokenizer& tokenizer,
-                                             const EngineOptions& options,
-                                             ParkingLot* parked) {
-  std::unique_ptr<Engine> engine(new Engine(model, tokenizer, parked, options));
-  auto cache = kvtwin::MakeCache(model.cache_spec());
-  if (!cache.ok()) return cache.status();
-  engine->cache_ = *std::move(cache);
-  const kvtwin::SessionsSpec spec = {.slots = options.slots,
-                                     .context = options.context,
-                                     .batch = options.batch};
-  Status status = engine->cache_->SetConfig({.mask_dtype = DType::kBits});
-  if (status.ok()) {
-    status = engine->cache_->Init(kvtwin::InitOf(spec, options.rows));
-  }
-  if (!status.ok()) return status;
-  auto sessions = kvtwin::MakeSessions(*engine->cache_, spec);
-  if (!sessions.ok()) return sessions.status();
-  engine->sessions_ = *std::move(sessions);
-  engine->UpdateCounters();
-  engine->thread_ = std::thread([raw = engine.get()] { raw->Loop(); });
-  return engine;
+Engine::Engine(Model& model, const Tokenizer& tokenizer,
+               const EngineOptions& options, ParkingLot* parked)
+    : model_(model),
+      tokenizer_(tokenizer),
+      parked_(parked),
+      options_(options),
+      cache_(Value(kvtwin::MakeCache(model.cache_spec()))) {
+  Check(cache_->SetConfig({.mask_dtype = kvtwin::DType::kBits}));
+  Check(cache_->Init(kvtwin::InitOf(options.sessions, options.rows)));
+  sessions_ = Value(kvtwin::MakeSessions(*cache_, options.sessions));
+  thread_ = std::thread([this] { Loop(); });
 }
 
 Engine::~Engine() {
@@ -164,232 +106,232 @@ Engine::~Engine() {
     stopping_ = true;
   }
   asked_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
-std::shared_ptr<Answer> Engine::Ask(Tokens prompt, Sampling sampling) {
-  Request request;
-  request.answer = std::make_shared<Answer>();
-  request.prompt = std::move(prompt);
-  request.random.seed(sampling.seed);
-  request.sampling = std::move(sampling);
-  request.asked = Clock::now();
-  auto answer = request.answer;
+void Engine::Ask(std::shared_ptr<Answer> answer) {
+  answer->asked = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    new_.push_back(std::move(request));
+    ++requests_;
+    waiting_.push_back(std::move(answer));
   }
   asked_.notify_one();
-  return answer;
 }
 
-Counters Engine::counters() const {
-  const std::lock_guard lock(mutex_);
-  return counters_;
+Engine::Part Engine::Next(Answer& answer) {
+  std::unique_lock lock(mutex_);
+  answer.changed.wait_for(lock, std::chrono::milliseconds(100), [&] {
+    return !answer.text.empty() || !answer.finish.empty();
+  });
+  return {std::exchange(answer.text, ""), answer.finish};
 }
 
 void Engine::Loop() {
   omp_set_num_threads(options_.threads);
-  for (bool stopping = false; !stopping;) {
-    TakeNew();
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
     DropCancelled();
-    const Status status = Pass();
-    if (!status.ok()) {
-      std::cerr << "engine: " << status.ToString() << "\n";
+    SubmitWaiting();
+    try {
+      Pass(lock);
+    } catch (const std::runtime_error& error) {
+      if (!lock.owns_lock()) lock.lock();
+      std::cerr << "engine: " << error.what() << "\n";
       while (!running_.empty()) End(running_.begin()->first, "error");
       // A batch was perhaps planned and not computed: no slot is trusted.
-      for (int i = 0; i < options_.slots; ++i) (void)sessions_->Adopt(i, {});
+      for (int i = 0; i < options_.sessions.slots; ++i) {
+        (void)sessions_->Adopt(i, {});
+      }
     }
-    UpdateCounters();
-    std::unique_lock lock(mutex_);
     asked_.wait(lock, [this] {
-      return stopping_ || !new_.empty() || !waiting_.empty() ||
-             !running_.empty();
+      return stopping_ || !waiting_.empty() || !running_.empty();
     });
-    stopping = stopping_;
   }
-  TakeNew();
   while (!running_.empty()) End(running_.begin()->first, "error");
-  for (Request& request : waiting_) Report(request, "error");
+  for (const auto& answer : waiting_) Report(*answer, "error");
 }
 
 // Submits requests while there are free slots.
-void Engine::TakeNew() {
-  {
-    const std::lock_guard lock(mutex_);
-    counted_.requests += static_cast<double>(new_.size());
-    std::move(new_.begin(), new_.end(), std::back_inserter(waiting_));
-    new_.clear();
-  }
-  for (auto request = waiting_.begin();
-       request != waiting_.end() &&
-       running_.size() < std::size_t(options_.slots);) {
-    if (MustWait(request->prompt)) {
-      ++request;
-      continue;
+void Engine::SubmitWaiting() {
+  std::erase_if(waiting_, [this](const std::shared_ptr<Answer>& answer) {
+    const auto slots = static_cast<std::size_t>(options_.sessions.slots);
+    if (running_.size() == slots || MustWait(*answer)) return false;
+    if (options_.share && parked_ != nullptr) Unpark(answer->prompt);
+    const bool shift = options_.keep >= 0;
+    const auto number =
+        sessions_->Submit(answer->prompt, {.keep = std::max(options_.keep, 0),
+                                           .limit = answer->max_tokens,
+                                           .reuse = options_.share,
+                                           .shift = shift,
+                                           .truncate = shift});
+    if (number.ok()) {
+      running_[*number] = answer;
+    } else {
+      std::cerr << "engine: " << number.status().ToString() << "\n";
+      Report(*answer, "error");
     }
-    Submit(std::move(*request));
-    request = waiting_.erase(request);
-  }
+    return true;
+  });
 }
 
 // Whether another request is about to compute more of this prompt than is
 // stored.
-bool Engine::MustWait(const Tokens& prompt) const {
-  std::size_t promised = 0;
-  for (const auto& [number, request] : running_) {
-    if (request.tokens == 0) {
-      promised = std::max(promised, CommonPrefix(request.prompt, prompt));
+bool Engine::MustWait(const Answer& answer) const {
+  int promised = 0;
+  for (const auto& [number, other] : running_) {
+    if (other->tokens == 0) {
+      promised = std::max(promised, CommonPrefix(other->prompt, answer.prompt));
     }
   }
-  return options_.share && promised >= Stored(*sessions_, prompt) + kWorthIt;
+  return options_.share &&
+         promised >= Stored(*sessions_, answer.prompt) + kWorthIt;
 }
 
-void Engine::Submit(Request request) {
-  if (options_.share && parked_ != nullptr) Unpark(request.prompt);
-  const kvtwin::RequestOptions options = {.limit = request.sampling.max_tokens,
-                                          .reuse = options_.share,
-                                          .shift = false};
-  const auto number = sessions_->Submit(ToInputs(request.prompt), options);
-  if (number.ok()) {
-    running_.emplace(*number, std::move(request));
-  } else {
-    std::cerr << "engine: " << number.status().ToString() << "\n";
-    Report(request, "error");
-  }
-}
-
-// Loads a parked conversation into a free slot if it has more of the prompt
-// than all slots.
-void Engine::Unpark(const Tokens& prompt) {
+// Loads a parked conversation into the free slot that holds least, if it has
+// more of the prompt than all slots. Requires: there is a free slot.
+void Engine::Unpark(const Inputs& prompt) {
   const auto [file, common] = parked_->Find(prompt);
   if (common < Stored(*sessions_, prompt) + kWorthIt) return;
-  const int slot = EmptiestSlot(*sessions_);
-  const auto length = static_cast<std::int32_t>(common);
-  const auto state = parked_->Load(file);
-  Status status = state.status();
-  if (status.ok()) status = sessions_->Adopt(slot, {});
-  if (status.ok()) status = cache_->CopyPrefix(slot, slot, 0);
-  if (status.ok()) status = cache_->AddSequence(slot, *state);
-  if (status.ok()) status = cache_->CopyPrefix(slot, slot, length);
-  if (status.ok()) {
-    status = sessions_->Adopt(
-        slot, ToInputs({prompt.begin(), prompt.begin() + length}));
+  int slot = -1;
+  for (int i = 0; i < options_.sessions.slots; ++i) {
+    const kvtwin::SlotInfo info = *sessions_->Slot(i);
+    if (info.request < 0 &&
+        (slot < 0 ||
+         info.record.size() < sessions_->Slot(slot)->record.size())) {
+      slot = i;
+    }
   }
-  // Then the prompt is computed.
-  if (!status.ok()) std::cerr << "unpark: " << status.ToString() << "\n";
+  try {
+    const kvtwin::CacheState state = Value(parked_->Load(file));
+    Check(sessions_->Adopt(slot, {}));
+    Check(cache_->CopyPrefix(slot, slot, 0));
+    Check(cache_->AddSequence(slot, state));
+    Check(cache_->CopyPrefix(slot, slot, common));
+    Check(sessions_->Adopt(slot, std::span(prompt).first(common)));
+  } catch (const std::runtime_error& error) {  // Then the prompt is computed.
+    std::cerr << "unpark: " << error.what() << "\n";
+  }
 }
 
 void Engine::DropCancelled() {
-  std::vector<int> cancelled;
-  for (const auto& [number, request] : running_) {
-    if (request.answer->cancelled_) cancelled.push_back(number);
+  const auto left = [](const auto& answer) { return answer->cancelled.load(); };
+  cancelled_ += std::erase_if(waiting_, left);
+  for (const int number : sessions_->Requests()) {
+    if (!left(running_.at(number))) continue;
+    End(number, "stop");
+    ++cancelled_;
   }
-  for (const int number : cancelled) End(number, "stop");
-  counted_.cancelled += static_cast<double>(cancelled.size());
-  counted_.cancelled +=
-      static_cast<double>(std::erase_if(waiting_, [](const Request& request) {
-        return request.answer->cancelled_.load();
-      }));
 }
 
 // Computes a batch, and gives its requests a token each.
-Status Engine::Pass() {
-  const auto batch = sessions_->NextBatch();
-  if (!batch.ok() || batch->inputs.empty()) return batch.status();
+void Engine::Pass(std::unique_lock<std::mutex>& lock) {
+  const kvtwin::SessionBatch batch = Value(sessions_->NextBatch());
+  if (batch.inputs.empty()) return;
+  cells_used_ = kvtwin::CountCells(*cache_).used;
   const auto begin = Clock::now();
   Tokens tokens;
-  for (const auto& input : batch->inputs) tokens.push_back(input.token);
-  const auto logits =
-      model_.Forward(*cache_, tokens, batch->positions, batch->outputs);
-  if (!logits.ok()) return logits.status();
-  counted_.forward_seconds += SecondsSince(begin);
-  const auto vocab = static_cast<std::size_t>(model_.config().vocab);
-  for (std::size_t i = 0; i < batch->outputs.size(); ++i) {
-    const auto output = static_cast<std::size_t>(batch->outputs[i]);
-    const int number = batch->requests[output];
-    Request& request = running_.at(number);
-    if (request.tokens == 0) {
-      counted_.first_token_seconds += SecondsSince(request.asked);
-      request.slot = batch->sequences[output];
-      request.cached = sessions_->Request(number)->reused;
+  for (const auto& input : batch.inputs) tokens.push_back(input.token);
+  lock.unlock();
+  const Rows& logits =
+      model_.Forward(*cache_, tokens, batch.positions, batch.outputs);
+  lock.lock();
+  forward_seconds_ += SecondsSince(begin);
+  for (std::size_t i = 0; i < batch.outputs.size(); ++i) {
+    const auto output = static_cast<std::size_t>(batch.outputs[i]);
+    const int number = batch.requests[output];
+    Answer& answer = *running_.at(number);
+    if (answer.tokens == 0) {
+      first_token_seconds_ += SecondsSince(answer.asked);
+      answer.slot = batch.sequences[output];
+      answer.cached = sessions_->Request(number)->reused;
     }
-    Add(number, request,
-        Sample(logits->subspan(i * vocab, vocab), request.sampling,
-               request.random));
+    Add(number, Sample(logits.col(static_cast<Eigen::Index>(i)).data(),
+                       model_.config().vocab, answer));
   }
-  return {};
 }
 
 // Adds a token to an answer, which may end it.
-void Engine::Add(int number, Request& request, std::int32_t token) {
-  ++request.tokens;
-  ++counted_.answer_tokens;
-  const bool text_ends = token == model_.config().end;
-  if (text_ends) return End(number, "stop");
-  request.held += tokenizer_.Bytes(token);
+void Engine::Add(int number, std::int32_t token) {
+  Answer& answer = *running_.at(number);
+  ++answer.tokens;
+  ++tokens_;
+  if (token == model_.config().end) return End(number, "stop");
+  answer.held += tokenizer_.Bytes(token);
   std::size_t stop = std::string::npos;
-  for (const std::string& text : request.sampling.stop) {
-    stop = std::min(stop, request.held.find(text));
+  for (const std::string& text : answer.stop) {
+    stop = std::min(stop, answer.held.find(text));
   }
   if (stop != std::string::npos) {
-    request.held.resize(stop);
+    answer.held.resize(stop);
     return End(number, "stop");
   }
-  const auto ending = sessions_->Sampled(number, token);
-  if (!ending.ok()) return End(number, "error");
-  if (*ending != kvtwin::Ending::kNone) return End(number, "length");
-  Report(request, "");
+  if (Value(sessions_->Sampled(number, token)) != kvtwin::Ending::kNone) {
+    return End(number, "length");
+  }
+  Report(answer, "");
 }
 
 // Shows the reader of an answer what is new; `finish` comes with the rest.
-void Engine::Report(Request& request, const std::string& finish) {
-  const std::size_t end = finish.empty()
-                              ? Showable(request.held, request.sampling.stop)
-                              : request.held.size();
-  {
-    const std::lock_guard lock(request.answer->mutex_);
-    Answer::Part& part = request.answer->part_;
-    part.text += request.held.substr(0, end);
-    part.finish = finish;
-    part.answer_tokens = request.tokens;
-    part.cached_tokens = request.cached;
-    part.prompt_tokens = static_cast<int>(request.prompt.size());
-  }
-  request.held.erase(0, end);
-  request.answer->changed_.notify_one();
+void Engine::Report(Answer& answer, const std::string& finish) {
+  const std::size_t end =
+      finish.empty() ? Showable(answer.held, answer.stop) : answer.held.size();
+  answer.text += answer.held.substr(0, end);
+  answer.held.erase(0, end);
+  answer.finish = finish;
+  answer.changed.notify_one();
 }
 
 void Engine::End(int number, const std::string& finish) {
-  Request& request = running_.at(number);
-  // Sessions have ended it already if it has as many tokens as it may have.
-  if (sessions_->Request(number).ok()) {
-    const Status status = sessions_->Finish(number);
-    if (!status.ok()) std::cerr << "engine: " << status.ToString() << "\n";
-  }
-  if (finish != "error") Park(request);
-  Report(request, finish);
-  running_.erase(number);
+  const auto answer = running_.extract(number).mapped();
+  // Refused if the answer has as many tokens as it may have: it has ended then.
+  (void)sessions_->Finish(number);
+  if (finish != "error") Park(*answer);
+  Report(*answer, finish);
 }
 
-void Engine::Park(const Request& request) {
-  if (parked_ == nullptr || request.slot < 0) return;
-  const auto record = sessions_->Slot(request.slot)->record;
-  Tokens tokens;
-  for (const auto& input : record) tokens.push_back(input.token);
-  if (tokens.size() < kWorthIt) return;
-  auto state = cache_->SnapshotOf(request.slot);
-  if (state.ok()) parked_->Park(tokens, *std::move(state));
+// Parks what a later prompt may continue.
+void Engine::Park(const Answer& answer) {
+  if (parked_ == nullptr || answer.slot < 0) return;
+  const kvtwin::SlotInfo slot = *sessions_->Slot(answer.slot);
+  if (slot.reusable < kWorthIt) return;
+  auto state = cache_->SnapshotOf(answer.slot);
+  if (!state.ok()) return;
+  const auto tokens = slot.record.begin();
+  parked_->Park({tokens, tokens + slot.reusable}, *std::move(state));
 }
 
-void Engine::UpdateCounters() {
-  counted_.sessions = sessions_->Gauges();
-  counted_.waiting = static_cast<int>(waiting_.size());
-  counted_.parked = parked_ != nullptr ? parked_->size() : 0;
-  counted_.cells = cache_->CellCount();
-  counted_.cells_used = kvtwin::CountCells(*cache_).used;
+std::string Engine::Metrics() {
   const std::lock_guard lock(mutex_);
-  counters_ = counted_;
+  const kvtwin::SessionGauges gauges = sessions_->Gauges();
+  std::ostringstream out;
+  const auto metric = [&out](const std::string& name, auto value,
+                             const char* help) {
+    out << "# HELP kvtwin_" << name << " " << help << "\n# TYPE kvtwin_" << name
+        << (name.ends_with("_total") ? " counter" : " gauge") << "\nkvtwin_"
+        << name << " " << value << "\n";
+  };
+  metric("requests_total", requests_, "Requests");
+  metric("cancelled_total", cancelled_, "Clients that left");
+  metric("prompt_tokens_total", gauges.prompt_tokens, "Tokens of prompts");
+  metric("hit_tokens_total", gauges.hit_tokens,
+         "Tokens of prompts that were in the cache");
+  metric("evicted_tokens_total", gauges.evicted_tokens,
+         "Tokens that made place for others");
+  metric("shifts_total", gauges.shifts, "Full slots that made place");
+  metric("answer_tokens_total", tokens_, "Tokens of answers");
+  metric("batches_total", gauges.batches, "Passes of the model");
+  metric("refusals_total", gauges.refusals, "Passes that the cache refused");
+  metric("forward_seconds_total", forward_seconds_, "Time in passes");
+  metric("first_token_seconds_total", first_token_seconds_,
+         "Time from requests to first tokens");
+  metric("requests_waiting", waiting_.size(), "Requests without a slot");
+  metric("requests_running", gauges.running, "Requests with a slot");
+  metric("cells_used", cells_used_, "Cells that hold a token");
+  metric("cells_free", cache_->CellCount() - cells_used_, "Free cells");
+  metric("conversations_parked", parked_ != nullptr ? parked_->size() : 0,
+         "Files of conversations");
+  return std::move(out).str();
 }
 
 }  // namespace serve

@@ -13,7 +13,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,96 +28,68 @@
 
 namespace serve {
 
-// Options: how the tokens of an answer are drawn, and where the answer ends.
-struct Sampling {
+// A request, and its answer in the making.
+struct Answer {
+  // The request. It does not change after Engine::Ask.
+  Inputs prompt;
   int max_tokens = 16;
   double temperature = 1;  // 0: the likeliest token.
   double top_p = 1;
-  std::uint64_t seed = 0;
   std::vector<std::string> stop;
-};
+  std::mt19937_64 random;
+  std::chrono::steady_clock::time_point asked;
 
-// An answer in the making: the engine writes it, and another thread reads it.
-class Answer {
- public:
-  struct Part {
-    std::string text;    // New text, in whole characters.
-    std::string finish;  // "stop", "length" or "error" with the last part.
-    int prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
-  };
+  std::atomic<bool> cancelled = false;  // The client does not want the rest.
 
-  // Waits up to 100 ms for something new.
-  Part Next();
-  // The client does not want the rest.
-  void Cancel() { cancelled_ = true; }
-
- private:
-  friend class Engine;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Part part_;
-  std::atomic<bool> cancelled_ = false;
-};
-
-// The counters of /metrics; kvtwin's sessions have others.
-struct Counters {
-  double requests = 0, cancelled = 0, answer_tokens = 0;
-  double forward_seconds = 0, first_token_seconds = 0;
-  int waiting = 0, parked = 0, cells = 0, cells_used = 0;
-  kvtwin::SessionGauges sessions;
+  // The engine writes these. Others read them when Engine::Next has returned a
+  // finish.
+  int tokens = 0, cached = 0;  // Of the answer; of the prompt, in the cache.
+  int slot = -1;
+  std::string text;  // Not shown yet.
+  std::string held;  // May be the begin of a stop string or of a character.
+  std::string finish;
+  std::condition_variable changed;
 };
 
 struct EngineOptions {
-  int slots = 16, context = 4096, batch = 512;
+  kvtwin::SessionsSpec sessions = {.slots = 16, .context = 4096, .batch = 512};
   int threads = 2;
-  bool share = true;                         // Prefixes of prompts.
+  bool share = true;  // Prefixes of prompts.
+  int keep = -1;  // Tokens that a context shift keeps; -1: answers end instead.
   kvtwin::DType rows = kvtwin::DType::kF16;  // K and V.
 };
 
 class Engine {
  public:
   // Does not own the model, the tokenizer and the parked conversations; the
-  // latter may be null.
-  static kvtwin::Result<std::unique_ptr<Engine>> Make(
-      Model& model, const Tokenizer& tokenizer, const EngineOptions& options,
-      ParkingLot* parked);
+  // latter may be null. Throws what the cache refuses.
+  Engine(Model& model, const Tokenizer& tokenizer, const EngineOptions& options,
+         ParkingLot* parked);
   ~Engine();
 
-  // These two are thread-safe. Requires: 1 to context - 1 tokens.
-  std::shared_ptr<Answer> Ask(Tokens prompt, Sampling sampling);
-  Counters counters() const;
+  // These are thread-safe.
+  //
+  // Requires: 1 to context tokens; with a context shift, any number but 0.
+  void Ask(std::shared_ptr<Answer> answer);
+  // Waits up to 100 ms for new text, in whole characters. The finish is "stop",
+  // "length" or "error" with the last part.
+  struct Part {
+    std::string text, finish;
+  };
+  Part Next(Answer& answer);
+  std::string Metrics();  // For Prometheus.
 
  private:
-  struct Request {
-    std::shared_ptr<Answer> answer;
-    Tokens prompt;
-    Sampling sampling;
-    std::mt19937_64 random;
-    std::chrono::steady_clock::time_point asked;
-    std::string held;  // Text that may be the begin of a stop string.
-    int tokens = 0;    // The answer's.
-    int slot = -1, cached = 0;
-  };
-
-  Engine(Model& model, const Tokenizer& tokenizer, ParkingLot* parked,
-         const EngineOptions& options)
-      : model_(model),
-        tokenizer_(tokenizer),
-        parked_(parked),
-        options_(options) {}
-
   void Loop();
-  void TakeNew();
+  void SubmitWaiting();
+  bool MustWait(const Answer& answer) const;
+  void Unpark(const Inputs& prompt);
   void DropCancelled();
-  bool MustWait(const Tokens& prompt) const;
-  void Unpark(const Tokens& prompt);
-  void Submit(Request request);
-  kvtwin::Status Pass();
-  void Add(int number, Request& request, std::int32_t token);
-  void Report(Request& request, const std::string& finish);
+  void Pass(std::unique_lock<std::mutex>& lock);
+  void Add(int number, std::int32_t token);
+  void Report(Answer& answer, const std::string& finish);
   void End(int number, const std::string& finish);
-  void Park(const Request& request);
-  void UpdateCounters();
+  void Park(const Answer& answer);
 
   Model& model_;
   const Tokenizer& tokenizer_;
@@ -125,14 +97,14 @@ class Engine {
   const EngineOptions options_;
   std::unique_ptr<kvtwin::Cache> cache_;
   std::unique_ptr<kvtwin::Sessions> sessions_;
-  std::deque<Request> waiting_;
-  std::map<int, Request> running_;  // By their number in the sessions.
-  Counters counted_;
 
-  mutable std::mutex mutex_;  // Guards the rest.
+  std::mutex mutex_;  // Guards the rest and the sessions, but not the cache.
   std::condition_variable asked_;
-  std::deque<Request> new_;
-  Counters counters_;
+  std::list<std::shared_ptr<Answer>> waiting_;
+  std::map<int, std::shared_ptr<Answer>> running_;  // By number in sessions.
+  std::int64_t requests_ = 0, cancelled_ = 0, tokens_ = 0;
+  double forward_seconds_ = 0, first_token_seconds_ = 0;
+  int cells_used_ = 0;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -34,17 +34,15 @@ Json Encode(const Tokenizer& tokenizer, const Json& line) {
 
 Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
   const Tokens tokens = line["tokens"];
-  auto cache = kvtwin::MakeCache(model.cache_spec());
   const int size = static_cast<int>(tokens.size());
-  kvtwin::Status status =
-      (*cache)->SetConfig({.mask_dtype = kvtwin::DType::kBits});
-  if (status.ok()) {
-    status = (*cache)->Init({.dtype = rows,
-                             .max_sequences = 1,
-                             .capacity = size,
-                             .max_batch = size});
-  }
+  const auto cache = Value(kvtwin::MakeCache(model.cache_spec()));
+  Check(cache->SetConfig({.mask_dtype = kvtwin::DType::kBits}));
+  Check(cache->Init({.dtype = rows,
+                     .max_sequences = 1,
+                     .capacity = size,
+                     .max_batch = size}));
   Json logits = Json::array();
+  const int vocab = model.config().vocab;
   std::int32_t done = 0;
   for (const int chunk : line["chunks"]) {
     std::vector<std::int32_t> positions(static_cast<std::size_t>(chunk));
@@ -52,19 +50,14 @@ Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
     std::iota(positions.begin(), positions.end(), done);
     std::iota(outputs.begin(), outputs.end(), 0);
     const std::vector<int> sequences(positions.size(), 0);
-    if (status.ok()) {
-      status = (*cache)->StartForward({positions, sequences}, false);
-    }
-    if (!status.ok()) return {{"error", status.ToString()}};
-    const auto numbers =
-        model.Forward(**cache,
+    Check(cache->StartForward({positions, sequences}, false));
+    const Rows& numbers =
+        model.Forward(*cache,
                       std::span(tokens).subspan(static_cast<std::size_t>(done),
                                                 positions.size()),
                       positions, outputs);
-    if (!numbers.ok()) return {{"error", numbers.status().ToString()}};
-    const int vocab = model.config().vocab;
     for (int i = 0; i < chunk; ++i) {
-      const auto from = numbers->begin() + i * vocab;
+      const float* from = numbers.col(i).data();
       logits.push_back(std::vector<float>(from, from + vocab));
     }
     done += chunk;
@@ -74,20 +67,18 @@ Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int, char** argv) try {
   const std::string folder = argv[1];
-  auto model = Model::Load(folder, *kvtwin::DTypeFromName(argv[2]));
-  const auto tokenizer = Tokenizer::Load(folder + "/tokenizer.json");
-  if (!model.ok() || !tokenizer.ok()) {
-    std::cerr << (model.ok() ? tokenizer.status() : model.status()).message()
-              << "\n";
-    return 1;
-  }
+  Model model(folder, *kvtwin::DTypeFromName(argv[2]));
+  const Tokenizer tokenizer(folder + "/serve.json", model.config().vocab);
   for (std::string text; std::getline(std::cin, text);) {
     const Json line = Json::parse(text);
     std::cout << (line.contains("text")
-                      ? Encode(*tokenizer, line)
-                      : Logits(**model, *kvtwin::DTypeFromName(argv[3]), line))
+                      ? Encode(tokenizer, line)
+                      : Logits(model, *kvtwin::DTypeFromName(argv[3]), line))
               << std::endl;
   }
+} catch (const std::exception& error) {
+  std::cerr << error.what() << "\n";
+  return 1;
 }

@@ -7,20 +7,16 @@
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 namespace serve {
-namespace {
 
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-}  // namespace
-
-std::size_t CommonPrefix(const Tokens& left, const Tokens& right) {
-  const auto ends =
-      std::mismatch(left.begin(), left.end(), right.begin(), right.end());
-  return static_cast<std::size_t>(ends.first - left.begin());
+int CommonPrefix(std::span<const kvtwin::SessionInput> left,
+                 std::span<const kvtwin::SessionInput> right) {
+  return static_cast<int>(std::ranges::mismatch(left, right).in1 -
+                          left.begin());
 }
 
 ParkingLot::ParkingLot(std::string folder, std::string model, std::size_t limit)
@@ -31,23 +27,25 @@ ParkingLot::ParkingLot(std::string folder, std::string model, std::size_t limit)
     const std::string path = entry.path().string();
     const auto label = kvtwin::ModelOf(path);
     const Json json = Json::parse(label.ok() ? *label : "", nullptr, false);
-    if (!json.is_object() || json.value("model", Json()) != model_) continue;
-    Tokens tokens;
+    if (!json.is_object()) continue;
+    Inputs tokens;
     for (const Json& token : json.value("tokens", Json())) {
-      if (token.is_number_integer()) tokens.push_back(token.get<int>());
+      if (token.is_number_integer()) tokens.push_back({.token = token});
     }
     if (Label(tokens) == *label) files_[path] = std::move(tokens);
   }
 }
 
-std::string ParkingLot::Label(const Tokens& tokens) const {
-  return Json({{"model", model_}, {"tokens", tokens}}).dump();
+std::string ParkingLot::Label(const Inputs& tokens) const {
+  Json list = Json::array();
+  for (const auto& input : tokens) list.push_back(input.token);
+  return Json({{"model", model_}, {"tokens", list}}).dump();
 }
 
-void ParkingLot::Park(const Tokens& tokens, kvtwin::CacheState state) {
+void ParkingLot::Park(const Inputs& tokens, kvtwin::CacheState state) {
   std::vector<std::string> replaced;
   for (const auto& [path, old] : files_) {
-    const std::size_t common = CommonPrefix(old, tokens);
+    const auto common = static_cast<std::size_t>(CommonPrefix(old, tokens));
     if (common == tokens.size()) return;  // A parked conversation has it all.
     if (common == old.size()) replaced.push_back(path);
   }
@@ -73,11 +71,10 @@ void ParkingLot::Park(const Tokens& tokens, kvtwin::CacheState state) {
       });
 }
 
-std::pair<std::string, std::size_t> ParkingLot::Find(
-    const Tokens& prompt) const {
-  std::pair<std::string, std::size_t> best;
+std::pair<std::string, int> ParkingLot::Find(const Inputs& prompt) const {
+  std::pair<std::string, int> best;
   for (const auto& [path, tokens] : files_) {
-    const std::size_t common = CommonPrefix(tokens, prompt);
+    const int common = CommonPrefix(tokens, prompt);
     if (common > best.second) best = {path, common};
   }
   return best;

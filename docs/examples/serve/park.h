@@ -7,16 +7,23 @@
 #ifndef SERVE_PARK_H_
 #define SERVE_PARK_H_
 
-#include <kvtwin/state.h>
-#include <kvtwin/status.h>
+#include <kvtwin/sessions.h>
 
 #include <future>
 #include <map>
+#include <span>
 #include <string>
-
-#include "tokenizer.h"
+#include <utility>
+#include <vector>
 
 namespace serve {
+
+// Tokens, as sessions have them.
+using Inputs = std::vector<kvtwin::SessionInput>;
+
+// Returns the number of tokens that two lists begin with.
+int CommonPrefix(std::span<const kvtwin::SessionInput> left,
+                 std::span<const kvtwin::SessionInput> right);
 
 class ParkingLot {
  public:
@@ -25,28 +32,25 @@ class ParkingLot {
   ParkingLot(std::string folder, std::string model, std::size_t limit);
 
   // Writes a conversation in the background, in place of those that it
-  // continues.
-  void Park(const Tokens& tokens, kvtwin::CacheState state);
+  // continues. A state may have more tokens than these, after them.
+  void Park(const Inputs& tokens, kvtwin::CacheState state);
 
   // Returns the file of the parked conversation that shares most tokens with
   // the prompt, and how many. The name is empty if there is none.
-  std::pair<std::string, std::size_t> Find(const Tokens& prompt) const;
+  std::pair<std::string, int> Find(const Inputs& prompt) const;
 
   // A file that cannot be read is forgotten.
   kvtwin::Result<kvtwin::CacheState> Load(const std::string& path);
   int size() const { return static_cast<int>(files_.size()); }
 
  private:
-  std::string Label(const Tokens& tokens) const;
+  std::string Label(const Inputs& tokens) const;
 
   std::string folder_, model_;
   std::size_t limit_;
-  std::map<std::string, Tokens> files_;  // By path, which begins with the time.
+  std::map<std::string, Inputs> files_;  // By path, which begins with the time.
   std::future<void> writing_;
 };
-
-// Returns the number of tokens that two lists begin with.
-std::size_t CommonPrefix(const Tokens& left, const Tokens& right);
 
 }  // namespace serve
 

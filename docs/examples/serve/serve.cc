@@ -1,11 +1,12 @@
 // An HTTP server of a model, which speaks the protocol of OpenAI.
 
 #include <httplib.h>
+#undef _res  // A macro of <resolv.h>, and a name in Eigen.
 #include <pthread.h>
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -29,13 +30,24 @@ struct Options {
 
 // An error of a request. It is answered in OpenAI's shape.
 struct BadRequest {
-  std::string message, parameter = {};
+  std::string message;
+  Json parameter = {};
   int status = 400;
-  std::string code = {};
+  Json code = {};
 };
 
 std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+void Fail(Response& response, const BadRequest& bad) {
+  response.status = bad.status;
+  const Json error = {
+      {"message", bad.message},
+      {"type", bad.status < 500 ? "invalid_request_error" : "server_error"},
+      {"param", bad.parameter},
+      {"code", bad.code}};
+  response.set_content(Dump({{"error", error}}), "application/json");
 }
 
 // Returns a field, or `usual` if it is absent or null.
@@ -56,172 +68,180 @@ double Range(const Json& body, const char* name, double usual, double min,
                    name};
 }
 
-// Options that this server does not have may be given with the value that means
+// Options that this server does not have may be given with a value that means
 // that they are not used.
 void RefuseOthers(const Json& body) {
-  static const Json kUnused = {{"n", 1},
-                               {"best_of", 1},
-                               {"echo", false},
-                               {"suffix", ""},
-                               {"presence_penalty", 0},
-                               {"frequency_penalty", 0},
-                               {"tools", Json::array()},
-                               {"logit_bias", Json::object()},
-                               {"response_format", {{"type", "text"}}}};
-  for (const auto& [name, value] : kUnused.items()) {
-    const auto found = body.find(name);
-    if (found != body.end() && !found->is_null() && *found != value) {
+  static const Json kUnused = {{"n", {1}},
+                               {"best_of", {1}},
+                               {"echo", {false}},
+                               {"suffix", {""}},
+                               {"presence_penalty", {0}},
+                               {"frequency_penalty", {0}},
+                               {"logprobs", {false}},
+                               {"tools", {Json::array()}},
+                               {"logit_bias", {Json::object()}},
+                               {"response_format", {{{"type", "text"}}}}};
+  for (const auto& [name, values] : kUnused.items()) {
+    const Json value = body.value(name, Json());
+    if (!value.is_null() && value != values[0]) {
       throw BadRequest{"'" + name + "' is not supported", name};
     }
   }
-  const Json logprobs = body.value("logprobs", Json());
-  if (!logprobs.is_null() && logprobs != false) {
-    throw BadRequest{"'logprobs' is not supported", "logprobs"};
-  }
 }
 
-Sampling ReadSampling(const Json& body, int usual_max, int room) {
+// Reads what both kinds of requests have. `room` is what the context has left
+// for the answer.
+std::shared_ptr<Answer> ReadRequest(const Json& body, const Tokens& prompt,
+                                    int usual_max, int room) {
   RefuseOthers(body);
-  Sampling sampling;
+  auto answer = std::make_shared<Answer>();
+  for (const std::int32_t token : prompt) {
+    answer->prompt.push_back({.token = token});
+  }
   const char* limit = body.contains("max_completion_tokens")
                           ? "max_completion_tokens"
                           : "max_tokens";
-  sampling.max_tokens =
+  answer->max_tokens =
       std::min(room, static_cast<int>(Range(body, limit, usual_max, 1, 1e9)));
-  sampling.temperature = Range(body, "temperature", 1, 0, 2);
-  sampling.top_p = Range(body, "top_p", 1, 0, 1);
-  sampling.seed = Field<std::uint64_t>(body, "seed", std::random_device()());
-  const Json stop = Field(body, "stop", Json());
-  if (stop.is_string()) {
-    sampling.stop = {Field<std::string>(body, "stop", "")};
-  } else {
-    sampling.stop = Field(body, "stop", sampling.stop);
-  }
-  std::erase(sampling.stop, "");
-  if (sampling.stop.size() > 4) {
+  answer->temperature = Range(body, "temperature", 1, 0, 2);
+  answer->top_p = Range(body, "top_p", 1, 0, 1);
+  answer->random.seed(
+      Field<std::uint64_t>(body, "seed", std::random_device()()));
+  const Json stop = Field(body, "stop", Json::array());
+  const Json list = {{"stop", stop.is_array() ? stop : Json::array({stop})}};
+  answer->stop = Field(list, "stop", answer->stop);
+  std::erase(answer->stop, "");
+  if (answer->stop.size() > 4) {
     throw BadRequest{"'stop' has more than 4 strings", "stop"};
   }
-  return sampling;
+  return answer;
+}
+
+// Adds text to the frame of an answer, as a whole or as a part of a stream.
+Json WithChoice(Json frame, bool stream, const Engine::Part& part) {
+  Json choice = {
+      {"index", 0}, {"logprobs", nullptr}, {"finish_reason", nullptr}};
+  if (!part.finish.empty()) choice["finish_reason"] = part.finish;
+  if (frame["object"] == "text_completion") {
+    choice["text"] = part.text;
+  } else {
+    choice[stream ? "delta" : "message"] = {{"role", "assistant"},
+                                            {"content", part.text}};
+  }
+  frame["choices"] = {choice};
+  return frame;
+}
+
+Json Usage(const Answer& answer) {
+  return {{"prompt_tokens", answer.prompt.size()},
+          {"completion_tokens", answer.tokens},
+          {"total_tokens",
+           answer.prompt.size() + static_cast<std::size_t>(answer.tokens)},
+          {"prompt_tokens_details", {{"cached_tokens", answer.cached}}}};
 }
 
 class Server {
  public:
-  Server(const Options& options, Model& model, const Tokenizer& tokenizer,
+  Server(const Options& options, const Model& model, const Tokenizer& tokenizer,
          Engine& engine)
       : options_(options),
         name_(std::filesystem::path(options.model).filename().string()),
-        model_(model),
+        vocab_(model.config().vocab),
         tokenizer_(tokenizer),
         engine_(engine) {
     http_.new_task_queue = [] { return new httplib::ThreadPool(128); };
     http_.set_payload_max_length(std::size_t{16} << 20);
     http_.set_tcp_nodelay(true);
-    const auto post = [this](bool chat) {
-      return [this, chat](const Request& request, Response& response) {
-        Complete(request, response, chat);
-      };
+    http_.Post("/v1/completions", [this](const auto& request, auto& response) {
+      Complete(request, response, false);
+    });
+    http_.Post("/v1/chat/completions",
+               [this](const auto& request, auto& response) {
+                 Complete(request, response, true);
+               });
+    const Json model_json = {{"id", name_},
+                             {"object", "model"},
+                             {"created", 0},
+                             {"owned_by", "kvtwin"}};
+    const Json models = {{"object", "list"}, {"data", {model_json}}};
+    const auto page = [this](const char* path, const char* type, auto text) {
+      http_.Get(path, [type, text](const Request&, Response& response) {
+        response.set_content(text(), type);
+      });
     };
-    http_.Post("/v1/completions", post(false));
-    http_.Post("/v1/chat/completions", post(true));
-    http_.Get("/v1/models", [this](const Request&, Response& response) {
-      const Json model = {{"id", name_},
-                          {"object", "model"},
-                          {"created", 0},
-                          {"owned_by", "kvtwin"}};
-      response.set_content(Dump({{"object", "list"}, {"data", {model}}}),
-                           "application/json");
-    });
-    http_.Get("/health", [](const Request&, Response& response) {
-      response.set_content("{\"status\":\"ok\"}", "application/json");
-    });
-    http_.Get("/metrics", [this](const Request&, Response& response) {
-      response.set_content(Metrics(), "text/plain; version=0.0.4");
-    });
+    page("/v1/models", "application/json", [models] { return Dump(models); });
+    page("/health", "application/json", [] { return R"({"status":"ok"})"; });
+    page("/metrics", "text/plain; version=0.0.4",
+         [this] { return engine_.Metrics(); });
     http_.set_error_handler([](const Request&, Response& response) {
       if (response.body.empty()) {
-        Fail(response, {"no such page", "", response.status, ""});
+        Fail(response, {.message = "no such page", .status = response.status});
       }
     });
   }
 
-  // Serves until a signal comes. Returns false if the port is taken.
-  bool Run(const sigset_t& signals) {
-    const int port = options_.port == 0
-                         ? http_.bind_to_any_port(options_.host.c_str())
-                         : options_.port;
-    if (port < 0 || (options_.port != 0 &&
-                     !http_.bind_to_port(options_.host.c_str(), port))) {
-      return false;
+  // Serves until a signal comes. Throws if the port is taken.
+  void Run(const sigset_t& signals) {
+    const char* host = options_.host.c_str();
+    int port = options_.port;
+    if (port == 0) {
+      port = http_.bind_to_any_port(host);
+    } else if (!http_.bind_to_port(host, port)) {
+      port = -1;
     }
-    std::cout << "http://" << options_.host << ":" << port << std::endl;
-    std::thread([this, signals] {
-      int signal = 0;
-      sigwait(&signals, &signal);
-      http_.stop();
-    }).detach();
-    return http_.listen_after_bind();
+    if (port < 0) throw std::runtime_error("cannot listen on that port");
+    std::cout << "http://" << host << ":" << port << std::endl;
+    std::thread listening([this] { http_.listen_after_bind(); });
+    int signal = 0;
+    sigwait(&signals, &signal);
+    http_.stop();
+    listening.join();
   }
 
  private:
-  static void Fail(Response& response, const BadRequest& bad) {
-    response.status = bad.status;
-    const auto text = [](const std::string& value) {
-      return value.empty() ? Json() : Json(value);
-    };
-    const Json error = {
-        {"message", bad.message},
-        {"type", bad.status < 500 ? "invalid_request_error" : "server_error"},
-        {"param", text(bad.parameter)},
-        {"code", text(bad.code)}};
-    response.set_content(Dump({{"error", error}}), "application/json");
-  }
-
   // The template of SmolLM2, as in its tokenizer_config.json. Special tokens in
   // the messages are text.
   Tokens ChatPrompt(const Json& body) const {
     Tokens tokens;
-    const auto add = [&](const std::string& role, const std::string& text) {
-      tokens.push_back(tokenizer_.Special("<|im_start|>"));
-      for (const auto token : tokenizer_.Encode(role + "\n" + text, false)) {
-        tokens.push_back(token);
-      }
+    const auto add = [&](const std::string& text, bool special) {
+      const Tokens added = tokenizer_.Encode(text, special);
+      tokens.insert(tokens.end(), added.begin(), added.end());
     };
-    const auto end = [&] {
-      tokens.push_back(tokenizer_.Special("<|im_end|>"));
-      for (const auto token : tokenizer_.Encode("\n", false)) {
-        tokens.push_back(token);
-      }
-    };
-    const Json messages = Field(body, "messages", Json());
+    Json messages = Field(body, "messages", Json());
     if (!messages.is_array() || messages.empty()) {
       throw BadRequest{"'messages' is not a list of messages", "messages"};
+    }
+    if (Field<std::string>(messages[0], "role", "") != "system") {
+      const Json system = {{"role", "system"},
+                           {"content",
+                            "You are a helpful AI assistant named SmolLM, "
+                            "trained by Hugging Face"}};
+      messages.insert(messages.begin(), system);
     }
     for (const Json& message : messages) {
       const auto role = Field<std::string>(message, "role", "");
       if (role != "system" && role != "user" && role != "assistant") {
         throw BadRequest{"a message has the role '" + role + "'", "messages"};
       }
-      if (tokens.empty() && role != "system") {
-        add("system",
-            "You are a helpful AI assistant named SmolLM, trained by Hugging "
-            "Face");
-        end();
-      }
-      std::string text;
       const Json content = Field(message, "content", Json(""));
+      std::string text;
+      if (!content.is_array())
+        text = Field<std::string>(message, "content", "");
       for (const Json& part : content.is_array() ? content : Json::array()) {
         text += Field<std::string>(part, "text", "");
       }
-      add(role, content.is_array()
-                    ? text
-                    : Field<std::string>(message, "content", ""));
-      end();
+      add("<|im_start|>", true);
+      add(role + "\n" + text, false);
+      add("<|im_end|>", true);
+      add("\n", false);
     }
-    add("assistant", "");
+    add("<|im_start|>", true);
+    add("assistant\n", false);
     return tokens;
   }
 
-  Tokens Prompt(const Json& body) const {
+  // A text, tokens, or a list with one of these.
+  Tokens TextPrompt(const Json& body) const {
     Json prompt = Field(body, "prompt", Json(""));
     if (prompt.is_array() && prompt.size() == 1 && !prompt[0].is_number()) {
       prompt = Json(prompt[0]);
@@ -232,7 +252,7 @@ class Server {
     }
     const Tokens tokens = Field(field, "prompt", Tokens());
     for (const std::int32_t token : tokens) {
-      if (token < 0 || token >= model_.config().vocab) {
+      if (token < 0 || token >= vocab_) {
         throw BadRequest{"'prompt' has the token " + std::to_string(token),
                          "prompt"};
       }
@@ -242,95 +262,69 @@ class Server {
 
   void Complete(const Request& request, Response& response, bool chat) try {
     const Json body = Json::parse(request.body, nullptr, false);
-    if (!body.is_object())
-      throw BadRequest{"the body is not a JSON object", ""};
+    if (!body.is_object()) throw BadRequest{"the body is not a JSON object"};
     const std::string model = Field<std::string>(body, "model", name_);
     if (model != name_) {
       throw BadRequest{"the model '" + model + "' does not exist", "model", 404,
                        "model_not_found"};
     }
-    Tokens prompt = chat ? ChatPrompt(body) : Prompt(body);
-    const int room = options_.engine.context - static_cast<int>(prompt.size());
+    const Tokens prompt = chat ? ChatPrompt(body) : TextPrompt(body);
     if (prompt.empty()) throw BadRequest{"the prompt is empty", "prompt"};
-    if (room < 1) {
+    const int context = options_.engine.sessions.context;
+    const bool shifts = options_.engine.keep >= 0;
+    const int room = context - static_cast<int>(prompt.size());
+    if (room < 1 && !shifts) {
       throw BadRequest{"the prompt has " + std::to_string(prompt.size()) +
-                           " tokens; the context is " +
-                           std::to_string(options_.engine.context),
+                           " tokens; the context is " + std::to_string(context),
                        chat ? "messages" : "prompt", 400,
                        "context_length_exceeded"};
     }
-    const Sampling sampling = ReadSampling(body, chat ? room : 16, room);
+    // Without max_tokens, an answer has at most a context.
+    const auto answer = ReadRequest(body, prompt,
+                                    !chat    ? 16
+                                    : shifts ? context
+                                             : room,
+                                    shifts ? INT_MAX : room);
     const bool stream = Field(body, "stream", false);
     const bool usage = Field(Field(body, "stream_options", Json::object()),
                              "include_usage", false);
-    const std::string id =
-        (chat ? "chatcmpl-" : "cmpl-") + std::to_string(next_id_++);
-    Send(response, engine_.Ask(std::move(prompt), sampling),
-         Frame(id, chat, stream), stream, usage);
+    const Json frame = {
+        {"id", (chat ? "chatcmpl-" : "cmpl-") + std::to_string(next_id_++)},
+        {"object", !chat    ? "text_completion"
+                   : stream ? "chat.completion.chunk"
+                            : "chat.completion"},
+        {"created", std::time(nullptr)},
+        {"model", name_}};
+    engine_.Ask(answer);
+    Send(response, answer, frame, stream, usage);
   } catch (const BadRequest& bad) {
     Fail(response, bad);
   }
 
-  // Returns the answer without its choices.
-  Json Frame(const std::string& id, bool chat, bool stream) const {
-    std::string object = chat ? "chat.completion" : "text_completion";
-    if (chat && stream) object += ".chunk";
-    return {{"id", id},
-            {"object", object},
-            {"created", std::time(nullptr)},
-            {"model", name_}};
-  }
-
-  // Adds text to a frame, as a whole or as a part of a stream.
-  static Json WithChoice(Json frame, bool stream, const std::string& text,
-                         const std::string& finish) {
-    Json choice = {{"index", 0},
-                   {"logprobs", nullptr},
-                   {"finish_reason", finish.empty() ? Json() : Json(finish)}};
-    if (frame["object"] == "text_completion") {
-      choice["text"] = text;
-    } else {
-      choice[stream ? "delta" : "message"] = {{"role", "assistant"},
-                                              {"content", text}};
-    }
-    frame["choices"] = {choice};
-    return frame;
-  }
-
-  static Json Usage(const Answer::Part& part) {
-    return {{"prompt_tokens", part.prompt_tokens},
-            {"completion_tokens", part.answer_tokens},
-            {"total_tokens", part.prompt_tokens + part.answer_tokens},
-            {"prompt_tokens_details", {{"cached_tokens", part.cached_tokens}}}};
-  }
-
   // Sends an answer while it is made. If the client is gone, the engine stops.
-  void Send(Response& response, std::shared_ptr<Answer> answer, Json frame,
-            bool stream, bool usage) {
-    const auto send = [=, whole = std::string()](
+  void Send(Response& response, std::shared_ptr<Answer> answer,
+            const Json& frame, bool stream, bool usage) {
+    const auto send = [=, this, whole = std::string()](
                           std::size_t, httplib::DataSink& sink) mutable {
-      const Answer::Part part = answer->Next();
+      Engine::Part part = engine_.Next(*answer);
       const bool last = !part.finish.empty();
       std::string out;
+      const auto event = [&out](const std::string& data) {
+        out += "data: " + data + "\n\n";
+      };
       whole += part.text;
-      if (stream) {
-        const auto event = [&out](const Json& json) {
-          out += "data: " + Dump(json) + "\n\n";
-        };
-        if (last || !part.text.empty()) {
-          event(WithChoice(frame, true, part.text, part.finish));
-        }
-        if (last && usage) {
-          Json end = frame;
-          end["choices"] = Json::array();
-          end["usage"] = Usage(part);
-          event(end);
-        }
-        if (last) out += "data: [DONE]\n\n";
+      if (stream && (last || !part.text.empty())) {
+        event(Dump(WithChoice(frame, true, part)));
+      }
+      Json end = frame;
+      if (last && stream) {
+        end.update({{"choices", Json::array()}, {"usage", Usage(*answer)}});
+        if (usage) event(Dump(end));
+        event("[DONE]");
       } else if (last) {
-        Json all = WithChoice(frame, false, whole, part.finish);
-        all["usage"] = Usage(part);
-        out = Dump(all);
+        end = WithChoice(frame, false, {whole, part.finish});
+        end["usage"] = Usage(*answer);
+        out = Dump(end);
       }
       if (!sink.is_writable() ||
           (!out.empty() && !sink.write(out.data(), out.size()))) {
@@ -341,55 +335,19 @@ class Server {
     };
     response.set_chunked_content_provider(
         stream ? "text/event-stream" : "application/json", send,
-        [answer](bool) { answer->Cancel(); });
-  }
-
-  std::string Metrics() const {
-    const Counters all = engine_.counters();
-    const kvtwin::SessionGauges& sessions = all.sessions;
-    std::ostringstream out;
-    const auto metric = [&out](const char* type, const char* name, auto value,
-                               const char* help) {
-      out << "# HELP kvtwin_" << name << " " << help << "\n# TYPE kvtwin_"
-          << name << " " << type << "\nkvtwin_" << name << " " << value << "\n";
-    };
-    const char* counter = "counter";
-    const char* gauge = "gauge";
-    metric(counter, "requests_total", all.requests, "Requests");
-    metric(counter, "cancelled_total", all.cancelled, "Clients that left");
-    metric(counter, "prompt_tokens_total", sessions.prompt_tokens,
-           "Tokens of prompts");
-    metric(counter, "hit_tokens_total", sessions.hit_tokens,
-           "Tokens of prompts that were in the cache");
-    metric(counter, "evicted_tokens_total", sessions.evicted_tokens,
-           "Tokens that made place for others");
-    metric(counter, "answer_tokens_total", all.answer_tokens,
-           "Tokens of answers");
-    metric(counter, "batches_total", sessions.batches, "Passes of the model");
-    metric(counter, "refusals_total", sessions.refusals,
-           "Passes that the cache refused");
-    metric(counter, "forward_seconds_total", all.forward_seconds,
-           "Time in passes");
-    metric(counter, "first_token_seconds_total", all.first_token_seconds,
-           "Time from requests to first tokens");
-    metric(gauge, "requests_waiting", all.waiting, "Requests without a slot");
-    metric(gauge, "requests_running", sessions.running, "Requests with a slot");
-    metric(gauge, "cells_used", all.cells_used, "Cells that hold a token");
-    metric(gauge, "cells_free", all.cells - all.cells_used, "Free cells");
-    metric(gauge, "conversations_parked", all.parked, "Files of conversations");
-    return std::move(out).str();
+        [answer](bool) { answer->cancelled = true; });
   }
 
   const Options& options_;
   const std::string name_;
-  Model& model_;
+  const int vocab_;
   const Tokenizer& tokenizer_;
   Engine& engine_;
   httplib::Server http_;
   std::atomic<std::int64_t> next_id_ = 1;
 };
 
-int Serve(const Options& options) {
+void Serve(const Options& options) {
   // Threads inherit the mask: only the thread that waits for them gets them.
   sigset_t signals;
   sigemptyset(&signals);
@@ -397,20 +355,12 @@ int Serve(const Options& options) {
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
-  const auto fail = [](const std::string& message) {
-    std::cerr << "serve: " << message << "\n";
-    return 1;
-  };
-  auto model =
-      Model::Load(options.model, *kvtwin::DTypeFromName(options.weights));
-  if (!model.ok()) return fail(model.status().message());
-  const auto tokenizer = Tokenizer::Load(options.model + "/tokenizer.json");
-  if (!tokenizer.ok()) return fail(tokenizer.status().message());
-  if (tokenizer->size() > (*model)->config().vocab ||
-      options.engine.context > (*model)->config().context) {
-    return fail("the model has " + std::to_string((*model)->config().vocab) +
-                " tokens and a context of " +
-                std::to_string((*model)->config().context));
+  Model model(options.model, *kvtwin::DTypeFromName(options.weights));
+  const Tokenizer tokenizer(options.model + "/serve.json",
+                            model.config().vocab);
+  if (options.engine.sessions.context > model.config().context) {
+    throw std::runtime_error("the model has a context of " +
+                             std::to_string(model.config().context));
   }
   std::unique_ptr<ParkingLot> parked;
   if (!options.park.empty()) {
@@ -423,46 +373,47 @@ int Serve(const Options& options) {
             std::to_string(changed.time_since_epoch().count()),
         options.parked);
   }
-  const auto engine =
-      Engine::Make(**model, *tokenizer, options.engine, parked.get());
-  if (!engine.ok()) return fail(engine.status().message());
-  Server server(options, **model, *tokenizer, **engine);
-  if (!server.Run(signals)) {
-    return fail("cannot listen on " + options.host + ":" +
-                std::to_string(options.port));
-  }
-  return 0;
+  Engine engine(model, tokenizer, options.engine, parked.get());
+  Server(options, model, tokenizer, engine).Run(signals);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options;
+  kvtwin::SessionsSpec& sessions = options.engine.sessions;
   CLI::App app("Serves a model by the protocol of OpenAI.", "serve");
   app.option_defaults()->always_capture_default();
+  const auto number = [&app](const char* name, auto& value, int min, int max,
+                             const char* help) {
+    app.add_option(name, value, help)->check(CLI::Range(min, max));
+  };
   app.add_option("model", options.model, "Folder that convert.py made")
       ->required();
   app.add_option("--host", options.host, "Address to listen on");
-  app.add_option("--port", options.port, "Port; 0: any that is free")
-      ->check(CLI::Range(0, 65535));
-  app.add_option("--slots", options.engine.slots, "Requests at a time")
-      ->check(CLI::Range(1, 256));
-  app.add_option("--context", options.engine.context, "Tokens of a request")
-      ->check(CLI::Range(2, 1 << 20));
-  app.add_option("--batch", options.engine.batch, "Tokens of a pass")
-      ->check(CLI::Range(256, 8192));
-  app.add_option("--threads", options.engine.threads, "Threads that compute")
-      ->check(CLI::Range(1, 1024));
+  number("--port", options.port, 0, 65535, "Port; 0: any that is free");
+  number("--slots", sessions.slots, 1, 256, "Requests at a time");
+  number("--context", sessions.context, 2, 1 << 20, "Tokens of a request");
+  number("--batch", sessions.batch, 256, 8192, "Tokens of a pass");
+  number("--shift", options.engine.keep, -1, 1 << 20,
+         "A full context keeps this many of its first tokens, and drops the "
+         "older half of the others; -1: the answer ends instead");
+  number("--threads", options.engine.threads, 1, 1024, "Threads that compute");
   app.add_option("--weights", options.weights, "Products of bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}));
   app.add_option("--rows", options.rows, "K and V of f32, f16, bf16 or q8_0")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}));
   app.add_flag("!--no-share", options.engine.share, "Reuse no prefixes");
   app.add_option("--park", options.park, "Folder for conversations on disk");
-  app.add_option("--parked", options.parked, "Conversations on disk, at most")
-      ->check(CLI::Range(1, 1 << 20));
+  number("--parked", options.parked, 1, 1 << 20,
+         "Conversations on disk, at most");
   CLI11_PARSE(app, argc, argv);
   while (options.model.ends_with('/')) options.model.pop_back();
   options.engine.rows = *kvtwin::DTypeFromName(options.rows);
-  return Serve(options);
+  try {
+    Serve(options);
+  } catch (const std::exception& error) {
+    std::cerr << "serve: " << error.what() << "\n";
+    return 1;
+  }
 }

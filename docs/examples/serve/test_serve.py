@@ -2,9 +2,10 @@
 """Tests serve with a tiny random model, without a download.
 
     test_serve.py BUILD             the folder that serve is built in
-    test_serve.py BUILD --model M   the same with the model in the folder M, and
-                                    tokenizer and logits beside those of the PyPI
-                                    packages tokenizers and transformers (torch)
+    test_serve.py BUILD --model M   only the OpenAI client, kill -9, tokenizer and
+                                    logits, with the model in the folder M; the
+                                    latter two beside the PyPI packages tokenizers
+                                    and transformers (torch)
 """
 
 import argparse
@@ -22,6 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
+
+try:
+    import openai
+except ImportError:
+    openai = None  # Its tests are left out, or done without it.
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -89,29 +95,34 @@ def soft_max(scores):
     return [weight / total for weight in weights]
 
 
-def forward(config, weights, tokens):
-    """The logits after each token: the definition, one token at a time."""
-    heads, kv_heads = (config["num_attention_heads"],
-                       config["num_key_value_heads"])
-    dim, epsilon = config["head_dim"], config["rms_norm_eps"]
-    layers = range(config["num_hidden_layers"])
-    past = [([], []) for _ in layers]  # K and V of each token, by head.
-    logits = []
+class Plain:
+    """The definition, one token at a time."""
 
-    def split(vector):
-        return [vector[i:i + dim] for i in range(0, len(vector), dim)]
+    def __init__(self, model):
+        self.config = json.loads((model / "config.json").read_text())
+        self.weights = read_weights(model)
+        # K and V of each token, by head, for each layer.
+        self.past = [([], []) for _ in range(self.config["num_hidden_layers"])]
 
-    for position, token in enumerate(tokens):
+    def step(self, token):
+        """The logits after the next token."""
+        config, weights = self.config, self.weights
+        heads, kv_heads = (config["num_attention_heads"],
+                           config["num_key_value_heads"])
+        dim, epsilon = config["head_dim"], config["rms_norm_eps"]
+
+        def split(vector):
+            return [vector[i:i + dim] for i in range(0, len(vector), dim)]
+
         x = weights["model.embed_tokens"][token]
-        for layer in layers:
+        for layer, (keys, values) in enumerate(self.past):
             def at(name):
                 return weights[f"model.layers.{layer}.{name}"]
             h = normalize(x, at("input_layernorm"), epsilon)
             q, k, v = (split(product(at(f"self_attn.{name}_proj"), h))
                        for name in "qkv")
-            q, k = ([rotate(head, position, config["rope_theta"])
+            q, k = ([rotate(head, len(keys), config["rope_theta"])
                      for head in part] for part in (q, k))
-            keys, values = past[layer]
             keys.append(k)
             values.append(v)
             attended = []
@@ -130,9 +141,25 @@ def forward(config, weights, tokens):
                         for name in ("gate", "up"))
             inner = [g / (1 + math.exp(-g)) * u for g, u in zip(gate, up)]
             x = [a + b for a, b in zip(x, product(at("mlp.down_proj"), inner))]
-        x = normalize(x, weights["model.norm"], epsilon)
-        logits.append(product(weights["lm_head"], x))
-    return logits
+        return product(weights["lm_head"],
+                       normalize(x, weights["model.norm"], epsilon))
+
+    def greedy(self, prompt, count, context=math.inf, keep=0):
+        """The answer. In a full context the first `keep` tokens stay, and the
+        older half of the others goes."""
+        answer = []
+        for token in (token for part in (prompt, answer) for token in part):
+            if len(self.past[0][0]) == context:
+                gone = (context - keep) // 2
+                for keys, values in self.past:
+                    del keys[keep:keep + gone], values[keep:keep + gone]
+                    keys[keep:] = [[rotate(head, -gone, self.config["rope_theta"])
+                                    for head in key] for key in keys[keep:]]
+            logits = self.step(token)
+            if len(self.past[0][0]) >= len(prompt) or answer:
+                answer.append(logits.index(max(logits)))
+            if len(answer) == count:
+                return answer
 
 
 def check_logits(label, found, expected, tolerance):
@@ -149,9 +176,9 @@ def check_logits(label, found, expected, tolerance):
 
 def test_logits(build, model):
     draw = random.Random(1)
-    config = json.loads((model / "config.json").read_text())
-    tokens = [draw.randrange(config["vocab_size"]) for _ in range(40)]
-    expected = forward(config, read_weights(model), tokens)
+    plain = Plain(model)
+    tokens = [draw.randrange(plain.config["vocab_size"]) for _ in range(40)]
+    expected = [plain.step(token) for token in tokens]
     for weights, rows, tolerance in (
             ("f32", "f32", 1e-5), ("f32", "f16", 3e-3), ("f32", "q8_0", 0.06),
             ("bf16", "f32", 0.1)):
@@ -290,13 +317,12 @@ def test_hostile_files(build, model, scratch):
 
     folder = scratch / "hostile"
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_bytes((model / name).read_bytes())
+    (folder / "serve.json").write_bytes((model / "serve.json").read_bytes())
 
     def load():
         return subprocess.run([build / "serve_model_test", folder, "f32", "f32"],
                               stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True)
+                              text=True, errors="replace")
 
     for name, data in wrong.items():
         (folder / "model.safetensors").write_bytes(data)
@@ -307,22 +333,25 @@ def test_hostile_files(build, model, scratch):
         (folder / "model.safetensors").write_bytes(data)
         assert load().returncode in (0, 1)
     (folder / "model.safetensors").write_bytes(whole)
-    for name, old, new in (
-            ("config.json", '"head_dim": 32', '"head_dim": 31'),
-            ("config.json", '"vocab_size": ', '"vocab_size": -'),
-            ("config.json", '"llama"', '"gemma"'), ("config.json", "{", ""),
-            ("tokenizer.json", '"vocab"', '"words"'),
-            ("tokenizer.json", ": 256", ": 999999"),
-            ("tokenizer.json", '"merges": [', '"merges": ["xx yy", ')):
-        text = (model / name).read_text()
-        assert old in text
-        (folder / name).write_text(text.replace(old, new, 1))
+    text = (model / "serve.json").read_text()
+    changes = (
+        ('"head_dim": 32', '"head_dim": 31'), ('"vocab": ', '"vocab": -'),
+        ('"kv_heads": 2', '"kv_heads": 3'), ('"layers": 2', '"layers": "2"'),
+        ('"rope_base": 1', '"rope_base": 0.000001'), ("{", ""),
+        ('"special"', '"others"'), (", 256", ", 999999"), ("256,", "-2,"),
+        ('"merges": [', '"merges": [[1, 2], '),
+        ('"merges": [', '"merges": [' + "[70, 70, 70], " * 100),
+        ('"pieces": "', '"pieces": "('), ("}}", "}"))
+    for old, new in changes:
+        assert old in text, old
+        (folder / "serve.json").write_text(text.replace(old, new, 1))
         result = load()
-        assert result.returncode == 1 and f"{name}: " in result.stderr, (
-            f"{name}: {new}: {result}")
-        (folder / name).write_text(text)
-        assert load().returncode == 0
-    print(f"hostile files: {len(wrong) + len(noise) + 7} refused or harmless")
+        assert result.returncode == 1 and "serve.json: " in result.stderr, (
+            f"{new}: {result}")
+    (folder / "serve.json").write_text(text)
+    assert load().returncode == 0
+    print(f"hostile files: {len(wrong) + len(noise) + len(changes)} refused or "
+          "harmless")
 
 
 # The server.
@@ -376,6 +405,27 @@ class Server:
                     yield line[len(b"data: "):].strip()
 
         return connection, response, read()
+
+    def client(self):
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none",
+                             max_retries=0)
+
+    def chat(self, messages, **options):
+        """The answer and its usage, by the package openai if it is installed."""
+        options = {"messages": messages, "temperature": 0, **options}
+        if openai:
+            answer = self.client().chat.completions.create(
+                model=self.name, **options).model_dump()
+        else:
+            answer = self.post("/v1/chat/completions", **options)
+        return answer["choices"][0]["message"]["content"], answer["usage"]
+
+    def chat_events(self, messages, **options):
+        options = {"messages": messages, "temperature": 0, **options}
+        if openai:
+            return iter(self.client().chat.completions.create(
+                model=self.name, stream=True, **options))
+        return self.events("/v1/chat/completions", **options)[2]
 
     def metrics(self):
         connection, response = self.open("/metrics")
@@ -432,13 +482,8 @@ def test_errors(server):
 
 def test_answers(server, model):
     """Greedy answers are those of the plain model, alone and beside others."""
-    config = json.loads((model / "config.json").read_text())
-    weights = read_weights(model)
     tokens = [70, 80, 90, 75]
-    expected = list(tokens)
-    for _ in range(8):
-        row = forward(config, weights, expected)[-1]
-        expected.append(row.index(max(row)))
+    expected = tokens + Plain(model).greedy(tokens, 8)
     answer = server.complete(tokens, max_tokens=8)
     assert answer["usage"]["completion_tokens"] == 8
     assert answer["usage"]["prompt_tokens"] == 4
@@ -497,6 +542,56 @@ def test_sampling(server):
             chat["usage"]["prompt_tokens"] + 1)
 
 
+def test_shift(build, model, *options):
+    """An answer goes on after its context is full, and a prompt that is longer
+    loses its middle: the tokens of the plain model with the same shifts."""
+    context, keep, count = 48, 5, 100
+    bpe = json.loads((model / "serve.json").read_text())["tokenizer"]
+    text_bytes = {token: bytes([i]) for i, token in enumerate(bpe["byte_tokens"])}
+    for left, right, merged in bpe["merges"]:
+        text_bytes[merged] = text_bytes[left] + text_bytes[right]
+
+    def text(tokens):  # Without bytes that are not UTF-8.
+        assert not set(tokens) & set(bpe["special"].values())
+        return b"".join(text_bytes[t] for t in tokens).decode(errors="ignore")
+
+    def shown(answer):
+        return text_of(answer).replace("\ufffd", "")
+
+    short = list(range(70, 90))
+    long = list(range(70, 140))
+    options += ("--context", context)
+    with Server(build, model, *options, "--shift", keep) as server:
+        answer = server.complete(short, max_tokens=count)
+        assert answer["usage"]["completion_tokens"] == count
+        expected = Plain(model).greedy(short, count, context, keep)
+        assert shown(answer) == text(expected)
+        assert text(expected) != text(Plain(model).greedy(short, count, context))
+        shifts = server.metrics()["shifts_total"]
+        assert shifts == math.ceil((20 + count - 1 - context) / 21), shifts
+        # The kept tokens can be reused, those after them cannot.
+        again = server.complete(short[:keep] + [200, 201], max_tokens=1)
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == keep, cached
+
+        answer = server.complete(long, max_tokens=count)
+        cut = long[:keep] + long[keep - context:]
+        assert len(cut) == context
+        assert shown(answer) == text(
+            Plain(model).greedy(cut, count, context, keep))
+        messages = [{"role": "user", "content": "user " * 40}]
+        answer = server.post("/v1/chat/completions", messages=messages,
+                             max_tokens=count, temperature=0)
+        assert answer["usage"]["prompt_tokens"] > context
+        assert answer["usage"]["completion_tokens"] > 0
+    with Server(build, model, *options) as server:
+        answer = server.complete(short, max_tokens=count)
+        assert answer["usage"]["completion_tokens"] == context - len(short)
+        assert answer["choices"][0]["finish_reason"] == "length"
+    print(f"context shift: {count} tokens in a context of {context}, those of "
+          f"the plain model; {shifts:.0f} shifts")
+
+
 def test_sharing(server):
     system = "A prompt that many users share. " * 8
     first = server.complete(system + "one")
@@ -524,68 +619,75 @@ def test_cancel(server):
         server.wait_for("cancelled_total", before)
 
 
+QUESTIONS = ("What is the capital of France?", "And what is that of Italy?",
+             "Tell a long story about a train between them.")
+
+
 def turns(server, count):
-    """The texts of a conversation, and the messages so far."""
-    messages, texts_ = [], []
-    for i in range(count):
-        messages.append({"role": "user", "content": f"Question {i}?"})
-        answer = server.post("/v1/chat/completions", messages=messages,
-                             temperature=0, max_tokens=30)
-        texts_.append(answer["choices"][0]["message"]["content"])
-        messages.append({"role": "assistant", "content": texts_[-1]})
-    return texts_, messages, answer
+    """The texts of a conversation, and its messages with the next question."""
+    messages, texts_ = [{"role": "user", "content": QUESTIONS[0]}], []
+    for question in (*QUESTIONS[1:], "")[:count]:
+        texts_.append(server.chat(messages, max_tokens=40)[0])
+        messages += [{"role": "assistant", "content": texts_[-1]},
+                     {"role": "user", "content": question}]
+    return texts_, messages
 
 
 def test_kill(build, model, scratch, *options):
     """After kill -9 a conversation goes on with the same tokens."""
     with Server(build, model, *options) as server:
-        expected, _, _ = turns(server, 3)
-    options += ("--park", scratch / "parked")
+        expected, _ = turns(server, 3)
+    folder = scratch / f"parked-{model.name}"
+    options += ("--park", folder)
     server = Server(build, model, *options)
-    texts_, messages, _ = turns(server, 2)
+    texts_, messages = turns(server, 2)
     assert texts_ == expected[:2]
-    messages.append({"role": "user", "content": "Question 2?"})
     # Files are written in the background.
     files, same = set(), 0
     while same < 10 or not files:
-        found = set((scratch / "parked").glob("*.safetensors"))
+        found = set(folder.glob("*.safetensors"))
         same = same + 1 if found == files else 0
         files = found
         time.sleep(0.03)
-    _, _, events = server.events("/v1/chat/completions", messages=messages,
-                                 temperature=0, max_tokens=1000)
+    events = server.chat_events(messages, max_tokens=1000)
     next(events)
     next(events)
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
+    try:
+        for _ in events:
+            pass
+        raise AssertionError("the stream has an end")
+    except (http.client.HTTPException, OSError) as error:
+        assert not openai, error
+    except Exception as error:
+        assert openai and type(error).__module__.split(".")[0] in (
+            "openai", "httpx", "httpcore"), repr(error)
     with Server(build, model, *options) as server:
         assert server.metrics()["conversations_parked"] == len(files)
-        answer = server.post("/v1/chat/completions", messages=messages,
-                             temperature=0, max_tokens=30)
-        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert cached > 100, cached
-        assert answer["choices"][0]["message"]["content"] == expected[2]
+        text, usage = server.chat(messages, max_tokens=40)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached > 60, usage
+        assert text == expected[2], (text, expected[2])
     # Damaged files are forgotten.
-    for file in (scratch / "parked").glob("*.safetensors"):
+    for file in folder.glob("*.safetensors"):
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
     with Server(build, model, *options) as server:
-        answer = server.post("/v1/chat/completions", messages=messages,
-                             temperature=0, max_tokens=30)
-        assert not answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert answer["choices"][0]["message"]["content"] == expected[2]
-    print("kill -9: the conversation goes on with the same tokens, "
-          f"{cached} of them from disk")
+        text, usage = server.chat(messages, max_tokens=40)
+        assert not usage["prompt_tokens_details"]["cached_tokens"]
+        assert text == expected[2] or model.name != "tiny"
+    print(f"kill -9 {'by the package openai ' if openai else ''}({model.name}): "
+          f"the conversation goes on with the same tokens, {cached} of them from "
+          f"disk: {expected}")
 
 
 def test_openai(server):
-    try:
-        import openai
-    except ImportError:
+    if not openai:
         print("openai: the package is missing")
         return
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+    client = server.client()
     name = client.models.list().data[0].id
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     chat = client.chat.completions.create(
@@ -597,6 +699,7 @@ def test_openai(server):
     text = "".join(part.choices[0].delta.content or ""
                    for part in parts if part.choices)
     assert text == chat.choices[0].message.content
+    assert server.name == "tiny" or "Paris" in text, text
     assert parts[-1].usage.completion_tokens == chat.usage.completion_tokens
     completion = client.completions.create(model=name, prompt="The", seed=1,
                                            max_tokens=3, stop=["\n"])
@@ -606,38 +709,63 @@ def test_openai(server):
         raise AssertionError("another model is served")
     except openai.NotFoundError as error:
         assert error.code == "model_not_found"
-    print(f"openai {openai.__version__}: {text!r}")
+
+    prompts = ["The capital of France is", "A bicycle stays upright because",
+               "Bread without yeast needs", "Ada Lovelace was"]
+
+    def complete(prompt):
+        return client.completions.create(model=name, prompt=prompt,
+                                         temperature=0, max_tokens=30)
+
+    def streamed(prompt):
+        return "".join(part.choices[0].text for part in client.completions.create(
+            model=name, prompt=prompt, temperature=0, max_tokens=30, stream=True))
+
+    alone = [complete(prompt).choices[0].text for prompt in prompts]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(streamed, prompts))
+    assert together == alone, (together, alone)
+    print(f"openai {openai.__version__}: {text!r}, and 4 streams at once: {alone}")
+
+
+def test_tiny(build, scratch):
+    tiny = scratch / "tiny"
+    subprocess.run([sys.executable, HERE / "convert.py", "--tiny", tiny],
+                   check=True)
+    test_logits(build, tiny)
+    test_tokenizer(build, tiny)
+    test_hostile_files(build, tiny, scratch)
+    options = ("--weights", "f32", "--rows", "f32", "--slots", 8,
+               "--threads", 1)
+    test_shift(build, tiny, *options)
+    options += ("--context", 2048)
+    with Server(build, tiny, *options) as server:
+        test_errors(server)
+        test_answers(server, tiny)
+        test_sampling(server)
+        test_sharing(server)
+        test_cancel(server)
+        test_openai(server)
+    test_kill(build, tiny, scratch, *options)
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--model", type=pathlib.Path)
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     with tempfile.TemporaryDirectory() as name:
-        scratch = pathlib.Path(name)
-        tiny = scratch / "tiny"
-        subprocess.run([sys.executable, HERE / "convert.py", "--tiny", tiny],
-                       check=True)
-        test_logits(build, tiny)
-        test_tokenizer(build, tiny)
-        test_hostile_files(build, tiny, scratch)
-        options = ("--weights", "f32", "--rows", "f32", "--context", 2048,
-                   "--slots", 8, "--threads", 1)
-        with Server(build, tiny, *options) as server:
-            test_errors(server)
-            test_answers(server, tiny)
-            test_sampling(server)
-            test_sharing(server)
-            test_cancel(server)
+        if not arguments.model:
+            return test_tiny(build, pathlib.Path(name))
+        model = arguments.model.resolve()
+        test_transformers(build, model)
+        test_tokenizer(build, model)
+        # In f32 an answer does not depend on the requests beside it.
+        with Server(build, model, "--weights", "f32", "--rows", "f32") as server:
             test_openai(server)
-        test_kill(build, tiny, scratch, *options)
-        if arguments.model:
-            test_transformers(build, arguments.model)
-            test_tokenizer(build, arguments.model)
-            with Server(build, arguments.model) as server:
-                test_openai(server)
+        test_kill(build, model, pathlib.Path(name))
 
 
 if __name__ == "__main__":

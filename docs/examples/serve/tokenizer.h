@@ -1,12 +1,11 @@
-// A byte-level BPE tokenizer, with the pre-tokenizer of SmolLM2: that of GPT-2,
-// with each digit by itself.
+// A byte-level BPE tokenizer.
 
 #ifndef SERVE_TOKENIZER_H_
 #define SERVE_TOKENIZER_H_
 
-#include <kvtwin/status.h>
-
+#include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,9 +20,9 @@ using Tokens = std::vector<std::int32_t>;
 
 class Tokenizer {
  public:
-  // Reads tokenizer.json, as the Python package `tokenizers` writes it. Errors:
-  // invalid_argument, with the name of the file.
-  static kvtwin::Result<Tokenizer> Load(const std::string& path);
+  // Reads the file serve.json of convert.py, for a model of `size` tokens.
+  // Throws an std::exception that names the file.
+  Tokenizer(const std::string& path, int size);
 
   // Returns the tokens of a text, which is UTF-8. Special tokens, such as
   // "<|im_end|>", are found in it only if `special`.
@@ -34,22 +33,15 @@ class Tokenizer {
   const std::string& Bytes(std::int32_t token) const {
     return bytes_[static_cast<std::size_t>(token)];
   }
-  // Returns the number of a special token, -1 if there is none.
-  std::int32_t Special(const std::string& text) const;
-  int size() const { return static_cast<int>(bytes_.size()); }
 
  private:
-  struct Merge {
-    int rank = 0;
-    std::int32_t token = 0;
-  };
-
   void EncodePiece(std::string_view piece, Tokens& out) const;
 
-  std::vector<std::string> bytes_;  // By token.
-  std::vector<std::int32_t> byte_tokens_;
-  std::unordered_map<std::string, std::int32_t> special_;
-  std::unordered_map<std::uint64_t, Merge> merges_;  // By the pair of tokens.
+  std::vector<std::string> bytes_;                   // By token.
+  std::array<std::int32_t, 256> byte_tokens_;        // By byte.
+  std::vector<std::array<std::int32_t, 3>> merges_;  // Left, right, merged.
+  std::unordered_map<std::uint64_t, std::size_t> ranks_;  // By left and right.
+  std::map<std::string, std::int32_t> special_;
   std::shared_ptr<pcre2_real_code_8> pieces_, specials_;
 };
 
