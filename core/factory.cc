@@ -5,8 +5,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <set>
 
 #include "core/guarded_paged.h"
 #include "core/guarded_sessions.h"
@@ -28,15 +31,16 @@ struct Makers {
   Result<std::unique_ptr<PagedPool>> (*make_pool)(const PagedSpec&);
   std::unique_ptr<Attention> (*make_attention)();  // Null: it has none.
   std::unique_ptr<Sessions> (*make_sessions)(Cache&, const SessionsSpec&);
+  bool has_states;  // It has recurrent caches.
 };
 constexpr std::array kMakers = {
     Makers{"reference", &reference::MakeCache, &reference::MakePagedPool,
-           &reference::MakeAttention, &reference::MakeSessions},
+           &reference::MakeAttention, &reference::MakeSessions, true},
     Makers{"optimized", &optimized::MakeCache, &optimized::MakePagedPool,
-           &optimized::MakeAttention, &optimized::MakeSessions},
+           &optimized::MakeAttention, &optimized::MakeSessions, true},
 #ifdef KVTWIN_CUDA
     Makers{"cuda", &optimized::cuda::MakeCache, &optimized::cuda::MakePagedPool,
-           nullptr, &optimized::MakeSessions},
+           nullptr, &optimized::MakeSessions, false},
 #endif
 };
 
@@ -97,10 +101,15 @@ Status CheckSpec(const CacheSpec& spec) {
   if (spec.kind == Kind::kChunked && spec.chunk < 1) {
     return AtLeastOne("chunk", spec.chunk);
   }
-  if (spec.kind != Kind::kWrapper) return CheckShift(spec.shift);
+  if (spec.kind == Kind::kRecurrent) {
+    Status status = NotNegative("checkpoint_every", spec.checkpoint_every);
+    if (status.ok()) status = NotNegative("checkpoints", spec.checkpoints);
+    if (!status.ok()) return status;
+  }
+  if (!IsWrapper(spec.kind)) return CheckShift(spec.shift);
   if (spec.caches.empty()) return Invalid("caches: a wrapper needs some");
   for (const CacheSpec& inner : spec.caches) {
-    if (inner.kind == Kind::kWrapper) {
+    if (IsWrapper(inner.kind)) {
       return Invalid("caches: a wrapper holds another wrapper");
     }
     if (Status status = CheckSpec(inner); !status.ok()) return status;
@@ -119,6 +128,26 @@ Result<std::string> Cache::WhyNotResume(int seq, std::int32_t pos) {
   const Result<bool> can = CanResume(seq, pos);
   if (!can.ok()) return can.status();
   return *can ? std::string() : fmt::format("it cannot resume at {}", pos);
+}
+
+// Looks at the ends of all tokens: a sequence resumes after a token, or at 0.
+Result<std::int32_t> Cache::ResumeBefore(int seq, std::int32_t pos) {
+  Result<bool> can = CanResume(seq, pos);
+  if (!can.ok()) return can.status();
+  if (*can) return pos;
+  std::vector<CellEntry> entries;
+  ListCells(entries);
+  std::set<std::int32_t, std::greater<>> ends;
+  for (const CellEntry& entry : entries) {
+    const bool before = entry.sequence == seq && entry.position < pos;
+    if (before) ends.insert(entry.position + 1);
+  }
+  for (const std::int32_t end : ends) {
+    can = CanResume(seq, end);
+    if (!can.ok()) return can.status();
+    if (*can) return end;
+  }
+  return 0;
 }
 
 Status Cache::SnapshotTo(CacheState&) const {
@@ -148,6 +177,14 @@ Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
   if (Status status = CheckSpec(spec); !status.ok()) return status;
   const Result<const Makers*> makers = Find(twin);
   if (!makers.ok()) return makers.status();
+  const auto recurrent = [](const CacheSpec& part) {
+    return part.kind == Kind::kRecurrent;
+  };
+  if (!(*makers)->has_states &&
+      (recurrent(spec) || std::ranges::any_of(spec.caches, recurrent))) {
+    return Status(StatusCode::kNotSupported,
+                  "the twin cuda has no recurrent caches");
+  }
   return (*makers)->make_cache(spec);
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -197,7 +198,7 @@ Status GuardedCache::SetLayer(int layer) {
   return {};
 }
 
-Status GuardedCache::CheckBatch(const Batch& batch) const {
+Status GuardedCache::CheckBatch(const Batch& batch, bool reserve) const {
   if (Status status = CheckReady(); !status.ok()) return status;
   const std::size_t tokens = batch.positions.size();
   if (tokens == 0) return Invalid("the batch is empty");
@@ -217,11 +218,12 @@ Status GuardedCache::CheckBatch(const Batch& batch) const {
     Status status = NotNegative("a sequence of the batch", seq);
     if (!status.ok()) return status;
   }
-  return CheckIndices("multimodal", batch.multimodal, AsInt(tokens));
+  Status status = CheckIndices("multimodal", batch.multimodal, AsInt(tokens));
+  return status.ok() && !reserve ? DoCheckBatch(batch) : status;
 }
 
 Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
-  if (Status status = CheckBatch(batch); !status.ok()) return status;
+  if (Status status = CheckBatch(batch, reserve); !status.ok()) return status;
   EndPass();
   reserving_ = reserve;
   batch_.clear();
@@ -248,6 +250,9 @@ Status GuardedCache::SetCausal(std::span<const int> except) {
   if (Status status = CheckPass(); !status.ok()) return status;
   if (IsEncoder()) {
     return {StatusCode::kNotSupported, "an encoder cache has no mask"};
+  }
+  if (IsRecurrent()) {
+    return {StatusCode::kNotSupported, "a state has no later positions"};
   }
   Status status = CheckIndices("except", except, Size(batch_));
   if (!status.ok()) return status;
@@ -366,11 +371,38 @@ Result<bool> GuardedCache::CanResume(int seq, std::int32_t pos) {
   return DoCanResume(seq, pos);
 }
 
+std::int32_t GuardedCache::DoResumeBefore(int seq, std::int32_t pos) const {
+  if (DoCanResume(seq, pos)) return pos;
+  std::vector<CellEntry> entries;
+  ListCells(entries);
+  std::int32_t end = 0;
+  for (const CellEntry& entry : entries) {
+    const bool before = entry.sequence == seq && entry.position < pos;
+    if (before) end = std::max(end, entry.position + 1);
+  }
+  return DoCanResume(seq, end) ? end : 0;
+}
+
+Result<std::int32_t> GuardedCache::ResumeBefore(int seq, std::int32_t pos) {
+  const Result<bool> can = CanResume(seq, pos);
+  if (!can.ok()) return can.status();
+  return *can ? pos : DoResumeBefore(seq, pos);
+}
+
+// "no state at 12; the latest before it is at 8".
+std::string GuardedCache::WhyNoState(int seq, std::int32_t pos) const {
+  const std::int32_t latest = DoResumeBefore(seq, pos);
+  if (latest == 0) return fmt::format("no state at or before {}", pos);
+  return fmt::format("no state at {}; the latest before it is at {}", pos,
+                     latest);
+}
+
 // Looks at all cells: it is for people.
 Result<std::string> GuardedCache::WhyNotResume(int seq, std::int32_t pos) {
   const Result<bool> can = CanResume(seq, pos);
   if (!can.ok()) return can.status();
   if (*can) return std::string();
+  if (IsRecurrent()) return WhyNoState(seq, pos);
   std::vector<CellEntry> entries;
   ListCells(entries);
   std::erase_if(entries, [&](const auto& at) { return at.sequence != seq; });
@@ -490,6 +522,18 @@ Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
       DTypeName(value.dtype), held, DTypeName(k_dtype()), DTypeName(v_dtype()));
 }
 
+// Refuses two states of one sequence at one position (R1).
+Status GuardedCache::CheckStates(const std::vector<CellEntry>& entries) const {
+  if (!IsRecurrent()) return {};
+  std::set<std::pair<int, std::int32_t>> known;
+  for (const auto& [cell, position, sequence] : entries) {
+    if (known.insert({sequence, position}).second) continue;
+    return Invalid("the state has two cells of sequence {} at position {}",
+                   sequence, position);
+  }
+  return {};
+}
+
 Status GuardedCache::CheckRestore(const CacheState& state) const {
   if (Status status = CheckReady(); !status.ok()) return status;
   if (!state.caches.empty()) {
@@ -498,6 +542,7 @@ Status GuardedCache::CheckRestore(const CacheState& state) const {
   }
   Status status = CheckSlots(state);
   if (status.ok()) status = CheckCells(state, CellCount());
+  if (status.ok()) status = CheckStates(state.cells);
   if (!status.ok()) return status;
   if (HasSlots(state) && !IsEncoder()) {
     return Invalid("the state is of an encoder");
@@ -532,6 +577,7 @@ Status GuardedCache::CheckAddSequence(int sequence,
                                       const CacheState& added) const {
   Status status = CheckReady();
   if (status.ok()) status = CheckAdded(sequence, added);
+  if (status.ok()) status = CheckStates(added.cells);
   if (!status.ok()) return status;
   if (!added.caches.empty()) {
     return Invalid("the sequence is of a wrapper of {} caches",

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kvtwin/cache.h"
@@ -41,6 +42,7 @@ class GuardedCache : public Cache {
   Status CopyPrefix(int src, int dst, std::int32_t len) final;
   Result<bool> CanResume(int seq, std::int32_t pos) final;
   Result<std::string> WhyNotResume(int seq, std::int32_t pos) final;
+  Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) final;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) final;
   Status SetLayerType(int type) final;
   Cache* UnderlyingCache() final { return this; }
@@ -62,7 +64,7 @@ class GuardedCache : public Cache {
   // These return what the call without "Check" would, and change nothing.
   Status CheckConfig(const CacheConfig& config) const;
   Status CheckInit(const InitArgs& args);
-  Status CheckBatch(const Batch& batch) const;
+  Status CheckBatch(const Batch& batch, bool reserve) const;
   Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
   Status CheckRestore(const CacheState& state) const;
   Status CheckAddSequence(int sequence, const CacheState& added) const;
@@ -87,6 +89,9 @@ class GuardedCache : public Cache {
   // Makes CellCount() free cells and no layers. Restore calls it again.
   virtual void DoInit() {}
   virtual void DoClose() = 0;
+  // Refuses a valid batch because of its positions (R3). Not called for a batch
+  // that only reserves.
+  virtual Status DoCheckBatch(const Batch&) const { return {}; }
   virtual Status DoStartForward(const Batch& batch, bool reserve) = 0;
   virtual void DoGiveBack() = 0;
   // Builds the mask again, after SetCausal changed the excepted tokens.
@@ -97,6 +102,9 @@ class GuardedCache : public Cache {
   virtual KvView DoGet() = 0;
   virtual void DoCopyPrefix(int, int, std::int32_t) {}
   virtual bool DoCanResume(int, std::int32_t) const { return true; }
+  // The default is for caches that can resume at their end if they can resume
+  // anywhere.
+  virtual std::int32_t DoResumeBefore(int seq, std::int32_t pos) const;
   // The window of a cache that can refuse to resume.
   virtual std::int64_t DoWindow() const { return 0; }
   virtual Status DoPrepareRemove(int, std::int32_t, std::int32_t) { return {}; }
@@ -113,6 +121,10 @@ class GuardedCache : public Cache {
   virtual KvView DoAllRows(int) const { return {}; }
   // Adds one membership. If the cell is in use, the position is the same.
   virtual void DoAddEntry(const CellEntry&) {}
+
+  // Whether each cell holds a state: there is no SetCausal, and a sequence has
+  // one cell at most for a position.
+  virtual bool IsRecurrent() const { return false; }
 
   // The next four are called for encoders only: caches of rows without
   // positions, in slots of any shape, without cells and mask. DoLoadSlots
@@ -146,6 +158,8 @@ class GuardedCache : public Cache {
   void SaveLayers(CacheState& state) const;
   Status CheckLayer(int layer, const KvRows& rows, std::int64_t held) const;
   Status CheckDTypes(const TensorView& key, const TensorView& value) const;
+  Status CheckStates(const std::vector<CellEntry>& entries) const;
+  std::string WhyNoState(int seq, std::int32_t pos) const;
 
   Life life_ = Life::kNew;
   // True while the caller's shift function may run.

@@ -14,8 +14,9 @@
 namespace kvtwin {
 
 // In the order of the enums. A custom shift function has no name.
-inline constexpr std::array<std::string_view, 6> kKindNames = {
-    "causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"};
+inline constexpr std::array<std::string_view, 8> kKindNames = {
+    "causal",  "swa",     "swa_mem",   "chunked",
+    "encoder", "wrapper", "recurrent", "hybrid"};
 inline constexpr std::array<std::string_view, 5> kShiftNames = {
     "none", "identity", "add", "tag_add", "rope"};
 inline constexpr std::array<std::string_view, 7> kDTypeNames = {

@@ -58,8 +58,10 @@ Status WrapperCache::Put(const TensorView& key, const TensorView& value) {
 }
 
 Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
-  // Misuse changes nothing. All caches return the same.
-  if (Status status = active().CheckBatch(batch); !status.ok()) return status;
+  for (const auto& cache : caches_) {  // Misuse changes nothing.
+    Status status = cache->CheckBatch(batch, reserve);
+    if (!status.ok()) return status;
+  }
   for (const auto& cache : caches_) cache->EndPass();
   for (const auto& cache : caches_) {
     Status status = cache->StartForward(batch, reserve);
@@ -76,7 +78,8 @@ Status WrapperCache::CopyPrefix(int src, int dst, std::int32_t len) {
     Status status = cache->CheckCopyPrefix(src, dst, len);
     if (!status.ok()) return status;
   }
-  Status status;  // All of them will say ok.
+  Status status;                                   // All of them will say ok.
+  if (one_length_) len = *ResumeBefore(src, len);  // (H3)
   for (const auto& cache : caches_) status = cache->CopyPrefix(src, dst, len);
   return status;
 }
@@ -101,7 +104,27 @@ Result<std::string> WrapperCache::WhyNotResume(int seq, std::int32_t pos) {
   return std::string();
 }
 
+// Steps down until no cache steps further: each step lands where one of them
+// can resume (R9).
+Result<std::int32_t> WrapperCache::ResumeBefore(int seq, std::int32_t pos) {
+  for (std::size_t agree = 0; agree < caches_.size();) {
+    agree = 0;
+    for (const auto& cache : caches_) {
+      const Result<std::int32_t> at = cache->ResumeBefore(seq, pos);
+      if (!at.ok() || *at == 0) return at;
+      agree += *at == pos ? 1U : 0U;
+      pos = *at;
+    }
+  }
+  return pos;
+}
+
 Status WrapperCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  if (one_length_ && end == kOpenEnd) {  // (H3)
+    const Result<std::int32_t> at = ResumeBefore(seq, begin);
+    if (!at.ok()) return at.status();
+    begin = *at;
+  }
   for (const auto& cache : caches_) {
     Status status = cache->PrepareRemove(seq, begin, end);
     if (!status.ok()) return status;
@@ -174,10 +197,11 @@ Status WrapperCache::AddSequence(int sequence, const CacheState& added) {
 std::unique_ptr<Cache> MakeWrapped(const CacheSpec& spec,
                                    const MakeOne& make_one) {
   KVTWIN_ASSERT(CheckSpec(spec).ok());
-  if (spec.kind != Kind::kWrapper) return make_one(spec);
+  if (!IsWrapper(spec.kind)) return make_one(spec);
   std::vector<std::unique_ptr<GuardedCache>> caches;
   for (const CacheSpec& inner : spec.caches) caches.push_back(make_one(inner));
-  return std::make_unique<WrapperCache>(std::move(caches));
+  return std::make_unique<WrapperCache>(std::move(caches),
+                                        spec.kind == Kind::kHybrid);
 }
 
 }  // namespace kvtwin

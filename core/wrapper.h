@@ -24,8 +24,10 @@ std::unique_ptr<Cache> MakeWrapped(const CacheSpec& spec,
 class WrapperCache final : public Cache {
  public:
   // Requires: at least one cache.
-  explicit WrapperCache(std::vector<std::unique_ptr<GuardedCache>> caches)
-      : caches_(std::move(caches)) {
+  // `one_length`: it is a hybrid (H1).
+  explicit WrapperCache(std::vector<std::unique_ptr<GuardedCache>> caches,
+                        bool one_length = false)
+      : caches_(std::move(caches)), one_length_(one_length) {
     KVTWIN_ASSERT(!caches_.empty());
     for (const auto& cache : caches_) cache->BusyWith(*caches_[0]);
   }
@@ -40,6 +42,7 @@ class WrapperCache final : public Cache {
   Status CopyPrefix(int src, int dst, std::int32_t len) override;
   Result<bool> CanResume(int seq, std::int32_t pos) override;
   Result<std::string> WhyNotResume(int seq, std::int32_t pos) override;
+  Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) override;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override;
   Status SnapshotTo(CacheState& state) const override;
   Status Restore(const CacheState& state) override;
@@ -66,6 +69,7 @@ class WrapperCache final : public Cache {
   GuardedCache& active() const { return *caches_[active_]; }
 
   std::vector<std::unique_ptr<GuardedCache>> caches_;
+  const bool one_length_;
   std::size_t active_ = 0;
 };
 

@@ -67,16 +67,17 @@ void CausalCache::DoInit() {
   if (table_ != nullptr) return table_->Clear();
   // Sequences beyond this many allocate when they are first stored.
   constexpr int kMaxSequences = 64;
-  const bool forgets = reach_.window != kUnbounded;
-  const std::int64_t max = bounded_memory()
-                               ? reach_.memory + init_args().max_batch
-                               : std::int64_t{init_args().capacity};
   table_ = std::make_unique<CellTable>(
       AsSize(CellCount()),
-      AsSize(std::min(init_args().max_sequences, kMaxSequences)),
-      forgets ? AsSize(max) : 0);
+      AsSize(std::min(init_args().max_sequences, kMaxSequences)), MaxOrdered());
   // A defrag moves at most as many cells as there are holes to fill.
   moves_.reserve(table_->size() / 2);
+}
+
+std::size_t CausalCache::MaxOrdered() const {
+  if (reach_.window == kUnbounded) return 0;
+  return AsSize(bounded_memory() ? reach_.memory + init_args().max_batch
+                                 : std::int64_t{init_args().capacity});
 }
 
 void CausalCache::DoClose() {
@@ -101,7 +102,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
     return BuildMask({});
   }
   if (bounded_memory()) Evict();
-  if (!FindCells()) {
+  if (!FindCells(batch().size(), cells)) {
     return {StatusCode::kCacheFull,
             fmt::format("{} of {} cells are free, the batch has {} tokens",
                         table_->free_count(), table_->size(), batch().size())};
@@ -173,23 +174,20 @@ void CausalCache::Evict() {
   }
 }
 
-bool CausalCache::FindCells() {
-  if (spec_.placement == Placement::kScatter) return FindScatteredCells();
-  std::size_t first = table_->FindRun(batch().size());
+// Adds `count` free cells to `out`; false if there are not enough.
+bool CausalCache::FindCells(std::size_t count, std::vector<int>& out) {
+  if (spec_.placement == Placement::kScatter) {
+    if (table_->free_count() < count) return false;
+    table_->FindFree(count, out);
+    return true;
+  }
+  std::size_t first = table_->FindRun(count);
   if (first == kNone) {
     Defrag();
-    first = table_->FindRun(batch().size());
+    first = table_->FindRun(count);
   }
   if (first == kNone) return false;
-  for (std::size_t i = 0; i < batch().size(); ++i) {
-    batch_cells().push_back(AsInt(first + i));
-  }
-  return true;
-}
-
-bool CausalCache::FindScatteredCells() {
-  if (table_->free_count() < batch().size()) return false;
-  table_->FindFree(batch().size(), batch_cells());
+  for (std::size_t i = 0; i < count; ++i) out.push_back(AsInt(first + i));
   return true;
 }
 

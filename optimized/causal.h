@@ -16,13 +16,13 @@
 
 namespace kvtwin::optimized {
 
-class CausalCache final : public GuardedCache {
+class CausalCache : public GuardedCache {
  public:
   CausalCache(const CacheSpec& spec, std::unique_ptr<CacheMemory> memory);
 
   void ListCells(std::vector<CellEntry>& out) const override;
 
- private:
+ protected:
   // INT32_MAX means unbounded.
   struct Reach {
     std::int64_t window = 0;
@@ -61,10 +61,11 @@ class CausalCache final : public GuardedCache {
   bool bounded_memory() const;
 
   void NeedLayer(int layer, const TensorView& key, const TensorView& value);
+  // The number of cells of a sequence that are kept in order, 0 if none are.
+  virtual std::size_t MaxOrdered() const;
   void MarkBatch();
   void Evict();
-  bool FindCells();
-  bool FindScatteredCells();
+  bool FindCells(std::size_t count, std::vector<int>& out);
   Status BuildMask(std::span<const int> cells);
   void Defrag();
   CellSpan FindView() const;

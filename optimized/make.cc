@@ -5,6 +5,7 @@
 #include "optimized/causal.h"
 #include "optimized/encoder.h"
 #include "optimized/fast_paths.h"
+#include "optimized/recurrent.h"
 #include "optimized/targets.h"
 
 namespace kvtwin::optimized {
@@ -13,6 +14,10 @@ namespace {
 std::unique_ptr<GuardedCache> MakeOne(const CacheSpec& spec) {
   if (spec.kind == Kind::kEncoder) {
     return std::make_unique<EncoderCache>(std::make_unique<SlotMemory>());
+  }
+  if (spec.kind == Kind::kRecurrent) {
+    return std::make_unique<RecurrentCache>(spec,
+                                            std::make_unique<HostMemory>());
   }
   return std::make_unique<CausalCache>(spec, std::make_unique<HostMemory>());
 }

@@ -3,6 +3,7 @@
 // docs/semantics.md.
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <tuple>
@@ -11,6 +12,7 @@
 #include "core/dense_tensor.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
+#include "core/refusals.h"
 #include "reference/make.h"
 #include "reference/row_store.h"
 
@@ -35,7 +37,7 @@ struct Layer {
   RowStore values;
 };
 
-class CausalCache final : public GuardedCache {
+class CausalCache : public GuardedCache {
  public:
   explicit CausalCache(const CacheSpec& spec) : spec_(spec) {}
 
@@ -47,7 +49,7 @@ class CausalCache final : public GuardedCache {
     }
   }
 
- private:
+ protected:
   // Sets the window and the memory, and counts the cells (S2 to S4).
   Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
     window_ = memory_ = kUnbounded;
@@ -88,11 +90,7 @@ class CausalCache final : public GuardedCache {
       for (int i = 0; i < std::ssize(batch()); ++i) batch_cells().push_back(i);
     } else {
       if (memory_ < kUnbounded) Evict();
-      batch_cells() = FindCells();
-      if (batch_cells().empty() && spec_.placement == Placement::kContiguous) {
-        Defrag();
-        batch_cells() = FindCells();
-      }
+      batch_cells() = FindCells(batch().size());
       if (batch_cells().empty()) return {kCacheFull, "no room"};
       for (std::size_t i = 0; i < batch().size(); ++i) {
         CellAt(batch_cells()[i]) = {batch()[i].position, {batch()[i].sequence}};
@@ -128,9 +126,15 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  // Returns the cell of each batch token; empty if there are not enough free
-  // cells (S9, S10).
-  std::vector<int> FindCells() {
+  // Returns this many free cells; empty if there are not enough (S9, S10).
+  std::vector<int> FindCells(std::size_t count) {
+    std::vector<int> found = FindFree(count);
+    if (!found.empty() || spec_.placement == Placement::kScatter) return found;
+    Defrag();
+    return FindFree(count);
+  }
+
+  std::vector<int> FindFree(std::size_t count) {
     std::vector<int> found;
     for (int i = 0; i < CellCount(); ++i) {
       if (CellAt(i).IsFree()) {
@@ -138,7 +142,7 @@ class CausalCache final : public GuardedCache {
       } else if (spec_.placement == Placement::kContiguous) {
         found.clear();
       }
-      if (found.size() == batch().size()) return found;
+      if (found.size() == count) return found;
     }
     return {};
   }
@@ -177,7 +181,7 @@ class CausalCache final : public GuardedCache {
     view_cells_ = AsInt(RoundUp(last + 1, padding)) - view_first_;
   }
 
-  bool Sees(const BatchToken& token, const Cell& cell) const {
+  virtual bool Sees(const BatchToken& token, const Cell& cell) const {
     const std::int64_t now = token.position;
     if (!cell.Holds(token.sequence)) return false;
     if (cell.position > now && !token.excepted) return false;
@@ -214,6 +218,7 @@ class CausalCache final : public GuardedCache {
     }
     auto& [keys, values] = layers_.at(layer);
     for (int i = 0; i < Size(cells); ++i) {
+      if (At(cells, i) < 0) continue;  // (R7)
       keys.Store(At(cells, i), Slice(key, 2, i));
       values.Store(At(cells, i), Slice(value, 2, i));
     }
@@ -315,10 +320,162 @@ class CausalCache final : public GuardedCache {
   DenseTensor mask_;  // [view_cells, rows]
 };
 
+// The cells of this cache hold states (R1 to R9).
+class RecurrentCache final : public CausalCache {
+ public:
+  using CausalCache::CausalCache;
+
+ private:
+  bool IsRecurrent() const override { return true; }
+
+  // Counts the cells (R2).
+  Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
+    const std::int64_t states = std::int64_t{Kept()} + 2;
+    return RoundUp(args.max_sequences * states, config().cache_padding);
+  }
+
+  std::int32_t Kept() const {
+    return spec_.checkpoint_every > 0 ? spec_.checkpoints : 0;
+  }
+  bool IsCheckpoint(std::int64_t position) const {
+    const std::int64_t every = spec_.checkpoint_every;
+    return every > 0 && (position + 1) % every == 0;
+  }
+
+  // Returns the position of the last state of `seq`, -1 if it has none.
+  std::int64_t LastState(int seq) const {
+    std::int64_t last = -1;
+    for (const Cell& cell : cells_) {
+      if (cell.Holds(seq)) last = std::max<std::int64_t>(last, cell.position);
+    }
+    return last;
+  }
+
+  // Each sequence continues at its end (R3).
+  Status DoCheckBatch(const Batch& batch) const override {
+    std::map<int, std::int64_t> next;
+    for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+      const int seq = batch.sequences[i];
+      if (!next.contains(seq)) next[seq] = LastState(seq) + 1;
+      const std::int32_t position = batch.positions[i];
+      if (position != next[seq]++) {
+        return Invalid("sequence {} continues at {}, the batch has {}", seq,
+                       next[seq] - 1, position);
+      }
+    }
+    return {};
+  }
+
+  Status DoStartForward(const Batch& given, bool reserve) override {
+    read_.clear();
+    for (const BatchToken& token : batch()) {
+      read_.try_emplace(token.sequence, LastState(token.sequence));
+    }
+    if (reserve) return CausalCache::DoStartForward(given, reserve);
+    for (const auto& [seq, read] : read_) KeepStates(seq, read);
+    if (!Place()) return {kCacheFull, "no room"};
+    SetView();
+    DoBuildMask();
+    return {};
+  }
+
+  // Whether the state after a batch token is stored: it is the sequence's last
+  // one, or among its last checkpoints (R5).
+  bool IsStored(std::size_t row) const {
+    const auto& [position, seq, excepted] = batch()[row];
+    int later = 0;
+    int checkpoints = 0;
+    for (std::size_t i = row + 1; i < batch().size(); ++i) {
+      if (batch()[i].sequence != seq) continue;
+      ++later;
+      if (IsCheckpoint(batch()[i].position)) ++checkpoints;
+    }
+    return later == 0 || (IsCheckpoint(position) && checkpoints < Kept());
+  }
+
+  // Lets states leave `seq`: neither the one that the pass reads nor among the
+  // last checkpoints, those of the batch included (R4).
+  void KeepStates(int seq, std::int64_t read) {
+    std::set<std::int64_t, std::greater<>> checkpoints;
+    for (const Cell& cell : cells_) {
+      const bool is = cell.Holds(seq) && IsCheckpoint(cell.position);
+      if (is) checkpoints.insert(cell.position);
+    }
+    for (const BatchToken& token : batch()) {
+      const bool is = token.sequence == seq && IsCheckpoint(token.position);
+      if (is) checkpoints.insert(token.position);
+    }
+    std::set<std::int64_t> kept = {read};
+    int left = Kept();
+    for (const std::int64_t position : checkpoints) {
+      if (left-- > 0) kept.insert(position);
+    }
+    for (Cell& cell : cells_) {
+      if (!kept.contains(cell.position)) cell.sequences.erase(seq);
+    }
+  }
+
+  // Puts each stored state of the batch in a cell (R5); false: no room.
+  bool Place() {
+    std::vector<std::size_t> stored;
+    for (std::size_t i = 0; i < batch().size(); ++i) {
+      if (IsStored(i)) stored.push_back(i);
+    }
+    const std::vector<int> cells = FindCells(stored.size());
+    if (cells.empty()) return false;
+    batch_cells().assign(batch().size(), -1);
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      const auto& [position, seq, excepted] = batch()[stored[i]];
+      batch_cells()[stored[i]] = cells[i];
+      CellAt(cells[i]) = {position, {seq}};
+    }
+    return true;
+  }
+
+  // All tokens of a sequence see the state before the batch (R6).
+  bool Sees(const BatchToken& token, const Cell& cell) const override {
+    return cell.Holds(token.sequence) &&
+           cell.position == read_.at(token.sequence);
+  }
+
+  void DoGiveBack() override {
+    for (const int i : batch_cells()) {
+      if (i >= 0) CellAt(i).sequences.clear();
+    }
+  }
+
+  bool DoCanResume(int seq, std::int32_t pos) const override {  // (R8)
+    return pos == 0 || std::ranges::any_of(cells_, [&](const Cell& cell) {
+             return cell.Holds(seq) && cell.position == pos - 1;
+           });
+  }
+  std::int32_t DoResumeBefore(int seq, std::int32_t pos) const override {
+    std::int32_t end = 0;  // (R9)
+    for (const Cell& cell : cells_) {
+      const bool before = cell.Holds(seq) && cell.position < pos;
+      if (before) end = std::max(end, cell.position + 1);
+    }
+    return end;
+  }
+
+  Status DoPrepareRemove(int seq, std::int32_t begin,
+                         std::int32_t end) override {
+    if (end == kOpenEnd || begin > LastState(seq)) return {};
+    return {kNotSupported, "a state is of all its tokens"};  // (R10)
+  }
+
+  // For each sequence of the batch, the position of the state that it reads, -1
+  // if it is empty.
+  std::map<int, std::int64_t> read_;
+};
+
 }  // namespace
 
 std::unique_ptr<GuardedCache> MakeCausal(const CacheSpec& spec) {
-  KVTWIN_ASSERT(spec.kind != Kind::kEncoder && spec.kind != Kind::kWrapper);
+  KVTWIN_ASSERT(spec.kind != Kind::kEncoder && !IsWrapper(spec.kind));
+  if (spec.kind == Kind::kRecurrent) {
+    return std::make_unique<RecurrentCache>(spec);
+  }
   return std::make_unique<CausalCache>(spec);
 }
 

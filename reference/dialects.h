@@ -18,7 +18,7 @@
 
 #include "core/dialects/rules.h"
 #include "core/index.h"
-#include "reference/ledger.h"
+#include "reference/recurrent_ledger.h"
 
 namespace kvtwin::reference {
 
@@ -33,10 +33,10 @@ struct Heard {
 };
 
 // The ledger of one cache that is not a wrapper, for any rules.
-class CacheLedger final : public PlainLedger {
+class CacheLedger final : public StateLedger {
  public:
   explicit CacheLedger(const CacheSpec& spec, const Rules& rules = {})
-      : PlainLedger(spec), rules_(rules), ours_(rules == Rules{}) {}
+      : StateLedger(spec), rules_(rules), ours_(rules == Rules{}) {}
 
   // Removes the limit on cells: no batch is refused because the cache is full.
   void IgnoreCapacity() { cells_ = std::numeric_limits<std::int64_t>::max(); }
@@ -51,7 +51,7 @@ class CacheLedger final : public PlainLedger {
   // If first tokens stay, the window counts tokens, not positions.
   bool MaySee(int row, const LedgerToken& token) const override {
     if (!window_ || rules_.first == Rules::First::kLeave) {
-      return PlainLedger::MaySee(row, token);
+      return StateLedger::MaySee(row, token);
     }
     const auto& [now, seq, excepted] = At(batch_, row);
     if (!token.HeldBy(seq)) return false;
@@ -69,19 +69,19 @@ class CacheLedger final : public PlainLedger {
     if (windowed && WindowCountsQuery() && spec_.window == 0) {
       return {kInvalidArgument, "no room for the query"};
     }
-    return PlainLedger::Init(config, args);
+    return StateLedger::Init(config, args);
   }
 
   Status StartForward(const Batch& batch, bool reserve) override {
-    if (ours_ || reserve || encoder()) {
-      return PlainLedger::StartForward(batch, reserve);
+    if (ours_ || reserve || encoder() || recurrent()) {
+      return StateLedger::StartForward(batch, reserve);
     }
     if (RefusesPositions() && !Continues(batch)) {
       EndPass();
       return {kInvalidArgument, "the batch does not continue its sequence"};
     }
     Begin(batch);
-    return PlainLedger::StartForward(batch, reserve);
+    return StateLedger::StartForward(batch, reserve);
   }
 
   // Records that the cache under test refused the batch for lack of cells. It
@@ -103,8 +103,8 @@ class CacheLedger final : public PlainLedger {
   }
 
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
-    if ((ours_ && evictable_.empty()) || encoder()) {
-      return PlainLedger::CopyPrefix(src, dst, len);
+    if ((ours_ && evictable_.empty()) || encoder() || recurrent()) {
+      return StateLedger::CopyPrefix(src, dst, len);
     }
     const bool may = MayBeFull(src) && len < Next(src);
     const bool must = IsFull(src) && len < Next(src, /*surely=*/true);
@@ -133,7 +133,7 @@ class CacheLedger final : public PlainLedger {
   }
   // With `surely`: whether it must answer yes, whatever was evicted.
   bool CanResume(int seq, std::int32_t pos, bool surely) const {
-    if (ours_) return PlainLedger::CanResume(seq, pos);
+    if (ours_ || recurrent()) return StateLedger::CanResume(seq, pos);
     if (surely ? MayBeFull(seq) && pos < Next(seq)
                : IsFull(seq) && pos < Next(seq, /*surely=*/true)) {
       return false;
@@ -175,8 +175,8 @@ class CacheLedger final : public PlainLedger {
   // A cache that copies rows may move its copies of shared tokens, where
   // kvtwin's caches answer shared_cells.
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
-    if (ours_ || encoder()) {
-      Status status = PlainLedger::Remove(seq, begin, end);
+    if (ours_ || encoder() || recurrent()) {
+      Status status = StateLedger::Remove(seq, begin, end);
       if (status.code() != kSharedCells || !Copies()) return status;
     }
     const Parts parts = PartsOf(seq, begin, end);
@@ -239,7 +239,8 @@ class CacheLedger final : public PlainLedger {
   // Remove leaves a gap have this call.
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) {
-    if (rules_.middle != Rules::Middle::kLeavesGap || encoder()) {
+    if (rules_.middle != Rules::Middle::kLeavesGap || encoder() ||
+        recurrent()) {
       return {kNotSupported, "tokens move with Remove, or not at all"};
     }
     std::vector<LedgerToken> moved;
@@ -255,7 +256,7 @@ class CacheLedger final : public PlainLedger {
 
  protected:
   void SetReach() override {
-    PlainLedger::SetReach();
+    StateLedger::SetReach();
     if (!window_) return;
     if (WindowCountsQuery()) {
       --*window_;
@@ -272,7 +273,7 @@ class CacheLedger final : public PlainLedger {
   // whether a sequence that lost all its tokens remembers its end. If first
   // tokens stay, the others leave however large the cache is.
   void Evict() override {
-    if (ours_ || (!memory_ && first_ == 0)) return PlainLedger::Evict();
+    if (ours_ || (!memory_ && first_ == 0)) return StateLedger::Evict();
     const std::int64_t memory = memory_ ? *memory_ : *window_;
     std::map<int, std::int64_t> low = Lows();
     std::map<int, std::int64_t> next = low;
@@ -491,20 +492,22 @@ class CacheLedger final : public PlainLedger {
 
 // The ledger of any cache, for any rules. `heard` is the answer of the cache
 // under test.
-class Ledger final : public LedgerOf<CacheLedger> {
+class Ledger final : public HybridLedgerOf<CacheLedger> {
  public:
   explicit Ledger(const CacheSpec& spec, const Rules& rules = {})
-      : LedgerOf(spec, rules) {}
+      : HybridLedgerOf(spec, rules) {}
 
   void IgnoreCapacity() {
     for (CacheLedger& part : parts_) part.IgnoreCapacity();
   }
   Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
+    Status continues = CheckBatch(batch, reserve);
+    if (!continues.ok()) return continues;
     Hear(heard);
     for (CacheLedger& part : parts_) part.EndPass();
     std::vector<CacheLedger> before;
     if (parts_.size() > 1 && parts_[0].RefusesPositions()) before = parts_;
-    Status status = LedgerOf::StartForward(batch, reserve);
+    Status status = HybridLedgerOf::StartForward(batch, reserve);
     if (!before.empty() && status.code() == kInvalidArgument) {
       parts_ = std::move(before);  // No cache changes (S47).
     }
@@ -515,12 +518,12 @@ class Ledger final : public LedgerOf<CacheLedger> {
   }
   Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
     Hear(heard);
-    return LedgerOf::CopyPrefix(src, dst, len);
+    return HybridLedgerOf::CopyPrefix(src, dst, len);
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end,
                 Heard heard = {}) {
     Hear(heard);
-    return LedgerOf::Remove(seq, begin, end);
+    return HybridLedgerOf::Remove(seq, begin, end);
   }
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) {
@@ -530,7 +533,7 @@ class Ledger final : public LedgerOf<CacheLedger> {
     for (CacheLedger& part : parts_) part.Resumes(seq, pos);
   }
 
-  using LedgerOf::CanResume;
+  using HybridLedgerOf::CanResume;
   bool CanResume(int seq, std::int32_t pos, bool surely) const {
     return std::ranges::all_of(
         parts_, [&](auto& part) { return part.CanResume(seq, pos, surely); });

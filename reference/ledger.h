@@ -328,7 +328,7 @@ class LedgerOf {
   template <class... More>
   explicit LedgerOf(const CacheSpec& spec, const More&... more) {
     for (const auto& inner : spec.caches) parts_.emplace_back(inner, more...);
-    if (spec.kind != Kind::kWrapper) parts_ = {Part(spec, more...)};
+    if (!IsWrapper(spec.kind)) parts_ = {Part(spec, more...)};
   }
 
   // Call SetCausal, Put and the accessors on the active part (S41, S42).

@@ -92,7 +92,7 @@ CacheSpec ReadSpec(const JsonValue& object, const std::string& path,
   CacheSpec spec;
   spec.placement = placement;
   spec.kind = static_cast<Kind>(fields.Name("type", kKindNames));
-  if (spec.kind == Kind::kWrapper) {
+  if (IsWrapper(spec.kind)) {
     const JsonValue* caches = fields.Need("caches");
     if (caches == nullptr) return spec;
     if (caches->type != JsonValue::Type::kList || caches->strings > 0 ||
@@ -114,6 +114,11 @@ CacheSpec ReadSpec(const JsonValue& object, const std::string& path,
   }
   if (spec.kind == Kind::kSwaMem) spec.memory = fields.OptionalInt("memory");
   if (spec.kind == Kind::kChunked) spec.chunk = fields.Int("chunk");
+  if (spec.kind == Kind::kRecurrent) {
+    spec.checkpoint_every = fields.OptionalInt("checkpoint_every").value_or(0);
+    spec.checkpoints = fields.OptionalInt("checkpoints").value_or(0);
+    return spec;
+  }
   spec.shift.kind = static_cast<ShiftKind>(fields.Name("shift", kShiftNames));
   if (spec.shift.kind == ShiftKind::kRope) {
     spec.shift.rope = ReadRope(fields.Object("rope"));
@@ -213,7 +218,7 @@ void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
 // cells: it was refused, it reserves, or the cache is an encoder.
 void CheckCells(const JsonFields& fields, const TraceHeader& header,
                 const TraceOp& op) {
-  const bool wrapper = header.spec.kind == Kind::kWrapper;
+  const bool wrapper = IsWrapper(header.spec.kind);
   const Kind kind = wrapper ? header.spec.caches[0].kind : header.spec.kind;
   const bool may_lack =
       op.result != StatusCode::kOk || op.reserve || kind == Kind::kEncoder;
@@ -224,7 +229,8 @@ void CheckCells(const JsonFields& fields, const TraceHeader& header,
   }
   for (std::size_t i = 0; i < op.cells->size(); ++i) {
     const int cell = (*op.cells)[i];
-    if (cell >= 0) continue;
+    // A token whose state is not stored has none (R5).
+    if (cell >= 0 || (cell == -1 && kind == Kind::kRecurrent)) continue;
     fields.Fail(fmt::format("cells[{}]", i),
                 fmt::format("is {}, it must not be negative", cell));
     return;
@@ -272,7 +278,7 @@ void AppendMask(const DenseTensor& mask, std::string& text) {
 
 std::string SpecText(const CacheSpec& spec) {
   std::string text = fmt::format(R"({{"type":"{}")", KindName(spec.kind));
-  if (spec.kind == Kind::kWrapper) {
+  if (IsWrapper(spec.kind)) {
     text += R"(,"caches":[)";
     for (std::size_t i = 0; i < spec.caches.size(); ++i) {
       if (i > 0) text += ',';
@@ -290,6 +296,10 @@ std::string SpecText(const CacheSpec& spec) {
   }
   if (spec.kind == Kind::kChunked) {
     text += fmt::format(R"(,"chunk":{})", spec.chunk);
+  }
+  if (spec.kind == Kind::kRecurrent) {
+    return text + fmt::format(R"(,"checkpoint_every":{},"checkpoints":{}}})",
+                              spec.checkpoint_every, spec.checkpoints);
   }
   text += fmt::format(R"(,"shift":"{}")", At(kShiftNames, spec.shift.kind));
   if (spec.shift.kind == ShiftKind::kRope) {
@@ -481,7 +491,7 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
 double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
                        std::size_t sequences) {
   constexpr double kCellBytes = 64;  // Position, sequences, bookkeeping.
-  const bool wrapper = header.spec.kind == Kind::kWrapper;
+  const bool wrapper = IsWrapper(header.spec.kind);
   const double max_batch = header.init.max_batch;
   const std::int64_t head_bytes = RunBytes(header.init.dtype, rows.k_head_dim) +
                                   RunBytes(ValueDType(header), rows.v_head_dim);
@@ -497,6 +507,7 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
       const int memory = spec.memory.value_or(0);
       kept = std::min(kept, std::max(*spec.window, memory) + 1.0);
     }
+    if (spec.kind == Kind::kRecurrent) kept = spec.checkpoints + 2.0;
     const double cells = header.init.max_sequences * kept + max_batch +
                          header.config.cache_padding;
     bytes +=
@@ -511,7 +522,7 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
     return {StatusCode::kInvalidArgument,
             "shift is custom, which no recording can hold"};
   }
-  const bool wrapper = header.spec.kind == Kind::kWrapper;
+  const bool wrapper = IsWrapper(header.spec.kind);
   const CacheSpec& placed = wrapper ? header.spec.caches.at(0) : header.spec;
   const auto placement = AsSize(placed.placement);
   const CacheConfig& config = header.config;

@@ -47,13 +47,20 @@ inline constexpr std::int32_t kOpenEnd =
     std::numeric_limits<std::int32_t>::max();
 
 enum class Kind {
-  kCausal,   // Every token sees all of its past.
-  kSwa,      // Sliding window: only the last `window` positions and itself.
-  kSwaMem,   // The same, and keeps `memory` positions for resuming.
-  kChunked,  // Only its own chunk of `chunk` positions.
-  kEncoder,  // One slot of any shape, without positions.
-  kWrapper,  // Several caches behind one interface.
+  kCausal,     // Every token sees all of its past.
+  kSwa,        // Sliding window: only the last `window` positions and itself.
+  kSwaMem,     // The same, and keeps `memory` positions for resuming.
+  kChunked,    // Only its own chunk of `chunk` positions.
+  kEncoder,    // One slot of any shape, without positions.
+  kWrapper,    // Several caches behind one interface.
+  kRecurrent,  // States: each is what a layer made of all tokens up to one.
+  kHybrid,     // A wrapper whose caches have one length.
 };
+
+// Whether caches of this kind consist of other caches.
+constexpr bool IsWrapper(Kind kind) {
+  return kind == Kind::kWrapper || kind == Kind::kHybrid;
+}
 
 // Whether caches of this kind have a window.
 constexpr bool IsWindowed(Kind kind) {
@@ -73,9 +80,15 @@ struct CacheSpec {
   std::optional<std::int32_t> window = {};  // >= 0. Unset: unbounded.
   std::optional<std::int32_t> memory = {};  // >= window. Unset: the window.
   std::int32_t chunk = 0;                   // > 0 for kChunked.
+  // For kRecurrent: a sequence keeps its last `checkpoints` states after a
+  // number of tokens that is a multiple of `checkpoint_every`; 0: it keeps
+  // none. Both >= 0.
+  std::int32_t checkpoint_every = 0;
+  std::int32_t checkpoints = 0;
   Shift shift = {};
-  std::vector<CacheSpec> caches = {};  // For kWrapper: at least one, and none
-                                       // is a wrapper. Each has a placement.
+  // For kWrapper and kHybrid: at least one, and none is one of these. Each has
+  // a placement.
+  std::vector<CacheSpec> caches = {};
 };
 
 // How the kernels that read the views need them to be.
@@ -144,12 +157,14 @@ class Cache {
   // Finds a cell for each batch token. Errors: cache_full if there are not
   // enough cells; there is no pass then. With `reserve` nothing is stored or
   // changed, and views and mask have their worst-case size: all cells.
+  // Recurrent: only states get a cell; invalid_argument unless each sequence
+  // continues at its end.
   virtual Status StartForward(const Batch& batch, bool reserve) = 0;
 
   // From now on the batch tokens at the indices `except` also see tokens at
   // later positions. Replaces the indices of an earlier call; the next
-  // StartForward resets them. Encoder: not_supported. Wrapper: calls the active
-  // cache.
+  // StartForward resets them. Encoder, recurrent: not_supported. Wrapper: calls
+  // the active cache.
   virtual Status SetCausal(std::span<const int> except) = 0;
 
   // Stores the batch's rows in the current layer: key = [k_head_dim, kv_heads,
@@ -157,13 +172,16 @@ class Cache {
   // the dtype of the stored rows. The first Put of a layer fixes its
   // dimensions. Errors: stored rows in blocks whose head_dim is not a multiple
   // of kBlockElements. Encoder: tensors of any shape, stored as they are.
+  // Recurrent: row i is the state after token i, such as its convolution window
+  // (K) and its matrix (V); rows without a cell (BatchCells) are not read.
   virtual Status Put(const TensorView& key, const TensorView& value) = 0;
 
   // Views of the current layer. Needs a pass and an earlier Put to the layer.
   virtual Result<KvView> Get() = 0;
 
   // Replaces the tokens of `dst` by those of `src` at positions < len. Rows are
-  // shared, not copied. dst == src truncates. Encoder: not_supported.
+  // shared, not copied. dst == src truncates. Encoder: not_supported. Recurrent
+  // and hybrid: dst may be shorter than len; see ResumeBefore.
   virtual Status CopyPrefix(int src, int dst, std::int32_t len) = 0;
 
   // Whether `seq` can continue at `pos` with its whole window still stored.
@@ -173,9 +191,13 @@ class Cache {
   // and 9 were evicted"; empty if it says yes.
   virtual Result<std::string> WhyNotResume(int seq, std::int32_t pos);
 
+  // Returns the greatest position <= pos where `seq` can resume, 0 if there is
+  // none. Remove from there on, and compute the rest again.
+  virtual Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos);
+
   // Removes the tokens at positions in [begin, end) from `seq`; unless end is
   // kOpenEnd, later tokens move down by end - begin. Errors: shared_cells,
-  // not_supported.
+  // not_supported. Recurrent and hybrid: `seq` may become shorter than begin.
   virtual Status Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
 
   // Wrapper: selects the active cache, which is 0 after each StartForward.
@@ -213,7 +235,8 @@ class Cache {
   //
   // The number of cells; 0 before Init and for an encoder.
   virtual int CellCount() const = 0;
-  // The cell of each batch token; empty without a current pass.
+  // The cell of each batch token, -1 for a token that has none (recurrent);
+  // empty without a current pass.
   virtual std::span<const int> BatchCells() const = 0;
   // Replaces `out` by all memberships, sorted by cell, then by sequence.
   virtual void ListCells(std::vector<CellEntry>& out) const = 0;

@@ -78,7 +78,9 @@ typedef enum kvtwin_kind {
   KVTWIN_SWA_MEM = 2,
   KVTWIN_CHUNKED = 3,
   KVTWIN_ENCODER = 4,
-  KVTWIN_WRAPPER = 5
+  KVTWIN_WRAPPER = 5,
+  KVTWIN_RECURRENT = 6,
+  KVTWIN_HYBRID = 7
 } kvtwin_kind;
 
 typedef enum kvtwin_placement {
@@ -174,8 +176,9 @@ typedef struct kvtwin_cache_params {
                      least window + 1 (S3 of docs/semantics.md). */
   int32_t chunk;
   kvtwin_shift shift;
-  const struct kvtwin_cache_params* caches; /* For a wrapper: one after another,
-                                               each of its own `size` bytes. */
+  const struct kvtwin_cache_params* caches; /* For a wrapper or a hybrid: one
+                                               after another, each of its own
+                                               `size` bytes. */
   int32_t cache_count;
   /* How the kernels that read the views need them to be. */
   int32_t cache_padding;
@@ -188,6 +191,10 @@ typedef struct kvtwin_cache_params {
   int32_t max_sequences;
   int32_t capacity; /* Tokens for each sequence. */
   int32_t max_batch;
+  /* For KVTWIN_RECURRENT: a sequence keeps its last `checkpoints` states after
+   * a multiple of `checkpoint_every` tokens; 0: none. */
+  int32_t checkpoint_every;
+  int32_t checkpoints;
 } kvtwin_cache_params;
 
 /* Caches ------------------------------------------------------------------- */
@@ -835,7 +842,9 @@ enum {
   KVTWIN_HAS_SWA_MEM = 1 << 2,
   KVTWIN_HAS_CHUNKED = 1 << 3,
   KVTWIN_HAS_ENCODER = 1 << 4,
-  KVTWIN_HAS_WRAPPER = 1 << 5
+  KVTWIN_HAS_WRAPPER = 1 << 5,
+  KVTWIN_HAS_RECURRENT = 1 << 6,
+  KVTWIN_HAS_HYBRID = 1 << 7
 };
 enum {
   KVTWIN_CAN_REMOVE_TAIL = 1 << 0,   /* remove(s, begin, OPEN_END) */

@@ -21,6 +21,7 @@ namespace {
 
 std::unique_ptr<Cache> MakeOn(Gpu& gpu, const CacheSpec& spec) {
   return MakeWrapped(spec, [&](const CacheSpec& inner) {
+    KVTWIN_ASSERT(inner.kind != Kind::kRecurrent);
     std::unique_ptr<GuardedCache> made;
     if (inner.kind == Kind::kEncoder) {
       made = std::make_unique<EncoderCache>(
@@ -71,6 +72,9 @@ class DeviceCache final : public Cache {
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     return session_->Try([&] { return cache_->CanResume(seq, pos); });
+  }
+  Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) override {
+    return session_->Try([&] { return cache_->ResumeBefore(seq, pos); });
   }
   Result<std::string> WhyNotResume(int seq, std::int32_t pos) override {
     return session_->Try([&] { return cache_->WhyNotResume(seq, pos); });

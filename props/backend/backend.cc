@@ -63,7 +63,7 @@ Status CheckFlags(const kvtwin_description_v1& said) {
   constexpr std::uint32_t kMasks = 1U << KVTWIN_F32 | 1U << KVTWIN_F16 |
                                    1U << KVTWIN_BF16 | 1U << KVTWIN_BITS;
   const std::array<Field, 8> fields = {
-      {{"kinds", said.kinds, 2 * KVTWIN_HAS_WRAPPER - 1},
+      {{"kinds", said.kinds, 2 * KVTWIN_HAS_HYBRID - 1},
        {"can", said.can, 2 * KVTWIN_CAN_SINKS - 1},
        {"dtypes", said.dtypes, kRows},
        {"v_layouts", said.v_layouts, (2U << KVTWIN_V_TILED) - 1},
@@ -90,10 +90,10 @@ Status CheckDescription(const kvtwin_description_v1& said) {
   }
   Status status = CheckFlags(said);
   if (!status.ok()) return status;
-  // A wrapper needs another kind to wrap.
-  if ((said.kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER}) == 0 ||
-      said.dtypes == 0 || said.v_layouts == 0 || said.shifts == 0 ||
-      said.mask_dtypes == 0) {
+  // A wrapper and a hybrid need another kind to wrap.
+  constexpr std::uint32_t kWrappers = KVTWIN_HAS_WRAPPER | KVTWIN_HAS_HYBRID;
+  if ((said.kinds & ~kWrappers) == 0 || said.dtypes == 0 ||
+      said.v_layouts == 0 || said.shifts == 0 || said.mask_dtypes == 0) {
     return Invalid(
         "the backend's description has no kind, dtype, V layout, shift or mask "
         "dtype");

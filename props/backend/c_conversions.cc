@@ -27,6 +27,7 @@ static_assert(Same(DType::kF32, KVTWIN_F32) &&
               Same(DType::kF8, KVTWIN_F8_E4M3) &&
               Same(Kind::kCausal, KVTWIN_CAUSAL) &&
               Same(Kind::kWrapper, KVTWIN_WRAPPER) &&
+              Same(Kind::kHybrid, KVTWIN_HYBRID) &&
               Same(Placement::kScatter, KVTWIN_SCATTER) &&
               Same(VLayout::kTiled, KVTWIN_V_TILED) &&
               Same(ShiftKind::kRope, KVTWIN_SHIFT_ROPE) &&
@@ -90,11 +91,13 @@ Result<CacheSpec> SpecFromC(const kvtwin_cache_params& params, bool inner) {
   if (params.window != -1) spec.window = params.window;
   if (params.memory != -1) spec.memory = params.memory;
   spec.chunk = params.chunk;
+  spec.checkpoint_every = params.checkpoint_every;
+  spec.checkpoints = params.checkpoints;
   Result<Shift> shift = ShiftFromC(params.shift);
   if (!shift.ok()) return shift.status();
   spec.shift = std::move(*shift);
   // A wrapper in a wrapper is refused, whatever it contains.
-  if (inner || spec.kind != Kind::kWrapper) return spec;
+  if (inner || !IsWrapper(spec.kind)) return spec;
   const auto list = ListFromC("caches", params.caches, params.cache_count);
   if (!list.ok()) return list.status();
   const auto* at = reinterpret_cast<const std::byte*>(params.caches);
@@ -287,6 +290,8 @@ void WriteSpec(const CacheSpec& spec, kvtwin_cache_params& params) {
   params.window = spec.window.value_or(-1);
   params.memory = spec.memory.value_or(-1);
   params.chunk = spec.chunk;
+  params.checkpoint_every = spec.checkpoint_every;
+  params.checkpoints = spec.checkpoints;
   const Rope& rope = spec.shift.rope;
   params.shift.kind = CEnum<kvtwin_shift_kind>(spec.shift.kind);
   params.shift.rope_halves = rope.pairing == Rope::Pairing::kHalves ? 1 : 0;

@@ -44,6 +44,9 @@ class ForwardingCache : public Cache {
   Result<std::string> WhyNotResume(int seq, std::int32_t pos) override {
     return cache_->WhyNotResume(seq, pos);
   }
+  Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) override {
+    return cache_->ResumeBefore(seq, pos);
+  }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return cache_->Remove(seq, begin, end);
   }

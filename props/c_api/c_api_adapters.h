@@ -157,7 +157,7 @@ class CacheByC : public Cache {
   Cache* UnderlyingCache() override {
     kvtwin_cache* active = nullptr;
     const Status status = FromC(kvtwin_cache_underlying(cache_.get(), &active));
-    const bool wrapper = spec_.kind == Kind::kWrapper;
+    const bool wrapper = IsWrapper(spec_.kind);
     return status.ok() && (active != cache_.get()) == wrapper ? this : nullptr;
   }
   Result<bool> EncoderCached() override {

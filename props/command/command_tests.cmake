@@ -128,6 +128,10 @@ kvtwin_command_test(fuzz_dtypes EXIT 0 PRINTS "\"differences\": ?0[,}]"
   ARGS fuzz --dtypes --ops 200000 --json)
 kvtwin_command_test(fuzz_paged EXIT 0 PRINTS "0 differences.* 36 pairs of d"
   ARGS fuzz --kind paged --ops 200000)
+foreach(kind recurrent hybrid)
+  kvtwin_command_test(fuzz_${kind} EXIT 0 PRINTS "\"differences\": ?0[,}]"
+    ARGS fuzz --kind ${kind} --ops 50000 --json)
+endforeach()
 kvtwin_command_test(explore_paged EXIT 0
   PRINTS "^paged: 130321 histories, all of 4 operations, 0 differences"
   ARGS explore --kind paged)
@@ -220,6 +224,11 @@ kvtwin_command_test(check_page_needs_a_place EXIT 2
 kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"
   ARGS explore --cells 3 --positions 3 --kind swa --json)
+foreach(kind recurrent hybrid)
+  kvtwin_command_test(explore_${kind}_to_the_fixed_point EXIT 0
+    PRINTS "\"differences\":0,\"fixed_point\":true"
+    ARGS explore --kind ${kind} --cells 3 --sequences 2 --positions 3 --json)
+endforeach()
 kvtwin_command_test(explore_rows_of_blocks EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"
   ARGS explore --cells 3 --positions 3 --dtype q4_0 --json)

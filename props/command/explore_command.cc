@@ -127,7 +127,9 @@ class Session {
 
   // Returns the exit code.
   int Run() {
-    std::vector<ExploreCase> cases = ExploreCases(arguments_.size);
+    const bool states = arguments_.kind == KindName(Kind::kRecurrent) ||
+                        arguments_.kind == KindName(Kind::kHybrid);
+    std::vector<ExploreCase> cases = ExploreCases(arguments_.size, states);
     if (!arguments_.kind.empty()) {
       std::erase_if(cases, [&](const ExploreCase& explored) {
         return KindName(explored.setup.spec.kind) != arguments_.kind;
@@ -392,7 +394,8 @@ void AddSizeOptions(CLI::App& explore, ExploreArguments& arguments) {
       ->default_str("f32");
   explore.add_option("--kind", arguments.kind, "only this kind of cache")
       ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
-                                                     "chunked", "paged"}));
+                                                     "chunked", "recurrent",
+                                                     "hybrid", "paged"}));
 }
 
 }  // namespace

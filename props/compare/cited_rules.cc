@@ -16,6 +16,12 @@ constexpr std::string_view kRemove = "S29, S30, S31, S32, S33, S45";
 constexpr std::string_view kSetLayerType = "S41, S42, S46";
 constexpr std::string_view kEncoderCached = "S40, S46";
 constexpr std::string_view kRestore = "S55, S57";
+// The rules of a history with recurrent state.
+constexpr std::string_view kStateStart =
+    "S5, S12, S43, S49, R2, R3, R4, R5, H2";
+constexpr std::string_view kStateCopy = "S26, S27, R10, H3";
+constexpr std::string_view kStateRemove = "S30, S33, R10, H3, H4";
+constexpr std::string_view kStateResume = "S44, R8, R9";
 
 std::string_view RulesOf(OpKind operation) {
   switch (operation) {
@@ -49,6 +55,26 @@ std::string_view RulesOf(OpKind operation) {
       return kEncoderCached;
   }
   return "";
+}
+
+std::string_view StateRulesOf(OpKind operation) {
+  switch (operation) {
+    case OpKind::kPut:
+      return kStateStart;
+    case OpKind::kDrop:
+      return kStateRemove;
+    case OpKind::kCopy:
+      return kStateCopy;
+    case OpKind::kAsk:
+      return kStateResume;
+    case OpKind::kCausal:
+      return "R10";
+    case OpKind::kReload:
+    case OpKind::kAdd:
+      return "S55, S57, R1";
+    default:
+      return RulesOf(operation);
+  }
 }
 
 struct CheckRules {
@@ -92,29 +118,56 @@ constexpr auto kCheckRules = std::to_array<CheckRules>({
     {"backend: error", "S48"},
 });
 
+// The same, where a history has recurrent state.
+constexpr auto kStateCheckRules = std::to_array<CheckRules>({
+    {"subject: batch cells", "S9, S10, S18, R5"},
+    {"subject: cell count", "R2"},
+    {"subject: mask bytes", "S15, S25, R6"},
+    {"subject: K bytes", "S20, S21, S22, S51, R7"},
+    {"subject: V bytes", "S20, S21, S22, S23, S51, R7"},
+    {"subject: rows", "S53, R1, R6, R7"},
+    {"subject: resume", kStateResume},
+    {"reference: cell count", "R2"},
+    {"reference: rows", "S53, R1, R6, R7"},
+    {"reference: resume", kStateResume},
+    {"reference: a legal client is refused", "R2"},
+});
+
+bool HasStates(const CacheSpec& spec) {
+  return spec.kind == Kind::kRecurrent ||
+         std::ranges::any_of(spec.caches, HasStates);
+}
+
 }  // namespace
 
-std::string_view CitedRules(std::string_view check, OpKind operation) {
+std::string_view CitedRules(std::string_view check, OpKind operation,
+                            bool states) {
+  if (states) {
+    const auto* state =
+        std::ranges::find(kStateCheckRules, check, &CheckRules::check);
+    if (state != kStateCheckRules.end()) return state->rules;
+  }
   const auto* found = std::ranges::find(kCheckRules, check, &CheckRules::check);
-  return found == kCheckRules.end() ? RulesOf(operation) : found->rules;
+  if (found != kCheckRules.end()) return found->rules;
+  return states ? StateRulesOf(operation) : RulesOf(operation);
 }
 
 namespace {
 
 // Returns the rules of the call with which a text begins: "Remove(0, 1, 2) is
 // ok, expected not_supported". Empty if it begins with no call.
-std::string_view RulesOfCall(std::string_view text) {
-  static constexpr auto kCalls = std::to_array<CheckRules>({
-      {"StartForward(", kStartForward},
-      {"SetCausal(", kSetCausal},
+std::string_view RulesOfCall(std::string_view text, bool states) {
+  const auto calls = std::to_array<CheckRules>({
+      {"StartForward(", states ? kStateStart : kStartForward},
+      {"SetCausal(", states ? "R10" : kSetCausal},
       {"Put(", kPut},
       {"Get(", "S24"},
-      {"CopyPrefix(", kCopyPrefix},
-      {"CanResume(", kCanResume},
-      {"Remove(", kRemove},
+      {"CopyPrefix(", states ? kStateCopy : kCopyPrefix},
+      {"CanResume(", states ? kStateResume : kCanResume},
+      {"Remove(", states ? kStateRemove : kRemove},
       {"SetLayerType(", kSetLayerType},
   });
-  for (const auto& [call, rules] : kCalls) {
+  for (const auto& [call, rules] : calls) {
     if (text.starts_with(call)) return rules;
   }
   return "";
@@ -129,9 +182,10 @@ bool IsOfKAlone(const Failure& failure) {
 
 std::string_view CitedRules(const Failure& difference, const History& history) {
   const bool ran = difference.step < history.ops.size();
+  const bool states = HasStates(history.setup.spec);
   // One operation makes several calls: a legal client also removes.
   if (difference.check == "subject: result") {
-    const std::string_view rules = RulesOfCall(difference.text);
+    const std::string_view rules = RulesOfCall(difference.text, states);
     if (ran && !rules.empty()) return rules;
   }
   if (IsOfKAlone(difference)) return "S21, S31, S34, S35, S53";
@@ -139,7 +193,7 @@ std::string_view CitedRules(const Failure& difference, const History& history) {
   const auto* found =
       std::ranges::find(kCheckRules, difference.check, &CheckRules::check);
   if (!ran && found == kCheckRules.end()) return "S1, S2, S3, S4";  // Init.
-  return CitedRules(difference.check, kind);
+  return CitedRules(difference.check, kind, states);
 }
 
 std::string_view CitedRules(TraceOpKind call, bool of_row) {

@@ -14,8 +14,10 @@ namespace kvtwin::props {
 
 // Returns the rules that `check` (props/base/check_name.h) tests, such as "S31,
 // S32, S33". For a check of an answer, these are the rules of the operation.
-// Empty if the failure breaks no rule: a backend that crashes.
-std::string_view CitedRules(std::string_view check, OpKind operation);
+// Empty if the failure breaks no rule: a backend that crashes. `states`: the
+// history has recurrent state.
+std::string_view CitedRules(std::string_view check, OpKind operation,
+                            bool states = false);
 // Whether the failure is a K row that is not the token's, with its V row: the K
 // row was stored or shifted wrongly.
 bool IsOfKAlone(const Failure& failure);

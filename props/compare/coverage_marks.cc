@@ -163,7 +163,9 @@ void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
     if (before_[i].encoder()) continue;
     SeeEviction(code, before_[i], ledger.parts()[i]);
   }
-  if (!wrapper() && !first.encoder()) SeePlacement(code, first);
+  if (!wrapper() && !first.encoder() && !first.recurrent()) {
+    SeePlacement(code, first);
+  }
 }
 
 void Observer::SeeBatch() {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "core/index.h"
 #include "kvtwin/save.h"
@@ -152,7 +153,7 @@ void DifferentialDriver::SelectType(int type) {
 }
 
 bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
-  pass_ = Pass();
+  const Pass before = std::exchange(pass_, Pass());
   pass_.tokens = std::move(tokens);
   const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
                     pass_.tokens.multimodal};
@@ -171,6 +172,11 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
   pass_.active = subject == StatusCode::kOk;
   if (pass_.active) active_type_ = 0;
   CheckCodes(call, by_ledger, reference, subject);
+  if (subject == StatusCode::kInvalidArgument) {  // Nothing changed (S5).
+    pass_ = before;
+    CheckAllCells();
+    return false;
+  }
   if (observer_ != nullptr) {
     observer_->StartForward(batch, reserve, by_ledger, ledger_);
   }
@@ -295,9 +301,10 @@ void DifferentialDriver::ExceptActive(const std::vector<int>& indices) {
     return fmt::format("SetCausal([{}])", fmt::join(indices, " "));
   };
   Begin(call);
-  CheckCodes(call, ledger_.active().SetCausal(indices).code(),
-             reference_->SetCausal(indices).code(),
+  const StatusCode by_ledger = ledger_.active().SetCausal(indices).code();
+  CheckCodes(call, by_ledger, reference_->SetCausal(indices).code(),
              tested_->SetCausal(indices).code());
+  if (KindOf(active_type_) == Kind::kRecurrent) return;  // No new mask.
   At(pass_.fresh, active_type_) = !pass_.copied;
 }
 
@@ -376,7 +383,22 @@ bool DifferentialDriver::CanResume(int seq, std::int32_t pos) {
     return fmt::format("CanResume({}, {}) is {} by the reference, {} by {}",
                        seq, pos, *reference, *subject, subject_.name);
   });
+  if (subject_.is_twin()) CheckResumeBefore(seq, pos);
   return *subject;
+}
+
+void DifferentialDriver::CheckResumeBefore(int seq, std::int32_t pos) {
+  const std::int32_t by_ledger = ledger_.ResumeBefore(seq, pos);
+  const Result<std::int32_t> reference = reference_->ResumeBefore(seq, pos);
+  const Result<std::int32_t> subject = tested_->ResumeBefore(seq, pos);
+  const auto text = [&](std::int32_t other) {
+    return fmt::format("ResumeBefore({}, {}) is {}, expected {}", seq, pos,
+                       other, by_ledger);
+  };
+  Check(reference.ok() && *reference == by_ledger, "reference: resume",
+        [&] { return text(reference.ok() ? *reference : -1); });
+  Check(subject.ok() && *subject == by_ledger, "subject: resume",
+        [&] { return text(subject.ok() ? *subject : -1); });
 }
 
 void DifferentialDriver::Cached() {
@@ -409,6 +431,8 @@ void DifferentialDriver::Misuse(int which) {
       .setup = setup_,
       .pass_tokens = pass_.active ? Size(pass_.tokens.positions) : 0,
       .encoder = IsEncoder(active_type_),
+      .no_causal =
+          IsEncoder(active_type_) || KindOf(active_type_) == Kind::kRecurrent,
       .layer_put = put_.contains(place()) && pass_.active,
       .layer = layer_};
   ++result_.operations;

@@ -143,14 +143,16 @@ class DifferentialDriver final : public Driver {
   void PutRows();
   void GoTo(int layer);
   void CheckEncoderCached();
+  void CheckResumeBefore(int seq, std::int32_t pos);
   std::vector<int> IndicesOf(const std::vector<int>& except) const;
   void ExceptActive(const std::vector<int>& indices);
   void EndPass();
 
-  bool IsEncoder(int type) const {
+  Kind KindOf(int type) const {
     const CacheSpec& spec = setup_.spec;
-    return (wrapper_ ? At(spec.caches, type) : spec).kind == Kind::kEncoder;
+    return (wrapper_ ? At(spec.caches, type) : spec).kind;
   }
+  bool IsEncoder(int type) const { return KindOf(type) == Kind::kEncoder; }
   int types() const { return wrapper_ ? Size(setup_.spec.caches) : 1; }
   void SetType(int type);
 
@@ -160,7 +162,7 @@ class DifferentialDriver final : public Driver {
   CallTrace* trace_;
   Observer* observer_;
   RunResult& result_;
-  const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
+  const bool wrapper_ = IsWrapper(setup_.spec.kind);
 
   reference::Ledger ledger_;
   std::unique_ptr<Cache> reference_;

@@ -27,7 +27,7 @@ struct Tokens {
 // Returns which of a wrapper's caches a layer belongs to; 0 for other caches.
 inline int TypeOf(const Setup& setup, int layer) {
   const auto types = Size(setup.spec.caches);
-  return setup.spec.kind == Kind::kWrapper ? layer % types : 0;
+  return IsWrapper(setup.spec.kind) ? layer % types : 0;
 }
 
 // Returns "Put(layer 0, rows of tokens 2 to 4)". Tokens are numbered from 0 in

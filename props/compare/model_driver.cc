@@ -395,6 +395,7 @@ void ModelDriver::Misuse(int which) {
       .setup = setup_,
       .pass_tokens = active_ ? Size(batch_.positions) : 0,
       .encoder = IsEncoder(),
+      .no_causal = IsEncoder() || ledger_.active().recurrent(),
       .layer_put = put_.contains(place()) && active_,
       .layer = layer_};
   const std::string call =

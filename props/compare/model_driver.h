@@ -102,7 +102,7 @@ class ModelDriver final : public Driver {
   const Subject& subject_;
   CallTrace* trace_;
   RunResult& result_;
-  const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
+  const bool wrapper_ = IsWrapper(setup_.spec.kind);
 
   reference::Ledger ledger_;
   std::unique_ptr<Cache> tested_;

@@ -30,7 +30,10 @@ class Client {
         abilities_(subject.abilities),
         is_twin_(subject.is_twin()),
         driver_(driver),
-        done_(done) {}
+        done_(done),
+        has_states_(std::ranges::any_of(
+            driver.ledger().parts(),
+            [](const auto& part) { return part.recurrent(); })) {}
 
   void Do(const Op& op);
 
@@ -124,7 +127,8 @@ class Client {
   const bool is_twin_;
   Driver& driver_;
   std::vector<Op>* done_;
-  std::set<int> held_;  // Sequences put and not cleared since.
+  const bool has_states_;  // Batches must continue their sequences (R3).
+  std::set<int> held_;     // Sequences put and not cleared since.
 };
 
 // Returns the next position over all caches of a wrapper: one of them may have
@@ -194,7 +198,10 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
 }
 
 void Client::AppendSegment(const Segment& segment, Tokens& batch) {
-  const std::int64_t first = std::int64_t{Next(segment.seq)} + segment.delta;
+  std::int64_t first = std::int64_t{Next(segment.seq)} + segment.delta;
+  if (has_states_) {  // A sequence continues where the batch has left it.
+    first += std::ranges::count(batch.sequences, segment.seq);
+  }
   for (int i = 0; i < segment.count; ++i) {
     std::int64_t position = first;
     if (segment.order == Segment::Order::kUp) position += i;
@@ -282,7 +289,10 @@ void Client::Drop(const Op& op) {
   if (!abilities_.Can(KVTWIN_CAN_REMOVE_MIDDLE)) end = kOpenEnd;
   if (!setup_.legal) return void(Remove(seq, begin, end));
   // The client continues at `begin`, or begins anew.
-  if (end == kOpenEnd && begin > 0 && !CanResume(seq, begin)) begin = 0;
+  // With states, Remove goes back to where it can continue (R10, H3).
+  if (end == kOpenEnd && begin > 0 && !has_states_ && !CanResume(seq, begin)) {
+    begin = 0;
+  }
   const StatusCode code = Remove(seq, begin, end);
   // The client continues only if the window before the next position is still
   // stored.
@@ -302,6 +312,7 @@ void Client::CopyTo(int dst, const Op& op) {
   if (src == dst) return;
   len = std::min(len, Next(src));
   CopyPrefix(src, dst, len);
+  if (has_states_) len = Next(dst);
   if (len > 0 && !CanResume(dst, len)) Remove(dst, 0, kOpenEnd);
 }
 

@@ -41,7 +41,7 @@ void DoPass(const Pick& pick, const Setup& setup, const Twins& twins) {
   }
   if (pick(0, 1) == 0) images.push_back(pick(0, tokens - 1));
   const bool reserve = pick(0, 7) == 0;
-  const bool wrapper = setup.spec.kind == Kind::kWrapper;
+  const bool wrapper = IsWrapper(setup.spec.kind);
   const int types = wrapper ? Size(setup.spec.caches) : 1;
   const RowDims& rows = setup.rows;
   for (const CachePtr& cache : twins) {

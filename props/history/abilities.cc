@@ -2,25 +2,29 @@
 
 #include <algorithm>
 
+#include "core/names.h"
 #include "props/history/knobs.h"
 
 namespace kvtwin::props {
 namespace {
 
 void FitKind(std::uint32_t kinds, CacheSpec& spec) {
-  const std::uint32_t parts = kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER};
-  if (!spec.caches.empty() && !HasBit(kinds, Kind::kWrapper)) {
+  const std::uint32_t parts =
+      kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER | KVTWIN_HAS_HYBRID};
+  if (!spec.caches.empty() && !HasBit(kinds, spec.kind)) {
     const CacheSpec first = spec.caches[0];
     spec = first;
   }
   for (CacheSpec& part : spec.caches) FitKind(parts, part);
   if (!spec.caches.empty() || HasBit(kinds, spec.kind)) return;
   const int size = spec.window.value_or(spec.chunk) % 3;
-  spec = {.kind = Nearest(parts, spec.kind, 6),
+  spec = {.kind = Nearest(parts, spec.kind, kKindNames.size()),
           .placement = spec.placement,
           .window = {},
           .memory = {},
           .chunk = 0,
+          .checkpoint_every = 0,
+          .checkpoints = 0,
           .shift = spec.shift,
           .caches = {}};
   if (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) {
@@ -28,6 +32,10 @@ void FitKind(std::uint32_t kinds, CacheSpec& spec) {
   }
   if (spec.kind == Kind::kSwaMem) spec.memory = 2 + size;
   if (spec.kind == Kind::kChunked) spec.chunk = 2 + size;
+  if (spec.kind == Kind::kRecurrent) {
+    spec.checkpoint_every = 1 + size;
+    spec.checkpoints = 2;
+  }
 }
 
 void FitShift(std::uint32_t shifts, CacheSpec& spec) {

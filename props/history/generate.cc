@@ -26,7 +26,18 @@ CacheSpec DrawPart(const Pick& pick, Kind kind) {
     if (Chance(pick, 2)) spec.memory = 0;
   }
   if (kind == Kind::kChunked) spec.chunk = OneOf(pick, {1, 2, 3, 4, 7});
+  if (kind == Kind::kRecurrent && !Chance(pick, 15)) {
+    spec.checkpoint_every = OneOf(pick, {1, 2, 2, 3, 4, 7});
+    spec.checkpoints = OneOf(pick, {0, 1, 1, 2, 3, 5});
+  }
   return spec;
+}
+
+// Draws the kind of a cache of a wrapper or a hybrid.
+Kind DrawKind(const Pick& pick, Kind wrapper) {
+  return OneOf(pick,
+               {Kind::kCausal, Kind::kSwa, Kind::kSwaMem, Kind::kChunked,
+                wrapper == Kind::kHybrid ? Kind::kRecurrent : Kind::kEncoder});
 }
 
 Shift DrawShift(const Pick& pick) {
@@ -66,10 +77,19 @@ std::int64_t CellsOf(const Setup& setup) {
   return cells;
 }
 
+// Takes a checkpoint from each recurrent cache; false if there is none.
+bool LoseCheckpoints(CacheSpec& spec) {
+  bool any = spec.checkpoints > 0;
+  if (any) --spec.checkpoints;
+  for (CacheSpec& part : spec.caches) any = LoseCheckpoints(part) || any;
+  return any;
+}
+
 void LimitCells(int cells_max, Setup& setup) {
   InitArgs& init = setup.init;
   // The largest size shrinks first, so that little changes.
   while (CellsOf(setup) > cells_max) {
+    if (LoseCheckpoints(setup.spec)) continue;
     int& larger =
         init.capacity >= init.max_batch ? init.capacity : init.max_batch;
     if (larger > 1) {
@@ -446,11 +466,14 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
       OneOf(pick, {Placement::kContiguous, Placement::kScatter});
   DrawKnobs(pick, KnobGroup::kStorage, setup);
   bool encoder = drawn == Kind::kEncoder;
-  if (drawn == Kind::kWrapper) {
+  if (IsWrapper(drawn)) {
+    // A hybrid has a recurrent cache at any place among the others.
+    const bool hybrid = drawn == Kind::kHybrid;
     const int parts = Chance(pick, 10) ? pick(4, 6) : pick(1, 3);
-    for (int i = 0; i < parts; ++i) {
-      const Kind part = OneOf(pick, {Kind::kCausal, Kind::kSwa, Kind::kSwaMem,
-                                     Kind::kChunked, Kind::kEncoder});
+    const int recurrent = hybrid ? pick(0, parts) : -1;
+    for (int i = 0; i < parts + (hybrid ? 1 : 0); ++i) {
+      const Kind part =
+          i == recurrent ? Kind::kRecurrent : DrawKind(pick, drawn);
       encoder = encoder || part == Kind::kEncoder;
       setup.spec.caches.push_back(DrawPart(pick, part));
       CacheSpec& inner = setup.spec.caches.back();
@@ -465,7 +488,7 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
         inner.shift.kind = OneOf(pick, {ShiftKind::kNone, ShiftKind::kAdd});
       }
     }
-    setup.layers = std::max(setup.layers, parts);
+    setup.layers = std::max(setup.layers, Size(setup.spec.caches));
   }
   // The setup becomes one that an encoder supports; in rare cases it does not,
   // and Init refuses it.

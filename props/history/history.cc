@@ -49,6 +49,10 @@ CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
       spec.window = reader.Number();
     } else if (reader.Take("m")) {
       spec.memory = reader.Number();
+    } else if (reader.Take("e")) {
+      spec.checkpoint_every = reader.Number();
+    } else if (reader.Take("k")) {
+      spec.checkpoints = reader.Number();
     } else {
       reader.Expect("c");
       spec.chunk = reader.Number();
@@ -78,6 +82,8 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "window") return void(spec.window = ReadSize(value));
   if (key == "memory") return void(spec.memory = ReadSize(value));
   if (key == "chunk") return void(spec.chunk = ReadSize(value));
+  if (key == "every") return void(spec.checkpoint_every = ReadSize(value));
+  if (key == "keep") return void(spec.checkpoints = ReadSize(value));
   if (key == "shift") return void(spec.shift = ReadShift(value));
   if (key == "place" && value == "scatter") {
     return void(spec.placement = Placement::kScatter);
@@ -102,8 +108,12 @@ void CheckSizes(const Setup& setup, std::string_view where) {
   constexpr std::int64_t kCellsMax = 1 << 20;
   constexpr std::int64_t kElementsMax = 1 << 26;
   const InitArgs& init = setup.init;
-  const std::int64_t cells = std::int64_t{init.max_sequences} * init.capacity +
-                             init.max_batch + setup.config.cache_padding;
+  std::int64_t each = std::max(init.capacity, setup.spec.checkpoints);
+  for (const CacheSpec& part : setup.spec.caches) {
+    each = std::max<std::int64_t>(each, part.checkpoints);
+  }
+  const std::int64_t cells =
+      init.max_sequences * each + init.max_batch + setup.config.cache_padding;
   const std::int64_t rows =
       std::int64_t{init.max_batch} + setup.config.mask_batch_padding;
   if (cells > kCellsMax || rows > kCellsMax) {
@@ -150,7 +160,10 @@ void CheckKind(const CacheSpec& spec, std::string_view where) {
   check(spec.window.has_value(), windowed, "window");
   check(spec.memory.has_value(), spec.kind == Kind::kSwaMem, "memory");
   check(spec.chunk != 0, spec.kind == Kind::kChunked, "chunk");
-  check(!spec.caches.empty(), spec.kind == Kind::kWrapper, "caches");
+  const bool recurrent = spec.kind == Kind::kRecurrent;
+  check(spec.checkpoint_every != 0, recurrent, "every");
+  check(spec.checkpoints != 0, recurrent, "keep");
+  check(!spec.caches.empty(), IsWrapper(spec.kind), "caches");
   for (const CacheSpec& inner : spec.caches) CheckKind(inner, where);
 }
 

@@ -22,6 +22,10 @@ std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
   if (spec.window) text += fmt::format(":w{}", *spec.window);
   if (spec.memory) text += fmt::format(":m{}", *spec.memory);
   if (spec.chunk != 0) text += fmt::format(":c{}", spec.chunk);
+  if (spec.checkpoint_every != 0) {
+    text += fmt::format(":e{}", spec.checkpoint_every);
+  }
+  if (spec.checkpoints != 0) text += fmt::format(":k{}", spec.checkpoints);
   if (spec.placement != wrapper.placement) text += ":otherplace";
   if (spec.shift.kind != wrapper.shift.kind) {
     text += fmt::format(":{}", kShiftNames.at(AsSize(spec.shift.kind)));
@@ -72,6 +76,8 @@ std::string ToText(const Setup& setup) {
   if (spec.window) text += fmt::format(" window={}", *spec.window);
   if (spec.memory) text += fmt::format(" memory={}", *spec.memory);
   add("chunk", spec.chunk, 0);
+  add("every", spec.checkpoint_every, 0);
+  add("keep", spec.checkpoints, 0);
   if (spec.placement == Placement::kScatter) text += " place=scatter";
   const bool halves = spec.shift.kind == ShiftKind::kRope &&
                       spec.shift.rope.pairing == Rope::Pairing::kHalves;

@@ -162,15 +162,13 @@ constexpr auto
                      }},
                     {"a negative layer type",
                      [](Cache& c, const Context& at) -> Answer {
-                       const bool wrapper =
-                           at.setup.spec.kind == Kind::kWrapper;
+                       const bool wrapper = IsWrapper(at.setup.spec.kind);
                        return {c.SetLayerType(-1),
                                wrapper ? kInvalid : StatusCode::kNotSupported};
                      }},
                     {"a layer type that the wrapper does not have",
                      [](Cache& c, const Context& at) -> Answer {
-                       const bool wrapper =
-                           at.setup.spec.kind == Kind::kWrapper;
+                       const bool wrapper = IsWrapper(at.setup.spec.kind);
                        return {c.SetLayerType(Size(at.setup.spec.caches)),
                                wrapper ? kInvalid : StatusCode::kNotSupported};
                      }},
@@ -181,7 +179,7 @@ constexpr auto
                          return {c.SetCausal(except), kUntimely};
                        return {
                            c.SetCausal(except),
-                           at.encoder ? StatusCode::kNotSupported : kInvalid};
+                           at.no_causal ? StatusCode::kNotSupported : kInvalid};
                      },
                      /*sets_causal=*/true},
                     {"SetCausal of a negative index",
@@ -191,7 +189,7 @@ constexpr auto
                          return {c.SetCausal(except), kUntimely};
                        return {
                            c.SetCausal(except),
-                           at.encoder ? StatusCode::kNotSupported : kInvalid};
+                           at.no_causal ? StatusCode::kNotSupported : kInvalid};
                      },
                      /*sets_causal=*/true},
                     {"Init a second time",
@@ -447,7 +445,7 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
     Status status;
     bool optional = false;  // A cache may lack the call.
   };
-  const std::array<Refusal, 14> refusals = {{
+  const std::array<Refusal, 15> refusals = {{
       {"SetLayer", cache.SetLayer(0)},
       {"StartForward", Start(cache, {0}, {0})},
       {"SetCausal", cache.SetCausal({})},
@@ -455,6 +453,7 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
       {"Get", cache.Get().status()},
       {"CopyPrefix", cache.CopyPrefix(0, 1, 1)},
       {"CanResume", cache.CanResume(0, 0).status()},
+      {"ResumeBefore", cache.ResumeBefore(0, 0).status()},
       {"Remove", cache.Remove(0, 0, 1)},
       {"SetLayerType", cache.SetLayerType(0)},
       {"EncoderCached", cache.EncoderCached().status()},

@@ -17,6 +17,7 @@ struct MisuseContext {
   const Setup& setup;
   int pass_tokens;  // Tokens of the current pass; 0 without a pass.
   bool encoder;     // The active cache is an encoder.
+  bool no_causal;   // The active cache has no SetCausal.
   bool layer_put;   // The current layer holds rows of setup.rows.
   int layer;        // The current layer.
 };

@@ -72,6 +72,10 @@ class LargeHistory {
     init.max_sequences = 1;
     init.capacity = cells;
     for (CacheSpec* spec : Specs()) {
+      if (spec->kind == Kind::kRecurrent) {  // It has a cell for each token.
+        spec->checkpoint_every = 1;
+        spec->checkpoints = cells;
+      }
       if (!IsWindowed(spec->kind)) continue;
       // Tokens that leave the window leave their cells, too: in half of the
       // cases, no token leaves.

@@ -43,12 +43,16 @@ std::string SpecText(const CacheSpec& spec, const InitArgs& init) {
     text += ": no window";
   } else if (spec.kind == Kind::kChunked) {
     text += fmt::format(": chunks of {}", Count(spec.chunk, "token"));
-  } else if (spec.kind == Kind::kWrapper) {
+  } else if (spec.kind == Kind::kRecurrent && spec.checkpoint_every > 0) {
+    text += fmt::format(": the last {}, every {}",
+                        Count(spec.checkpoints, "checkpoint"),
+                        Count(spec.checkpoint_every, "token"));
+  } else if (IsWrapper(spec.kind)) {
     std::vector<std::string> parts;
     for (const CacheSpec& part : spec.caches) {
       parts.push_back(SpecText(part, init));
     }
-    return fmt::format("wrapper of ({})", fmt::join(parts, "; "));
+    return fmt::format("{} of ({})", text, fmt::join(parts, "; "));
   }
   if (spec.shift.kind == ShiftKind::kNone) return text;
   return text + fmt::format(", shift {}", At(kShiftNames, spec.shift.kind));

@@ -201,7 +201,7 @@ void ForEachCausal(Setup& setup,
   const auto one = [&](CacheSpec& spec) {
     if (spec.kind != Kind::kEncoder) change(spec);
   };
-  if (setup.spec.kind != Kind::kWrapper) return one(setup.spec);
+  if (!IsWrapper(setup.spec.kind)) return one(setup.spec);
   for (CacheSpec& spec : setup.spec.caches) one(spec);
 }
 

@@ -18,6 +18,7 @@ std::vector<Law> SequenceLaws();
 std::vector<Law> PassLaws();
 Law LegalClientLaw();
 std::vector<Law> StorageLaws();
+std::vector<Law> StateLaws();
 
 enum class Alike {
   kBytes,   // The same cells and the same bytes.

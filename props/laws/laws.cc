@@ -30,6 +30,7 @@ const std::vector<Law>& Laws() {
     std::vector<Law> all = SequenceLaws();
     for (const Law& law : PassLaws()) all.push_back(law);
     for (const Law& law : StorageLaws()) all.push_back(law);
+    for (const Law& law : StateLaws()) all.push_back(law);
     return all;
   }();
   return laws;
@@ -68,6 +69,9 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
        "does not say KVTWIN_CAN_BE_POISONED"},
       {kNeedsAnySequence, can.Can(KVTWIN_CAN_ANY_SEQUENCE),
        "does not say KVTWIN_CAN_ANY_SEQUENCE"},
+      {kNeedsStates,
+       can.HasKind(Kind::kRecurrent) && can.HasKind(Kind::kHybrid),
+       "has no recurrent and no hybrid caches"},
       {kNeedsCells | kNeedsLook | kNeedsSnapshot, cells,
        "is not held to identity, and the law asks for cells or states"},
       {kNeedsOurs, false, "may not be called after close"}};

@@ -43,6 +43,7 @@ enum LawNeeds : unsigned {
   kNeedsMisuse = 1U << 11,
   kNeedsPoison = 1U << 12,
   kNeedsAnySequence = 1U << 13,
+  kNeedsStates = 1U << 14,  // Recurrent and hybrid caches.
 };
 
 struct Law {

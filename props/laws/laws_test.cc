@@ -650,6 +650,32 @@ TEST(Laws, SequenceLawsFailForFaultyCaches) {
   Breaks<ResumesAnywhere>({"resume_is_honest"});
 }
 
+// Puts the state before a token in the place of the state after it.
+class PutsTheStateBefore : public Broken {
+ public:
+  using Broken::Broken;
+  Status Put(const TensorView& key, const TensorView& value) override {
+    if (value.data == nullptr || value.shape[2] < 2) {
+      return cache_->Put(key, value);
+    }
+    TensorView rows = value;
+    rows.stride[2] = 0;
+    return cache_->Put(key, rows);
+  }
+};
+
+// A hybrid whose caches copy as far as each of them can.
+void BeAWrapper(CacheSpec& spec) {
+  if (spec.kind == Kind::kHybrid) spec.kind = Kind::kWrapper;
+}
+
+TEST(Laws, StateLawsFailForFaultyCaches) {
+  Breaks<OpenRemoveKeepsOne>({"state_is_a_fold", "one_length"});
+  Breaks<PutsTheStateBefore>({"state_is_a_fold"});
+  Breaks<CopyStopsShort>({"policy_is_invisible"});
+  Breaks<OtherSpec<BeAWrapper>>({"one_length"});
+}
+
 TEST(Laws, PassLawsFailForFaultyCaches) {
   Breaks<FirstSeesAhead>({"batch_splitting", "visibility"});
   Breaks<ReserveStores>({"reserve"});

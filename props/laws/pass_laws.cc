@@ -275,6 +275,7 @@ std::optional<std::string> Misused(Session& session, int which) {
       .setup = session.setup(),
       .pass_tokens = session.in_pass() ? Size(session.pass().positions) : 0,
       .encoder = session.IsEncoder(session.in_pass() ? type : 0),
+      .no_causal = session.IsEncoder(session.in_pass() ? type : 0),
       .layer_put = session.in_pass() && session.put_layers().contains(layer),
       .layer = layer};
   if (!session.in_pass()) session.Cells(0);

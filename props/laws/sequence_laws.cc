@@ -48,7 +48,7 @@ bool CanShift(const Setup& setup) {
   const auto can = [](const CacheSpec& spec) {
     return spec.kind == Kind::kEncoder || spec.shift.kind != ShiftKind::kNone;
   };
-  if (setup.spec.kind != Kind::kWrapper) return can(setup.spec);
+  if (!IsWrapper(setup.spec.kind)) return can(setup.spec);
   return std::all_of(setup.spec.caches.begin(), setup.spec.caches.end(), can);
 }
 
@@ -461,7 +461,7 @@ std::int32_t LastShifted(const Setup& setup, const Subject& subject) {
 
 LawResult ShiftBack(const History& history, const Subject& subject) {
   Setup setup = history.setup;
-  if (setup.spec.kind == Kind::kWrapper) {
+  if (IsWrapper(setup.spec.kind)) {
     setup.spec = CacheSpec(setup.spec.caches.front());
   }
   if (setup.spec.kind == Kind::kEncoder || !CanShift(setup)) return {};

@@ -56,14 +56,14 @@ bool Session::MayCopyToItself() const {
 }
 
 int Session::types() const {
-  if (setup_.spec.kind != Kind::kWrapper) return 1;
+  if (!IsWrapper(setup_.spec.kind)) return 1;
   return Size(setup_.spec.caches);
 }
 
 int Session::TypeOf(int layer) const { return layer % types(); }
 
 const CacheSpec& Session::spec(int type) const {
-  if (setup_.spec.kind != Kind::kWrapper) return setup_.spec;
+  if (!IsWrapper(setup_.spec.kind)) return setup_.spec;
   return At(setup_.spec.caches, type);
 }
 

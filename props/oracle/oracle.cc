@@ -156,7 +156,7 @@ std::string Oracle::RowLabel(int row) const {
 }
 
 const CacheSpec& Oracle::ActiveSpec() const {
-  const bool wrapper = header_.spec.kind == Kind::kWrapper;
+  const bool wrapper = IsWrapper(header_.spec.kind);
   return wrapper ? header_.spec.caches[active_] : header_.spec;
 }
 

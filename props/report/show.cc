@@ -75,7 +75,7 @@ bool ChangesCells(const TraceOp& op) {
 
 std::string SpecText(const CacheSpec& spec) {
   std::string text(KindName(spec.kind));
-  if (spec.kind == Kind::kWrapper) {
+  if (IsWrapper(spec.kind)) {
     std::vector<std::string> caches;
     for (const CacheSpec& inner : spec.caches)
       caches.push_back(SpecText(inner));
@@ -84,13 +84,17 @@ std::string SpecText(const CacheSpec& spec) {
   if (spec.window) text += fmt::format(", window {}", *spec.window);
   if (spec.memory) text += fmt::format(", memory {}", *spec.memory);
   if (spec.kind == Kind::kChunked) text += fmt::format(" {}", spec.chunk);
+  if (spec.kind == Kind::kRecurrent) {
+    return text + fmt::format(", {} checkpoints, every {} tokens",
+                              spec.checkpoints, spec.checkpoint_every);
+  }
   if (spec.kind == Kind::kEncoder) return text;
   return text + fmt::format(", shift {}", At(kShiftNames, spec.shift.kind));
 }
 
 std::string CacheText(const TraceHeader& header) {
   const CacheSpec& spec = header.spec;
-  const bool wrapper = spec.kind == Kind::kWrapper;
+  const bool wrapper = IsWrapper(spec.kind);
   const Placement placement =
       wrapper ? spec.caches[0].placement : spec.placement;
   return fmt::format("{}; {} placement; recorded by '{}'", SpecText(spec),

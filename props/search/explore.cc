@@ -12,6 +12,7 @@
 #include <ostream>
 #include <sstream>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 
 #include "core/index.h"
@@ -25,6 +26,32 @@ namespace kvtwin::props {
 namespace {
 
 constexpr double kMostStates = 4e9;  // One bit each: half a gigabyte.
+constexpr double kMostKeys = 1e19;   // They fit a StateKey.
+
+// The keys of the states that were seen: a bit for each, or, of a wrapper, a
+// set, because most of its keys are of no state.
+class KeySet {
+ public:
+  explicit KeySet(double keys)
+      : keys_(static_cast<StateKey>(keys)),
+        bits_(keys <= kMostStates ? keys_ : 0) {}
+  bool IsKey(StateKey key) const { return key < keys_; }
+  bool Has(StateKey key) const {
+    return bits_.empty() ? set_.contains(key) : bits_[key];
+  }
+  void Add(StateKey key) {
+    if (bits_.empty()) {
+      set_.insert(key);
+    } else {
+      bits_[key] = true;
+    }
+  }
+
+ private:
+  StateKey keys_;
+  std::vector<bool> bits_;
+  std::unordered_set<StateKey> set_;
+};
 
 // The step, and the state before it, by which a state was first reached.
 struct Origin {
@@ -41,9 +68,9 @@ class ExplorerOfKeys final : public Explorer {
         subject_(subject),
         expand_(expand),
         round_(expand ? 16 : 1024),
-        codec_(size),
+        codec_(size, Size(what.setup.spec.caches)),
         steps_(AllSteps(size, subject.abilities)),
-        seen_(static_cast<std::size_t>(codec_.keys())) {
+        seen_(codec_.keys()) {
     Add(0, {});
   }
 
@@ -108,10 +135,10 @@ class ExplorerOfKeys final : public Explorer {
       Origin origin;
       in >> key >> origin.state >> origin.step;
       if (!in) return bad("it ends too early");
-      const bool valid = i == 0 ? key == 0
-                                : key < loaded.seen_.size() &&
-                                      !loaded.seen_[key] && origin.state < i &&
-                                      origin.step < steps_.size();
+      const bool valid =
+          i == 0 ? key == 0
+                 : loaded.seen_.IsKey(key) && !loaded.seen_.Has(key) &&
+                       origin.state < i && origin.step < steps_.size();
       if (!valid) return bad(fmt::format("state {} of it", i));
       if (i > 0) loaded.Add(key, origin);
     }
@@ -152,7 +179,7 @@ class ExplorerOfKeys final : public Explorer {
   }
 
   void Add(StateKey key, Origin origin) {
-    seen_[key] = true;
+    seen_.Add(key);
     const int depth = keys_.empty() ? 0 : depths_[origin.state] + 1;
     keys_.push_back(key);
     origins_.push_back(origin);
@@ -197,7 +224,7 @@ class ExplorerOfKeys final : public Explorer {
         result_.history = std::move(result.history);
       }
       for (const Found& found : chunk.found) {
-        if (!seen_[found.key]) Add(found.key, found.origin);
+        if (!seen_.Has(found.key)) Add(found.key, found.origin);
       }
     }
     expanded_ += count;
@@ -211,7 +238,7 @@ class ExplorerOfKeys final : public Explorer {
     result.ended = expansion.ended;
     result.not_made = expansion.not_made;
     for (const Expansion::Found& found : expansion.found) {
-      if (found.state >= seen_.size() || seen_[found.state]) continue;
+      if (!seen_.IsKey(found.state) || seen_.Has(found.state)) continue;
       chunk.found.push_back(
           {found.state, {static_cast<std::uint32_t>(state), found.step}});
     }
@@ -226,7 +253,7 @@ class ExplorerOfKeys final : public Explorer {
     if (step) {
       result.failure->text = ToText(*step) + ": " + result.failure->text;
     }
-    result.from = CellsText(codec_.Decode(keys_[state]).cells);
+    result.from = CellsText(codec_.Decode(keys_[state]));
     result.history = PathTo(state, step, failed);
   }
 
@@ -266,10 +293,10 @@ class ExplorerOfKeys final : public Explorer {
       const std::vector<int>* renaming = nullptr;
       worker.Do(path[i], checked);
       if (is_last && by.reserved_again) {
-        before.cells = worker.cells();
+        before = worker.state();
         history.ops.push_back(ToOp(reserving, before, names));
       }
-      codec_.Encode(worker.cells(), &renaming);
+      codec_.Encode(worker.state(), &renaming);
       std::vector<int> renamed(names.size());
       for (std::size_t s = 0; s < names.size(); ++s) {
         At(renamed, (*renaming)[s]) = names[s];
@@ -286,7 +313,7 @@ class ExplorerOfKeys final : public Explorer {
   std::size_t round_;  // States expanded at a time.
   StateCodec codec_;
   std::vector<ExploreStep> steps_;
-  std::vector<bool> seen_;      // By key.
+  KeySet seen_;
   std::vector<StateKey> keys_;  // In the order of discovery.
   std::vector<Origin> origins_;
   std::vector<std::uint8_t> depths_;
@@ -298,7 +325,7 @@ class ExplorerOfKeys final : public Explorer {
 
 Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
                       const Subject& subject, std::uint64_t state) {
-  const StateCodec codec(size);
+  const StateCodec codec(size, Size(what.setup.spec.caches));
   try {
     ExploreWorker worker(what.setup, codec, subject);
     return worker.Expand(state, AllSteps(size, subject.abilities),
@@ -310,7 +337,47 @@ Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
   }
 }
 
-std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
+namespace {
+
+// "swa window=1 memory=2"; of a hybrid "hybrid of causal, swa window=1".
+std::string NameOf(const CacheSpec& spec) {
+  std::string name(KindName(spec.kind));
+  if (spec.window) name += fmt::format(" window={}", *spec.window);
+  if (spec.memory) name += fmt::format(" memory={}", *spec.memory);
+  if (spec.chunk > 0) name += fmt::format(" chunk={}", spec.chunk);
+  if (spec.kind == Kind::kRecurrent) {
+    name += fmt::format(" every={} keep={}", spec.checkpoint_every,
+                        spec.checkpoints);
+  }
+  std::vector<std::string> parts;
+  for (const CacheSpec& part : spec.caches) parts.push_back(NameOf(part));
+  return parts.empty() ? name
+                       : fmt::format("{} of {}", name, fmt::join(parts, ", "));
+}
+
+// The caches with recurrent state; each keeps as many checkpoints as it has
+// cells for (R2).
+std::vector<CacheSpec> SpecsWithStates(const ExploreSize& size) {
+  std::vector<CacheSpec> specs;
+  CacheSpec recurrent;
+  recurrent.kind = Kind::kRecurrent;
+  recurrent.checkpoints = size.cells - 2;
+  for (const int every : {1, 2}) {
+    recurrent.checkpoint_every = every;
+    specs.push_back(recurrent);
+  }
+  CacheSpec windowed;
+  windowed.kind = Kind::kSwa;
+  windowed.window = 1;
+  CacheSpec& hybrid = specs.emplace_back();
+  hybrid.kind = Kind::kHybrid;
+  hybrid.caches = {CacheSpec(), windowed, recurrent};
+  return specs;
+}
+
+}  // namespace
+
+std::vector<ExploreCase> ExploreCases(const ExploreSize& size, bool states) {
   std::vector<ExploreCase> cases;
   const auto add = [&](CacheSpec spec, std::int32_t memory) {
     const int batch = size.cells - memory;
@@ -319,6 +386,10 @@ std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
          {Placement::kContiguous, Placement::kScatter}) {
       spec.placement = placement;
       spec.shift.kind = ShiftKind::kTagAdd;
+      for (CacheSpec& part : spec.caches) {
+        part.placement = placement;
+        part.shift = spec.shift;
+      }
       ExploreCase what;
       what.setup.spec = spec;
       what.setup.rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 1};
@@ -328,10 +399,8 @@ std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
                          .capacity = size.cells,
                          .max_batch = batch};
       FitStorage(what.setup);
-      what.name = KindName(spec.kind);
-      if (spec.window) what.name += fmt::format(" window={}", *spec.window);
-      if (spec.memory) what.name += fmt::format(" memory={}", *spec.memory);
-      if (spec.chunk > 0) what.name += fmt::format(" chunk={}", spec.chunk);
+      what.setup.layers = std::max(Size(spec.caches), 1);
+      what.name = NameOf(spec);
       if (placement == Placement::kScatter) what.name += " place=scatter";
       if (size.dtype != DType::kF32) {
         what.name += fmt::format(" dtype={}", DTypeName(size.dtype));
@@ -339,6 +408,13 @@ std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
       cases.push_back(std::move(what));
     }
   };
+  if (states) {
+    // A hybrid has a window of 1, whose memory it leaves room for.
+    for (const CacheSpec& spec : SpecsWithStates(size)) {
+      if (size.cells > 2) add(spec, spec.caches.empty() ? 0 : 1);
+    }
+    return cases;
+  }
   CacheSpec spec;
   add(spec, 0);
   for (std::int32_t window = 0; window <= 2; ++window) {
@@ -376,12 +452,13 @@ Result<std::unique_ptr<Explorer>> Explorer::Make(const ExploreSize& size,
                                                  const ExploreCase& what,
                                                  const Subject& subject,
                                                  const ExpandFn& expand) {
-  const double keys = StateCodec(size).keys();
-  if (keys > kMostStates) {
+  const int caches = Size(what.setup.spec.caches);
+  const double keys = StateCodec(size, caches).keys();
+  if (keys > (caches > 0 ? kMostKeys : kMostStates)) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("{:.3g} states could be, this program stops at "
                               "{:.3g}",
-                              keys, kMostStates));
+                              keys, caches > 0 ? kMostKeys : kMostStates));
   }
   return std::unique_ptr<Explorer>(
       std::make_unique<ExplorerOfKeys>(size, what, subject, expand));

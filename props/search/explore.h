@@ -36,8 +36,10 @@ struct ExploreCase {
 
 // Returns the cases: causal, windows 0 to 2, the same windows with a memory of
 // one position more, and chunks of two; each with both placements. Leaves out
-// cases without room for a batch of two besides their memory.
-std::vector<ExploreCase> ExploreCases(const ExploreSize& size);
+// cases without room for a batch of two besides their memory. With `states`,
+// returns recurrent caches and a hybrid instead.
+std::vector<ExploreCase> ExploreCases(const ExploreSize& size,
+                                      bool states = false);
 
 // Returns whether a third-party cache has the case. If it does not declare
 // tag_add, the case gets another shift function, and its name says which. It

@@ -50,8 +50,8 @@ KvRows RowsOf(std::span<const ExploreRow> rows, DType dtype) {
   return {TensorOf(k_dims, keys), TensorOf(v_dims, values)};
 }
 
-StateCodec::StateCodec(const ExploreSize& size)
-    : size_(size), owner_sets_((1U << size.sequences) - 1) {
+StateCodec::StateCodec(const ExploreSize& size, int caches)
+    : size_(size), caches_(caches), owner_sets_((1U << size.sequences) - 1) {
   std::vector<int> names(AsSize(size.sequences));
   std::iota(names.begin(), names.end(), 0);
   do {
@@ -76,11 +76,19 @@ std::vector<StateKey> StateCodec::RenamedDigits(
 }
 
 double StateCodec::keys() const {
-  return std::pow(static_cast<double>(Digits()), size_.cells);
+  return std::pow(static_cast<double>(Digits()), CellCount());
 }
 
 CacheState StateCodec::Decode(StateKey key) const {
   CacheState state;
+  if (caches_ == 0) DecodePart(0, key, state);
+  state.caches.resize(AsSize(caches_));
+  for (int i = 0; i < caches_; ++i) DecodePart(i, key, At(state.caches, i));
+  return state;
+}
+
+// Reads a cache from the lowest digits of `key`, and removes them.
+void StateCodec::DecodePart(int layer, StateKey& key, CacheState& part) const {
   std::vector<ExploreRow> rows;
   for (int cell = 0; cell < size_.cells; ++cell, key /= Digits()) {
     const StateKey digit = key % Digits();
@@ -88,27 +96,30 @@ CacheState StateCodec::Decode(StateKey key) const {
     const auto position = AsInt((digit - 1) / owner_sets_);
     const StateKey owners = (digit - 1) % owner_sets_ + 1;
     for (int s = 0; s < size_.sequences; ++s) {
-      if ((owners >> s & 1) != 0) state.cells.push_back({cell, position, s});
+      if ((owners >> s & 1) != 0) part.cells.push_back({cell, position, s});
     }
     rows.push_back({static_cast<float>(cell + 1), position});
   }
-  KvRows& stored = state.layers[0];
+  KvRows& stored = part.layers[layer];
   stored = RowsOf(rows, size_.dtype);
   Round(size_.dtype, stored.key);
   Round(size_.dtype, stored.value);
-  return state;
 }
 
-StateKey StateCodec::Encode(const std::vector<CellEntry>& cells,
+StateKey StateCodec::Encode(const CacheState& state,
                             const std::vector<int>** renaming) const {
-  const auto count = AsSize(size_.cells);
+  const auto count = AsSize(CellCount());
   std::array<StateKey, kMostCells> owners{};
   std::array<StateKey, kMostCells> digits{};
-  for (const auto& [cell, position, sequence] : cells) {
-    const auto i = AsSize(cell);
-    owners.at(i) |= StateKey{1} << sequence;
-    digits[i] = Digit(static_cast<StateKey>(position), owners[i]);
-  }
+  const auto read = [&](const CacheState& part, int first) {
+    for (const auto& [cell, position, sequence] : part.cells) {
+      const auto i = AsSize(first + cell);
+      owners.at(i) |= StateKey{1} << sequence;
+      digits[i] = Digit(static_cast<StateKey>(position), owners[i]);
+    }
+  };
+  read(state, 0);
+  for (int i = 0; i < caches_; ++i) read(At(state.caches, i), i * size_.cells);
   StateKey least = ~StateKey{0};
   for (std::size_t r = 0; r < renamings_.size(); ++r) {
     const std::vector<StateKey>& renamed = renamed_digits_[r];
@@ -132,6 +143,15 @@ std::string CellsText(const std::vector<CellEntry>& cells) {
     last = cell;
   }
   return text.empty() ? " none" : text;
+}
+
+std::string CellsText(const CacheState& state) {
+  if (state.caches.empty()) return CellsText(state.cells);
+  std::string text;
+  for (const CacheState& part : state.caches) {
+    text += (text.empty() ? "" : " /") + CellsText(part.cells);
+  }
+  return text;
 }
 
 }  // namespace kvtwin::props

@@ -3,6 +3,7 @@
 #ifndef KVTWIN_PROPS_SEARCH_EXPLORE_STATE_H_
 #define KVTWIN_PROPS_SEARCH_EXPLORE_STATE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -33,7 +34,9 @@ using StateKey = std::uint64_t;
 
 class StateCodec {
  public:
-  explicit StateCodec(const ExploreSize& size);
+  // `caches`: the number of caches of a wrapper, each of size.cells cells; 0 if
+  // the cache is not a wrapper. Cache i holds rows of layer i.
+  explicit StateCodec(const ExploreSize& size, int caches = 0);
   const ExploreSize& size() const { return size_; }
 
   // Returns how many keys are possible; may exceed the range of StateKey.
@@ -42,7 +45,7 @@ class StateCodec {
   CacheState Decode(StateKey key) const;
   // Returns the key of the state with these cells. If `renaming` is not null,
   // sets it to the renaming of sequences that gives the key.
-  StateKey Encode(const std::vector<CellEntry>& cells,
+  StateKey Encode(const CacheState& state,
                   const std::vector<int>** renaming = nullptr) const;
 
  private:
@@ -50,6 +53,9 @@ class StateCodec {
     return static_cast<StateKey>(size_.positions);
   }
   StateKey Digits() const { return 1 + PositionCount() * owner_sets_; }
+  // The number of cells, in all caches.
+  int CellCount() const { return size_.cells * std::max(caches_, 1); }
+  void DecodePart(int layer, StateKey& key, CacheState& part) const;
   StateKey Digit(StateKey position, StateKey owners) const {
     return 1 + position * owner_sets_ + owners - 1;
   }
@@ -58,6 +64,7 @@ class StateCodec {
   std::vector<StateKey> RenamedDigits(const std::vector<int>& renaming) const;
 
   ExploreSize size_;
+  int caches_;
   StateKey owner_sets_;
   std::vector<std::vector<int>> renamings_;
   std::vector<std::vector<StateKey>> renamed_digits_;  // By renaming, by digit.
@@ -66,6 +73,8 @@ class StateCodec {
 // Returns the cells as text, as cell, position, sequences: " 0:1@s0+s1 2:0@s1";
 // or " none".
 std::string CellsText(const std::vector<CellEntry>& cells);
+// The same, for each cache of a wrapper.
+std::string CellsText(const CacheState& state);
 
 }  // namespace kvtwin::props
 

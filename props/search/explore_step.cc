@@ -129,11 +129,15 @@ Op ToOp(const ExploreStep& step, const CacheState& before,
   if (op.open) op.end.offset = 0;
   for (std::size_t i = 0; i < step.positions.size(); ++i) {
     int next = 0;
-    for (const CellEntry& entry : before.cells) {
-      if (entry.sequence == step.sequences[i]) {
-        next = std::max(next, entry.position + 1);
+    const auto see = [&](const CacheState& part) {
+      for (const CellEntry& entry : part.cells) {
+        if (entry.sequence == step.sequences[i]) {
+          next = std::max(next, entry.position + 1);
+        }
       }
-    }
+    };
+    see(before);
+    std::ranges::for_each(before.caches, see);
     op.segments.push_back({.seq = name(step.sequences[i]),
                            .count = 1,
                            .delta = step.positions[i] - next});

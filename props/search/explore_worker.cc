@@ -81,6 +81,8 @@ ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
                              const Subject& subject)
     : codec_(codec),
       can_(subject.abilities),
+      is_twin_(subject.is_twin()),
+      types_(std::max(Size(setup.spec.caches), 1)),
       ledger_(setup.spec),
       entered_(setup.spec),
       reference_(*MakeCache(setup.spec, "reference")),
@@ -154,7 +156,7 @@ Expansion ExploreWorker::Expand(
     try {
       if (!Do(steps[i], expansion.checked)) continue;
       expansion.found.push_back(
-          {codec_.Encode(cells()), static_cast<std::uint32_t>(i)});
+          {codec_.Encode(state()), static_cast<std::uint32_t>(i)});
     } catch (const Failure& differs) {
       const auto step = static_cast<std::int64_t>(i);
       ++expansion.differences;
@@ -173,6 +175,7 @@ void ExploreWorker::RestoreCaches() {
   Check(restored.ok(), "subject: snapshot",
         [&] { return "Restore answers " + restored.ToString(); });
   changed_ = false;
+  type_ = 0;
 }
 
 bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
@@ -256,6 +259,20 @@ void ExploreWorker::Ask(const ExploreStep& step) {
         "reference: resume", "not what the ledger says");
   Check(expected == *tested_->CanResume(step.seq, step.end), "subject: resume",
         "not what the ledger says");
+  const std::int32_t before = ledger_.ResumeBefore(step.seq, step.end);
+  Check(before == *reference_->ResumeBefore(step.seq, step.end),
+        "reference: resume", "ResumeBefore is not what the ledger says");
+  Check(!is_twin_ || before == *tested_->ResumeBefore(step.seq, step.end),
+        "subject: resume", "ResumeBefore is not what the ledger says");
+}
+
+void ExploreWorker::GoTo(int type) {
+  ledger_.SetLayerType(type);
+  if (type_ == type) return;
+  type_ = type;
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    CheckCodes({}, cache->SetLayerType(type), cache->SetLayer(type));
+  }
 }
 
 void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
@@ -264,6 +281,29 @@ void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
   CheckCodes(ledger_.StartForward(batch, step.reserve),
              reference_->StartForward(batch, step.reserve), status);
   if (!status.ok()) return;
+  for (int type = types_; type-- > 0;) {  // Cache 0 is active already.
+    GoTo(type);
+    CheckBatchCells();
+    PutRows(step);
+    CheckView();
+  }
+  const auto tokens = Size(step.positions);
+  for (int set = 1; can_.set_causal && set < 1 << tokens; ++set) {
+    except_.clear();
+    for (int i = 0; i < tokens; ++i) {
+      if ((set >> i & 1) != 0) except_.push_back(i);
+    }
+    ++checked;
+    for (int type = types_; type-- > 0;) {
+      GoTo(type);
+      SetCausal();
+      CheckView();
+    }
+  }
+  except_.clear();
+}
+
+void ExploreWorker::CheckBatchCells() {
   const auto expected = reference_->BatchCells();
   const auto actual = tested_->BatchCells();
   if (!std::equal(expected.begin(), expected.end(), actual.begin(),
@@ -272,19 +312,6 @@ void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
           fmt::format("the batch is in cells [{}], expected [{}]",
                       fmt::join(actual, " "), fmt::join(expected, " ")));
   }
-  PutRows(step);
-  CheckView();
-  const auto tokens = Size(step.positions);
-  for (int set = 1; can_.set_causal && set < 1 << tokens; ++set) {
-    except_.clear();
-    for (int i = 0; i < tokens; ++i) {
-      if ((set >> i & 1) != 0) except_.push_back(i);
-    }
-    ++checked;
-    SetCausal();
-    CheckView();
-  }
-  except_.clear();
 }
 
 void ExploreWorker::SetCausal() {
@@ -301,7 +328,7 @@ void ExploreWorker::PutRows(const ExploreStep& step) {
       RowsOf(std::span(rows).first(step.positions.size()), codec_.size().dtype);
   const TensorView key = put.key.view();
   const TensorView value = put.value.view();
-  ledger_.active().Put(0, key, value);
+  ledger_.active().Put(type_, key, value);
   CheckCodes({}, reference_->Put(key, value), tested_->Put(key, value));
 }
 
@@ -321,7 +348,7 @@ void ExploreWorker::CheckView() {
   Check(SameBytes(expected->key, actual->key) &&
             SameBytes(expected->value, actual->value),
         "subject: rows", "the rows of the view are not equal");
-  const auto wrong = FindWrongRow(ledger_, 0, *expected, VLayout::kPlain);
+  const auto wrong = FindWrongRow(ledger_, type_, *expected, VLayout::kPlain);
   if (wrong) Check(false, "reference: rows", wrong->text);
 }
 
@@ -330,26 +357,37 @@ void ExploreWorker::CheckAll() {
   CheckCodes({}, reference_->SnapshotTo(expected_),
              tested_->SnapshotTo(actual_));
   if (expected_ != actual_) {
-    const bool cells = expected_.cells != actual_.cells;
-    Check(
-        false, cells ? CheckName("subject: cells") : CheckName("subject: rows"),
-        cells ? fmt::format("cells are{}, expected{}", CellsText(actual_.cells),
-                            CellsText(expected_.cells))
-              : "rows that the view does not show are not equal");
+    const std::string expected = CellsText(expected_);
+    const std::string actual = CellsText(actual_);
+    const bool cells = expected != actual;
+    Check(false,
+          cells ? CheckName("subject: cells") : CheckName("subject: rows"),
+          cells ? fmt::format("cells are{}, expected{}", actual, expected)
+                : "rows that the view does not show are not equal");
   }
   changed_ = expected_ != state_;
-  CheckTokens();
+  const int kept = type_;
+  for (int type = 0; type < types_; ++type) {
+    ledger_.SetLayerType(type_ = type);
+    CheckTokens(expected_.caches.empty() ? expected_
+                                         : At(expected_.caches, type));
+  }
+  ledger_.SetLayerType(type_ = kept);
 }
 
 // Checks that the reference's cells hold the ledger's tokens and their rows.
-void ExploreWorker::CheckTokens() {
+void ExploreWorker::CheckTokens(const CacheState& part) {
   taken_.assign(ledger_.active().tokens().size(), false);
-  const std::vector<CellEntry>& cells = expected_.cells;
+  const std::vector<CellEntry>& cells = part.cells;
+  if (cells.empty() && taken_.empty()) return;
   std::size_t row = 0;
   for (std::size_t i = 0; i < cells.size(); ++row) {
     const std::size_t first = i;
     while (i < cells.size() && cells[i].cell == cells[first].cell) ++i;
-    if (TakeToken(std::span(cells).subspan(first, i - first), row)) continue;
+    if (TakeToken(std::span(cells).subspan(first, i - first), row,
+                  part.layers.at(type_))) {
+      continue;
+    }
     Check(false, "reference: tokens",
           fmt::format("cell {} of{} holds no token of the ledger",
                       cells[first].cell, CellsText(cells)));
@@ -361,9 +399,9 @@ void ExploreWorker::CheckTokens() {
 // Finds a token of the ledger, not taken yet, that is equal to a cell's token,
 // and takes it.
 bool ExploreWorker::TakeToken(std::span<const CellEntry> owners,
-                              std::size_t row) {
+                              std::size_t row, const KvRows& rows) {
   const auto& tokens = ledger_.active().tokens();
-  const auto& [keys, values] = expected_.layers.at(0);
+  const auto& [keys, values] = rows;
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const reference::LedgerToken& token = tokens[t];
     if (taken_[t] || token.position != owners[0].position ||
@@ -371,7 +409,7 @@ bool ExploreWorker::TakeToken(std::span<const CellEntry> owners,
                             &CellEntry::sequence)) {
       continue;
     }
-    const auto& [key, value] = token.rows.at(0);
+    const auto& [key, value] = token.rows.at(type_);
     if (!HasRow(keys, row, key) || !HasRow(values, row, value)) continue;
     taken_[t] = true;
     return true;

@@ -41,8 +41,8 @@ class ExploreWorker {
   // Throws a Failure if an answer differs.
   bool Do(const ExploreStep& step, std::int64_t& checked);
 
-  // Returns the cells after Do.
-  const std::vector<CellEntry>& cells() const { return expected_.cells; }
+  // Returns the state after Do.
+  const CacheState& state() const { return expected_; }
 
  private:
   void RestoreCaches();
@@ -52,17 +52,24 @@ class ExploreWorker {
   void Remove(const ExploreStep& step);
   void Reserve(const ExploreStep& step);
   void ReserveAgain();
+  // Makes a cache of a wrapper the active one, and its layer the current one.
+  void GoTo(int type);
   void DoBatch(const ExploreStep& step, std::int64_t& checked);
+  void CheckBatchCells();
   void PutRows(const ExploreStep& step);
   void SetCausal();
   void Ask(const ExploreStep& step);
   void CheckView();
   void CheckAll();
-  void CheckTokens();
-  bool TakeToken(std::span<const CellEntry> owners, std::size_t row);
+  void CheckTokens(const CacheState& part);
+  bool TakeToken(std::span<const CellEntry> owners, std::size_t row,
+                 const KvRows& rows);
 
   const StateCodec& codec_;
   const Abilities can_;
+  const bool is_twin_;
+  const int types_;  // 1 if the cache is not a wrapper.
+  int type_ = 0;     // The active cache, and the current layer.
   reference::Ledger ledger_;
   reference::Ledger entered_;  // The ledger in state_.
   std::unique_ptr<Cache> reference_;

@@ -99,10 +99,9 @@ Sight SightOf(const CacheSpec& spec, int type) {
 std::vector<Sight> SightsOf(const CacheSpec& spec) {
   std::vector<Sight> sights;
   for (int layer = 0; layer < kModelLayers; ++layer) {
-    const int type =
-        spec.kind == Kind::kWrapper ? layer % Size(spec.caches) : 0;
-    sights.push_back(SightOf(
-        spec.kind == Kind::kWrapper ? At(spec.caches, type) : spec, type));
+    const int type = IsWrapper(spec.kind) ? layer % Size(spec.caches) : 0;
+    sights.push_back(
+        SightOf(IsWrapper(spec.kind) ? At(spec.caches, type) : spec, type));
   }
   return sights;
 }

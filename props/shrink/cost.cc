@@ -11,7 +11,7 @@ namespace kvtwin::props {
 namespace {
 
 void AddCost(const CacheSpec& spec, Cost& cost) {
-  constexpr std::array kSpecial = {0, 2, 4, 2, 4, 8};  // By kind.
+  constexpr std::array kSpecial = {0, 2, 4, 2, 4, 8, 4, 9};  // By kind.
   cost.special += kSpecial.at(AsSize(spec.kind));
   cost.special += spec.placement == Placement::kScatter ? 1 : 0;
   cost.special += AsInt(spec.shift.kind);
@@ -26,6 +26,7 @@ void AddCost(const CacheSpec& spec, Cost& cost) {
   cost.special += spec.memory.has_value() ? 1 : 0;
   cost.numbers +=
       spec.window.value_or(0) + spec.memory.value_or(0) + spec.chunk;
+  cost.numbers += std::int64_t{spec.checkpoint_every} + spec.checkpoints;
   for (const CacheSpec& part : spec.caches) {
     ++cost.special;
     AddCost(part, cost);

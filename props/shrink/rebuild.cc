@@ -147,7 +147,8 @@ bool CopiesHideTokens(const std::vector<Held>& cells) {
 }  // namespace
 
 std::optional<History> Rebuilt(const History& history, std::size_t kept) {
-  if (history.setup.spec.kind == Kind::kWrapper ||
+  if (IsWrapper(history.setup.spec.kind) ||
+      history.setup.spec.kind == Kind::kRecurrent ||
       history.ops.size() <= kept + 1) {
     return std::nullopt;
   }

@@ -90,6 +90,8 @@ class Moves {
     spec.window = plain.window;
     spec.memory = plain.memory;
     spec.chunk = plain.chunk;
+    spec.checkpoint_every = plain.checkpoint_every;
+    spec.checkpoints = plain.checkpoints;
   }
 
  private:
@@ -119,6 +121,15 @@ class Moves {
       });
       add([=](CacheSpec& spec) {
         if (spec.memory) spec.memory = spec.window.value_or(0) + reach;
+      });
+    }
+    for (const int number : {0, 1, 2, 3}) {
+      add([=](CacheSpec& spec) {
+        if (spec.checkpoint_every > 0) spec.checkpoint_every = number;
+        if (spec.checkpoint_every == 0) spec.checkpoints = 0;
+      });
+      add([=](CacheSpec& spec) {
+        if (spec.checkpoints > 0) spec.checkpoints = number;
       });
     }
     for (const ShiftKind kind : {ShiftKind::kNone, ShiftKind::kIdentity,

@@ -418,7 +418,7 @@ class Several final : public Cache, public Shifting {
 std::unique_ptr<Cache> MakeOtherCache(std::string_view profile,
                                       const CacheSpec& spec,
                                       std::uint64_t choices, Fault fault) {
-  if (spec.kind != Kind::kWrapper) {
+  if (!IsWrapper(spec.kind)) {
     return MakeOne(profile, spec, choices, fault);
   }
   std::vector<std::unique_ptr<OtherCache>> caches;

@@ -61,6 +61,8 @@ nb::dict FieldsOf(const kvtwin_cache_params& cache) {
   fields["window"] = optional(cache.window);
   fields["memory"] = optional(cache.memory);
   fields["chunk"] = cache.chunk;
+  fields["checkpoint_every"] = cache.checkpoint_every;
+  fields["checkpoints"] = cache.checkpoints;
   fields["shift"] = Named(kShiftNames, cache.shift.kind);
   fields["rope"] = rope;
   fields["cache_padding"] = cache.cache_padding;

@@ -219,6 +219,9 @@ class PyCache {
   bool CanResume(int sequence, std::int32_t position) {
     return Value(cache().CanResume(sequence, position));
   }
+  std::int32_t ResumeBefore(int sequence, std::int32_t position) {
+    return Value(cache().ResumeBefore(sequence, position));
+  }
   void Remove(int sequence, std::int32_t begin, std::int32_t end) {
     Check(cache().Remove(sequence, begin, end));
   }
@@ -371,6 +374,25 @@ void BindView(nb::module_& m) {
                   "collections.abc.Iterator[typing.Any]"));
 }
 
+// Adds the functions that manage sequences.
+void BindSequences(nb::class_<PyCache>& cache) {
+  cache
+      .def("copy_prefix", &PyCache::CopyPrefix, nb::arg("source"),
+           nb::arg("target"), nb::arg("length"),
+           "`target` becomes the tokens of `source` at positions < length.")
+      .def("can_resume", &PyCache::CanResume, nb::arg("sequence"),
+           nb::arg("position"),
+           "Whether a sequence can continue with its whole window stored.")
+      .def("resume_before", &PyCache::ResumeBefore, nb::arg("sequence"),
+           nb::arg("position"),
+           "The greatest position <= `position` where a sequence can continue; "
+           "0 if there\nis none.")
+      .def("remove", &PyCache::Remove, nb::arg("sequence"), nb::arg("begin"),
+           nb::arg("end") = kOpenEnd,
+           "Tokens at positions in [begin, end) leave; later ones move down, "
+           "unless `end` is\nOPEN_END. Raises SharedCells, NotSupported.");
+}
+
 void BindStates(nb::class_<PyCache>& cache) {
   cache
       .def("snapshot", &PyCache::Snapshot,
@@ -400,6 +422,7 @@ void BindCache(nb::module_& m) {
                             "A cache of kvtwin's own (docs/semantics.md). One "
                             "thread at a time.");
   BindStates(cache);
+  BindSequences(cache);
   cache
       .def(nb::init<nb::handle, std::string>(), nb::arg("setup"),
            nb::arg("twin") = "optimized",
@@ -434,16 +457,6 @@ void BindCache(nb::module_& m) {
                    "typing.Any, query_dtype: str, scale: float, soft_cap: "
                    "float, sinks: typing.Any, out: typing.Any) -> None"),
            "For kvtwin.transformers: put, unless key is None, and attention.")
-      .def("copy_prefix", &PyCache::CopyPrefix, nb::arg("source"),
-           nb::arg("target"), nb::arg("length"),
-           "`target` becomes the tokens of `source` at positions < length.")
-      .def("can_resume", &PyCache::CanResume, nb::arg("sequence"),
-           nb::arg("position"),
-           "Whether a sequence can continue with its whole window stored.")
-      .def("remove", &PyCache::Remove, nb::arg("sequence"), nb::arg("begin"),
-           nb::arg("end") = kOpenEnd,
-           "Tokens at positions in [begin, end) leave; later ones move down, "
-           "unless `end` is\nOPEN_END. Raises SharedCells, NotSupported.")
       .def("set_layer_type", &PyCache::SetLayerType, nb::arg("type"),
            "Of a wrapper: picks the active cache.")
       .def("encoder_cached", &PyCache::EncoderCached,

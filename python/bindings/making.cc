@@ -67,9 +67,11 @@ CacheSpec SpecOf(nb::handle setup) {
                  .window = OptionalInt(setup, "window"),
                  .memory = OptionalInt(setup, "memory"),
                  .chunk = Int(setup, "chunk"),
+                 .checkpoint_every = Int(setup, "checkpoint_every"),
+                 .checkpoints = Int(setup, "checkpoints"),
                  .shift = ShiftOf(setup),
                  .caches = {}};
-  if (spec.kind != Kind::kWrapper) return spec;
+  if (!IsWrapper(spec.kind)) return spec;
   for (nb::handle inner : setup.attr("caches")) {
     spec.caches.push_back(SpecOf(inner));
   }

@@ -155,7 +155,7 @@ class Instance:
     def __init__(self, cls: type, setup: Setup, refuses_misuse: bool) -> None:
         self.setup = setup
         # Images mean nothing to the other kinds.
-        self.takes_images = refuses_misuse or setup.kind in ("encoder", "wrapper")
+        self.takes_images = refuses_misuse or setup.kind in ("encoder", "wrapper", "hybrid")
         self.cache: Any = cls(setup)
         self.shown: Shown | None = None
 
@@ -195,7 +195,7 @@ class Instance:
             ) from None
         v_dtype = setup.v_dtype or setup.dtype
         first_cell = int(getattr(found, "first_cell", 0))
-        if mask is None and setup.kind in ("encoder", "wrapper"):
+        if mask is None and setup.kind in ("encoder", "wrapper", "hybrid"):
             types = _type_of(key, setup.dtype), _type_of(value, v_dtype)
             k, v = _arrays.stored(key, "key", types[0]), _arrays.stored(value, "value", types[1])
             codes = DTYPES.index(types[0]), DTYPES.index(types[1])

@@ -22,6 +22,9 @@ def _cache_object(setup: Setup) -> dict[str, Any]:
         found["memory"] = setup.memory
     if setup.kind == "chunked":
         found["chunk"] = setup.chunk
+    if setup.kind == "recurrent":
+        found["checkpoint_every"] = setup.checkpoint_every
+        found["checkpoints"] = setup.checkpoints
     if setup.shift == "rope":
         rope = setup.rope
         found["rope"] = {
@@ -30,7 +33,7 @@ def _cache_object(setup: Setup) -> dict[str, Any]:
             "scale": rope.scale,
             "dims": rope.dims,
         }
-    if setup.kind == "wrapper":
+    if setup.kind in ("wrapper", "hybrid"):
         found["caches"] = [_cache_object(one) for one in setup.caches]
     return found
 

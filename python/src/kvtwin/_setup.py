@@ -9,7 +9,16 @@ from typing import Literal
 #: The end of a range that includes everything from its begin on.
 OPEN_END = 2147483647
 
-Kind = Literal["causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"]
+Kind = Literal[
+    "causal",
+    "swa",
+    "swa_mem",
+    "chunked",
+    "encoder",
+    "wrapper",
+    "recurrent",
+    "hybrid",
+]
 Placement = Literal["contiguous", "scatter"]
 ShiftKind = Literal["none", "identity", "add", "tag_add", "rope"]
 VLayout = Literal["plain", "permuted", "tiled"]
@@ -30,7 +39,16 @@ Ability = Literal[
     "mix_dtypes",
 ]
 
-KINDS = ("causal", "swa", "swa_mem", "chunked", "encoder", "wrapper")
+KINDS = (
+    "causal",
+    "swa",
+    "swa_mem",
+    "chunked",
+    "encoder",
+    "wrapper",
+    "recurrent",
+    "hybrid",
+)
 DTYPES = ("f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0")
 MASK_DTYPES = ("f32", "f16", "bf16", "bits")
 V_LAYOUTS = ("plain", "permuted", "tiled")
@@ -84,10 +102,14 @@ class Setup:
     memory: int | None = None
     #: For `chunked`.
     chunk: int = 0
+    #: For `recurrent`: a sequence keeps its last `checkpoints` states after a multiple
+    #: of `checkpoint_every` tokens. 0: none.
+    checkpoint_every: int = 0
+    checkpoints: int = 0
     #: How K rows change when their positions change.
     shift: ShiftKind = "none"
     rope: Rope = Rope()
-    #: For `wrapper`: the caches in it.
+    #: For `wrapper` and `hybrid`: the caches in it.
     caches: tuple[Setup, ...] = ()
 
     #: Views begin and end at multiples of this.

@@ -1,0 +1,219 @@
+#include "optimized/recurrent.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/dense_tensor.h"
+#include "core/index.h"
+#include "core/refusals.h"
+
+namespace kvtwin::optimized {
+namespace {
+
+// Returns the rows [first, first + count) of a Put.
+TensorView RowsFrom(const TensorView& all, int first, std::size_t count) {
+  TensorView rows = Slice(all, 2, first);
+  rows.shape[2] = static_cast<std::int64_t>(count);
+  return rows;
+}
+
+}  // namespace
+
+Result<std::int64_t> RecurrentCache::DoCheckInit(const InitArgs& args) {
+  reach_ = {.window = kOpenEnd, .memory = kOpenEnd};
+  kept_ = spec_.checkpoint_every > 0 ? spec_.checkpoints : 0;
+  const std::int64_t states = args.max_sequences * (kept_ + 2);
+  const std::int64_t padding = config().cache_padding;
+  return (states + padding - 1) / padding * padding;
+}
+
+std::int64_t RecurrentCache::Length(int seq) const {
+  const Sequence* sequence = table_->Find(seq);
+  return sequence == nullptr ? 0 : std::int64_t{sequence->extremes.last} + 1;
+}
+
+Status RecurrentCache::DoCheckBatch(const Batch& batch) const {
+  order_.clear();
+  for (int i = 0; i < Size(batch.sequences); ++i) {
+    order_.emplace_back(At(batch.sequences, i), i);
+  }
+  std::ranges::sort(order_);
+  std::int64_t next = 0;
+  int known = -1;
+  for (const auto& [seq, row] : order_) {
+    if (seq != known) next = Length(seq);
+    known = seq;
+    const std::int32_t position = At(batch.positions, row);
+    if (position != next) {
+      return Invalid(
+          "sequence {} has {} tokens, its token {} of the batch is "
+          "at position {} instead of {}",
+          seq, Length(seq), row, position, next);
+    }
+    ++next;
+  }
+  return {};
+}
+
+// Finds the runs of the batch.
+void RecurrentCache::FindRuns() {
+  order_.clear();
+  for (int i = 0; i < Size(batch()); ++i) {
+    order_.emplace_back(At(batch(), i).sequence, i);
+  }
+  std::ranges::sort(order_);
+  runs_.clear();
+  run_of_.resize(batch().size());
+  for (const auto& [seq, row] : order_) {
+    if (runs_.empty() || runs_.back().sequence != seq) {
+      const std::int64_t length = Length(seq);
+      runs_.push_back({.sequence = seq, .first = length, .end = length});
+    }
+    ++runs_.back().end;
+    At(run_of_, row) = Size(runs_) - 1;
+  }
+}
+
+Status RecurrentCache::DoStartForward(const Batch& given, bool reserve) {
+  FindRuns();
+  rows_.clear();
+  cells_.clear();
+  if (reserve) return CausalCache::DoStartForward(given, reserve);
+  for (const Run& run : runs_) Evict(run);
+  for (std::size_t i = 0; i < batch().size(); ++i) {
+    if (IsStored(i)) rows_.push_back(AsInt(i));
+  }
+  if (!FindCells(rows_.size(), cells_)) {
+    return {StatusCode::kCacheFull,
+            fmt::format("{} of {} cells are free, the batch has {} states",
+                        table_->free_count(), table_->size(), rows_.size())};
+  }
+  batch_cells().assign(batch().size(), -1);
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    const auto& [position, sequence, excepted] = At(batch(), rows_[i]);
+    table_->Add(sequence, AsSize(cells_[i]), position);
+    At(batch_cells(), rows_[i]) = cells_[i];
+  }
+  view_ = FindView();
+  Status status = BuildMask({});
+  if (!status.ok()) DoGiveBack();
+  return status;
+}
+
+// The last state stays: the pass reads it. Of the others, the last checkpoints
+// stay, as many as the batch leaves room for (R4).
+void RecurrentCache::Evict(const Run& run) {
+  Sequence* sequence = table_->Find(run.sequence);
+  if (sequence == nullptr) return;
+  std::int64_t left = kept_ - (Checkpoints(run.end) - Checkpoints(run.first));
+  std::int32_t first = sequence->extremes.last;
+  leaving_.clear();
+  const auto cells = table_->CellsAt(*sequence, {0, kOpenEnd});
+  for (std::size_t i = cells.size(); i-- > 0;) {
+    const std::int32_t position = table_->positions()[cells[i]];
+    const std::int64_t length = std::int64_t{position} + 1;
+    const bool checkpoint = Checkpoints(length) > Checkpoints(length - 1);
+    if ((checkpoint && left-- > 0) || i + 1 == cells.size()) {
+      first = position;
+    } else {
+      leaving_.push_back(cells[i]);
+    }
+  }
+  if (leaving_.empty()) return;
+  for (const std::int32_t cell : leaving_) {
+    table_->DropCell(*sequence, AsSize(cell));
+  }
+  sequence->extremes.first = first;
+  table_->FinishUpdate(*sequence, /*stale=*/false);
+}
+
+// The state after a batch token is stored if it is the last one of its
+// sequence, or among its last checkpoints (R5).
+bool RecurrentCache::IsStored(std::size_t row) const {
+  const Run& run = RunOf(row);
+  const std::int64_t length = std::int64_t{batch()[row].position} + 1;
+  if (length == run.end) return true;
+  return Checkpoints(length) > Checkpoints(length - 1) &&
+         Checkpoints(run.end) - Checkpoints(length) < kept_;
+}
+
+CellSpan RecurrentCache::FindView() const {
+  std::size_t first = table_->size();
+  std::size_t last = 0;
+  for (const Run& run : runs_) {
+    const CellSet& members = table_->Find(run.sequence)->members;
+    first = std::min(first, members.First());
+    last = std::max(last, members.Last());
+  }
+  const auto padding = AsSize(config().cache_padding);
+  return {.first = first / padding * padding,
+          .end = (last / padding + 1) * padding};
+}
+
+// Each row shows the last state before the batch (R6).
+void RecurrentCache::DoBuildMask() {
+  rules_.clear();
+  for (std::size_t i = 0; i < batch().size(); ++i) {
+    const Run& run = RunOf(i);
+    if (run.first == 0) {
+      rules_.push_back({.sequence = nullptr, .range = {0, -1}});
+      continue;
+    }
+    const auto read = static_cast<std::int32_t>(run.first - 1);
+    rules_.push_back(
+        {.sequence = table_->Find(run.sequence), .range = {read, read}});
+  }
+  const std::int64_t padding = config().mask_batch_padding;
+  const std::int64_t rows = (std::ssize(batch()) + padding - 1) / padding;
+  memory_->mask().Build(*table_, rules_, AsSize(rows * padding), view_,
+                        config().mask_dtype);
+}
+
+// Runs right after DoStartForward.
+void RecurrentCache::DoGiveBack() {
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    table_->DropCell(*table_->Find(At(batch(), rows_[i]).sequence),
+                     AsSize(cells_[i]));
+  }
+  for (const Run& run : runs_) {
+    table_->FinishUpdate(*table_->Find(run.sequence), /*stale=*/true);
+  }
+}
+
+// Stores the states that have cells, runs of rows at a time (R7).
+void RecurrentCache::DoPut(const TensorView& key, const TensorView& value) {
+  NeedLayer(layer(), key, value);
+  if (reserving()) return;
+  for (std::size_t i = 0, end = 0; i < rows_.size(); i = end) {
+    end = i + 1;
+    while (end < rows_.size() && rows_[end] == rows_[end - 1] + 1) ++end;
+    memory_->Store(layer(), std::span(cells_).subspan(i, end - i),
+                   RowsFrom(key, rows_[i], end - i),
+                   RowsFrom(value, rows_[i], end - i));
+  }
+}
+
+bool RecurrentCache::DoCanResume(int seq, std::int32_t pos) const {
+  return pos == 0 || DoResumeBefore(seq, pos) == pos;
+}
+
+std::int32_t RecurrentCache::DoResumeBefore(int seq, std::int32_t pos) const {
+  Sequence* sequence = table_->Find(seq);
+  if (sequence == nullptr) return 0;
+  const auto cells = table_->CellsAt(*sequence, {0, pos - 1});
+  return cells.empty() ? 0 : table_->positions()[cells.back()] + 1;
+}
+
+Status RecurrentCache::DoPrepareRemove(int seq, std::int32_t begin,
+                                       std::int32_t end) {
+  if (end != kOpenEnd && begin < Length(seq)) {
+    return {StatusCode::kNotSupported,
+            fmt::format("sequence {} has a state of {} tokens, which can only "
+                        "be cut at its end",
+                        seq, Length(seq))};
+  }
+  return CausalCache::DoPrepareRemove(seq, begin, kOpenEnd);
+}
+
+}  // namespace kvtwin::optimized

@@ -1,0 +1,219 @@
+// Recurrent and hybrid caches with one fault each, and the check that finds it
+// (faulty_twins_test.cc has those of the other kinds).
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/index.h"
+#include "props/testing/faulty_twins.h"
+
+namespace kvtwin::props {
+namespace {
+
+using SpecChange = std::function<void(CacheSpec&)>;
+
+// A right cache of another spec.
+Subject OfAnother(const SpecChange& change) {
+  Subject subject;
+  subject.name = "faulty";
+  subject.make = [=](const CacheSpec& spec) {
+    CacheSpec other = spec;
+    change(other);
+    return MakeReference(other);
+  };
+  return subject;
+}
+
+template <class Faulty>
+Subject Of() {
+  Subject subject;
+  subject.name = "faulty";
+  subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+    auto cache = MakeReference(spec);
+    if (!cache.ok()) return cache;
+    return std::unique_ptr<Cache>(std::make_unique<Faulty>(std::move(*cache)));
+  };
+  return subject;
+}
+
+// Rolls back one token too few.
+struct RollsBackLess : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool some = begin > 0 && end == kOpenEnd;
+    return cache_->Remove(seq, begin + (some ? 1 : 0), end);
+  }
+};
+
+// Rolls back, and serves the state that was the last one before.
+struct ServesTheOldState : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status Put(const TensorView& key, const TensorView& value) override {
+    last_ = CopyOf(Slice(value, 2, value.shape[2] - 1), value.dtype);
+    return cache_->Put(key, value);
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    removed_ = removed_ || begin > 0;
+    return cache_->Remove(seq, begin, end);
+  }
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    if (!view.ok() || !removed_) return view;
+    shown_ = CopyOf(view->value, view->value.dtype);
+    const std::size_t row = shown_.bytes.size() / AsSize(view->value.shape[2]);
+    std::copy_n(last_.bytes.begin(), std::min(row, last_.bytes.size()),
+                shown_.bytes.begin());
+    view->value = shown_.view();
+    return view;
+  }
+  bool removed_ = false;
+  DenseTensor last_;
+  DenseTensor shown_;
+};
+
+// Writes the new state over the state that the pass reads.
+struct WritesInPlace : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    if (!view.ok()) return view;
+    shown_ = CopyOf(view->key, view->key.dtype);
+    const std::size_t row = shown_.bytes.size() / AsSize(view->key.shape[2]);
+    const int to = cache_->BatchCells().back() - view->first_cell;
+    for (std::int64_t column = 0; column < view->mask.shape[0]; ++column) {
+      if (!MaskAllows(view->mask, column, 0)) continue;
+      std::copy_n(IteratorAt(shown_.bytes, AsSize(to) * row), row,
+                  IteratorAt(shown_.bytes, AsSize(column) * row));
+    }
+    view->key = shown_.view();
+    return view;
+  }
+  DenseTensor shown_;
+};
+
+// A fork has the last state only.
+struct ForksTheLastState : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    Status status = cache_->CopyPrefix(src, dst, len);
+    if (!status.ok() || src == dst) return status;
+    CacheState state = *cache_->Snapshot();
+    std::int32_t last = 0;
+    for (const CellEntry& entry : state.cells) {
+      if (entry.sequence == dst) last = std::max(last, entry.position);
+    }
+    std::erase_if(state.cells, [&](const CellEntry& entry) {
+      return entry.sequence == dst && entry.position < last;
+    });
+    return cache_->Restore(state);
+  }
+};
+
+// Lets the state that the pass reads leave before the pass.
+struct EvictsTheStateInUse : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    Status status = cache_->StartForward(batch, reserve);
+    gone_ = status.ok() && !reserve ? batch.positions.front() - 1 : -1;
+    return status;
+  }
+  void ListCells(std::vector<CellEntry>& out) const override {
+    cache_->ListCells(out);
+    std::erase_if(out, [&](auto& entry) { return entry.position == gone_; });
+  }
+  std::int32_t gone_ = -1;
+};
+
+// Asks only the first cache of a hybrid where it can resume.
+struct AsksTheFirst : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) override {
+    const Result<std::int32_t> at = cache_->ResumeBefore(seq, pos);
+    return at.ok() ? Result<std::int32_t>(pos) : at;
+  }
+};
+
+struct StateCase {
+  std::string name;
+  Subject subject;
+  std::string history;
+  std::string check;
+};
+
+const std::string kStates = "kind=recurrent every=2 keep=2 cap=9 ";
+const std::string kHybridOf =
+    "kind=hybrid caches=causal/recurrent:e2:k2 "
+    "layers=2 cap=9 ";
+
+std::vector<StateCase> StateCases() {
+  const auto hybrid_as_wrapper = [](CacheSpec& spec) {
+    spec.kind = Kind::kWrapper;
+  };
+  return {
+      {"rolls back one token too few", Of<RollsBackLess>(),
+       kStates + "| put 0*5 | drop 0:4-", "subject: cells"},
+      {"serves the old state after a roll back", Of<ServesTheOldState>(),
+       kStates + "| put 0*4 | drop 0:2- | get", "subject: V bytes"},
+      {"checkpoints after the wrong token",
+       OfAnother([](CacheSpec& spec) { ++spec.checkpoint_every; }),
+       kStates + "| put 0*5", "subject: cells"},
+      {"keeps a checkpoint less",
+       OfAnother([](CacheSpec& spec) { --spec.checkpoints; }),
+       kStates + "| put 0*5", "subject: cell count"},
+      {"writes in place", Of<WritesInPlace>(), kStates + "| put 0*1 | put 0*1",
+       "subject: K bytes"},
+      {"forks the last state only", Of<ForksTheLastState>(),
+       kStates + "| put 0*5 | copy 0>1:5", "subject: cells"},
+      {"evicts the state in use", Of<EvictsTheStateInUse>(),
+       kStates + "| put 0*1 | put 0*1", "subject: cells"},
+      {"copies each part as far as it goes", OfAnother(hybrid_as_wrapper),
+       kHybridOf + "| put 0*5 | copy 0>1:3", "subject: cells"},
+      {"drops from each part what was asked", OfAnother(hybrid_as_wrapper),
+       kHybridOf + "| put 0*5 | drop 0:3-", "subject: cells"},
+      {"resumes where one part can", Of<AsksTheFirst>(),
+       kHybridOf + "| put 0*5 | ask 0@3", "subject: resume"},
+  };
+}
+
+TEST(FaultyStates, EachIsFound) {
+  for (StateCase& test : StateCases()) {
+    SCOPED_TRACE(test.name);
+    const Result<History> history = ParseHistory("kvt1 " + test.history);
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    const auto right = RunHistory(*history, TwinSubject("optimized")).failure;
+    EXPECT_FALSE(right) << right->text;
+    const auto wrong = RunHistory(*history, test.subject).failure;
+    ASSERT_TRUE(wrong) << "was not found";
+    EXPECT_EQ(wrong->check, test.check) << wrong->text;
+  }
+}
+
+// A batch that the rules refuse because of its positions is refused, and the
+// pass before it continues.
+TEST(FaultyStates, ARefusedBatchChangesNothing) {
+  struct TakesAll : ForwardingCache {
+    using ForwardingCache::ForwardingCache;
+    Status StartForward(const Batch& batch, bool reserve) override {
+      Status status = cache_->StartForward(batch, reserve);
+      return status.code() == StatusCode::kInvalidArgument ? Status() : status;
+    }
+  };
+  const History history =
+      *ParseHistory("kvt1 " + kStates + "| put 0*1 | put 0*1@+1 | get");
+  const auto right = RunHistory(history, TwinSubject("optimized")).failure;
+  EXPECT_FALSE(right) << right->text;
+  const auto wrong = RunHistory(history, Of<TakesAll>()).failure;
+  ASSERT_TRUE(wrong);
+  EXPECT_TRUE(wrong->check == "subject: result" ||
+              wrong->check == "subject: misuse")
+      << wrong->check;
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,410 @@
+// The laws of recurrent state and of hybrids. Their client knows the tokens of
+// each sequence and nothing of cells: the state after a token is the hash of
+// all tokens up to it. It plays the operations of any history on a cache of its
+// own spec.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/index.h"
+#include "core/mask_elements.h"
+#include "props/base/hash.h"
+#include "props/laws/alike.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Four numbers that an f32 holds exactly: two in the K row, two in the V row.
+using StateRow = std::array<float, 4>;
+
+StateRow RowOfFold(std::uint64_t fold) {
+  StateRow row;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    row[i] = static_cast<float>(fold >> (16 * i) & 0xFFFF);
+  }
+  return row;
+}
+
+// A cache, and what its client knows of it.
+class StateClient {
+ public:
+  // `every` and `kept` are the checkpoints of a recurrent cache.
+  StateClient(std::unique_ptr<Cache> cache, const Setup& setup, bool hybrid)
+      : cache_(std::move(cache)), setup_(setup), hybrid_(hybrid) {}
+
+  // Makes a client of a cache like that of the history; null if the subject has
+  // no such cache.
+  static std::unique_ptr<StateClient> Make(const History& history,
+                                           const Subject& subject, int policy,
+                                           bool hybrid);
+
+  std::int64_t judged = 0;
+  // What was wrong, if anything.
+  std::string wrong;
+
+  void Do(const Op& op);
+  // Makes a batch of `count` tokens, or what there is room for, and checks the
+  // state that it reads.
+  void Append(int seq, int count);
+  void Remove(int seq, std::int32_t begin);
+  void Copy(int src, int dst, std::int32_t len);
+  // Snapshot, and Restore.
+  void Reload();
+
+  int sequences() const { return setup_.init.max_sequences; }
+  std::int32_t Length(int seq) { return AsInt(folds_[seq].size()); }
+  // Returns the greatest position up to `pos` where `seq` can resume.
+  std::int32_t ResumeBefore(int seq, std::int32_t pos) {
+    const Result<std::int32_t> at = cache_->ResumeBefore(seq, pos);
+    Expect(at.ok() && *at <= pos, "ResumeBefore({}, {}) is {}", seq, pos,
+           at.ok() ? *at : -1);
+    return at.ok() ? *at : 0;
+  }
+  bool CanResume(int seq, std::int32_t pos) {
+    const Result<bool> can = cache_->CanResume(seq, pos);
+    return can.ok() && *can;
+  }
+  Cache& cache() { return *cache_; }
+  const Setup& setup() const { return setup_; }
+
+ private:
+  template <class... Args>
+  void Expect(bool right, fmt::format_string<Args...> text, Args&&... args) {
+    ++judged;
+    if (right || !wrong.empty()) return;
+    wrong = fmt::format(text, std::forward<Args>(args)...);
+  }
+  // The layer of the states: of a hybrid, its second cache has it.
+  void GoToStates() {
+    if (hybrid_) Expect(cache_->SetLayerType(1).ok(), "SetLayerType(1)");
+  }
+  void CheckRead(int seq, int rows, std::int32_t length);
+  void PutStates(int seq, std::int32_t first, int count);
+  void CheckResumes(int seq, std::int32_t before);
+  void CheckEnds();
+  bool Continues(int seq);
+
+  std::unique_ptr<Cache> cache_;
+  const Setup setup_;
+  const bool hybrid_;
+  bool put_ = false;
+  std::uint64_t tokens_ = 0;
+  // For each sequence, the fold of its tokens up to each token.
+  std::map<int, std::vector<std::uint64_t>> folds_;
+};
+
+CacheSpec StateSpecOf(const Setup& setup, int policy, bool hybrid) {
+  const int size = setup.init.capacity + setup.init.max_batch;
+  CacheSpec recurrent;
+  recurrent.kind = Kind::kRecurrent;
+  recurrent.placement = setup.spec.placement;
+  recurrent.checkpoint_every = 1 + (size + policy) % 4;
+  recurrent.checkpoints = (setup.init.capacity + 2 * policy) % 4;
+  if (!hybrid) return recurrent;
+  CacheSpec causal;
+  causal.placement = setup.spec.placement;
+  CacheSpec windowed = causal;
+  windowed.kind = Kind::kSwa;
+  windowed.window = 1 + size % 5;
+  CacheSpec spec;
+  spec.kind = Kind::kHybrid;
+  spec.placement = setup.spec.placement;
+  spec.caches = {causal, recurrent, windowed};
+  return spec;
+}
+
+std::unique_ptr<StateClient> StateClient::Make(const History& history,
+                                               const Subject& subject,
+                                               int policy, bool hybrid) {
+  Setup setup = history.setup;
+  setup.spec = StateSpecOf(setup, policy, hybrid);
+  setup.rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 2};
+  setup.layers = hybrid ? 3 : 1;
+  setup.init.dtype = DType::kF32;
+  setup.config = CacheConfig();
+  setup.first_id = 0;
+  for (int* size : {&setup.init.max_sequences, &setup.init.capacity,
+                    &setup.init.max_batch}) {
+    *size = std::clamp(*size, 1, 16);
+  }
+  Result<std::unique_ptr<Cache>> cache = subject.Make(setup);
+  if (!cache.ok()) return nullptr;
+  if (!(*cache)->SetConfig(setup.config).ok()) return nullptr;
+  if (!(*cache)->Init(setup.init).ok()) return nullptr;
+  return std::make_unique<StateClient>(std::move(*cache), setup, hybrid);
+}
+
+// Checks that the batch reads the fold of the sequence's tokens before it.
+void StateClient::CheckRead(int seq, int rows, std::int32_t length) {
+  GoToStates();
+  if (!put_) return;
+  const Result<KvView> view = cache_->Get();
+  Expect(view.ok(), "Get is {}", view.status().ToString());
+  if (!view.ok()) return;
+  for (int row = 0; row < rows; ++row) {
+    int seen = 0;
+    bool same = true;
+    for (std::int64_t column = 0; column < view->mask.shape[0]; ++column) {
+      if (!MaskAllows(view->mask, column, row)) continue;
+      ++seen;
+      const StateRow expected = RowOfFold(length == 0 ? 0 : folds_[seq].back());
+      for (int i = 0; i < 2; ++i) {
+        same =
+            same &&
+            LoadFrom(view->key, i, 0, column, 0) == expected[AsSize(i)] &&
+            LoadFrom(view->value, i, 0, column, 0) == expected[AsSize(i + 2)];
+      }
+    }
+    Expect(seen == (length == 0 ? 0 : 1),
+           "row {} of sequence {} sees {} states at length {}", row, seq, seen,
+           length);
+    Expect(same,
+           "row {} of sequence {} sees another state than that of its "
+           "{} tokens",
+           row, seq, length);
+  }
+}
+
+// Puts the states after `count` tokens; rows without a cell hold anything.
+void StateClient::PutStates(int seq, std::int32_t first, int count) {
+  GoToStates();
+  std::vector<float> keys;
+  std::vector<float> values;
+  const auto cells = cache_->BatchCells();
+  for (int i = 0; i < count; ++i) {
+    const bool stored = i < Size(cells) && At(cells, i) >= 0;
+    const StateRow row =
+        RowOfFold(stored ? At(folds_[seq], first + i) : ~std::uint64_t{0});
+    keys.insert(keys.end(), {row[0], row[1]});
+    values.insert(values.end(), {row[2], row[3]});
+  }
+  const Status put =
+      cache_->Put(DenseView(keys.data(), DType::kF32, {2, 1, count, 1}),
+                  DenseView(values.data(), DType::kF32, {2, 1, count, 1}));
+  Expect(put.ok(), "Put is {}", put.ToString());
+  put_ = true;
+}
+
+// Whether a batch at another position than the end is refused (R3).
+bool StateClient::Continues(int seq) {
+  const std::array<std::int32_t, 1> wrong_position = {Length(seq) + 1};
+  const std::array<int, 1> sequence = {seq};
+  const Status status = cache_->StartForward(
+      {.positions = wrong_position, .sequences = sequence}, false);
+  return status.code() == StatusCode::kInvalidArgument;
+}
+
+void StateClient::Append(int seq, int count) {
+  std::vector<std::uint64_t>& folds = folds_[seq];
+  const std::int32_t length = Length(seq);
+  count =
+      std::min({count, setup_.init.max_batch, setup_.init.capacity - length});
+  if (count < 1) return Remove(seq, length / 2);
+  Expect(Continues(seq), "a batch that leaves a gap is not refused");
+  std::vector<std::int32_t> positions;
+  for (int i = 0; i < count; ++i) positions.push_back(length + i);
+  const std::vector<int> sequences(AsSize(count), seq);
+  const Status status = cache_->StartForward(
+      {.positions = positions, .sequences = sequences}, false);
+  Expect(status.ok(), "a batch at the end, {}, is {}", length,
+         status.ToString());
+  if (!status.ok()) return;
+  CheckRead(seq, count, length);
+  std::vector<std::uint64_t> now = folds;
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t token = ++tokens_;
+    now.push_back(
+        HashBytes(&token, sizeof(token), now.empty() ? 0 : now.back()));
+  }
+  now.swap(folds);
+  PutStates(seq, length, count);
+  now.swap(folds);
+  CheckRead(seq, count, length);  // It is not overwritten.
+  now.swap(folds);
+  CheckResumes(seq, length);
+}
+
+// After a batch the sequence can resume at its end, before the batch, and at
+// the last checkpoints of the batch (R4, R5).
+void StateClient::CheckResumes(int seq, std::int32_t before) {
+  if (hybrid_) return;
+  const CacheSpec& spec = setup_.spec;
+  std::vector<std::int32_t> expected = {before, Length(seq)};
+  int left = spec.checkpoints;
+  for (std::int32_t at = Length(seq); at > before && left > 0; --at) {
+    if (at % spec.checkpoint_every != 0) continue;
+    expected.push_back(at);
+    --left;
+  }
+  for (const std::int32_t at : expected) {
+    Expect(CanResume(seq, at), "sequence {} cannot resume at {}", seq, at);
+  }
+  int states = 0;
+  for (std::int32_t at = 1; at <= Length(seq); ++at) {
+    states += CanResume(seq, at) ? 1 : 0;
+  }
+  Expect(states <= spec.checkpoints + 2, "sequence {} keeps {} states", seq,
+         states);
+}
+
+void StateClient::Remove(int seq, std::int32_t begin) {
+  const std::int32_t at = ResumeBefore(seq, std::min(begin, Length(seq)));
+  const Status status = cache_->Remove(seq, begin, kOpenEnd);
+  Expect(status.ok(), "Remove is {}", status.ToString());
+  if (begin < Length(seq)) folds_[seq].resize(AsSize(at));
+}
+
+void StateClient::Copy(int src, int dst, std::int32_t len) {
+  const std::int32_t at = ResumeBefore(src, len);
+  const Status status = cache_->CopyPrefix(src, dst, len);
+  Expect(status.ok(), "CopyPrefix is {}", status.ToString());
+  std::vector<std::uint64_t> folds = folds_[src];
+  folds.resize(AsSize(std::min(at, Length(src))));
+  folds_[dst] = std::move(folds);
+}
+
+void StateClient::Reload() {
+  const Result<CacheState> state = cache_->Snapshot();
+  if (!state.ok()) return;
+  const Status status = cache_->Restore(*state);
+  Expect(status.ok(), "Restore is {}", status.ToString());
+}
+
+// Every cache of a hybrid ends where the client's sequence ends (H3).
+void StateClient::CheckEnds() {
+  if (!hybrid_) return;
+  std::vector<CellEntry> entries;
+  for (int type = 0; type < 3; ++type) {
+    Expect(cache_->SetLayerType(type).ok(), "SetLayerType({})", type);
+    cache_->ListCells(entries);
+    for (int seq = 0; seq < sequences(); ++seq) {
+      std::int32_t end = 0;
+      for (const CellEntry& entry : entries) {
+        if (entry.sequence == seq) end = std::max(end, entry.position + 1);
+      }
+      Expect(end == Length(seq),
+             "sequence {} has {} tokens, cache {} ends at {}", seq, Length(seq),
+             type, end);
+    }
+  }
+  for (int seq = 0; seq < sequences(); ++seq) {
+    const std::int32_t end = Length(seq);
+    Expect(end == 0 || CanResume(seq, end), "sequence {} cannot resume at {}",
+           seq, end);
+  }
+}
+
+void StateClient::Do(const Op& op) {
+  const auto seq_of = [&](int seq) { return seq % sequences(); };
+  const auto at = [&](const RelativePos& pos) {
+    const int from = pos.from_end ? Length(seq_of(op.seq)) : 0;
+    return std::clamp(from + std::min(pos.offset, 1 << 20), 0, 1 << 20);
+  };
+  switch (op.kind) {
+    case OpKind::kPut:
+      for (const Segment& segment : op.segments) {
+        Append(seq_of(segment.seq), std::min(segment.count, 16));
+      }
+      break;
+    case OpKind::kDrop:
+      Remove(seq_of(op.seq), at(op.begin));
+      break;
+    case OpKind::kCopy:
+      Copy(seq_of(op.seq), seq_of(op.dst), at(op.end));
+      break;
+    case OpKind::kReload:
+      Reload();
+      break;
+    default:
+      ResumeBefore(seq_of(op.seq), at(op.end));
+  }
+  CheckEnds();
+}
+
+LawResult ResultOf(const StateClient& client) {
+  if (!client.wrong.empty()) return Violation(client.wrong);
+  return {.judged = client.judged};
+}
+
+LawResult PlayStates(const History& history, const Subject& subject,
+                     bool hybrid) {
+  const auto client = StateClient::Make(history, subject, 0, hybrid);
+  if (client == nullptr) return {};
+  for (const Op& op : history.ops) client->Do(op);
+  return ResultOf(*client);
+}
+
+LawResult StateIsAFold(const History& history, const Subject& subject) {
+  return PlayStates(history, subject, /*hybrid=*/false);
+}
+
+LawResult HybridOneLength(const History& history, const Subject& subject) {
+  return PlayStates(history, subject, /*hybrid=*/true);
+}
+
+// Both clients go back to the same position, and read the state there. Their
+// states are folds of the same tokens.
+LawResult PolicyIsInvisible(const History& history, const Subject& subject) {
+  const auto left = StateClient::Make(history, subject, 0, /*hybrid=*/false);
+  const auto right = StateClient::Make(history, subject, 1, /*hybrid=*/false);
+  if (left == nullptr || right == nullptr) return {};
+  const auto both = [&](int seq, std::int32_t pos) {
+    std::int32_t at = pos;
+    do {
+      pos = at;
+      at = right->ResumeBefore(seq, left->ResumeBefore(seq, pos));
+    } while (at != pos);
+    return at;
+  };
+  for (const Op& op : history.ops) {
+    const bool put = op.kind == OpKind::kPut;
+    const int seq =
+        (put ? op.segments.front().seq : op.seq) % left->sequences();
+    const int dst = op.dst % left->sequences();
+    const bool full = left->Length(seq) == left->setup().init.capacity;
+    const std::int32_t at = both(seq, left->Length(seq) / 2);
+    for (StateClient* client : {left.get(), right.get()}) {
+      if (put && !full) {
+        client->Append(seq, std::min(op.segments.front().count, 16));
+      } else if (put || op.kind == OpKind::kDrop) {
+        client->Remove(seq, at);
+      } else if (op.kind == OpKind::kCopy && seq != dst) {
+        client->Copy(seq, dst, at);
+      }
+    }
+    if (left->Length(seq) != right->Length(seq)) {
+      return Violation("the lengths differ after a step to a common position");
+    }
+  }
+  return left->wrong.empty() ? ResultOf(*right) : ResultOf(*left);
+}
+
+}  // namespace
+
+std::vector<Law> StateLaws() {
+  return {
+      {"state_is_a_fold",
+       "A batch reads the state that the sequence's tokens before it make, and "
+       "can be taken back.",
+       "R1, R2, R3, R4, R5, R6, R7, R8, R10", StateIsAFold, kNeedsStates},
+      {"policy_is_invisible",
+       "Caches with different checkpoints serve the same states wherever both "
+       "can resume.",
+       "R4, R8, R9", PolicyIsInvisible, kNeedsStates},
+      {"one_length",
+       "All caches of a hybrid end at the same position, where the sequence "
+       "can resume.",
+       "H1, H2, H3, H4", HybridOneLength, kNeedsStates | kNeedsCells},
+  };
+}
+
+}  // namespace kvtwin::props
