@@ -13,7 +13,7 @@ namespace serve {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModelConfig, hidden, layers, heads, kv_heads,
                                    head_dim, inner, vocab, context, end,
-                                   epsilon, rope_base, tied)
+                                   epsilon, rope_base, tied);
 
 namespace {
 
