@@ -233,7 +233,8 @@ kvtwin_status kvtwin_cache_set_causal(kvtwin_cache* cache,
 
 /* Selects the active cache of a wrapper, which is 0 after each start_forward.
  * The functions below call the active cache only, except for remove,
- * copy_prefix, can_resume and states, which are for all caches. */
+ * copy_prefix, can_resume, resume_before and states, which are for all caches.
+ */
 kvtwin_status kvtwin_cache_set_layer_type(kvtwin_cache* cache, int32_t type);
 
 /* Stores the batch's rows in a layer: key [k_head_dim, kv_heads, tokens], value
@@ -253,6 +254,11 @@ kvtwin_status kvtwin_cache_copy_prefix(kvtwin_cache* cache, int32_t source,
 
 kvtwin_status kvtwin_cache_can_resume(kvtwin_cache* cache, int32_t sequence,
                                       int32_t position, int32_t* yes);
+
+/* Sets *at to the greatest position <= `position` where the sequence can
+ * continue, 0 if there is none. */
+kvtwin_status kvtwin_cache_resume_before(kvtwin_cache* cache, int32_t sequence,
+                                         int32_t position, int32_t* at);
 
 /* Removes the tokens at positions in [begin, end) from the sequence; unless end
  * is KVTWIN_OPEN_END, later tokens move down by end - begin. */

@@ -166,7 +166,7 @@ TEST(Backend, UnknownFlagsAreRefusedByName) {
   using Field = std::uint32_t kvtwin_description_v1::*;
   using Said = kvtwin_description_v1;
   const std::array<std::tuple<std::string, Field, unsigned>, 8> fields = {
-      {{"kinds", &Said::kinds, 6},
+      {{"kinds", &Said::kinds, 8},
        {"can", &Said::can, 14},
        {"dtypes", &Said::dtypes, 6},
        {"v_layouts", &Said::v_layouts, 3},

@@ -148,6 +148,13 @@ class CacheByC : public Cache {
     if (!status.ok()) return status;
     return yes == 1;
   }
+  Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) override {
+    std::int32_t at = -1;
+    Status status =
+        FromC(kvtwin_cache_resume_before(cache_.get(), seq, pos, &at));
+    if (!status.ok()) return status;
+    return at;
+  }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return FromC(kvtwin_cache_remove(cache_.get(), seq, begin, end));
   }

@@ -241,6 +241,8 @@ TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {
             "batch is NULL");
   EXPECT_EQ(message(kvtwin_cache_can_resume(small.cache, 0, 0, nullptr)),
             "yes is NULL");
+  EXPECT_EQ(message(kvtwin_cache_resume_before(small.cache, 0, 0, nullptr)),
+            "at is NULL");
   EXPECT_EQ(message(kvtwin_cache_cells(small.cache, nullptr, 0, nullptr)),
             "count is NULL");
   std::size_t count = 0;

@@ -137,6 +137,17 @@ kvtwin_status kvtwin_cache_can_resume(kvtwin_cache* cache, int32_t sequence,
   });
 }
 
+kvtwin_status kvtwin_cache_resume_before(kvtwin_cache* cache, int32_t sequence,
+                                         int32_t position, int32_t* at) {
+  return OnCache(cache, [&](Cache& called) {
+    Status status = NeedAll({{"at", at}});
+    if (!status.ok()) return status;
+    const Result<std::int32_t> found = called.ResumeBefore(sequence, position);
+    if (found.ok()) *at = *found;
+    return found.status();
+  });
+}
+
 kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
                                   int32_t begin, int32_t end) {
   return OnCache(cache, [&](Cache& called) {

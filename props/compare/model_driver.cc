@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <tuple>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
@@ -133,6 +134,7 @@ void ModelDriver::GoTo(int layer) {
 }
 
 bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
+  const auto before = std::tuple(batch_, active_, copied_, fresh_, type_);
   batch_ = std::move(tokens);
   const Batch batch{batch_.positions, batch_.sequences, batch_.multimodal};
   const std::string call =
@@ -153,7 +155,13 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   type_ = 0;
   const Status expected = ledger_.StartForward(batch, reserve, actual.code());
   CheckResult(call, expected, actual);
-  if (!actual.ok()) return false;  // The ledger expects this refusal, too.
+  if (!actual.ok()) {  // The ledger expects this refusal, too.
+    // By our rules, the pass before it continues (S5).
+    if (subject_.rules == Rules{}) {
+      std::tie(batch_, active_, copied_, fresh_, type_) = before;
+    }
+    return false;
+  }
   active_ = true;
   reserving_ = reserve;
   if (!reserve) fresh_.set();
@@ -163,7 +171,8 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
 
 bool ModelDriver::Bounded() const {
   const auto bounded = [](const CacheSpec& spec) {
-    return spec.window.has_value() && IsWindowed(spec.kind);
+    return (spec.window.has_value() && IsWindowed(spec.kind)) ||
+           spec.kind == Kind::kRecurrent;
   };
   return bounded(setup_.spec) ||
          std::ranges::any_of(setup_.spec.caches, bounded);
@@ -302,6 +311,7 @@ void ModelDriver::ExceptActive(const std::vector<int>& indices) {
   const Status found = tested_->SetCausal(indices);
   AddStep(call, found.code());
   CheckResult(call, ledger_.active().SetCausal(indices), found);
+  if (ledger_.active().recurrent()) return;  // There is no new mask.
   At(fresh_, type_) = !copied_ && !reserving_;
   DrawCellsNow();
 }

@@ -34,6 +34,10 @@ RC_GTEST_PROP(TwinsProps, WindowsWithMemoryAgree, ()) { Agrees(Kind::kSwaMem); }
 RC_GTEST_PROP(TwinsProps, ChunksAgree, ()) { Agrees(Kind::kChunked); }
 RC_GTEST_PROP(TwinsProps, EncodersAgree, ()) { Agrees(Kind::kEncoder); }
 RC_GTEST_PROP(TwinsProps, WrappersAgree, ()) { Agrees(Kind::kWrapper); }
+RC_GTEST_PROP(TwinsProps, RecurrentCachesAgree, ()) {
+  Agrees(Kind::kRecurrent);
+}
+RC_GTEST_PROP(TwinsProps, HybridsAgree, ()) { Agrees(Kind::kHybrid); }
 
 // Every kind of misuse, in any state, has the expected status with a message,
 // the same in each twin, and changes nothing.

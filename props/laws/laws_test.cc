@@ -47,6 +47,9 @@ INSTANTIATE_TEST_SUITE_P(All, LawProps, ::testing::ValuesIn(Cases()),
 
 TEST_P(LawProps, Holds) {
   const Law* law = GetParam().law;
+  if (GetParam().twin == "cuda" && (law->needs & kNeedsStates) != 0) {
+    GTEST_SKIP() << "the twin cuda has no recurrent caches";
+  }
   const Subject subject = TwinSubject(GetParam().twin);
   std::int64_t judged = 0;
   EXPECT_TRUE(rc::check(std::string(law->statement), [&] {

@@ -37,10 +37,18 @@ CacheSpec Windowed(Kind kind, int window, std::optional<int> memory = {}) {
   return spec;
 }
 
-CacheSpec Wrapped(std::vector<CacheSpec> caches) {
+CacheSpec Wrapped(std::vector<CacheSpec> caches, Kind kind = Kind::kWrapper) {
   CacheSpec spec;
-  spec.kind = Kind::kWrapper;
+  spec.kind = kind;
   spec.caches = std::move(caches);
+  return spec;
+}
+
+CacheSpec Recurrent(int every, int checkpoints) {
+  CacheSpec spec;
+  spec.kind = Kind::kRecurrent;
+  spec.checkpoint_every = every;
+  spec.checkpoints = checkpoints;
   return spec;
 }
 
@@ -57,6 +65,15 @@ std::vector<CacheSpec> SpecsLike(const CacheSpec& model) {
             Wrapped({causal, encoder}),
             Wrapped({encoder, causal}),
             Wrapped({causal}),
+            model};
+  }
+  if (model.kind == Kind::kHybrid) {
+    return {Wrapped({causal, Recurrent(0, 0)}, Kind::kHybrid),
+            Wrapped({causal, Recurrent(2, 1)}, Kind::kHybrid),
+            Wrapped({Recurrent(2, 1)}, Kind::kHybrid), model};
+  }
+  if (model.kind == Kind::kRecurrent) {
+    return {Recurrent(0, 0), Recurrent(1, 1), Recurrent(2, 1), Recurrent(2, 2),
             model};
   }
   std::vector<CacheSpec> specs = {causal, windowed, Windowed(Kind::kSwa, 1),

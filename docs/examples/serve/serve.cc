@@ -71,19 +71,13 @@ double Range(const Json& body, const char* name, double usual, double min,
 // Options that this server does not have may be given with a value that means
 // that they are not used.
 void RefuseOthers(const Json& body) {
-  static const Json kUnused = {{"n", {1}},
-                               {"best_of", {1}},
-                               {"echo", {false}},
-                               {"suffix", {""}},
-                               {"presence_penalty", {0}},
-                               {"frequency_penalty", {0}},
-                               {"logprobs", {false}},
-                               {"tools", {Json::array()}},
-                               {"logit_bias", {Json::object()}},
-                               {"response_format", {{{"type", "text"}}}}};
-  for (const auto& [name, values] : kUnused.items()) {
-    const Json value = body.value(name, Json());
-    if (!value.is_null() && value != values[0]) {
+  static const Json kUnused = Json::parse(R"({
+      "n": 1, "best_of": 1, "echo": false, "suffix": "", "logprobs": false,
+      "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {},
+      "tools": [], "response_format": {"type": "text"}})");
+  for (const auto& [name, unused] : kUnused.items()) {
+    const Json value = body.value(name, unused);
+    if (!value.is_null() && value != unused) {
       throw BadRequest{"'" + name + "' is not supported", name};
     }
   }
@@ -159,11 +153,9 @@ class Server {
                [this](const auto& request, auto& response) {
                  Complete(request, response, true);
                });
-    const Json model_json = {{"id", name_},
-                             {"object", "model"},
-                             {"created", 0},
-                             {"owned_by", "kvtwin"}};
-    const Json models = {{"object", "list"}, {"data", {model_json}}};
+    Json models = Json::parse(R"({"object": "list", "data": [
+        {"object": "model", "created": 0, "owned_by": "kvtwin"}]})");
+    models["data"][0]["id"] = name_;
     const auto page = [this](const char* path, const char* type, auto text) {
       http_.Get(path, [type, text](const Request&, Response& response) {
         response.set_content(text(), type);
@@ -183,13 +175,11 @@ class Server {
   // Serves until a signal comes. Throws if the port is taken.
   void Run(const sigset_t& signals) {
     const char* host = options_.host.c_str();
-    int port = options_.port;
-    if (port == 0) {
-      port = http_.bind_to_any_port(host);
-    } else if (!http_.bind_to_port(host, port)) {
-      port = -1;
+    const int port =
+        options_.port > 0 ? options_.port : http_.bind_to_any_port(host);
+    if (port < 0 || (options_.port > 0 && !http_.bind_to_port(host, port))) {
+      throw std::runtime_error("cannot listen on that port");
     }
-    if (port < 0) throw std::runtime_error("cannot listen on that port");
     std::cout << "http://" << host << ":" << port << std::endl;
     std::thread listening([this] { http_.listen_after_bind(); });
     int signal = 0;
@@ -280,11 +270,9 @@ class Server {
                        "context_length_exceeded"};
     }
     // Without max_tokens, an answer has at most a context.
-    const auto answer = ReadRequest(body, prompt,
-                                    !chat    ? 16
-                                    : shifts ? context
-                                             : room,
-                                    shifts ? INT_MAX : room);
+    const int usual_max = !chat ? 16 : shifts ? context : room;
+    const auto answer =
+        ReadRequest(body, prompt, usual_max, shifts ? INT_MAX : room);
     const bool stream = Field(body, "stream", false);
     const bool usage = Field(Field(body, "stream_options", Json::object()),
                              "include_usage", false);
