@@ -74,12 +74,15 @@ Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
 }
 
 Status WrapperCache::CopyPrefix(int src, int dst, std::int32_t len) {
+  if (one_length_) {  // (H3)
+    const Result<std::int32_t> at = ResumeBefore(src, len);
+    if (at.ok()) len = *at;  // Otherwise the caches refuse the arguments.
+  }
   for (const auto& cache : caches_) {
     Status status = cache->CheckCopyPrefix(src, dst, len);
     if (!status.ok()) return status;
   }
-  Status status;                                   // All of them will say ok.
-  if (one_length_) len = *ResumeBefore(src, len);  // (H3)
+  Status status;  // All of them will say ok.
   for (const auto& cache : caches_) status = cache->CopyPrefix(src, dst, len);
   return status;
 }

@@ -102,7 +102,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
     return BuildMask({});
   }
   if (bounded_memory()) Evict();
-  if (!FindCells(batch().size(), cells)) {
+  if (!FindCells()) {
     return {StatusCode::kCacheFull,
             fmt::format("{} of {} cells are free, the batch has {} tokens",
                         table_->free_count(), table_->size(), batch().size())};
@@ -174,20 +174,23 @@ void CausalCache::Evict() {
   }
 }
 
-// Adds `count` free cells to `out`; false if there are not enough.
-bool CausalCache::FindCells(std::size_t count, std::vector<int>& out) {
-  if (spec_.placement == Placement::kScatter) {
-    if (table_->free_count() < count) return false;
-    table_->FindFree(count, out);
-    return true;
-  }
-  std::size_t first = table_->FindRun(count);
+bool CausalCache::FindCells() {
+  if (spec_.placement == Placement::kScatter) return FindScatteredCells();
+  std::size_t first = table_->FindRun(batch().size());
   if (first == kNone) {
     Defrag();
-    first = table_->FindRun(count);
+    first = table_->FindRun(batch().size());
   }
   if (first == kNone) return false;
-  for (std::size_t i = 0; i < count; ++i) out.push_back(AsInt(first + i));
+  for (std::size_t i = 0; i < batch().size(); ++i) {
+    batch_cells().push_back(AsInt(first + i));
+  }
+  return true;
+}
+
+bool CausalCache::FindScatteredCells() {
+  if (table_->free_count() < batch().size()) return false;
+  table_->FindFree(batch().size(), batch_cells());
   return true;
 }
 
@@ -327,6 +330,14 @@ bool CausalCache::DoCanResume(int seq, std::int32_t pos) const {
   const PosRange stored = sequence->extremes;
   return stored.first <= std::max<std::int64_t>(0, pos - reach_.window) &&
          pos <= std::int64_t{stored.last} + 1;
+}
+
+// Where it cannot resume at its end, it cannot before either.
+std::int32_t CausalCache::DoResumeBefore(int seq, std::int32_t pos) const {
+  const Sequence* sequence = table_->Find(seq);
+  if (sequence == nullptr || sequence->extremes.last >= pos) return 0;
+  const std::int32_t end = sequence->extremes.last + 1;
+  return DoCanResume(seq, end) ? end : 0;
 }
 
 Status CausalCache::DoPrepareRemove(int seq, std::int32_t begin,

@@ -52,6 +52,7 @@ class CausalCache : public GuardedCache {
   KvView DoGet() override;
   void DoCopyPrefix(int src, int dst, std::int32_t len) override;
   bool DoCanResume(int seq, std::int32_t pos) const override;
+  std::int32_t DoResumeBefore(int seq, std::int32_t pos) const override;
   std::int64_t DoWindow() const override { return reach_.window; }
   Status DoPrepareRemove(int seq, std::int32_t begin,
                          std::int32_t end) override;
@@ -65,7 +66,8 @@ class CausalCache : public GuardedCache {
   virtual std::size_t MaxOrdered() const;
   void MarkBatch();
   void Evict();
-  bool FindCells(std::size_t count, std::vector<int>& out);
+  bool FindCells();
+  bool FindScatteredCells();
   Status BuildMask(std::span<const int> cells);
   void Defrag();
   CellSpan FindView() const;

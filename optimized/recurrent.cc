@@ -84,7 +84,7 @@ Status RecurrentCache::DoStartForward(const Batch& given, bool reserve) {
   for (std::size_t i = 0; i < batch().size(); ++i) {
     if (IsStored(i)) rows_.push_back(AsInt(i));
   }
-  if (!FindCells(rows_.size(), cells_)) {
+  if (!FindStateCells()) {
     return {StatusCode::kCacheFull,
             fmt::format("{} of {} cells are free, the batch has {} states",
                         table_->free_count(), table_->size(), rows_.size())};
@@ -136,6 +136,24 @@ bool RecurrentCache::IsStored(std::size_t row) const {
   if (length == run.end) return true;
   return Checkpoints(length) > Checkpoints(length - 1) &&
          Checkpoints(run.end) - Checkpoints(length) < kept_;
+}
+
+// Finds a cell for each state to store; false if there are not enough.
+bool RecurrentCache::FindStateCells() {
+  if (spec_.placement == Placement::kScatter) {
+    const bool enough = table_->free_count() >= rows_.size();
+    if (enough) table_->FindFree(rows_.size(), cells_);
+    return enough;
+  }
+  std::size_t first = table_->FindRun(rows_.size());
+  if (first == kNone) {
+    Defrag();
+    first = table_->FindRun(rows_.size());
+  }
+  for (std::size_t i = 0; first != kNone && i < rows_.size(); ++i) {
+    cells_.push_back(AsInt(first + i));
+  }
+  return first != kNone;
 }
 
 CellSpan RecurrentCache::FindView() const {
