@@ -651,6 +651,7 @@ typedef struct kvtwin_session_gauges {
   int64_t reprocessed;
   int64_t missed;
   int64_t refusals;
+  int64_t bytes; /* The records and the inputs still to compute, now. */
 } kvtwin_session_gauges;
 
 kvtwin_status kvtwin_sessions_default_params(kvtwin_sessions_params* params,

@@ -131,10 +131,12 @@ struct SlotInfo {
   int reusable = 0;
 };
 
-// Totals since the sessions were made, except for the first two.
+// Totals since the sessions were made, except for the first three.
 struct SessionGauges {
   std::int64_t waiting = 0;  // Requests.
   std::int64_t running = 0;
+  std::int64_t bytes = 0;  // The records and the inputs still to compute. K and
+                           // V rows are the cache's.
   std::int64_t prompt_tokens = 0;  // Counted when the request gets a slot.
   std::int64_t hit_tokens = 0;     // The reused part of them.
   std::int64_t planned_tokens = 0;

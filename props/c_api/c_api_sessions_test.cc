@@ -89,6 +89,7 @@ TEST_F(CSessions, AnAnswerAndAFork) {
   EXPECT_EQ(gauges.hit_tokens, 2);
   EXPECT_EQ(gauges.forks, 1);
   EXPECT_EQ(gauges.batches, 3);
+  EXPECT_GT(gauges.bytes, 0);
   char* text = nullptr;
   ASSERT_EQ(kvtwin_sessions_dump(sessions_, &text), KVTWIN_OK);
   EXPECT_NE(std::string(text).find("2 slots of 8 tokens"), std::string::npos);

@@ -188,7 +188,7 @@ kvtwin_status kvtwin_sessions_gauges(kvtwin_sessions* sessions,
         kvtwin_session_gauges{0, now.waiting, now.running, now.prompt_tokens,
                               now.hit_tokens, now.planned_tokens, now.batches,
                               now.forks, now.evicted_tokens, now.shifts,
-                              now.reprocessed, now.missed, now.refusals},
+                              now.reprocessed, now.missed, now.refusals, now.bytes},
         gauges);
     return {};
   });
