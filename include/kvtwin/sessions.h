@@ -27,8 +27,13 @@
 // proof.
 //
 // Misuse returns invalid_argument or failed_precondition and changes nothing.
-// Equal calls give equal answers. Not thread-safe: one call at a time on one
-// object. If memory runs out, std::bad_alloc passes through.
+// Equal calls give equal answers. If memory runs out, std::bad_alloc passes
+// through.
+//
+// Not thread-safe: one call at a time on one object. Only NextBatch changes the
+// cache: until the next one, other threads may read the views of a batch, and
+// compute attention, while one thread makes other calls (CheckSessions and
+// DumpSessions too, which read the cache).
 
 #ifndef KVTWIN_SESSIONS_H_
 #define KVTWIN_SESSIONS_H_
@@ -210,8 +215,8 @@ Result<std::unique_ptr<Sessions>> MakeSessions(
 // not_supported.
 class PoolSlots : public Cache {
  public:
-  // The pool's sequence of a slot. Requires: the slot exists.
-  virtual int Sequence(int slot) const = 0;
+  // The pool's sequence of a slot. Errors: a slot that does not exist.
+  virtual Result<int> Sequence(int slot) const = 0;
 };
 
 // The pool must outlive the slots, and have no other sequences. Errors: the

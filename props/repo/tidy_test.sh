@@ -183,9 +183,9 @@ room report base compare oracle
 room page_judge base compare oracle report
 room paged base history compare shrink report
 room laws base history compare shrink
-room search base history compare oracle shrink report page_judge paged
-room backend base history compare oracle report paged laws search
 room sessions base
+room search base history compare oracle shrink report page_judge paged sessions
+room backend base history compare oracle report paged laws search
 room c_api compare oracle backend
 room command base history compare oracle shrink report page_judge paged laws search backend
 room fuzzers history oracle shrink paged search

@@ -87,8 +87,8 @@ int PlayAll(const Arguments& arguments,
   const std::int64_t share =
       (arguments.batches + std::ssize(plays) - 1) / std::ssize(plays);
   std::int64_t batches = 0;
-  for (std::size_t turn = 0;
-       turn < plays.size() || batches < arguments.batches; ++turn) {
+  for (std::size_t turn = 0; turn < plays.size() || batches < arguments.batches;
+       ++turn) {
     const HourPlay& play = plays[turn % plays.size()];
     if (arguments.batches > 0 && batches >= arguments.batches) break;
     const auto start = std::chrono::steady_clock::now();
@@ -143,9 +143,10 @@ int main(int argc, char** argv) {
       ->envname("KVTWIN_BENCH_WORKLOAD");
   app.add_option("--made", arguments.made, "plays this many made-up requests")
       ->check(CLI::NonNegativeNumber);
-  app.add_flag("--divided", arguments.divided,
-               "one in 64 tokens of the prompts, with a reference cache beside: "
-               "ahead, layers, pool");
+  app.add_flag(
+      "--divided", arguments.divided,
+      "one in 64 tokens of the prompts, with a reference cache beside: "
+      "ahead, layers, pool");
   app.add_option("--batches", arguments.batches,
                  "plays until there were this many batches")
       ->check(CLI::NonNegativeNumber);

@@ -13,6 +13,7 @@
 #include "core/index.h"
 #include "kvtwin/rows.h"
 #include "props/base/forwarding_cache.h"
+#include "props/sessions/gauge_totals.h"
 
 namespace kvtwin::props {
 namespace {
@@ -28,9 +29,9 @@ class AcceptingCache : public ForwardingCache {
 };
 
 // A row of a token: K and V are the two halves of its number.
-constexpr std::int32_t kHalf = 1 << 16;
+constexpr std::int32_t kTokenHalf = 1 << 16;
 
-std::uint64_t Mix(std::int32_t token) {
+std::uint64_t MixOfToken(std::int32_t token) {
   std::uint64_t mixed = static_cast<std::uint32_t>(token);
   mixed = (mixed + 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9;
   return (mixed ^ mixed >> 27) * 0x94d049bb133111eb;
@@ -40,7 +41,7 @@ std::int32_t TokenOf(const TensorView& key, const TensorView& value,
                      std::int64_t i) {
   const auto low = static_cast<std::int32_t>(ElementOf<float>(key, 0, 0, i));
   const auto high = static_cast<std::int32_t>(ElementOf<float>(value, 0, 0, i));
-  return low + high * kHalf;
+  return low + high * kTokenHalf;
 }
 
 Status PutTokens(Cache& cache, std::span<const SessionInput> inputs) {
@@ -48,8 +49,8 @@ Status PutTokens(Cache& cache, std::span<const SessionInput> inputs) {
   std::vector<float> value;
   for (const SessionInput& input : inputs) {
     const std::int32_t token = std::max(input.token, 0);
-    key.push_back(static_cast<float>(token % kHalf));
-    value.push_back(static_cast<float>(token / kHalf));
+    key.push_back(static_cast<float>(token % kTokenHalf));
+    value.push_back(static_cast<float>(token / kTokenHalf));
   }
   const Shape shape = {1, 1, std::ssize(inputs), 1};
   return cache.Put(DenseView(key.data(), DType::kF32, shape),
@@ -77,11 +78,12 @@ std::string CheckRow(const KvView& view, std::int64_t row,
                      std::span<const SessionInput> record, int first,
                      int last) {
   std::uint64_t expected = 0;
-  for (int i = first; i <= last; ++i) expected += Mix(At(record, i).token);
+  for (int i = first; i <= last; ++i)
+    expected += MixOfToken(At(record, i).token);
   std::uint64_t sum = 0;
   int seen = 0;
   VisitCells(view.mask, row, [&](std::int64_t cell) {
-    sum += Mix(TokenOf(view.key, view.value, cell));
+    sum += MixOfToken(TokenOf(view.key, view.value, cell));
     ++seen;
   });
   if (sum == expected && seen == last - first + 1) return "";
@@ -146,7 +148,8 @@ class HourPlayer {
     for (const int request : sessions_->Requests()) Finish(request, 0);
     const SessionGauges gauges = sessions_->Gauges();
     if (gauges.running + gauges.waiting > 0) Wrong("requests are left");
-    Count(gauges);
+    counts_.batches += gauges.batches;
+    AddTotals(gauges, counts_.gauges);
     if (wrong_.empty()) return "";
     return fmt::format("{}, seed {}, batch {}: {}", play_.name, options_.seed,
                        Batches(), wrong_);
@@ -336,7 +339,7 @@ class HourPlayer {
 
   // The first rows of the sequence are those of the record, in its order.
   void CheckInPool(int slot, std::span<const SessionInput> record, int last) {
-    const auto views = pool_->Views(slots_->Sequence(slot), 0);
+    const auto views = pool_->Views(*slots_->Sequence(slot), 0);
     Need("Views", views.status());
     if (!views.ok()) return;
     int next = 0;
@@ -349,20 +352,6 @@ class HourPlayer {
       }
     }
     if (next <= last) Wrong(fmt::format("slot {} lacks rows", slot));
-  }
-
-  void Count(const SessionGauges& gauges) {
-    SessionGauges& sum = counts_.gauges;
-    counts_.batches += gauges.batches;
-    sum.prompt_tokens += gauges.prompt_tokens;
-    sum.hit_tokens += gauges.hit_tokens;
-    sum.planned_tokens += gauges.planned_tokens;
-    sum.forks += gauges.forks;
-    sum.evicted_tokens += gauges.evicted_tokens;
-    sum.shifts += gauges.shifts;
-    sum.reprocessed += gauges.reprocessed;
-    sum.missed += gauges.missed;
-    sum.refusals += gauges.refusals;
   }
 
   const HourPlay& play_;
@@ -397,7 +386,7 @@ HourPlay WholeHour() {
 }
 
 std::vector<HourPlay> DividedHours() {
-  HourPlay play = {.sessions = {.slots = 8, .context = 256, .batch = 64},
+  HourPlay play = {.sessions = {.slots = 4, .context = 128, .batch = 32},
                    .divisor = 64};
   play.cache.shift.kind = ShiftKind::kIdentity;
   play.config.mask_dtype = DType::kBits;

@@ -32,7 +32,7 @@ struct HourPlay {
 
 // The hour as it was recorded, on 16 slots of 128k tokens.
 HourPlay WholeHour();
-// Smaller plays, on 8 slots of 256 tokens with one in 64 tokens of the prompts:
+// Smaller plays, on 4 slots of 128 tokens with one in 64 tokens of the prompts:
 // one batch ahead; layers with and without a window; a pool.
 std::vector<HourPlay> DividedHours();
 

@@ -43,9 +43,9 @@ Result<std::vector<ServiceRequest>> ReadServiceHour(const std::string& path,
       request = {};
     }
     if (!IsWhole(request)) {
-      return Status(StatusCode::kInvalidArgument,
-                    fmt::format("{}:{}: not a request with its blocks", path,
-                                number));
+      return Status(
+          StatusCode::kInvalidArgument,
+          fmt::format("{}:{}: not a request with its blocks", path, number));
     }
     if (std::int64_t{request.input_length} + request.output_length <= context) {
       requests.push_back(std::move(request));

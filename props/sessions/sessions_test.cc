@@ -245,7 +245,8 @@ TEST_P(SessionsTest, TheDumpSaysWhyAPrefixWasMissed) {
             "needs 8 and 9; 8 was evicted\n"
             "request 2 waits with 3 prompt tokens\n"
             "7 of 10 cells used, 0 shared\n"
-            "2 running, 1 waiting, 648 bytes of inputs; 0 of 23 prompt tokens reused, 0 forks, 1 "
+            "2 running, 1 waiting, 648 bytes of inputs; 0 of 23 prompt tokens "
+            "reused, 0 forks, 1 "
             "prefixes missed, 0 tokens evicted\n"
             "17 tokens in 5 batches, 0 refused; 0 shifts, 0 computed again\n");
 }
