@@ -90,7 +90,7 @@ class Decoding {
 
  private:
   // Tokens of an answer that are still to come: more than passes of a run.
-  static constexpr int kSpare = 256;
+  static constexpr int kSpare = 128;
 
   std::vector<float> Numbers(std::int64_t rows) {
     std::vector<float> numbers(AsSize(rows * kSmolHeadDim));

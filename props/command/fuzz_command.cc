@@ -24,7 +24,7 @@
 #include "props/report/page.h"
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
-#include "props/search/session_runner.h"
+#include "props/sessions/session_runner.h"
 #include "props/shrink/shrink.h"
 
 namespace kvtwin::props {

@@ -19,7 +19,7 @@
 #include "props/history/knobs.h"
 #include "props/report/finding_filter.h"
 #include "props/search/explain.h"
-#include "props/search/session_runner.h"
+#include "props/sessions/session_runner.h"
 #include "props/shrink/shrink.h"
 
 namespace kvtwin::props {

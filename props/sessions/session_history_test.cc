@@ -10,8 +10,8 @@
 
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
-#include "props/search/session_runner.h"
 #include "props/sessions/faulty_sessions.h"
+#include "props/sessions/session_runner.h"
 
 namespace kvtwin::props {
 namespace {

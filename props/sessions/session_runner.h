@@ -1,7 +1,7 @@
 // Runs and shrinks histories of sessions (props/sessions/session_history.h).
 
-#ifndef KVTWIN_PROPS_SEARCH_SESSION_RUNNER_H_
-#define KVTWIN_PROPS_SEARCH_SESSION_RUNNER_H_
+#ifndef KVTWIN_PROPS_SESSIONS_SESSION_RUNNER_H_
+#define KVTWIN_PROPS_SESSIONS_SESSION_RUNNER_H_
 
 #include <functional>
 
@@ -34,4 +34,4 @@ SessionHistory ShrinkSessions(
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_SEARCH_SESSION_RUNNER_H_
+#endif  // KVTWIN_PROPS_SESSIONS_SESSION_RUNNER_H_

@@ -1,4 +1,4 @@
-#include "props/search/session_runner.h"
+#include "props/sessions/session_runner.h"
 
 #include <algorithm>
 #include <numeric>
