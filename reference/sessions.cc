@@ -53,9 +53,9 @@ struct Asked {
   RequestInfo info;
   Inputs prompt;
   std::deque<SessionInput> queue;  // Inputs to compute next.
-  std::int64_t outputs = 0;      // Planned, whether sampled or not.
-  std::int64_t most = 0;         // Tokens of the answer, at most,
-  Ending last = Ending::kLimit;  // and how it ends then.
+  std::int64_t outputs = 0;        // Planned, whether sampled or not.
+  std::int64_t most = 0;           // Tokens of the answer, at most,
+  Ending last = Ending::kLimit;    // and how it ends then.
 };
 
 struct Place {
