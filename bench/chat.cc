@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "bench/limits.h"
@@ -13,42 +11,14 @@
 namespace kvtwin::bench {
 namespace {
 
-constexpr int kBlockTokens = 512;
-// Tokens of answers are none of any prompt: the file does not record them.
-constexpr std::int32_t kFirstAnswer = 1 << 30;
-
-std::vector<SessionInput> PromptOf(const ChatRequest& request) {
-  std::vector<SessionInput> prompt(AsSize(request.input_length));
-  for (int i = 0; i < request.input_length; ++i) {
-    At(prompt, i).token =
-        At(request.blocks, i / kBlockTokens) * kBlockTokens + i % kBlockTokens;
-  }
-  return prompt;
-}
-
-int CommonPrefix(const ChatRequest& a, const ChatRequest& b) {
+int CommonPrefix(const ServiceRequest& a, const ServiceRequest& b) {
   const auto [end, end_b] = std::mismatch(a.blocks.begin(), a.blocks.end(),
                                           b.blocks.begin(), b.blocks.end());
-  const int common = AsInt(end - a.blocks.begin()) * kBlockTokens;
+  const int common = AsInt(end - a.blocks.begin()) * props::kBlockTokens;
   return std::min({common, a.input_length, b.input_length});
 }
 
 }  // namespace
-
-std::vector<ChatRequest> ReadRequests(const std::string& path, int context) {
-  std::vector<ChatRequest> requests;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    const auto json = nlohmann::json::parse(line);
-    ChatRequest request = {.input_length = json.at("input_length"),
-                           .output_length = json.at("output_length"),
-                           .blocks = json.at("hash_ids")};
-    if (request.input_length + request.output_length <= context) {
-      requests.push_back(std::move(request));
-    }
-  }
-  return requests;
-}
 
 void ChatCache::Log(Call call) {
   if (calls_ != nullptr) calls_->push_back(std::move(call));
@@ -124,14 +94,14 @@ void ChatCache::CheckRow(const std::string& name, const KvView& view,
   }
 }
 
-Chat::Chat(const std::vector<ChatRequest>& requests, ChatCache& cache,
+Chat::Chat(const std::vector<ServiceRequest>& requests, ChatCache& cache,
            int context)
     : requests_(&requests),
       cache_(&cache),
       sessions_(Must(MakeSessions(
           cache, {.slots = kSlots, .context = context, .batch = kBatch}))),
       held_(kSlots),
-      next_answer_(kFirstAnswer) {}
+      next_answer_(props::kFirstAnswer) {}
 
 CacheSetup Chat::Setup(DType mask_dtype, int context) {
   CacheSetup setup;
@@ -153,7 +123,7 @@ auto Chat::Timed(const Call& call) {
 }
 
 void Chat::Submit() {
-  const ChatRequest& request = At(*requests_, submitted_++);
+  const ServiceRequest& request = At(*requests_, submitted_++);
   const std::vector<SessionInput> prompt = PromptOf(request);
   const RequestOptions options = {.limit = request.output_length};
   waiting_.push_back(Timed([&] { return sessions_->Submit(prompt, options); }));
@@ -191,7 +161,7 @@ bool Chat::Step() {
 
 // The request got a slot.
 void Chat::CountReusable(int request, const RequestInfo& info) {
-  const ChatRequest& now = At(*requests_, request);
+  const ServiceRequest& now = At(*requests_, request);
   int most = 0;
   for (const Held& held : held_) {
     if (held.request == nullptr) continue;

@@ -14,19 +14,11 @@
 #include "bench/twins.h"
 #include "kvtwin/sessions.h"
 #include "props/base/forwarding_cache.h"
+#include "props/sessions/service_hour.h"
 
 namespace kvtwin::bench {
 
-struct ChatRequest {
-  int input_length = 0;
-  int output_length = 0;
-  std::vector<int> blocks;  // Equal numbers are equal blocks of 512 tokens.
-};
-
-// Reads one request per line, as in mooncake_conversation.jsonl; keeps those
-// that need at most `context` tokens with their answer. Returns an empty list
-// if the file does not exist.
-std::vector<ChatRequest> ReadRequests(const std::string& path, int context);
+using props::ServiceRequest;
 
 // Times the calls, and knows the cell of each token.
 class ChatCache : public props::ForwardingCache {
@@ -66,7 +58,8 @@ class Chat {
 
   // `requests` and `cache` must outlive this object. Requires: no request with
   // its answer needs more than `context` tokens.
-  Chat(const std::vector<ChatRequest>& requests, ChatCache& cache, int context);
+  Chat(const std::vector<ServiceRequest>& requests, ChatCache& cache,
+       int context);
 
   // The setup of a cache for this client; the longest request of the recorded
   // hour has 126,527 tokens.
@@ -86,7 +79,7 @@ class Chat {
  private:
   // A request whose prompt a slot holds, and how many of its tokens.
   struct Held {
-    const ChatRequest* request = nullptr;
+    const ServiceRequest* request = nullptr;
     int length = 0;
   };
 
@@ -95,7 +88,7 @@ class Chat {
   template <class Call>
   auto Timed(const Call& call);
 
-  const std::vector<ChatRequest>* requests_;
+  const std::vector<ServiceRequest>* requests_;
   ChatCache* cache_;
   std::unique_ptr<Sessions> sessions_;
   std::vector<Held> held_;

@@ -49,7 +49,7 @@ void ReportReuse(const std::string& name, const Chat& chat) {
 }
 
 // Plays all requests, or the first passes in a quick run.
-void PlayAll(Goals& goals, const std::vector<ChatRequest>& requests,
+void PlayAll(Goals& goals, const std::vector<ServiceRequest>& requests,
              const std::string& name, const std::string& own) {
   constexpr std::int64_t kChecked = 997;
   constexpr std::int64_t kTold = 50000;  // Reports progress: it takes minutes.
@@ -80,7 +80,7 @@ void PlayAll(Goals& goals, const std::vector<ChatRequest>& requests,
 // The calls of some passes from the middle of the hour, made by both twins.
 class Stretch {
  public:
-  Stretch(const std::vector<ChatRequest>& requests, int context,
+  Stretch(const std::vector<ServiceRequest>& requests, int context,
           std::int64_t from, std::int64_t passes) {
     ChatCache cache(MakeChatCache(context, "optimized"));
     Chat chat(requests, cache, context);
@@ -142,8 +142,8 @@ void ChatGoals(Goals& goals) {
   if (!goals.Wanted(hour) && !goals.Wanted(stretch) && !goals.Wanted(own)) {
     return;
   }
-  const std::vector<ChatRequest> requests =
-      ReadRequests(goals.options().workload, Context(goals));
+  const std::vector<ServiceRequest> requests =
+      Must(props::ReadServiceHour(goals.options().workload, Context(goals)));
   if (requests.empty()) {
     const std::string& path = goals.options().workload;
     fmt::print(stderr,

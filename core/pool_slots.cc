@@ -35,7 +35,12 @@ class PoolSlotsOf final : public PoolSlots {
   PoolSlotsOf(const PoolSlotsOf&) = delete;
   PoolSlotsOf& operator=(const PoolSlotsOf&) = delete;
 
-  int Sequence(int slot) const override { return At(sequences_, slot); }
+  Result<int> Sequence(int slot) const override {
+    if (slot < 0 || slot >= Size(sequences_)) {
+      return Invalid("slot is {}, there are {}", slot, sequences_.size());
+    }
+    return At(sequences_, slot);
+  }
 
   Status SetConfig(const CacheConfig&) override {
     return Unsupported("config");
@@ -89,9 +94,10 @@ class PoolSlotsOf final : public PoolSlots {
                      tokens);
     }
     for (const Part& part : parts_) {
-      const auto appended = pool_->Append(
-          Sequence(part.slot), layer_, TokensOf(key, part.begin, part.count),
-          TokensOf(value, part.begin, part.count));
+      const auto appended =
+          pool_->Append(At(sequences_, part.slot), layer_,
+                        TokensOf(key, part.begin, part.count),
+                        TokensOf(value, part.begin, part.count));
       if (!appended.ok()) return appended.status();
     }
     return {};
@@ -107,7 +113,7 @@ class PoolSlotsOf final : public PoolSlots {
     if (!status.ok()) return status;
     if (src == dst) return Truncate(dst, len);
     const int kept = std::min(len, Length(src));
-    const Result<int> forked = pool_->Fork(Sequence(src), kept);
+    const Result<int> forked = pool_->Fork(At(sequences_, src), kept);
     if (!forked.ok()) return forked.status();
     return pool_->Free(std::exchange(At(sequences_, dst), *forked));
   }
@@ -148,9 +154,9 @@ class PoolSlotsOf final : public PoolSlots {
     for (int slot = 0; slot < Size(sequences_); ++slot) {
       int end = Length(slot);
       for (const Part& part : parts_) end += part.slot == slot ? part.count : 0;
-      auto places = pool_->SlotMapping(Sequence(slot), 0, end);
+      auto places = pool_->SlotMapping(At(sequences_, slot), 0, end);
       if (!places.ok()) {
-        places = pool_->SlotMapping(Sequence(slot), 0, Length(slot));
+        places = pool_->SlotMapping(At(sequences_, slot), 0, Length(slot));
       }
       for (int i = 0; places.ok() && i < Size(*places); ++i) {
         out.push_back({AsInt(At(*places, i)), i, slot});
@@ -170,7 +176,7 @@ class PoolSlotsOf final : public PoolSlots {
   };
 
   int Length(int slot) const {
-    const Result<int> length = pool_->SeqLen(Sequence(slot));
+    const Result<int> length = pool_->SeqLen(At(sequences_, slot));
     return length.ok() ? *length : 0;
   }
 
@@ -200,7 +206,7 @@ class PoolSlotsOf final : public PoolSlots {
   Status CommitParts() {
     while (!parts_.empty()) {
       const Part& part = parts_.back();
-      Status status = pool_->Commit(Sequence(part.slot), part.count);
+      Status status = pool_->Commit(At(sequences_, part.slot), part.count);
       if (!status.ok()) return status;
       parts_.pop_back();
     }
@@ -209,7 +215,7 @@ class PoolSlotsOf final : public PoolSlots {
 
   Status Truncate(int slot, std::int32_t len) {
     if (len >= Length(slot)) return {};
-    return pool_->Truncate(Sequence(slot), len);
+    return pool_->Truncate(At(sequences_, slot), len);
   }
 
   PagedPool* pool_;

@@ -127,10 +127,11 @@ std::string DumpSessions(const Sessions& sessions, const Cache& cache) {
                       cells.cells, cells.shared);
   const SessionGauges gauges = sessions.Gauges();
   text += fmt::format(
-      "{} running, {} waiting; {} of {} prompt tokens reused, {} forks, {} "
+      "{} running, {} waiting, {} bytes of inputs; {} of {} prompt tokens "
+      "reused, {} forks, {} "
       "prefixes missed, {} tokens evicted\n",
-      gauges.running, gauges.waiting, gauges.hit_tokens, gauges.prompt_tokens,
-      gauges.forks, gauges.missed, gauges.evicted_tokens);
+      gauges.running, gauges.waiting, gauges.bytes, gauges.hit_tokens,
+      gauges.prompt_tokens, gauges.forks, gauges.missed, gauges.evicted_tokens);
   text += fmt::format(
       "{} tokens in {} batches, {} refused; {} shifts, {} computed again\n",
       gauges.planned_tokens, gauges.batches, gauges.refusals, gauges.shifts,

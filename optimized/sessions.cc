@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
 #include <limits>
 #include <memory>
 #include <set>
@@ -106,7 +105,12 @@ class FastSessions final : public GuardedSessions {
   SessionGauges Gauges() const override {
     SessionGauges gauges = gauges_;
     gauges.running = std::ssize(running_);
-    gauges.waiting = std::ssize(jobs_) - gauges.running;
+    gauges.waiting = std::ssize(waiting_);
+    std::int64_t inputs = waiting_inputs_;
+    for (const Lane& lane : lanes_) {
+      inputs += Size(lane.record) + (lane.job ? lane.job->left() : 0);
+    }
+    gauges.bytes = inputs * static_cast<std::int64_t>(sizeof(SessionInput));
     return gauges;
   }
 
@@ -132,7 +136,8 @@ class FastSessions final : public GuardedSessions {
       job.most = context - Size(job.queue) + 1;
       job.last = Ending::kContext;
     }
-    waiting_.push_back(submitted_);
+    waiting_.insert(submitted_);
+    waiting_inputs_ += job.info.prompt;
     jobs_.emplace(submitted_, std::move(job));
     return submitted_++;
   }
@@ -148,12 +153,11 @@ class FastSessions final : public GuardedSessions {
   // (Q4)
   Status Admit() {
     while (!waiting_.empty() && !free_.empty()) {
-      const auto found = jobs_.find(waiting_.front());
-      if (found != jobs_.end()) {  // Else it was cancelled.
-        Status status = Load(found->first, found->second);
-        if (!status.ok()) return status;
-      }
-      waiting_.pop_front();
+      const int request = *waiting_.begin();
+      Job& job = jobs_.at(request);
+      if (Status status = Load(request, job); !status.ok()) return status;
+      waiting_.erase(waiting_.begin());
+      waiting_inputs_ -= job.info.prompt;
     }
     return {};
   }
@@ -495,6 +499,9 @@ class FastSessions final : public GuardedSessions {
       lane.used = ++clock_;
       running_.erase(slot);
       free_.emplace(lane.used, slot);
+    } else {
+      waiting_.erase(request);
+      waiting_inputs_ -= job.info.prompt;
     }
     jobs_.erase(request);
   }
@@ -531,7 +538,8 @@ class FastSessions final : public GuardedSessions {
   std::vector<Lane> lanes_;
   RecordIndex index_;
   std::unordered_map<int, Job> jobs_;            // Those that have not ended.
-  std::deque<int> waiting_;                      // Cancelled ones too.
+  std::set<int> waiting_;                        // Requests.
+  std::int64_t waiting_inputs_ = 0;              // Of their prompts.
   std::set<std::pair<std::int64_t, int>> free_;  // By last use.
   std::set<int> running_;                        // Slots.
   int submitted_ = 0;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <map>
 #include <memory>
@@ -51,10 +52,10 @@ struct Asked {
   RequestOptions options;
   RequestInfo info;
   Inputs prompt;
-  Inputs queue;                  // Inputs to compute next.
-  std::int64_t outputs = 0;      // Planned, whether sampled or not.
-  std::int64_t most = 0;         // Tokens of the answer, at most,
-  Ending last = Ending::kLimit;  // and how it ends then.
+  std::deque<SessionInput> queue;  // Inputs to compute next.
+  std::int64_t outputs = 0;        // Planned, whether sampled or not.
+  std::int64_t most = 0;           // Tokens of the answer, at most,
+  Ending last = Ending::kLimit;    // and how it ends then.
 };
 
 struct Place {
@@ -90,9 +91,14 @@ class PlainSessions final : public GuardedSessions {
 
   SessionGauges Gauges() const override {
     SessionGauges gauges = gauges_;
+    std::size_t inputs = 0;
     for (const auto& [request, asked] : requests_) {
-      ++(asked.info.slot < 0 ? gauges.waiting : gauges.running);
+      const bool waits = asked.info.slot < 0;
+      ++(waits ? gauges.waiting : gauges.running);
+      inputs += waits ? asked.prompt.size() : asked.queue.size();
     }
+    for (const Place& place : slots_) inputs += place.record.size();
+    gauges.bytes = static_cast<std::int64_t>(inputs * sizeof(SessionInput));
     return gauges;
   }
 
@@ -383,7 +389,7 @@ class PlainSessions final : public GuardedSessions {
   void Take(const Planned& planned) {
     Place& place = At(slots_, planned.slot);
     Asked& asked = requests_.at(place.request);
-    if (!asked.queue.empty()) asked.queue.erase(asked.queue.begin());
+    if (!asked.queue.empty()) asked.queue.pop_front();
     place.record.push_back(planned.input);
     if (planned.input.token != kUnknownToken) Known(place);
     if (planned.output) {

@@ -596,7 +596,7 @@ kvtwin_status kvtwin_attention_merge(const kvtwin_attention_part* parts,
 
 /* Requests that share a cache and reuse what it holds of their prompts
  * (docs/serving.md). The cache must outlive the sessions; its sequences 0 ..
- * slots - 1 belong to them. */
+ * slots - 1 belong to them. It may be a cache of kvtwin_pool_cache_create. */
 typedef struct kvtwin_sessions kvtwin_sessions;
 
 typedef enum kvtwin_slot_choice {
@@ -664,10 +664,24 @@ typedef struct kvtwin_session_gauges {
   int64_t reprocessed;
   int64_t missed;
   int64_t refusals;
+  int64_t bytes; /* The records and the inputs still to compute, now. */
 } kvtwin_session_gauges;
 
 kvtwin_status kvtwin_sessions_default_params(kvtwin_sessions_params* params,
                                              size_t size);
+/* Makes a cache of a pool, for kvtwin_sessions_create with the same params. The
+ * pool must outlive it, and have slots * ceil(context / block_size) blocks and
+ * no other sequences. kvtwin_cache_put appends the batch's rows to the pool,
+ * layer by layer; attention reads the views or the tables of the pool's
+ * sequences. There are no shifts, and neither kvtwin_cache_get nor snapshots.
+ */
+kvtwin_status kvtwin_pool_cache_create(kvtwin_pool* pool,
+                                       const kvtwin_sessions_params* params,
+                                       kvtwin_cache** cache);
+/* Sets *sequence to the pool's sequence of a slot. */
+kvtwin_status kvtwin_pool_cache_sequence(kvtwin_cache* cache, int32_t slot,
+                                         int32_t* sequence);
+
 kvtwin_status kvtwin_sessions_create(kvtwin_cache* cache,
                                      const kvtwin_sessions_params* params,
                                      const char* twin,
@@ -695,6 +709,12 @@ kvtwin_status kvtwin_sessions_sampled(kvtwin_sessions* sessions,
 /* Ends a request; the last `removed` sampled tokens leave its record. */
 kvtwin_status kvtwin_sessions_finish(kvtwin_sessions* sessions, int32_t request,
                                      int64_t removed);
+/* Says that the caller has replaced the tokens of a free slot's sequence, as by
+ * kvtwin_cache_add_sequence: it now holds exactly these inputs, which prompts
+ * may reuse. */
+kvtwin_status kvtwin_sessions_adopt(kvtwin_sessions* sessions, int32_t slot,
+                                    const kvtwin_session_input* record,
+                                    size_t count);
 kvtwin_status kvtwin_sessions_gauges(kvtwin_sessions* sessions,
                                      kvtwin_session_gauges* gauges);
 /* FAILED_PRECONDITION if the cache does not hold what the sessions know. */

@@ -27,8 +27,13 @@
 // proof.
 //
 // Misuse returns invalid_argument or failed_precondition and changes nothing.
-// Equal calls give equal answers. Not thread-safe: one call at a time on one
-// object. If memory runs out, std::bad_alloc passes through.
+// Equal calls give equal answers. If memory runs out, std::bad_alloc passes
+// through.
+//
+// Not thread-safe: one call at a time on one object. Only NextBatch changes the
+// cache: until the next one, other threads may read the views of a batch, and
+// compute attention, while one thread makes other calls (CheckSessions and
+// DumpSessions too, which read the cache).
 
 #ifndef KVTWIN_SESSIONS_H_
 #define KVTWIN_SESSIONS_H_
@@ -131,10 +136,12 @@ struct SlotInfo {
   int reusable = 0;
 };
 
-// Totals since the sessions were made, except for the first two.
+// Totals since the sessions were made, except for the first three.
 struct SessionGauges {
   std::int64_t waiting = 0;  // Requests.
   std::int64_t running = 0;
+  std::int64_t bytes = 0;  // The records and the inputs still to compute. K and
+                           // V rows are the cache's.
   std::int64_t prompt_tokens = 0;  // Counted when the request gets a slot.
   std::int64_t hit_tokens = 0;     // The reused part of them.
   std::int64_t planned_tokens = 0;
@@ -208,8 +215,8 @@ Result<std::unique_ptr<Sessions>> MakeSessions(
 // not_supported.
 class PoolSlots : public Cache {
  public:
-  // The pool's sequence of a slot. Requires: the slot exists.
-  virtual int Sequence(int slot) const = 0;
+  // The pool's sequence of a slot. Errors: a slot that does not exist.
+  virtual Result<int> Sequence(int slot) const = 0;
 };
 
 // The pool must outlive the slots, and have no other sequences. Errors: the

@@ -19,6 +19,7 @@
 
 #include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
+#include "kvtwin/paged.h"
 #include "kvtwin/state.h"
 #include "props/backend/c_conversions.h"
 
@@ -28,6 +29,10 @@ struct kvtwin_cache {
   // Handles of a wrapper's caches, made when they are asked for.
   std::map<kvtwin::Cache*, std::unique_ptr<kvtwin_cache>> inner;
   std::vector<kvtwin::CellEntry> cells;  // Kept to reuse its memory.
+};
+
+struct kvtwin_pool {
+  std::unique_ptr<kvtwin::PagedPool> pool;
 };
 
 struct kvtwin_state {

@@ -89,10 +89,99 @@ TEST_F(CSessions, AnAnswerAndAFork) {
   EXPECT_EQ(gauges.hit_tokens, 2);
   EXPECT_EQ(gauges.forks, 1);
   EXPECT_EQ(gauges.batches, 3);
+  EXPECT_GT(gauges.bytes, 0);
   char* text = nullptr;
   ASSERT_EQ(kvtwin_sessions_dump(sessions_, &text), KVTWIN_OK);
   EXPECT_NE(std::string(text).find("2 slots of 8 tokens"), std::string::npos);
   kvtwin_free(text);
+}
+
+TEST_F(CSessions, ASlotAdoptsWhatTheCallerPutThere) {
+  const int first = Submit({1, 2, 3, 4});
+  EXPECT_EQ(Next().count, 4);
+  ASSERT_EQ(kvtwin_sessions_finish(sessions_, first, 0), KVTWIN_OK);
+  ASSERT_EQ(kvtwin_cache_copy_prefix(cache_, 0, 1, 3), KVTWIN_OK);
+  const std::vector<kvtwin_session_input> record = {
+      {1, 0, 0}, {2, 0, 0}, {3, 0, 0}};
+  ASSERT_EQ(kvtwin_sessions_adopt(sessions_, 1, record.data(), record.size()),
+            KVTWIN_OK);
+  Submit({1, 2, 3, 9});
+  const kvtwin_session_batch batch = Next();
+  ASSERT_EQ(batch.count, 1);
+  EXPECT_EQ(batch.positions[0], 3);
+  EXPECT_EQ(kvtwin_sessions_adopt(sessions_, 2, nullptr, 0),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_STREQ(kvtwin_last_error(), "slot is 2, there are 2");
+  EXPECT_EQ(kvtwin_sessions_adopt(sessions_, 0, nullptr, 1),
+            KVTWIN_INVALID_ARGUMENT);
+}
+
+// Two requests share a block; attention would read the views of the slots.
+TEST_F(CSessions, OverAPool) {
+  kvtwin_pool_params params{};
+  ASSERT_EQ(kvtwin_pool_default_params(&params, sizeof(params)), KVTWIN_OK);
+  params.block_size = 2;
+  params.blocks = 7;
+  params.max_seq_len = 8;
+  params.dtype = params.v_dtype = KVTWIN_F32;
+  kvtwin_pool* pool = nullptr;
+  ASSERT_EQ(kvtwin_pool_create(&params, nullptr, &pool), KVTWIN_OK);
+  kvtwin_cache* cache = nullptr;
+  EXPECT_EQ(kvtwin_pool_cache_create(pool, &params_, &cache),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_STREQ(kvtwin_last_error(),
+               "the pool has 7 blocks, 2 slots of 8 tokens need 8");
+  kvtwin_pool_destroy(pool);
+  params.blocks = 8;
+  ASSERT_EQ(kvtwin_pool_create(&params, nullptr, &pool), KVTWIN_OK);
+  ASSERT_EQ(kvtwin_pool_cache_create(pool, &params_, &cache), KVTWIN_OK);
+  kvtwin_sessions_destroy(sessions_);
+  ASSERT_EQ(kvtwin_sessions_create(cache, &params_, nullptr, &sessions_),
+            KVTWIN_OK);
+
+  Submit({1, 2, 3});
+  for (int pass = 0; pass < 2; ++pass) {
+    kvtwin_session_batch batch{};
+    batch.size = sizeof(batch);
+    ASSERT_EQ(kvtwin_sessions_next_batch(sessions_, &batch), KVTWIN_OK);
+    std::vector<float> numbers;
+    for (size_t i = 0; i < batch.count; ++i) {
+      numbers.push_back(static_cast<float>(batch.inputs[i].token));
+    }
+    kvtwin_tensor rows{};
+    rows.data = numbers.data();
+    rows.dtype = KVTWIN_F32;
+    const int64_t count = static_cast<int64_t>(batch.count);
+    const int64_t shape[] = {1, 1, count, 1};
+    const int64_t stride[] = {4, 4, 4, 4 * count};
+    std::memcpy(rows.shape, shape, sizeof(shape));
+    std::memcpy(rows.stride, stride, sizeof(stride));
+    ASSERT_EQ(kvtwin_cache_put(cache, 0, &rows, &rows), KVTWIN_OK)
+        << kvtwin_last_error();
+    EXPECT_EQ(kvtwin_sessions_check(sessions_), KVTWIN_OK);
+    if (pass == 0) Submit({1, 2, 3, 4});
+  }
+  int32_t sequence = -1;
+  ASSERT_EQ(kvtwin_pool_cache_sequence(cache, 1, &sequence), KVTWIN_OK);
+  kvtwin_paged_view views[2];
+  size_t count = 0;
+  ASSERT_EQ(kvtwin_pool_views(pool, sequence, 0, views, 2, &count), KVTWIN_OK);
+  ASSERT_EQ(count, 2U);
+  float last = 0;
+  std::memcpy(
+      &last,
+      static_cast<const char*>(views[1].key.data) + views[1].key.stride[2],
+      sizeof(last));
+  EXPECT_EQ(last, 4);
+  EXPECT_EQ(kvtwin_pool_cache_sequence(cache, 2, &sequence),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_EQ(kvtwin_pool_cache_sequence(cache_, 0, &sequence),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_STREQ(kvtwin_last_error(), "the cache is not over a pool");
+  kvtwin_sessions_destroy(sessions_);
+  sessions_ = nullptr;
+  kvtwin_cache_destroy(cache);
+  kvtwin_pool_destroy(pool);
 }
 
 TEST_F(CSessions, MisuseIsRefused) {

@@ -5,10 +5,6 @@
 using namespace kvtwin;
 using namespace kvtwin::props;
 
-struct kvtwin_pool {
-  std::unique_ptr<PagedPool> pool;
-};
-
 namespace {
 
 // Calls `call` with the pool, if there is one.

@@ -73,6 +73,18 @@ Result<RequestOptions> RequestOptionsFromC(
                         .truncate = read.truncate != 0};
 }
 
+Result<std::vector<SessionInput>> InputsFromC(std::string_view name,
+                                              const kvtwin_session_input* from,
+                                              std::size_t count) {
+  const auto list = ListFromC(name, from, count);
+  if (!list.ok()) return list.status();
+  std::vector<SessionInput> inputs;
+  for (const kvtwin_session_input& input : *list) {
+    inputs.push_back({input.token, input.multimodal, input.same_batch});
+  }
+  return inputs;
+}
+
 kvtwin_session_batch SessionBatchOf(kvtwin_sessions& sessions,
                                     const SessionBatch& batch) {
   sessions.inputs.clear();
@@ -97,6 +109,37 @@ kvtwin_status kvtwin_sessions_default_params(kvtwin_sessions_params* params,
                                              size_t size) {
   return Answer([&] {
     return WriteDefaults("params", DefaultSessionsParams(), params, size);
+  });
+}
+
+kvtwin_status kvtwin_pool_cache_create(kvtwin_pool* pool,
+                                       const kvtwin_sessions_params* params,
+                                       kvtwin_cache** cache) {
+  return Answer([&]() -> Status {
+    Status status = NeedAll({{"pool", pool}, {"cache", cache}});
+    if (!status.ok()) return status;
+    const Result<SessionsSpec> spec = SessionsSpecFromC(params);
+    if (!spec.ok()) return spec.status();
+    auto made = MakePoolSlots(*pool->pool, *spec);
+    if (!made.ok()) return made.status();
+    auto handle = std::make_unique<kvtwin_cache>();
+    handle->owned = std::move(*made);
+    handle->cache = handle->owned.get();
+    *cache = handle.release();
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_pool_cache_sequence(kvtwin_cache* cache, int32_t slot,
+                                         int32_t* sequence) {
+  return Answer([&]() -> Status {
+    Status status = NeedAll({{"cache", cache}, {"sequence", sequence}});
+    if (!status.ok()) return status;
+    const auto* slots = dynamic_cast<const PoolSlots*>(cache->cache);
+    if (slots == nullptr) return Invalid("the cache is not over a pool");
+    const Result<int> found = slots->Sequence(slot);
+    if (found.ok()) *sequence = *found;
+    return found.status();
   });
 }
 
@@ -134,15 +177,11 @@ kvtwin_status kvtwin_sessions_submit(kvtwin_sessions* sessions,
   return OnSessions(sessions, [&](Sessions& target) -> Status {
     Status status = NeedAll({{"request", request}});
     if (!status.ok()) return status;
-    const auto list = ListFromC("prompt", prompt, count);
-    if (!list.ok()) return list.status();
+    const auto inputs = InputsFromC("prompt", prompt, count);
+    if (!inputs.ok()) return inputs.status();
     const Result<RequestOptions> read = RequestOptionsFromC(options);
     if (!read.ok()) return read.status();
-    std::vector<SessionInput> inputs;
-    for (const kvtwin_session_input& input : *list) {
-      inputs.push_back({input.token, input.multimodal, input.same_batch});
-    }
-    const Result<int> made = target.Submit(inputs, *read);
+    const Result<int> made = target.Submit(*inputs, *read);
     if (made.ok()) *request = *made;
     return made.status();
   });
@@ -178,6 +217,15 @@ kvtwin_status kvtwin_sessions_finish(kvtwin_sessions* sessions, int32_t request,
   });
 }
 
+kvtwin_status kvtwin_sessions_adopt(kvtwin_sessions* sessions, int32_t slot,
+                                    const kvtwin_session_input* record,
+                                    size_t count) {
+  return OnSessions(sessions, [&](Sessions& target) -> Status {
+    const auto inputs = InputsFromC("record", record, count);
+    return inputs.ok() ? target.Adopt(slot, *inputs) : inputs.status();
+  });
+}
+
 kvtwin_status kvtwin_sessions_gauges(kvtwin_sessions* sessions,
                                      kvtwin_session_gauges* gauges) {
   return OnSessions(sessions, [&](const Sessions& target) -> Status {
@@ -185,10 +233,10 @@ kvtwin_status kvtwin_sessions_gauges(kvtwin_sessions* sessions,
     if (!size.ok()) return size.status();
     const SessionGauges now = target.Gauges();
     WriteStruct(
-        kvtwin_session_gauges{0, now.waiting, now.running, now.prompt_tokens,
-                              now.hit_tokens, now.planned_tokens, now.batches,
-                              now.forks, now.evicted_tokens, now.shifts,
-                              now.reprocessed, now.missed, now.refusals},
+        kvtwin_session_gauges{
+            0, now.waiting, now.running, now.prompt_tokens, now.hit_tokens,
+            now.planned_tokens, now.batches, now.forks, now.evicted_tokens,
+            now.shifts, now.reprocessed, now.missed, now.refusals, now.bytes},
         gauges);
     return {};
   });

@@ -132,6 +132,17 @@ foreach(kind recurrent hybrid)
   kvtwin_command_test(fuzz_${kind} EXIT 0 PRINTS "\"differences\": ?0[,}]"
     ARGS fuzz --kind ${kind} --ops 50000 --json)
 endforeach()
+kvtwin_command_test(fuzz_sessions EXIT 0 PRINTS "0 differences.* records adopted"
+  ARGS fuzz --kind sessions --ops 20000 --marks)
+kvtwin_command_test(fuzz_sessions_as_json EXIT 0 PRINTS "\"differences\":0"
+  ARGS fuzz --kind sessions --ops 2000 --twin reference --json)
+kvtwin_command_test(fuzz_sessions_of_a_backend EXIT 2 PRINTS "is not for sessions"
+  ARGS fuzz --kind sessions --level visibility)
+kvtwin_command_test(run_sessions EXIT 0 PRINTS "2 operations, no difference"
+  ARGS run "kvs1 1 50 8 | step 0 50 4 1 2 0 | step")
+kvtwin_command_test(run_no_sessions EXIT 2 PRINTS "part 1 is not 'step NUMBER"
+  ARGS run "kvs1 1 | fly")
+kvtwin_command_test(gen_sessions EXIT 2 ARGS gen --kind sessions)
 kvtwin_command_test(explore_paged EXIT 0
   PRINTS "^paged: 130321 histories, all of 4 operations, 0 differences"
   ARGS explore --kind paged)

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <initializer_list>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "props/report/page.h"
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
+#include "props/sessions/session_runner.h"
 #include "props/shrink/shrink.h"
 
 namespace kvtwin::props {
@@ -196,6 +198,66 @@ Json MarksJson(const Subject& subject, const PagedCoverageCounts& counts) {
   return {{"probes", probes}, {"vacuity", VacuityOf(subject, counts)}};
 }
 
+// Rare events in sessions.
+constexpr auto kSessionMarks = std::to_array<
+    std::pair<std::string_view, std::int64_t (*)(const PlayCounts&)>>({
+    {"reused tokens", [](const PlayCounts& c) { return c.gauges.hit_tokens; }},
+    {"forks", [](const PlayCounts& c) { return c.gauges.forks; }},
+    {"shifts", [](const PlayCounts& c) { return c.gauges.shifts; }},
+    {"slots computed again",
+     [](const PlayCounts& c) { return c.gauges.reprocessed; }},
+    {"prefixes missed", [](const PlayCounts& c) { return c.gauges.missed; }},
+    {"records adopted", [](const PlayCounts& c) { return c.adopted; }},
+    {"requests replayed", [](const PlayCounts& c) { return c.replayed; }},
+});
+
+std::vector<std::string> VacuityOf(const Subject& /*subject*/,
+                                   const PlayCounts& counts) {
+  std::vector<std::string> reasons;
+  for (const auto& [name, count] : kSessionMarks) {
+    if (count(counts) == 0) reasons.push_back(fmt::format("never: {}", name));
+  }
+  return reasons;
+}
+
+void PrintMarks(const Subject& subject, const PlayCounts& counts) {
+  for (const auto& [name, count] : kSessionMarks) {
+    fmt::print("{:>12} {}\n", count(counts), name);
+  }
+  for (const std::string& reason : VacuityOf(subject, counts)) {
+    fmt::print("VACUOUS {}\n", reason);
+  }
+}
+
+Json MarksJson(const Subject& subject, const PlayCounts& counts) {
+  Json probes;
+  for (const auto& [name, count] : kSessionMarks) {
+    probes[std::string(name)] = count(counts);
+  }
+  return {{"probes", probes}, {"vacuity", VacuityOf(subject, counts)}};
+}
+
+Json CountsJson(const Subject& /*subject*/, const SessionFuzzResult& result) {
+  return {{"operations", result.operations},
+          {"histories", result.ran},
+          {"requests", result.counts.requests},
+          {"judged", result.counts.judged}};
+}
+
+std::string CountsLine(const Subject& /*subject*/,
+                       const SessionFuzzResult& result, std::uint64_t seed) {
+  const PlayCounts& counts = result.counts;
+  std::string line = fmt::format(
+      "{} steps in {} histories, {} differences, seed {}; {} requests, {} "
+      "tokens judged",
+      result.operations, result.ran, result.failure ? 1 : 0, seed,
+      counts.requests, counts.judged);
+  for (const auto& [name, count] : kSessionMarks) {
+    line += fmt::format(", {} {}", count(counts), name);
+  }
+  return line + "\n";
+}
+
 Json CountsJson(const Subject& subject, const FuzzResult& result) {
   return {{"operations", result.operations},
           {"histories", result.histories},
@@ -307,6 +369,19 @@ int RunSearch(const FuzzArguments& arguments, FuzzOptions options,
   return vacuous ? 1 : 0;
 }
 
+// The sessions are those of the twins reference and optimized.
+void RefuseForSessions(const CLI::App& command, const std::string& twin) {
+  for (const char* option :
+       {"--backend", "--level", "--profile", "--cells-max", "--dtypes"}) {
+    const CLI::Option* given = command.get_option_no_throw(option);
+    if (given == nullptr || given->count() == 0) continue;
+    throw CLI::ValidationError(option, "is not for sessions");
+  }
+  if (twin == "cuda") {
+    throw CLI::ValidationError("--twin", "cuda has no sessions");
+  }
+}
+
 void RefuseForPools(const CLI::App& command,
                     std::initializer_list<const char*> options) {
   for (const char* option : options) {
@@ -354,6 +429,11 @@ int RunFuzz(const FuzzArguments& arguments) {
       return RunSearch(arguments, options, subject, FuzzPools);
     });
   }
+  if (arguments.kind == "sessions") {
+    ReportCrashes();
+    return RunSearch(arguments, options, TwinSubject(arguments.twin),
+                     FuzzSessions);
+  }
   options.drawn = !arguments.html.empty();
   if (!arguments.kind.empty()) {
     options.kind = FromName<Kind>(kKindNames, arguments.kind);
@@ -372,23 +452,27 @@ int RunFuzz(const FuzzArguments& arguments) {
                      arguments.html);
 }
 
-int RunOnePaged(const FuzzArguments& arguments, const Subject& subject) {
-  const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
+// Runs a history of a pool or of sessions.
+template <class AnyHistory>
+int RunOneOf(const FuzzArguments& arguments, const Result<AnyHistory>& history,
+             const Subject& subject) {
   if (!history.ok()) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
     return 2;
   }
   const RunResult result = RunHistory(*history, subject);
   if (!result.ran && !result.failure) {
+    const std::string line = ToText(*history);
     fmt::print(stderr, "kvtwin run: the init of {} refuses such a pool: '{}'\n",
-               subject.name, ToText(PagedHistory{history->spec, {}}));
+               subject.name, line.substr(0, line.find(" | ")));
     return 2;
   }
   std::optional<Failure> failure;
   if (result.failure) {
-    const PagedHistory shortest =
+    const AnyHistory shortest =
         Shrink(*history, WithShortTimeout(subject, *result.failure));
-    failure = Explain(shortest, *result.failure, subject);
+    const auto again = RunHistory(shortest, subject).failure;
+    failure = Explain(shortest, again.value_or(*result.failure), subject);
   }
   if (arguments.json) {
     Json json = {{"operations", history->ops.size()},
@@ -407,8 +491,13 @@ int RunOnePaged(const FuzzArguments& arguments, const Subject& subject) {
 int RunOne(const FuzzArguments& arguments) {
   if (arguments.history.starts_with("kvp1")) {
     return OnPools(arguments, [&](const Subject& subject) {
-      return RunOnePaged(arguments, subject);
+      return RunOneOf(arguments, ParsePagedHistory(arguments.history), subject);
     });
+  }
+  if (arguments.history.starts_with("kvs1")) {
+    ReportCrashes();
+    return RunOneOf(arguments, ParseSessionHistory(arguments.history),
+                    TwinSubject(arguments.twin));
   }
   const Result<History> history = ParseHistory(arguments.history);
   if (!history.ok()) {
@@ -480,7 +569,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--seconds", options.seconds, "run for this many seconds")
       ->check(RealRange(0.01, 1e7))
       ->excludes(ops);
-  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind);
+  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind, {"sessions"});
   fuzz->add_option("--threads", options.threads,
                    "number of threads; does not change the result")
       ->check(CLI::Range(1, 256))
@@ -509,6 +598,9 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       RefuseForPools(*fuzz, {"--profile"});
       RefuseLevelOfTwin(*fuzz);
     }
+    if (fuzz_arguments->kind == "sessions") {
+      RefuseForSessions(*fuzz, fuzz_arguments->twin);
+    }
     CheckPage(*fuzz, fuzz_arguments->html);
     CatchInterrupts();
     exit_code = RunFuzz(*fuzz_arguments);
@@ -524,6 +616,9 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
     if (run_arguments->history.starts_with("kvp1")) {
       RefuseForPools(*run, {"--profile"});
       RefuseLevelOfTwin(*run);
+    }
+    if (run_arguments->history.starts_with("kvs1")) {
+      RefuseForSessions(*run, run_arguments->twin);
     }
     CheckPage(*run, run_arguments->html);
     exit_code = RunOne(*run_arguments);

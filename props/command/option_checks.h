@@ -41,9 +41,11 @@ inline CLI::Validator Whole() {
 
 // Adds --seed and --kind.
 inline void AddSeedAndKind(CLI::App& command, std::uint64_t& seed,
-                           std::string& kind) {
+                           std::string& kind,
+                           const std::vector<std::string>& more = {}) {
   std::vector<std::string> kinds(kKindNames.begin(), kKindNames.end());
   kinds.emplace_back("paged");
+  kinds.insert(kinds.end(), more.begin(), more.end());
   command.add_option("--seed", seed, "the seed of all random numbers")
       ->check(Whole())
       ->capture_default_str();

@@ -183,11 +183,11 @@ room report base compare oracle
 room page_judge base compare oracle report
 room paged base history compare shrink report
 room laws base history compare shrink
-room search base history compare oracle shrink report page_judge paged
+room sessions base compare shrink report
+room search base history compare oracle shrink report page_judge paged sessions
 room backend base history compare oracle report paged laws search
-room sessions base
 room c_api compare oracle backend
-room command base history compare oracle shrink report page_judge paged laws search backend
+room command base history compare oracle shrink report page_judge paged laws search backend sessions
 room fuzzers history oracle shrink paged search
 room cuda
 room testing base history compare oracle paged search

@@ -85,10 +85,15 @@ inline void AppendSentence(std::string_view sentence, std::string& bucket) {
   }
 }
 
-// Returns the check that fails; for a pool, the sentence that says what is
-// wrong, without numbers.
+// Whether a sentence says what is wrong, and not the check alone.
+inline bool HasSentence(const Failure& failure) {
+  return failure.Is("subject: pool") || failure.check == "sessions";
+}
+
+// Returns the check that fails; for a pool and for sessions, the sentence that
+// says what is wrong, without numbers.
 inline std::string SentenceOf(const Failure& failure) {
-  if (!failure.Is("subject: pool")) return failure.check;
+  if (!HasSentence(failure)) return failure.check;
   return BucketOfReason(failure.text.substr(0, failure.text.find('\n')));
 }
 
@@ -96,7 +101,7 @@ inline std::string SentenceOf(const Failure& failure) {
 // and the check that fails; for a pool, the first words of the sentence.
 inline std::string SignatureOf(std::string_view name, const Failure& failure) {
   std::string bucket = NameInBucket(name);
-  if (failure.Is("subject: pool")) {
+  if (HasSentence(failure)) {
     AppendSentence(SentenceOf(failure), bucket);
   } else {
     AppendWords(failure.check, std::isalnum, bucket);

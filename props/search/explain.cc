@@ -133,6 +133,18 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
   return explained;
 }
 
+Failure Explain(const SessionHistory& history, const Failure& failure,
+                const Subject& subject) {
+  Failure explained = Begun(history, failure, subject);
+  explained.rules = "Q1 to Q13";
+  explained.bucket = SignatureOf(subject.name, failure);
+  explained.left_out =
+      std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
+  explained.report = FailureText(explained);
+  KeepLast(explained);
+  return explained;
+}
+
 std::string FailureText(const Failure& failure) {
   if (!failure.report.empty()) return failure.report;
   std::string text = fmt::format(

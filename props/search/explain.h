@@ -15,6 +15,7 @@
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/paged/paged_runner.h"
+#include "props/sessions/session_history.h"
 
 namespace kvtwin::props {
 
@@ -26,6 +27,8 @@ Failure Explain(const History& history, const Failure& failure,
                 const Subject& subject, bool drawn = false,
                 const std::optional<std::string>& bucket = std::nullopt);
 Failure Explain(const PagedHistory& history, const Failure& failure,
+                const Subject& subject);
+Failure Explain(const SessionHistory& history, const Failure& failure,
                 const Subject& subject);
 
 // Returns an explained failure as text: the difference, each call up to it, the
@@ -47,8 +50,8 @@ inline std::string FailureText(const History& history, const Failure& failure,
 // on every target of this machine. The name is "toy-not-reproduced" if the
 // history does not fail, as with a backend whose answers vary from run to run.
 // If a legal client removed tokens by itself, the name ends with "+remove", or
-// with "+shift" if only a K row is wrong. For a pool, the words of the
-// failure's sentence replace the check.
+// with "+shift" if only a K row is wrong. For a pool and for
+// sessions, the words of the failure's sentence replace the check.
 std::string BucketOf(const History& shrunk, const Subject& subject);
 
 // Returns "kvtwin run 'kvt1 ...' --twin optimized", with the subject's

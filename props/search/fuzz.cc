@@ -19,6 +19,7 @@
 #include "props/history/knobs.h"
 #include "props/report/finding_filter.h"
 #include "props/search/explain.h"
+#include "props/sessions/session_runner.h"
 #include "props/shrink/shrink.h"
 
 namespace kvtwin::props {
@@ -133,6 +134,33 @@ class PoolSource {
   bool refuses_ = false;
   PoolStorage used_;
   std::optional<PoolStorage> had_;
+};
+
+class SessionSource {
+ public:
+  using History = SessionHistory;
+  using Result = SessionFuzzResult;
+  static constexpr std::size_t kBlock = 16;
+  static constexpr bool kCountsRefused = false;
+
+  explicit SessionSource(const FuzzOptions& options) : options_(options) {}
+
+  std::optional<History> At(std::uint64_t number) const {
+    return MakeSessionHistory(options_.seed, number);
+  }
+  static void Tell(const History& /*history*/, bool /*ran*/) {}
+  static bool IsCounted() { return true; }
+  static History Shrunk(const History& history, const Subject& subject,
+                        const RefusesSessions& refuses) {
+    return Shrink(history, subject, refuses);
+  }
+  static Failure Explained(const History& history, const Failure& failure,
+                           const Subject& subject) {
+    return Explain(history, failure, subject);
+  }
+
+ private:
+  const FuzzOptions& options_;
 };
 
 template <class Source>
@@ -406,6 +434,12 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
 
 PagedFuzzResult FuzzPools(const FuzzOptions& options, const Subject& subject) {
   PoolSource source(options);
+  return Search(options, subject, source).Run();
+}
+
+SessionFuzzResult FuzzSessions(const FuzzOptions& options,
+                               const Subject& subject) {
+  SessionSource source(options);
   return Search(options, subject, source).Run();
 }
 

@@ -15,6 +15,7 @@
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/paged/paged_runner.h"
+#include "props/sessions/session_history.h"
 
 namespace kvtwin::props {
 
@@ -45,7 +46,7 @@ struct FuzzOptions {
 // How often each known bucket was met.
 using PassedOver = std::map<std::string, std::int64_t>;
 
-// `AnyHistory` is a history of a cache or of a pool.
+// `AnyHistory` is a history of a cache, of a pool or of sessions.
 template <class AnyHistory, class AnyCounts>
 struct FuzzResultOf {
   // Counts at least one for each history, also if its process died in the first
@@ -71,6 +72,7 @@ struct FuzzResultOf {
 };
 using FuzzResult = FuzzResultOf<History, CoverageCounts>;
 using PagedFuzzResult = FuzzResultOf<PagedHistory, PagedCoverageCounts>;
+using SessionFuzzResult = FuzzResultOf<SessionHistory, PlayCounts>;
 
 // Runs random histories until the options' limit, the first failure, or a
 // thousand histories for nearly all of which the subject has no cache. If a
@@ -78,6 +80,9 @@ using PagedFuzzResult = FuzzResultOf<PagedHistory, PagedCoverageCounts>;
 // subject accepted.
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
 PagedFuzzResult FuzzPools(const FuzzOptions& options, const Subject& subject);
+// The sessions of a twin; an operation is a step of a server.
+SessionFuzzResult FuzzSessions(const FuzzOptions& options,
+                               const Subject& subject);
 
 // Runs every history of `depth` operations, each one of about twenty, in a pool
 // of three blocks of two tokens that has a sequence of three tokens.

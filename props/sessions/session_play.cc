@@ -11,6 +11,7 @@
 
 #include "core/index.h"
 #include "core/names.h"
+#include "props/sessions/gauge_totals.h"
 #include "props/sessions/session_judge.h"
 #include "props/sessions/stand_in_model.h"
 
@@ -126,14 +127,18 @@ class Player {
         sessions_(make(*cache_, setup_.sessions)),
         plain_(SessionsOf("reference")(*plain_cache_, setup_.sessions)),
         judge_(setup_.sessions, sights_, KeepsAll(setup_.cache)) {
-    log_ = Text(setup_) + "\n";
+    Log(Text(setup_));
   }
 
-  std::string Play() {
-    for (int i = 0; i < options_.steps && wrong_.empty(); ++i) Step();
-    if (!wrong_.empty()) return log_ + "wrong: " + wrong_ + "\n";
-    AddGauges();
-    return "";
+  PlayResult Play() {
+    for (int i = 0; wrong_.empty(); ++i) {
+      const bool goes_on =
+          options_.begin_step ? options_.begin_step() : i < options_.steps;
+      if (!goes_on) break;
+      Step();
+    }
+    if (wrong_.empty()) AddGauges();
+    return {std::move(log_), std::move(wrong_)};
   }
 
  private:
@@ -144,7 +149,7 @@ class Player {
   void Wrong(const std::string& text) {
     if (wrong_.empty()) wrong_ = text;
   }
-  void Log(const std::string& text) { log_ += text + "\n"; }
+  void Log(std::string text) { log_.push_back(std::move(text)); }
 
   void Step() {
     if (Chance(pick_, 35)) Submit();
@@ -413,20 +418,7 @@ class Player {
     if (sessions_->Requests() != plain_->Requests()) Wrong("requests differ");
   }
 
-  void AddGauges() {
-    const SessionGauges gauges = sessions_->Gauges();
-    SessionGauges& sum = counts_->gauges;
-    sum.prompt_tokens += gauges.prompt_tokens;
-    sum.hit_tokens += gauges.hit_tokens;
-    sum.planned_tokens += gauges.planned_tokens;
-    sum.batches += gauges.batches;
-    sum.forks += gauges.forks;
-    sum.evicted_tokens += gauges.evicted_tokens;
-    sum.shifts += gauges.shifts;
-    sum.reprocessed += gauges.reprocessed;
-    sum.missed += gauges.missed;
-    sum.refusals += gauges.refusals;
-  }
+  void AddGauges() { AddTotals(sessions_->Gauges(), counts_->gauges); }
 
   const Pick& pick_;
   PlayOptions options_;
@@ -443,11 +435,19 @@ class Player {
   SessionJudge judge_;
   SessionBatch batch_;  // Planned, and not computed.
   std::vector<Inputs> known_;
-  std::string log_;
+  std::vector<std::string> log_;
   std::string wrong_;
 };
 
 }  // namespace
+
+void PlayCounts::Add(const PlayCounts& other) {
+  AddTotals(other.gauges, gauges);
+  requests += other.requests;
+  judged += other.judged;
+  replayed += other.replayed;
+  adopted += other.adopted;
+}
 
 SessionsMaker SessionsOf(std::string_view twin) {
   return [twin](Cache& cache, const SessionsSpec& spec) {
@@ -455,9 +455,17 @@ SessionsMaker SessionsOf(std::string_view twin) {
   };
 }
 
+PlayResult RunPlay(const Pick& pick, const SessionsMaker& make,
+                   const PlayOptions& options, PlayCounts& counts) {
+  return Player(pick, make, options, counts).Play();
+}
+
 std::string PlaySessions(const Pick& pick, const SessionsMaker& make,
                          const PlayOptions& options, PlayCounts& counts) {
-  return Player(pick, make, options, counts).Play();
+  const PlayResult result = RunPlay(pick, make, options, counts);
+  if (result.wrong.empty()) return "";
+  return fmt::format("{}\nwrong: {}\n", fmt::join(result.log, "\n"),
+                     result.wrong);
 }
 
 std::string PlaySessions(std::uint64_t seed, const SessionsMaker& make,

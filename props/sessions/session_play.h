@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvtwin/sessions.h"
 #include "props/base/pick.h"
@@ -25,6 +26,8 @@ SessionsMaker SessionsOf(std::string_view twin);
 
 struct PlayOptions {
   int steps = 60;
+  std::function<bool()> begin_step = {};  // If set, in place of `steps`: called
+                                          // before each; false ends the play.
   std::string_view cache_twin = "optimized";
   bool alone = false;  // Without the reference beside.
 };
@@ -36,7 +39,16 @@ struct PlayCounts {
   std::int64_t judged = 0;    // Tokens whose states were compared.
   std::int64_t replayed = 0;  // Requests compared with a fresh cache.
   std::int64_t adopted = 0;   // Slots that were given tokens.
+
+  void Add(const PlayCounts& other);
 };
+
+struct PlayResult {
+  std::vector<std::string> log;  // The set-up, then the calls.
+  std::string wrong;             // Empty if nothing is.
+};
+PlayResult RunPlay(const Pick& pick, const SessionsMaker& make,
+                   const PlayOptions& options, PlayCounts& counts);
 
 // Returns what went wrong, with all steps that led to it; empty if nothing did.
 std::string PlaySessions(const Pick& pick, const SessionsMaker& make,

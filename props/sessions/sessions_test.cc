@@ -245,9 +245,25 @@ TEST_P(SessionsTest, TheDumpSaysWhyAPrefixWasMissed) {
             "needs 8 and 9; 8 was evicted\n"
             "request 2 waits with 3 prompt tokens\n"
             "7 of 10 cells used, 0 shared\n"
-            "2 running, 1 waiting; 0 of 23 prompt tokens reused, 0 forks, 1 "
+            "2 running, 1 waiting, 648 bytes of inputs; 0 of 23 prompt tokens "
+            "reused, 0 forks, 1 "
             "prefixes missed, 0 tokens evicted\n"
             "17 tokens in 5 batches, 0 refused; 0 shifts, 0 computed again\n");
+}
+
+TEST_P(SessionsTest, ARequestThatIsCancelledWhileItWaitsLeavesAtOnce) {
+  Sessions& sessions = Make({.slots = 1, .context = 8, .batch = 8});
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(sessions.Submit(Prompt(4)).ok());
+  ASSERT_TRUE(sessions.NextBatch().ok());
+  EXPECT_EQ(sessions.Gauges().bytes, std::int64_t{16 * sizeof(SessionInput)});
+  ASSERT_TRUE(sessions.Cancel(1).ok());
+  EXPECT_EQ(sessions.Requests(), (std::vector<int>{0, 2, 3}));
+  EXPECT_EQ(sessions.Gauges().waiting, 2);
+  EXPECT_EQ(sessions.Gauges().bytes, std::int64_t{12 * sizeof(SessionInput)});
+  // The others wait for slots as before.
+  ASSERT_TRUE(sessions.Cancel(0).ok());
+  ASSERT_TRUE(sessions.NextBatch().ok());
+  EXPECT_EQ(sessions.Slot(0)->request, 2);
 }
 
 TEST_P(SessionsTest, TheCheckFindsWhatSomeoneElseChanged) {

@@ -145,7 +145,7 @@ Computed Compute(PagedPool& pool, PoolSlots& slots, const SessionBatch& batch) {
     Status status = slots.SetLayer(layer);
     if (status.ok()) status = PutStates(slots, batch, states);
     for (int i = 0; status.ok() && i < Size(states); ++i) {
-      const int sequence = slots.Sequence(At(batch.sequences, i));
+      const int sequence = *slots.Sequence(At(batch.sequences, i));
       const auto views = pool.Views(sequence, layer);
       if (!views.ok()) {
         status = views.status();

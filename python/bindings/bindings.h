@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <array>
+#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -45,6 +46,13 @@ Making MakingOf(nb::handle setup);
 // Does the same with a kvtwin.PoolSetup.
 PagedSpec PagedSpecOf(nb::handle setup);
 
+// Returns what a kvtwin.Cache or a kvtwin.Pool is made of, or null for another
+// object. Errors: raised: the cache is closed.
+std::shared_ptr<Cache> CacheOf(nb::handle object);
+std::shared_ptr<PagedPool> PoolOf(nb::handle object);
+// Ends the views of a kvtwin.Cache: a pass began without its start_forward.
+void EndViews(nb::handle cache);
+
 // Returns the attention of an AttentionTwin.
 Attention& AttentionOf(nb::handle twin);
 
@@ -58,6 +66,7 @@ void BindCheck(nb::module_& m);
 void BindLive(nb::module_& m);
 void BindPagedPool(nb::module_& m);
 void BindPool(nb::module_& m);
+void BindSessions(nb::module_& m);
 
 }  // namespace kvtwin::python
 

@@ -252,6 +252,11 @@ class PyCache {
     ++life_->passes;
   }
   void Close() { Replace(nullptr); }
+  std::shared_ptr<Cache> shared() const {
+    life_->open();
+    return life_->cache;
+  }
+  void EndViews() { ++life_->passes; }
 
   int CellCount() { return cache().CellCount(); }
   std::vector<int> BatchCells() {
@@ -409,6 +414,13 @@ void BindStates(nb::class_<PyCache>& cache) {
 }
 
 }  // namespace
+
+std::shared_ptr<Cache> CacheOf(nb::handle object) {
+  if (!nb::isinstance<PyCache>(object)) return nullptr;
+  return nb::cast<const PyCache&>(object).shared();
+}
+
+void EndViews(nb::handle cache) { nb::cast<PyCache&>(cache).EndViews(); }
 
 std::optional<TensorView> ViewOfTensor(nb::handle object) {
   if (!nb::isinstance<Tensor>(object)) return std::nullopt;

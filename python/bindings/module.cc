@@ -53,4 +53,5 @@ NB_MODULE(_kvtwin, m) {
   kvtwin::python::BindLive(m);
   kvtwin::python::BindPagedPool(m);
   kvtwin::python::BindPool(m);
+  kvtwin::python::BindSessions(m);
 }

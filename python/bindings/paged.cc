@@ -32,6 +32,7 @@ class PyPool {
         pool_(Value(MakePagedPool(PagedSpecOf(setup), twin))) {}
 
   nb::object setup() const { return setup_; }
+  std::shared_ptr<PagedPool> shared() const { return pool_; }
   int Open(const std::vector<std::int32_t>& prompt, const std::string& salt,
            const std::vector<std::string>& extra) {
     return Value(pool_->Open(prompt, {.salt = salt, .extra = extra}));
@@ -93,6 +94,11 @@ class PyPool {
 };
 
 }  // namespace
+
+std::shared_ptr<PagedPool> PoolOf(nb::handle object) {
+  if (!nb::isinstance<PyPool>(object)) return nullptr;
+  return nb::cast<const PyPool&>(object).shared();
+}
 
 void BindPagedPool(nb::module_& m) {
   nb::class_<PyPool>(m, "Pool",

@@ -23,6 +23,7 @@
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
+#include "kvtwin/sessions.h"
 #include "optimized/aligned_buffer.h"
 #include "props/unit/optimized/allocations.h"
 
@@ -545,6 +546,32 @@ TEST(Memory, OfAPoolDoesNotGrow) {
       watch.Step(step);
     }
     EXPECT_GT(client.commits(), kSteps / 100);
+    EXPECT_LE(watch.growth(), kNoGrowth);
+  }
+}
+
+// All slots are busy, so that each request waits until it is cancelled.
+TEST(Memory, OfSessionsDoesNotGrowWithCancelledRequests) {
+  constexpr int kSteps = 1'000'000;
+  for (const std::string_view twin : {"reference", "optimized"}) {
+    SCOPED_TRACE(twin);
+    const SessionsSpec spec = {.slots = 2, .context = 8, .batch = 8};
+    const auto cache = *MakeCache({}, twin);
+    ASSERT_TRUE(cache->Init(InitOf(spec, DType::kF32)).ok());
+    const auto sessions = *MakeSessions(*cache, spec, twin);
+    const std::vector<SessionInput> prompt = {{.token = 1}, {.token = 2}};
+    for (int i = 0; i < spec.slots; ++i) (void)*sessions->Submit(prompt);
+    (void)*sessions->NextBatch();
+    Watch watch(kSteps);
+    bool cancelled = true;
+    for (int step = 0; step < kSteps; ++step) {
+      const int request = *sessions->Submit(prompt);
+      if (step % 1000 == 0) (void)*sessions->NextBatch();
+      cancelled = cancelled && sessions->Cancel(request).ok();
+      watch.Step(step);
+    }
+    EXPECT_TRUE(cancelled);
+    EXPECT_EQ(sessions->Requests().size(), 2U);
     EXPECT_LE(watch.growth(), kNoGrowth);
   }
 }

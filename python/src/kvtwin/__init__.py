@@ -1,7 +1,7 @@
 """kvtwin: an LLM's attention KV cache, and a tester of your own.
 
 `Cache` and `Pool` are the library's cache and its pool of blocks, and `Attention`
-computes attention over them.
+computes attention over them. `Sessions` is the part of a server before them.
 `Recorder` records the calls of your cache, and `check` judges the recording. `fuzz`
 runs random histories on your class, which is a cache or a pool of blocks; `laws`
 checks a class of caches by laws, and `profile` works out whose rules it follows;
@@ -19,7 +19,7 @@ from kvtwin._errors import (
     SharedCells,
     StaleViewError,
 )
-from kvtwin._kvtwin import Cache, Pool, Tensor, View
+from kvtwin._kvtwin import Cache, Pool, SessionBatch, Sessions, Tensor, View
 from kvtwin._live import (
     Finding,
     FuzzResult,
@@ -68,6 +68,8 @@ __all__ = [
     "Refusal",
     "Rope",
     "RunResult",
+    "SessionBatch",
+    "Sessions",
     "Setup",
     "SharedCells",
     "StaleViewError",
