@@ -187,6 +187,7 @@ void GuardedCache::Close() {
   life_ = Life::kClosed;
   EndPass();
   rows_.clear();
+  DropAllDrafts();
   DoClose();
 }
 
@@ -217,7 +218,17 @@ Status GuardedCache::CheckBatch(const Batch& batch) const {
     Status status = NotNegative("a sequence of the batch", seq);
     if (!status.ok()) return status;
   }
-  return CheckIndices("multimodal", batch.multimodal, AsInt(tokens));
+  Status status = CheckIndices("multimodal", batch.multimodal, AsInt(tokens));
+  return status.ok() ? CheckDrafts(batch) : status;
+}
+
+// Most batches have no drafts, and neither have their sequences (D2, D4).
+Status GuardedCache::CheckDrafts(const Batch& batch) const {
+  if (batch.parents.empty() && drafts_.empty()) return {};
+  const bool encoder = IsEncoder();
+  return drafts_.CheckBatch(batch, [this, encoder](int seq) {
+    return encoder ? -1 : DoLastPosition(seq);
+  });
 }
 
 Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
@@ -229,8 +240,15 @@ Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
     batch_.push_back({batch.positions[i], batch.sequences[i], false});
   }
   batch_cells_.clear();
+  if (HasDrafts(batch)) {
+    if (IsEncoder()) {
+      return {StatusCode::kNotSupported, "an encoder cache has no drafts"};
+    }
+    if (!reserve) drafts_.Add(batch, batch_);
+  }
   Status status = DoStartForward(batch, reserve);
   active_ = status.ok();
+  if (!active_) drafts_.TakeBack(batch_);
   return status;
 }
 
@@ -240,7 +258,10 @@ std::span<const int> GuardedCache::BatchCells() const {
 }
 
 void GuardedCache::GiveBack() {
-  if (active_ && !reserving_) DoGiveBack();
+  if (active_ && !reserving_) {
+    DoGiveBack();
+    drafts_.TakeBack(batch_);
+  }
   EndPass();
 }
 
@@ -354,7 +375,9 @@ Status GuardedCache::CheckCopyPrefix(int src, int dst, std::int32_t len) const {
 // The pass and its view stay as they are (S25).
 Status GuardedCache::CopyPrefix(int src, int dst, std::int32_t len) {
   Status status = CheckCopyPrefix(src, dst, len);
-  if (status.ok()) DoCopyPrefix(src, dst, len);
+  if (!status.ok()) return status;
+  DropDrafts(dst);
+  DoCopyPrefix(src, dst, len);
   return status;
 }
 
@@ -372,7 +395,7 @@ Result<std::string> GuardedCache::WhyNotResume(int seq, std::int32_t pos) {
   if (!can.ok()) return can.status();
   if (*can) return std::string();
   std::vector<CellEntry> entries;
-  ListCells(entries);
+  ListCommitted(entries);
   std::erase_if(entries, [&](const auto& at) { return at.sequence != seq; });
   if (entries.empty()) return fmt::format("sequence {} holds nothing", seq);
   const auto [first, last] =
@@ -411,6 +434,50 @@ Status GuardedCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   return status;
 }
 
+void GuardedCache::CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
+  DropDrafts(seq);
+  DoCommitRemove(seq, begin, end);
+}
+
+Status GuardedCache::CheckCommit(int seq, std::span<const int> path) const {
+  Status status = CheckReady();
+  if (status.ok()) status = NotNegative("seq", seq);
+  if (status.ok() && IsEncoder()) {
+    return {StatusCode::kNotSupported, "an encoder cache has no drafts"};
+  }
+  if (status.ok()) status = drafts_.CheckPath(seq, path);
+  return status;
+}
+
+// The pass and its view stay as they are (S25, D5).
+Status GuardedCache::Commit(int seq, std::span<const int> path) {
+  Status status = CheckCommit(seq, path);
+  if (!status.ok() || !drafts_.Has(seq)) return status;
+  DoCommit(seq, path);
+  drafts_.Drop(seq);
+  return status;
+}
+
+// D6.
+void GuardedCache::DropDrafts(int seq) {
+  if (!drafts_.Has(seq)) return;
+  DoCommit(seq, {});
+  drafts_.Drop(seq);
+}
+
+void GuardedCache::DropAllDrafts() {
+  while (!drafts_.empty()) DropDrafts(drafts_.AnySequence());
+}
+
+// Lists the cells that are not of drafts (D7).
+void GuardedCache::ListCommitted(std::vector<CellEntry>& out) const {
+  ListCells(out);
+  if (drafts_.empty()) return;
+  std::erase_if(out, [&](const CellEntry& entry) {
+    return drafts_.IsDraft(entry.sequence, entry.position);
+  });
+}
+
 // Only a wrapper has layer types (S46).
 Status GuardedCache::SetLayerType(int type) {
   if (Status status = CheckReady(); !status.ok()) return status;
@@ -436,7 +503,7 @@ Status GuardedCache::SnapshotTo(CacheState& state) const {
   }
   state.cached = false;
   state.position = state.next_position = 0;
-  ListCells(state.cells);
+  ListCommitted(state.cells);
   std::erase_if(state.layers, [&](const auto& layer) {
     return !rows_.contains(layer.first);
   });
@@ -459,7 +526,7 @@ Result<CacheState> GuardedCache::SnapshotOf(int sequence) const {
   if (status.ok()) status = NotNegative("sequence", sequence);
   if (!status.ok()) return status;
   CacheState state;
-  ListCells(state.cells);
+  ListCommitted(state.cells);
   std::erase_if(state.cells, [&](const CellEntry& entry) {
     return entry.sequence != sequence;
   });
@@ -515,6 +582,7 @@ Status GuardedCache::Restore(const CacheState& state) {
   EndPass();
   layer_ = 0;
   rows_.clear();
+  DropAllDrafts();
   DoInit();
   DoLoadSlots(state);
   for (const CellEntry& entry : state.cells) DoAddEntry(entry);
@@ -538,7 +606,7 @@ Status GuardedCache::CheckAddSequence(int sequence,
                    added.caches.size());
   }
   std::vector<CellEntry> entries;
-  ListCells(entries);
+  ListCommitted(entries);
   for (const CellEntry& entry : entries) {
     if (entry.sequence != sequence) continue;
     return Invalid("the cache has a sequence {} already", sequence);
@@ -562,6 +630,7 @@ Status GuardedCache::AddSequence(int sequence, const CacheState& added) {
   if (!status.ok()) return status;
   EndPass();
   layer_ = 0;
+  DropAllDrafts();
   std::vector<CellEntry> entries;
   ListCells(entries);
   const std::vector<int> cells = FreeCells(entries, added.cells.size());

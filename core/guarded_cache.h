@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/draft_book.h"
 #include "kvtwin/cache.h"
 
 namespace kvtwin {
@@ -25,6 +26,10 @@ struct BatchToken {
   std::int32_t position = 0;
   int sequence = 0;
   bool excepted = false;  // By SetCausal: sees later positions too.
+  // Its number among the drafts of its sequence, and its parent; -1 and
+  // kNotADraft for an ordinary token, and in a reserving pass.
+  int draft = -1;
+  int parent = kNotADraft;
 };
 
 // The base of every cache except wrappers.
@@ -42,6 +47,7 @@ class GuardedCache : public Cache {
   Result<bool> CanResume(int seq, std::int32_t pos) final;
   Result<std::string> WhyNotResume(int seq, std::int32_t pos) final;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) final;
+  Status Commit(int seq, std::span<const int> path) final;
   Status SetLayerType(int type) final;
   Cache* UnderlyingCache() final { return this; }
   Result<bool> EncoderCached() final;
@@ -64,14 +70,13 @@ class GuardedCache : public Cache {
   Status CheckInit(const InitArgs& args);
   Status CheckBatch(const Batch& batch) const;
   Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
+  Status CheckCommit(int seq, std::span<const int> path) const;
   Status CheckRestore(const CacheState& state) const;
   Status CheckAddSequence(int sequence, const CacheState& added) const;
   // Remove in two steps: PrepareRemove returns the status and changes nothing;
   // if it is ok, CommitRemove with the same arguments removes.
   Status PrepareRemove(int seq, std::int32_t begin, std::int32_t end);
-  void CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
-    DoCommitRemove(seq, begin, end);
-  }
+  void CommitRemove(int seq, std::int32_t begin, std::int32_t end);
   // Ends the pass, if there is one, and removes the tokens that its
   // StartForward stored. Evictions and moves that made room are not undone.
   void GiveBack();
@@ -103,7 +108,7 @@ class GuardedCache : public Cache {
   virtual void DoCommitRemove(int seq, std::int32_t begin,
                               std::int32_t end) = 0;
 
-  // The next three are called for caches with cells only.
+  // The next five are called for caches with cells only.
   //
   // Stores row i of the tensors in cells[i] of the layer, which is made if it
   // does not exist, even if `cells` is empty.
@@ -113,6 +118,11 @@ class GuardedCache : public Cache {
   virtual KvView DoAllRows(int) const { return {}; }
   // Adds one membership. If the cell is in use, the position is the same.
   virtual void DoAddEntry(const CellEntry&) {}
+  // The highest position of the sequence's tokens, without drafts; -1 if there
+  // are none.
+  virtual std::int64_t DoLastPosition(int) const { return -1; }
+  // The drafts in `path` become tokens of the sequence, its others are gone.
+  virtual void DoCommit(int, std::span<const int>) {}
 
   // The next four are called for encoders only: caches of rows without
   // positions, in slots of any shape, without cells and mask. DoLoadSlots
@@ -140,6 +150,10 @@ class GuardedCache : public Cache {
   enum class Life { kNew, kReady, kClosed };
 
   Status CheckPass() const;
+  Status CheckDrafts(const Batch& batch) const;
+  void DropDrafts(int seq);
+  void DropAllDrafts();
+  void ListCommitted(std::vector<CellEntry>& out) const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;
   Status CheckDims(int layer, const RowDims& dims) const;
   Status CheckEncoderRows(const TensorView& value) const;
@@ -160,6 +174,7 @@ class GuardedCache : public Cache {
   std::vector<BatchToken> batch_;
   std::vector<int> batch_cells_;
   std::map<int, RowDims> rows_;
+  DraftBook drafts_;
 };
 
 }  // namespace kvtwin

@@ -58,8 +58,11 @@ Status WrapperCache::Put(const TensorView& key, const TensorView& value) {
 }
 
 Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
-  // Misuse changes nothing. All caches return the same.
-  if (Status status = active().CheckBatch(batch); !status.ok()) return status;
+  // Misuse changes nothing. All caches return the same, except for drafts: one
+  // may have evicted the tokens that they follow in another.
+  for (const auto& cache : caches_) {
+    if (Status status = cache->CheckBatch(batch); !status.ok()) return status;
+  }
   for (const auto& cache : caches_) cache->EndPass();
   for (const auto& cache : caches_) {
     Status status = cache->StartForward(batch, reserve);
@@ -108,6 +111,16 @@ Status WrapperCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   }
   for (const auto& cache : caches_) cache->CommitRemove(seq, begin, end);
   return {};
+}
+
+Status WrapperCache::Commit(int seq, std::span<const int> path) {
+  for (const auto& cache : caches_) {
+    Status status = cache->CheckCommit(seq, path);
+    if (!status.ok()) return status;
+  }
+  Status status;  // All of them will say ok.
+  for (const auto& cache : caches_) status = cache->Commit(seq, path);
+  return status;
 }
 
 Status WrapperCache::SnapshotTo(CacheState& state) const {
