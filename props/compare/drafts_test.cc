@@ -81,7 +81,8 @@ TEST(FaultyDrafts, AreFound) {
            "| put 0*2:-1 | copy 0>1:9",
            {.before_copy =
                 [](Cache& cache, int src) {
-                  ASSERT_TRUE(cache.Commit(src, std::vector<int>{0, 1}).ok());
+                  // It is also called before Init.
+                  (void)cache.Commit(src, std::vector<int>{0, 1});
                 }},
            "subject: cells"},
           {"a draft is saved",
