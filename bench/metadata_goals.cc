@@ -75,6 +75,26 @@ void JudgeResume(Goals& goals) {
               {[&] { return below.Time(); }});
 }
 
+// Accepting drafts takes as long in a large cache, and at most 2 microseconds.
+void JudgeCommit(Goals& goals) {
+  const int large = goals.Cells(1 << 20);
+  const int small = goals.Cells(1 << 12);
+  const std::string name =
+      fmt::format("commit 8 of 64 drafts, {} cells", SizeName(large));
+  const std::string of_small = fmt::format("{} / {}", name, SizeName(small));
+  const std::string of_time = name + " / 2 us";
+  if (!goals.Wanted(of_small) && !goals.Wanted(of_time)) return;
+  Committer above(large);
+  Committer below(small);
+  Committer slow(small, "reference");
+  below.Check(of_small, slow);
+  goals.Judge(
+      of_small, 1.5, [&] { return above.Time(); },
+      {[&] { return below.Time(); }}, 101);
+  goals.Judge(
+      of_time, 1, [&] { return above.Time(); }, {[] { return 2000.0; }}, 101);
+}
+
 }  // namespace
 
 void MetadataGoals(Goals& goals) {
@@ -82,6 +102,7 @@ void MetadataGoals(Goals& goals) {
     JudgeOperations(goals, goals.Cells(1 << 20), sequences);
   }
   JudgeResume(goals);
+  JudgeCommit(goals);
 }
 
 }  // namespace kvtwin::bench

@@ -51,6 +51,45 @@ void Operations::Check(const std::string& name, Operations& reference) {
   Must(reference.cache_->Remove(kCopied, 0, kOpenEnd));
 }
 
+Committer::Committer(int cells, std::string_view twin)
+    : length_(cells / 16 * 15) {
+  CacheSetup setup;
+  setup.max_sequences = 1;
+  setup.capacity = cells;
+  cache_ = Make(setup, twin);
+  Must(cache_->Restore(Interleaved(length_, 1)));
+}
+
+double Committer::Time() {
+  constexpr int kDrafts = 64;
+  constexpr int kDepth = 8;
+  std::vector<std::int32_t> positions;
+  std::vector<int> parents;
+  std::vector<int> path;
+  // Chains of 8, side by side; the last one is accepted.
+  for (int i = 0; i < kDrafts; ++i) {
+    const bool first = i % kDepth == 0;
+    positions.push_back(length_ + i % kDepth);
+    parents.push_back(first ? kCommitted : i - 1);
+    if (i >= kDrafts - kDepth) path.push_back(i);
+  }
+  const std::vector<int> sequences(kDrafts, 0);
+  Must(cache_->StartForward(
+      {.positions = positions, .sequences = sequences, .parents = parents},
+      /*reserve=*/false));
+  Status status;
+  const double time = bench::Time([&] { status = cache_->Commit(0, path); });
+  Must(status);
+  Must(cache_->Remove(0, length_, kOpenEnd));
+  return time;
+}
+
+void Committer::Check(const std::string& name, Committer& reference) {
+  Time();
+  reference.Time();
+  CheckCells(name, *cache_, *reference.cache_);
+}
+
 Resumer::Resumer(int cells, std::string_view twin)
     : window_(cells / 2), last_(cells + kFirst - 1) {
   setup_.spec.kind = Kind::kSwaMem;

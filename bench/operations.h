@@ -32,6 +32,21 @@ class Operations {
   std::unique_ptr<Cache> cache_;
 };
 
+// A sequence with a tree of 64 drafts, of which 8 are accepted.
+class Committer {
+ public:
+  explicit Committer(int cells, std::string_view twin = "optimized");
+
+  // Nanoseconds of a Commit. The tokens that it adds leave again.
+  double Time();
+
+  void Check(const std::string& name, Committer& reference);
+
+ private:
+  std::int32_t length_;
+  std::unique_ptr<Cache> cache_;
+};
+
 // A sequence that fills a sliding window with memory, and has lost its first
 // tokens.
 class Resumer {

@@ -166,6 +166,10 @@ Result<CacheState> Cache::SnapshotOf(int sequence) const {
   return SequenceOf(*state, sequence);
 }
 
+Status Cache::Commit(int, std::span<const int>) {
+  return {StatusCode::kNotSupported, "this cache has no drafts"};
+}
+
 Status Cache::AddSequence(int, const CacheState&) {
   return {StatusCode::kNotSupported, "this cache has no snapshots"};
 }

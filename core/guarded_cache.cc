@@ -188,6 +188,7 @@ void GuardedCache::Close() {
   life_ = Life::kClosed;
   EndPass();
   rows_.clear();
+  DropAllDrafts();
   DoClose();
 }
 
@@ -219,7 +220,17 @@ Status GuardedCache::CheckBatch(const Batch& batch, bool reserve) const {
     if (!status.ok()) return status;
   }
   Status status = CheckIndices("multimodal", batch.multimodal, AsInt(tokens));
+  if (status.ok()) status = CheckDrafts(batch);
   return status.ok() && !reserve ? DoCheckBatch(batch) : status;
+}
+
+// Most batches have no drafts, and neither have their sequences (D2, D4).
+Status GuardedCache::CheckDrafts(const Batch& batch) const {
+  if (batch.parents.empty() && drafts_.empty()) return {};
+  const bool encoder = IsEncoder();
+  return drafts_.CheckBatch(batch, [this, encoder](int seq) {
+    return encoder ? -1 : DoLastPosition(seq);
+  });
 }
 
 Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
@@ -231,8 +242,15 @@ Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
     batch_.push_back({batch.positions[i], batch.sequences[i], false});
   }
   batch_cells_.clear();
+  if (HasDrafts(batch)) {
+    if (IsEncoder()) {
+      return {StatusCode::kNotSupported, "an encoder cache has no drafts"};
+    }
+    if (!reserve) drafts_.Add(batch, batch_);
+  }
   Status status = DoStartForward(batch, reserve);
   active_ = status.ok();
+  if (!active_) drafts_.TakeBack(batch_);
   return status;
 }
 
@@ -242,7 +260,10 @@ std::span<const int> GuardedCache::BatchCells() const {
 }
 
 void GuardedCache::GiveBack() {
-  if (active_ && !reserving_) DoGiveBack();
+  if (active_ && !reserving_) {
+    DoGiveBack();
+    drafts_.TakeBack(batch_);
+  }
   EndPass();
 }
 
@@ -359,7 +380,9 @@ Status GuardedCache::CheckCopyPrefix(int src, int dst, std::int32_t len) const {
 // The pass and its view stay as they are (S25).
 Status GuardedCache::CopyPrefix(int src, int dst, std::int32_t len) {
   Status status = CheckCopyPrefix(src, dst, len);
-  if (status.ok()) DoCopyPrefix(src, dst, len);
+  if (!status.ok()) return status;
+  DropDrafts(dst);
+  DoCopyPrefix(src, dst, len);
   return status;
 }
 
@@ -404,7 +427,7 @@ Result<std::string> GuardedCache::WhyNotResume(int seq, std::int32_t pos) {
   if (*can) return std::string();
   if (IsRecurrent()) return WhyNoState(seq, pos);
   std::vector<CellEntry> entries;
-  ListCells(entries);
+  ListCommitted(entries);
   std::erase_if(entries, [&](const auto& at) { return at.sequence != seq; });
   if (entries.empty()) return fmt::format("sequence {} holds nothing", seq);
   const auto [first, last] =
@@ -443,6 +466,50 @@ Status GuardedCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   return status;
 }
 
+void GuardedCache::CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
+  DropDrafts(seq);
+  DoCommitRemove(seq, begin, end);
+}
+
+Status GuardedCache::CheckCommit(int seq, std::span<const int> path) const {
+  Status status = CheckReady();
+  if (status.ok()) status = NotNegative("seq", seq);
+  if (status.ok() && IsEncoder()) {
+    return {StatusCode::kNotSupported, "an encoder cache has no drafts"};
+  }
+  if (status.ok()) status = drafts_.CheckPath(seq, path);
+  return status;
+}
+
+// The pass and its view stay as they are (S25, D5).
+Status GuardedCache::Commit(int seq, std::span<const int> path) {
+  Status status = CheckCommit(seq, path);
+  if (!status.ok() || !drafts_.Has(seq)) return status;
+  DoCommit(seq, path);
+  drafts_.Drop(seq);
+  return status;
+}
+
+// D6.
+void GuardedCache::DropDrafts(int seq) {
+  if (!drafts_.Has(seq)) return;
+  DoCommit(seq, {});
+  drafts_.Drop(seq);
+}
+
+void GuardedCache::DropAllDrafts() {
+  while (!drafts_.empty()) DropDrafts(drafts_.AnySequence());
+}
+
+// Lists the cells that are not of drafts (D7).
+void GuardedCache::ListCommitted(std::vector<CellEntry>& out) const {
+  ListCells(out);
+  if (drafts_.empty()) return;
+  std::erase_if(out, [&](const CellEntry& entry) {
+    return drafts_.IsDraft(entry.sequence, entry.position);
+  });
+}
+
 // Only a wrapper has layer types (S46).
 Status GuardedCache::SetLayerType(int type) {
   if (Status status = CheckReady(); !status.ok()) return status;
@@ -468,7 +535,7 @@ Status GuardedCache::SnapshotTo(CacheState& state) const {
   }
   state.cached = false;
   state.position = state.next_position = 0;
-  ListCells(state.cells);
+  ListCommitted(state.cells);
   std::erase_if(state.layers, [&](const auto& layer) {
     return !rows_.contains(layer.first);
   });
@@ -491,7 +558,7 @@ Result<CacheState> GuardedCache::SnapshotOf(int sequence) const {
   if (status.ok()) status = NotNegative("sequence", sequence);
   if (!status.ok()) return status;
   CacheState state;
-  ListCells(state.cells);
+  ListCommitted(state.cells);
   std::erase_if(state.cells, [&](const CellEntry& entry) {
     return entry.sequence != sequence;
   });
@@ -560,6 +627,7 @@ Status GuardedCache::Restore(const CacheState& state) {
   EndPass();
   layer_ = 0;
   rows_.clear();
+  DropAllDrafts();
   DoInit();
   DoLoadSlots(state);
   for (const CellEntry& entry : state.cells) DoAddEntry(entry);
@@ -584,7 +652,7 @@ Status GuardedCache::CheckAddSequence(int sequence,
                    added.caches.size());
   }
   std::vector<CellEntry> entries;
-  ListCells(entries);
+  ListCommitted(entries);
   for (const CellEntry& entry : entries) {
     if (entry.sequence != sequence) continue;
     return Invalid("the cache has a sequence {} already", sequence);
@@ -608,6 +676,7 @@ Status GuardedCache::AddSequence(int sequence, const CacheState& added) {
   if (!status.ok()) return status;
   EndPass();
   layer_ = 0;
+  DropAllDrafts();
   std::vector<CellEntry> entries;
   ListCells(entries);
   const std::vector<int> cells = FreeCells(entries, added.cells.size());

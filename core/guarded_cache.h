@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/draft_book.h"
 #include "kvtwin/cache.h"
 
 namespace kvtwin {
@@ -26,6 +27,10 @@ struct BatchToken {
   std::int32_t position = 0;
   int sequence = 0;
   bool excepted = false;  // By SetCausal: sees later positions too.
+  // Its number among the drafts of its sequence, and its parent; -1 and
+  // kNotADraft for an ordinary token, and in a reserving pass.
+  int draft = -1;
+  int parent = kNotADraft;
 };
 
 // The base of every cache except wrappers.
@@ -44,6 +49,7 @@ class GuardedCache : public Cache {
   Result<std::string> WhyNotResume(int seq, std::int32_t pos) final;
   Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) final;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) final;
+  Status Commit(int seq, std::span<const int> path) final;
   Status SetLayerType(int type) final;
   Cache* UnderlyingCache() final { return this; }
   Result<bool> EncoderCached() final;
@@ -66,14 +72,13 @@ class GuardedCache : public Cache {
   Status CheckInit(const InitArgs& args);
   Status CheckBatch(const Batch& batch, bool reserve) const;
   Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
+  Status CheckCommit(int seq, std::span<const int> path) const;
   Status CheckRestore(const CacheState& state) const;
   Status CheckAddSequence(int sequence, const CacheState& added) const;
   // Remove in two steps: PrepareRemove returns the status and changes nothing;
   // if it is ok, CommitRemove with the same arguments removes.
   Status PrepareRemove(int seq, std::int32_t begin, std::int32_t end);
-  void CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
-    DoCommitRemove(seq, begin, end);
-  }
+  void CommitRemove(int seq, std::int32_t begin, std::int32_t end);
   // Ends the pass, if there is one, and removes the tokens that its
   // StartForward stored. Evictions and moves that made room are not undone.
   void GiveBack();
@@ -111,7 +116,7 @@ class GuardedCache : public Cache {
   virtual void DoCommitRemove(int seq, std::int32_t begin,
                               std::int32_t end) = 0;
 
-  // The next three are called for caches with cells only.
+  // The next five are called for caches with cells only.
   //
   // Stores row i of the tensors in cells[i] of the layer, which is made if it
   // does not exist, even if `cells` is empty.
@@ -121,6 +126,11 @@ class GuardedCache : public Cache {
   virtual KvView DoAllRows(int) const { return {}; }
   // Adds one membership. If the cell is in use, the position is the same.
   virtual void DoAddEntry(const CellEntry&) {}
+  // The highest position of the sequence's tokens, without drafts; -1 if there
+  // are none.
+  virtual std::int64_t DoLastPosition(int) const { return -1; }
+  // The drafts in `path` become tokens of the sequence, its others are gone.
+  virtual void DoCommit(int, std::span<const int>) {}
 
   // Whether each cell holds a state: there is no SetCausal, and a sequence has
   // one cell at most for a position.
@@ -152,6 +162,10 @@ class GuardedCache : public Cache {
   enum class Life { kNew, kReady, kClosed };
 
   Status CheckPass() const;
+  Status CheckDrafts(const Batch& batch) const;
+  void DropDrafts(int seq);
+  void DropAllDrafts();
+  void ListCommitted(std::vector<CellEntry>& out) const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;
   Status CheckDims(int layer, const RowDims& dims) const;
   Status CheckEncoderRows(const TensorView& value) const;
@@ -174,6 +188,7 @@ class GuardedCache : public Cache {
   std::vector<BatchToken> batch_;
   std::vector<int> batch_cells_;
   std::map<int, RowDims> rows_;
+  DraftBook drafts_;
 };
 
 }  // namespace kvtwin

@@ -58,7 +58,9 @@ Status WrapperCache::Put(const TensorView& key, const TensorView& value) {
 }
 
 Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
-  for (const auto& cache : caches_) {  // Misuse changes nothing.
+  // Misuse changes nothing. One cache may refuse what
+  // others accept: states (R3), and drafts whose tokens it has evicted.
+  for (const auto& cache : caches_) {
     Status status = cache->CheckBatch(batch, reserve);
     if (!status.ok()) return status;
   }
@@ -134,6 +136,16 @@ Status WrapperCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   }
   for (const auto& cache : caches_) cache->CommitRemove(seq, begin, end);
   return {};
+}
+
+Status WrapperCache::Commit(int seq, std::span<const int> path) {
+  for (const auto& cache : caches_) {
+    Status status = cache->CheckCommit(seq, path);
+    if (!status.ok()) return status;
+  }
+  Status status;  // All of them will say ok.
+  for (const auto& cache : caches_) status = cache->Commit(seq, path);
+  return status;
 }
 
 Status WrapperCache::SnapshotTo(CacheState& state) const {

@@ -108,8 +108,12 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
                         table_->free_count(), table_->size(), batch().size())};
   }
   for (std::size_t i = 0; i < batch().size(); ++i) {
-    const auto& [position, sequence, excepted] = batch()[i];
-    table_->Add(sequence, AsSize(cells[i]), position);
+    const BatchToken& token = batch()[i];
+    if (token.draft >= 0) {
+      StoreDraft(token, AsSize(cells[i]));
+    } else {
+      table_->Add(token.sequence, AsSize(cells[i]), token.position);
+    }
   }
   MarkBatch();
   view_ = FindView();
@@ -143,7 +147,7 @@ void CausalCache::MarkBatch() {
     if (sequence == nullptr) continue;
     if (sequence->batch != batch_number_) {
       sequence->batch = batch_number_;
-      sequence->batch_low = token.position;
+      sequence->batch_low = LowOf(token);
       batch_sequences_.push_back(sequence);
     }
     sequence->batch_low = std::min(sequence->batch_low, token.position);
@@ -179,6 +183,7 @@ bool CausalCache::FindCells() {
   std::size_t first = table_->FindRun(batch().size());
   if (first == kNone) {
     Defrag();
+    MoveDrafts();
     first = table_->FindRun(batch().size());
   }
   if (first == kNone) return false;
@@ -208,6 +213,8 @@ CellSpan CausalCache::FindView() const {
     const std::int64_t oldest = bounded_memory()
                                     ? sequence->batch_low - reach_.window
                                     : std::int64_t{0};
+    // With drafts, the sequence may have no visible token.
+    if (oldest > sequence->extremes.last) continue;
     if (oldest <= sequence->extremes.first) {
       first = std::min(first, sequence->members.First());
       last = std::max(last, sequence->members.Last());
@@ -215,6 +222,15 @@ CellSpan CausalCache::FindView() const {
       const CellBounds bounds = table_->Since(*sequence, From(oldest).first);
       first = std::min(first, bounds.first);
       last = std::max(last, bounds.last);
+    }
+  }
+  int seq = -1;  // The last sequence with drafts.
+  for (const BatchToken& token : batch()) {
+    if (token.draft < 0 || token.sequence == seq) continue;
+    seq = token.sequence;
+    for (const Draft& draft : *DraftsOf(seq)) {
+      first = std::min(first, AsSize(draft.cell));
+      last = std::max(last, AsSize(draft.cell));
     }
   }
   KVTWIN_ASSERT(first <= last);
@@ -247,6 +263,7 @@ void CausalCache::DoBuildMask() {
     id = token.sequence;
     rules_.push_back({.sequence = sequence, .range = VisibleTo(token)});
   }
+  if (!drafts_.empty()) ShowDrafts();
   const std::int64_t rows =
       RoundUp(std::ssize(batch()), config().mask_batch_padding);
   memory_->mask().Build(*table_, rules_, AsSize(rows), view_,
@@ -257,8 +274,12 @@ void CausalCache::DoBuildMask() {
 // cells are not yet shared.
 void CausalCache::DoGiveBack() {
   for (std::size_t i = 0; i < batch().size(); ++i) {
-    table_->DropCell(*table_->Find(batch()[i].sequence),
-                     AsSize(batch_cells()[i]));
+    const BatchToken& token = batch()[i];
+    if (token.draft >= 0) {
+      GiveBackDraft(token);
+    } else {
+      table_->DropCell(*table_->Find(token.sequence), AsSize(batch_cells()[i]));
+    }
   }
   for (Sequence* sequence : batch_sequences_) {
     table_->FinishUpdate(*sequence, /*stale=*/true);
@@ -437,9 +458,113 @@ void CausalCache::ShiftKeys() {
   }
 }
 
+std::int64_t CausalCache::DoLastPosition(int seq) const {
+  const Sequence* sequence = table_->Find(seq);
+  return sequence == nullptr ? -1 : std::int64_t{sequence->extremes.last};
+}
+
+const std::vector<CausalCache::Draft>* CausalCache::DraftsOf(int seq) const {
+  const auto found = drafts_.find(seq);
+  return found == drafts_.end() ? nullptr : &found->second;
+}
+
+// For a draft, the position after the committed tokens: that of the first
+// draft.
+std::int32_t CausalCache::LowOf(const BatchToken& token) const {
+  if (token.draft < 0) return token.position;
+  const std::vector<Draft>* drafts = DraftsOf(token.sequence);
+  if (drafts == nullptr) return token.position;
+  return table_->positions()[drafts->front().cell];
+}
+
+void CausalCache::StoreDraft(const BatchToken& token, std::size_t cell) {
+  table_->Take(cell, token.position);
+  drafts_[token.sequence].push_back(
+      {.cell = static_cast<std::int32_t>(cell), .parent = token.parent});
+}
+
+// Gives back the last draft of the token's sequence.
+void CausalCache::GiveBackDraft(const BatchToken& token) {
+  const auto found = drafts_.find(token.sequence);
+  const auto cell = AsSize(found->second.back().cell);
+  table_->Give(cell / kWordBits, std::uint64_t{1} << cell % kWordBits);
+  found->second.pop_back();
+  if (found->second.empty()) drafts_.erase(found);
+}
+
+// Adds to the rule of each draft the cells of the draft and of those that it
+// follows, as far as they are in its range (D2). There are none if the drafts
+// of its sequence are gone.
+void CausalCache::ShowDrafts() {
+  ancestors_.clear();
+  std::vector<std::size_t> ends;
+  for (std::size_t i = 0; i < batch().size(); ++i) {
+    const BatchToken& token = batch()[i];
+    const std::vector<Draft>* drafts = DraftsOf(token.sequence);
+    int number = drafts == nullptr ? -1 : token.draft;
+    for (; number >= 0; number = At(*drafts, number).parent) {
+      const std::int32_t cell = At(*drafts, number).cell;
+      if (table_->positions()[cell] < rules_[i].range.first) break;
+      ancestors_.push_back(cell);
+    }
+    ends.push_back(ancestors_.size());
+  }
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    rules_[i].more = std::span(ancestors_).subspan(begin, ends[i] - begin);
+    begin = ends[i];
+  }
+}
+
+// Follows a defrag. The moves begin with the highest cell.
+void CausalCache::MoveDrafts() {
+  if (moves_.empty()) return;
+  for (auto& [seq, drafts] : drafts_) {
+    for (Draft& draft : drafts) {
+      const auto move = std::partition_point(
+          moves_.begin(), moves_.end(),
+          [&](const CellMove& at) { return at.from > AsSize(draft.cell); });
+      if (move == moves_.end() || move->from != AsSize(draft.cell)) continue;
+      draft.cell = static_cast<std::int32_t>(move->to);
+    }
+  }
+}
+
+// Frees a word of cells at a time: drafts usually lie side by side.
+void CausalCache::DoCommit(int seq, std::span<const int> path) {
+  std::vector<Draft>& drafts = drafts_.at(seq);
+  for (const int number : path) {
+    table_->Join(seq, AsSize(At(drafts, number).cell));
+    At(drafts, number).cell = -1;
+  }
+  std::size_t w = 0;
+  std::uint64_t leaving = 0;  // Cells of word w.
+  for (const Draft& draft : drafts) {
+    if (draft.cell < 0) continue;
+    const auto cell = AsSize(draft.cell);
+    if (cell / kWordBits != w && leaving != 0) {
+      table_->Give(w, leaving);
+      leaving = 0;
+    }
+    w = cell / kWordBits;
+    leaving |= std::uint64_t{1} << cell % kWordBits;
+  }
+  if (leaving != 0) table_->Give(w, leaving);
+  drafts_.erase(seq);
+}
+
 void CausalCache::ListCells(std::vector<CellEntry>& out) const {
   out.clear();
   if (table_ != nullptr) table_->List(out);
+  if (drafts_.empty()) return;
+  for (const auto& [seq, drafts] : drafts_) {
+    for (const Draft& draft : drafts) {
+      out.push_back({draft.cell, table_->positions()[draft.cell], seq});
+    }
+  }
+  std::ranges::sort(out, {}, [](const CellEntry& entry) {
+    return std::pair(entry.cell, entry.sequence);
+  });
 }
 
 }  // namespace kvtwin::optimized

@@ -5,6 +5,7 @@
 #define KVTWIN_OPTIMIZED_CAUSAL_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -27,6 +28,12 @@ class CausalCache : public GuardedCache {
   struct Reach {
     std::int64_t window = 0;
     std::int64_t memory = 0;
+  };
+
+  // Its cell is used, and no sequence holds it.
+  struct Draft {
+    std::int32_t cell = 0;
+    int parent = kCommitted;
   };
 
   // The changes that a prepared Remove is going to make.
@@ -54,6 +61,8 @@ class CausalCache : public GuardedCache {
   bool DoCanResume(int seq, std::int32_t pos) const override;
   std::int32_t DoResumeBefore(int seq, std::int32_t pos) const override;
   std::int64_t DoWindow() const override { return reach_.window; }
+  std::int64_t DoLastPosition(int seq) const override;
+  void DoCommit(int seq, std::span<const int> path) override;
   Status DoPrepareRemove(int seq, std::int32_t begin,
                          std::int32_t end) override;
   void DoCommitRemove(int seq, std::int32_t begin, std::int32_t end) override;
@@ -73,6 +82,13 @@ class CausalCache : public GuardedCache {
   CellSpan FindView() const;
   PosRange VisibleTo(const BatchToken& token) const;
 
+  const std::vector<Draft>* DraftsOf(int seq) const;
+  std::int32_t LowOf(const BatchToken& token) const;
+  void StoreDraft(const BatchToken& token, std::size_t cell);
+  void GiveBackDraft(const BatchToken& token);
+  void ShowDrafts();
+  void MoveDrafts();
+
   Status CheckLater(const Sequence& sequence) const;
   Status ShiftCustomRows();
   void ShiftKeys();
@@ -81,7 +97,8 @@ class CausalCache : public GuardedCache {
   const CacheSpec spec_;
   std::unique_ptr<CacheMemory> memory_;
   Reach reach_;
-  std::unique_ptr<CellTable> table_;  // Exists from Init to Close.
+  std::unique_ptr<CellTable> table_;          // Exists from Init to Close.
+  std::map<int, std::vector<Draft>> drafts_;  // By sequence; none is empty.
 
   // The current pass.
   CellSpan view_;
@@ -95,6 +112,7 @@ class CausalCache : public GuardedCache {
   Selection selection_;
   std::vector<CellMove> moves_;
   std::vector<RowRule> rules_;
+  std::vector<std::int32_t> ancestors_;  // RowRule::more of all rows.
 };
 
 }  // namespace kvtwin::optimized

@@ -153,6 +153,29 @@ Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
   return *sequence;
 }
 
+void CellTable::Take(std::size_t cell, std::int32_t position) {
+  free_.Clear(cell);
+  free_runs_.Changed(cell / kWordBits);
+  --free_count_;
+  positions_.as<std::int32_t>()[cell] = position;
+  PosRange& range = ranges_.as<PosRange>()[cell / kWordBits];
+  range.first = std::min(range.first, position);
+  range.last = std::max(range.last, position);
+}
+
+void CellTable::Join(int id, std::size_t cell) {
+  free_.Set(cell);
+  ++free_count_;
+  Add(id, cell, positions()[cell]);
+}
+
+void CellTable::Give(std::size_t w, std::uint64_t cells) {
+  free_.SetWord(w, free_.word(w) | cells);
+  free_runs_.Changed(w);
+  free_count_ += AsSize(std::popcount(cells));
+  UpdateRange(w);
+}
+
 // Recomputes the range of word w after some of its cells became free.
 void CellTable::UpdateRange(std::size_t w) {
   const std::size_t cells = std::min(kWordBits, size() - w * kWordBits);

@@ -140,6 +140,14 @@ class CellTable {
   // position must match.
   Sequence& Add(int id, std::size_t cell, std::int32_t position);
 
+  // The same in two steps, for the token of a draft, which no sequence holds
+  // yet: Take makes a free cell used, and Join gives a used cell that has no
+  // owner to a sequence.
+  void Take(std::size_t cell, std::int32_t position);
+  void Join(int id, std::size_t cell);
+  // Makes cells of word w free that have no owner.
+  void Give(std::size_t w, std::uint64_t cells);
+
   // The cells of `sequence` at positions in `range`.
   void Select(const Sequence& sequence, PosRange range, Selection& out) const;
   // The first and last cell of the sequence at positions >= since. Fast if

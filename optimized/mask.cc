@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <new>
 
 #include "core/index.h"
@@ -135,6 +136,11 @@ bool Mask::AddChanges(const CellTable& table, const RowRule& rule,
     // From a word on: as bits, what lies beyond the view is zero.
     Add(row, {Word(std::min(view.end, before.cells.end)), view.end});
   }
+  for (const std::int32_t cell : before.more) {
+    const CellSpan cells{before.cells.first, view.end};
+    const bool kept = cells.first <= AsSize(cell) && AsSize(cell) < cells.end;
+    if (kept) AddWordOf(row, cells, AsSize(cell));
+  }
   if (rule.sequence == nullptr) return true;
   const Sequence& sequence = *rule.sequence;
   if (sequence.changes - before.changes > Sequence::kRecent) return false;
@@ -171,7 +177,9 @@ void Mask::Update(const CellTable& table, const RowRule& rule, std::size_t row,
     state.cells = {Word(view.first), view.end};
     Add(row, state.cells);
   }
+  state.more.assign(rule.more.begin(), rule.more.end());
   state.rule = rule;
+  state.rule.more = {};
   if (rule.sequence == nullptr) return;
   state.changes = rule.sequence->changes;
   state.extremes = rule.sequence->extremes;
@@ -221,7 +229,8 @@ void HostMask::Write(const CellTable& table, CellSpan view, DType dtype) {
       many ? Blocks(table, {first_cell(), view.end}) : nullptr;
   const auto write = [&](const Piece& piece) {
     const auto& [row, cells] = piece;
-    const auto& [sequence, range] = RuleOf(row);
+    const Sequence* sequence = RuleOf(row).sequence;
+    const PosRange range = RuleOf(row).range;
     // All positions of the sequence are in the range: no position is compared.
     const bool all = sequence != nullptr &&
                      range.first <= sequence->extremes.first &&
@@ -255,6 +264,20 @@ void HostMask::Write(const CellTable& table, CellSpan view, DType dtype) {
   });
 }
 
+void HostMask::Allow(std::size_t row, CellSpan view,
+                     std::span<const std::int32_t> cells, DType dtype) {
+  for (const std::int32_t cell : cells) {
+    if (AsSize(cell) < view.first || view.end <= AsSize(cell)) continue;
+    if (dtype == DType::kBits) {
+      const std::size_t column = AsSize(cell) - first_cell();
+      std::byte* const words = At(row, first_cell(), dtype);
+      words[column / 8] |= std::byte{1} << column % 8;
+    } else {
+      std::memset(At(row, AsSize(cell), dtype), 0, SizeOf(dtype));
+    }
+  }
+}
+
 void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
                  std::size_t row_count, CellSpan view, DType dtype) {
   FreeUnused(row_count, view, dtype);
@@ -266,6 +289,9 @@ void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
   }
   try {
     Write(table, view, dtype);
+    for (std::size_t row = 0; row < rules.size(); ++row) {
+      if (!rules[row].more.empty()) Allow(row, view, rules[row].more, dtype);
+    }
   } catch (...) {
     rows_.clear();  // The contents of the rows are unknown now.
     throw;

@@ -16,10 +16,11 @@
 namespace kvtwin::optimized {
 
 // The cells that one batch token may attend to: those of `sequence` (null:
-// none) at positions in `range`.
+// none) at positions in `range`, and `more`, which no sequence holds.
 struct RowRule {
   Sequence* sequence;
   PosRange range;
+  std::span<const std::int32_t> more = {};
 };
 
 // The cells of a view.
@@ -65,6 +66,9 @@ class Mask {
 
   // Writes the pieces.
   virtual void Write(const CellTable& table, CellSpan view, DType dtype) = 0;
+  // Allows cells of a row that was written. Rows on a device have none.
+  virtual void Allow(std::size_t, CellSpan, std::span<const std::int32_t>,
+                     DType) {}
 
   const std::vector<Piece>& pieces() const { return pieces_; }
   const RowRule& RuleOf(std::size_t row) const { return rows_[row].rule; }
@@ -81,6 +85,7 @@ class Mask {
     RowRule rule;
     std::uint64_t changes;  // Sequence::changes when the row was written.
     PosRange extremes;      // Sequence::extremes, likewise.
+    std::vector<std::int32_t> more;  // RowRule::more, likewise.
   };
 
   void FreeUnused(std::size_t row_count, CellSpan view, DType dtype);
@@ -110,6 +115,8 @@ class Mask {
 class HostMask final : public Mask {
   std::byte* Allocate(std::size_t bytes) override;
   void Write(const CellTable& table, CellSpan view, DType dtype) override;
+  void Allow(std::size_t row, CellSpan view,
+             std::span<const std::int32_t> cells, DType dtype) override;
   const PosRange* Blocks(const CellTable& table, CellSpan cells);
 
   AlignedBuffer buffer_;

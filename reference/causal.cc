@@ -26,9 +26,13 @@ constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
 
 struct Cell {
   std::int32_t position = 0;
-  std::set<int> sequences;  // Empty: the cell is free.
+  std::set<int> sequences;  // Empty: the cell is free, or has a draft.
+  // The sequence of a draft (else -1), its number and its parent (D1).
+  int drafted_by = -1;
+  int draft = -1;
+  int parent = kNotADraft;
 
-  bool IsFree() const { return sequences.empty(); }
+  bool IsFree() const { return sequences.empty() && drafted_by < 0; }
   bool Holds(int seq) const { return sequences.contains(seq); }
 };
 
@@ -44,8 +48,12 @@ class CausalCache : public GuardedCache {
   void ListCells(std::vector<CellEntry>& out) const override {
     out.clear();
     for (int i = 0; i < CellCount(); ++i) {
-      const auto& [position, sequences] = At(cells_, i);
-      for (const int seq : sequences) out.push_back({i, position, seq});
+      const Cell& cell = At(cells_, i);
+      for (const int seq : cell.sequences) {
+        out.push_back({i, cell.position, seq});
+      }
+      if (cell.drafted_by < 0) continue;
+      out.push_back({i, cell.position, cell.drafted_by});
     }
   }
 
@@ -93,7 +101,7 @@ class CausalCache : public GuardedCache {
       batch_cells() = FindCells(batch().size());
       if (batch_cells().empty()) return {kCacheFull, "no room"};
       for (std::size_t i = 0; i < batch().size(); ++i) {
-        CellAt(batch_cells()[i]) = {batch()[i].position, {batch()[i].sequence}};
+        Store(batch()[i], CellAt(batch_cells()[i]));
       }
       SetView();
     }
@@ -101,11 +109,28 @@ class CausalCache : public GuardedCache {
     return {};
   }
 
-  // Returns the lowest position of `seq` in the batch, or `otherwise`.
+  static void Store(const BatchToken& token, Cell& cell) {
+    cell = {.position = token.position, .sequences = {token.sequence}};
+    if (token.draft < 0) return;
+    cell.sequences.clear();
+    cell.drafted_by = token.sequence;
+    cell.draft = token.draft;
+    cell.parent = token.parent;
+  }
+
+  // Returns the lowest position of `seq` in the batch, or `otherwise`. All its
+  // drafts count as tokens of the batch (D3).
   std::int64_t LowestInBatch(int seq, std::int64_t otherwise) const {
     std::int64_t lowest = kUnbounded;
-    for (const auto& [position, sequence, excepted] : batch()) {
-      if (sequence == seq && position < lowest) lowest = position;
+    for (const BatchToken& token : batch()) {
+      if (token.sequence == seq && token.position < lowest) {
+        lowest = token.position;
+      }
+    }
+    for (const Cell& cell : cells_) {
+      if (cell.drafted_by == seq && cell.position < lowest) {
+        lowest = cell.position;
+      }
     }
     return lowest == kUnbounded ? otherwise : lowest;
   }
@@ -170,7 +195,9 @@ class CausalCache : public GuardedCache {
       const std::int64_t oldest = memory_ < kUnbounded ? low - window_ : 0;
       for (int i = 0; i < CellCount(); ++i) {
         const Cell& cell = CellAt(i);
-        if (!cell.Holds(token.sequence) || cell.position < oldest) continue;
+        const bool draft = cell.drafted_by == token.sequence;
+        if (!draft && !cell.Holds(token.sequence)) continue;
+        if (cell.position < oldest) continue;
         first = std::min(first, i);
         last = std::max(last, i);
       }
@@ -181,9 +208,25 @@ class CausalCache : public GuardedCache {
     view_cells_ = AsInt(RoundUp(last + 1, padding)) - view_first_;
   }
 
+  // Whether the cell has the draft `token`, or one that it follows (D2).
+  bool Follows(const BatchToken& token, const Cell& cell) const {
+    if (cell.drafted_by != token.sequence) return false;
+    int number = token.draft;
+    while (number >= 0 && number != cell.draft) {
+      int parent = kNotADraft;  // The draft may be gone.
+      for (const Cell& other : cells_) {
+        const bool found =
+            other.drafted_by == token.sequence && other.draft == number;
+        if (found) parent = other.parent;
+      }
+      number = parent;
+    }
+    return number == cell.draft;
+  }
+
   virtual bool Sees(const BatchToken& token, const Cell& cell) const {
     const std::int64_t now = token.position;
-    if (!cell.Holds(token.sequence)) return false;
+    if (!cell.Holds(token.sequence) && !Follows(token, cell)) return false;
     if (cell.position > now && !token.excepted) return false;
     if (cell.position < now - window_) return false;
     const bool chunked = spec_.kind == Kind::kChunked;
@@ -206,7 +249,7 @@ class CausalCache : public GuardedCache {
   }
 
   void DoGiveBack() override {
-    for (const int i : batch_cells()) CellAt(i).sequences.clear();
+    for (const int i : batch_cells()) CellAt(i) = {};
   }
 
   void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
@@ -261,6 +304,23 @@ class CausalCache : public GuardedCache {
   }
 
   std::int64_t DoWindow() const override { return window_; }
+
+  std::int64_t DoLastPosition(int seq) const override {
+    std::int64_t last = -1;
+    for (const Cell& cell : cells_) {
+      if (cell.Holds(seq)) last = std::max<std::int64_t>(last, cell.position);
+    }
+    return last;
+  }
+
+  // The path's drafts become tokens where they are; the others go (D5).
+  void DoCommit(int seq, std::span<const int> path) override {
+    for (Cell& cell : cells_) {
+      if (cell.drafted_by != seq) continue;
+      if (std::ranges::count(path, cell.draft) > 0) cell.sequences = {seq};
+      cell.drafted_by = -1;
+    }
+  }
 
   Status CheckRemove(int seq, std::int32_t begin, std::int32_t end) const {
     bool remains = false;

@@ -53,9 +53,11 @@ class CacheLedger final : public StateLedger {
     if (!window_ || rules_.first == Rules::First::kLeave) {
       return StateLedger::MaySee(row, token);
     }
-    const auto& [now, seq, excepted] = At(batch_, row);
-    if (!token.HeldBy(seq)) return false;
-    if (token.position > now && !excepted) return false;
+    const BatchToken& at = At(batch_, row);
+    const std::int64_t now = at.position;
+    const int seq = at.sequence;
+    if (!token.HeldBy(seq) && !Follows(tokens_, at, token)) return false;
+    if (token.position > now && !at.excepted) return false;
     return CountAfter(token, now, seq) <= *window_;
   }
   // Whether the cache is also correct if the row does not see `token`, which it
@@ -504,6 +506,7 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     Status continues = CheckBatch(batch, reserve);
     if (!continues.ok()) return continues;
     Hear(heard);
+    if (NeedsCommit(parts_, batch)) return {kFailedPrecondition, "has drafts"};
     for (CacheLedger& part : parts_) part.EndPass();
     std::vector<CacheLedger> before;
     if (parts_.size() > 1 && parts_[0].RefusesPositions()) before = parts_;
@@ -528,6 +531,16 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) {
     return All([&](auto& part) { return part.Shift(seq, begin, end, delta); });
+  }
+  // Restore and AddSequence do this (D6).
+  void DropAllDrafts() {
+    for (CacheLedger& part : parts_) {
+      const auto is_draft = [](auto& token) { return token.IsDraft(); };
+      while (std::ranges::any_of(part.tokens(), is_draft)) {
+        const auto at = std::ranges::find_if(part.tokens(), is_draft);
+        (void)part.Commit(at->drafted_by, {});
+      }
+    }
   }
   void Resumes(int seq, std::int32_t pos) {
     for (CacheLedger& part : parts_) part.Resumes(seq, pos);

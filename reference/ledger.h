@@ -22,17 +22,9 @@
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
 #include "core/index.h"
+#include "reference/ledger_token.h"
 
 namespace kvtwin::reference {
-
-struct LedgerToken {
-  std::int64_t position = 0;
-  std::set<int> sequences;     // Never empty.
-  int row = -1;                // In the batch of the current pass.
-  std::map<int, KvRows> rows;  // By layer, in the dtypes of the cache.
-  std::int64_t number = 0;     // No other token of the ledger has it.
-  bool HeldBy(int seq) const { return sequences.contains(seq); }
-};
 
 using enum StatusCode;
 
@@ -52,11 +44,14 @@ class PlainLedger {
   // The slots of an encoder, and their positions.
   const CacheState& slots() const { return slots_; }
 
-  // Whether row `row` of the current batch may see `token` (S16, S17).
+  // Whether row `row` of the current batch may see `token` (S16, S17, D2).
   virtual bool MaySee(int row, const LedgerToken& token) const {
-    const auto& [now, seq, excepted] = At(batch_, row);
-    if (!token.HeldBy(seq)) return false;
-    if (token.position > now && !excepted) return false;
+    const BatchToken& at = At(batch_, row);
+    const std::int64_t now = at.position;
+    if (!token.HeldBy(at.sequence) && !Follows(tokens_, at, token)) {
+      return false;
+    }
+    if (token.position > now && !at.excepted) return false;
     if (window_ && now - token.position > *window_) return false;
     const bool chunked = spec_.kind == Kind::kChunked;
     return !chunked || token.position >= now - now % spec_.chunk;
@@ -83,12 +78,13 @@ class PlainLedger {
     return {kInvalidArgument, "more cells than can be counted"};
   }
 
-  // Evicts, and stores the tokens of the batch (S5, S6, S12, S13, S18, S39).
+  // Evicts, and stores the tokens (S5, S6, S12, S13, S18, S39, D1, D8).
   // The number of free cells decides: defrag makes one run of all of them (S9).
   virtual Status StartForward(const Batch& batch, bool reserve) {
     EndPass();
     reserve_ = reserve;
     if (encoder()) {
+      if (HasDrafts(batch)) return {kNotSupported, "there are no drafts"};
       if (reserve || batch.multimodal.empty()) return {};
       const auto last = AsSize(batch.multimodal.back());
       slots_.next_position = batch.positions[last];
@@ -98,15 +94,24 @@ class PlainLedger {
       batch_.push_back({batch.positions[i], batch.sequences[i], false});
     }
     if (reserve) return {};
+    NumberDrafts(batch, tokens_, batch_);
     Evict();
     if (std::ssize(tokens_) + rows() > cells_) {
       EndPass();
       return {kCacheFull, "more tokens than cells"};
     }
     int row = 0;
-    for (const auto& [position, seq, excepted] : batch_) {
-      tokens_.push_back({position, {seq}, row++, {}, births_++});
+    for (const BatchToken& at : batch_) {
+      tokens_.push_back({at.position, {at.sequence}, row++, {}, births_++});
+      if (at.draft >= 0) MakeDraft(at, tokens_.back());
     }
+    return {};
+  }
+
+  // Commits drafts, none to drop all (D5, D6, D8).
+  Status Commit(int seq, std::span<const int> path) {
+    if (encoder()) return {kNotSupported, "there are no drafts"};
+    CommitDrafts(seq, path, tokens_);
     return {};
   }
 
@@ -221,7 +226,8 @@ class PlainLedger {
   }
 
   // Returns for each sequence its lowest position in the batch; if it is not in
-  // the batch, its highest stored position + 1 (S7).
+  // the batch, its highest stored position + 1 (S7). Drafts count as tokens of
+  // the batch (D3).
   std::map<int, std::int64_t> Lows() const {
     std::map<int, std::int64_t> lows;
     for (const LedgerToken& token : tokens_) {
@@ -230,15 +236,17 @@ class PlainLedger {
       }
     }
     for (const auto& token : batch_) lows[token.sequence] = token.position;
-    for (const auto& [position, seq, excepted] : batch_) {
-      lows[seq] = std::min<std::int64_t>(lows[seq], position);
+    for (const auto& token : batch_) {
+      std::int64_t& low = lows[token.sequence];
+      low = std::min<std::int64_t>(low, token.position);
     }
+    LowerToDrafts(tokens_, lows);
     return lows;
   }
 
   // Drops the tokens that no sequence holds (S8).
   void DropUnheld() {
-    std::erase_if(tokens_, [](auto& token) { return token.sequences.empty(); });
+    std::erase_if(tokens_, [](auto& token) { return token.owners().empty(); });
   }
 
   // S28, given the positions of a sequence. Requires: memory is bounded.
@@ -343,6 +351,7 @@ class LedgerOf {
 
   // All parts take the batch, or give it back (S41 to S43).
   Status StartForward(const Batch& batch, bool reserve) {
+    if (NeedsCommit(parts_, batch)) return {kFailedPrecondition, "has drafts"};
     for (Part& part : parts_) part.EndPass();
     for (Part& part : parts_) {
       Status status = part.StartForward(batch, reserve);
@@ -354,12 +363,23 @@ class LedgerOf {
     return {};
   }
 
-  // All parts change, or none (S45).
+  // All parts change, or none (S45). A sequence that changes drops its drafts
+  // (D6).
   Status CopyPrefix(int src, int dst, std::int32_t len) {
-    return All([&](Part& part) { return part.CopyPrefix(src, dst, len); });
+    return All([&](Part& part) {
+      Status status = part.CopyPrefix(src, dst, len);
+      return status.ok() ? part.Commit(dst, {}) : status;
+    });
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) {
-    return All([&](Part& part) { return part.Remove(seq, begin, end); });
+    return All([&](Part& part) {
+      Status status = part.Remove(seq, begin, end);
+      if (status.ok() && !part.encoder()) status = part.Commit(seq, {});
+      return status;
+    });
+  }
+  Status Commit(int seq, std::span<const int> path) {
+    return All([&](Part& part) { return part.Commit(seq, path); });
   }
 
   // Whether all parts can resume (S44).

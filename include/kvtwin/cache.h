@@ -42,6 +42,11 @@
 
 namespace kvtwin {
 
+// As the parent of a batch token: it is an ordinary token, or a draft that
+// follows the committed tokens of its sequence.
+inline constexpr int kNotADraft = -2;
+inline constexpr int kCommitted = -1;
+
 // As the end of a range: the range has every position from its begin on.
 inline constexpr std::int32_t kOpenEnd =
     std::numeric_limits<std::int32_t>::max();
@@ -116,6 +121,13 @@ struct Batch {
   std::span<const int> sequences;           // >= 0, as many as positions.
   // Indices of the tokens that carry an image or sound (encoder caches).
   std::span<const int> multimodal = {};
+  // Speculative decoding (docs/speculation.md): empty, or as many as positions.
+  // Token i is a draft that follows draft number parents[i] of its sequence, or
+  // kCommitted; or it is an ordinary token: kNotADraft. The drafts of a
+  // sequence are numbered 0, 1, 2, ... in the order of the batches since its
+  // last Commit. Siblings have the same position. Drafts see the committed
+  // tokens and their own ancestors, and nothing else sees them.
+  std::span<const int> parents = {};
 };
 
 // The tensors that attention reads. They are not copies: they point into the
@@ -158,7 +170,9 @@ class Cache {
   // enough cells; there is no pass then. With `reserve` nothing is stored or
   // changed, and views and mask have their worst-case size: all cells.
   // Recurrent: only states get a cell; invalid_argument unless each sequence
-  // continues at its end.
+  // continues at its end. Drafts:
+  // failed_precondition for an ordinary token of a sequence that has drafts;
+  // not_supported by an encoder and by the twin "cuda".
   virtual Status StartForward(const Batch& batch, bool reserve) = 0;
 
   // From now on the batch tokens at the indices `except` also see tokens at
@@ -200,6 +214,15 @@ class Cache {
   // not_supported. Recurrent and hybrid: `seq` may become shorter than begin.
   virtual Status Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
 
+  // The drafts of `seq` with the numbers in `path` become ordinary tokens; its
+  // other drafts are gone. `path` is empty, or its first draft follows the
+  // committed tokens, and each other one follows the draft before it. No row
+  // moves, and the pass goes on. The caller's own caches may leave it out:
+  // not_supported. Errors: invalid_argument for any other path. CopyPrefix to a
+  // sequence, and Remove from it, drop its drafts; Restore and AddSequence drop
+  // all drafts; snapshots leave them out. Encoder: not_supported.
+  virtual Status Commit(int seq, std::span<const int> path);
+
   // Wrapper: selects the active cache, which is 0 after each StartForward.
   // Other kinds: not_supported.
   virtual Status SetLayerType(int type) = 0;
@@ -238,7 +261,8 @@ class Cache {
   // The cell of each batch token, -1 for a token that has none (recurrent);
   // empty without a current pass.
   virtual std::span<const int> BatchCells() const = 0;
-  // Replaces `out` by all memberships, sorted by cell, then by sequence.
+  // Replaces `out` by all memberships, sorted by cell, then by sequence. Drafts
+  // are listed as well, because they use cells.
   virtual void ListCells(std::vector<CellEntry>& out) const = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/draft_book.h"
 #include "core/twin.h"
 #include "core/wrapper.h"
 #include "kvtwin/cuda.h"
@@ -54,6 +55,7 @@ class DeviceCache final : public Cache {
   }
   Status SetLayer(int layer) override { return cache_->SetLayer(layer); }
   Status StartForward(const Batch& batch, bool reserve) override {
+    if (HasDrafts(batch)) return NoDrafts();
     return session_->Change(
         "StartForward", [&] { return cache_->StartForward(batch, reserve); });
   }
@@ -83,6 +85,7 @@ class DeviceCache final : public Cache {
     return session_->Change("Remove",
                             [&] { return cache_->Remove(seq, begin, end); });
   }
+  Status Commit(int, std::span<const int>) override { return NoDrafts(); }
   Status SetLayerType(int type) override { return cache_->SetLayerType(type); }
   Cache* UnderlyingCache() override {
     Cache* active = cache_->UnderlyingCache();
@@ -117,6 +120,10 @@ class DeviceCache final : public Cache {
   }
 
  private:
+  static Status NoDrafts() {
+    return {StatusCode::kNotSupported, "the twin cuda has no drafts"};
+  }
+
   std::shared_ptr<Session> session_;
   std::shared_ptr<Cache> cache_;
   std::map<Cache*, std::unique_ptr<Cache>> inner_;  // The caches of a wrapper.

@@ -85,7 +85,8 @@ void DeviceMask::Write(const CellTable& table, CellSpan, DType dtype) {
     out_.clear();
     std::int64_t longest = 0;
     for (const auto& [row, cells] : pieces()) {
-      const auto& [sequence, range] = RuleOf(row);
+      const Sequence* sequence = RuleOf(row).sequence;
+      const PosRange range = RuleOf(row).range;
       MaskPiece& piece = out_.emplace_back();
       piece = {.out = At(row, cells.first, dtype),
                .members = nullptr,

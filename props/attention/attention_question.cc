@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
@@ -101,11 +102,11 @@ void AttentionQuestion::AddTokens(const Pass& pass,
   for (const LedgerToken& token : stored) {
     const auto rows = token.rows.find(pass.layer);
     if (rows == token.rows.end()) continue;
-    tokens_.push_back(
-        {.number = token.number,
-         .position = token.position,
-         .sequence = *token.sequences.begin(),
-         .more = {std::next(token.sequences.begin()), token.sequences.end()}});
+    const std::set<int> owners = token.owners();
+    tokens_.push_back({.number = token.number,
+                       .position = token.position,
+                       .sequence = *owners.begin(),
+                       .more = {std::next(owners.begin()), owners.end()}});
     AppendRow(rows->second.key.view(), keys_);
     AppendRow(rows->second.value.view(), values_);
   }

@@ -50,6 +50,9 @@ class ForwardingCache : public Cache {
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return cache_->Remove(seq, begin, end);
   }
+  Status Commit(int seq, std::span<const int> path) override {
+    return cache_->Commit(seq, path);
+  }
   Status SetLayerType(int type) override { return cache_->SetLayerType(type); }
   Cache* UnderlyingCache() override { return cache_->UnderlyingCache(); }
   Result<bool> EncoderCached() override { return cache_->EncoderCached(); }

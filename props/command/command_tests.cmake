@@ -124,6 +124,15 @@ kvtwin_command_test(fuzz_unknown_kind EXIT 2 ARGS fuzz --kind tree)
 # On every push: each pair of dtypes, and pools of blocks.
 kvtwin_command_test(fuzz_small_caches EXIT 0
   PRINTS "\"differences\": ?0[,}]" ARGS fuzz --cells-max 16 --ops 20000 --json)
+kvtwin_command_test(fuzz_speculate EXIT 0 PRINTS "\"differences\": ?0[,}]"
+  ARGS fuzz --speculate --ops 60000 --seed 1 --json)
+kvtwin_command_test(fuzz_speculate_legal_window EXIT 0
+  PRINTS "\"differences\": ?0[,}]"
+  ARGS fuzz --speculate --kind swa_mem --cells-max 8 --ops 40000 --json)
+kvtwin_command_test(fuzz_speculate_encoder EXIT 2
+  PRINTS "kind encoder has no drafts" ARGS fuzz --speculate --kind encoder)
+kvtwin_command_test(run_drafts EXIT 0 PRINTS "Commit\\(0, \\[0 2\\]\\) -> ok"
+  ARGS run "kvt1 | put 0*2 | put 0*3:-1,-1,0 | commit 0:0,0")
 kvtwin_command_test(fuzz_dtypes EXIT 0 PRINTS "\"differences\": ?0[,}]"
   ARGS fuzz --dtypes --ops 200000 --json)
 kvtwin_command_test(fuzz_paged EXIT 0 PRINTS "0 differences.* 36 pairs of d"

@@ -422,6 +422,20 @@ Subject TwinAtLevel(const FuzzArguments& arguments) {
   return TwinSubject(arguments.twin, level);
 }
 
+// Throws if the caches do not have drafts.
+void CheckSpeculation(const FuzzArguments& arguments) {
+  const auto refuse = [](std::string_view name) {
+    throw CLI::ValidationError("--speculate",
+                               fmt::format("{} has no drafts", name));
+  };
+  if (arguments.kind == "paged" || arguments.kind == "encoder") {
+    refuse("kind " + arguments.kind);
+  }
+  if (!arguments.backend.given() && arguments.twin == "cuda") {
+    refuse("the twin cuda");
+  }
+}
+
 int RunFuzz(const FuzzArguments& arguments) {
   FuzzOptions options = arguments.options;
   if (arguments.kind == "paged") {
@@ -586,6 +600,8 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
           [&options](const std::string&) { options.known_buckets.erase(""); });
   fuzz->add_flag("--dtypes", options.dtypes,
                  "draw all pairs of dtypes of K and V in turn");
+  fuzz->add_flag("--speculate", options.speculate,
+                 "draw drafts and commits in every history");
   fuzz->add_flag(
       "--marks", options.count_marks,
       "count rare states (coverage marks), and fail if one was never "
@@ -594,6 +610,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       ->group("");
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
+    if (fuzz_arguments->options.speculate) CheckSpeculation(*fuzz_arguments);
     if (fuzz_arguments->kind == "paged") {
       RefuseForPools(*fuzz, {"--profile"});
       RefuseLevelOfTwin(*fuzz);

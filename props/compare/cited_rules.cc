@@ -22,6 +22,9 @@ constexpr std::string_view kStateStart =
 constexpr std::string_view kStateCopy = "S26, S27, R10, H3";
 constexpr std::string_view kStateRemove = "S30, S33, R10, H3, H4";
 constexpr std::string_view kStateResume = "S44, R8, R9";
+constexpr std::string_view kDraft =
+    "S5, S6, S7, S8, S9, S10, S11, S12, S13, S43, D1, D3, D4, D8";
+constexpr std::string_view kCommit = "D1, D3, D4, D5, D8";
 
 std::string_view RulesOf(OpKind operation) {
   switch (operation) {
@@ -53,6 +56,8 @@ std::string_view RulesOf(OpKind operation) {
       return kSetLayerType;
     case OpKind::kCached:
       return kEncoderCached;
+    case OpKind::kCommit:
+      return kCommit;
   }
   return "";
 }
@@ -88,25 +93,25 @@ constexpr auto kCheckRules = std::to_array<CheckRules>({
     {"subject: underlying cache", "S41, S42"},
     {"subject: view shape", "S14, S15, S18, S23"},
     {"subject: view cells", "S14"},
-    {"subject: mask bytes", "S15, S16, S17, S19, S25"},
+    {"subject: mask bytes", "S15, S16, S17, S19, S25, D2"},
     {"subject: K bytes", "S20, S21, S22, S34, S35, S36, S51"},
     {"subject: V bytes", "S20, S21, S22, S23, S51"},
-    {"subject: rows", "S2, S16, S17, S53"},
+    {"subject: rows", "S2, S16, S17, S53, D2"},
     {"subject: resume", kCanResume},
     {"subject: encoder cached", kEncoderCached},
     {"subject: misuse", "S47"},
-    {"subject: snapshot", "S55"},
+    {"subject: snapshot", "S55, D6, D7"},
     {"subject: exception", "S47, S48"},
     {"subject: room", "S4, S12"},
     {"subject: attention", "S54"},
     {"subject: output", "S2, S16, S17, S58"},
     {"reference: cell count", "S3, S4"},
-    {"reference: rows", "S2, S16, S17, S53"},
+    {"reference: rows", "S2, S16, S17, S53, D2"},
     {"reference: resume", kCanResume},
     {"reference: a legal client is refused", "S4, S12"},
     {"reference: misuse", "S47"},
     {"reference: saved state", "S56"},
-    {"reference: snapshot", "S55"},
+    {"reference: snapshot", "S55, D6, D7"},
     {"harness: not the same twice", "S50"},
     {"misuse: before Init", "S1"},
     {"misuse: after Close", "S1"},
@@ -158,6 +163,8 @@ namespace {
 // ok, expected not_supported". Empty if it begins with no call.
 std::string_view RulesOfCall(std::string_view text, bool states) {
   const auto calls = std::to_array<CheckRules>({
+      {"StartForward(drafts", kDraft},
+      {"Commit(", kCommit},
       {"StartForward(", states ? kStateStart : kStartForward},
       {"SetCausal(", states ? "R10" : kSetCausal},
       {"Put(", kPut},

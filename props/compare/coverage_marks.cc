@@ -81,8 +81,12 @@ void CoverageCounts::Add(const CoverageCounts& other) {
 
 std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
   std::vector<std::string> reasons;
+  constexpr std::size_t kDrafts = Mark(kFirstDraftMark);
+  const bool speculates =
+      std::ranges::any_of(counts.hits.begin() + kDrafts, counts.hits.end(),
+                          [](std::int64_t hits) { return hits > 0; });
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
-    if (counts.hits[i] > 0) continue;
+    if (counts.hits[i] > 0 || (i >= kDrafts && !speculates)) continue;
     reasons.push_back(fmt::format("never: {} ({})", kCoverageMarks[i].name,
                                   kCoverageMarks[i].statement));
   }
@@ -98,6 +102,72 @@ std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
   within("histories discarded", counts.discarded, counts.histories, 0, 5);
   within("histories with a full cache", counts.full, counts.histories, 20, 100);
   return reasons;
+}
+
+// `before_` has the state before the batch.
+void Observer::SeeDrafts(const Batch& batch, StatusCode code,
+                         const CacheLedger& after) {
+  Hit(Mark("draft_full"), code == StatusCode::kCacheFull);
+  if (code != StatusCode::kOk || after.encoder()) return;
+  const std::vector<LedgerToken>& before = before_.front().tokens();
+  std::map<int, std::set<int>> parents;  // By sequence.
+  bool chain = false, siblings = false, level = false, nothing = false;
+  bool plain = false;
+  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+    const int seq = batch.sequences[i];
+    const int parent = batch.parents[i];
+    plain = plain || parent == kNotADraft;
+    if (parent == kNotADraft) continue;
+    const int stored = reference::CountDrafts(before, seq);
+    chain = chain || parent >= stored;
+    level = level || (parent >= 0 && parent < stored);
+    siblings = siblings || !parents[seq].insert(parent).second;
+    nothing = nothing || ExtentOf(before_.front(), seq).count == 0;
+  }
+  Hit(Mark("draft_chain"), chain);
+  Hit(Mark("draft_siblings"), siblings);
+  Hit(Mark("draft_level"), level);
+  Hit(Mark("draft_of_nothing"), nothing);
+  Hit(Mark("draft_beside_plain"), plain);
+  const auto ordinary = [](const std::vector<LedgerToken>& tokens) {
+    return std::ranges::count_if(tokens,
+                                 [](auto& token) { return !token.IsDraft(); });
+  };
+  const auto added = std::ranges::count(batch.parents, kNotADraft);
+  Hit(Mark("draft_evicts"),
+      ordinary(after.tokens()) - added < ordinary(before));
+  bool past = false;
+  for (const LedgerToken& token : after.tokens()) {
+    if (token.row < 0 || !token.IsDraft()) continue;
+    const BatchToken at = {.sequence = token.drafted_by, .draft = token.draft};
+    for (const LedgerToken& other : after.tokens()) {
+      past = past || (reference::Follows(after.tokens(), at, other) &&
+                      !after.MaySee(token.row, other));
+    }
+  }
+  Hit(Mark("draft_past_window"), past);
+}
+
+void Observer::Commit(int seq, std::span<const int> path) {
+  const std::vector<LedgerToken>& before = before_.front().tokens();
+  const int drafts = reference::CountDrafts(before, seq);
+  if (drafts == 0) return;
+  Hit(Mark("commit_all"), Size(path) == drafts);
+  Hit(Mark("commit_some"), !path.empty() && Size(path) < drafts);
+  Hit(Mark("commit_none"), path.empty());
+  bool later = false;
+  bool in_pass = false;
+  for (const LedgerToken& token : before) {
+    if (token.drafted_by != seq) continue;
+    in_pass = in_pass || token.row >= 0;
+    if (std::ranges::count(path, token.draft) == 0) continue;
+    for (const LedgerToken& other : before) {
+      later = later || (other.drafted_by == seq && other.draft < token.draft &&
+                        other.parent == token.parent);
+    }
+  }
+  Hit(Mark("commit_later_child"), later);
+  Hit(Mark("commit_in_pass"), in_pass && pass_);
 }
 
 void Observer::BeforeCall(const reference::Ledger& ledger,
@@ -152,6 +222,7 @@ void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
     Hit(Mark("reserved_twice"), was_reserved);
     return;
   }
+  if (HasDrafts(batch)) SeeDrafts(batch, code, first);
   Hit(Mark("full_ends_a_pass"), !ok && had_pass);
   Hit(Mark("legal_pass"), ok && setup_.legal);
   Hit(Mark("wrapper_second_full"),
@@ -465,6 +536,8 @@ void Observer::Remove(int seq, std::int32_t begin, std::int32_t end,
       !ok && wrapper() && !before_.front().encoder() &&
           before_.front().Remove(seq, begin, end).ok());
   if (!ok) return;
+  Hit(Mark("drop_drafts_remove"),
+      reference::CountDrafts(before_.front().tokens(), seq) > 0);
   for (std::size_t i = 0; i < before_.size(); ++i) {
     if (before_[i].encoder()) {
       const bool cached = ledger.parts()[i].slots().cached;
@@ -538,6 +611,10 @@ void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code) {
   Hit(Mark("copy_refused"), code == StatusCode::kNotSupported);
   if (code != StatusCode::kOk) return;
   changed_ = changed_ || pass_;
+  const std::vector<LedgerToken>& tokens = before_.front().tokens();
+  Hit(Mark("drop_drafts_copy"), reference::CountDrafts(tokens, dst) > 0);
+  Hit(Mark("copy_beside_drafts"),
+      src != dst && reference::CountDrafts(tokens, src) > 0);
   for (const CacheLedger& before : before_) {
     const Extent from = ExtentOf(before, src);
     const Extent to = ExtentOf(before, dst);

@@ -148,7 +148,27 @@ inline constexpr auto kCoverageMarks = std::to_array<CoverageMark>({
     {"encoder_reput", "an encoder's slot is put again"},
     {"encoder_forgets", "a Remove covers the position of the slot"},
     {"encoder_keeps", "a Remove elsewhere leaves the slot cached"},
+    // Drafts: only histories that speculate have any.
+    {"draft_chain", "a draft follows a draft of its batch"},
+    {"draft_siblings", "two drafts of a batch have one parent"},
+    {"draft_level", "a draft follows a draft of an earlier batch"},
+    {"draft_of_nothing", "a draft of a sequence without tokens"},
+    {"draft_beside_plain", "a batch of drafts and of ordinary tokens"},
+    {"draft_past_window", "a draft's window ends among its ancestors"},
+    {"draft_evicts", "a batch of drafts evicts a token"},
+    {"draft_full", "a batch of drafts is refused: the cache is full"},
+    {"commit_all", "a commit of all drafts"},
+    {"commit_some", "a commit of some drafts of a sequence"},
+    {"commit_none", "a commit of no draft of a sequence that has some"},
+    {"commit_later_child", "a commit takes a draft that has an older sibling"},
+    {"commit_in_pass", "a commit of drafts of the current batch"},
+    {"drop_drafts_copy", "a copy to a sequence that has drafts"},
+    {"drop_drafts_remove", "a Remove from a sequence that has drafts"},
+    {"copy_beside_drafts", "a copy from a sequence that has drafts"},
 });
+
+// The first mark of drafts. They are expected only if some of them are hit.
+inline constexpr std::string_view kFirstDraftMark = "draft_chain";
 
 // Counts of what happened in a run.
 struct CoverageCounts {
@@ -191,6 +211,7 @@ class Observer {
   void Remove(int seq, std::int32_t begin, std::int32_t end, StatusCode code,
               const reference::Ledger& ledger);
   void CopyPrefix(int src, int dst, std::int32_t len, StatusCode code);
+  void Commit(int seq, std::span<const int> path);
   void EndPass() { pass_ = reserved_ = false; }
   // Reports a SetLayer, or with `type` a SetLayerType.
   void Select(bool type) { type_was_last_ = type; }
@@ -209,6 +230,8 @@ class Observer {
   bool InBatch(int seq) const;
 
   void SeeBatch();
+  void SeeDrafts(const Batch& batch, StatusCode code,
+                 const reference::CacheLedger& after);
   void SeeSizes();
   void SeeOwners();
   void SeeOrder(std::size_t part, int layer);

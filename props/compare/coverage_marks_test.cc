@@ -632,7 +632,11 @@ INSTANTIATE_TEST_SUITE_P(Twins, CoverageMarks,
 
 TEST(CoverageMarksTable, HasARowForEachMark) {
   std::multiset<std::string_view> expected;
-  for (const CoverageMark& mark : kCoverageMarks) expected.insert(mark.name);
+  for (const CoverageMark& mark : kCoverageMarks) {
+    // drafts_test.cc has the rows of the marks from here on.
+    if (mark.name == kFirstDraftMark) break;
+    expected.insert(mark.name);
+  }
   std::multiset<std::string_view> found;
   for (const Row& row : AllRows()) {
     found.insert(row.mark);

@@ -159,7 +159,7 @@ void DifferentialDriver::CheckTokens() {
   }
   std::uint64_t in_ledger = 0;
   for (const auto& token : ledger_.active().tokens()) {
-    for (const int seq : token.sequences) owners += mix(seq, 0);
+    for (const int seq : token.owners()) owners += mix(seq, 0);
     in_ledger += mix(token.position, owners);
     owners = 0;
   }
@@ -167,8 +167,8 @@ void DifferentialDriver::CheckTokens() {
   std::string text = "the reference's cells do not hold the ledger's tokens";
   text += "\n  reference" + CellsText(*reference_) + "\n  ledger   ";
   for (const auto& token : ledger_.active().tokens()) {
-    text += fmt::format(" {}@s{}", token.position,
-                        fmt::join(token.sequences, "+s"));
+    text +=
+        fmt::format(" {}@s{}", token.position, fmt::join(token.owners(), "+s"));
   }
   Check(false, "reference: tokens", text);
 }

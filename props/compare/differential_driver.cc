@@ -152,18 +152,28 @@ void DifferentialDriver::SelectType(int type) {
   if (observer_ != nullptr) observer_->Select(/*type=*/true);
 }
 
+// A batch with ordinary tokens of a sequence that has drafts: nothing changes
+// (D4).
+void DifferentialDriver::RefusePlain(const Tokens& tokens, bool reserve) {
+  const auto call = [&] { return StartForwardText(tokens, reserve); };
+  Begin(call);
+  const Batch batch = tokens.batch();
+  CheckCodes(call, ledger_.StartForward(batch, reserve).code(),
+             reference_->StartForward(batch, reserve).code(),
+             tested_->StartForward(batch, reserve).code());
+  CheckAllCells();
+}
+
 bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
+  if (reference::NeedsCommit(ledger_.parts(), tokens.batch())) {
+    RefusePlain(tokens, reserve);
+    return false;
+  }
   const Pass before = std::exchange(pass_, Pass());
   pass_.tokens = std::move(tokens);
-  const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
-                    pass_.tokens.multimodal};
+  const Batch batch = pass_.tokens.batch();
   ObserveBefore();
-  const auto call = [&] {
-    return fmt::format("StartForward(positions [{}], sequences [{}]{})",
-                       fmt::join(pass_.tokens.positions, " "),
-                       fmt::join(pass_.tokens.sequences, " "),
-                       reserve ? ", reserve" : "");
-  };
+  const auto call = [&] { return StartForwardText(pass_.tokens, reserve); };
   Begin(call, /*begins_pass=*/true);
   const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
   const StatusCode reference = reference_->StartForward(batch, reserve).code();
@@ -184,12 +194,21 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
        pass_.tokens.positions.size() * sizeof(std::int32_t));
   Hash(pass_.tokens.sequences.data(),
        pass_.tokens.sequences.size() * sizeof(int));
+  if (!pass_.tokens.parents.empty()) {
+    Hash(pass_.tokens.parents.data(),
+         pass_.tokens.parents.size() * sizeof(int));
+  }
   if (pass_.active) pass_.fresh.set();
   pass_.reserve = reserve;
   if (setup_.legal) {
     Check(pass_.active || reserve, "reference: a legal client is refused",
           [&] { return call() + " is refused"; });
   }
+  CheckBatchCells();
+  return pass_.active;
+}
+
+void DifferentialDriver::CheckBatchCells() {
   const int kept_type = active_type_;
   for (int type = 0; type < types(); ++type) {
     SetType(type);
@@ -207,7 +226,6 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
     Hash(actual.data(), actual.size() * sizeof(int));
   }
   SetType(kept_type);
-  return pass_.active;
 }
 
 // Chooses new rows for the next Put, different from all rows before.
@@ -401,6 +419,20 @@ void DifferentialDriver::CheckResumeBefore(int seq, std::int32_t pos) {
         [&] { return text(subject.ok() ? *subject : -1); });
 }
 
+void DifferentialDriver::Commit(int seq, const std::vector<int>& path) {
+  ObserveBefore();
+  const auto call = [&] {
+    return fmt::format("Commit({}, [{}])", seq, fmt::join(path, " "));
+  };
+  Begin(call);
+  const StatusCode by_ledger = ledger_.Commit(seq, path).code();
+  CheckCodes(call, by_ledger, reference_->Commit(seq, path).code(),
+             tested_->Commit(seq, path).code());
+  if (observer_ != nullptr) observer_->Commit(seq, path);
+  pass_.fresh.reset();
+  CheckAllCells();
+}
+
 void DifferentialDriver::Cached() {
   if (IsEncoder(active_type_)) return CheckEncoderCached();
   if (!subject_.is_twin()) return;
@@ -563,6 +595,7 @@ void DifferentialDriver::Reload() {
   }
   AddStep(in_place ? "Restore in place" : "Restore into new caches", "");
   result_.operations += 6;  // The calls above that have no step of their own.
+  ledger_.DropAllDrafts();
   EndPass();
 }
 

@@ -70,6 +70,7 @@ class DifferentialDriver final : public Driver {
   StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) override;
   void CopyPrefix(int src, int dst, std::int32_t len) override;
   bool CanResume(int seq, std::int32_t pos) override;
+  void Commit(int seq, const std::vector<int>& path) override;
   void SelectLayer(int layer) override;
   void SelectType(int type) override;
   void Store() override;
@@ -139,6 +140,8 @@ class DifferentialDriver final : public Driver {
   void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
 
   bool fresh() const { return At(pass_.fresh, active_type_); }
+  void RefusePlain(const Tokens& tokens, bool reserve);
+  void CheckBatchCells();
   void NewRows();
   void PutRows();
   void GoTo(int layer);

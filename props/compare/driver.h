@@ -22,7 +22,22 @@ struct Tokens {
   std::vector<std::int32_t> positions;
   std::vector<int> sequences;
   std::vector<int> multimodal;
+  std::vector<int> parents = {};  // Empty if there are no drafts.
+
+  Batch batch() const { return {positions, sequences, multimodal, parents}; }
 };
+
+// Returns the call as text, which for drafts has their parents.
+inline std::string StartForwardText(const Tokens& tokens, bool reserve) {
+  const std::string parents =
+      tokens.parents.empty()
+          ? ""
+          : fmt::format(", parents [{}]", fmt::join(tokens.parents, " "));
+  return fmt::format(
+      "StartForward({}positions [{}], sequences [{}]{}{})",
+      parents.empty() ? "" : "drafts, ", fmt::join(tokens.positions, " "),
+      fmt::join(tokens.sequences, " "), parents, reserve ? ", reserve" : "");
+}
 
 // Returns which of a wrapper's caches a layer belongs to; 0 for other caches.
 inline int TypeOf(const Setup& setup, int layer) {
@@ -65,6 +80,7 @@ class Driver {
   virtual StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
   virtual void CopyPrefix(int src, int dst, std::int32_t len) = 0;
   virtual bool CanResume(int seq, std::int32_t pos) = 0;
+  virtual void Commit(int seq, const std::vector<int>& path) = 0;
   // Shifts positions, if the cache can shift positions.
   virtual void Shift(int /*seq*/, std::int32_t /*begin*/, std::int32_t /*end*/,
                      std::int32_t /*delta*/) {}

@@ -134,13 +134,22 @@ void ModelDriver::GoTo(int layer) {
 }
 
 bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
+<<<<<<< HEAD
   const auto before = std::tuple(batch_, active_, copied_, fresh_, type_);
+=======
+  if (reference::NeedsCommit(ledger_.parts(), tokens.batch())) {
+    // Nothing changes, and the pass continues (D4).
+    const std::string call = StartForwardText(tokens, reserve);
+    Begin(call);
+    const Status refused = tested_->StartForward(tokens.batch(), reserve);
+    AddStep(call, refused.code());
+    CheckResult(call, ledger_.StartForward(tokens.batch(), reserve), refused);
+    return false;
+  }
+>>>>>>> spec
   batch_ = std::move(tokens);
-  const Batch batch{batch_.positions, batch_.sequences, batch_.multimodal};
-  const std::string call =
-      fmt::format("StartForward(positions [{}], sequences [{}]{})",
-                  fmt::join(batch_.positions, " "),
-                  fmt::join(batch_.sequences, " "), reserve ? ", reserve" : "");
+  const Batch batch = batch_.batch();
+  const std::string call = StartForwardText(batch_, reserve);
   active_ = copied_ = false;
   fresh_.reset();
   Begin(call, /*begins_pass=*/true);
@@ -191,7 +200,7 @@ void ModelDriver::CheckRoom(const std::string& call,
   for (const auto& part : after.parts()) {
     std::map<int, std::int64_t> held;
     for (const LedgerToken& token : part.tokens()) {
-      for (const int seq : token.sequences) ++held[seq];
+      for (const int seq : token.owners()) ++held[seq];
       last = std::max(last, token.position);
     }
     for (const auto& [seq, count] : held) {
@@ -383,6 +392,17 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   });
   if (*actual) ledger_.Resumes(seq, pos);
   return *actual;
+}
+
+void ModelDriver::Commit(int seq, const std::vector<int>& path) {
+  const std::string call =
+      fmt::format("Commit({}, [{}])", seq, fmt::join(path, " "));
+  Begin(call);
+  const Status found = tested_->Commit(seq, path);
+  AddStep(call, found.code());
+  CheckResult(call, ledger_.Commit(seq, path), found);
+  fresh_.reset();
+  DrawCellsNow();
 }
 
 void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,

@@ -76,6 +76,10 @@ class Client {
     Note(OpKind::kAsk, seq, 0, pos);
     return driver_.CanResume(seq, pos);
   }
+  void Commit(int seq, const std::vector<int>& choices);
+  int CountDrafts(int seq) const;
+  void PlaceDrafts(const Segment& segment, Tokens& batch);
+  bool CanDraft(int seq) const;
   void CopyPrefix(int src, int dst, std::int32_t len) {
     if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return;
     if (src == dst && abilities_.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF)) return;
@@ -158,6 +162,93 @@ std::int32_t Client::Resolve(int seq, const RelativePos& pos) {
       std::clamp<std::int64_t>(from + pos.offset, 0, abilities_.LastEnd()));
 }
 
+// The number of drafts of a sequence; for -1, of all sequences.
+int Client::CountDrafts(int seq) const {
+  std::int64_t count = 0;
+  for (const auto& part : driver_.ledger().parts()) {
+    count = std::max(count, std::ranges::count_if(part.tokens(), [&](auto& at) {
+                       return at.IsDraft() && (seq < 0 || at.drafted_by == seq);
+                     }));
+  }
+  return AsInt(count);
+}
+
+// Resolves the choices to the path of a Commit.
+void Client::Commit(int seq, const std::vector<int>& choices) {
+  if (!abilities_.drafts) return;
+  std::vector<int> path;
+  int last = kCommitted;
+  for (const int choice : choices) {
+    std::vector<int> children;
+    for (const auto& part : driver_.ledger().parts()) {
+      for (const auto& token : part.tokens()) {
+        if (token.drafted_by != seq || token.parent != last) continue;
+        children.push_back(token.draft);
+      }
+      if (!children.empty()) break;
+    }
+    if (children.empty()) break;
+    std::ranges::sort(children);
+    last = At(children, choice % Size(children));
+    path.push_back(last);
+  }
+  if (done_ != nullptr) {
+    Op& op = done_->emplace_back();
+    op.kind = OpKind::kCommit;
+    op.seq = seq - setup_.first_id;
+    op.path = choices;
+  }
+  driver_.Commit(seq, path);
+}
+
+// Whether all caches of a wrapper have the sequence's last token, or nothing of
+// it: else they do not agree where drafts begin.
+bool Client::CanDraft(int seq) const {
+  std::set<std::int64_t> ends;
+  for (const auto& part : driver_.ledger().parts()) {
+    std::int64_t end = 0;
+    for (const auto& token : part.tokens()) {
+      if (token.HeldBy(seq)) end = std::max(end, token.position + 1);
+    }
+    if (end > 0) ends.insert(end);
+  }
+  const bool refused =
+      setup_.legal &&
+      std::ranges::any_of(driver_.ledger().parts(),
+                          [](auto& at) { return at.encoder(); });
+  const bool ended = !ends.empty() && *ends.rbegin() > kOpenEnd;
+  return abilities_.drafts && !refused && !ended && ends.size() < 2;
+}
+
+// Appends a segment of drafts, until one would be past the last position.
+void Client::PlaceDrafts(const Segment& segment, Tokens& batch) {
+  // The positions of the drafts, by number.
+  std::map<int, std::int64_t> drafts;
+  for (const auto& part : driver_.ledger().parts()) {
+    for (const auto& token : part.tokens()) {
+      if (token.drafted_by == segment.seq) drafts[token.draft] = token.position;
+    }
+  }
+  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+    if (batch.sequences[i] != segment.seq) continue;
+    if (batch.parents[i] == kNotADraft) return;  // It has ordinary tokens.
+    drafts[Size(drafts)] = batch.positions[i];
+  }
+  for (int i = 0; i < segment.count; ++i) {
+    const int count = Size(drafts);
+    int parent = i < Size(segment.parents) ? At(segment.parents, i) : count - 1;
+    parent = count == 0 || parent < 0 ? kCommitted : parent % count;
+    const std::int64_t position = parent >= 0  ? drafts[parent] + 1
+                                  : count == 0 ? Next(segment.seq)
+                                               : drafts[0];
+    if (position > abilities_.LastPosition()) return;
+    batch.positions.push_back(static_cast<std::int32_t>(position));
+    batch.sequences.push_back(segment.seq);
+    batch.parents.push_back(parent);
+    drafts[count] = position;
+  }
+}
+
 // Returns the segment as a legal client would send it, after making room for
 // it.
 Segment Client::Legalized(Segment segment, std::size_t batch_room) {
@@ -174,6 +265,14 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
     Remove(segment.seq, 0, kOpenEnd);
   }
   const int capacity = setup_.init.capacity;
+  const int drafts = CountDrafts(segment.seq);
+  if (!segment.parents.empty()) {
+    segment.count = std::min({segment.count, AsInt(batch_room),
+                              capacity - Next(segment.seq) - drafts});
+    held_.insert(segment.seq);
+    return segment;
+  }
+  if (drafts > 0) Commit(segment.seq, std::vector<int>(AsSize(drafts % 3), 0));
   segment.delta = 0;
   segment.order = Segment::Order::kUp;
   segment.count = std::min({segment.count, capacity, AsInt(batch_room)});
@@ -198,6 +297,14 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
 }
 
 void Client::AppendSegment(const Segment& segment, Tokens& batch) {
+  if (!segment.parents.empty()) {
+    PlaceDrafts(segment, batch);
+    return;
+  }
+  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+    const bool draft = batch.parents[i] != kNotADraft;
+    if (draft && batch.sequences[i] == segment.seq) return;
+  }
   std::int64_t first = std::int64_t{Next(segment.seq)} + segment.delta;
   if (has_states_) {  // A sequence continues where the batch has left it.
     first += std::ranges::count(batch.sequences, segment.seq);
@@ -211,6 +318,7 @@ void Client::AppendSegment(const Segment& segment, Tokens& batch) {
     batch.positions.push_back(static_cast<std::int32_t>(
         std::clamp<std::int64_t>(position, 0, abilities_.LastPosition())));
     batch.sequences.push_back(segment.seq);
+    batch.parents.push_back(kNotADraft);
   }
 }
 
@@ -232,6 +340,8 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
   std::vector<Segment> segments;
   std::set<int> seen;
   std::size_t room = max_batch;
+  // A legal client leaves room for the drafts that are stored (D3).
+  if (setup_.legal) room -= std::min(room, AsSize(CountDrafts(-1)));
   for (Segment segment : OneSequenceEach(op.segments)) {
     if (segment.count >= Segment::kFree / 2) {
       segment.count = AsInt(std::clamp<std::int64_t>(
@@ -239,6 +349,7 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
     }
     if (room == 0) break;
     segment.seq = IdOf(segment.seq);
+    if (!segment.parents.empty() && !CanDraft(segment.seq)) continue;
     if (!segments.empty() && segment.seq != segments[0].seq &&
         !abilities_.Can(KVTWIN_CAN_MIX)) {
       continue;
@@ -267,6 +378,11 @@ void Client::Put(const Op& op) {
   }
   Tokens batch;
   for (const Segment& segment : segments) AppendSegment(segment, batch);
+  if (batch.positions.empty()) return;
+  if (std::ranges::count(batch.parents, kNotADraft) ==
+      std::ssize(batch.parents)) {
+    batch.parents.clear();
+  }
   for (const int index : op.images) {
     batch.multimodal.push_back(index % Size(batch.positions));
   }
@@ -332,6 +448,8 @@ void Client::Do(const Op& op) {
           {Resolve(seq, op.begin), op.open ? kOpenEnd : Resolve(seq, op.end)});
       return void(Shift(seq, begin, end, op.delta));
     }
+    case OpKind::kCommit:
+      return Commit(IdOf(op.seq), op.path);
     // A sequence that is no longer shared takes up more room.
     case OpKind::kAdd:
       if (setup_.legal) return;

@@ -18,8 +18,8 @@ using reference::CacheLedger;
 using reference::LedgerToken;
 
 Held HeldOf(const LedgerToken& token, int cell) {
-  return {
-      cell, token.position, {token.sequences.begin(), token.sequences.end()}};
+  const std::set<int> owners = token.owners();
+  return {cell, token.position, {owners.begin(), owners.end()}};
 }
 
 // Returns the ledger's tokens that a cell may hold: one, unless a sequence has

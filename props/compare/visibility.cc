@@ -56,7 +56,7 @@ std::string ElementsText(const TensorView& row) {
 std::string TokenText(const LedgerToken& token, int layer) {
   std::string text =
       fmt::format("the token (sequence {}, position {})",
-                  fmt::join(token.sequences, "+"), token.position);
+                  fmt::join(token.owners(), "+"), token.position);
   const auto rows = token.rows.find(layer);
   if (rows == token.rows.end()) return text;
   return text + fmt::format(" K {} V {}", ElementsText(rows->second.key.view()),
@@ -90,9 +90,9 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
 // Names the token whose rows are in a column.
 std::string OwnerText(const RowOwner& owner) {
   if (owner.token == nullptr) return "no token's rows";
-  const std::string token = fmt::format("the token (sequence {}, position {})",
-                                        fmt::join(owner.token->sequences, "+"),
-                                        owner.token->position);
+  const std::string token =
+      fmt::format("the token (sequence {}, position {})",
+                  fmt::join(owner.token->owners(), "+"), owner.token->position);
   if (owner.key && owner.value) return token;
   return fmt::format("the {} row of {} with another {} row",
                      owner.key ? "K" : "V", token, owner.key ? "V" : "K");

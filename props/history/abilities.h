@@ -54,6 +54,7 @@ struct Abilities {
   bool set_causal = true;
   bool shift = true;
   bool snapshots = true;
+  bool drafts = true;
 
   bool Can(std::uint32_t bit) const { return (can & bit) != 0; }
   bool Cannot(std::uint32_t bit) const { return (cannot & bit) != 0; }

@@ -242,6 +242,11 @@ Segment ReadSegment(std::string_view text) {
   }
   if (reader.Take("r")) segment.order = Segment::Order::kDown;
   if (reader.Take("=")) segment.order = Segment::Order::kSame;
+  if (reader.Take(":")) {
+    do {
+      segment.parents.push_back(std::max(reader.Number(), kCommitted));
+    } while (reader.Take(","));
+  }
   reader.ExpectEnd();
   if (segment.seq < 0 || !fits) {
     throw BadLine{text, fmt::format("segment {} is negative, empty or too long",
@@ -307,6 +312,18 @@ void ReadCopy(std::string_view text, Op& op) {
   reader.ExpectEnd();
 }
 
+// Reads "0:1,0", or "0:" for an empty path.
+void ReadCommit(std::string_view text, Op& op) {
+  LineReader reader(text);
+  op.kind = OpKind::kCommit;
+  op.seq = reader.Number();
+  reader.Expect(":");
+  while (!reader.empty()) {
+    if (!op.path.empty()) reader.Expect(",");
+    op.path.push_back(std::max(reader.Number(), 0));
+  }
+}
+
 // Reads an operation that makes a single call; false if `name` is not such an
 // operation.
 bool ReadCall(std::string_view name, std::string_view argument, Op& op) {
@@ -364,6 +381,8 @@ Op ReadOp(std::string_view text) {
     reader.Expect("@");
     op.end = ReadPos(reader);
     reader.ExpectEnd();
+  } else if (name == "commit") {
+    ReadCommit(argument, op);
   } else if (name == "causal") {
     op.kind = OpKind::kCausal;
     op.except = ReadIndices(argument);

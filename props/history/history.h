@@ -68,6 +68,11 @@ struct Segment {
   int delta = 0;  // The first position minus the next position of the sequence.
   Order order = Order::kUp;
   int more = 0;  // Sequences after `seq` that also get `count` tokens each.
+  // If not empty, the tokens are drafts, at the positions after their parents.
+  // Token i follows the committed tokens if parents[i] is -1, else the draft
+  // with this number, modulo the drafts that there are; tokens beyond the list
+  // follow the token before them.
+  std::vector<int> parents = {};
 
   static constexpr int kFree = 1 << 22;
   static constexpr int kMost = 1 << 20;
@@ -93,6 +98,7 @@ enum class OpKind {
   kCached,    // EncoderCached.
   kSnapshot,  // Snapshot, and SnapshotOf a sequence.
   kAdd,       // SnapshotOf a sequence, and AddSequence of it as another one.
+  kCommit,    // Commit of some drafts of a sequence.
 };
 
 struct Op {
@@ -122,6 +128,9 @@ struct Op {
   int misuse = 0;  // kMisuse: the misuse, modulo their number.
   // kLayer: the layer; kType: the cache of a wrapper. Both modulo their number.
   int number = 0;
+  // kCommit (seq): from the committed tokens on, which child comes next, modulo
+  // the number of children. Choices beyond the end of a path are ignored.
+  std::vector<int> path = {};
 };
 
 struct History {

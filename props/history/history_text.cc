@@ -49,6 +49,9 @@ std::string SegmentText(const Segment& segment) {
   if (segment.delta != 0) text += fmt::format("@{:+}", segment.delta);
   if (segment.order == Segment::Order::kDown) text += "r";
   if (segment.order == Segment::Order::kSame) text += "=";
+  if (!segment.parents.empty()) {
+    text += fmt::format(":{}", fmt::join(segment.parents, ","));
+  }
   return text;
 }
 
@@ -160,6 +163,8 @@ std::string ToText(const Op& op) {
       return fmt::format("snapshot {}", op.seq);
     case OpKind::kAdd:
       return fmt::format("add {}>{}", op.seq, op.dst);
+    case OpKind::kCommit:
+      return fmt::format("commit {}:{}", op.seq, fmt::join(op.path, ","));
   }
   return "";
 }

@@ -384,6 +384,70 @@ constexpr auto
                      }},
                 });
 
+// A sequence that histories do not use: it has neither tokens nor drafts.
+constexpr int kUnused = 1 << 20;
+
+Status Draft(Cache& cache, const std::vector<std::int32_t>& positions,
+             const std::vector<int>& sequences,
+             const std::vector<int>& parents) {
+  return cache.StartForward({positions, sequences, {}, parents}, false);
+}
+
+// The first cache that refuses a Commit decides.
+Answer Commit(Cache& cache, const Context& at, int seq,
+              const std::vector<int>& path) {
+  const CacheSpec& spec = at.setup.spec;
+  const CacheSpec& first = spec.caches.empty() ? spec : spec.caches[0];
+  const bool refuses = first.kind == Kind::kEncoder && seq >= 0;
+  return {cache.Commit(seq, path),
+          refuses ? StatusCode::kNotSupported : kInvalid};
+}
+
+const auto kDraftMisuses = std::to_array<Entry>({
+    {"a batch with more parents than tokens",
+     [](Cache& c, const Context&) -> Answer {
+       return {Draft(c, {0}, {kUnused}, {-1, -1})};
+     }},
+    {"a parent below -2",
+     [](Cache& c, const Context&) -> Answer {
+       return {Draft(c, {0}, {kUnused}, {-3})};
+     }},
+    {"a draft that follows a draft that is not there",
+     [](Cache& c, const Context&) -> Answer {
+       return {Draft(c, {0}, {0}, {1 << 20})};
+     }},
+    {"a draft that follows itself",
+     [](Cache& c, const Context&) -> Answer {
+       return {Draft(c, {0}, {kUnused}, {0})};
+     }},
+    {"a draft that follows a later draft",
+     [](Cache& c, const Context&) -> Answer {
+       return {Draft(c, {1, 0}, {kUnused, kUnused}, {1, -1})};
+     }},
+    {"siblings at two positions",
+     [](Cache& c, const Context&) -> Answer {
+       return {Draft(c, {3, 4}, {kUnused, kUnused}, {-1, -1})};
+     }},
+    {"a draft that leaves out a position",
+     [](Cache& c, const Context&) -> Answer {
+       return {Draft(c, {0, 2}, {kUnused, kUnused}, {-1, 0})};
+     }},
+    {"drafts and ordinary tokens of one sequence",
+     [](Cache& c, const Context&) -> Answer {
+       return {Draft(c, {0, 1}, {kUnused, kUnused}, {-1, -2})};
+     }},
+    {"Commit of a negative sequence",
+     [](Cache& c, const Context& at) { return Commit(c, at, -1, {}); }},
+    {"Commit of a draft that is not there",
+     [](Cache& c, const Context& at) { return Commit(c, at, kUnused, {0}); }},
+    {"Commit of a negative draft",
+     [](Cache& c, const Context& at) { return Commit(c, at, 0, {-1}); }},
+    {"Commit of a draft twice",
+     [](Cache& c, const Context& at) {
+       return Commit(c, at, 0, {0, 0});
+     }},
+});
+
 // Returns a hash of everything that a caller can see.
 std::uint64_t Fingerprint(Cache& cache) {
   std::vector<CellEntry> cells;
@@ -411,17 +475,24 @@ std::uint64_t Fingerprint(Cache& cache) {
 
 int MisuseCount() { return Size(kMisuses); }
 
-std::string_view MisuseName(int which) {
-  return At(kMisuses, which % MisuseCount()).name;
+int DraftMisuseCount() { return Size(kDraftMisuses); }
+
+namespace {
+
+const Entry& EntryOf(int which) {
+  if (which < kDraftMisuse) return At(kMisuses, which % MisuseCount());
+  return At(kDraftMisuses, (which - kDraftMisuse) % DraftMisuseCount());
 }
 
-bool MisuseSetsCausal(int which) {
-  return At(kMisuses, which % MisuseCount()).sets_causal;
-}
+}  // namespace
+
+std::string_view MisuseName(int which) { return EntryOf(which).name; }
+
+bool MisuseSetsCausal(int which) { return EntryOf(which).sets_causal; }
 
 std::optional<std::string> TryMisuse(Cache& cache, int which,
                                      const MisuseContext& context) {
-  const Entry& entry = At(kMisuses, which % MisuseCount());
+  const Entry& entry = EntryOf(which);
   const std::uint64_t before = Fingerprint(cache);
   const Answer answer = entry.run(cache, context);
   if (answer.status.code() != answer.expected) {
@@ -461,6 +532,7 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
       {"Restore", cache.Restore({}), true},
       {"SnapshotOf", cache.SnapshotOf(0).status(), true},
       {"AddSequence", cache.AddSequence(0, {}), true},
+      {"Commit", cache.Commit(0, {}), true},
   }};
   for (const auto& [name, status, optional] : refusals) {
     if (status.code() == kUntimely && !status.message().empty()) continue;

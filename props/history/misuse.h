@@ -25,6 +25,10 @@ struct MisuseContext {
 // Returns the number of misuses, the name of each, and whether it calls
 // SetCausal.
 int MisuseCount();
+// Misuses of drafts have the numbers from kDraftMisuse on, so that histories
+// without drafts stay as they are.
+inline constexpr int kDraftMisuse = 1000;
+int DraftMisuseCount();
 std::string_view MisuseName(int which);
 bool MisuseSetsCausal(int which);
 

@@ -8,8 +8,8 @@ rooms=(include core reference optimized props bench docs python)
 # Lines of code of the ledger and the twin, without blank lines and comments: a
 # reader can check all of it in one sitting. The rules of other systems
 # (reference/dialects.h) are not counted. 140 lines are of recurrent state.
-reference_lines=800
-ledger_lines=400     # In reference/ledger.h, comments too.
+reference_lines=860
+ledger_lines=425     # In reference/ledger.h, comments too.
 function_lines=40    # In reference/.
 function_lines_max=70
 wrong=0

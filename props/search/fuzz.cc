@@ -17,6 +17,7 @@
 #include "props/base/interrupt.h"
 #include "props/history/generate.h"
 #include "props/history/knobs.h"
+#include "props/history/speculate.h"
 #include "props/report/finding_filter.h"
 #include "props/search/explain.h"
 #include "props/sessions/session_runner.h"
@@ -47,9 +48,12 @@ class CacheSource {
       : options_(options), subject_(subject) {}
 
   std::optional<History> At(std::uint64_t number) const {
-    History history = MakeHistory(options_.seed, number, options_.kind,
-                                  kOpsInHistory, options_.cells_max,
-                                  /*rarities=*/true);
+    History history =
+        options_.speculate
+            ? MakeSpeculation(options_.seed, number, options_.kind,
+                              kOpsInHistory, options_.cells_max)
+            : MakeHistory(options_.seed, number, options_.kind, kOpsInHistory,
+                          options_.cells_max, /*rarities=*/true);
     if (options_.dtypes) {
       Setup& setup = history.setup;
       setup.init.dtype = kRowDTypes.at(number % kRowDTypes.size());

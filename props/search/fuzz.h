@@ -31,6 +31,8 @@ struct FuzzOptions {
   bool count_marks = false;
   // Histories take all pairs of dtypes of K and V in turn.
   bool dtypes = false;
+  // Every history has drafts (props/history/speculate.h).
+  bool speculate = false;
   std::uint64_t first = 0;  // The number of the first history.
   bool drawn = false;       // Draw the failure's calls, for a page.
   // Checks that are known to fail: histories that fail them are only counted.

@@ -25,6 +25,11 @@ bool Bounds::Allow(const Op& op, bool legal) const {
       return (sequences.size() < 2 || able.Can(KVTWIN_CAN_MIX)) &&
              (!op.reserve || able.Can(KVTWIN_CAN_RESERVE)) &&
              (op.except.empty() || able.set_causal) &&
+             (able.drafts ||
+              std::ranges::all_of(op.segments,
+                                  [](const Segment& segment) {
+                                    return segment.parents.empty();
+                                  })) &&
              !(op.keep_rows && goes_on);
     }
     case OpKind::kDrop:
@@ -43,6 +48,8 @@ bool Bounds::Allow(const Op& op, bool legal) const {
       return able.snapshots;
     case OpKind::kAdd:
       return able.snapshots && !legal;
+    case OpKind::kCommit:
+      return able.drafts;
     default:
       return true;
   }

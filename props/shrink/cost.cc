@@ -62,6 +62,8 @@ void AddCost(const Segment& segment, Cost& cost) {
   const bool free = segment.count >= Segment::kFree / 2;
   cost.special += free ? 1 : 0;
   cost.special += segment.more > 0 ? 1 : 0;
+  cost.special += 2 * std::ssize(segment.parents);
+  for (const int parent : segment.parents) cost.numbers += parent + 1;
   cost.numbers +=
       segment.seq + segment.more + std::abs(std::int64_t{segment.delta}) +
       (free ? 2 + std::abs(segment.count - Segment::kFree) : segment.count);
@@ -73,9 +75,9 @@ Cost CostOf(const Op& op) {
   Cost cost;
   cost.operations = 1;
   // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
-  // reload, shift, layer, type, cached, snapshot, add.
-  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5,
-                                   4, 5, 3, 3, 3, 3, 4, 4};
+  // reload, shift, layer, type, cached, snapshot, add, commit.
+  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5, 4,
+                                   5, 3, 3, 3, 3, 4, 4, 3};
   const auto add = [&](const RelativePos& pos) {
     cost.special += pos.from_end ? 1 : 0;
     cost.numbers += std::abs(std::int64_t{pos.offset});
@@ -93,6 +95,11 @@ Cost CostOf(const Op& op) {
     cost.numbers += op.number;
   }
   if (op.kind == OpKind::kSnapshot) cost.numbers += op.seq;
+  if (op.kind == OpKind::kCommit) {
+    cost.special += std::ssize(op.path);
+    cost.numbers += op.seq;
+    for (const int choice : op.path) cost.numbers += choice;
+  }
   if (op.kind == OpKind::kAdd) cost.numbers += op.seq + op.dst;
   const bool ranges = op.kind == OpKind::kDrop || op.kind == OpKind::kShift;
   if (!ranges && op.kind != OpKind::kCopy && op.kind != OpKind::kAsk) {

@@ -31,7 +31,8 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
   for (Op& op : history.ops) {
     for (Segment& segment : op.segments) rename(segment.seq);
     const bool one = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk ||
-                     op.kind == OpKind::kShift || op.kind == OpKind::kSnapshot;
+                     op.kind == OpKind::kShift ||
+                     op.kind == OpKind::kSnapshot || op.kind == OpKind::kCommit;
     const bool two = op.kind == OpKind::kCopy || op.kind == OpKind::kAdd;
     if (one || two) rename(op.seq);
     if (two) rename(op.dst);
@@ -271,16 +272,49 @@ class Moves {
     for (const Op& plain : PlainOps()) {
       Ops(i, [plain](Op& o) { o = plain; });
     }
+    AddDrafts(i, op);
     switch (op.kind) {
       case OpKind::kPut:
         return AddPut(i, op);
       case OpKind::kMisuse:
+        if (op.misuse >= kDraftMisuse) return;
         for (int which = 0; which < op.misuse % MisuseCount(); ++which) {
           Ops(i, [which](Op& o) { o.misuse = which; });
         }
         return Ops(i, [](Op& o) { o.misuse %= MisuseCount(); });
       default:
         return AddArguments(i, op);
+    }
+  }
+
+  // Adds steps to fewer and plainer drafts.
+  void AddDrafts(std::size_t i, const Op& op) {
+    if (op.kind == OpKind::kCommit) {
+      Ops(i, [](Op& o) { o.path.clear(); });
+      Ops(i, [](Op& o) {
+        if (!o.path.empty()) o.path.pop_back();
+      });
+      Ops(i, [](Op& o) { std::ranges::fill(o.path, 0); });
+    }
+    for (std::size_t s = 0; s < op.segments.size(); ++s) {
+      if (op.segments[s].parents.empty()) continue;
+      const auto parents = [&](auto change) {
+        Ops(i, [s, change](Op& o) {
+          if (s < o.segments.size()) change(o.segments[s].parents);
+        });
+      };
+      parents([](auto& list) { list.clear(); });
+      parents([](auto& list) { list = {kCommitted}; });
+      parents([](auto& list) {
+        if (list.size() > 1) list.pop_back();
+      });
+      for (std::size_t at = 0; at < op.segments[s].parents.size(); ++at) {
+        for (const int parent : {kCommitted, 0, 1}) {
+          parents([=](auto& list) {
+            if (at < list.size()) list[at] = parent;
+          });
+        }
+      }
     }
   }
 

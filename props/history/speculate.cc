@@ -1,0 +1,147 @@
+#include "props/history/speculate.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/index.h"
+#include "props/history/generate.h"
+#include "props/history/misuse.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Writes what a server with speculative decoding does with one sequence.
+class Speculation {
+ public:
+  Speculation(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
+      : pick_(pick), setup_(setup), ops_(ops) {}
+
+  void Add(int seq) {
+    const int levels = OneOf(pick_, {1, 1, 1, 2, 2, 3, 4});
+    for (int level = 0; level < levels; ++level) {
+      Draft(seq, level);
+      if (Chance(pick_, 20)) Between(seq);
+    }
+    if (Chance(pick_, 10)) return;  // No commit: the next batch is refused.
+    Commit(seq);
+    if (Chance(pick_, 40)) Between(seq);
+  }
+
+ private:
+  int AnySequence() { return pick_(0, setup_.init.max_sequences); }
+
+  void Draft(int seq, int level) {
+    Op& put = ops_.emplace_back();
+    Segment& drafts = put.segments.emplace_back();
+    drafts.seq = seq;
+    drafts.count =
+        Chance(pick_, 90) ? pick_(1, 6) : pick_(1, setup_.init.max_batch);
+    drafts.parents = Parents(drafts.count, level);
+    if (Chance(pick_, 20)) {  // Another sequence, with or without drafts.
+      Segment& other = put.segments.emplace_back();
+      other.seq = AnySequence();
+      other.count = pick_(1, 3);
+      if (Chance(pick_, 50)) other.parents = Parents(other.count, 0);
+      if (Chance(pick_, 50)) std::swap(put.segments[0], put.segments[1]);
+    }
+    put.reserve = Chance(pick_, 3);
+    put.keep_rows = Chance(pick_, 2);
+    put.single = Chance(pick_, 5);
+    if (Chance(pick_, 10)) put.except.push_back(pick_(0, 7));
+    if (Chance(pick_, 5)) put.images.push_back(pick_(0, 7));
+  }
+
+  // A chain, siblings, or any tree. The first level has no drafts before it.
+  std::vector<int> Parents(int count, int level) {
+    const int way = pick_(0, 9);
+    const int begin =
+        level == 0 || Chance(pick_, 15) ? kCommitted : pick_(0, 12);
+    if (way < 3) return {begin};
+    std::vector<int> parents(AsSize(count), begin);
+    if (way < 5) return parents;
+    for (int i = 1; i < count; ++i) {
+      At(parents, i) = pick_(kCommitted, i + (level == 0 ? -1 : 12));
+    }
+    return parents;
+  }
+
+  void Commit(int seq) {
+    Op& commit = ops_.emplace_back();
+    commit.kind = OpKind::kCommit;
+    commit.seq = Chance(pick_, 95) ? seq : AnySequence();
+    const int length = Chance(pick_, 60) ? pick_(0, 3) : pick_(0, 12);
+    for (int i = 0; i < length; ++i) commit.path.push_back(pick_(0, 2));
+  }
+
+  // Calls while there are drafts, or right after a commit in the pass.
+  void Between(int seq) {
+    const int way = pick_(0, 9);
+    if (way < 2) {
+      Op& op = ops_.emplace_back();
+      op.kind = OpKind::kCausal;
+      if (Chance(pick_, 50)) op.except.push_back(pick_(0, 7));
+    } else if (way < 4) {
+      ops_.emplace_back().kind =
+          OneOf(pick_, {OpKind::kGet, OpKind::kReput, OpKind::kPoison});
+    } else if (way < 5) {
+      Op& op = ops_.emplace_back();
+      op.kind = OneOf(pick_, {OpKind::kSnapshot, OpKind::kAdd});
+      op.seq = seq;
+      op.dst = AnySequence();
+    } else if (way < 6) {
+      Op& op = ops_.emplace_back();
+      op.kind = OpKind::kMisuse;
+      op.misuse = kDraftMisuse + pick_(0, DraftMisuseCount() - 1);
+    } else {
+      // Put, drop, copy, ask, reload.
+      const Weights any = {4, 10, 12, 8, 0, 0, 0, 2, 0, 1};
+      ops_.push_back(DrawOp(pick_, setup_, any, {seq}));
+    }
+  }
+
+  const Pick& pick_;
+  const Setup& setup_;
+  std::vector<Op>& ops_;
+};
+
+}  // namespace
+
+void Speculate(const Pick& pick, History& history) {
+  std::vector<Op> ops;
+  Speculation speculation(pick, history.setup, ops);
+  int seq = 0;  // The last sequence that got tokens.
+  const auto last = pick(0, std::max(Size(history.ops) - 1, 0));
+  int i = 0;
+  for (Op& op : history.ops) {
+    if (op.kind == OpKind::kPut) seq = op.segments.front().seq;
+    ops.push_back(std::move(op));
+    if (i++ == last || Chance(pick, 25)) speculation.Add(seq);
+  }
+  if (history.ops.empty()) speculation.Add(0);
+  history.ops = std::move(ops);
+}
+
+History MakeSpeculation(std::uint64_t seed, std::uint64_t number,
+                        std::optional<Kind> kind, int ops, int cells_max) {
+  const Pick pick = SeededPick(~seed, number);
+  if (!kind) {
+    kind = OneOf(pick, {Kind::kCausal, Kind::kCausal, Kind::kSwa, Kind::kSwa,
+                        Kind::kSwaMem, Kind::kSwaMem, Kind::kChunked,
+                        Kind::kWrapper, Kind::kWrapper});
+  }
+  History history =
+      MakeHistory(seed, number, kind, ops, cells_max, /*rarities=*/true);
+  // An encoder refuses all drafts of its wrapper.
+  auto& caches = history.setup.spec.caches;
+  const auto is_encoder = [](const CacheSpec& spec) {
+    return spec.kind == Kind::kEncoder;
+  };
+  if (!std::ranges::all_of(caches, is_encoder) && Chance(pick, 80)) {
+    std::erase_if(caches, is_encoder);
+  }
+  Speculate(pick, history);
+  return history;
+}
+
+}  // namespace kvtwin::props
