@@ -227,9 +227,8 @@ Status GuardedCache::CheckBatch(const Batch& batch, bool reserve) const {
 // Most batches have no drafts, and neither have their sequences (D2, D4).
 Status GuardedCache::CheckDrafts(const Batch& batch) const {
   if (batch.parents.empty() && drafts_.empty()) return {};
-  const bool encoder = IsEncoder();
-  return drafts_.CheckBatch(batch, [this, encoder](int seq) {
-    return encoder ? -1 : DoLastPosition(seq);
+  return drafts_.CheckBatch(batch, [this](int seq) {
+    return TakesDrafts() ? DoLastPosition(seq) : -1;
   });
 }
 
@@ -243,8 +242,8 @@ Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
   }
   batch_cells_.clear();
   if (HasDrafts(batch)) {
-    if (IsEncoder()) {
-      return {StatusCode::kNotSupported, "an encoder cache has no drafts"};
+    if (!TakesDrafts()) {
+      return {StatusCode::kNotSupported, "this kind of cache has no drafts"};
     }
     if (!reserve) drafts_.Add(batch, batch_);
   }
@@ -397,7 +396,7 @@ Result<bool> GuardedCache::CanResume(int seq, std::int32_t pos) {
 std::int32_t GuardedCache::DoResumeBefore(int seq, std::int32_t pos) const {
   if (DoCanResume(seq, pos)) return pos;
   std::vector<CellEntry> entries;
-  ListCells(entries);
+  ListCommitted(entries);
   std::int32_t end = 0;
   for (const CellEntry& entry : entries) {
     const bool before = entry.sequence == seq && entry.position < pos;
@@ -474,8 +473,8 @@ void GuardedCache::CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
 Status GuardedCache::CheckCommit(int seq, std::span<const int> path) const {
   Status status = CheckReady();
   if (status.ok()) status = NotNegative("seq", seq);
-  if (status.ok() && IsEncoder()) {
-    return {StatusCode::kNotSupported, "an encoder cache has no drafts"};
+  if (status.ok() && !TakesDrafts()) {
+    return {StatusCode::kNotSupported, "this kind of cache has no drafts"};
   }
   if (status.ok()) status = drafts_.CheckPath(seq, path);
   return status;

@@ -136,6 +136,9 @@ class GuardedCache : public Cache {
   // one cell at most for a position.
   virtual bool IsRecurrent() const { return false; }
 
+  // Whether tokens of a batch may be drafts (D8).
+  bool TakesDrafts() const { return !IsEncoder() && !IsRecurrent(); }
+
   // The next four are called for encoders only: caches of rows without
   // positions, in slots of any shape, without cells and mask. DoLoadSlots
   // replaces everything that the encoder holds.

@@ -108,12 +108,13 @@ class PlainLedger {
     return {};
   }
 
-  // Commits drafts, none to drop all (D5, D6, D8).
+  // Commits drafts (D5, D8).
   Status Commit(int seq, std::span<const int> path) {
     if (encoder()) return {kNotSupported, "there are no drafts"};
     CommitDrafts(seq, path, tokens_);
     return {};
   }
+  void DropDrafts(int seq) { CommitDrafts(seq, {}, tokens_); }  // (D6)
 
   // Excepts tokens of the batch from causality (S19, S38).
   Status SetCausal(std::span<const int> except) {
@@ -368,13 +369,14 @@ class LedgerOf {
   Status CopyPrefix(int src, int dst, std::int32_t len) {
     return All([&](Part& part) {
       Status status = part.CopyPrefix(src, dst, len);
-      return status.ok() ? part.Commit(dst, {}) : status;
+      if (status.ok()) part.DropDrafts(dst);
+      return status;
     });
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) {
     return All([&](Part& part) {
       Status status = part.Remove(seq, begin, end);
-      if (status.ok() && !part.encoder()) status = part.Commit(seq, {});
+      if (status.ok()) part.DropDrafts(seq);
       return status;
     });
   }

@@ -57,6 +57,7 @@ class StateLedger : public PlainLedger {
   Status StartForward(const Batch& batch, bool reserve) override {
     if (!recurrent()) return PlainLedger::StartForward(batch, reserve);
     EndPass();
+    if (HasDrafts(batch)) return {kNotSupported, "no drafts"};  // (D8)
     reserve_ = reserve;
     read_.clear();
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
@@ -80,6 +81,12 @@ class StateLedger : public PlainLedger {
   Status SetCausal(std::span<const int> except) {
     if (!recurrent()) return PlainLedger::SetCausal(except);
     return {kNotSupported, "a state has no later positions"};
+  }
+
+  // A state has no drafts (D8).
+  Status Commit(int seq, std::span<const int> path) {
+    if (!recurrent()) return PlainLedger::Commit(seq, path);
+    return {kNotSupported, "there are no drafts"};
   }
 
   // Whether there is a state of `pos` tokens (R8).

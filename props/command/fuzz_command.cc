@@ -422,14 +422,16 @@ Subject TwinAtLevel(const FuzzArguments& arguments) {
   return TwinSubject(arguments.twin, level);
 }
 
-// Throws if the caches do not have drafts.
+// Throws if the caches do not have drafts that are wanted.
 void CheckSpeculation(const FuzzArguments& arguments) {
+  if (!arguments.options.speculate) return;
   const auto refuse = [](std::string_view name) {
     throw CLI::ValidationError("--speculate",
                                fmt::format("{} has no drafts", name));
   };
-  if (arguments.kind == "paged" || arguments.kind == "encoder") {
-    refuse("kind " + arguments.kind);
+  for (const char* kind :
+       {"paged", "encoder", "recurrent", "hybrid", "sessions"}) {
+    if (arguments.kind == kind) refuse(fmt::format("kind {}", kind));
   }
   if (!arguments.backend.given() && arguments.twin == "cuda") {
     refuse("the twin cuda");
@@ -568,6 +570,16 @@ int RunOne(const FuzzArguments& arguments) {
   return failure ? Failed(arguments, *failure) : 0;
 }
 
+// Throws if there are options that pools, or sessions, do not have.
+void RefuseOptions(CLI::App& command, const FuzzArguments& arguments,
+                   bool pools, bool sessions) {
+  if (pools) {
+    RefuseForPools(command, {"--profile"});
+    RefuseLevelOfTwin(command);
+  }
+  if (sessions) RefuseForSessions(command, arguments.twin);
+}
+
 }  // namespace
 
 void AddFuzzCommand(CLI::App& app, int& exit_code) {
@@ -610,14 +622,9 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       ->group("");
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
-    if (fuzz_arguments->options.speculate) CheckSpeculation(*fuzz_arguments);
-    if (fuzz_arguments->kind == "paged") {
-      RefuseForPools(*fuzz, {"--profile"});
-      RefuseLevelOfTwin(*fuzz);
-    }
-    if (fuzz_arguments->kind == "sessions") {
-      RefuseForSessions(*fuzz, fuzz_arguments->twin);
-    }
+    CheckSpeculation(*fuzz_arguments);
+    const std::string& kind = fuzz_arguments->kind;
+    RefuseOptions(*fuzz, *fuzz_arguments, kind == "paged", kind == "sessions");
     CheckPage(*fuzz, fuzz_arguments->html);
     CatchInterrupts();
     exit_code = RunFuzz(*fuzz_arguments);
@@ -630,13 +637,9 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       ->required();
   AddTwin(*run, *run_arguments);
   run->callback([run, run_arguments, &exit_code] {
-    if (run_arguments->history.starts_with("kvp1")) {
-      RefuseForPools(*run, {"--profile"});
-      RefuseLevelOfTwin(*run);
-    }
-    if (run_arguments->history.starts_with("kvs1")) {
-      RefuseForSessions(*run, run_arguments->twin);
-    }
+    const std::string& history = run_arguments->history;
+    RefuseOptions(*run, *run_arguments, history.starts_with("kvp1"),
+                  history.starts_with("kvs1"));
     CheckPage(*run, run_arguments->html);
     exit_code = RunOne(*run_arguments);
   });

@@ -134,9 +134,6 @@ void ModelDriver::GoTo(int layer) {
 }
 
 bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
-<<<<<<< HEAD
-  const auto before = std::tuple(batch_, active_, copied_, fresh_, type_);
-=======
   if (reference::NeedsCommit(ledger_.parts(), tokens.batch())) {
     // Nothing changes, and the pass continues (D4).
     const std::string call = StartForwardText(tokens, reserve);
@@ -146,7 +143,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
     CheckResult(call, ledger_.StartForward(tokens.batch(), reserve), refused);
     return false;
   }
->>>>>>> spec
+  const auto before = std::tuple(batch_, active_, copied_, fresh_, type_);
   batch_ = std::move(tokens);
   const Batch batch = batch_.batch();
   const std::string call = StartForwardText(batch_, reserve);
@@ -165,8 +162,9 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   const Status expected = ledger_.StartForward(batch, reserve, actual.code());
   CheckResult(call, expected, actual);
   if (!actual.ok()) {  // The ledger expects this refusal, too.
-    // By our rules, the pass before it continues (S5).
-    if (subject_.rules == Rules{}) {
+    // By our rules, the pass before a wrong batch continues (S5).
+    const bool wrong = actual.code() == StatusCode::kInvalidArgument;
+    if (wrong && subject_.rules == Rules{}) {
       std::tie(batch_, active_, copied_, fresh_, type_) = before;
     }
     return false;

@@ -7,8 +7,8 @@ export LC_ALL=C
 rooms=(include core reference optimized props bench docs python)
 # Lines of code of the ledger and the twin, without blank lines and comments: a
 # reader can check all of it in one sitting. The rules of other systems
-# (reference/dialects.h) are not counted. 140 lines are of recurrent state.
-reference_lines=860
+# (reference/dialects.h) are not counted. 140 lines are of recurrent state, 70 of drafts.
+reference_lines=870
 ledger_lines=425     # In reference/ledger.h, comments too.
 function_lines=40    # In reference/.
 function_lines_max=70
