@@ -91,8 +91,8 @@ Status RecurrentCache::DoStartForward(const Batch& given, bool reserve) {
   }
   batch_cells().assign(batch().size(), -1);
   for (std::size_t i = 0; i < rows_.size(); ++i) {
-    const auto& [position, sequence, excepted] = At(batch(), rows_[i]);
-    table_->Add(sequence, AsSize(cells_[i]), position);
+    const BatchToken& token = At(batch(), rows_[i]);
+    table_->Add(token.sequence, AsSize(cells_[i]), token.position);
     At(batch_cells(), rows_[i]) = cells_[i];
   }
   view_ = FindView();

@@ -442,15 +442,16 @@ class RecurrentCache final : public CausalCache {
   // Whether the state after a batch token is stored: it is the sequence's last
   // one, or among its last checkpoints (R5).
   bool IsStored(std::size_t row) const {
-    const auto& [position, seq, excepted] = batch()[row];
+    const BatchToken& token = batch()[row];
     int later = 0;
     int checkpoints = 0;
     for (std::size_t i = row + 1; i < batch().size(); ++i) {
-      if (batch()[i].sequence != seq) continue;
+      if (batch()[i].sequence != token.sequence) continue;
       ++later;
       if (IsCheckpoint(batch()[i].position)) ++checkpoints;
     }
-    return later == 0 || (IsCheckpoint(position) && checkpoints < Kept());
+    return later == 0 ||
+           (IsCheckpoint(token.position) && checkpoints < Kept());
   }
 
   // Lets states leave `seq`: neither the one that the pass reads nor among the
@@ -485,9 +486,9 @@ class RecurrentCache final : public CausalCache {
     if (cells.empty()) return false;
     batch_cells().assign(batch().size(), -1);
     for (std::size_t i = 0; i < stored.size(); ++i) {
-      const auto& [position, seq, excepted] = batch()[stored[i]];
+      const BatchToken& token = batch()[stored[i]];
       batch_cells()[stored[i]] = cells[i];
-      CellAt(cells[i]) = {position, {seq}};
+      CellAt(cells[i]) = {token.position, {token.sequence}};
     }
     return true;
   }

@@ -130,9 +130,10 @@ class StateLedger : public PlainLedger {
       if (!lengths.contains(token.position + 1)) token.sequences.erase(seq);
     }
     int row = 0;
-    for (const auto& [position, sequence, excepted] : batch_) {
-      if (sequence == seq && lengths.contains(std::int64_t{position} + 1)) {
-        added.push_back({position, {seq}, row, {}, births_++});
+    for (const BatchToken& at : batch_) {
+      const std::int64_t length = std::int64_t{at.position} + 1;
+      if (at.sequence == seq && lengths.contains(length)) {
+        added.push_back({at.position, {seq}, row, {}, births_++});
       }
       ++row;
     }
@@ -146,9 +147,9 @@ class StateLedger : public PlainLedger {
       if (token.HeldBy(seq)) lengths.insert(token.position + 1);
     }
     std::int64_t last = 0;
-    for (const auto& [position, sequence, excepted] : batch_) {
-      if (sequence != seq) continue;
-      last = std::int64_t{position} + 1;
+    for (const BatchToken& at : batch_) {
+      if (at.sequence != seq) continue;
+      last = std::int64_t{at.position} + 1;
       lengths.insert(last);
     }
     std::erase_if(lengths, [&](std::int64_t length) {

@@ -516,7 +516,7 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
     Status status;
     bool optional = false;  // A cache may lack the call.
   };
-  const std::array<Refusal, 15> refusals = {{
+  const std::array<Refusal, 16> refusals = {{
       {"SetLayer", cache.SetLayer(0)},
       {"StartForward", Start(cache, {0}, {0})},
       {"SetCausal", cache.SetCausal({})},
