@@ -1,5 +1,6 @@
 #include "bench/operations.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "bench/limits.h"
@@ -52,7 +53,7 @@ void Operations::Check(const std::string& name, Operations& reference) {
 }
 
 Committer::Committer(int cells, std::string_view twin)
-    : length_(cells / 16 * 15) {
+    : length_(cells - std::max(cells / 16, kDrafts)) {
   CacheSetup setup;
   setup.max_sequences = 1;
   setup.capacity = cells;
@@ -61,7 +62,6 @@ Committer::Committer(int cells, std::string_view twin)
 }
 
 double Committer::Time() {
-  constexpr int kDrafts = 64;
   constexpr int kDepth = 8;
   std::vector<std::int32_t> positions;
   std::vector<int> parents;

@@ -43,6 +43,8 @@ class Committer {
   void Check(const std::string& name, Committer& reference);
 
  private:
+  static constexpr int kDrafts = 64;
+
   std::int32_t length_;
   std::unique_ptr<Cache> cache_;
 };
