@@ -1,7 +1,8 @@
 #include "bench/operations.h"
 
-#include <algorithm>
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "bench/limits.h"
 

@@ -450,8 +450,7 @@ class RecurrentCache final : public CausalCache {
       ++later;
       if (IsCheckpoint(batch()[i].position)) ++checkpoints;
     }
-    return later == 0 ||
-           (IsCheckpoint(token.position) && checkpoints < Kept());
+    return later == 0 || (IsCheckpoint(token.position) && checkpoints < Kept());
   }
 
   // Lets states leave `seq`: neither the one that the pass reads nor among the
