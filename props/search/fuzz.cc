@@ -85,13 +85,29 @@ class CacheSource {
   const Subject& subject_;
 };
 
-class PoolSource {
+// The members that are the same for pools and for sessions.
+template <class AnyHistory, class Refuses>
+class PlainSource {
  public:
-  using History = PagedHistory;
+  using History = AnyHistory;
+  static constexpr bool kCountsRefused = false;
+
+  static bool IsCounted() { return true; }
+  static History Shrunk(const History& history, const Subject& subject,
+                        const Refuses& refuses) {
+    return Shrink(history, subject, refuses);
+  }
+  static Failure Explained(const History& history, const Failure& failure,
+                           const Subject& subject) {
+    return Explain(history, failure, subject);
+  }
+};
+
+class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
+ public:
   using Result = PagedFuzzResult;
   // Few: after each block, the storage is picked that the pool accepts.
   static constexpr std::size_t kBlock = 8;
-  static constexpr bool kCountsRefused = false;
 
   explicit PoolSource(const FuzzOptions& options) : options_(options) {}
   virtual ~PoolSource() = default;
@@ -123,16 +139,6 @@ class PoolSource {
     if (!ran && had_ && storage == used_) used_ = *had_;
   }
 
-  static bool IsCounted() { return true; }
-  static History Shrunk(const History& history, const Subject& subject,
-                        const RefusesPaged& refuses) {
-    return Shrink(history, subject, refuses);
-  }
-  static Failure Explained(const History& history, const Failure& failure,
-                           const Subject& subject) {
-    return Explain(history, failure, subject);
-  }
-
  private:
   const FuzzOptions& options_;
   bool refuses_ = false;
@@ -140,12 +146,10 @@ class PoolSource {
   std::optional<PoolStorage> had_;
 };
 
-class SessionSource {
+class SessionSource : public PlainSource<SessionHistory, RefusesSessions> {
  public:
-  using History = SessionHistory;
   using Result = SessionFuzzResult;
   static constexpr std::size_t kBlock = 16;
-  static constexpr bool kCountsRefused = false;
 
   explicit SessionSource(const FuzzOptions& options) : options_(options) {}
 
@@ -153,16 +157,6 @@ class SessionSource {
     return MakeSessionHistory(options_.seed, number);
   }
   static void Tell(const History& /*history*/, bool /*ran*/) {}
-  static bool IsCounted() { return true; }
-  static History Shrunk(const History& history, const Subject& subject,
-                        const RefusesSessions& refuses) {
-    return Shrink(history, subject, refuses);
-  }
-  static Failure Explained(const History& history, const Failure& failure,
-                           const Subject& subject) {
-    return Explain(history, failure, subject);
-  }
-
  private:
   const FuzzOptions& options_;
 };
