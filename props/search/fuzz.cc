@@ -157,6 +157,7 @@ class SessionSource : public PlainSource<SessionHistory, RefusesSessions> {
     return MakeSessionHistory(options_.seed, number);
   }
   static void Tell(const History& /*history*/, bool /*ran*/) {}
+
  private:
   const FuzzOptions& options_;
 };
