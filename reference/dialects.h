@@ -19,6 +19,7 @@
 #include "core/dialects/rules.h"
 #include "core/index.h"
 #include "reference/recurrent_ledger.h"
+#include "reference/wrapper_ledger.h"
 
 namespace kvtwin::reference {
 

@@ -1,4 +1,4 @@
-// The ledgers of recurrent and of hybrid caches.
+// The ledger of recurrent caches.
 
 #ifndef KVTWIN_REFERENCE_RECURRENT_LEDGER_H_
 #define KVTWIN_REFERENCE_RECURRENT_LEDGER_H_
@@ -162,54 +162,6 @@ class StateLedger : public PlainLedger {
 
   // By sequence of the batch: its length before the batch.
   std::map<int, std::int64_t> read_;
-};
-
-// The ledger of any cache, hybrids included.
-template <class Part>
-class HybridLedgerOf : public LedgerOf<Part> {
- public:
-  template <class... More>
-  explicit HybridLedgerOf(const CacheSpec& spec, const More&... more)
-      : LedgerOf<Part>(spec, more...),
-        one_length_(spec.kind == Kind::kHybrid) {}
-
-  // Whether no cache refuses the batch because of its positions (R3, H2).
-  Status CheckBatch(const Batch& batch, bool reserve) const {
-    for (const Part& part : this->parts()) {
-      Status status = reserve ? Status() : part.CheckBatch(batch);
-      if (!status.ok()) return status;
-    }
-    return {};
-  }
-
-  // The greatest position up to `pos` where all parts can resume: `pos` itself,
-  // or the position after a token of some part (R9).
-  std::int32_t ResumeBefore(int seq, std::int32_t pos) const {
-    if (this->CanResume(seq, pos)) return pos;
-    std::int32_t best = 0;
-    for (const Part& part : this->parts()) {
-      for (const LedgerToken& token : part.tokens()) {
-        if (!token.HeldBy(seq) || token.position >= pos) continue;
-        const auto end = static_cast<std::int32_t>(token.position + 1);
-        if (end > best && this->CanResume(seq, end)) best = end;
-      }
-    }
-    return best;
-  }
-
-  // A hybrid moves to a length that all of its caches have (H3). Any other
-  // Remove changes all or none (H4).
-  Status CopyPrefix(int src, int dst, std::int32_t len) {
-    if (one_length_) len = ResumeBefore(src, len);
-    return LedgerOf<Part>::CopyPrefix(src, dst, len);
-  }
-  Status Remove(int seq, std::int32_t begin, std::int32_t end) {
-    if (one_length_ && end == kOpenEnd) begin = ResumeBefore(seq, begin);
-    return LedgerOf<Part>::Remove(seq, begin, end);
-  }
-
- private:
-  bool one_length_;
 };
 
 }  // namespace kvtwin::reference
