@@ -223,7 +223,7 @@ void UseStorage(const PoolStorage& storage, PagedSpec& spec) {
   const auto narrow = [](DType before, DType now, int& head_dim) {
     const bool was_widened = IsBlockDType(before) && !IsBlockDType(now);
     if (was_widened && head_dim % kBlockElements == 0) {
-      head_dim /= kBlockElements;
+      head_dim = AsInt(head_dim / kBlockElements);
     }
   };
   const DType v_dtype = storage.v_dtype.value_or(storage.dtype);
