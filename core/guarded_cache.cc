@@ -380,7 +380,7 @@ Status GuardedCache::CheckCopyPrefix(int src, int dst, std::int32_t len) const {
 Status GuardedCache::CopyPrefix(int src, int dst, std::int32_t len) {
   Status status = CheckCopyPrefix(src, dst, len);
   if (!status.ok()) return status;
-  DropDrafts(dst);
+  KeepDrafts(dst, {});
   DoCopyPrefix(src, dst, len);
   return status;
 }
@@ -394,7 +394,6 @@ Result<bool> GuardedCache::CanResume(int seq, std::int32_t pos) {
 }
 
 std::int32_t GuardedCache::DoResumeBefore(int seq, std::int32_t pos) const {
-  if (DoCanResume(seq, pos)) return pos;
   std::vector<CellEntry> entries;
   ListCommitted(entries);
   std::int32_t end = 0;
@@ -466,7 +465,7 @@ Status GuardedCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
 }
 
 void GuardedCache::CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
-  DropDrafts(seq);
+  KeepDrafts(seq, {});
   DoCommitRemove(seq, begin, end);
 }
 
@@ -483,21 +482,18 @@ Status GuardedCache::CheckCommit(int seq, std::span<const int> path) const {
 // The pass and its view stay as they are (S25, D5).
 Status GuardedCache::Commit(int seq, std::span<const int> path) {
   Status status = CheckCommit(seq, path);
-  if (!status.ok() || !drafts_.Has(seq)) return status;
-  DoCommit(seq, path);
-  drafts_.Drop(seq);
+  if (status.ok()) KeepDrafts(seq, path);
   return status;
 }
 
-// D6.
-void GuardedCache::DropDrafts(int seq) {
+void GuardedCache::KeepDrafts(int seq, std::span<const int> path) {
   if (!drafts_.Has(seq)) return;
-  DoCommit(seq, {});
+  DoCommit(seq, path);
   drafts_.Drop(seq);
 }
 
 void GuardedCache::DropAllDrafts() {
-  while (!drafts_.empty()) DropDrafts(drafts_.AnySequence());
+  while (!drafts_.empty()) KeepDrafts(drafts_.AnySequence(), {});
 }
 
 // Lists the cells that are not of drafts (D7).

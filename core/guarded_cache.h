@@ -107,8 +107,8 @@ class GuardedCache : public Cache {
   virtual KvView DoGet() = 0;
   virtual void DoCopyPrefix(int, int, std::int32_t) {}
   virtual bool DoCanResume(int, std::int32_t) const { return true; }
-  // The default is for caches that can resume at their end if they can resume
-  // anywhere.
+  // Called if DoCanResume is false. The default tries the end of the tokens
+  // before `pos`.
   virtual std::int32_t DoResumeBefore(int seq, std::int32_t pos) const;
   // The window of a cache that can refuse to resume.
   virtual std::int64_t DoWindow() const { return 0; }
@@ -166,7 +166,8 @@ class GuardedCache : public Cache {
 
   Status CheckPass() const;
   Status CheckDrafts(const Batch& batch) const;
-  void DropDrafts(int seq);
+  // The drafts in `path` become tokens, the other drafts are dropped (D5, D6).
+  void KeepDrafts(int seq, std::span<const int> path);
   void DropAllDrafts();
   void ListCommitted(std::vector<CellEntry>& out) const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;

@@ -22,10 +22,6 @@ PosRange From(std::int64_t first) {
   return {static_cast<std::int32_t>(std::max<std::int64_t>(first, 0)), kPosMax};
 }
 
-std::int64_t RoundUp(std::int64_t value, std::int64_t step) {
-  return (value + step - 1) / step * step;
-}
-
 }  // namespace
 
 CausalCache::CausalCache(const CacheSpec& spec,
@@ -102,7 +98,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
     return BuildMask({});
   }
   if (bounded_memory()) Evict();
-  if (!FindCells()) {
+  if (!FindCells(batch().size(), batch_cells())) {
     return {StatusCode::kCacheFull,
             fmt::format("{} of {} cells are free, the batch has {} tokens",
                         table_->free_count(), table_->size(), batch().size())};
@@ -178,24 +174,24 @@ void CausalCache::Evict() {
   }
 }
 
-bool CausalCache::FindCells() {
-  if (spec_.placement == Placement::kScatter) return FindScatteredCells();
-  std::size_t first = table_->FindRun(batch().size());
+bool CausalCache::FindCells(std::size_t count, std::vector<int>& out) {
+  if (spec_.placement == Placement::kScatter) {
+    return FindScatteredCells(count, out);
+  }
+  std::size_t first = table_->FindRun(count);
   if (first == kNone) {
     Defrag();
     MoveDrafts();
-    first = table_->FindRun(batch().size());
+    first = table_->FindRun(count);
   }
   if (first == kNone) return false;
-  for (std::size_t i = 0; i < batch().size(); ++i) {
-    batch_cells().push_back(AsInt(first + i));
-  }
+  for (std::size_t i = 0; i < count; ++i) out.push_back(AsInt(first + i));
   return true;
 }
 
-bool CausalCache::FindScatteredCells() {
-  if (table_->free_count() < batch().size()) return false;
-  table_->FindFree(batch().size(), batch_cells());
+bool CausalCache::FindScatteredCells(std::size_t count, std::vector<int>& out) {
+  if (table_->free_count() < count) return false;
+  table_->FindFree(count, out);
   return true;
 }
 

@@ -30,6 +30,10 @@ class CausalCache : public GuardedCache {
     std::int64_t memory = 0;
   };
 
+  static std::int64_t RoundUp(std::int64_t value, std::int64_t step) {
+    return (value + step - 1) / step * step;
+  }
+
   // Its cell is used, and no sequence holds it.
   struct Draft {
     std::int32_t cell = 0;
@@ -75,8 +79,9 @@ class CausalCache : public GuardedCache {
   virtual std::size_t MaxOrdered() const;
   void MarkBatch();
   void Evict();
-  bool FindCells();
-  bool FindScatteredCells();
+  // Adds `count` free cells to `out`; false if there are not enough.
+  bool FindCells(std::size_t count, std::vector<int>& out);
+  bool FindScatteredCells(std::size_t count, std::vector<int>& out);
   Status BuildMask(std::span<const int> cells);
   void Defrag();
   CellSpan FindView() const;

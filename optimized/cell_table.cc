@@ -141,13 +141,7 @@ Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
     shared_.as<std::uint64_t>()[cell / kWordBits] |= std::uint64_t{1}
                                                      << cell % kWordBits;
   } else {
-    free_.Clear(cell);
-    free_runs_.Changed(cell / kWordBits);
-    --free_count_;
-    positions_.as<std::int32_t>()[cell] = position;
-    PosRange& range = ranges_.as<PosRange>()[cell / kWordBits];
-    range.first = std::min(range.first, position);
-    range.last = std::max(range.last, position);
+    Take(cell, position);
   }
   sequence->order.Add(cell, positions());
   return *sequence;

@@ -24,8 +24,7 @@ Result<std::int64_t> RecurrentCache::DoCheckInit(const InitArgs& args) {
   reach_ = {.window = kOpenEnd, .memory = kOpenEnd};
   kept_ = spec_.checkpoint_every > 0 ? spec_.checkpoints : 0;
   const std::int64_t states = args.max_sequences * (kept_ + 2);
-  const std::int64_t padding = config().cache_padding;
-  return (states + padding - 1) / padding * padding;
+  return RoundUp(states, config().cache_padding);
 }
 
 std::int64_t RecurrentCache::Length(int seq) const {
@@ -84,7 +83,7 @@ Status RecurrentCache::DoStartForward(const Batch& given, bool reserve) {
   for (std::size_t i = 0; i < batch().size(); ++i) {
     if (IsStored(i)) rows_.push_back(AsInt(i));
   }
-  if (!FindStateCells()) {
+  if (!FindCells(rows_.size(), cells_)) {
     return {StatusCode::kCacheFull,
             fmt::format("{} of {} cells are free, the batch has {} states",
                         table_->free_count(), table_->size(), rows_.size())};
@@ -138,24 +137,6 @@ bool RecurrentCache::IsStored(std::size_t row) const {
          Checkpoints(run.end) - Checkpoints(length) < kept_;
 }
 
-// Finds a cell for each state to store; false if there are not enough.
-bool RecurrentCache::FindStateCells() {
-  if (spec_.placement == Placement::kScatter) {
-    const bool enough = table_->free_count() >= rows_.size();
-    if (enough) table_->FindFree(rows_.size(), cells_);
-    return enough;
-  }
-  std::size_t first = table_->FindRun(rows_.size());
-  if (first == kNone) {
-    Defrag();
-    first = table_->FindRun(rows_.size());
-  }
-  for (std::size_t i = 0; first != kNone && i < rows_.size(); ++i) {
-    cells_.push_back(AsInt(first + i));
-  }
-  return first != kNone;
-}
-
 CellSpan RecurrentCache::FindView() const {
   std::size_t first = table_->size();
   std::size_t last = 0;
@@ -182,9 +163,9 @@ void RecurrentCache::DoBuildMask() {
     rules_.push_back(
         {.sequence = table_->Find(run.sequence), .range = {read, read}});
   }
-  const std::int64_t padding = config().mask_batch_padding;
-  const std::int64_t rows = (std::ssize(batch()) + padding - 1) / padding;
-  memory_->mask().Build(*table_, rules_, AsSize(rows * padding), view_,
+  const std::int64_t rows =
+      RoundUp(std::ssize(batch()), config().mask_batch_padding);
+  memory_->mask().Build(*table_, rules_, AsSize(rows), view_,
                         config().mask_dtype);
 }
 

@@ -47,7 +47,6 @@ class RecurrentCache final : public CausalCache {
   const Run& RunOf(std::size_t row) const { return At(runs_, run_of_[row]); }
   void Evict(const Run& run);
   bool IsStored(std::size_t row) const;
-  bool FindStateCells();
   CellSpan FindView() const;
   void DoBuildMask() override;
 

@@ -453,7 +453,7 @@ class RecurrentCache final : public CausalCache {
     return later == 0 || (IsCheckpoint(token.position) && checkpoints < Kept());
   }
 
-  // Lets states leave `seq`: neither the one that the pass reads nor among the
+  // Drops the states of `seq`, except for the state that the pass reads and the
   // last checkpoints, those of the batch included (R4).
   void KeepStates(int seq, std::int64_t read) {
     std::set<std::int64_t, std::greater<>> checkpoints;
@@ -508,14 +508,6 @@ class RecurrentCache final : public CausalCache {
     return pos == 0 || std::ranges::any_of(cells_, [&](const Cell& cell) {
              return cell.Holds(seq) && cell.position == pos - 1;
            });
-  }
-  std::int32_t DoResumeBefore(int seq, std::int32_t pos) const override {
-    std::int32_t end = 0;  // (R9)
-    for (const Cell& cell : cells_) {
-      const bool before = cell.Holds(seq) && cell.position < pos;
-      if (before) end = std::max(end, cell.position + 1);
-    }
-    return end;
   }
 
   Status DoPrepareRemove(int seq, std::int32_t begin,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 #: The end of a range that includes everything from its begin on.
 OPEN_END = 2147483647
@@ -39,20 +39,11 @@ Ability = Literal[
     "mix_dtypes",
 ]
 
-KINDS = (
-    "causal",
-    "swa",
-    "swa_mem",
-    "chunked",
-    "encoder",
-    "wrapper",
-    "recurrent",
-    "hybrid",
-)
-DTYPES = ("f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0")
-MASK_DTYPES = ("f32", "f16", "bf16", "bits")
-V_LAYOUTS = ("plain", "permuted", "tiled")
-SHIFTS = ("none", "identity", "add", "tag_add", "rope")
+KINDS = get_args(Kind)
+DTYPES = get_args(DType)
+MASK_DTYPES = get_args(MaskDType)
+V_LAYOUTS = get_args(VLayout)
+SHIFTS = get_args(ShiftKind)
 LEVELS = ("numeric", "visibility", "identity", "attention")
 # The bit of each ability, KVTWIN_CAN_... in include/kvtwin/kvtwin.h.
 ABILITIES = {
