@@ -1,6 +1,6 @@
-// The goal of the metadata of a pass: what sessions, cache and plan take for a
-// pass of 16 slots, beside the attention of all layers of SmolLM2-135M (9 query
-// heads on 3 KV heads of 64 elements, 30 layers).
+// The goal of the metadata of a pass: the time of sessions, cache and plan for
+// a pass of 16 slots, by the time of the attention of all layers of
+// SmolLM2-135M (9 query heads on 3 KV heads of 64 elements, 30 layers).
 
 #include <fmt/format.h>
 

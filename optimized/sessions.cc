@@ -539,7 +539,7 @@ class FastSessions final : public GuardedSessions {
   RecordIndex index_;
   std::unordered_map<int, Job> jobs_;            // Those that have not ended.
   std::set<int> waiting_;                        // Requests.
-  std::int64_t waiting_inputs_ = 0;              // Of their prompts.
+  std::int64_t waiting_inputs_ = 0;              // Inputs of their prompts.
   std::set<std::pair<std::int64_t, int>> free_;  // By last use.
   std::set<int> running_;                        // Slots.
   int submitted_ = 0;

@@ -217,7 +217,7 @@ class Cache {
   // The drafts of `seq` with the numbers in `path` become ordinary tokens; its
   // other drafts are gone. `path` is empty, or its first draft follows the
   // committed tokens, and each other one follows the draft before it. No row
-  // moves, and the pass goes on. The caller's own caches may leave it out:
+  // moves, and the pass continues. The caller's own caches may leave it out:
   // not_supported. Errors: invalid_argument for any other path. CopyPrefix to a
   // sequence, and Remove from it, drop its drafts; Restore and AddSequence drop
   // all drafts; snapshots leave them out. Encoder: not_supported.

@@ -177,8 +177,8 @@ typedef struct kvtwin_cache_params {
   int32_t chunk;
   kvtwin_shift shift;
   const struct kvtwin_cache_params* caches; /* For a wrapper or a hybrid: one
-                                               after another, each of its own
-                                               `size` bytes. */
+                                               after another, with `size` bytes
+                                               each. */
   int32_t cache_count;
   /* How the kernels that read the views need them to be. */
   int32_t cache_padding;
@@ -673,7 +673,7 @@ kvtwin_status kvtwin_sessions_default_params(kvtwin_sessions_params* params,
  * pool must outlive it, and have slots * ceil(context / block_size) blocks and
  * no other sequences. kvtwin_cache_put appends the batch's rows to the pool,
  * layer by layer; attention reads the views or the tables of the pool's
- * sequences. There are no shifts, and neither kvtwin_cache_get nor snapshots.
+ * sequences. Shifts, kvtwin_cache_get and snapshots are NOT_SUPPORTED.
  */
 kvtwin_status kvtwin_pool_cache_create(kvtwin_pool* pool,
                                        const kvtwin_sessions_params* params,

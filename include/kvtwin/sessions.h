@@ -210,8 +210,8 @@ Result<std::unique_ptr<Sessions>> MakeSessions(
 // The slots of sessions in a pool: a cache that MakeSessions takes, and whose
 // Put appends to the pool. A forward pass is StartForward (by NextBatch), then
 // for each layer SetLayer, Put and attention over the pool's Views; the rows
-// are committed by the next call of another function. There are no shifts:
-// the tokens that stay are computed again. Get and what is about masks is
+// are committed by the next call of another function. Shifts are refused, and
+// the tokens that stay are computed again. Get and SetCausal are
 // not_supported.
 class PoolSlots : public Cache {
  public:

@@ -48,7 +48,7 @@ class StateClient {
                                            bool hybrid);
 
   std::int64_t judged = 0;
-  // What was wrong, if anything.
+  // The first difference; empty if the law holds.
   std::string wrong;
 
   void Do(const Op& op);

@@ -78,8 +78,9 @@ std::string CheckRow(const KvView& view, std::int64_t row,
                      std::span<const SessionInput> record, int first,
                      int last) {
   std::uint64_t expected = 0;
-  for (int i = first; i <= last; ++i)
+  for (int i = first; i <= last; ++i) {
     expected += MixOfToken(At(record, i).token);
+  }
   std::uint64_t sum = 0;
   int seen = 0;
   VisitCells(view.mask, row, [&](std::int64_t cell) {

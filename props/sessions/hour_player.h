@@ -38,7 +38,7 @@ std::vector<HourPlay> DividedHours();
 
 struct HourCounts {
   std::int64_t batches = 0;
-  std::int64_t calls = 0;  // Of the sessions; the reference gets the same.
+  std::int64_t calls = 0;  // Calls of the sessions, not of the reference.
   std::int64_t rows = 0;   // Rows of masks whose tokens were compared.
   std::int64_t masks = 0;  // Masks that were compared with the reference cache.
   std::int64_t checks = 0;  // CheckSessions, and comparisons of whole records.

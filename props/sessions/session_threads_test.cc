@@ -1,5 +1,5 @@
-// What the headers promise to a server of several threads: other threads read
-// the views of a batch while requests come and go, and servers share nothing.
+// The thread contract of the headers: other threads may read the views of a
+// batch while requests come and go, and servers may run side by side.
 // ThreadSanitizer watches in ./dev sanitize.
 
 #include <gtest/gtest.h>

@@ -74,7 +74,7 @@ std::size_t Showable(std::string_view text,
   return end;
 }
 
-// What the slots have of a prompt: the tokens of the slot that has most.
+// Returns the length of the longest prefix of the prompt that a slot has.
 int Stored(const kvtwin::Sessions& sessions, const Inputs& prompt) {
   int most = 0;
   for (int i = 0; i < sessions.spec().slots; ++i) {

@@ -43,7 +43,8 @@ struct Answer {
 
   // The engine writes these. Others read them when Engine::Next has returned a
   // finish.
-  int tokens = 0, cached = 0;  // Of the answer; of the prompt, in the cache.
+  int tokens = 0;  // The tokens of the answer.
+  int cached = 0;  // The tokens of the prompt that the cache had.
   int slot = -1;
   std::string text;  // Not shown yet.
   std::string held;  // May be the begin of a stop string or of a character.

@@ -17,7 +17,7 @@
 
 namespace serve {
 
-// These throw a status that is not ok.
+// Check and Value throw the status if it is an error.
 inline void Check(const kvtwin::Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
 }

@@ -551,8 +551,8 @@ def test_sampling(server):
 
 
 def test_shift(build, model, *options):
-    """An answer goes on after its context is full, and a prompt that is longer
-    loses its middle: the tokens of the plain model with the same shifts."""
+    """An answer continues after its context is full, and a longer prompt loses its
+    middle: the tokens are those of the plain model with the same shifts."""
     context, keep, count = 48, 5, 100
     bpe = json.loads((model / "serve.json").read_text())["tokenizer"]
     text_bytes = {token: bytes([i]) for i, token in enumerate(bpe["byte_tokens"])}
@@ -689,8 +689,8 @@ def test_kill(build, model, scratch, *options):
         assert not usage["prompt_tokens_details"]["cached_tokens"]
         assert text == expected[2] or model.name != "tiny"
     print(f"kill -9 {'by the package openai ' if openai else ''}({model.name}): "
-          f"the conversation goes on with the same tokens, {cached} of them from "
-          f"disk: {expected}")
+          f"the conversation continues with the same tokens, and {cached} tokens come "
+          f"from disk: {expected}")
 
 
 def test_openai(server):

@@ -12,7 +12,7 @@ namespace serve {
 namespace {
 
 constexpr std::size_t kLongest = 1 << 12;  // Bytes of a token.
-constexpr std::int32_t kNone = -1;  // Of a byte that no text of the model has.
+constexpr std::int32_t kNone = -1;         // A byte without a token.
 
 std::shared_ptr<pcre2_code> Compile(const std::string& pattern) {
   int error = 0;

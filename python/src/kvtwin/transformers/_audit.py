@@ -283,7 +283,7 @@ class _Mirror:
         self._cache = weakref.ref(cache)
         self._cross = cross
         self._state: State | None = None
-        #: What each layer put last.
+        #: The rows that each layer put last.
         self.handles: dict[int, Handle] = {}
         self._wrapped: list[str] = []
         self._wrap("update", self._update)
