@@ -121,6 +121,11 @@ std::vector<Level> LevelsOf(const BackendInfo& info) {
   return levels;
 }
 
+Level ClaimedOf(const std::vector<Level>& levels, const BackendInfo& info) {
+  const bool can_claim = std::ranges::count(levels, info.claims) > 0;
+  return can_claim ? info.claims : levels.front();
+}
+
 bool LiveResult::Right(const BackendInfo& info) const {
   // Without the claimed level, the strongest level that was tried must hold.
   const bool claimed = std::ranges::count(tried, info.claims) > 0;
@@ -154,6 +159,52 @@ LiveResult FuzzLive(const FuzzOptions& options,
     settled = !broken;
   }
   return result;
+}
+
+std::string VerdictOn(Level level, const LiveResult& result,
+                      const BackendInfo& info) {
+  const bool tried = std::ranges::count(result.tried, level) > 0;
+  if (level == result.holds) {
+    if (std::ranges::any_of(result.findings, IsOfBackend)) {
+      return "holds, except for findings of the backend";
+    }
+    return result.holds_but ? "holds, except for known findings" : "holds";
+  }
+  if (level == result.not_judged) return "not judged: no view was compared";
+  if (std::ranges::count(result.broken_again, level) > 0) {
+    return "does not hold: the history of a finding fails here, too";
+  }
+  if (tried && level == Level::kAttention && !result.attends_wrong) {
+    return "holds";
+  }
+  if (tried) return "does not hold";
+  if (level == Level::kAttention) return "not tried";
+  if (!info.has_get) return "not tried: its table has no get";
+  if (level == Level::kIdentity && !info.has_cells) {
+    return "not tried: its table has no cells";
+  }
+  if (level == Level::kIdentity && LevelsOf(info).front() != level) {
+    return "not tried: it follows the rules of another system";
+  }
+  return level > result.holds ? "holds, because it is weaker" : "not tried";
+}
+
+std::vector<std::string> NotDeclared(const BackendInfo& info) {
+  std::vector<std::string> names;
+  const auto add = [&](std::uint32_t ability, const char* name) {
+    if (!info.abilities.Can(ability)) names.emplace_back(name);
+  };
+  add(KVTWIN_CAN_REMOVE_TAIL, "CAN_REMOVE_TAIL");
+  add(KVTWIN_CAN_REMOVE_MIDDLE, "CAN_REMOVE_MIDDLE");
+  add(KVTWIN_CAN_COPY_PREFIX, "CAN_COPY_PREFIX");
+  add(KVTWIN_CAN_SHARE, "CAN_SHARE");
+  add(KVTWIN_CAN_MIX, "CAN_MIX");
+  add(KVTWIN_CAN_ANY_ORDER, "CAN_ANY_ORDER");
+  add(KVTWIN_CAN_RESERVE, "CAN_RESERVE");
+  add(KVTWIN_CAN_REFUSE_MISUSE, "CAN_REFUSE_MISUSE");
+  if (!info.abilities.can_resume) names.emplace_back("can_resume");
+  if (!info.abilities.set_causal) names.emplace_back("set_causal");
+  return names;
 }
 
 std::string HintOn(const Failure& finding, std::string_view profile) {

@@ -28,6 +28,10 @@ inline bool IsOfBackend(const Failure& finding) {
   return finding.party() == Party::kBackend;
 }
 
+// Returns the level that the backend claims if it is one of `levels`, else the
+// strongest of them.
+Level ClaimedOf(const std::vector<Level>& levels, const BackendInfo& info);
+
 struct LiveResult {
   std::vector<Level> tried;
   Level holds = Level::kNone;  // The strongest unbroken level.
@@ -64,6 +68,14 @@ LiveResult FuzzLive(const FuzzOptions& options,
                     const std::vector<Level>& levels,
                     const std::function<Subject(Level)>& subject_at,
                     const std::function<void(const Failure&)>& found = nullptr);
+
+// Returns whether a level holds, in words: "holds, because it is weaker".
+std::string VerdictOn(Level level, const LiveResult& result,
+                      const BackendInfo& info);
+
+// Returns the abilities that the backend does not declare: a level that holds
+// says nothing about them.
+std::vector<std::string> NotDeclared(const BackendInfo& info);
 
 // Returns the text of a finding, and where it was found.
 std::string FindingText(const Failure& finding);

@@ -1,4 +1,4 @@
-// Command lines that reproduce a failure.
+// The program: its version, and command lines that reproduce a failure.
 
 #ifndef KVTWIN_PROPS_BASE_PROGRAM_H_
 #define KVTWIN_PROPS_BASE_PROGRAM_H_
@@ -7,6 +7,9 @@
 #include <string_view>
 
 namespace kvtwin::props {
+
+// The version in CMakeLists.txt, which a test compares.
+inline constexpr std::string_view kVersion = "0.1.0";
 
 // `kvtwin` as the user called it: argv[0]. Before SetProgram it is "kvtwin".
 // Requires: no other thread runs yet.

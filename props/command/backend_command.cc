@@ -100,33 +100,8 @@ Json FindingJson(const Failure& finding) {
 // Returns the line of the final report about a level.
 std::string LevelLine(Level level, const LiveResult& result,
                       const BackendInfo& info) {
-  const bool tried = std::ranges::count(result.tried, level) > 0;
-  const auto said = [&]() -> std::string {
-    if (level == result.holds) {
-      if (std::ranges::any_of(result.findings, IsOfBackend)) {
-        return "holds, except for the findings above";
-      }
-      return result.holds_but ? "holds, except for known findings" : "holds";
-    }
-    if (level == result.not_judged) return "not judged: no view was compared";
-    if (std::ranges::count(result.broken_again, level) > 0) {
-      return "does not hold: a history above fails here, too";
-    }
-    if (tried && level == Level::kAttention && !result.attends_wrong) {
-      return "holds";
-    }
-    if (tried) return "does not hold, see above";
-    if (level == Level::kAttention) return "not tried";
-    if (!info.has_get) return "not tried: its table has no get";
-    if (level == Level::kIdentity && !info.has_cells) {
-      return "not tried: its table has no cells";
-    }
-    if (level == Level::kIdentity && LevelsOf(info).front() != level) {
-      return "not tried: it follows the rules of another system";
-    }
-    return level > result.holds ? "holds, because it is weaker" : "not tried";
-  };
-  return fmt::format("{:<11} {}{}\n", LevelName(level), said(),
+  return fmt::format("{:<11} {}{}\n", LevelName(level),
+                     VerdictOn(level, result, info),
                      level == info.claims ? " (claimed)" : "");
 }
 
@@ -156,27 +131,6 @@ void PrintFindings(const BackendInfo& info, const FuzzOptions& options,
   PrintJson(all);
 }
 
-// Returns what the backend does not declare: a level that holds says nothing
-// about it.
-std::vector<std::string> Untried(const BackendInfo& info, Level holds) {
-  if (holds == Level::kNone) return {};
-  std::vector<std::string> untried;
-  const auto add = [&](std::uint32_t ability, const char* name) {
-    if (!info.abilities.Can(ability)) untried.emplace_back(name);
-  };
-  add(KVTWIN_CAN_REMOVE_TAIL, "CAN_REMOVE_TAIL");
-  add(KVTWIN_CAN_REMOVE_MIDDLE, "CAN_REMOVE_MIDDLE");
-  add(KVTWIN_CAN_COPY_PREFIX, "CAN_COPY_PREFIX");
-  add(KVTWIN_CAN_SHARE, "CAN_SHARE");
-  add(KVTWIN_CAN_MIX, "CAN_MIX");
-  add(KVTWIN_CAN_ANY_ORDER, "CAN_ANY_ORDER");
-  add(KVTWIN_CAN_RESERVE, "CAN_RESERVE");
-  add(KVTWIN_CAN_REFUSE_MISUSE, "CAN_REFUSE_MISUSE");
-  if (!info.abilities.can_resume) untried.emplace_back("can_resume");
-  if (!info.abilities.set_causal) untried.emplace_back("set_causal");
-  return untried;
-}
-
 void PrintText(const BackendInfo& info, const FuzzOptions& options,
                const LiveResult& result) {
   fmt::print("{}, by the rules of {}\n", info.name, info.profile);
@@ -184,10 +138,10 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
     if (level == Level::kAttention && !info.attend) continue;
     fmt::print("{}", LevelLine(level, result, info));
   }
-  const std::vector<std::string> untried = Untried(info, result.holds);
-  if (!untried.empty()) {
+  const std::vector<std::string> not_declared = NotDeclared(info);
+  if (result.holds != Level::kNone && !not_declared.empty()) {
     fmt::print("{:12}not declared, so never tried: {}\n", "",
-               fmt::join(untried, ", "));
+               fmt::join(not_declared, ", "));
   }
   const std::string more =
       result.known > 0
@@ -278,22 +232,33 @@ void AddProfileOption(CLI::App& command, BackendArguments& arguments) {
       ->needs("--backend");
 }
 
-int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
-                bool json, const std::string& html) {
+int OnLevels(const BackendArguments& arguments,
+             const std::function<
+                 int(Host&, const BackendInfo&, const std::vector<Level>&,
+                     const std::function<Subject(Level)>&)>& act) {
   Host host(OptionsOf(arguments));
   const Result<BackendInfo> info = host.Describe();
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) return Complain(kNoLevel);
+  return act(host, *info, levels, [&](Level level) {
+    return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
+  });
+}
+
+namespace {
+
+// Searches at all levels, and reports. Returns the exit code.
+int FuzzLevels(Host& host, const BackendInfo& info,
+               const std::vector<Level>& levels,
+               const std::function<Subject(Level)>& subject_at,
+               const FuzzOptions& options, bool json, const std::string& html) {
   // Without this check, another kind would run and be reported to hold.
-  if (options.kind && !info->abilities.HasKind(*options.kind)) {
+  if (options.kind && !info.abilities.HasKind(*options.kind)) {
     return Complain(fmt::format(
         "--kind {}: {} does not declare such a cache, only {}",
-        KindName(*options.kind), info->name, KindsText(info->abilities)));
+        KindName(*options.kind), info.name, KindsText(info.abilities)));
   }
-  const auto subject_at = [&](Level level) {
-    return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
-  };
   const auto clear = [&] {
     if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
   };
@@ -308,23 +273,34 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
     return Complain(
         fmt::format("{} supports none of the caches of {} "
                     "histories",
-                    info->name, result.histories));
+                    info.name, result.histories));
   }
-  const bool right = result.Right(*info);
+  const bool right = result.Right(info);
   if (json) {
-    PrintFindings(*info, options, result);
+    PrintFindings(info, options, result);
   } else {
-    PrintText(*info, options, result);
+    PrintText(info, options, result);
   }
   const int code = right ? 0 : 1;
   if (html.empty() || result.findings.empty()) return code;
   // The page shows a finding at the claimed level, if there is one.
   const auto claimed =
-      std::ranges::find(result.findings, info->claims, &Failure::level);
+      std::ranges::find(result.findings, info.claims, &Failure::level);
   const Failure& shown =
       claimed != result.findings.end() ? *claimed : result.findings.front();
   return AfterPage(WritePageOf(host, shown, subject_at(shown.level), html),
                    html, code);
+}
+
+}  // namespace
+
+int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
+                bool json, const std::string& html) {
+  return OnLevels(arguments, [&](Host& host, const BackendInfo& info,
+                                 const std::vector<Level>& levels,
+                                 const std::function<Subject(Level)>& at) {
+    return FuzzLevels(host, info, levels, at, options, json, html);
+  });
 }
 
 int OnPoolBackend(const BackendArguments& arguments,
@@ -357,8 +333,7 @@ int OnOurBackend(
   }
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) return Complain(kNoLevel);
-  const bool can_claim = std::ranges::count(levels, info->claims) > 0;
-  const Level level = can_claim ? info->claims : levels.front();
+  const Level level = ClaimedOf(levels, *info);
   return act(host, *info,
              host.SubjectAt(*info, level, ArgumentsText(arguments, level)));
 }
@@ -370,9 +345,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) return Complain(kNoLevel);
-  // The level that the backend claims, unless the user gave another one.
-  const bool can_claim = std::ranges::count(levels, info->claims) > 0;
-  const Level level = can_claim ? info->claims : levels.front();
+  const Level level = ClaimedOf(levels, *info);
   const Subject subject =
       host.SubjectAt(*info, level, ArgumentsText(arguments, level));
   CallTrace trace;

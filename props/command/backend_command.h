@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "props/backend/host_process.h"
 #include "props/base/level.h"
@@ -44,6 +45,13 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 // no usable backend.
 int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const Subject&)>& act);
+// Calls `act` with the levels that the backend can be tried at: the one that
+// the user gave, or else all. Returns the result of `act`, or 2 if there is no
+// usable backend.
+int OnLevels(const BackendArguments& arguments,
+             const std::function<
+                 int(Host&, const BackendInfo&, const std::vector<Level>&,
+                     const std::function<Subject(Level)>&)>& act);
 // Calls `act` with a cache that follows our rules, at the level that the user
 // gave or else the claimed level. Returns 2 if the cache follows other rules,
 // which it reports with `what`.

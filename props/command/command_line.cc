@@ -448,7 +448,7 @@ int RefuseArguments(const CLI::App& app, const CLI::ParseError& error) {
 int Main(int argc, char** argv, AddCommand more) {
   if (argc > 0) SetProgram(argv[0]);
   CLI::App app("Finds bugs in KV caches", "kvtwin");
-  app.set_version_flag("-v,--version", "kvtwin 0.1.0");
+  app.set_version_flag("-v,--version", fmt::format("kvtwin {}", kVersion));
   app.require_subcommand(1);
   app.footer("`kvtwin help SUBCOMMAND` has the options of a subcommand.");
   int exit_code = 0;
@@ -461,6 +461,7 @@ int Main(int argc, char** argv, AddCommand more) {
   AddExploreCommand(app, exit_code);
   AddStateCommand(app, exit_code);
   AddProfileCommand(app, exit_code);
+  AddCertifyCommand(app, exit_code);
   if (more != nullptr) more(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",

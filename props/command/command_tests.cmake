@@ -25,7 +25,7 @@ kvtwin_command_test(help_of_two EXIT 2 PRINTS "help takes one subcommand"
   ARGS help check extra)
 kvtwin_command_test(unknown_option_first EXIT 2
   PRINTS "unknown option '--jsno' before a subcommand" ARGS --jsno)
-kvtwin_command_test(version EXIT 0 PRINTS "^kvtwin [0-9.]+$" ARGS -v)
+kvtwin_command_test(version EXIT 0 PRINTS "^kvtwin ${PROJECT_VERSION}$" ARGS -v)
 kvtwin_command_test(no_arguments EXIT 2 PRINTS "^Subcommands:" ARGS)
 kvtwin_command_test(unknown_subcommand EXIT 2
   PRINTS "unknown subcommand 'chek', did you mean 'check'\\?" ARGS chek)
@@ -787,10 +787,19 @@ if(KVTWIN_PYTHON)
     COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/scripts/json_keys_test.py
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
             $<TARGET_FILE:kvtwin_c_pool_bug> ${PROJECT_BINARY_DIR})
-  set_tests_properties(command.json_keys PROPERTIES TIMEOUT 300)
+  add_test(NAME command.certify
+    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/scripts/certify_test.py
+            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache>
+            $<TARGET_FILE:kvtwin_c_cache_bug>)
+  set_tests_properties(command.json_keys command.certify PROPERTIES TIMEOUT 300)
 endif()
 kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
   ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(certify_pool EXIT 2
+  PRINTS "c_pool.so is a pool of blocks: use fuzz or explore"
+  ARGS certify --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(certify_nothing EXIT 2 PRINTS "--backend is required"
+  ARGS certify)
 kvtwin_command_test(backend_no_file EXIT 2 PRINTS "the file .* does not exist"
   ARGS fuzz --backend no/such/library.so)
 kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"

@@ -29,29 +29,6 @@ std::string Cut(std::string text, std::size_t length_max = 4000) {
   return text + " ...";
 }
 
-std::string Escaped(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      default:
-        escaped += c;
-    }
-  }
-  return escaped;
-}
-
 // Returns JSON for a script element: no text in it can end the element.
 std::string Embedded(const Json& json) {
   std::string text =
@@ -380,6 +357,29 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
 
 }  // namespace
 
+std::string EscapedMarkup(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      default:
+        escaped += c;
+    }
+  }
+  return escaped;
+}
+
 std::string PageHtml(Failure failure) {
   NameGoneTokens(failure);
   const std::vector<Moves> moves = AllMoves(failure.trace);
@@ -407,15 +407,15 @@ std::string PageHtml(Failure failure) {
     json["steps"].push_back(StepJson(failure.trace[i], moves[i]));
   }
   const std::map<std::string_view, std::string> values = {
-      {"headline", Escaped(headline)},
-      {"more", Escaped(Cut(more))},
-      {"name", Escaped(Cut(failure.name))},
-      {"setup", Escaped(Cut(failure.setup))},
-      {"check", Escaped(failure.check)},
-      {"reason", Escaped(Cut(ReasonOf(failure)))},
+      {"headline", EscapedMarkup(headline)},
+      {"more", EscapedMarkup(Cut(more))},
+      {"name", EscapedMarkup(Cut(failure.name))},
+      {"setup", EscapedMarkup(Cut(failure.setup))},
+      {"check", EscapedMarkup(failure.check)},
+      {"reason", EscapedMarkup(Cut(ReasonOf(failure)))},
       {"rules", failure.rules.empty() ? "" : " (" + failure.rules + ")"},
-      {"command", Escaped(failure.rerun)},
-      {"text", Escaped(Cut(failure.report, 40000))},
+      {"command", EscapedMarkup(failure.rerun)},
+      {"text", EscapedMarkup(Cut(failure.report, 40000))},
       {"data", Embedded(json)}};
   // {{name}} stands for a value. A value may have such a text, too: values are
   // not searched.

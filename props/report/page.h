@@ -4,11 +4,15 @@
 #define KVTWIN_PROPS_REPORT_PAGE_H_
 
 #include <string>
+#include <string_view>
 
 #include "kvtwin/status.h"
 #include "props/compare/failure.h"
 
 namespace kvtwin::props {
+
+// Returns text that HTML and XML show as it is.
+std::string EscapedMarkup(std::string_view text);
 
 // Requires: the failure is explained, and its trace has a step.
 std::string PageHtml(Failure failure);

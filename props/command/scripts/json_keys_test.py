@@ -27,6 +27,7 @@ RUNS = [
     ["explore", "--cells", "2", "--positions", "2", "--sequences", "1"],
     ["explore", "--kind", "paged", "--depth", "1"],
     ["profile", "--backend", cache],
+    ["certify", "--backend", cache, "--ops", "2000", "--runs", "2"],
     ["state", f"{ROOT}/props/recordings/state.safetensors", __file__],
     ["museum", "--build", build, "--only", "H01", "--seeds", "1", "--seconds", "1"],
     *(
