@@ -285,6 +285,7 @@ class Copy {
     command +=
         fmt::format(" fuzz --json --seed {} --seconds {}", seed, seconds);
     if (!exhibit.kind.empty()) command += " --kind " + Quoted(exhibit.kind);
+    if (!exhibit.speculate.empty()) command += " --speculate";
     if (!exhibit.level.empty()) command += " --level " + Quoted(exhibit.level);
     if (backend()) {
       command += " --level identity --backend " +
@@ -499,6 +500,7 @@ Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
             std::pair("operation: ", &exhibit.operation),
             std::pair("needs: ", &exhibit.needs),
             std::pair("kind: ", &exhibit.kind),
+            std::pair("speculate: ", &exhibit.speculate),
             std::pair("level: ", &exhibit.level),
             std::pair("twin: ", &exhibit.twin)}) {
         if (line.starts_with(key)) {

@@ -28,6 +28,7 @@ struct Exhibit {
   std::string operation;  // The operation that has the bug.
   std::string needs;      // "fast paths" if the bug is in one, or "".
   std::string kind;       // The kind of cache that has it, or "".
+  std::string speculate;  // "yes" if drafts show the bug, or "".
   std::string level;      // The level that shows the bug, or "": identity.
   std::string twin;       // The only twin that has the bug, or "".
 };
