@@ -22,6 +22,7 @@
 #include "bindings.h"
 #include "props/backend/backend.h"
 #include "props/backend/backend_laws.h"
+#include "props/backend/certificate.h"
 #include "props/backend/profile.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
@@ -245,6 +246,64 @@ nb::typed<nb::list, nb::any> JudgeLaws(
   });
 }
 
+// Returns the fields of kvtwin.Certificate. `rerun` makes the command that runs
+// a history again, `rerun_law` the command that judges a law again; `old` is the
+// text of an earlier certificate.
+nb::dict Certify(nb::object adapter, const nb::object& rerun,
+                 const nb::object& rerun_law, std::int64_t operations,
+                 std::int64_t histories, std::uint64_t seed,
+                 const std::optional<std::string>& old) {
+  return Raising([&] {
+    std::optional<props::Certificate> before;
+    if (old) before = Value(props::ReadCertificate(*old));
+    const Driver driver(std::move(adapter), rerun);
+    const std::vector<props::Level> levels = driver.Levels();
+    props::CertifyOptions options;
+    options.fuzz.operations = operations;
+    options.fuzz.seed = seed;
+    options.fuzz.progress = [](std::int64_t, double) {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    };
+    options.laws.seed = seed;
+    options.laws.count = histories;
+    const props::Subject claimed =
+        driver.SubjectAt(props::ClaimedOf(levels, driver.info()));
+    options.judge = [&](const props::Law& law, const props::History& history,
+                        bool) {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      return props::Judge(law, history, claimed);
+    };
+    props::Certificate certificate =
+        props::Certify(driver.info(), options, levels, [&](props::Level level) {
+          return driver.SubjectAt(level);
+        });
+    for (props::CertifiedFinding& finding : certificate.findings) {
+      finding.rerun = nb::cast<std::string>(rerun(finding.history));
+    }
+    for (props::CertifiedLaw& law : certificate.laws) {
+      if (law.outcome != props::Outcome::kBroken) continue;
+      law.rerun = nb::cast<std::string>(rerun_law(law.name));
+    }
+    nb::list changes;
+    bool worse = false;
+    if (before) {
+      for (const props::Change& change :
+           props::ChangesSince(*before, certificate)) {
+        changes.append(change.text);
+        worse = worse || change.worse;
+      }
+    }
+    nb::dict fields;
+    fields["right"] = certificate.right;
+    fields["text"] = props::CertificateText(certificate);
+    fields["json"] = props::ToJson(certificate).dump();
+    fields["junit"] = props::JUnitText(certificate);
+    fields["changes"] = nb::tuple(changes);
+    fields["worse"] = worse;
+    return fields;
+  });
+}
+
 // The summary; the values of each rule that fit the answers; the histories that
 // no rules explain.
 using Profiled =
@@ -270,6 +329,9 @@ Profiled Profile(nb::object adapter) {
 }  // namespace
 
 void BindLive(nb::module_& m) {
+  m.def("certify", &Certify, nb::arg("adapter"), nb::arg("rerun"),
+        nb::arg("rerun_law"), nb::arg("operations"), nb::arg("histories"),
+        nb::arg("seed"), nb::arg("old").none());
   m.def("profile", &Profile, nb::arg("adapter"));
   m.def("law_names", &LawNames);
   m.def("judge_laws", &JudgeLaws, nb::arg("adapter"), nb::arg("rerun"),

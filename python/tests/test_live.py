@@ -1,5 +1,6 @@
 """Random histories on caches in Python."""
 
+import json
 import dataclasses
 import os
 import subprocess
@@ -411,6 +412,28 @@ def test_not_judged_where_each_history_raises():
     assert "not judged: no view was compared" in str(result)
     assert len(result.findings) == 1
     assert not kvtwin.fuzz(toys.Raises, operations=3000).not_judged
+
+
+def test_certify():
+    good = kvtwin.certify(toys.Right, operations=2000, histories=5)
+    assert good and good.right and "visibility" in good.text, str(good)
+    bad = kvtwin.certify(toys.CopiesOneTooFew, operations=2000, histories=20)
+    assert not bad
+    finding = json.loads(bad.json)["findings"][0]
+    assert "kvtwin.run(CopiesOneTooFew, " in finding["rerun"]
+    assert bad.junit.startswith("<?xml") and "<failure" in bad.junit
+    again = kvtwin.certify(
+        toys.CopiesOneTooFew, operations=2000, histories=20, compare=bad.json
+    )
+    assert again and not again.right and again.changes == ()
+    worse = kvtwin.certify(
+        toys.CopiesOneTooFew, operations=2000, histories=20, compare=good.json
+    )
+    assert not worse and any("level visibility" in line for line in worse.changes)
+    with pytest.raises(ValueError, match="not a certificate"):
+        kvtwin.certify(toys.Right, operations=10, histories=1, compare="{}")
+    with pytest.raises(ValueError, match="operations is 0"):
+        kvtwin.certify(toys.Right, operations=0)
 
 
 def test_laws():

@@ -4,7 +4,8 @@
 computes attention over them. `Sessions` is the part of a server before them.
 `Recorder` records the calls of your cache, and `check` judges the recording. `fuzz`
 runs random histories on your class, which is a cache or a pool of blocks; `laws`
-checks a class of caches by laws, and `profile` works out whose rules it follows;
+checks a class of caches by laws, `profile` works out whose rules it follows, and
+`certify` does everything that the class claims, for CI;
 `explore` runs all short histories on a pool.
 """
 
@@ -21,12 +22,14 @@ from kvtwin._errors import (
 )
 from kvtwin._kvtwin import Cache, Pool, SessionBatch, Sessions, Tensor, View
 from kvtwin._live import (
+    Certificate,
     Finding,
     FuzzResult,
     LawResult,
     LawsResult,
     ProfileResult,
     RunResult,
+    certify,
     explore,
     fuzz,
     laws,
@@ -53,6 +56,7 @@ __all__ = [
     "Attention",
     "Cache",
     "CacheFull",
+    "Certificate",
     "Description",
     "Finding",
     "Float32Array",
@@ -76,6 +80,7 @@ __all__ = [
     "Tensor",
     "Verdict",
     "View",
+    "certify",
     "check",
     "explore",
     "fuzz",

@@ -574,6 +574,60 @@ def laws(
 
 
 @dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What holds for a class, and how it was tried. True if the class is as it claims;
+    with an earlier certificate, if nothing is worse."""
+
+    right: bool
+    text: str
+    #: One line, which `compare` and `kvtwin certify --compare` read.
+    json: str
+    #: Each level and each law as a test case of JUnit XML.
+    junit: str
+    #: Each difference from the earlier certificate.
+    changes: tuple[str, ...]
+    worse: bool
+    compared: bool
+
+    def __bool__(self) -> bool:
+        return not self.worse if self.compared else self.right
+
+    def __str__(self) -> str:
+        return self.text + "".join(f"changed {change}\n" for change in self.changes)
+
+
+def certify(
+    cls: type,
+    *,
+    operations: int = 20_000,
+    histories: int = 50,
+    seed: int = 1,
+    compare: str | None = None,
+) -> Certificate:
+    """Tries everything that your class of caches claims: the levels for `operations`
+    operations each, and the laws on `histories` histories each.
+
+    `compare` is the JSON of an earlier certificate.
+    """
+    if _is_pool(cls):
+        raise NotSupported("certificates are for caches, not for pools")
+    if operations < 1 or histories < 1 or seed < 0:
+        raise ValueError(
+            f"operations is {operations}, histories is {histories}, seed is {seed}"
+        )
+    law = _command(
+        cls,
+        lambda made, name: (
+            f"kvtwin.laws({made}, law={name!r}, histories={histories}, seed={seed})"
+        ),
+    )
+    fields = _kvtwin.certify(
+        Backend(cls), _rerun(cls), law, operations, histories, seed, compare
+    )
+    return Certificate(**fields, compared=compare is not None)
+
+
+@dataclasses.dataclass(frozen=True)
 class ProfileResult:
     """The rules that a class follows (docs/profiles.md). True if some rules explain
     all of its answers."""
