@@ -1,7 +1,7 @@
 """Random histories on caches in Python."""
 
-import json
 import dataclasses
+import json
 import os
 import subprocess
 import sys
