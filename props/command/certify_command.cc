@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "core/save/file.h"
-#include "props/backend/certificate.h"
 #include "props/base/interrupt.h"
 #include "props/base/text_file.h"
+#include "props/certify/certificate.h"
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/command/option_checks.h"

@@ -788,7 +788,7 @@ if(KVTWIN_PYTHON)
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
             $<TARGET_FILE:kvtwin_c_pool_bug> ${PROJECT_BINARY_DIR})
   add_test(NAME command.certify
-    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/scripts/certify_test.py
+    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/certify/certify_test.py
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache>
             $<TARGET_FILE:kvtwin_c_cache_bug>)
   set_tests_properties(command.json_keys command.certify PROPERTIES TIMEOUT 300)

@@ -187,7 +187,8 @@ room sessions base compare shrink report
 room search base history compare oracle shrink report page_judge paged sessions
 room backend base history compare oracle report paged laws search
 room c_api compare oracle backend
-room command base history compare oracle shrink report page_judge paged laws search backend sessions
+room certify base history compare report laws search backend
+room command base history compare oracle shrink report page_judge paged laws search backend certify sessions
 room fuzzers history oracle shrink paged search
 room cuda
 room testing base history compare oracle paged search

@@ -22,8 +22,8 @@
 #include "bindings.h"
 #include "props/backend/backend.h"
 #include "props/backend/backend_laws.h"
-#include "props/backend/certificate.h"
 #include "props/backend/profile.h"
+#include "props/certify/certificate.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/report/page.h"
@@ -247,8 +247,8 @@ nb::typed<nb::list, nb::any> JudgeLaws(
 }
 
 // Returns the fields of kvtwin.Certificate. `rerun` makes the command that runs
-// a history again, `rerun_law` the command that judges a law again; `old` is the
-// text of an earlier certificate.
+// a history again, `rerun_law` the command that judges a law again; `old` is
+// the text of an earlier certificate.
 nb::dict Certify(nb::object adapter, const nb::object& rerun,
                  const nb::object& rerun_law, std::int64_t operations,
                  std::int64_t histories, std::uint64_t seed,
@@ -273,10 +273,9 @@ nb::dict Certify(nb::object adapter, const nb::object& rerun,
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       return props::Judge(law, history, claimed);
     };
-    props::Certificate certificate =
-        props::Certify(driver.info(), options, levels, [&](props::Level level) {
-          return driver.SubjectAt(level);
-        });
+    props::Certificate certificate = props::Certify(
+        driver.info(), options, levels,
+        [&](props::Level level) { return driver.SubjectAt(level); });
     for (props::CertifiedFinding& finding : certificate.findings) {
       finding.rerun = nb::cast<std::string>(rerun(finding.history));
     }

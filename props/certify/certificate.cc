@@ -1,4 +1,4 @@
-#include "props/backend/certificate.h"
+#include "props/certify/certificate.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

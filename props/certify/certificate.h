@@ -1,8 +1,8 @@
 // A certificate: which levels, laws and rules a third-party cache was held to,
 // how it was tried, and where it differs, as text, as JSON and as JUnit XML.
 
-#ifndef KVTWIN_PROPS_BACKEND_CERTIFICATE_H_
-#define KVTWIN_PROPS_BACKEND_CERTIFICATE_H_
+#ifndef KVTWIN_PROPS_CERTIFY_CERTIFICATE_H_
+#define KVTWIN_PROPS_CERTIFY_CERTIFICATE_H_
 
 #include <cstdint>
 #include <functional>
@@ -103,4 +103,4 @@ std::vector<Change> ChangesSince(const Certificate& old,
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_BACKEND_CERTIFICATE_H_
+#endif  // KVTWIN_PROPS_CERTIFY_CERTIFICATE_H_

@@ -1,7 +1,7 @@
 // Certificates: reading, comparing and JUnit. The script certify_test.py makes
 // them.
 
-#include "props/backend/certificate.h"
+#include "props/certify/certificate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
