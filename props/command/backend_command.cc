@@ -172,6 +172,7 @@ std::vector<std::string> Untried(const BackendInfo& info, Level holds) {
   add(KVTWIN_CAN_ANY_ORDER, "CAN_ANY_ORDER");
   add(KVTWIN_CAN_RESERVE, "CAN_RESERVE");
   add(KVTWIN_CAN_REFUSE_MISUSE, "CAN_REFUSE_MISUSE");
+  add(KVTWIN_CAN_DRAFT, "CAN_DRAFT");
   if (!info.abilities.can_resume) untried.emplace_back("can_resume");
   if (!info.abilities.set_causal) untried.emplace_back("set_causal");
   return untried;
@@ -290,6 +291,10 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
     return Complain(fmt::format(
         "--kind {}: {} does not declare such a cache, only {}",
         KindName(*options.kind), info->name, KindsText(info->abilities)));
+  }
+  if (options.speculate && !info->abilities.CanDraft()) {
+    return Complain(fmt::format(
+        "--speculate: {} does not declare drafts (CAN_DRAFT)", info->name));
   }
   const auto subject_at = [&](Level level) {
     return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
