@@ -307,7 +307,7 @@ def test_the_example(repository, pytester):
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("python_tree", [("TreeCache", "Commit(0, [1])")]),
+        ("python_tree", [("TreeCache", "Commit(0, [")]),
         (
             "python_states",
             [("StateCache", "Remove(0, "), ("HybridCache", "FAIL subject: rows")],

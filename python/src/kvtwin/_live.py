@@ -158,7 +158,8 @@ class Instance:
     def __init__(self, cls: type, setup: Setup, refuses_misuse: bool) -> None:
         self.setup = setup
         # Images mean nothing to the other kinds.
-        self.takes_images = refuses_misuse or setup.kind in ("encoder", "wrapper", "hybrid")
+        kinds = {setup.kind, *(part.kind for part in setup.caches)}
+        self.takes_images = refuses_misuse or "encoder" in kinds
         self.cache: Any = cls(setup)
         self.shown: Shown | None = None
 
