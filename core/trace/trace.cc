@@ -21,10 +21,10 @@
 namespace kvtwin {
 namespace {
 
-constexpr std::array<std::string_view, 11> kOpNames = {
+constexpr std::array<std::string_view, 12> kOpNames = {
     "start_forward", "set_causal",     "set_layer_type", "put",
     "get",           "reserved_mask",  "remove",         "copy_prefix",
-    "can_resume",    "encoder_cached", "attend"};
+    "can_resume",    "encoder_cached", "attend",         "commit"};
 constexpr std::array<std::string_view, 2> kPairingNames = {"adjacent",
                                                            "halves"};
 constexpr std::array<std::string_view, 3> kPlacementNames = {
@@ -237,6 +237,16 @@ void CheckCells(const JsonFields& fields, const TraceHeader& header,
   }
 }
 
+void ReadParents(const JsonFields& fields, const TraceHeader& header,
+                 TraceOp& op) {
+  if (header.version < 3) fields.Fail("parents", "needs kvtrace 3");
+  op.parents = fields.Ints("parents");
+  if (fields.ok() && op.parents.size() != op.positions.size()) {
+    fields.Fail("parents", fmt::format("has {} numbers, positions has {}",
+                                       op.parents.size(), op.positions.size()));
+  }
+}
+
 void ReadStartForward(const JsonFields& fields, const TraceHeader& header,
                       TraceOp& op) {
   op.positions = fields.Ints("positions");
@@ -249,6 +259,7 @@ void ReadStartForward(const JsonFields& fields, const TraceHeader& header,
   if (fields.Find("multimodal") != nullptr) {
     op.indices = fields.Ints("multimodal");
   }
+  if (fields.Find("parents") != nullptr) ReadParents(fields, header, op);
   if (fields.Find("reserve") != nullptr) op.reserve = fields.Bool("reserve");
   op.result = ReadResult(fields, kStartResults);
   if (fields.Find("cells") == nullptr || !fields.ok()) return;
@@ -316,10 +327,19 @@ bool HasCustomShift(const CacheSpec& spec) {
          std::any_of(spec.caches.begin(), spec.caches.end(), HasCustomShift);
 }
 
+// Whether the first line needs an `attend` (from version 3 on).
+bool Attends(const TraceHeader& header) {
+  return header.attend_dtype != DType::kF32 || header.attend_tolerance > 0 ||
+         header.attend_soft_cap > 0 || !header.attend_sinks.empty();
+}
+
 std::string StartForwardText(const TraceOp& op) {
   std::string text =
       fmt::format(R"(,"positions":[{}],"sequences":[{}])",
                   fmt::join(op.positions, ","), fmt::join(op.sequences, ","));
+  if (!op.parents.empty()) {
+    text += fmt::format(R"(,"parents":[{}])", fmt::join(op.parents, ","));
+  }
   if (op.reserve) text += R"(,"reserve":true)";
   if (!op.indices.empty()) {
     text += fmt::format(R"(,"multimodal":[{}])", fmt::join(op.indices, ","));
@@ -386,6 +406,10 @@ Status AppendFields(const TraceOp& op, std::string& text) {
       Status status = AppendTensor("query", op.key, text);
       return status.ok() ? AppendTensor("out", *op.value, text) : status;
     }
+    case TraceOpKind::kCommit:
+      text += fmt::format(R"(,"seq":{},"path":[{}])", op.seq,
+                          fmt::join(op.indices, ","));
+      break;
   }
   return {};
 }
@@ -484,6 +508,11 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
       op.key = ReadTensor(fields, "query", DType::kF32);
       op.value = ReadTensor(fields, "out", DType::kF32);
       break;
+    case TraceOpKind::kCommit:
+      if (header.version < 3) fields.Fail("op", "commit needs kvtrace 3");
+      op.seq = fields.Int("seq");
+      op.indices = fields.Ints("path");
+      break;
   }
   return op;
 }
@@ -546,7 +575,7 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
       R"("init":{{"dtype":"{}","max_sequences":{},"capacity":{},)"
       R"("max_batch":{}}},)",
       DTypeName(init.dtype), init.max_sequences, init.capacity, init.max_batch);
-  if (header.version > 1) {
+  if (header.version == 2 || Attends(header)) {
     out << fmt::format(
         R"("attend":{{"dtype":"{}","tolerance":{},"soft_cap":{},)"
         R"("sinks":[{}]}},)",

@@ -1,6 +1,6 @@
 // Recordings of a cache: the calls to it, and its answers. The format is
-// kvtrace, version 1, or 2 with outputs of attention (docs/trace_format.md),
-// one JSON object per line.
+// kvtrace, version 1, 2 with outputs of attention, or 3 with drafts
+// (docs/trace_format.md), one JSON object per line.
 //
 // Recordings are untrusted input: for each fault the reader returns an error
 // with a line number, and a reason that names key and value. It does not look
@@ -44,9 +44,9 @@ struct TraceHeader {
   InitArgs init;
   int layers = 1;
   RowDims rows;  // The model's dimensions; a layer may have other ones.
-  // Version 2: the dtype to which the outputs were rounded, the error of the
-  // cache's own number formats, the soft cap (0: none), and the sinks, one for
-  // each query head (empty: none).
+  // From version 2 on: the dtype to which the outputs were rounded, the error
+  // of the cache's own number formats, the soft cap (0: none), and the sinks,
+  // one for each query head (empty: none).
   DType attend_dtype = DType::kF32;
   double attend_tolerance = 0;
   double attend_soft_cap = 0;
@@ -64,7 +64,8 @@ enum class TraceOpKind {
   kCopyPrefix,
   kCanResume,
   kEncoderCached,
-  kAttend,  // Version 2.
+  kAttend,  // From version 2 on.
+  kCommit,  // From version 3 on.
 };
 
 // "start_forward", ...
@@ -77,7 +78,8 @@ struct TraceOp {
   TraceOpKind kind = TraceOpKind::kStartForward;
   std::vector<std::int32_t> positions;
   std::vector<int> sequences;
-  std::vector<int> indices;  // `multimodal` or `except`.
+  std::vector<int> indices;       // `multimodal`, `except` or `path`.
+  std::vector<int> parents = {};  // Empty if there are no drafts.
   bool reserve = false;
   std::optional<std::vector<int>> cells;
   StatusCode result = StatusCode::kOk;  // start_forward, remove

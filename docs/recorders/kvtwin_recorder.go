@@ -102,6 +102,8 @@ type Header struct {
 	AttendTolerance float64   // The error of the cache's number formats.
 	AttendSoftCap   float64   // Default: none.
 	AttendSinks     []float32 // A logit for each query head; default: none.
+
+	Drafts bool // Passes have Parents, and Commit is called.
 }
 
 // Tensor has rows as f32; convert rows of other dtypes, exactly. K is
@@ -130,6 +132,9 @@ type Pass struct {
 	Multimodal []int  // Indices of tokens; may be nil.
 	Result     string // "ok" (default) or "cache_full".
 	Cells      []int  // One for each token; nil: not recorded.
+	// One for each token: the number of the draft that a draft follows, -1 for
+	// the committed tokens, -2 for a token that is not a draft; nil: no drafts.
+	Parents []int
 }
 
 // Recorder writes one recording.
@@ -196,6 +201,9 @@ func (r *Recorder) StartForward(pass Pass) error {
 	r.op("start_forward")
 	ints(r, "positions", pass.Positions)
 	ints(r, "sequences", pass.Sequences)
+	if pass.Parents != nil {
+		ints(r, "parents", pass.Parents)
+	}
 	if pass.Reserve {
 		r.print(`,"reserve":true`)
 	}
@@ -279,6 +287,14 @@ func (r *Recorder) Remove(seq int, begin, end int32, result string) error {
 func (r *Recorder) CopyPrefix(src, dst int, length int32) error {
 	r.op("copy_prefix")
 	r.print(`,"src":%d,"dst":%d,"len":%d`, src, dst, length)
+	return r.end()
+}
+
+// Commit: the drafts with these numbers become tokens, the others are gone.
+func (r *Recorder) Commit(seq int, path []int) error {
+	r.op("commit")
+	r.print(`,"seq":%d`, seq)
+	ints(r, "path", path)
 	return r.end()
 }
 
@@ -530,6 +546,9 @@ func (r *Recorder) header(header Header) {
 	version := 1
 	if header.AttendDType != "" {
 		version = 2
+	}
+	if header.Drafts {
+		version = 3
 	}
 	r.print(`{"kvtrace":%d,"producer":`, version)
 	r.text(header.Producer)

@@ -96,6 +96,8 @@ typedef struct kvrec_header {
   double attend_soft_cap;    /* Default: none. */
   const float* attend_sinks; /* A logit for each query head; default: none. */
   int32_t attend_sink_count;
+
+  int drafts; /* Not 0: passes have parents, and kvrec_commit is called. */
 } kvrec_header;
 
 /* Rows as f32; convert rows of other dtypes, exactly. K is [k_head_dim,
@@ -126,6 +128,10 @@ typedef struct kvrec_pass {
   int32_t multimodal_count;
   const char* result;   /* "ok" (default) or "cache_full". */
   const int32_t* cells; /* `tokens` cells; NULL: not recorded. */
+  /* `tokens` parents: the number of the draft that each draft follows, -1 for
+   * the committed tokens, -2 for a token that is not a draft. NULL: there are
+   * no drafts. */
+  const int32_t* parents;
 } kvrec_pass;
 
 typedef struct kvrec {
@@ -478,7 +484,9 @@ static inline int kvrec_to(kvrec* r, FILE* out, const kvrec_header* header) {
   r->out = out;
   if (kvrec_check_header(r, header) != 0) return -1;
   fprintf(out, "{\"kvtrace\":%d,\"producer\":",
-          header->attend_dtype == NULL ? 1 : 2);
+          header->drafts                 ? 3
+          : header->attend_dtype == NULL ? 1
+                                         : 2);
   kvrec_text(r, kvrec_or(header->producer, ""));
   kvrec_text_key(r, "placement", kvrec_or(header->placement, "other"));
   fputs(",\"cache\":", out);
@@ -541,6 +549,9 @@ static inline int kvrec_start_forward(kvrec* r, const kvrec_pass* pass) {
   fputs("{\"op\":\"start_forward\"", r->out);
   kvrec_ints(r, "positions", pass->positions, pass->tokens);
   kvrec_ints(r, "sequences", pass->sequences, pass->tokens);
+  if (pass->parents != NULL) {
+    kvrec_ints(r, "parents", pass->parents, pass->tokens);
+  }
   if (pass->reserve) fputs(",\"reserve\":true", r->out);
   if (pass->multimodal_count > 0) {
     kvrec_ints(r, "multimodal", pass->multimodal, pass->multimodal_count);
@@ -638,6 +649,15 @@ static inline int kvrec_copy_prefix(kvrec* r, int32_t src, int32_t dst,
   if (r->error[0] != '\0') return -1;
   fprintf(r->out, "{\"op\":\"copy_prefix\",\"src\":%d,\"dst\":%d,\"len\":%d",
           (int)src, (int)dst, (int)len);
+  return kvrec_end(r);
+}
+
+/* The drafts with these numbers become tokens, the others are gone. */
+static inline int kvrec_commit(kvrec* r, int32_t seq, const int32_t* path,
+                               int32_t count) {
+  if (r->error[0] != '\0') return -1;
+  fprintf(r->out, "{\"op\":\"commit\",\"seq\":%d", (int)seq);
+  kvrec_ints(r, "path", path, count);
   return kvrec_end(r);
 }
 

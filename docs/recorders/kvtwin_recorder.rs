@@ -123,6 +123,8 @@ pub struct Header<'a> {
     pub attend_soft_cap: f64,
     /// A logit for each query head; default: none.
     pub attend_sinks: &'a [f32],
+    /// Passes have parents, and `commit` is called.
+    pub drafts: bool,
 }
 
 /// Rows as f32; convert rows of other dtypes, exactly. K is [k_head_dim,
@@ -164,6 +166,9 @@ pub struct Pass<'a> {
     pub result: &'a str,
     /// The cell of each token, or None.
     pub cells: Option<&'a [i32]>,
+    /// For each token: the number of the draft that a draft follows, -1 for the
+    /// committed tokens, -2 for a token that is not a draft; none: no drafts.
+    pub parents: &'a [i32],
 }
 
 /// Writes one recording.
@@ -249,6 +254,9 @@ impl<W: Write> Recorder<W> {
         self.op("start_forward");
         self.list("positions", pass.positions);
         self.list("sequences", pass.sequences);
+        if !pass.parents.is_empty() {
+            self.list("parents", pass.parents);
+        }
         if pass.reserve {
             self.line += ",\"reserve\":true";
         }
@@ -357,6 +365,14 @@ impl<W: Write> Recorder<W> {
         self.field("src", src);
         self.field("dst", dst);
         self.field("len", len);
+        self.end()
+    }
+
+    /// The drafts with these numbers become tokens, the others are gone.
+    pub fn commit(&mut self, seq: i32, path: &[i32]) -> Result<()> {
+        self.op("commit");
+        self.field("seq", seq);
+        self.list("path", path);
         self.end()
     }
 
@@ -540,7 +556,11 @@ impl<W: Write> Recorder<W> {
         };
         let attends = !header.attend_dtype.is_empty();
         self.line += "{\"kvtrace\":";
-        self.line += if attends { "2" } else { "1" };
+        self.line += match (header.drafts, attends) {
+            (true, _) => "3",
+            (false, true) => "2",
+            (false, false) => "1",
+        };
         self.line += ",\"producer\":";
         self.text(header.producer);
         self.text_key("placement", or(header.placement, "other"));

@@ -61,6 +61,11 @@ const char* kvtwin_version(void);
 /* As the end of a range: the range has every position from its begin on. */
 #define KVTWIN_OPEN_END INT32_MAX
 
+/* As the parent of a batch token: it is an ordinary token, or a draft that
+ * follows the committed tokens of its sequence. */
+#define KVTWIN_NOT_A_DRAFT (-2)
+#define KVTWIN_COMMITTED (-1)
+
 typedef enum kvtwin_dtype {
   KVTWIN_AS_K = -1, /* Only as v_dtype in parameters: the dtype of K. */
   KVTWIN_F32 = 0,
@@ -147,6 +152,10 @@ typedef struct kvtwin_batch {
   const int32_t* multimodal; /* Indices of tokens that carry an image or sound
                                 (encoder caches). */
   int32_t multimodal_count;
+  /* Newer than 0.1.0. Speculative decoding (docs/speculation.md): NULL, or
+   * `tokens` parents. Token i is a draft that follows draft number parents[i]
+   * of its sequence, or KVTWIN_COMMITTED; or it is KVTWIN_NOT_A_DRAFT. */
+  const int32_t* parents;
 } kvtwin_batch;
 
 /* The tensors that attention reads. They point into the cache. */
@@ -264,6 +273,12 @@ kvtwin_status kvtwin_cache_resume_before(kvtwin_cache* cache, int32_t sequence,
  * is KVTWIN_OPEN_END, later tokens move down by end - begin. */
 kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
                                   int32_t begin, int32_t end);
+
+/* The drafts of the sequence with the numbers in `path` become ordinary tokens,
+ * its other drafts are gone; an empty path rejects all. `path` may be NULL if
+ * `count` is 0. (Newer than 0.1.0.) */
+kvtwin_status kvtwin_cache_commit(kvtwin_cache* cache, int32_t sequence,
+                                  const int32_t* path, size_t count);
 
 kvtwin_status kvtwin_cache_encoder_cached(kvtwin_cache* cache, int32_t* yes);
 
@@ -776,6 +791,8 @@ typedef struct kvtwin_recorder_params {
   float soft_cap;
   const float* sinks; /* For each query head. NULL: none. */
   int32_t sink_count; /* The number of query heads, or 0. */
+  int32_t drafts;     /* Not 0: batches may have parents, and
+                         kvtwin_record_commit may be called. */
 } kvtwin_recorder_params;
 
 /* Sets the defaults: own_placement is 1, one layer, one head of one element,
@@ -829,6 +846,9 @@ kvtwin_status kvtwin_record_can_resume(kvtwin_recorder* recorder,
                                        int32_t yes);
 kvtwin_status kvtwin_record_encoder_cached(kvtwin_recorder* recorder,
                                            int32_t yes);
+/* FAILED_PRECONDITION: params.drafts was 0. (Newer than 0.1.0.) */
+kvtwin_status kvtwin_record_commit(kvtwin_recorder* recorder, int32_t sequence,
+                                   const int32_t* path, size_t count);
 
 /* Checking a recording ----------------------------------------------------- */
 
@@ -894,7 +914,11 @@ enum {
   KVTWIN_CAN_MIX_DTYPES = 1 << 11,
   /* `attend` follows the soft cap, or the sinks, of its setup. */
   KVTWIN_CAN_SOFT_CAP = 1 << 12,
-  KVTWIN_CAN_SINKS = 1 << 13
+  KVTWIN_CAN_SINKS = 1 << 13,
+  /* Drafts: batches with parents, and `commit` (D1 to D8). With CAN_DRAFT each
+   * draft follows the draft before it; with CAN_DRAFT_TREES, any draft. */
+  KVTWIN_CAN_DRAFT = 1 << 14,
+  KVTWIN_CAN_DRAFT_TREES = 1 << 15
 };
 /* Abilities that most backends have. If yours declares that it lacks one, the
  * harness does not use or expect it. */
@@ -1044,6 +1068,13 @@ typedef struct kvtwin_backend_v1 {
    * zeros. */
   int (*attend)(void* cache, int32_t layer, const kvtwin_tensor* query,
                 float* out);
+  /* Came after version 0.1.0, as `attend`. For CAN_DRAFT: the drafts with the
+   * numbers in `path` become tokens of the sequence; its other drafts are
+   * gone. The path is empty, or its first draft follows the committed tokens,
+   * and each other one the draft before it. `remove` and `copy_prefix` drop the
+   * drafts of the sequence that they change. */
+  int (*commit)(void* cache, int32_t sequence, const int32_t* path,
+                int32_t count);
 } kvtwin_backend_v1;
 
 /* The function that your shared library exports. */

@@ -64,7 +64,7 @@ Status CheckFlags(const kvtwin_description_v1& said) {
                                    1U << KVTWIN_BF16 | 1U << KVTWIN_BITS;
   const std::array<Field, 8> fields = {
       {{"kinds", said.kinds, 2 * KVTWIN_HAS_HYBRID - 1},
-       {"can", said.can, 2 * KVTWIN_CAN_SINKS - 1},
+       {"can", said.can, 2 * KVTWIN_CAN_DRAFT_TREES - 1},
        {"dtypes", said.dtypes, kRows},
        {"v_layouts", said.v_layouts, (2U << KVTWIN_V_TILED) - 1},
        {"shifts", said.shifts, (1U << KVTWIN_SHIFT_CUSTOM) - 1},
@@ -147,6 +147,11 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
         "the backend declares CAN_SOFT_CAP or CAN_SINKS, but its table has no "
         "attend");
   }
+  if ((can & KVTWIN_CAN_DRAFT_TREES) != 0) can |= KVTWIN_CAN_DRAFT;
+  if (table.commit == nullptr && (can & KVTWIN_CAN_DRAFT) != 0) {
+    return Invalid(
+        "the backend declares CAN_DRAFT, but its table has no commit");
+  }
   return Abilities{
       .kinds = said.kinds,
       .can = can,
@@ -169,7 +174,7 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
 
 std::vector<std::string> MissingFunctions(const kvtwin_backend_v1& table) {
   std::vector<std::string> missing;
-  const std::array<std::pair<const char*, bool>, 9> optional = {
+  const std::array<std::pair<const char*, bool>, 10> optional = {
       {{"remove", table.remove != nullptr},
        {"copy_prefix", table.copy_prefix != nullptr},
        {"can_resume", table.can_resume != nullptr},
@@ -178,7 +183,8 @@ std::vector<std::string> MissingFunctions(const kvtwin_backend_v1& table) {
        {"encoder_cached", table.encoder_cached != nullptr},
        {"cells", table.cells != nullptr},
        {"snapshot", table.snapshot != nullptr},
-       {"restore", table.restore != nullptr}}};
+       {"restore", table.restore != nullptr},
+       {"commit", table.commit != nullptr}}};
   for (const auto& [name, there] : optional) {
     if (!there) missing.emplace_back(name);
   }

@@ -142,11 +142,14 @@ class BackendCache final : public Cache, public Shifting, public Attending {
         .sequences = batch.sequences.data(),
         .tokens = static_cast<std::int32_t>(batch.positions.size()),
         .multimodal = batch.multimodal.data(),
-        .multimodal_count = static_cast<std::int32_t>(batch.multimodal.size())};
-    // The batch in C has one count for both lists.
-    if (batch.positions.size() != batch.sequences.size()) {
-      return Invalid("{} positions, {} sequences", batch.positions.size(),
-                     batch.sequences.size());
+        .multimodal_count = static_cast<std::int32_t>(batch.multimodal.size()),
+        .parents = batch.parents.empty() ? nullptr : batch.parents.data()};
+    // The batch in C has one count for all three lists.
+    const auto parents = batch.parents.size();
+    if (batch.positions.size() != batch.sequences.size() ||
+        (parents != 0 && parents != batch.positions.size())) {
+      return Invalid("{} positions, {} sequences, {} parents",
+                     batch.positions.size(), batch.sequences.size(), parents);
     }
     Status status = Call("start_forward", [&] {
       return table_.start_forward(cache_, &c, reserve ? 1 : 0);
@@ -210,6 +213,14 @@ class BackendCache final : public Cache, public Shifting, public Attending {
     if (table_.shift == nullptr) return Missing("shift");
     return Call("shift",
                 [&] { return table_.shift(cache_, seq, begin, end, delta); });
+  }
+
+  Status Commit(int seq, std::span<const int> path) override {
+    if (table_.commit == nullptr) return Missing("commit");
+    return Call("commit", [&] {
+      return table_.commit(cache_, seq, path.data(),
+                           static_cast<std::int32_t>(path.size()));
+    });
   }
 
   Status SetLayerType(int type) override {

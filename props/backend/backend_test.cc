@@ -167,7 +167,7 @@ TEST(Backend, UnknownFlagsAreRefusedByName) {
   using Said = kvtwin_description_v1;
   const std::array<std::tuple<std::string, Field, unsigned>, 8> fields = {
       {{"kinds", &Said::kinds, 8},
-       {"can", &Said::can, 14},
+       {"can", &Said::can, 16},
        {"dtypes", &Said::dtypes, 6},
        {"v_layouts", &Said::v_layouts, 3},
        {"shifts", &Said::shifts, 5},
@@ -302,6 +302,21 @@ TEST(Backend, FunctionsThatAnOlderTableLacksAreNull) {
   ASSERT_TRUE(DescribeBackend(&table)->has_cells);
   table.size = offsetof(kvtwin_backend_v1, cells);
   EXPECT_FALSE(DescribeBackend(&table)->has_cells);
+}
+
+TEST(Backend, DraftsNeedACommit) {
+  kvtwin_backend_v1 table = Table();
+  said = Right();
+  said.can = KVTWIN_CAN_DRAFT;
+  ExpectRefused(&table, "declares CAN_DRAFT, but its table has no commit");
+  table.commit = [](void*, std::int32_t, const std::int32_t*, std::int32_t) {
+    return 0;
+  };
+  EXPECT_FALSE(DescribeBackend(&table)->abilities.Can(KVTWIN_CAN_DRAFT_TREES));
+  said.can = KVTWIN_CAN_DRAFT_TREES;
+  EXPECT_TRUE(DescribeBackend(&table)->abilities.CanDraft());
+  table.size = offsetof(kvtwin_backend_v1, commit);
+  ExpectRefused(&table, "declares CAN_DRAFT");
 }
 
 bool Has(std::uint32_t bits, auto value) {

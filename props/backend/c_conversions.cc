@@ -223,7 +223,8 @@ kvtwin_tensor CTensor(const TensorView& tensor) {
 
 Result<Batch> BatchFromC(const kvtwin_batch* batch) {
   kvtwin_batch read{};
-  Status status = ReadStruct("batch", batch, read);
+  Status status =
+      ReadStruct("batch", batch, read, offsetof(kvtwin_batch, parents));
   if (!status.ok()) return status;
   const auto positions =
       ListFromC("batch.positions", read.positions, read.tokens);
@@ -234,7 +235,10 @@ Result<Batch> BatchFromC(const kvtwin_batch* batch) {
   const auto multimodal =
       ListFromC("batch.multimodal", read.multimodal, read.multimodal_count);
   if (!multimodal.ok()) return multimodal.status();
-  return Batch{*positions, *sequences, *multimodal};
+  const auto parents = ListFromC("batch.parents", read.parents,
+                                 read.parents == nullptr ? 0 : read.tokens);
+  if (!parents.ok()) return parents.status();
+  return Batch{*positions, *sequences, *multimodal, *parents};
 }
 
 kvtwin_cache_params DefaultCacheParams() {

@@ -61,10 +61,12 @@ Result<std::size_t> SizeOfStruct(std::string_view name, const void* from,
 Status CheckRest(std::string_view name, const void* from, std::size_t ours,
                  std::size_t size);
 
-// Reads the struct into `to`, which has the defaults.
+// Reads the struct into `to`, which has the defaults. `first` is its size in
+// version 0.1.
 template <class T>
-Status ReadStruct(std::string_view name, const T* from, T& to) {
-  const auto size = SizeOfStruct(name, from, sizeof(T));
+Status ReadStruct(std::string_view name, const T* from, T& to,
+                  std::size_t first = sizeof(T)) {
+  const auto size = SizeOfStruct(name, from, first);
   if (!size.ok()) return size.status();
   Status status = CheckRest(name, from, sizeof(T), *size);
   if (status.ok()) std::memcpy(&to, from, std::min(*size, sizeof(T)));

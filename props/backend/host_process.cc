@@ -207,8 +207,8 @@ BackendInfo BackendInfoFromJson(const Json& json) {
 
 Json ToJson(const Expansion& expansion) {
   Json found = Json::array();
-  for (const auto& [state, step] : expansion.found) {
-    found.push_back({state, step});
+  for (const Expansion::Found& one : expansion.found) {
+    found.push_back({one.state, one.step});
   }
   Json json = {{"checked", expansion.checked},
                {"differences", expansion.differences},

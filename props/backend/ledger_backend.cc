@@ -318,6 +318,7 @@ const kvtwin_backend_v1 kTable = {
     .snapshot = nullptr,
     .restore = nullptr,
     .attend = nullptr,
+    .commit = nullptr,
 };
 
 template <std::size_t... kIndex>

@@ -202,6 +202,7 @@ std::vector<std::string> NotDeclared(const BackendInfo& info) {
   add(KVTWIN_CAN_ANY_ORDER, "CAN_ANY_ORDER");
   add(KVTWIN_CAN_RESERVE, "CAN_RESERVE");
   add(KVTWIN_CAN_REFUSE_MISUSE, "CAN_REFUSE_MISUSE");
+  add(KVTWIN_CAN_DRAFT, "CAN_DRAFT");
   if (!info.abilities.can_resume) names.emplace_back("can_resume");
   if (!info.abilities.set_causal) names.emplace_back("set_causal");
   return names;

@@ -108,10 +108,13 @@ class CacheByC : public Cache {
     return {};
   }
   Status StartForward(const Batch& batch, bool reserve) override {
-    if (batch.positions.size() != batch.sequences.size()) {
+    const auto parents = batch.parents.size();
+    if (batch.positions.size() != batch.sequences.size() ||
+        (parents != 0 && parents != batch.positions.size())) {
       return Invalid("C has one number of tokens");
     }
     kvtwin_batch to{};
+    to.parents = parents == 0 ? nullptr : batch.parents.data();
     to.size = sizeof(to);
     to.positions = batch.positions.data();
     to.sequences = batch.sequences.data();
@@ -140,6 +143,10 @@ class CacheByC : public Cache {
   }
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
     return FromC(kvtwin_cache_copy_prefix(cache_.get(), src, dst, len));
+  }
+  Status Commit(int seq, std::span<const int> path) override {
+    return FromC(
+        kvtwin_cache_commit(cache_.get(), seq, path.data(), path.size()));
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     std::int32_t yes = -1;

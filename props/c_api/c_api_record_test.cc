@@ -15,6 +15,7 @@
 #include "props/base/text_file.h"
 #include "props/c_api/c_api_adapters.h"
 #include "props/history/generate.h"
+#include "props/history/speculate.h"
 #include "props/oracle/judge.h"
 
 namespace kvtwin::props {
@@ -63,6 +64,7 @@ class RecordedByC : public ForwardingCache {
     params.k_head_dim = setup.rows.k_head_dim;
     params.v_head_dim = setup.rows.v_head_dim;
     params.producer = "RecordedByC";
+    params.drafts = 1;
     EXPECT_EQ(kvtwin_recorder_create(&params, path, &recorder_), KVTWIN_OK)
         << kvtwin_last_error();
   }
@@ -77,7 +79,9 @@ class RecordedByC : public ForwardingCache {
   Status StartForward(const Batch& batch, bool reserve) override {
     Status status = ForwardingCache::StartForward(batch, reserve);
     if (status.ok()) type_ = recorded_type_ = 0;
+    if (!status.ok() && status.code() != StatusCode::kCacheFull) return status;
     kvtwin_batch to{};
+    to.parents = batch.parents.empty() ? nullptr : batch.parents.data();
     to.size = sizeof(to);
     to.positions = batch.positions.data();
     to.sequences = batch.sequences.data();
@@ -130,6 +134,12 @@ class RecordedByC : public ForwardingCache {
     }
     return status;
   }
+  Status Commit(int seq, std::span<const int> path) override {
+    Status status = ForwardingCache::Commit(seq, path);
+    if (!status.ok()) return status;
+    Expect(kvtwin_record_commit(recorder_, seq, path.data(), path.size()));
+    return status;
+  }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     const Result<bool> answer = ForwardingCache::CanResume(seq, pos);
     Expect(kvtwin_record_can_resume(recorder_, seq, pos, *answer ? 1 : 0));
@@ -173,7 +183,7 @@ class RecordedByC : public ForwardingCache {
 bool RecordHistory(History& history, bool own, const char* path) {
   std::erase_if(history.ops, [](const Op& op) {
     return op.kind == OpKind::kMisuse || op.kind == OpKind::kReload ||
-           op.kind == OpKind::kPoison;
+           op.kind == OpKind::kPoison || op.kind == OpKind::kAdd;
   });
   // A recording has one placement for all caches.
   for (CacheSpec& part : history.setup.spec.caches) {
@@ -218,6 +228,28 @@ TEST(CRecorder, TheRecordingOfATwinIsAccepted) {
     ++accepted;
   }
   EXPECT_GT(accepted, 540);
+}
+
+TEST(CRecorder, TheRecordingOfDraftsIsAccepted) {
+  const Scratch file("drafts.jsonl");
+  int accepted = 0;
+  for (std::uint64_t number = 0; number < 600; ++number) {
+    const bool own = number % 2 == 1;
+    History history = MakeSpeculation(12, number, std::nullopt, 8, 0);
+    const auto& setup = history.setup;
+    if (IsBlockDType(setup.init.dtype) || IsBlockDType(setup.v_dtype())) {
+      continue;
+    }
+    if (!RecordHistory(history, own, file.path())) continue;
+    if (ReadFile(file.path()).find("parents") == std::string::npos) continue;
+    const kvtwin_verdict verdict = CheckFile(file.path());
+    ASSERT_EQ(verdict.outcome, KVTWIN_ACCEPTED)
+        << ToText(history) << "\n line " << verdict.line << ": "
+        << verdict.reason;
+    EXPECT_EQ(verdict.level, own ? KVTWIN_VISIBILITY : KVTWIN_IDENTITY);
+    ++accepted;
+  }
+  EXPECT_GT(accepted, 40);
 }
 
 // Position 0 of sequence 0 is evicted before the batch of four is refused
@@ -323,6 +355,29 @@ TEST_F(ByHand, ARightRecordingIsAcceptedAndAWrongOneIsNot) {
   again.size = 8;
   EXPECT_EQ(kvtwin_check_memory(text.data(), text.size(), nullptr, &again),
             KVTWIN_INVALID_ARGUMENT);
+}
+
+TEST_F(ByHand, DraftsNeedAHeaderThatSaysSo) {
+  const std::array<std::int32_t, 2> parents = {KVTWIN_COMMITTED, 0};
+  batch_.parents = parents.data();
+  ASSERT_EQ(Create(), KVTWIN_OK);
+  EXPECT_EQ(
+      kvtwin_record_start_forward(recorder_, &batch_, 0, KVTWIN_OK, nullptr),
+      KVTWIN_FAILED_PRECONDITION);
+  EXPECT_EQ(kvtwin_record_commit(recorder_, 0, nullptr, 0),
+            KVTWIN_FAILED_PRECONDITION);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("params.drafts = 0"));
+  EXPECT_EQ(kvtwin_recorder_close(recorder_), KVTWIN_OK);
+  params_.drafts = 1;
+  Begin();
+  ASSERT_EQ(kvtwin_record_get(recorder_, 0, &view_), KVTWIN_OK);
+  // `attend` needs a flag of its own.
+  const kvtwin_tensor rows = Rows(put_);
+  EXPECT_EQ(kvtwin_record_attend(recorder_, 0, &rows, &rows),
+            KVTWIN_FAILED_PRECONDITION);
+  const std::array<std::int32_t, 1> path = {0};
+  ASSERT_EQ(kvtwin_record_commit(recorder_, 0, path.data(), 1), KVTWIN_OK);
+  EXPECT_EQ(Verdict().outcome, KVTWIN_ACCEPTED);
 }
 
 TEST_F(ByHand, CellsMustFollowThePlacement) {

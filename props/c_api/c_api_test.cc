@@ -49,6 +49,49 @@ TEST_P(CTwins, CachesAreThoseOfCpp) {
   EXPECT_GE(result.operations, options.operations);
 }
 
+TEST_P(CTwins, DraftsAreThoseOfCpp) {
+  FuzzOptions options;
+  options.operations = 30'000;
+  options.speculate = true;
+  const Subject subject = SubjectByC(GetParam());
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_FALSE(result.failure) << FailureText(*result.failure);
+  EXPECT_GE(result.operations, options.operations);
+}
+
+// Programs that were compiled before there were drafts have shorter batches.
+TEST(CInterface, BatchesWithoutParentsHaveNoDrafts) {
+  SmallCache small;
+  small.params.capacity = small.params.max_batch = 4;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  const std::array<std::int32_t, 2> positions = {0, 0};
+  const std::array<std::int32_t, 2> parents = {KVTWIN_COMMITTED,
+                                               KVTWIN_COMMITTED};
+  const std::array<std::int32_t, 2> sequences = {0, 0};
+  kvtwin_batch batch{};
+  batch.size = offsetof(kvtwin_batch, parents);
+  batch.positions = positions.data();
+  batch.sequences = sequences.data();
+  batch.tokens = 2;
+  batch.parents = parents.data();
+  EXPECT_EQ(kvtwin_cache_start_forward(small.cache, &batch, 0), KVTWIN_OK);
+  EXPECT_EQ(kvtwin_cache_remove(small.cache, 0, 0, KVTWIN_OPEN_END), KVTWIN_OK);
+  batch.size = sizeof(batch);
+  EXPECT_EQ(kvtwin_cache_start_forward(small.cache, &batch, 0), KVTWIN_OK);
+  const std::array<std::int32_t, 1> path = {1};
+  EXPECT_EQ(kvtwin_cache_commit(small.cache, 0, nullptr, 1),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("path is NULL"));
+  EXPECT_EQ(kvtwin_cache_commit(small.cache, 0, path.data(), 1), KVTWIN_OK);
+  EXPECT_EQ(kvtwin_cache_commit(small.cache, 0, path.data(), 1),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("the path has draft 1"));
+  kvtwin_cell cell{};
+  std::size_t count = 0;
+  EXPECT_EQ(kvtwin_cache_cells(small.cache, &cell, 1, &count), KVTWIN_OK);
+  EXPECT_EQ(count, 1U);
+}
+
 TEST(CInterface, PoolsAreThoseOfCpp) {
   std::int64_t operations = 0;
   for (std::uint64_t number = 0; number < 300; ++number) {

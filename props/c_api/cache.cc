@@ -155,6 +155,14 @@ kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
   });
 }
 
+kvtwin_status kvtwin_cache_commit(kvtwin_cache* cache, int32_t sequence,
+                                  const int32_t* path, size_t count) {
+  return OnCache(cache, [&](Cache& called) -> Status {
+    const auto list = ListFromC("path", path, count);
+    return list.ok() ? called.Commit(sequence, *list) : list.status();
+  });
+}
+
 kvtwin_status kvtwin_cache_encoder_cached(kvtwin_cache* cache, int32_t* yes) {
   return AskCache(cache, yes,
                   [](Cache& called) { return called.EncoderCached(); });

@@ -17,11 +17,16 @@ struct kvtwin_recorder {
   TraceHeader header;
   std::ofstream out;
   bool reserving = false;  // In the current pass.
+  bool attends = false;    // kvtwin_recorder_params::attends.
 };
 
 namespace {
 
 constexpr int kRemoveAnswersMax = KVTWIN_SHARED_CELLS;
+
+Status NoDrafts() {
+  return Untimely("the recorder was made with params.drafts = 0");
+}
 
 TraceOp Call(TraceOpKind kind) {
   TraceOp op;
@@ -169,7 +174,7 @@ Status FillAttend(const kvtwin_recorder_params& params, TraceHeader& header) {
       return Invalid("sinks has {}, which no recording can hold", sink);
     }
   }
-  header.version = 2;
+  header.version = std::max(header.version, 2);
   header.attend_dtype = static_cast<DType>(dtype);
   header.attend_tolerance = params.attend_tolerance;
   header.attend_soft_cap = params.soft_cap;
@@ -204,6 +209,7 @@ Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
   header.config = parts->config;
   header.init = init;
   header.layers = params.layers;
+  if (params.drafts != 0) header.version = 3;
   header.rows = {params.k_head_dim, params.kv_heads, params.v_head_dim};
   return FillAttend(params, header);
 }
@@ -237,6 +243,7 @@ kvtwin_status kvtwin_recorder_create(const kvtwin_recorder_params* params,
     if (status.ok()) status = ReadStruct("params", params, read);
     if (status.ok()) status = NeedAll({{"params.cache", read.cache}});
     auto made = std::make_unique<kvtwin_recorder>();
+    made->attends = read.attends != 0;
     if (status.ok()) status = FillHeader(read, made->header);
     // The header comes first: if it is invalid, no file is made.
     std::ostringstream line;
@@ -271,6 +278,9 @@ kvtwin_status kvtwin_record_start_forward(kvtwin_recorder* recorder,
     if (!read.ok()) return read.status();
     const auto result = AnswerFromC(answer, KVTWIN_CACHE_FULL);
     if (!result.ok()) return result.status();
+    if (!read->parents.empty() && recorder->header.version < 3)
+      return NoDrafts();
+    op.parents.assign(read->parents.begin(), read->parents.end());
     op.positions.assign(read->positions.begin(), read->positions.end());
     op.sequences.assign(read->sequences.begin(), read->sequences.end());
     op.indices.assign(read->multimodal.begin(), read->multimodal.end());
@@ -333,7 +343,7 @@ kvtwin_status kvtwin_record_attend(kvtwin_recorder* recorder, int32_t layer,
                                    const kvtwin_tensor* query,
                                    const kvtwin_tensor* out) {
   return Record(recorder, TraceOpKind::kAttend, [&](TraceOp& op) -> Status {
-    if (recorder->header.version < 2) {
+    if (!recorder->attends) {
       return Untimely("the recorder was made with params.attends = 0");
     }
     Result<DenseTensor> queries = RowsFromC("query", query);
@@ -388,6 +398,18 @@ kvtwin_status kvtwin_record_can_resume(kvtwin_recorder* recorder,
     op.pos = position;
     op.answer = yes != 0;
     return Status();
+  });
+}
+
+kvtwin_status kvtwin_record_commit(kvtwin_recorder* recorder, int32_t sequence,
+                                   const int32_t* path, size_t count) {
+  return Record(recorder, TraceOpKind::kCommit, [&](TraceOp& op) -> Status {
+    if (recorder->header.version < 3) return NoDrafts();
+    const auto list = ListFromC("path", path, count);
+    if (!list.ok()) return list.status();
+    op.seq = sequence;
+    op.indices.assign(list->begin(), list->end());
+    return {};
   });
 }
 

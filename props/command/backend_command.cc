@@ -259,6 +259,10 @@ int FuzzLevels(Host& host, const BackendInfo& info,
         "--kind {}: {} does not declare such a cache, only {}",
         KindName(*options.kind), info.name, KindsText(info.abilities)));
   }
+  if (options.speculate && !info.abilities.CanDraft()) {
+    return Complain(fmt::format(
+        "--speculate: {} does not declare drafts (CAN_DRAFT)", info.name));
+  }
   const auto clear = [&] {
     if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
   };

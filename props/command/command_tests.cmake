@@ -428,6 +428,22 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_twin_visibility EXIT 0 PRINTS "^visibility  holds"
     ARGS fuzz --ops 100000 --level visibility --seed 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(backend_twin_drafts EXIT 0
+    PRINTS "^identity    holds .claimed."
+    ARGS fuzz --speculate --ops 40000
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(backend_twin_drafts_visible EXIT 0
+    PRINTS "^visibility  holds"
+    ARGS fuzz --speculate --ops 40000 --level visibility
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  foreach(kind recurrent hybrid)
+    kvtwin_command_test(backend_twin_${kind} EXIT 0 PRINTS "^visibility  holds"
+      ARGS fuzz --kind ${kind} --ops 30000 --level visibility
+           --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  endforeach()
+  kvtwin_command_test(backend_without_drafts EXIT 2
+    PRINTS "--speculate: c_cache does not declare drafts .CAN_DRAFT."
+    ARGS fuzz --speculate --ops 100 --backend $<TARGET_FILE:kvtwin_c_cache>)
   # kvtwin does not call what the backend declares to lack; without the
   # declaration it does.
   kvtwin_backend(few_backend props/testing/few_backend.c)

@@ -361,7 +361,21 @@ void RefuseOtherKind(const CLI::App& explore, bool paged) {
   }
 }
 
+// Throws if the caches do not have drafts that are wanted.
+void CheckDrafts(const ExploreArguments& arguments) {
+  if (!arguments.size.drafts) return;
+  const auto refuse = [](std::string_view why) {
+    throw CLI::ValidationError("--speculate", std::string(why));
+  };
+  if (arguments.kind == "recurrent") refuse("kind recurrent has no drafts");
+  if (arguments.kind == "paged") refuse("kind paged has no drafts");
+  if (arguments.backend.given()) refuse("is for the twins");
+  if (arguments.twin == "cuda") refuse("the twin cuda has no drafts");
+  if (!arguments.state.empty()) refuse("the progress cannot be saved: --state");
+}
+
 int RunExplore(const ExploreArguments& arguments) {
+  CheckDrafts(arguments);
   if (arguments.backend.given()) return RunOnBackend(arguments);
   if (arguments.kind == "paged") {
     return RunPagedHistories(arguments, TwinSubject(arguments.twin));
@@ -392,6 +406,8 @@ void AddSizeOptions(CLI::App& explore, ExploreArguments& arguments) {
       ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
                                                      kRowDTypeNames.end())))
       ->default_str("f32");
+  explore.add_flag("--speculate", size.drafts,
+                   "batches of drafts, two at a time at most, and commits");
   explore.add_option("--kind", arguments.kind, "only this kind of cache")
       ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
                                                      "chunked", "recurrent",

@@ -227,6 +227,8 @@ std::string_view CitedRules(TraceOpKind call, bool of_row) {
       return kCanResume;
     case TraceOpKind::kEncoderCached:
       return kEncoderCached;
+    case TraceOpKind::kCommit:
+      return kCommit;
   }
   return "";
 }

@@ -164,7 +164,8 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   if (!actual.ok()) {  // The ledger expects this refusal, too.
     // By our rules, the pass before a wrong batch continues (S5).
     const bool wrong = actual.code() == StatusCode::kInvalidArgument;
-    if (wrong && subject_.rules == Rules{}) {
+    if (wrong &&
+        subject_.rules == Rules{.mask_rows = subject_.rules.mask_rows}) {
       std::tie(batch_, active_, copied_, fresh_, type_) = before;
     }
     return false;
@@ -199,6 +200,7 @@ void ModelDriver::CheckRoom(const std::string& call,
     std::map<int, std::int64_t> held;
     for (const LedgerToken& token : part.tokens()) {
       for (const int seq : token.owners()) ++held[seq];
+      if (token.IsDraft()) ++held[token.drafted_by];
       last = std::max(last, token.position);
     }
     for (const auto& [seq, count] : held) {

@@ -77,6 +77,7 @@ class Client {
     return driver_.CanResume(seq, pos);
   }
   void Commit(int seq, const std::vector<int>& choices);
+  void CommitFirst(const Segment& segment);
   int CountDrafts(int seq) const;
   void PlaceDrafts(const Segment& segment, Tokens& batch);
   bool CanDraft(int seq) const;
@@ -175,7 +176,7 @@ int Client::CountDrafts(int seq) const {
 
 // Resolves the choices to the path of a Commit.
 void Client::Commit(int seq, const std::vector<int>& choices) {
-  if (!abilities_.drafts) return;
+  if (!abilities_.CanDraft()) return;
   std::vector<int> path;
   int last = kCommitted;
   for (const int choice : choices) {
@@ -201,6 +202,13 @@ void Client::Commit(int seq, const std::vector<int>& choices) {
   driver_.Commit(seq, path);
 }
 
+// Commits drafts that ordinary tokens of their sequence cannot follow (D4).
+void Client::CommitFirst(const Segment& segment) {
+  const int drafts = CountDrafts(segment.seq);
+  if (drafts == 0 || !segment.parents.empty()) return;
+  Commit(segment.seq, std::vector<int>(AsSize(drafts % 3), 0));
+}
+
 // Whether all caches of a wrapper have the sequence's last token, or nothing of
 // it: else they do not agree where drafts begin.
 bool Client::CanDraft(int seq) const {
@@ -217,7 +225,7 @@ bool Client::CanDraft(int seq) const {
       std::ranges::any_of(driver_.ledger().parts(),
                           [](auto& at) { return at.encoder(); });
   const bool ended = !ends.empty() && *ends.rbegin() > kOpenEnd;
-  return abilities_.drafts && !refused && !ended && ends.size() < 2;
+  return abilities_.CanDraft() && !refused && !ended && ends.size() < 2;
 }
 
 // Appends a segment of drafts, until one would be past the last position.
@@ -237,6 +245,7 @@ void Client::PlaceDrafts(const Segment& segment, Tokens& batch) {
   for (int i = 0; i < segment.count; ++i) {
     const int count = Size(drafts);
     int parent = i < Size(segment.parents) ? At(segment.parents, i) : count - 1;
+    if (!abilities_.Can(KVTWIN_CAN_DRAFT_TREES)) parent = count - 1;
     parent = count == 0 || parent < 0 ? kCommitted : parent % count;
     const std::int64_t position = parent >= 0  ? drafts[parent] + 1
                                   : count == 0 ? Next(segment.seq)
@@ -272,7 +281,7 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
     held_.insert(segment.seq);
     return segment;
   }
-  if (drafts > 0) Commit(segment.seq, std::vector<int>(AsSize(drafts % 3), 0));
+  CommitFirst(segment);
   segment.delta = 0;
   segment.order = Segment::Order::kUp;
   segment.count = std::min({segment.count, capacity, AsInt(batch_room)});
@@ -358,6 +367,8 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
       if (!seen.insert(segment.seq).second) continue;
       segment = Legalized(segment, room);
       if (segment.count < 1) continue;
+    } else if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) {
+      CommitFirst(segment);
     }
     segment.count = std::min(segment.count, AsInt(room));
     room -= AsSize(segment.count);
@@ -514,6 +525,7 @@ void Client::DoPlain(const Op& op) {
       if (!abilities_.set_causal && MisuseSetsCausal(op.misuse)) {
         return;
       }
+      if (!abilities_.CanDraft() && op.misuse >= kDraftMisuse) return;
       return driver_.Misuse(op.misuse);
     case OpKind::kPoison:
       return driver_.Poison();

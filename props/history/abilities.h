@@ -54,9 +54,9 @@ struct Abilities {
   bool set_causal = true;
   bool shift = true;
   bool snapshots = true;
-  bool drafts = true;
 
   bool Can(std::uint32_t bit) const { return (can & bit) != 0; }
+  bool CanDraft() const { return Can(KVTWIN_CAN_DRAFT); }
   bool Cannot(std::uint32_t bit) const { return (cannot & bit) != 0; }
   std::int32_t LastPosition() const {
     return max_position > 0 ? max_position : KVTWIN_OPEN_END;

@@ -12,6 +12,12 @@
 
 namespace kvtwin::props {
 
+// Whether caches of this kind have drafts (D8).
+constexpr bool MayDraft(Kind kind) {
+  return kind != Kind::kEncoder && kind != Kind::kRecurrent &&
+         kind != Kind::kHybrid;
+}
+
 // Inserts drafts and commits, and calls between these: linear drafts, trees,
 // several levels, commits of all, some or none of the drafts.
 void Speculate(const Pick& pick, History& history);

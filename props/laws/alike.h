@@ -19,6 +19,7 @@ std::vector<Law> PassLaws();
 Law LegalClientLaw();
 std::vector<Law> StorageLaws();
 std::vector<Law> StateLaws();
+std::vector<Law> DraftLaws();
 
 enum class Alike {
   kBytes,   // The same cells and the same bytes.

@@ -31,6 +31,7 @@ const std::vector<Law>& Laws() {
     for (const Law& law : PassLaws()) all.push_back(law);
     for (const Law& law : StorageLaws()) all.push_back(law);
     for (const Law& law : StateLaws()) all.push_back(law);
+    for (const Law& law : DraftLaws()) all.push_back(law);
     return all;
   }();
   return laws;
@@ -72,6 +73,9 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
       {kNeedsStates,
        can.HasKind(Kind::kRecurrent) && can.HasKind(Kind::kHybrid),
        "has no recurrent and no hybrid caches"},
+      {kNeedsDrafts, can.CanDraft(), "does not say KVTWIN_CAN_DRAFT"},
+      {kNeedsTrees, can.Can(KVTWIN_CAN_DRAFT_TREES),
+       "does not say KVTWIN_CAN_DRAFT_TREES"},
       {kNeedsCells | kNeedsLook | kNeedsSnapshot, cells,
        "is not held to identity, and the law asks for cells or states"},
       {kNeedsOurs, false, "may not be called after close"}};

@@ -44,6 +44,8 @@ enum LawNeeds : unsigned {
   kNeedsPoison = 1U << 12,
   kNeedsAnySequence = 1U << 13,
   kNeedsStates = 1U << 14,  // Recurrent and hybrid caches.
+  kNeedsDrafts = 1U << 15,  // Drafts; and these may follow any draft.
+  kNeedsTrees = 1U << 16,
 };
 
 struct Law {

@@ -31,9 +31,9 @@ struct Case {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const Law& law : Laws()) {
-    const bool states = (law.needs & kNeedsStates) != 0;
+    const bool states = (law.needs & (kNeedsStates | kNeedsDrafts)) != 0;
     for (const std::string_view twin : TwinNames()) {
-      // The twin cuda refuses recurrent caches.
+      // The twin cuda refuses recurrent caches and drafts.
       if (twin != "cuda" || !states) cases.push_back({&law, twin});
     }
   }

@@ -136,6 +136,7 @@ std::unique_ptr<StateClient> StateClient::Make(const History& history,
                     &setup.init.max_batch}) {
     *size = std::clamp(*size, 1, 16);
   }
+  if (!subject.is_twin() && !subject.abilities.Fits(setup)) return nullptr;
   Result<std::unique_ptr<Cache>> cache = subject.Make(setup);
   if (!cache.ok()) return nullptr;
   if (!(*cache)->SetConfig(setup.config).ok()) return nullptr;
@@ -391,19 +392,21 @@ LawResult PolicyIsInvisible(const History& history, const Subject& subject) {
 }  // namespace
 
 std::vector<Law> StateLaws() {
+  constexpr unsigned kNeeds =
+      kNeedsStates | kNeedsRemove | kNeedsCopy | kNeedsResume | kNeedsMisuse;
   return {
       {"state_is_a_fold",
        "A batch reads the state that the sequence's tokens before it make, and "
        "can be taken back.",
-       "R1, R2, R3, R4, R5, R6, R7, R8, R10", StateIsAFold, kNeedsStates},
+       "R1, R2, R3, R4, R5, R6, R7, R8, R10", StateIsAFold, kNeeds},
       {"policy_is_invisible",
        "Caches with different checkpoints serve the same states wherever both "
        "can resume.",
-       "R4, R8, R9", PolicyIsInvisible, kNeedsStates},
+       "R4, R8, R9", PolicyIsInvisible, kNeeds},
       {"one_length",
        "All caches of a hybrid end at the same position, where the sequence "
        "can resume.",
-       "H1, H2, H3, H4", HybridOneLength, kNeedsStates | kNeedsCells},
+       "H1, H2, H3, H4", HybridOneLength, kNeeds | kNeedsCells},
   };
 }
 

@@ -190,7 +190,8 @@ Status Oracle::Start(const TraceHeader& header,
     if (!status.ok()) return status;
     twins_.push_back({name, std::move(*cache)});
   }
-  gate_ = MakeRecordedCache(header.spec, &recorded_);
+  gate_ = MakeRecordedCache(header.spec, &recorded_,
+                            [this](int seq) { return LastPosition(seq); });
   Status status = gate_->SetConfig(header.config);
   if (status.ok()) {
     status = gate_->Init(header.init);
@@ -211,10 +212,11 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
   };
   switch (op.kind) {
     case TraceOpKind::kStartForward:
-      return {cache.StartForward({op.positions, op.sequences, op.indices},
-                                 op.reserve),
-              false,
-              {}};
+      return {
+          cache.StartForward(
+              {op.positions, op.sequences, op.indices, op.parents}, op.reserve),
+          false,
+          {}};
     case TraceOpKind::kSetCausal:
       return {cache.SetCausal(op.indices), false, {}};
     case TraceOpKind::kSetLayerType:
@@ -243,10 +245,23 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
       return said(cache.CanResume(op.seq, op.pos));
     case TraceOpKind::kEncoderCached:
       return said(cache.EncoderCached());
+    case TraceOpKind::kCommit:
+      return {cache.Commit(op.seq, op.indices), false, {}};
     case TraceOpKind::kAttend:  // Caches show rows, and do not attend.
       return {};
   }
   return {};
+}
+
+// Over all caches of a wrapper: one of them may have evicted what another has.
+std::int64_t Oracle::LastPosition(int seq) const {
+  std::int64_t last = -1;
+  for (const CacheLedger& part : ledger_->parts()) {
+    for (const auto& token : part.tokens()) {
+      if (token.HeldBy(seq)) last = std::max(last, token.position);
+    }
+  }
+  return last;
 }
 
 std::string Oracle::FindMisuse(const TraceOp& op) {
@@ -257,8 +272,9 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
   if (op.kind == TraceOpKind::kAttend) return FindWrongShape(op);
   recorded_ = op.result;
   const Status status = Ask(*gate_, op).status;
-  const bool as_recorded =
-      op.kind == TraceOpKind::kStartForward && status.code() == op.result;
+  const bool as_recorded = (op.kind == TraceOpKind::kStartForward ||
+                            op.kind == TraceOpKind::kRemove) &&
+                           status.code() == op.result;
   return status.ok() || as_recorded ? "" : status.ToString();
 }
 
@@ -576,6 +592,10 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
       (void)ledger_->CopyPrefix(op.src, op.dst, op.len);
       fresh_.assign(fresh_.size(), false);
       return std::nullopt;
+    case TraceOpKind::kCommit:  // The gate has checked the path.
+      (void)ledger_->Commit(op.seq, op.indices);
+      fresh_.assign(fresh_.size(), false);
+      return std::nullopt;
     case TraceOpKind::kCanResume:  // "false" is always allowed.
       if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
       return WrongAnswer("result is true, but {}",
@@ -589,7 +609,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
 
 std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const bool ok = op.result == StatusCode::kOk;
-  const Batch batch{op.positions, op.sequences, op.indices};
+  const Batch batch{op.positions, op.sequences, op.indices, op.parents};
   fresh_.assign(fresh_.size(), ok && !op.reserve);
   if (!ok) {
     if (header_.visibility_only) {

@@ -50,6 +50,48 @@ TEST(Oracle, RejectsEveryRecordingInRejectAtItsFirstWrongLine) {
   }
 }
 
+std::string DraftRecording(const std::string& name) {
+  return ReadFile(std::string(KVTWIN_RECORDINGS) + "/drafts/" + name);
+}
+
+TEST(Oracle, JudgesDrafts) {
+  ExpectAccept(DraftRecording("tree.jsonl"), Level::kIdentity);
+  ExpectAccept(DraftRecording("tree-other.jsonl"), Level::kVisibility);
+  ExpectReject(DraftRecording("sees-a-sibling.jsonl"), 7, Level::kNone);
+  ExpectReject(DraftRecording("sees-a-rejected-draft.jsonl"), 14, Level::kNone);
+}
+
+// A line of a right recording, changed.
+TEST(Oracle, RefusesDraftsThatCannotBe) {
+  const std::string right = DraftRecording("tree.jsonl");
+  const auto changed = [&](const std::string& from, const std::string& to,
+                           std::int64_t line, const std::string& reason) {
+    ExpectBadInput(Replaced(right, from, to), line, reason);
+  };
+  changed(R"("kvtrace": 3)", R"("kvtrace": 2)", 5, "parents needs kvtrace 3");
+  changed(R"("kvtrace": 3)", R"("kvtrace": 4)", 1, "1, 2 or 3");
+  changed("[-1, -1, 0, 0]", "[-1, -1, 0]", 5,
+          "parents has 3 numbers, positions has 4");
+  changed("[-1, -1, 0, 0]", "[-1, -1, 0, 3]", 5, "follows draft 3");
+  changed("[2, 2, 3, 3]", "[3, 3, 4, 4]", 5, "is at position 3");
+  changed(R"("path": [0, 2])", R"("path": [1, 2])", 11, "after 1");
+  changed(R"("path": [0, 2])", R"("path": 0)", 11, "path");
+  changed(R"("seq": 0, "path")", R"("seq": 1, "path")", 11, "1 has 0 drafts");
+  changed(R"({"op": "commit", "seq": 0, "path": [0, 2]}
+)",
+          "", 11, "commit first");
+  // Encoders have none (D8).
+  const std::string encoder =
+      Replaced(Replaced(kHeader, R"("kvtrace":1)", R"("kvtrace":3)"),
+               R"("type":"causal","shift":"tag_add")", R"("type":"encoder")");
+  ExpectBadInput(
+      Lines({encoder, R"({"op":"start_forward","positions":[0],)"
+                      R"("sequences":[0],"parents":[-1],"result":"ok"})"}),
+      2, "no drafts");
+  const std::string none = Replaced(right, ", \"parents\": [-1, -1, 0, 0]", "");
+  EXPECT_NE(VerdictName(JudgeText(none).verdict()), "accept");
+}
+
 // Properties
 // -------------------------------------------------------------------
 

@@ -4,41 +4,54 @@
 #ifndef KVTWIN_PROPS_ORACLE_RECORDED_CACHE_H_
 #define KVTWIN_PROPS_ORACLE_RECORDED_CACHE_H_
 
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "core/guarded_cache.h"
 #include "core/wrapper.h"
 
 namespace kvtwin::props {
 
+// The position of a sequence's last token; -1 if it has none.
+using LastPosition = std::function<std::int64_t(int seq)>;
+
 class RecordedCache final : public GuardedCache {
  public:
-  // StartForward returns `*answer` unless it is misused.
-  RecordedCache(bool encoder, const StatusCode* answer)
-      : encoder_(encoder), answer_(answer) {}
+  // StartForward and Remove return `*answer` unless they are misused.
+  RecordedCache(Kind kind, const StatusCode* answer, LastPosition last)
+      : kind_(kind), answer_(answer), last_(std::move(last)) {}
 
  private:
-  bool IsEncoder() const override { return encoder_; }
+  bool IsEncoder() const override { return kind_ == Kind::kEncoder; }
+  bool IsRecurrent() const override { return kind_ == Kind::kRecurrent; }
+  std::int64_t DoLastPosition(int seq) const override { return last_(seq); }
   Result<std::int64_t> DoCheckInit(const InitArgs&) override { return 0; }
   void DoClose() override {}
   Status DoStartForward(const Batch&, bool) override {
     return {*answer_, "as recorded"};
   }
   void DoGiveBack() override {}
+  Status DoPrepareRemove(int, std::int32_t, std::int32_t) override {
+    return {*answer_, "as recorded"};
+  }
   void DoPut(const TensorView&, const TensorView&) override {}
   KvView DoGet() override { return {}; }
   void DoCommitRemove(int, std::int32_t, std::int32_t) override {}
 
-  bool encoder_;
+  Kind kind_;
   const StatusCode* answer_;
+  LastPosition last_;
 };
 
-// Requires: a spec that MakeCache accepts; `answer` outlives the cache.
+// Requires: a spec that MakeCache accepts; `answer` outlives the cache, and so
+// does all that `last` needs.
 inline std::unique_ptr<Cache> MakeRecordedCache(const CacheSpec& spec,
-                                                const StatusCode* answer) {
-  return MakeWrapped(spec, [answer](const CacheSpec& inner) {
-    return std::make_unique<RecordedCache>(inner.kind == Kind::kEncoder,
-                                           answer);
+                                                const StatusCode* answer,
+                                                const LastPosition& last) {
+  return MakeWrapped(spec, [answer, last](const CacheSpec& inner) {
+    return std::make_unique<RecordedCache>(inner.kind, answer, last);
   });
 }
 

@@ -99,10 +99,17 @@ class PageJudge {
     }
     switch (op.kind) {
       case TraceOpKind::kStartForward:
-        return fmt::format("StartForward(positions [{}], sequences [{}]{})",
-                           fmt::join(op.positions, " "),
-                           fmt::join(op.sequences, " "),
-                           op.reserve ? ", reserve" : "");
+        return fmt::format(
+            "StartForward({}positions [{}], sequences [{}]{}{})",
+            op.parents.empty() ? "" : "drafts, ", fmt::join(op.positions, " "),
+            fmt::join(op.sequences, " "),
+            op.parents.empty()
+                ? ""
+                : fmt::format(", parents [{}]", fmt::join(op.parents, " ")),
+            op.reserve ? ", reserve" : "");
+      case TraceOpKind::kCommit:
+        return fmt::format("Commit({}, [{}])", op.seq,
+                           fmt::join(op.indices, " "));
       case TraceOpKind::kPut:
         return fmt::format("Put(layer {},", op.layer);
       case TraceOpKind::kGet:
@@ -163,6 +170,12 @@ class PageJudge {
       case TraceOpKind::kCopyPrefix:
         FollowCopy(op);
         break;
+      case TraceOpKind::kCommit:
+        if (op.result == StatusCode::kOk) {
+          (void)ledger_.Commit(op.seq, op.indices);
+        }
+        SetFresh(false);
+        break;
       case TraceOpKind::kCanResume:
         if (calls_.source == Source::kLedger && op.answer &&
             op.result == StatusCode::kOk) {
@@ -178,7 +191,7 @@ class PageJudge {
 
   void FollowStart(const TraceOp& op) {
     const bool ok = op.result == StatusCode::kOk;
-    const Batch batch{op.positions, op.sequences, op.indices};
+    const Batch batch{op.positions, op.sequences, op.indices, op.parents};
     copied_ = false;
     reserving_ = ok && op.reserve;
     const bool unknown =

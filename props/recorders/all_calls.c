@@ -187,6 +187,35 @@ static void record_attention(FILE* out, int wrong_one) {
   expect(kvrec_close(&r) == 0, r.error);
 }
 
+/* Two drafts of one position, of which the second is committed. */
+static void record_drafts(FILE* out) {
+  const int32_t positions[] = {0, 0}, sequences[] = {0, 0}, next[] = {1};
+  const int32_t parents[] = {-1, -1}, path[] = {1};
+  const float rows[] = {1, 2, 3, 4, 5, 6}, values[] = {7, 8, 9};
+  const unsigned char one_each[] = {1, 0, 0, 1}, both[] = {1, 1};
+  const kvrec_tensor key = kvrec_dense(rows, 2, 1, 2);
+  const kvrec_tensor value = kvrec_dense(values, 1, 1, 2);
+  const kvrec_tensor later = kvrec_dense(values + 1, 1, 1, 2);
+  const kvrec_mask drafts = kvrec_mask_bool(one_each, 2, 2);
+  const kvrec_mask tokens = kvrec_mask_bool(both, 2, 1);
+  kvrec_header header = sizes();
+  kvrec_pass pass = kvrec_batch(2, positions, sequences, "ok");
+  kvrec r;
+  header.drafts = 1;
+  pass.parents = parents;
+  kvrec_to(&r, out, &header);
+  kvrec_start_forward(&r, &pass);
+  kvrec_put(&r, 0, key, value);
+  kvrec_get(&r, 0, KVREC_NONE, key, &value, &drafts);
+  kvrec_commit(&r, 0, path, 1);
+  pass = kvrec_batch(1, next, sequences, "ok");
+  kvrec_start_forward(&r, &pass);
+  kvrec_put(&r, 0, kvrec_dense(rows + 4, 2, 1, 1),
+            kvrec_dense(values + 2, 1, 1, 1));
+  kvrec_get(&r, 0, KVREC_NONE, kvrec_dense(rows + 2, 2, 1, 2), &later, &tokens);
+  expect(kvrec_close(&r) == 0, r.error);
+}
+
 static void record_numbers(FILE* out, int count) {
   static float numbers[kMany];
   const int32_t zero[] = {0};
@@ -339,6 +368,7 @@ int main(int argc, char** argv) {
   record_causal(out);
   record_wrapper(out);
   record_attention(out, 0);
+  record_drafts(out);
   record_numbers(out, kFew);
   fclose(out);
   out = create(argv[1], "wrong_attention.jsonl");

@@ -172,6 +172,27 @@ func recordAttention(out io.Writer, wrongOne bool) {
 	expect(r.Close() == nil, "attention")
 }
 
+// Two drafts of one position, of which the second is committed.
+func recordDrafts(out io.Writer) {
+	rows, values := []float32{1, 2, 3, 4, 5, 6}, []float32{7, 8, 9}
+	header := sizes()
+	header.Drafts = true
+	r := start(out, header)
+	r.StartForward(record.Pass{Positions: []int32{0, 0}, Sequences: []int{0, 0},
+		Parents: []int{-1, -1}})
+	key, value := record.Dense(rows[:4], 2, 1, 2), record.Dense(values[:2], 1, 1, 2)
+	r.Put(0, key, value)
+	r.Get(0, record.None, key, &value,
+		&record.Mask{Bool: []bool{true, false, false, true}, Columns: 2, Rows: 2})
+	r.Commit(0, []int{1})
+	r.StartForward(record.Pass{Positions: []int32{1}, Sequences: []int{0}})
+	r.Put(0, record.Dense(rows[4:], 2, 1, 1), record.Dense(values[2:], 1, 1, 1))
+	value = record.Dense(values[1:], 1, 1, 2)
+	r.Get(0, record.None, record.Dense(rows[2:], 2, 1, 2), &value,
+		&record.Mask{Bool: []bool{true, true}, Columns: 2, Rows: 1})
+	expect(r.Close() == nil, "drafts")
+}
+
 func recordNumbers(out io.Writer, count int) {
 	made := numbers(count)
 	header := sizes()
@@ -287,6 +308,7 @@ func main() {
 	recordCausal(out)
 	recordWrapper(out)
 	recordAttention(out, false)
+	recordDrafts(out)
 	recordNumbers(out, few)
 	out.Close()
 	out = file("wrong_attention.jsonl")

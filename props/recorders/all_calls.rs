@@ -31,6 +31,7 @@ const SIZES: Header = Header {
     attend_tolerance: 0.0,
     attend_soft_cap: 0.0,
     attend_sinks: &[],
+    drafts: false,
 };
 
 /// Zeros, the ends of ranges, ties in the ninth digit, powers of ten at which
@@ -242,6 +243,48 @@ fn record_attention(out: &mut File, wrong_one: bool) -> Result<()> {
     r.close()
 }
 
+/// Two drafts of one position, of which the second is committed.
+fn record_drafts(out: &mut File) -> Result<()> {
+    let (rows, values) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0, 8.0, 9.0]);
+    let header = Header {
+        drafts: true,
+        ..SIZES
+    };
+    let mut r = Recorder::new(out, &header)?;
+    r.start_forward(&Pass {
+        positions: &[0, 0],
+        sequences: &[0, 0],
+        parents: &[-1, -1],
+        ..Pass::default()
+    })?;
+    let key = Tensor::dense(&rows[..4], 2, 1, 2);
+    let value = Tensor::dense(&values[..2], 1, 1, 2);
+    r.put(0, key, value)?;
+    let sees = Mask::Bool {
+        data: &[true, false, false, true],
+        columns: 2,
+        rows: 2,
+    };
+    r.get(0, None, key, Some(value), Some(sees))?;
+    r.commit(0, &[1])?;
+    r.start_forward(&Pass {
+        positions: &[1],
+        sequences: &[0],
+        ..Pass::default()
+    })?;
+    let added = Tensor::dense(&rows[4..], 2, 1, 1);
+    r.put(0, added, Tensor::dense(&values[2..], 1, 1, 1))?;
+    let key = Tensor::dense(&rows[2..], 2, 1, 2);
+    let value = Tensor::dense(&values[1..], 1, 1, 2);
+    let sees = Mask::Bool {
+        data: &[true, true],
+        columns: 2,
+        rows: 1,
+    };
+    r.get(0, None, key, Some(value), Some(sees))?;
+    r.close()
+}
+
 fn record_numbers(out: &mut impl Write, count: usize) -> Result<()> {
     let made = numbers(count);
     let header = Header {
@@ -367,6 +410,7 @@ fn main() -> Result<()> {
     record_causal(&mut out)?;
     record_wrapper(&mut out)?;
     record_attention(&mut out, false)?;
+    record_drafts(&mut out)?;
     record_numbers(&mut out, FEW)?;
     let mut wrong = File::create(folder.clone() + "/wrong_attention.jsonl")?;
     record_attention(&mut wrong, true)?;

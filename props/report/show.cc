@@ -70,7 +70,8 @@ std::string CallText(const Step& step) {
 bool ChangesCells(const TraceOp& op) {
   return op.kind == TraceOpKind::kStartForward ||
          op.kind == TraceOpKind::kSetLayerType ||
-         op.kind == TraceOpKind::kRemove || op.kind == TraceOpKind::kCopyPrefix;
+         op.kind == TraceOpKind::kRemove ||
+         op.kind == TraceOpKind::kCopyPrefix || op.kind == TraceOpKind::kCommit;
 }
 
 std::string SpecText(const CacheSpec& spec) {

@@ -24,9 +24,13 @@ std::string BatchText(const TraceOp& op) {
 std::string ArgumentsText(const TraceOp& op) {
   switch (op.kind) {
     case TraceOpKind::kStartForward:
-      return fmt::format("{}{}{}", BatchText(op),
-                         op.reserve ? ", reserving" : "",
-                         op.indices.empty() ? "" : ", with images");
+      return fmt::format(
+          "{}{}{}{}", BatchText(op),
+          op.parents.empty()
+              ? ""
+              : fmt::format(", parents {}", fmt::join(op.parents, " ")),
+          op.reserve ? ", reserving" : "",
+          op.indices.empty() ? "" : ", with images");
     case TraceOpKind::kSetCausal:
       return fmt::format("except {}",
                          op.indices.empty()
@@ -52,6 +56,9 @@ std::string ArgumentsText(const TraceOp& op) {
                          op.len);
     case TraceOpKind::kCanResume:
       return fmt::format("sequence {} at {}", op.seq, op.pos);
+    case TraceOpKind::kCommit:
+      return fmt::format("sequence {}, path [{}]", op.seq,
+                         fmt::join(op.indices, " "));
     case TraceOpKind::kEncoderCached:
       return "";
   }

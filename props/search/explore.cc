@@ -12,6 +12,7 @@
 #include <ostream>
 #include <sstream>
 #include <thread>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -159,6 +160,7 @@ class ExplorerOfKeys final : public Explorer {
   struct Found {
     StateKey key;
     Origin origin;
+    std::vector<int> names;  // As Expansion::Found.
   };
   struct Chunk {
     std::vector<Found> found;
@@ -203,7 +205,7 @@ class ExplorerOfKeys final : public Explorer {
           const StateKey key = keys_[expanded_ + i];
           Note(expanded_ + i,
                expand_ ? expand_(size_, what_, key)
-                       : worker->Expand(key, steps_),
+                       : worker->Expand(EntryOf(expanded_ + i), steps_),
                chunks[c]);
         }
       }
@@ -224,7 +226,10 @@ class ExplorerOfKeys final : public Explorer {
         result_.history = std::move(result.history);
       }
       for (const Found& found : chunk.found) {
-        if (!seen_.Has(found.key)) Add(found.key, found.origin);
+        if (seen_.Has(found.key)) continue;
+        Add(found.key, found.origin);
+        if (found.names.empty()) continue;
+        names_[keys_.size() - 1] = found.names;
       }
     }
     expanded_ += count;
@@ -239,8 +244,9 @@ class ExplorerOfKeys final : public Explorer {
     result.not_made = expansion.not_made;
     for (const Expansion::Found& found : expansion.found) {
       if (!seen_.IsKey(found.state) || seen_.Has(found.state)) continue;
-      chunk.found.push_back(
-          {found.state, {static_cast<std::uint32_t>(state), found.step}});
+      chunk.found.push_back({found.state,
+                             {static_cast<std::uint32_t>(state), found.step},
+                             found.names});
     }
     if (!expansion.failure || result.failure || result_.failure) return;
     const Expansion::StepTaken& failed = expansion.failed;
@@ -253,8 +259,29 @@ class ExplorerOfKeys final : public Explorer {
     if (step) {
       result.failure->text = ToText(*step) + ": " + result.failure->text;
     }
-    result.from = CellsText(codec_.Decode(keys_[state]));
+    result.from = codec_.TextOf(keys_[state]);
     result.history = PathTo(state, step, failed);
+  }
+
+  // The names of a state's sequences in its base (ExploreEntry).
+  std::vector<int> NamesOf(std::size_t state) const {
+    if (const auto found = names_.find(state); found != names_.end()) {
+      return found->second;
+    }
+    std::vector<int> names(AsSize(size_.sequences));
+    std::iota(names.begin(), names.end(), 0);
+    return names;
+  }
+
+  ExploreEntry EntryOf(std::size_t state) const {
+    ExploreEntry entry{.names = NamesOf(state)};
+    for (; names_.contains(state); state = origins_[state].state) {
+      const Origin& origin = origins_[state];
+      entry.path.push_back(Renamed(steps_[origin.step], NamesOf(origin.state)));
+    }
+    entry.base = keys_[state];
+    std::ranges::reverse(entry.path);
+    return entry;
   }
 
   // Returns the history that leads to a state and ends with `last`, if there is
@@ -275,11 +302,13 @@ class ExplorerOfKeys final : public Explorer {
     std::reverse(states.begin(), states.end());
     History history{what_.setup, {}};
     ExploreWorker worker(what_.setup, codec_, TwinSubject("reference"));
-    // The original name of each sequence, by its present name.
-    std::vector<int> names(AsSize(size_.sequences));
-    std::iota(names.begin(), names.end(), 0);
+    // The original name of each sequence, by its name in the base.
+    std::vector<int> names = NamesOf(0);
     for (std::size_t i = 0; i < path.size(); ++i) {
-      CacheState before = codec_.Decode(keys_[states[i]]);
+      const ExploreEntry entry = EntryOf(states[i]);
+      const ExploreStep step = Renamed(path[i], entry.names);
+      worker.Enter(entry);
+      CacheState before = worker.entered();
       const bool is_last = last && i + 1 == path.size();
       const ExploreStep reserving = {.positions = by.positions,
                                      .sequences = by.sequences,
@@ -287,16 +316,17 @@ class ExplorerOfKeys final : public Explorer {
       if (is_last && by.reserved) {
         history.ops.push_back(ToOp(reserving, before, names));
       }
-      history.ops.push_back(ToOp(path[i], before, names));
-      worker.Enter(keys_[states[i]]);
+      history.ops.push_back(ToOp(step, before, names));
+      if (is_last && !by.reserved_again) break;  // It may fail here, too.
       std::int64_t checked = 0;
       const std::vector<int>* renaming = nullptr;
-      worker.Do(path[i], checked);
+      worker.Do(step, checked);
       if (is_last && by.reserved_again) {
         before = worker.state();
         history.ops.push_back(ToOp(reserving, before, names));
       }
-      codec_.Encode(worker.state(), &renaming);
+      worker.Key(&renaming);
+      if (!worker.drafts().empty()) continue;  // The base stays the same.
       std::vector<int> renamed(names.size());
       for (std::size_t s = 0; s < names.size(); ++s) {
         At(renamed, (*renaming)[s]) = names[s];
@@ -316,6 +346,7 @@ class ExplorerOfKeys final : public Explorer {
   KeySet seen_;
   std::vector<StateKey> keys_;  // In the order of discovery.
   std::vector<Origin> origins_;
+  std::unordered_map<std::size_t, std::vector<int>> names_;  // With drafts.
   std::vector<std::uint8_t> depths_;
   std::size_t expanded_ = 0;
   ExploreResult result_;
@@ -328,7 +359,7 @@ Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
   const StateCodec codec(size, Size(what.setup.spec.caches));
   try {
     ExploreWorker worker(what.setup, codec, subject);
-    return worker.Expand(state, AllSteps(size, subject.abilities),
+    return worker.Expand({.base = state}, AllSteps(size, subject.abilities),
                          subject.on_step);
   } catch (const NotMade&) {
     return {.not_made = true};
@@ -364,14 +395,15 @@ std::vector<CacheSpec> SpecsWithStates(const ExploreSize& size) {
   recurrent.checkpoints = size.cells - 2;
   for (const int every : {1, 2}) {
     recurrent.checkpoint_every = every;
-    specs.push_back(recurrent);
+    if (!size.drafts) specs.push_back(recurrent);
   }
   CacheSpec windowed;
   windowed.kind = Kind::kSwa;
   windowed.window = 1;
   CacheSpec& hybrid = specs.emplace_back();
   hybrid.kind = Kind::kHybrid;
-  hybrid.caches = {CacheSpec(), windowed, recurrent};
+  hybrid.caches = {CacheSpec(), windowed};
+  if (!size.drafts) hybrid.caches.push_back(recurrent);  // (D8)
   return specs;
 }
 

@@ -25,6 +25,9 @@ struct ExploreSize {
   int sequences = 2;
   int positions = 4;
   DType dtype = DType::kF32;  // The dtype of stored rows.
+  // Batches may have drafts, as long as there are two at most, and there are
+  // commits.
+  bool drafts = false;
 };
 
 // The setup of a cache with exactly `ExploreSize::cells` cells, of one kind,
@@ -37,7 +40,8 @@ struct ExploreCase {
 // Returns the cases: causal, windows 0 to 2, the same windows with a memory of
 // one position more, and chunks of two; each with both placements. Leaves out
 // cases without room for a batch of two besides their memory. With `states`,
-// returns recurrent caches and a hybrid instead.
+// returns recurrent caches and a hybrid instead; with drafts, a hybrid of
+// attention and a window.
 std::vector<ExploreCase> ExploreCases(const ExploreSize& size,
                                       bool states = false);
 
@@ -52,6 +56,9 @@ struct Expansion {
   struct Found {
     std::uint64_t state = 0;
     std::uint32_t step = 0;  // The step that leads to the state.
+    // For a state with drafts: the name of each of its sequences in the state
+    // that was restored last (ExploreEntry).
+    std::vector<int> names = {};
   };
   // A step, with what a history needs to repeat it.
   struct StepTaken {

@@ -72,6 +72,12 @@ std::vector<StateKey> StateCodec::RenamedDigits(
       digits.push_back(Digit(position, renamed));
     }
   }
+  if (!size_.drafts) return digits;
+  for (StateKey position = 0; position < PositionCount(); ++position) {
+    for (const int sequence : renaming) {
+      digits.push_back(DraftDigit(position, static_cast<StateKey>(sequence)));
+    }
+  }
   return digits;
 }
 
@@ -92,7 +98,7 @@ void StateCodec::DecodePart(int layer, StateKey& key, CacheState& part) const {
   std::vector<ExploreRow> rows;
   for (int cell = 0; cell < size_.cells; ++cell, key /= Digits()) {
     const StateKey digit = key % Digits();
-    if (digit == 0) continue;
+    if (digit == 0 || digit >= TokenDigits()) continue;
     const auto position = AsInt((digit - 1) / owner_sets_);
     const StateKey owners = (digit - 1) % owner_sets_ + 1;
     for (int s = 0; s < size_.sequences; ++s) {
@@ -106,7 +112,20 @@ void StateCodec::DecodePart(int layer, StateKey& key, CacheState& part) const {
   Round(size_.dtype, stored.value);
 }
 
-StateKey StateCodec::Encode(const CacheState& state,
+std::string StateCodec::TextOf(StateKey key) const {
+  std::string text = CellsText(Decode(key));
+  std::string drafts;
+  for (int cell = 0; cell < CellCount(); ++cell, key /= Digits()) {
+    const StateKey digit = key % Digits();
+    if (digit < TokenDigits()) continue;
+    const StateKey draft = digit - TokenDigits();
+    drafts += fmt::format(" {}:{}@s{}", cell % size_.cells,
+                          draft / SequenceCount(), draft % SequenceCount());
+  }
+  return drafts.empty() ? text : text + ", drafts" + drafts;
+}
+
+StateKey StateCodec::Encode(const CacheState& state, const DraftCells& drafts,
                             const std::vector<int>** renaming) const {
   const auto count = AsSize(CellCount());
   std::array<StateKey, kMostCells> owners{};
@@ -120,6 +139,12 @@ StateKey StateCodec::Encode(const CacheState& state,
   };
   read(state, 0);
   for (int i = 0; i < caches_; ++i) read(At(state.caches, i), i * size_.cells);
+  for (int i = 0; i < Size(drafts); ++i) {
+    for (const auto& [cell, position, sequence] : At(drafts, i)) {
+      digits.at(AsSize(i * size_.cells + cell)) = DraftDigit(
+          static_cast<StateKey>(position), static_cast<StateKey>(sequence));
+    }
+  }
   StateKey least = ~StateKey{0};
   for (std::size_t r = 0; r < renamings_.size(); ++r) {
     const std::vector<StateKey>& renamed = renamed_digits_[r];

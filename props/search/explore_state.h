@@ -29,8 +29,13 @@ KvRows RowsOf(std::span<const ExploreRow> rows, DType dtype);
 
 // Names a state. A digit for each cell, cell 0 lowest: 0 is a free cell, and
 // 1 + position * (2^sequences - 1) + owners - 1 a held cell, where owners is a
-// set of bits. A state's key is the smallest over all renamings of sequences.
+// set of bits. Larger digits are drafts, by position and sequence: of two
+// drafts at most, these tell which follows which. A state's key is the smallest
+// over all renamings of sequences.
 using StateKey = std::uint64_t;
+
+// The cells of drafts, for each cache of a wrapper; empty if there are none.
+using DraftCells = std::vector<std::vector<CellEntry>>;
 
 class StateCodec {
  public:
@@ -42,17 +47,30 @@ class StateCodec {
   // Returns how many keys are possible; may exceed the range of StateKey.
   double keys() const;
 
+  // Without drafts.
   CacheState Decode(StateKey key) const;
   // Returns the key of the state with these cells. If `renaming` is not null,
   // sets it to the renaming of sequences that gives the key.
-  StateKey Encode(const CacheState& state,
+  StateKey Encode(const CacheState& state, const DraftCells& drafts = {},
                   const std::vector<int>** renaming = nullptr) const;
+  // Returns the cells of a state as text (CellsText), and its drafts.
+  std::string TextOf(StateKey key) const;
 
  private:
   StateKey PositionCount() const {
     return static_cast<StateKey>(size_.positions);
   }
-  StateKey Digits() const { return 1 + PositionCount() * owner_sets_; }
+  StateKey TokenDigits() const { return 1 + PositionCount() * owner_sets_; }
+  StateKey SequenceCount() const {
+    return static_cast<StateKey>(size_.sequences);
+  }
+  StateKey Digits() const {
+    return TokenDigits() +
+           (size_.drafts ? PositionCount() * SequenceCount() : 0);
+  }
+  StateKey DraftDigit(StateKey position, StateKey sequence) const {
+    return TokenDigits() + position * SequenceCount() + sequence;
+  }
   // The number of cells, in all caches.
   int CellCount() const { return size_.cells * std::max(caches_, 1); }
   void DecodePart(int layer, StateKey& key, CacheState& part) const;

@@ -31,6 +31,42 @@ std::vector<ExploreStep> Batches(const ExploreSize& size, bool reserve) {
   return steps;
 }
 
+// Returns the batches with drafts of one sequence, two siblings and a chain
+// among them, of two sequences, and beside an ordinary token; and the commits.
+std::vector<ExploreStep> DraftSteps(const ExploreSize& size) {
+  std::vector<ExploreStep> steps;
+  const auto add = [&](std::vector<int> sequences, std::vector<int> parents,
+                       std::int32_t ordinary = 0) {
+    ExploreStep& step = steps.emplace_back();
+    for (const int parent : parents) {
+      step.positions.push_back(parent == kNotADraft ? ordinary : 0);
+    }
+    step.sequences = std::move(sequences);
+    step.parents = std::move(parents);
+  };
+  for (int s = 0; s < size.sequences; ++s) {
+    for (const int parent : {kCommitted, 0}) {
+      add({s}, {parent});
+      steps.push_back(steps.back());
+      steps.back().reserve = true;
+      add({s, s}, {kCommitted, parent});
+    }
+    for (int t = 0; t < size.sequences; ++t) {
+      if (s == t) continue;
+      add({s, t}, {kCommitted, kCommitted});
+      for (std::int32_t p = 0; p < size.positions; ++p) {
+        add({s, t}, {kCommitted, kNotADraft}, p);
+        add({t, s}, {kNotADraft, kCommitted}, p);
+      }
+    }
+    for (const std::vector<int>& path :
+         std::vector<std::vector<int>>{{}, {0}, {1}, {0, 0}}) {
+      steps.push_back({.kind = OpKind::kCommit, .path = path, .seq = s});
+    }
+  }
+  return steps;
+}
+
 bool MayDo(const ExploreStep& step, const Abilities& can) {
   const bool open = step.end == kOpenEnd;
   const bool in_range =
@@ -44,6 +80,8 @@ bool MayDo(const ExploreStep& step, const Abilities& can) {
                   std::ssize(step.sequences) ||
               can.Can(KVTWIN_CAN_MIX)) &&
              std::ranges::max(step.positions) <= can.LastPosition();
+    case OpKind::kCommit:
+      return can.CanDraft();
     case OpKind::kDrop:
       return in_range &&
              can.Can(open ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE);
@@ -68,6 +106,9 @@ std::vector<ExploreStep> AllSteps(const ExploreSize& size,
   for (const bool reserve : {true, false}) {
     for (ExploreStep& step : Batches(size, reserve))
       steps.push_back(std::move(step));
+  }
+  if (size.drafts) {
+    for (ExploreStep& step : DraftSteps(size)) steps.push_back(std::move(step));
   }
   for (int s = 0; s < size.sequences; ++s) {
     for (std::int32_t begin = 0; begin <= size.positions; ++begin) {
@@ -94,8 +135,11 @@ std::string ToText(const ExploreStep& step) {
   switch (step.kind) {
     case OpKind::kPut: {
       std::string text = fmt::format(
-          "StartForward(positions [{}], sequences [{}]{})",
+          "StartForward(positions [{}], sequences [{}]{}{})",
           fmt::join(step.positions, " "), fmt::join(step.sequences, " "),
+          step.parents.empty()
+              ? ""
+              : fmt::format(", parents [{}]", fmt::join(step.parents, " ")),
           step.reserve ? ", reserve" : "");
       if (!step.except.empty()) {
         text += fmt::format(", SetCausal([{}])", fmt::join(step.except, " "));
@@ -106,6 +150,9 @@ std::string ToText(const ExploreStep& step) {
       return fmt::format(
           "Remove({}, {}, {})", step.seq, step.begin,
           step.end == kOpenEnd ? "open" : fmt::to_string(step.end));
+    case OpKind::kCommit:
+      return fmt::format("Commit({}, [{}])", step.seq,
+                         fmt::join(step.path, " "));
     case OpKind::kCopy:
       return fmt::format("CopyPrefix({}, {}, {})", step.seq, step.dst,
                          step.end);
@@ -114,12 +161,20 @@ std::string ToText(const ExploreStep& step) {
   }
 }
 
+ExploreStep Renamed(ExploreStep step, const std::vector<int>& names) {
+  for (int& sequence : step.sequences) sequence = At(names, sequence);
+  step.seq = At(names, step.seq);
+  step.dst = At(names, step.dst);
+  return step;
+}
+
 Op ToOp(const ExploreStep& step, const CacheState& before,
         const std::vector<int>& names) {
   const auto name = [&](int s) { return At(names, s); };
   Op op;
   op.kind = step.kind;
   op.reserve = step.reserve;
+  op.path = step.path;
   op.except = step.except;
   op.seq = name(step.seq);
   op.dst = name(step.dst);
@@ -128,6 +183,12 @@ Op ToOp(const ExploreStep& step, const CacheState& before,
   op.open = step.end == kOpenEnd;
   if (op.open) op.end.offset = 0;
   for (std::size_t i = 0; i < step.positions.size(); ++i) {
+    if (!step.parents.empty() && step.parents[i] != kNotADraft) {
+      op.segments.push_back({.seq = name(step.sequences[i]),
+                             .count = 1,
+                             .parents = {step.parents[i]}});
+      continue;
+    }
     int next = 0;
     const auto see = [&](const CacheState& part) {
       for (const CellEntry& entry : part.cells) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kvtwin/cache.h"
 #include "kvtwin/state.h"
 #include "props/history/abilities.h"
 #include "props/history/history.h"
@@ -19,15 +20,23 @@ namespace kvtwin::props {
 inline constexpr std::array<float, 2> kBatchTags = {-1, -2};
 
 struct ExploreStep {
-  OpKind kind = OpKind::kPut;  // kPut, kDrop, kCopy or kAsk.
+  OpKind kind = OpKind::kPut;  // kPut, kDrop, kCopy, kAsk or kCommit.
   std::vector<std::int32_t> positions = {};
   std::vector<int> sequences = {};
+  // As in Batch; empty if there are no drafts. The positions of drafts are 0
+  // until the step is resolved (ExploreWorker).
+  std::vector<int> parents = {};
+  // kCommit: the path, by the index of each draft among its siblings; resolved,
+  // by their numbers.
+  std::vector<int> path = {};
   bool reserve = false;
   std::vector<int> except = {};  // Set for a failing step only.
   int seq = 0;
   int dst = 0;
   std::int32_t begin = 0;
   std::int32_t end = 0;
+
+  Batch batch() const { return {positions, sequences, {}, parents}; }
 };
 
 // Returns every operation with every argument that the cache supports.
@@ -35,6 +44,9 @@ std::vector<ExploreStep> AllSteps(const ExploreSize& size,
                                   const Abilities& abilities = {});
 
 std::string ToText(const ExploreStep& step);
+
+// Returns the step with names[s] in place of each sequence s.
+ExploreStep Renamed(ExploreStep step, const std::vector<int>& names);
 
 // Returns the step as an operation of a history that has led to the state
 // `before`. Sequence s is names[s] in the history.

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "core/dense_tensor.h"
@@ -27,6 +30,23 @@ void CheckCodes(const Status& ledger, const Status& reference,
   Check(ledger.code() == subject.code(), "subject: result",
         fmt::format("expected {}, got {}", StatusName(ledger.code()),
                     StatusName(subject.code())));
+}
+
+// The tags of the batch of step `i` of a path; the step that is checked has
+// those from 1 on.
+int FirstTag(std::size_t i) { return 3 + 2 * AsInt(i); }
+
+// Makes a call other than StartForward.
+template <class Model>
+Status MakeOn(Model& model, const ExploreStep& step) {
+  switch (step.kind) {
+    case OpKind::kDrop:
+      return model.Remove(step.seq, step.begin, step.end);
+    case OpKind::kCommit:
+      return model.Commit(step.seq, step.path);
+    default:
+      return model.CopyPrefix(step.seq, step.dst, step.end);
+  }
 }
 
 // Returns whether the tensor has no gaps; its last dimension must be 1, so that
@@ -101,8 +121,36 @@ ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
         "Init is refused by the ledger");
 }
 
-void ExploreWorker::Enter(StateKey key) {
-  state_ = codec_.Decode(key);
+void ExploreWorker::Enter(const ExploreEntry& entry) {
+  EnterBase(entry.base);
+  if (entry.path.empty()) return;
+  for (const ExploreStep& given : entry.path) {
+    const ExploreStep step = *Resolved(given);
+    if (step.kind != OpKind::kPut) {
+      const Status ignored = MakeOn(ledger_, step);
+    } else if (ledger_.StartForward(step.batch(), step.reserve).ok()) {
+      const KvRows put = RowsOfBatch(step, FirstTag(path_.size()));
+      for (int type = 0; type < types_; ++type) {
+        ledger_.SetLayerType(type);
+        ledger_.active().Put(type, put.key.view(), put.value.view());
+      }
+      ledger_.SetLayerType(0);
+    }
+    path_.push_back(step);
+  }
+  entered_ = ledger_;
+  RestoreCaches();
+  CheckCodes({}, reference_->SnapshotTo(expected_), {});
+  state_ = expected_;
+  FindDrafts();
+  entered_drafts_ = drafts_;
+}
+
+void ExploreWorker::EnterBase(StateKey key) {
+  base_ = state_ = codec_.Decode(key);
+  path_.clear();
+  entered_drafts_.clear();
+  drafts_.clear();
   turn_ = AsInt(key % 64);
   ledger_.Restore(state_);
   entered_ = ledger_;
@@ -137,12 +185,12 @@ void ExploreWorker::Note(const Failure& failure, std::int64_t step,
 }
 
 Expansion ExploreWorker::Expand(
-    StateKey key, const std::vector<ExploreStep>& steps,
+    const ExploreEntry& entry, const std::vector<ExploreStep>& steps,
     const std::function<void(std::size_t)>& on_step) {
   Expansion expansion;
   const auto enter = [&](std::int64_t step) {
     try {
-      Enter(key);
+      Enter(entry);
       return true;
     } catch (const Failure& differs) {
       if (step < 0) ++expansion.differences;
@@ -154,9 +202,20 @@ Expansion ExploreWorker::Expand(
   for (std::size_t i = 0; i < steps.size(); ++i) {
     if (on_step) on_step(i);
     try {
-      if (!Do(steps[i], expansion.checked)) continue;
-      expansion.found.push_back(
-          {codec_.Encode(state()), static_cast<std::uint32_t>(i)});
+      const bool renamed = !entry.path.empty();
+      if (!Do(renamed ? Renamed(steps[i], entry.names) : steps[i],
+              expansion.checked)) {
+        continue;
+      }
+      const std::vector<int>* renaming = nullptr;
+      Expansion::Found& found = expansion.found.emplace_back();
+      found.state = Key(&renaming);
+      found.step = static_cast<std::uint32_t>(i);
+      if (drafts_.empty()) continue;
+      found.names.resize(renaming->size());
+      for (int s = 0; s < Size(*renaming); ++s) {
+        At(found.names, At(*renaming, s)) = s;
+      }
     } catch (const Failure& differs) {
       const auto step = static_cast<std::int64_t>(i);
       ++expansion.differences;
@@ -170,19 +229,149 @@ Expansion ExploreWorker::Expand(
 }
 
 void ExploreWorker::RestoreCaches() {
-  Check(reference_->Restore(state_).ok(), "reference: snapshot", "refused");
-  const Status restored = tested_->Restore(state_);
+  Check(reference_->Restore(base_).ok(), "reference: snapshot", "refused");
+  const Status restored = tested_->Restore(base_);
   Check(restored.ok(), "subject: snapshot",
         [&] { return "Restore answers " + restored.ToString(); });
+  for (std::size_t i = 0; i < path_.size(); ++i) {
+    for (Cache* cache : {reference_.get(), tested_.get()}) {
+      Replay(path_[i], FirstTag(i), *cache);
+    }
+  }
   changed_ = false;
   type_ = 0;
+  if (types_ < 2 || path_.empty()) return;
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    Status status = cache->SetLayerType(0);
+    if (status.ok()) status = cache->SetLayer(0);
+    CheckCodes({}, {}, status);
+  }
 }
 
-bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
+// The step was checked when the state was found.
+void ExploreWorker::Replay(const ExploreStep& step, int first, Cache& cache) {
+  if (step.kind != OpKind::kPut) {
+    const Status ignored = MakeOn(cache, step);
+    return;
+  }
+  if (!cache.StartForward(step.batch(), step.reserve).ok()) return;
+  const KvRows put = RowsOfBatch(step, first);
+  for (int type = 0; type < types_; ++type) {
+    Status status = types_ > 1 ? cache.SetLayerType(type) : Status();
+    if (status.ok()) status = cache.SetLayer(type);
+    if (status.ok()) status = cache.Put(put.key.view(), put.value.view());
+    CheckCodes({}, {}, status);
+  }
+}
+
+std::optional<ExploreStep> ExploreWorker::Resolved(
+    const ExploreStep& step) const {
+  if (step.kind == OpKind::kCommit) return ResolvedCommit(step);
+  if (step.parents.empty()) return step;
+  return ResolvedDrafts(step);
+}
+
+// As the client of histories places drafts.
+std::optional<ExploreStep> ExploreWorker::ResolvedDrafts(
+    ExploreStep step) const {
+  std::map<int, std::map<int, std::int64_t>> drafts;  // By sequence and number.
+  std::map<int, std::set<std::int64_t>> ends;         // Of each cache.
+  for (const auto& part : ledger_.parts()) {
+    std::map<int, std::int64_t> end;
+    for (const auto& token : part.tokens()) {
+      if (token.IsDraft()) {
+        drafts[token.drafted_by][token.draft] = token.position;
+      }
+      for (const int seq : token.sequences) {
+        end[seq] = std::max(end[seq], token.position + 1);
+      }
+    }
+    for (const auto& [seq, last] : end) ends[seq].insert(last);
+  }
+  std::size_t count = 0;
+  for (const auto& [seq, stored] : drafts) count += stored.size();
+  for (std::size_t i = 0; i < step.parents.size(); ++i) {
+    const int parent = step.parents[i];
+    if (parent == kNotADraft) continue;
+    auto& stored = drafts[step.sequences[i]];
+    const std::set<std::int64_t>& last = ends[step.sequences[i]];
+    const bool agree = last.size() < 2;
+    if (!agree || parent >= Size(stored) || ++count > kBatchTags.size()) {
+      return std::nullopt;
+    }
+    const std::int64_t next = last.empty() ? 0 : *last.begin();
+    const std::int64_t position = parent >= 0      ? stored.at(parent) + 1
+                                  : stored.empty() ? next
+                                                   : stored.at(0);
+    if (position >= codec_.size().positions) return std::nullopt;
+    step.positions[i] = static_cast<std::int32_t>(position);
+    stored[Size(stored)] = position;
+  }
+  return step;
+}
+
+std::optional<ExploreStep> ExploreWorker::ResolvedCommit(
+    ExploreStep step) const {
+  int last = kCommitted;
+  for (int& choice : step.path) {
+    std::set<int> children;
+    for (const auto& token : ledger_.parts()[0].tokens()) {
+      if (token.drafted_by == step.seq && token.parent == last) {
+        children.insert(token.draft);
+      }
+    }
+    if (choice >= Size(children)) return std::nullopt;
+    choice = last = *std::next(children.begin(), choice);
+  }
+  return step;
+}
+
+// Sets drafts_ to the cells of drafts: those that no snapshot has (D7).
+void ExploreWorker::FindDrafts() {
+  drafts_.clear();
+  if (!codec_.size().drafts) return;
+  const int kept = type_;
+  for (int type = 0; type < types_; ++type) {
+    GoTo(type);
+    std::vector<CellEntry> cells;
+    std::vector<CellEntry> tested;
+    reference_->ListCells(cells);
+    tested_->ListCells(tested);
+    Check(cells == tested, "subject: cells", [&] {
+      return fmt::format("cells with drafts are{}, expected{}",
+                         CellsText(tested), CellsText(cells));
+    });
+    const CacheState& part =
+        expected_.caches.empty() ? expected_ : At(expected_.caches, type);
+    std::vector<CellEntry>& drafts = drafts_.emplace_back();
+    std::ranges::copy_if(cells, std::back_inserter(drafts), [&](auto& cell) {
+      return std::ranges::count(part.cells, cell) == 0;
+    });
+    std::multiset<std::pair<std::int64_t, int>> found;
+    for (const CellEntry& cell : drafts) {
+      found.insert({cell.position, cell.sequence});
+    }
+    std::multiset<std::pair<std::int64_t, int>> known;
+    for (const auto& token : ledger_.active().tokens()) {
+      if (token.IsDraft()) known.insert({token.position, token.drafted_by});
+    }
+    Check(found == known, "reference: tokens",
+          "the drafts are not those of the ledger");
+  }
+  GoTo(kept);
+  if (std::ranges::all_of(drafts_, [](auto& one) { return one.empty(); })) {
+    drafts_.clear();
+  }
+}
+
+bool ExploreWorker::Do(const ExploreStep& given, std::int64_t& checked) {
   if (changed_) {
     ledger_ = entered_;
     RestoreCaches();
   }
+  const std::optional<ExploreStep> resolved = Resolved(given);
+  if (!resolved) return false;
+  const ExploreStep& step = *resolved;
   ++checked;
   ++turn_;
   except_.clear();
@@ -193,13 +382,19 @@ bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
   }
   // Reserves before every fourth step, and in other states before others of the
   // steps: a reserving pass costs half as much as a step.
-  if (turn_ % 4 == 0 && can_.Can(KVTWIN_CAN_RESERVE)) Reserve(step);
+  const bool drafts = !entered_drafts_.empty() || !step.parents.empty();
+  if (turn_ % 4 == 0 && can_.Can(KVTWIN_CAN_RESERVE) && !drafts) Reserve(step);
   switch (step.kind) {
     case OpKind::kPut:
       DoBatch(step, checked);
       break;
     case OpKind::kDrop:
       Remove(step);
+      break;
+    case OpKind::kCommit:
+      CheckCodes(ledger_.Commit(step.seq, step.path),
+                 reference_->Commit(step.seq, step.path),
+                 tested_->Commit(step.seq, step.path));
       break;
     default:
       CheckCodes(ledger_.CopyPrefix(step.seq, step.dst, step.end),
@@ -232,6 +427,7 @@ void ExploreWorker::Reserve(const ExploreStep& step) {
   reserving_.sequences = step.sequences;
   if (step.kind == OpKind::kDrop) reserving_.sequences = {step.seq};
   if (step.kind == OpKind::kCopy) reserving_.sequences = {step.dst, step.seq};
+  if (step.kind == OpKind::kCommit) reserving_.sequences = {step.seq};
   if (!can_.Can(KVTWIN_CAN_MIX)) reserving_.sequences.resize(1);
   reserving_.positions.assign(reserving_.sequences.size(),
                               turn_ / 4 % codec_.size().positions);
@@ -276,7 +472,7 @@ void ExploreWorker::GoTo(int type) {
 }
 
 void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
-  const Batch batch{step.positions, step.sequences, {}};
+  const Batch batch = step.batch();
   const Status status = tested_->StartForward(batch, step.reserve);
   CheckCodes(ledger_.StartForward(batch, step.reserve),
              reference_->StartForward(batch, step.reserve), status);
@@ -319,13 +515,17 @@ void ExploreWorker::SetCausal() {
              reference_->SetCausal(except_), tested_->SetCausal(except_));
 }
 
-void ExploreWorker::PutRows(const ExploreStep& step) {
+KvRows ExploreWorker::RowsOfBatch(const ExploreStep& step, int first) const {
   std::array<ExploreRow, kBatchTags.size()> rows{};
   for (std::size_t i = 0; i < step.positions.size(); ++i) {
-    rows[i] = {kBatchTags[i], step.positions[i]};
+    rows[i] = {static_cast<float>(-first - AsInt(i)), step.positions[i]};
   }
-  const KvRows put =
-      RowsOf(std::span(rows).first(step.positions.size()), codec_.size().dtype);
+  return RowsOf(std::span(rows).first(step.positions.size()),
+                codec_.size().dtype);
+}
+
+void ExploreWorker::PutRows(const ExploreStep& step) {
+  const KvRows put = RowsOfBatch(step, 1);
   const TensorView key = put.key.view();
   const TensorView value = put.value.view();
   ledger_.active().Put(type_, key, value);
@@ -365,7 +565,8 @@ void ExploreWorker::CheckAll() {
           cells ? fmt::format("cells are{}, expected{}", actual, expected)
                 : "rows that the view does not show are not equal");
   }
-  changed_ = expected_ != state_;
+  FindDrafts();
+  changed_ = expected_ != state_ || drafts_ != entered_drafts_;
   const int kept = type_;
   for (int type = 0; type < types_; ++type) {
     ledger_.SetLayerType(type_ = type);
@@ -377,7 +578,13 @@ void ExploreWorker::CheckAll() {
 
 // Checks that the reference's cells hold the ledger's tokens and their rows.
 void ExploreWorker::CheckTokens(const CacheState& part) {
-  taken_.assign(ledger_.active().tokens().size(), false);
+  const auto& tokens = ledger_.active().tokens();
+  taken_.assign(tokens.size(), false);
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    taken_[t] = tokens[t].IsDraft();  // FindDrafts has seen it.
+  }
+  const auto drafts =
+      static_cast<std::size_t>(std::ranges::count(taken_, true));
   const std::vector<CellEntry>& cells = part.cells;
   if (cells.empty() && taken_.empty()) return;
   std::size_t row = 0;
@@ -392,7 +599,7 @@ void ExploreWorker::CheckTokens(const CacheState& part) {
           fmt::format("cell {} of{} holds no token of the ledger",
                       cells[first].cell, CellsText(cells)));
   }
-  Check(row == taken_.size(), "reference: tokens",
+  Check(row == taken_.size() - drafts, "reference: tokens",
         "the ledger has tokens that no cell holds");
 }
 

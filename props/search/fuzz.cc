@@ -48,11 +48,12 @@ class CacheSource {
       : options_(options), subject_(subject) {}
 
   std::optional<History> At(std::uint64_t number) const {
+    const std::optional<Kind> kind = KindOf(number);
     History history =
-        options_.speculate
-            ? MakeSpeculation(options_.seed, number, options_.kind,
-                              kOpsInHistory, options_.cells_max)
-            : MakeHistory(options_.seed, number, options_.kind, kOpsInHistory,
+        HasDrafts(number, kind)
+            ? MakeSpeculation(options_.seed, number, kind, kOpsInHistory,
+                              options_.cells_max)
+            : MakeHistory(options_.seed, number, kind, kOpsInHistory,
                           options_.cells_max, /*rarities=*/true);
     if (options_.dtypes) {
       Setup& setup = history.setup;
@@ -81,6 +82,33 @@ class CacheSource {
   }
 
  private:
+  // The kinds that only a backend which declares them gets without being asked:
+  // digests of other subjects stay as they were.
+  std::vector<Kind> DeclaredKinds() const {
+    std::vector<Kind> kinds;
+    if (options_.kind || subject_.make) return kinds;  // A twin.
+    for (const Kind kind : {Kind::kRecurrent, Kind::kHybrid}) {
+      const bool may = !options_.speculate || MayDraft(kind);
+      if (may && subject_.abilities.HasKind(kind)) kinds.push_back(kind);
+    }
+    return kinds;
+  }
+
+  // The kind of a history; none: any kind.
+  std::optional<Kind> KindOf(std::uint64_t number) const {
+    const std::vector<Kind> kinds = DeclaredKinds();
+    const std::size_t turn = number % (kinds.size() + 1);
+    return turn == 0 ? options_.kind : kinds[turn - 1];
+  }
+
+  // Every second history of a backend that declares drafts has some.
+  bool HasDrafts(std::uint64_t number, std::optional<Kind> kind) const {
+    if (options_.speculate) return true;
+    const bool may = !subject_.make && subject_.abilities.CanDraft() &&
+                     (!kind || MayDraft(*kind));
+    return may && number / (DeclaredKinds().size() + 1) % 2 == 1;
+  }
+
   const FuzzOptions& options_;
   const Subject& subject_;
 };

@@ -61,6 +61,7 @@ class LoggingCache final : public ForwardingCache {
     op.positions = {batch.positions.begin(), batch.positions.end()};
     op.sequences = {batch.sequences.begin(), batch.sequences.end()};
     op.indices = {batch.multimodal.begin(), batch.multimodal.end()};
+    op.parents = {batch.parents.begin(), batch.parents.end()};
     op.reserve = reserve;
     return Logged(
         op, [&] { return ForwardingCache::StartForward(batch, reserve); });
@@ -121,6 +122,13 @@ class LoggingCache final : public ForwardingCache {
     op.begin = begin;
     op.end = end;
     return Logged(op, [&] { return ForwardingCache::Remove(seq, begin, end); });
+  }
+  Status Commit(int seq, std::span<const int> path) override {
+    TraceOp op;
+    op.kind = TraceOpKind::kCommit;
+    op.seq = seq;
+    op.indices = {path.begin(), path.end()};
+    return Logged(op, [&] { return ForwardingCache::Commit(seq, path); });
   }
 
  private:

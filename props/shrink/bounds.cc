@@ -25,7 +25,7 @@ bool Bounds::Allow(const Op& op, bool legal) const {
       return (sequences.size() < 2 || able.Can(KVTWIN_CAN_MIX)) &&
              (!op.reserve || able.Can(KVTWIN_CAN_RESERVE)) &&
              (op.except.empty() || able.set_causal) &&
-             (able.drafts ||
+             (able.CanDraft() ||
               std::ranges::all_of(op.segments,
                                   [](const Segment& segment) {
                                     return segment.parents.empty();
@@ -49,7 +49,7 @@ bool Bounds::Allow(const Op& op, bool legal) const {
     case OpKind::kAdd:
       return able.snapshots && !legal;
     case OpKind::kCommit:
-      return able.drafts;
+      return able.CanDraft();
     default:
       return true;
   }

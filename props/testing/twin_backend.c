@@ -23,6 +23,10 @@ static int Describe(kvtwin_description_v1* out) {
              KVTWIN_CAN_MIX | KVTWIN_CAN_ANY_ORDER | KVTWIN_CAN_REFUSE_MISUSE |
              KVTWIN_CAN_BE_POISONED | KVTWIN_CAN_TAKE_STRIDED |
              KVTWIN_CAN_ANY_SEQUENCE | KVTWIN_CAN_MIX_DTYPES;
+#ifdef KVTWIN_COMMITTED /* Newer than 0.1.0. */
+  out->kinds |= KVTWIN_HAS_RECURRENT | KVTWIN_HAS_HYBRID;
+  out->can |= KVTWIN_CAN_DRAFT_TREES;
+#endif
   out->dtypes = 63;
   out->v_layouts = 7;
   out->shifts = 31;
@@ -142,12 +146,19 @@ static int Restore(void* cache, int32_t sequence, const void* bytes,
 #endif
   int code = kvtwin_state_from_bytes(bytes, count, NULL, &state);
   if (code != KVTWIN_OK) return code;
-  code = sequence < 0
-             ? kvtwin_cache_restore(twin->cache, state)
-             : kvtwin_cache_add_sequence(twin->cache, sequence, state);
+  code = sequence < 0 ? kvtwin_cache_restore(twin->cache, state)
+                      : kvtwin_cache_add_sequence(twin->cache, sequence, state);
   kvtwin_state_destroy(state);
   return code;
 }
+
+#ifdef KVTWIN_COMMITTED
+static int Commit(void* cache, int32_t sequence, const int32_t* path,
+                  int32_t count) {
+  return kvtwin_cache_commit(((Twin*)cache)->cache, sequence, path,
+                             (size_t)count);
+}
+#endif
 
 static const kvtwin_backend_v1 kTwin = {
     .size = sizeof(kvtwin_backend_v1),
@@ -167,6 +178,9 @@ static const kvtwin_backend_v1 kTwin = {
     .cells = Cells,
     .snapshot = Snapshot,
     .restore = Restore,
+#ifdef KVTWIN_COMMITTED
+    .commit = Commit,
+#endif
 };
 
 const kvtwin_backend_v1* kvtwin_get_backend_v1(void) { return &kTwin; }

@@ -157,6 +157,8 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
           Ints(batch->positions, Count(batch->tokens)),
           Ints(batch->sequences, Count(batch->tokens)),
           Ints(batch->multimodal, Count(batch->multimodal_count)),
+          Ints(batch->parents,
+               batch->parents == nullptr ? 0 : Count(batch->tokens)),
           reserve != 0);
     });
   };
@@ -234,6 +236,14 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
     table.encoder_cached = [](void* cache, std::int32_t* yes) {
       return On(cache, [&](Instance& instance) {
         *yes = nb::cast<bool>(instance.cache.attr("encoder_cached")());
+      });
+    };
+  }
+  if (has("commit")) {
+    table.commit = [](void* cache, std::int32_t sequence,
+                      const std::int32_t* path, std::int32_t count) {
+      return On(cache, [&](Instance& instance) {
+        instance.cache.attr("commit")(sequence, Ints(path, Count(count)));
       });
     };
   }
@@ -341,19 +351,23 @@ int Backend::Describe(kvtwin_description_v1* out) {
 int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
   std::string message;
   const int status = Guarded(message, [&] {
-    nb::dict fields = FieldsOf(*setup->cache);
+    const auto fields_of = [&](const kvtwin_cache_params& params) {
+      nb::dict fields = FieldsOf(params);
+      fields["layers"] = setup->layers;
+      fields["kv_heads"] = setup->kv_heads;
+      fields["k_head_dim"] = setup->k_head_dim;
+      fields["v_head_dim"] = setup->v_head_dim;
+      return fields;
+    };
+    nb::dict fields = fields_of(*setup->cache);
     nb::list caches;
     const auto* part = reinterpret_cast<const char*>(setup->cache->caches);
     for (std::int32_t i = 0; i < setup->cache->cache_count; ++i) {
       const auto& params = *reinterpret_cast<const kvtwin_cache_params*>(part);
-      caches.append(FieldsOf(params));
+      caches.append(fields_of(params));
       part += params.size;
     }
     fields["caches"] = caches;
-    fields["layers"] = setup->layers;
-    fields["kv_heads"] = setup->kv_heads;
-    fields["k_head_dim"] = setup->k_head_dim;
-    fields["v_head_dim"] = setup->v_head_dim;
     fields["soft_cap"] = setup->soft_cap;
     fields["sinks"] = nb::tuple(nb::cast(
         std::vector<float>(setup->sinks, setup->sinks + setup->sink_count)));

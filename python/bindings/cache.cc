@@ -136,9 +136,10 @@ class PyCache {
 
   void StartForward(const std::vector<std::int32_t>& positions,
                     const std::vector<int>& sequences, bool reserve,
-                    const std::vector<int>& multimodal) {
-    const Status status =
-        cache().StartForward({positions, sequences, multimodal}, reserve);
+                    const std::vector<int>& multimodal,
+                    const std::vector<int>& parents) {
+    const Status status = cache().StartForward(
+        {positions, sequences, multimodal, parents}, reserve);
     if (!IsMisuse(status)) ++life_->passes;
     Check(status);
   }
@@ -224,6 +225,9 @@ class PyCache {
   }
   void Remove(int sequence, std::int32_t begin, std::int32_t end) {
     Check(cache().Remove(sequence, begin, end));
+  }
+  void Commit(int sequence, const std::vector<int>& path) {
+    Check(cache().Commit(sequence, path));
   }
   void SetLayerType(int type) { Check(cache().SetLayerType(type)); }
   bool EncoderCached() { return Value(cache().EncoderCached()); }
@@ -395,7 +399,12 @@ void BindSequences(nb::class_<PyCache>& cache) {
       .def("remove", &PyCache::Remove, nb::arg("sequence"), nb::arg("begin"),
            nb::arg("end") = kOpenEnd,
            "Tokens at positions in [begin, end) leave; later ones move down, "
-           "unless `end` is\nOPEN_END. Raises SharedCells, NotSupported.");
+           "unless `end` is\nOPEN_END. Raises SharedCells, NotSupported.")
+      .def("commit", &PyCache::Commit, nb::arg("sequence"), nb::arg("path"),
+           nb::sig("def commit(self, sequence: int, path: "
+                   "collections.abc.Sequence[int]) -> None"),
+           "The drafts with these numbers become tokens of the sequence; its "
+           "other drafts are\ngone.");
 }
 
 void BindStates(nb::class_<PyCache>& cache) {
@@ -444,11 +453,15 @@ void BindCache(nb::module_& m) {
       .def("start_forward", &PyCache::StartForward, nb::arg("positions"),
            nb::arg("sequences"), nb::arg("reserve") = false,
            nb::arg("multimodal") = std::vector<int>(),
+           nb::arg("parents") = std::vector<int>(),
            nb::sig("def start_forward(self, positions: "
                    "collections.abc.Sequence[int], sequences: "
                    "collections.abc.Sequence[int], reserve: bool = False, "
-                   "multimodal: collections.abc.Sequence[int] = ()) -> None"),
-           "Finds a cell for each token of a batch, or raises CacheFull.")
+                   "multimodal: collections.abc.Sequence[int] = (), "
+                   "parents: collections.abc.Sequence[int] = ()) -> None"),
+           "Finds a cell for each token of a batch, or raises CacheFull. "
+           "Token i is a draft\nthat follows draft number parents[i] of its "
+           "sequence, or COMMITTED; or it is\nNOT_A_DRAFT.")
       .def("set_causal", &PyCache::SetCausal, nb::arg("except_"),
            "These tokens of the batch see tokens after them, too.")
       .def("put", &PyCache::Put, nb::arg("layer"), nb::arg("key").none(),

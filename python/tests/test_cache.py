@@ -316,3 +316,33 @@ def test_wrapper_and_with():
         assert seen == [5, 6]
     with pytest.raises(RuntimeError):
         cache.cells()
+
+
+@pytest.mark.parametrize("twin", ["reference", "optimized"])
+def test_drafts(twin):
+    cache = kvtwin.Cache(kvtwin.Setup(capacity=8, max_batch=8), twin=twin)
+
+    def batch(positions, parents=()):
+        cache.start_forward(positions, [0] * len(positions), parents=parents)
+        rows = np.arange(len(positions), dtype=np.float32).reshape(-1, 1, 1)
+        cache.put(0, rows, rows)
+        return np.asarray(cache.get(0).mask) == 0
+
+    batch([0, 1])
+    root = kvtwin.COMMITTED
+    seen = batch([2, 2, 3], [root, root, 1])
+    assert seen.tolist() == [
+        [True, True, True, False, False],
+        [True, True, False, True, False],
+        [True, True, False, True, True],
+    ]
+    with pytest.raises(RuntimeError, match="commit first"):
+        batch([4])
+    with pytest.raises(ValueError, match="the path has draft 2 of sequence 0 after"):
+        cache.commit(0, [0, 2])
+    with pytest.raises(ValueError, match="3 parents"):
+        batch([4, 4], [root, root, root])
+    cache.commit(0, [1, 2])
+    assert [cell[1] for cell in cache.cells()] == [0, 1, 2, 3]
+    # The cell of the rejected draft is free.
+    assert batch([4]).all()

@@ -289,3 +289,23 @@ def test_headers_of_all_kinds(kind):
     verdict = kvtwin.check(out.getvalue().encode())
     assert verdict.accepted, verdict
     assert verdict.level == "identity"
+
+
+def test_recorded_drafts():
+    for path, ok in ([1], True), ([0], False):
+        out = io.StringIO()
+        recorder = kvtwin.Recorder(kvtwin.Cache(SETUP), out, SETUP)
+        root = kvtwin.COMMITTED
+        key = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+        value = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+        recorder.start_forward([0, 0], [0, 0], parents=[root, root])
+        recorder.put(0, key, value)
+        recorder.get(0)
+        recorder.commit(0, [1])
+        recorder.start_forward([1], [0])
+        recorder.put(0, key[:1] + 70, value[:1] + 70)
+        recorder.get(0)
+        text = out.getvalue()
+        assert json.loads(text.splitlines()[0])["kvtrace"] == 3
+        text = text.replace('"path": [1]', f'"path": {path}')
+        assert bool(kvtwin.check(text.encode())) is ok

@@ -305,6 +305,94 @@ def test_the_example(repository, pytester):
     pytester.runpytest_subprocess("--kvtwin-ops", "2000").assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("python_tree", [("TreeCache", "Commit(0, [")]),
+        (
+            "python_states",
+            [("StateCache", "Remove(0, "), ("HybridCache", "FAIL subject: rows")],
+        ),
+    ],
+)
+def test_examples_of_drafts_and_states(repository, pytester, name, found):
+    example = (repository / f"docs/examples/{name}.py").read_text()
+    pytester.makepyfile(**{f"test_{name}": example})
+    result = pytester.runpytest_subprocess("--kvtwin-ops", "20000", "-rN")
+    result.assert_outcomes(failed=len(found))
+    for cls, text in found:
+        result.stdout.fnmatch_lines([f"*{cls} is wrong*"])
+        assert text in result.stdout.str()
+    right = example.replace("BUG = True", "BUG = False")
+    assert right != example
+    pytester.makepyfile(**{f"test_{name}": right})
+    result = pytester.runpytest_subprocess("--kvtwin-ops", "20000")
+    result.assert_outcomes(passed=len(found))
+
+
+def test_drafts():
+    batches = []
+
+    class Drafts(toys.Right):
+        """Chains only; rejected drafts are forgotten, the others are tokens."""
+
+        kvtwin = dataclasses.replace(
+            toys.Right.kvtwin,
+            kinds={"causal"},
+            can={"draft", "remove_tail", "copy_prefix", "share", "mix"},
+        )
+
+        def start_forward(self, positions, sequences, parents=None, **more):
+            super().start_forward(positions, sequences, **more)
+            batches.append(parents)
+            for token in self.batch:
+                token.draft = False
+            for token, sequence, parent in zip(self.batch, sequences, parents or []):
+                if parent == kvtwin.NOT_A_DRAFT:
+                    continue
+                # It follows the draft before it.
+                assert parent == sum(t.draft for t in self.of(sequence)) - 1
+                token.draft = True
+
+        def commit(self, sequence, path):
+            drafts = [t for t in self.of(sequence) if t.draft]
+            self.leave(sequence, drafts[len(path) :])
+            for token in drafts[: len(path)]:
+                token.draft = False
+
+        def copied(self, source, length):
+            return [t for t in super().copied(source, length) if not t.draft]
+
+        def copy_prefix(self, source, target, length):
+            self.commit(target, [])
+            super().copy_prefix(source, target, length)
+
+        def remove(self, sequence, begin, end):
+            self.commit(sequence, [])
+            super().remove(sequence, begin, end)
+
+    assert kvtwin.fuzz(Drafts, operations=10000)
+    assert None in batches and [kvtwin.COMMITTED, 0, 1] in batches
+    laws = {law.name: law for law in kvtwin.laws(Drafts, histories=30).laws}
+    for name in ("reject_is_never", "path_is_tokens", "drafts_are_hidden"):
+        assert laws[name] and laws[name].judged > 0, str(laws[name])
+    assert "'draft_trees'" in str(laws["tree_is_chains"])
+
+    class Keeps(Drafts):
+        """Keeps the first rejected draft."""
+
+        def commit(self, sequence, path):
+            super().commit(sequence, [*path, -1])
+
+    assert "Commit(" in kvtwin.fuzz(Keeps, operations=10000).failure
+
+    class NoCommit(toys.Right):
+        kvtwin = dataclasses.replace(toys.Right.kvtwin, can={"draft"})
+
+    with pytest.raises(TypeError, match="ability draft, but has no method commit"):
+        kvtwin.fuzz(NoCommit)
+
+
 def test_options_of_the_plugin(pytester):
     pytester.makepyfile(
         """

@@ -38,6 +38,8 @@ from kvtwin._live import (
 )
 from kvtwin._recorder import Recorder
 from kvtwin._setup import (
+    COMMITTED,
+    NOT_A_DRAFT,
     OPEN_END,
     Description,
     PoolDescription,
@@ -50,6 +52,8 @@ from kvtwin._types import Array, Float32Array
 __version__ = _version("kvtwin")
 
 __all__ = [
+    "COMMITTED",
+    "NOT_A_DRAFT",
     "OPEN_END",
     "Array",
     "Attended",

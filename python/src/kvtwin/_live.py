@@ -44,6 +44,7 @@ OPTIONAL = (
     "set_causal",
     "set_layer_type",
     "encoder_cached",
+    "commit",
 )
 CELLS = ("cells", "batch_cells", "cell_count")
 TAKE_STRIDED = 1 << 9
@@ -86,6 +87,8 @@ class Backend:
             ("copy_prefix", "copy_prefix"),
             ("soft_cap", "attend"),
             ("sinks", "attend"),
+            ("draft", "commit"),
+            ("draft_trees", "commit"),
         ):
             if ability in description.can and not hasattr(cls, name):
                 raise TypeError(
@@ -155,7 +158,8 @@ class Instance:
     def __init__(self, cls: type, setup: Setup, refuses_misuse: bool) -> None:
         self.setup = setup
         # Images mean nothing to the other kinds.
-        self.takes_images = refuses_misuse or setup.kind in ("encoder", "wrapper", "hybrid")
+        kinds = {setup.kind, *(part.kind for part in setup.caches)}
+        self.takes_images = refuses_misuse or "encoder" in kinds
         self.cache: Any = cls(setup)
         self.shown: Shown | None = None
 
@@ -169,11 +173,14 @@ class Instance:
         positions: list[int],
         sequences: list[int],
         multimodal: list[int],
+        parents: list[int],
         reserve: bool,
     ) -> None:
         more: dict[str, Any] = {}
         if multimodal and self.takes_images:
             more["multimodal"] = multimodal
+        if parents:
+            more["parents"] = parents
         if reserve:
             more["reserve"] = True
         self.cache.start_forward(positions, sequences, **more)
@@ -233,6 +240,9 @@ class Instance:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self.cache.copy_prefix(source, target, length)
+
+    def commit(self, sequence: int, path: list[int]) -> None:
+        self.cache.commit(sequence, path)
 
     def can_resume(self, sequence: int, position: int) -> bool:
         return _yes("can_resume", self.cache.can_resume(sequence, position))

@@ -40,7 +40,7 @@ def _cache_object(setup: Setup) -> dict[str, Any]:
 
 def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
     return {
-        "kvtrace": 1,  # 2 if the cache attends.
+        "kvtrace": 1,  # 2 if the cache attends, 3 if it takes drafts.
         "producer": producer,
         "placement": placement,
         "cache": _cache_object(setup),
@@ -80,7 +80,8 @@ class Recorder:
 
     The cache has `start_forward(positions, sequences)`, `put(layer, key, value)`
     and `get(layer)`, and, if you call them, `remove`, `copy_prefix`,
-    `can_resume`, `set_causal`, `set_layer_type`, `encoder_cached` (docs/python.md).
+    `can_resume`, `set_causal`, `set_layer_type`, `encoder_cached`, `commit`
+    (docs/python.md).
     To refuse a call it raises `CacheFull`, `NotSupported` or `SharedCells`; any
     other exception is passed on, and not recorded. Rows that you do not `get` after
     a `put` are not checked.
@@ -123,6 +124,8 @@ class Recorder:
                 "soft_cap": setup.soft_cap,
                 "sinks": list(setup.sinks),
             }
+        if hasattr(cache, "commit"):
+            header["kvtrace"] = 3
         self._line(header)
 
     def __getattr__(self, name: str) -> Any:
@@ -181,6 +184,8 @@ class Recorder:
         }
         if "multimodal" in more:
             fields["multimodal"] = [int(index) for index in more["multimodal"]]
+        if "parents" in more:
+            fields["parents"] = [int(parent) for parent in more["parents"]]
         if reserve:
             fields["reserve"] = more["reserve"] = True
         self._reserving = False
@@ -244,6 +249,11 @@ class Recorder:
         self._cache.copy_prefix(source, target, length)
         ends = {"src": int(source), "dst": int(target)}
         self._line({"op": "copy_prefix", **ends, "len": int(length)})
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        self._cache.commit(sequence, path)
+        drafts = [int(number) for number in path]
+        self._line({"op": "commit", "seq": int(sequence), "path": drafts})
 
     def can_resume(self, sequence: int, position: int) -> bool:
         result = bool(self._cache.can_resume(sequence, position))

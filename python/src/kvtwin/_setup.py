@@ -6,6 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal, get_args
 
+#: As the parent of a batch token: it is an ordinary token, or a draft that follows the
+#: committed tokens of its sequence.
+NOT_A_DRAFT = -2
+COMMITTED = -1
 #: The end of a range that includes everything from its begin on.
 OPEN_END = 2147483647
 
@@ -37,6 +41,10 @@ Ability = Literal[
     "refuse_misuse",
     "any_sequence",
     "mix_dtypes",
+    "soft_cap",
+    "sinks",
+    "draft",
+    "draft_trees",
 ]
 
 KINDS = get_args(Kind)
@@ -59,6 +67,8 @@ ABILITIES = {
     "mix_dtypes": 11,
     "soft_cap": 12,
     "sinks": 13,
+    "draft": 14,
+    "draft_trees": 15,
 }
 POOL_ABILITIES = ("deduplicates", "recomputes_last")
 CANNOT = ("window_0", "copy_to_itself", "undo_remove")
@@ -206,7 +216,9 @@ class Description:
     `refuse_misuse` (wrong arguments raise ValueError, calls out of order raise
     RuntimeError, and both change nothing), `any_sequence` (any sequence number; without
     it 0 to max_sequences - 1), `mix_dtypes` (V has another dtype than K), `soft_cap`
-    and `sinks` (`attend` follows those of the setup).
+    and `sinks` (`attend` follows those of the setup), `draft` (`start_forward` with
+    `parents`, each draft after the draft before it, and `commit`), `draft_trees` (the
+    same, and a draft may follow any draft).
 
     `cannot` lists what most backends can do and this one cannot: `window_0` (without
     it, windows have at least 1 position), `copy_to_itself`, `undo_remove` (a refused

@@ -1,0 +1,143 @@
+"""A cache of recurrent states in Python, and a hybrid of attention and such states, each
+with a bug, and the tests that find them (docs/hybrid.md):
+
+    pytest docs/examples/python_states.py
+"""
+
+import numpy as np
+
+import kvtwin
+
+BUG = True  # False: both go back as they should.
+
+
+class StateCache:
+    kvtwin = kvtwin.Description(
+        name="state cache",
+        kinds={"recurrent"},
+        can={"remove_tail", "copy_prefix", "share"},
+        max_sequences=0,
+    )
+
+    def __init__(self, setup):
+        self.setup = setup
+        self.states = {}  # By sequence, then by length, then by layer: K and V.
+
+    def start_forward(self, positions, sequences):
+        setup, lengths = self.setup, [position + 1 for position in positions]
+        self.lengths = lengths
+        self.now = self.states.setdefault(sequences[0], {})
+        self.read = max(self.now, default=0)  # The whole batch reads this state.
+        every = setup.checkpoint_every or setup.capacity + 1
+        marks = [n for n in sorted({*self.now, *lengths}) if n % every == 0]
+        last_marks = marks[max(0, len(marks) - setup.checkpoints) :]
+        kept = {self.read, lengths[-1], *last_marks}
+        for length in set(self.now) - kept:
+            del self.now[length]
+        self.now.update((length, {}) for length in lengths if length in kept)
+
+    def put(self, layer, key, value):  # Row i is the state after token i.
+        for length, *state in zip(self.lengths, key, value):
+            if length in self.now:
+                self.now[length][layer] = state
+
+    def get(self, layer):
+        setup = self.setup
+        zeros = [np.zeros((setup.kv_heads, n), "f4") for n in (setup.k_head_dim, setup.v_head_dim)]
+        key, value = self.now.get(self.read, {}).get(layer, zeros)
+        mask = np.full((len(self.lengths), 1), self.read > 0)
+        return key[None], value[None], mask
+
+    def can_resume(self, sequence, position):
+        return position == 0 or position in self.states.get(sequence, {})
+
+    def remove(self, sequence, begin, end):
+        begin += BUG  # It keeps the state of one token too many.
+        self.copy_prefix(sequence, sequence, begin)
+
+    def copy_prefix(self, source, target, length):
+        held = self.states.get(source, {})
+        self.states[target] = {n: held[n] for n in held if n <= length}
+
+
+class TokenCache:
+    """The part of the hybrid for attention: a row for each token."""
+
+    def __init__(self, setup):
+        self.setup = setup
+        self.tokens = {}  # By sequence: the rows of each token, by layer.
+
+    def start_forward(self, positions, sequences):
+        self.now = self.tokens.setdefault(sequences[0], [])
+        if len(self.now) + len(positions) > self.setup.capacity:
+            raise kvtwin.CacheFull(f"sequence {sequences[0]} has no more room")
+        self.batch = [{} for _ in positions]
+        self.shown = self.now = [*self.now, *self.batch]
+        self.tokens[sequences[0]] = self.now
+
+    def put(self, layer, key, value):
+        for rows, *token in zip(self.batch, key, value):
+            rows[layer] = token
+
+    def get(self, layer):
+        key, value = zip(*(rows[layer] for rows in self.shown))
+        count, added = len(self.shown), len(self.batch)
+        mask = np.tri(added, count, count - added, dtype=bool)
+        return np.array(key), np.array(value), mask
+
+    def can_resume(self, sequence, position):
+        return position <= len(self.tokens.get(sequence, []))
+
+    def copy_prefix(self, source, target, length):
+        self.tokens[target] = self.tokens.get(source, [])[:length]
+
+
+class HybridCache:
+    kvtwin = kvtwin.Description(
+        name="hybrid cache",
+        kinds={"causal", "recurrent", "hybrid"},
+        can={"remove_tail", "copy_prefix", "share"},
+        max_sequences=0,
+    )
+
+    def __init__(self, setup):
+        if setup.kind != "hybrid":
+            raise kvtwin.NotSupported("only hybrids")
+        kinds = {"causal": TokenCache, "recurrent": StateCache}
+        self.parts = [kinds[part.kind](part) for part in setup.caches]
+
+    def set_layer_type(self, type):
+        self.active = self.parts[type]
+
+    def start_forward(self, positions, sequences):
+        # Attention first: it may be full, and then nothing has changed.
+        for part in sorted(self.parts, key=lambda part: isinstance(part, StateCache)):
+            part.start_forward(positions, sequences)
+        self.active = self.parts[0]
+
+    def put(self, layer, key, value):
+        self.active.put(layer, key, value)
+
+    def get(self, layer):
+        return self.active.get(layer)
+
+    def can_resume(self, sequence, position):
+        return all(part.can_resume(sequence, position) for part in self.parts)
+
+    def remove(self, sequence, begin, end):
+        self.copy_prefix(sequence, sequence, begin)
+
+    def copy_prefix(self, source, target, length):
+        # With the bug, each part keeps as much as it can.
+        while not BUG and not self.can_resume(source, length):
+            length -= 1
+        for part in self.parts:
+            part.copy_prefix(source, target, length)
+
+
+def test_state_cache(kvtwin_fuzz):
+    kvtwin_fuzz(StateCache)
+
+
+def test_hybrid_cache(kvtwin_fuzz):
+    kvtwin_fuzz(HybridCache)
