@@ -55,6 +55,7 @@ struct Abilities {
   bool shift = true;
   bool snapshots = true;
   bool drafts = true;
+  bool pins = true;  // Checkpoint.
 
   bool Can(std::uint32_t bit) const { return (can & bit) != 0; }
   bool Cannot(std::uint32_t bit) const { return (cannot & bit) != 0; }
