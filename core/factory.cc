@@ -104,6 +104,8 @@ Status CheckSpec(const CacheSpec& spec) {
   if (spec.kind == Kind::kRecurrent) {
     Status status = NotNegative("checkpoint_every", spec.checkpoint_every);
     if (status.ok()) status = NotNegative("checkpoints", spec.checkpoints);
+    if (status.ok()) status = NotNegative("pins", spec.pins);
+    if (status.ok()) status = NotNegative("drafts", spec.drafts);
     if (!status.ok()) return status;
   }
   if (!IsWrapper(spec.kind)) return CheckShift(spec.shift);
@@ -168,6 +170,10 @@ Result<CacheState> Cache::SnapshotOf(int sequence) const {
 
 Status Cache::Commit(int, std::span<const int>) {
   return {StatusCode::kNotSupported, "this cache has no drafts"};
+}
+
+Status Cache::Checkpoint(int) {
+  return {StatusCode::kNotSupported, "this cache pins no states"};
 }
 
 Status Cache::AddSequence(int, const CacheState&) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -243,7 +242,7 @@ Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
   batch_cells_.clear();
   if (HasDrafts(batch)) {
     if (!TakesDrafts()) {
-      return {StatusCode::kNotSupported, "this kind of cache has no drafts"};
+      return {StatusCode::kNotSupported, "this cache has no drafts"};
     }
     if (!reserve) drafts_.Add(batch, batch_);
   }
@@ -473,7 +472,7 @@ Status GuardedCache::CheckCommit(int seq, std::span<const int> path) const {
   Status status = CheckReady();
   if (status.ok()) status = NotNegative("seq", seq);
   if (status.ok() && !TakesDrafts()) {
-    return {StatusCode::kNotSupported, "this kind of cache has no drafts"};
+    return {StatusCode::kNotSupported, "this cache has no drafts"};
   }
   if (status.ok()) status = drafts_.CheckPath(seq, path);
   return status;
@@ -484,6 +483,17 @@ Status GuardedCache::Commit(int seq, std::span<const int> path) {
   Status status = CheckCommit(seq, path);
   if (status.ok()) KeepDrafts(seq, path);
   return status;
+}
+
+Status GuardedCache::Checkpoint(int seq) {
+  Status status = CheckReady();
+  if (status.ok()) status = NotNegative("seq", seq);
+  if (!status.ok()) return status;
+  if (!HasPins()) {
+    return {StatusCode::kNotSupported, "this cache pins no states"};
+  }
+  DoCheckpoint(seq);
+  return {};
 }
 
 void GuardedCache::KeepDrafts(int seq, std::span<const int> path) {
@@ -584,18 +594,6 @@ Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
       DTypeName(value.dtype), held, DTypeName(k_dtype()), DTypeName(v_dtype()));
 }
 
-// Refuses two states of one sequence at one position (R1).
-Status GuardedCache::CheckStates(const std::vector<CellEntry>& entries) const {
-  if (!IsRecurrent()) return {};
-  std::set<std::pair<int, std::int32_t>> known;
-  for (const auto& [cell, position, sequence] : entries) {
-    if (known.insert({sequence, position}).second) continue;
-    return Invalid("the state has two cells of sequence {} at position {}",
-                   sequence, position);
-  }
-  return {};
-}
-
 Status GuardedCache::CheckRestore(const CacheState& state) const {
   if (Status status = CheckReady(); !status.ok()) return status;
   if (!state.caches.empty()) {
@@ -604,7 +602,7 @@ Status GuardedCache::CheckRestore(const CacheState& state) const {
   }
   Status status = CheckSlots(state);
   if (status.ok()) status = CheckCells(state, CellCount());
-  if (status.ok()) status = CheckStates(state.cells);
+  if (status.ok() && IsRecurrent()) status = CheckStates(state.cells);
   if (!status.ok()) return status;
   if (HasSlots(state) && !IsEncoder()) {
     return Invalid("the state is of an encoder");
@@ -640,7 +638,7 @@ Status GuardedCache::CheckAddSequence(int sequence,
                                       const CacheState& added) const {
   Status status = CheckReady();
   if (status.ok()) status = CheckAdded(sequence, added);
-  if (status.ok()) status = CheckStates(added.cells);
+  if (status.ok() && IsRecurrent()) status = CheckStates(added.cells);
   if (!status.ok()) return status;
   if (!added.caches.empty()) {
     return Invalid("the sequence is of a wrapper of {} caches",

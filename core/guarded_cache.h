@@ -50,6 +50,7 @@ class GuardedCache : public Cache {
   Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) final;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) final;
   Status Commit(int seq, std::span<const int> path) final;
+  Status Checkpoint(int seq) final;
   Status SetLayerType(int type) final;
   Cache* UnderlyingCache() final { return this; }
   Result<bool> EncoderCached() final;
@@ -131,13 +132,17 @@ class GuardedCache : public Cache {
   virtual std::int64_t DoLastPosition(int) const { return -1; }
   // The drafts in `path` become tokens of the sequence, its others are gone.
   virtual void DoCommit(int, std::span<const int>) {}
+  // Pins the last state of a sequence, if it has one.
+  virtual void DoCheckpoint(int) {}
 
   // Whether each cell holds a state: there is no SetCausal, and a sequence has
   // one cell at most for a position.
   virtual bool IsRecurrent() const { return false; }
 
-  // Whether tokens of a batch may be drafts (D8).
-  bool TakesDrafts() const { return !IsEncoder() && !IsRecurrent(); }
+  // Whether tokens of a batch may be drafts (D8, R11).
+  virtual bool TakesDrafts() const { return !IsEncoder(); }
+  // Whether states can be pinned (R14).
+  virtual bool HasPins() const { return false; }
 
   // The next four are called for encoders only: caches of rows without
   // positions, in slots of any shape, without cells and mask. DoLoadSlots
@@ -176,7 +181,6 @@ class GuardedCache : public Cache {
   void SaveLayers(CacheState& state) const;
   Status CheckLayer(int layer, const KvRows& rows, std::int64_t held) const;
   Status CheckDTypes(const TensorView& key, const TensorView& value) const;
-  Status CheckStates(const std::vector<CellEntry>& entries) const;
   std::string WhyNoState(int seq, std::int32_t pos) const;
 
   Life life_ = Life::kNew;

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 #include <set>
+#include <utility>
 
 #include "core/refusals.h"
 
@@ -161,6 +162,16 @@ Status CheckState(const CacheState& state) {
       return Invalid("the state is of a wrapper in a wrapper");
     }
     if (Status status = CheckPart(part); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status CheckStates(const std::vector<CellEntry>& entries) {
+  std::set<std::pair<int, std::int32_t>> known;
+  for (const auto& [cell, position, sequence] : entries) {
+    if (known.insert({sequence, position}).second) continue;
+    return Invalid("the state has two cells of sequence {} at position {}",
+                   sequence, position);
   }
   return {};
 }

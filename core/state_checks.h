@@ -21,6 +21,8 @@ Status CheckState(const CacheState& state);
 //
 // Checks that cells are in order and below `cells`, each with one position.
 Status CheckCells(const CacheState& state, int cells);
+// Refuses two states of one sequence at one position (R1).
+Status CheckStates(const std::vector<CellEntry>& entries);
 // Checks the fields of an encoder.
 Status CheckSlots(const CacheState& state);
 // Checks a layer: its tensors have all their bytes, and are not too large.

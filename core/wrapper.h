@@ -45,6 +45,7 @@ class WrapperCache final : public Cache {
   Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos) override;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override;
   Status Commit(int seq, std::span<const int> path) override;
+  Status Checkpoint(int seq) override;
   Status SnapshotTo(CacheState& state) const override;
   Status Restore(const CacheState& state) override;
   Result<CacheState> SnapshotOf(int sequence) const override;

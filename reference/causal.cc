@@ -31,6 +31,7 @@ struct Cell {
   int drafted_by = -1;
   int draft = -1;
   int parent = kNotADraft;
+  std::set<int> pinned_by;  // Sequences that pinned this state (R14).
 
   bool IsFree() const { return sequences.empty() && drafted_by < 0; }
   bool Holds(int seq) const { return sequences.contains(seq); }
@@ -110,9 +111,12 @@ class CausalCache : public GuardedCache {
   }
 
   static void Store(const BatchToken& token, Cell& cell) {
-    cell = {.position = token.position, .sequences = {token.sequence}};
-    if (token.draft < 0) return;
-    cell.sequences.clear();
+    cell = {};
+    cell.position = token.position;
+    if (token.draft < 0) {
+      cell.sequences = {token.sequence};
+      return;
+    }
     cell.drafted_by = token.sequence;
     cell.draft = token.draft;
     cell.parent = token.parent;
@@ -380,17 +384,20 @@ class CausalCache : public GuardedCache {
   DenseTensor mask_;  // [view_cells, rows]
 };
 
-// The cells of this cache hold states (R1 to R9).
+// The cells of this cache hold states (R1 to R15).
 class RecurrentCache final : public CausalCache {
  public:
   using CausalCache::CausalCache;
 
  private:
   bool IsRecurrent() const override { return true; }
+  bool TakesDrafts() const override { return spec_.drafts > 0; }
+  bool HasPins() const override { return spec_.pins > 0; }
 
   // Counts the cells (R2).
   Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
-    const std::int64_t states = std::int64_t{Kept()} + 2;
+    const std::int64_t states =
+        std::int64_t{Kept()} + 2 + spec_.pins + spec_.drafts;
     return RoundUp(args.max_sequences * states, config().cache_padding);
   }
 
@@ -411,17 +418,20 @@ class RecurrentCache final : public CausalCache {
     return last;
   }
 
-  // Each sequence continues at its end (R3).
+  // Each sequence continues at its end (R3). Drafts that follow others are at
+  // the right positions already (D1); the others come after the end (R11).
   Status DoCheckBatch(const Batch& batch) const override {
     std::map<int, std::int64_t> next;
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
       const int seq = batch.sequences[i];
       if (!next.contains(seq)) next[seq] = LastState(seq) + 1;
       const std::int32_t position = batch.positions[i];
-      if (position != next[seq]++) {
+      const int parent = ParentOf(batch, i);
+      if (parent < 0 && position != next[seq]) {
         return Invalid("sequence {} continues at {}, the batch has {}", seq,
-                       next[seq] - 1, position);
+                       next[seq], position);
       }
+      if (parent == kNotADraft) ++next[seq];
     }
     return {};
   }
@@ -432,7 +442,14 @@ class RecurrentCache final : public CausalCache {
       read_.try_emplace(token.sequence, LastState(token.sequence));
     }
     if (reserve) return CausalCache::DoStartForward(given, reserve);
-    for (const auto& [seq, read] : read_) KeepStates(seq, read);
+    for (const auto& [seq, read] : read_) {
+      std::set<std::int64_t> added;
+      for (const BatchToken& token : batch()) {
+        const bool ordinary = token.sequence == seq && token.draft < 0;
+        if (ordinary) added.insert(token.position);
+      }
+      KeepStates(seq, {read}, added);
+    }
     if (!Place()) return {kCacheFull, "no room"};
     SetView();
     DoBuildMask();
@@ -440,9 +457,10 @@ class RecurrentCache final : public CausalCache {
   }
 
   // Whether the state after a batch token is stored: it is the sequence's last
-  // one, or among its last checkpoints (R5).
+  // one, or among its last checkpoints (R5), or that of a draft (R11).
   bool IsStored(std::size_t row) const {
     const BatchToken& token = batch()[row];
+    if (token.draft >= 0) return true;
     int later = 0;
     int checkpoints = 0;
     for (std::size_t i = row + 1; i < batch().size(); ++i) {
@@ -453,25 +471,26 @@ class RecurrentCache final : public CausalCache {
     return later == 0 || (IsCheckpoint(token.position) && checkpoints < Kept());
   }
 
-  // Drops the states of `seq`, except for the state that the pass reads and the
-  // last checkpoints, those of the batch included (R4).
-  void KeepStates(int seq, std::int64_t read) {
+  // Drops the states of `seq`, except for those at the positions `kept`, the
+  // pinned ones, and the last checkpoints, those at the positions `added`
+  // included (R4).
+  void KeepStates(int seq, std::set<std::int64_t> kept,
+                  const std::set<std::int64_t>& added) {
     std::set<std::int64_t, std::greater<>> checkpoints;
     for (const Cell& cell : cells_) {
       const bool is = cell.Holds(seq) && IsCheckpoint(cell.position);
       if (is) checkpoints.insert(cell.position);
     }
-    for (const BatchToken& token : batch()) {
-      const bool is = token.sequence == seq && IsCheckpoint(token.position);
-      if (is) checkpoints.insert(token.position);
+    for (const std::int64_t position : added) {
+      if (IsCheckpoint(position)) checkpoints.insert(position);
     }
-    std::set<std::int64_t> kept = {read};
     int left = Kept();
     for (const std::int64_t position : checkpoints) {
       if (left-- > 0) kept.insert(position);
     }
     for (Cell& cell : cells_) {
-      if (!kept.contains(cell.position)) cell.sequences.erase(seq);
+      if (kept.contains(cell.position)) continue;
+      if (!cell.pinned_by.contains(seq)) cell.sequences.erase(seq);
     }
   }
 
@@ -487,20 +506,67 @@ class RecurrentCache final : public CausalCache {
     for (std::size_t i = 0; i < stored.size(); ++i) {
       const BatchToken& token = batch()[stored[i]];
       batch_cells()[stored[i]] = cells[i];
-      CellAt(cells[i]) = {token.position, {token.sequence}};
+      Store(token, CellAt(cells[i]));
     }
     return true;
   }
 
-  // All tokens of a sequence see the state before the batch (R6).
+  // All tokens of a sequence see the state before the batch (R6), or that of
+  // the last draft of an earlier batch that they follow (R12).
   bool Sees(const BatchToken& token, const Cell& cell) const override {
+    int number = token.draft >= 0 ? token.parent : kCommitted;
+    for (std::size_t i = batch().size(); i-- > 0 && number >= 0;) {
+      const BatchToken& other = batch()[i];
+      const bool same = other.sequence == token.sequence;
+      if (same && other.draft == number) number = other.parent;
+    }
+    if (number >= 0) {
+      return cell.drafted_by == token.sequence && cell.draft == number;
+    }
     return cell.Holds(token.sequence) &&
            cell.position == read_.at(token.sequence);
   }
 
   void DoGiveBack() override {
     for (const int i : batch_cells()) {
-      if (i >= 0) CellAt(i).sequences.clear();
+      if (i >= 0) CellAt(i) = {};
+    }
+  }
+
+  // The path is like an ordinary batch: it leaves its last state, its last
+  // checkpoints and the state before it (R13).
+  void DoCommit(int seq, std::span<const int> path) override {
+    const std::int64_t before = LastState(seq);
+    CausalCache::DoCommit(seq, path);
+    if (!path.empty()) KeepStates(seq, {before, LastState(seq)}, {});
+  }
+
+  // Pins the last state. If there are too many pins, the first is undone (R14).
+  void DoCheckpoint(int seq) override {
+    const std::int64_t last = LastState(seq);
+    std::map<std::int64_t, Cell*> pinned;
+    for (Cell& cell : cells_) {
+      if (!cell.Holds(seq)) continue;
+      if (cell.position == last) cell.pinned_by.insert(seq);
+      if (cell.pinned_by.contains(seq)) pinned[cell.position] = &cell;
+    }
+    if (std::ssize(pinned) <= spec_.pins) return;
+    pinned.begin()->second->pinned_by.erase(seq);
+  }
+
+  // A copy has the pins of its states (R15).
+  void DoCopyPrefix(int src, int dst, std::int32_t len) override {
+    CausalCache::DoCopyPrefix(src, dst, len);
+    for (Cell& cell : cells_) {
+      const bool pinned = cell.Holds(dst) && cell.pinned_by.contains(src);
+      cell.pinned_by.erase(dst);
+      if (pinned) cell.pinned_by.insert(dst);
+    }
+  }
+  void DoCommitRemove(int seq, std::int32_t begin, std::int32_t end) override {
+    CausalCache::DoCommitRemove(seq, begin, end);
+    for (Cell& cell : cells_) {
+      if (!cell.Holds(seq)) cell.pinned_by.erase(seq);
     }
   }
 

@@ -504,10 +504,10 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     for (CacheLedger& part : parts_) part.IgnoreCapacity();
   }
   Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
+    if (NeedsCommit(parts_, batch)) return {kFailedPrecondition, "has drafts"};
     Status continues = CheckBatch(batch, reserve);
     if (!continues.ok()) return continues;
     Hear(heard);
-    if (NeedsCommit(parts_, batch)) return {kFailedPrecondition, "has drafts"};
     for (CacheLedger& part : parts_) part.EndPass();
     std::vector<CacheLedger> before;
     if (parts_.size() > 1 && parts_[0].RefusesPositions()) before = parts_;
@@ -532,6 +532,10 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) {
     return All([&](auto& part) { return part.Shift(seq, begin, end, delta); });
+  }
+  // Restore does this (D6, R15).
+  void DropPins() {
+    for (CacheLedger& part : parts_) part.DropPins();
   }
   // Restore and AddSequence do this (D6).
   void DropAllDrafts() {

@@ -19,11 +19,16 @@ class StateLedger : public PlainLedger {
  public:
   using PlainLedger::PlainLedger;
   bool recurrent() const { return spec_.kind == Kind::kRecurrent; }
+  // Each sequence has room for the states of this many drafts (R2).
+  int most_drafts() const { return spec_.drafts; }
 
-  // The state that the whole batch of a sequence reads (R6).
+  // The state that the whole batch of a sequence reads (R6), or that of a draft
+  // of an earlier batch (R12).
   bool MaySee(int row, const LedgerToken& token) const override {
     if (!recurrent()) return PlainLedger::MaySee(row, token);
     const int seq = At(batch_, row).sequence;
+    const int draft = DraftRead(At(batch_, row));
+    if (draft >= 0) return token.drafted_by == seq && token.draft == draft;
     return token.HeldBy(seq) && token.position + 1 == read_.at(seq);
   }
 
@@ -34,20 +39,26 @@ class StateLedger : public PlainLedger {
     one.capacity = 1;
     Status status = PlainLedger::Init(config, one);
     if (!status.ok()) return status;
-    cells_ = args.max_sequences * (kept() + 2);
+    cells_ = args.max_sequences *
+             (kept() + 2 + std::int64_t{spec_.pins} + spec_.drafts);
     while (cells_ % config.cache_padding != 0) ++cells_;
     if (cells_ <= kOpenEnd) return {};
     return {kInvalidArgument, "more cells than can be counted"};
   }
 
-  // Whether each sequence of the batch continues at its end (R3).
+  // Whether each sequence of the batch continues at its end (R3, R11).
   Status CheckBatch(const Batch& batch) const {
     if (!recurrent()) return {};
     std::map<int, std::int64_t> next;
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
       const int seq = batch.sequences[i];
+      const int parent = ParentOf(batch, i);
+      if (parent >= 0) continue;  // The draft's parent says its position.
       const auto at = next.try_emplace(seq, Length(seq)).first;
-      if (batch.positions[i] == at->second++) continue;
+      if (batch.positions[i] == at->second) {
+        at->second += parent == kNotADraft ? 1 : 0;
+        continue;
+      }
       return {kInvalidArgument, "the batch does not continue its sequence"};
     }
     return {};
@@ -57,7 +68,7 @@ class StateLedger : public PlainLedger {
   Status StartForward(const Batch& batch, bool reserve) override {
     if (!recurrent()) return PlainLedger::StartForward(batch, reserve);
     EndPass();
-    if (HasDrafts(batch)) return {kNotSupported, "no drafts"};  // (D8)
+    if (HasDrafts(batch) && spec_.drafts == 0) return NoDrafts();
     reserve_ = reserve;
     read_.clear();
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
@@ -66,8 +77,10 @@ class StateLedger : public PlainLedger {
       read_.try_emplace(seq, Length(seq));
     }
     if (reserve) return {};
+    NumberDrafts(batch, tokens_, batch_);
     std::vector<LedgerToken> added;
     for (const auto& [seq, length] : read_) Replace(seq, added);
+    AddDrafts(added);
     DropUnheld();
     if (std::ssize(tokens_) + std::ssize(added) > cells_) {
       EndPass();
@@ -83,10 +96,39 @@ class StateLedger : public PlainLedger {
     return {kNotSupported, "a state has no later positions"};
   }
 
-  // A state has no drafts (D8).
+  // The path is like an ordinary batch: some of its states stay, and some of
+  // the earlier ones leave (R13).
   Status Commit(int seq, std::span<const int> path) {
     if (!recurrent()) return PlainLedger::Commit(seq, path);
-    return {kNotSupported, "there are no drafts"};
+    if (spec_.drafts == 0) return NoDrafts();
+    if (path.empty()) return PlainLedger::Commit(seq, path);
+    const std::int64_t before = Length(seq);
+    CommitDrafts(seq, path, tokens_);
+    Keep(seq, LengthsToKeep(seq, before, Length(seq)));
+    DropUnheld();
+    return {};
+  }
+
+  // Pins the last state (R14).
+  Status Checkpoint(int seq) {
+    if (!recurrent() || spec_.pins == 0) {
+      return {kNotSupported, "no state can be pinned"};
+    }
+    std::set<std::int64_t>& pins = pins_[seq];
+    if (Length(seq) > 0) pins.insert(Length(seq));
+    if (std::ssize(pins) > spec_.pins) pins.erase(pins.begin());
+    return {};
+  }
+  void DropPins() { pins_.clear(); }
+
+  // The copy has the pins of its states (R15).
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    Status status = PlainLedger::CopyPrefix(src, dst, len);
+    if (!recurrent()) return status;
+    std::set<std::int64_t> pins = pins_[src];
+    pins.erase(pins.upper_bound(len), pins.end());
+    pins_[dst] = pins;
+    return status;
   }
 
   // Whether there is a state of `pos` tokens (R8).
@@ -104,10 +146,14 @@ class StateLedger : public PlainLedger {
     if (end != kOpenEnd && begin < Length(seq)) {
       return {kNotSupported, "a state is of all its tokens"};
     }
+    std::set<std::int64_t>& pins = pins_[seq];
+    pins.erase(pins.upper_bound(begin), pins.end());
     return PlainLedger::Remove(seq, begin, kOpenEnd);
   }
 
  private:
+  static Status NoDrafts() { return {kNotSupported, "there are no drafts"}; }
+
   // The number of checkpoints that a sequence keeps.
   std::int64_t kept() const {
     return spec_.checkpoint_every > 0 ? spec_.checkpoints : 0;
@@ -125,43 +171,82 @@ class StateLedger : public PlainLedger {
   // Drops the states of `seq` that the pass does not keep (R4), and adds those
   // of the batch that it keeps (R5).
   void Replace(int seq, std::vector<LedgerToken>& added) {
-    const std::set<std::int64_t> lengths = LengthsToKeep(seq);
-    for (LedgerToken& token : tokens_) {
-      if (!lengths.contains(token.position + 1)) token.sequences.erase(seq);
+    std::int64_t last = read_.at(seq);
+    std::set<std::int64_t> more;
+    for (const BatchToken& at : batch_) {
+      if (at.sequence != seq || at.draft >= 0) continue;
+      last = std::int64_t{at.position} + 1;
+      more.insert(last);
     }
+    const auto lengths = LengthsToKeep(seq, read_.at(seq), last, more);
+    Keep(seq, lengths);
     int row = 0;
     for (const BatchToken& at : batch_) {
       const std::int64_t length = std::int64_t{at.position} + 1;
-      if (at.sequence == seq && lengths.contains(length)) {
+      if (at.sequence == seq && at.draft < 0 && lengths.contains(length)) {
         added.push_back({at.position, {seq}, row, {}, births_++});
       }
       ++row;
     }
   }
 
-  // Returns the lengths of `seq` whose states are there after this batch: its
-  // last checkpoints, its length before the batch and its length after it.
-  std::set<std::int64_t> LengthsToKeep(int seq) const {
-    std::set<std::int64_t> lengths;
+  // Adds a state for each draft of the batch (R11).
+  void AddDrafts(std::vector<LedgerToken>& added) {
+    int row = 0;
+    for (const BatchToken& at : batch_) {
+      if (at.draft >= 0) {
+        added.push_back({at.position, {at.sequence}, row, {}, births_++});
+        MakeDraft(at, added.back());
+      }
+      ++row;
+    }
+  }
+
+  // The states of `seq` at other lengths leave it.
+  void Keep(int seq, const std::set<std::int64_t>& lengths) {
+    for (LedgerToken& token : tokens_) {
+      if (!lengths.contains(token.position + 1)) token.sequences.erase(seq);
+    }
+  }
+
+  // Returns the lengths of `seq` whose states are kept, of those that it has
+  // and of `lengths`: its last checkpoints, its pinned states, its length
+  // before the batch and its length after it.
+  std::set<std::int64_t> LengthsToKeep(
+      int seq, std::int64_t before, std::int64_t after,
+      std::set<std::int64_t> lengths = {}) const {
     for (const LedgerToken& token : tokens_) {
       if (token.HeldBy(seq)) lengths.insert(token.position + 1);
-    }
-    std::int64_t last = 0;
-    for (const BatchToken& at : batch_) {
-      if (at.sequence != seq) continue;
-      last = std::int64_t{at.position} + 1;
-      lengths.insert(last);
     }
     std::erase_if(lengths, [&](std::int64_t length) {
       return kept() == 0 || length % spec_.checkpoint_every != 0;
     });
     while (std::ssize(lengths) > kept()) lengths.erase(lengths.begin());
-    lengths.insert({read_.at(seq), last});
+    lengths.insert({before, after});
+    if (const auto at = pins_.find(seq); at != pins_.end()) {
+      lengths.insert(at->second.begin(), at->second.end());
+    }
     return lengths;
+  }
+
+  // Returns the draft whose state a batch token reads: the last one that it
+  // follows of those in earlier batches, -1 if there is none (R12).
+  int DraftRead(const BatchToken& at) const {
+    int number = at.draft >= 0 ? at.parent : kCommitted;
+    while (number >= 0) {
+      const auto same = [&](const BatchToken& other) {
+        return other.sequence == at.sequence && other.draft == number;
+      };
+      const auto found = std::ranges::find_if(batch_, same);
+      if (found == batch_.end()) return number;
+      number = found->parent;
+    }
+    return kCommitted;
   }
 
   // By sequence of the batch: its length before the batch.
   std::map<int, std::int64_t> read_;
+  std::map<int, std::set<std::int64_t>> pins_;  // Lengths, by sequence.
 };
 
 }  // namespace kvtwin::reference

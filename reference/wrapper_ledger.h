@@ -69,6 +69,13 @@ class LedgerOf {
     return All([&](Part& part) { return part.Commit(seq, path); });
   }
 
+  // Calls the parts that have pins (R14).
+  Status Checkpoint(int seq) {
+    bool any = false;
+    for (Part& part : parts_) any = part.Checkpoint(seq).ok() || any;
+    return any ? Status() : Status{kNotSupported, "no state can be pinned"};
+  }
+
   // Whether all parts can resume (S44).
   bool CanResume(int seq, std::int32_t pos) const {
     return std::ranges::all_of(

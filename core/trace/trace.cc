@@ -117,6 +117,8 @@ CacheSpec ReadSpec(const JsonValue& object, const std::string& path,
   if (spec.kind == Kind::kRecurrent) {
     spec.checkpoint_every = fields.OptionalInt("checkpoint_every").value_or(0);
     spec.checkpoints = fields.OptionalInt("checkpoints").value_or(0);
+    spec.pins = fields.OptionalInt("pins").value_or(0);
+    spec.drafts = fields.OptionalInt("drafts").value_or(0);
     return spec;
   }
   spec.shift.kind = static_cast<ShiftKind>(fields.Name("shift", kShiftNames));
@@ -309,8 +311,11 @@ std::string SpecText(const CacheSpec& spec) {
     text += fmt::format(R"(,"chunk":{})", spec.chunk);
   }
   if (spec.kind == Kind::kRecurrent) {
-    return text + fmt::format(R"(,"checkpoint_every":{},"checkpoints":{}}})",
-                              spec.checkpoint_every, spec.checkpoints);
+    text += fmt::format(R"(,"checkpoint_every":{},"checkpoints":{})",
+                        spec.checkpoint_every, spec.checkpoints);
+    if (spec.pins != 0) text += fmt::format(R"(,"pins":{})", spec.pins);
+    if (spec.drafts != 0) text += fmt::format(R"(,"drafts":{})", spec.drafts);
+    return text + "}";
   }
   text += fmt::format(R"(,"shift":"{}")", At(kShiftNames, spec.shift.kind));
   if (spec.shift.kind == ShiftKind::kRope) {
@@ -536,7 +541,9 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
       const int memory = spec.memory.value_or(0);
       kept = std::min(kept, std::max(*spec.window, memory) + 1.0);
     }
-    if (spec.kind == Kind::kRecurrent) kept = spec.checkpoints + 2.0;
+    if (spec.kind == Kind::kRecurrent) {
+      kept = 2.0 + spec.checkpoints + spec.pins + spec.drafts;
+    }
     const double cells = header.init.max_sequences * kept + max_batch +
                          header.config.cache_padding;
     bytes +=

@@ -90,6 +90,11 @@ struct CacheSpec {
   // none. Both >= 0.
   std::int32_t checkpoint_every = 0;
   std::int32_t checkpoints = 0;
+  // For kRecurrent, both >= 0: a sequence keeps up to `pins` states that
+  // Checkpoint pinned, and has room for the states of `drafts` drafts. 0: there
+  // is no Checkpoint, or there are no drafts.
+  std::int32_t pins = 0;
+  std::int32_t drafts = 0;
   Shift shift = {};
   // For kWrapper and kHybrid: at least one, and none is one of these. Each has
   // a placement.
@@ -172,7 +177,8 @@ class Cache {
   // Recurrent: only states get a cell; invalid_argument unless each sequence
   // continues at its end. Drafts:
   // failed_precondition for an ordinary token of a sequence that has drafts;
-  // not_supported by an encoder and by the twin "cuda".
+  // not_supported by an encoder, by a recurrent cache without room for drafts
+  // (CacheSpec::drafts) and by the twin "cuda".
   virtual Status StartForward(const Batch& batch, bool reserve) = 0;
 
   // From now on the batch tokens at the indices `except` also see tokens at
@@ -220,8 +226,16 @@ class Cache {
   // moves, and the pass continues. The caller's own caches may leave it out:
   // not_supported. Errors: invalid_argument for any other path. CopyPrefix to a
   // sequence, and Remove from it, drop its drafts; Restore and AddSequence drop
-  // all drafts; snapshots leave them out. Encoder: not_supported.
+  // all drafts; snapshots leave them out. Encoder: not_supported. Recurrent:
+  // the state after the last draft of the path becomes the last state.
   virtual Status Commit(int seq, std::span<const int> path);
+
+  // Recurrent: pins the last state of `seq`, so that later passes keep it. A
+  // sequence keeps its last CacheSpec::pins pinned states. CopyPrefix copies
+  // pins; Remove takes them away with their states; snapshots have the states
+  // without the pins. Hybrid, wrapper: calls the recurrent caches with pins.
+  // Errors: not_supported by any other cache.
+  virtual Status Checkpoint(int seq);
 
   // Wrapper: selects the active cache, which is 0 after each StartForward.
   // Other kinds: not_supported.

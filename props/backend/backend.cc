@@ -169,7 +169,8 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
       .can_resume = table.can_resume != nullptr,
       .set_causal = table.set_causal != nullptr,
       .shift = table.shift != nullptr,
-      .snapshots = table.snapshot != nullptr && table.restore != nullptr};
+      .snapshots = table.snapshot != nullptr && table.restore != nullptr,
+      .pins = false};
 }
 
 std::vector<std::string> MissingFunctions(const kvtwin_backend_v1& table) {

@@ -53,6 +53,7 @@ class ForwardingCache : public Cache {
   Status Commit(int seq, std::span<const int> path) override {
     return cache_->Commit(seq, path);
   }
+  Status Checkpoint(int seq) override { return cache_->Checkpoint(seq); }
   Status SetLayerType(int type) override { return cache_->SetLayerType(type); }
   Cache* UnderlyingCache() override { return cache_->UnderlyingCache(); }
   Result<bool> EncoderCached() override { return cache_->EncoderCached(); }

@@ -131,8 +131,13 @@ kvtwin_command_test(fuzz_speculate_legal_window EXIT 0
   ARGS fuzz --speculate --kind swa_mem --cells-max 8 --ops 40000 --json)
 kvtwin_command_test(fuzz_speculate_encoder EXIT 2
   PRINTS "kind encoder has no drafts" ARGS fuzz --speculate --kind encoder)
-kvtwin_command_test(fuzz_speculate_hybrid EXIT 2
-  PRINTS "kind hybrid has no drafts" ARGS fuzz --speculate --kind hybrid)
+foreach(kind recurrent hybrid)
+  kvtwin_command_test(fuzz_speculate_${kind} EXIT 0
+    PRINTS "\"differences\": ?0[,}]"
+    ARGS fuzz --speculate --kind ${kind} --ops 40000 --json)
+endforeach()
+kvtwin_command_test(run_pins EXIT 0 PRINTS "CanResume\\(0, 2\\) -> yes"
+  ARGS run "kvt1 kind=recurrent pins=1 | put 0*2 | pin 0 | put 0*2 | put 0*2 | ask 0@2")
 kvtwin_command_test(run_drafts EXIT 0 PRINTS "Commit\\(0, \\[0 2\\]\\) -> ok"
   ARGS run "kvt1 | put 0*2 | put 0*3:-1,-1,0 | commit 0:0,0")
 kvtwin_command_test(fuzz_dtypes EXIT 0 PRINTS "\"differences\": ?0[,}]"

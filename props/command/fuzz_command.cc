@@ -429,8 +429,7 @@ void CheckSpeculation(const FuzzArguments& arguments) {
     throw CLI::ValidationError("--speculate",
                                fmt::format("{} has no drafts", name));
   };
-  for (const char* kind :
-       {"paged", "encoder", "recurrent", "hybrid", "sessions"}) {
+  for (const char* kind : {"paged", "encoder", "sessions"}) {
     if (arguments.kind == kind) refuse(fmt::format("kind {}", kind));
   }
   if (!arguments.backend.given() && arguments.twin == "cuda") {

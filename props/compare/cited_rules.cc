@@ -19,12 +19,16 @@ constexpr std::string_view kRestore = "S55, S57";
 // The rules of a history with recurrent state.
 constexpr std::string_view kStateStart =
     "S5, S12, S43, S49, R2, R3, R4, R5, H2";
-constexpr std::string_view kStateCopy = "S26, S27, R10, H3";
-constexpr std::string_view kStateRemove = "S30, S33, R10, H3, H4";
+constexpr std::string_view kStateCopy = "S26, S27, R10, R15, H3";
+constexpr std::string_view kStateRemove = "S30, S33, R10, R15, H3, H4";
 constexpr std::string_view kStateResume = "S44, R8, R9";
 constexpr std::string_view kDraft =
     "S5, S6, S7, S8, S9, S10, S11, S12, S13, S43, D1, D3, D4, D8";
 constexpr std::string_view kCommit = "D1, D3, D4, D5, D8";
+constexpr std::string_view kStateDraft =
+    "S5, S12, S43, R2, R3, R4, R5, R11, H2, D1, D3, D4, D8";
+constexpr std::string_view kStateCommit = "D3, D4, D5, D8, R13";
+constexpr std::string_view kCheckpoint = "R14";
 
 std::string_view RulesOf(OpKind operation) {
   switch (operation) {
@@ -58,6 +62,8 @@ std::string_view RulesOf(OpKind operation) {
       return kEncoderCached;
     case OpKind::kCommit:
       return kCommit;
+    case OpKind::kPin:
+      return kCheckpoint;
   }
   return "";
 }
@@ -76,7 +82,9 @@ std::string_view StateRulesOf(OpKind operation) {
       return "R10";
     case OpKind::kReload:
     case OpKind::kAdd:
-      return "S55, S57, R1";
+      return "S55, S57, R1, R15";
+    case OpKind::kCommit:
+      return kStateCommit;
     default:
       return RulesOf(operation);
   }
@@ -125,15 +133,15 @@ constexpr auto kCheckRules = std::to_array<CheckRules>({
 
 // The same, where a history has recurrent state.
 constexpr auto kStateCheckRules = std::to_array<CheckRules>({
-    {"subject: batch cells", "S9, S10, S18, R5"},
+    {"subject: batch cells", "S9, S10, S18, R5, R11"},
     {"subject: cell count", "R2"},
-    {"subject: mask bytes", "S15, S25, R6"},
+    {"subject: mask bytes", "S15, S25, R6, R12"},
     {"subject: K bytes", "S20, S21, S22, S51, R7"},
     {"subject: V bytes", "S20, S21, S22, S23, S51, R7"},
-    {"subject: rows", "S53, R1, R6, R7"},
+    {"subject: rows", "S53, R1, R6, R7, R12"},
     {"subject: resume", kStateResume},
     {"reference: cell count", "R2"},
-    {"reference: rows", "S53, R1, R6, R7"},
+    {"reference: rows", "S53, R1, R6, R7, R12"},
     {"reference: resume", kStateResume},
     {"reference: a legal client is refused", "R2"},
 });
@@ -163,8 +171,9 @@ namespace {
 // ok, expected not_supported". Empty if it begins with no call.
 std::string_view RulesOfCall(std::string_view text, bool states) {
   const auto calls = std::to_array<CheckRules>({
-      {"StartForward(drafts", kDraft},
-      {"Commit(", kCommit},
+      {"StartForward(drafts", states ? kStateDraft : kDraft},
+      {"Commit(", states ? kStateCommit : kCommit},
+      {"Checkpoint(", kCheckpoint},
       {"StartForward(", states ? kStateStart : kStartForward},
       {"SetCausal(", states ? "R10" : kSetCausal},
       {"Put(", kPut},

@@ -433,6 +433,14 @@ void DifferentialDriver::Commit(int seq, const std::vector<int>& path) {
   CheckAllCells();
 }
 
+void DifferentialDriver::Checkpoint(int seq) {
+  const auto call = [&] { return fmt::format("Checkpoint({})", seq); };
+  Begin(call);
+  const StatusCode by_ledger = ledger_.Checkpoint(seq).code();
+  CheckCodes(call, by_ledger, reference_->Checkpoint(seq).code(),
+             tested_->Checkpoint(seq).code());
+}
+
 void DifferentialDriver::Cached() {
   if (IsEncoder(active_type_)) return CheckEncoderCached();
   if (!subject_.is_twin()) return;
@@ -596,6 +604,7 @@ void DifferentialDriver::Reload() {
   AddStep(in_place ? "Restore in place" : "Restore into new caches", "");
   result_.operations += 6;  // The calls above that have no step of their own.
   ledger_.DropAllDrafts();
+  ledger_.DropPins();
   EndPass();
 }
 

@@ -71,6 +71,7 @@ class DifferentialDriver final : public Driver {
   void CopyPrefix(int src, int dst, std::int32_t len) override;
   bool CanResume(int seq, std::int32_t pos) override;
   void Commit(int seq, const std::vector<int>& path) override;
+  void Checkpoint(int seq) override;
   void SelectLayer(int layer) override;
   void SelectType(int type) override;
   void Store() override;

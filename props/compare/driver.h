@@ -81,6 +81,7 @@ class Driver {
   virtual void CopyPrefix(int src, int dst, std::int32_t len) = 0;
   virtual bool CanResume(int seq, std::int32_t pos) = 0;
   virtual void Commit(int seq, const std::vector<int>& path) = 0;
+  virtual void Checkpoint(int seq) = 0;
   // Shifts positions, if the cache can shift positions.
   virtual void Shift(int /*seq*/, std::int32_t /*begin*/, std::int32_t /*end*/,
                      std::int32_t /*delta*/) {}

@@ -139,6 +139,49 @@ struct AsksTheFirst : ForwardingCache {
   }
 };
 
+// Commits all drafts of a path but the last.
+struct CommitsLess : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status Commit(int seq, std::span<const int> path) override {
+    return cache_->Commit(seq, path.first(path.empty() ? 0 : path.size() - 1));
+  }
+};
+
+// Shows each draft the state of its parent, also of one in its own batch.
+struct ShowsTheParent : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    chain_ = !batch.parents.empty();
+    return cache_->StartForward(batch, reserve);
+  }
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    if (!view.ok() || !chain_ || view->mask.shape[1] < 2) return view;
+    shown_ = CopyOf(view->mask, view->mask.dtype);
+    AllowInMask(shown_, cache_->BatchCells()[0] - view->first_cell, 1);
+    view->mask = shown_.view();
+    return view;
+  }
+  bool chain_ = false;
+  DenseTensor shown_;
+};
+
+struct PinsNothing : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status Checkpoint(int seq) override {
+    return cache_->CellCount() == 0 ? cache_->Checkpoint(seq) : Status();
+  }
+};
+
+// Restore undoes all pins.
+struct ForksWithoutPins : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    Status status = cache_->CopyPrefix(src, dst, len);
+    return status.ok() ? cache_->Restore(*cache_->Snapshot()) : status;
+  }
+};
+
 struct StateCase {
   std::string name;
   Subject subject;
@@ -176,6 +219,19 @@ std::vector<StateCase> StateCases() {
        kHybridOf + "| put 0*5 | copy 0>1:3", "subject: cells"},
       {"drops from each part what was asked", OfAnother(hybrid_as_wrapper),
        kHybridOf + "| put 0*5 | drop 0:3-", "subject: cells"},
+      {"commits a draft less", Of<CommitsLess>(),
+       kStates + "drafts=4 | put 0*3:-1 | commit 0:0,0", "subject: cells"},
+      {"has no room for drafts",
+       OfAnother([](CacheSpec& spec) { --spec.drafts; }),
+       kStates + "drafts=4 | put 0*3:-1", "subject: cell count"},
+      {"shows a draft of the same batch", Of<ShowsTheParent>(),
+       kStates + "drafts=4 | put 0*1 | put 0*2:-1", "subject: mask bytes"},
+      {"pins nothing", Of<PinsNothing>(),
+       kStates + "pins=1 | put 0*1 | pin 0 | put 0*1 | put 0*1",
+       "subject: cells"},
+      {"forks without pins", Of<ForksWithoutPins>(),
+       kStates + "pins=1 | put 0*1 | pin 0 | copy 0>1:1 | put 1*1 | put 1*1",
+       "subject: cells"},
       {"resumes where one part can", Of<AsksTheFirst>(),
        kHybridOf + "| put 0*5 | ask 0@3", "subject: resume"},
   };

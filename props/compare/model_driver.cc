@@ -405,6 +405,14 @@ void ModelDriver::Commit(int seq, const std::vector<int>& path) {
   DrawCellsNow();
 }
 
+void ModelDriver::Checkpoint(int seq) {
+  const std::string call = fmt::format("Checkpoint({})", seq);
+  Begin(call);
+  const Status found = tested_->Checkpoint(seq);
+  AddStep(call, found.code());
+  CheckResult(call, ledger_.Checkpoint(seq), found);
+}
+
 void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,
                         std::int32_t delta) {
   auto* shifting = dynamic_cast<Shifting*>(tested_.get());

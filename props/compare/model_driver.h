@@ -41,6 +41,7 @@ class ModelDriver final : public Driver {
   void CopyPrefix(int src, int dst, std::int32_t len) override;
   bool CanResume(int seq, std::int32_t pos) override;
   void Commit(int seq, const std::vector<int>& path) override;
+  void Checkpoint(int seq) override;
   void Shift(int seq, std::int32_t begin, std::int32_t end,
              std::int32_t delta) override;
   void SelectLayer(int layer) override;

@@ -79,6 +79,7 @@ class Client {
   void Commit(int seq, const std::vector<int>& choices);
   void CommitFirst(const Segment& segment);
   int CountDrafts(int seq) const;
+  int DraftRoom() const;
   void PlaceDrafts(const Segment& segment, Tokens& batch);
   bool CanDraft(int seq) const;
   void CopyPrefix(int src, int dst, std::int32_t len) {
@@ -174,6 +175,17 @@ int Client::CountDrafts(int seq) const {
   return AsInt(count);
 }
 
+// The number of drafts that a legal client may still store (D3, R11).
+int Client::DraftRoom() const {
+  std::int64_t room = kOpenEnd;
+  for (const auto& part : driver_.ledger().parts()) {
+    if (!part.recurrent()) continue;
+    room = std::min(
+        room, setup_.init.max_sequences * std::int64_t{part.most_drafts()});
+  }
+  return AsInt(room - CountDrafts(-1));
+}
+
 // Resolves the choices to the path of a Commit.
 void Client::Commit(int seq, const std::vector<int>& choices) {
   if (!abilities_.CanDraft()) return;
@@ -222,8 +234,9 @@ bool Client::CanDraft(int seq) const {
   }
   const bool refused =
       setup_.legal &&
-      std::ranges::any_of(driver_.ledger().parts(),
-                          [](auto& at) { return at.encoder(); });
+      std::ranges::any_of(driver_.ledger().parts(), [](auto& at) {
+        return at.encoder() || (at.recurrent() && at.most_drafts() == 0);
+      });
   const bool ended = !ends.empty() && *ends.rbegin() > kOpenEnd;
   return abilities_.CanDraft() && !refused && !ended && ends.size() < 2;
 }
@@ -351,6 +364,7 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
   std::size_t room = max_batch;
   // A legal client leaves room for the drafts that are stored (D3).
   if (setup_.legal) room -= std::min(room, AsSize(CountDrafts(-1)));
+  int draft_room = DraftRoom();
   for (Segment segment : OneSequenceEach(op.segments)) {
     if (segment.count >= Segment::kFree / 2) {
       segment.count = AsInt(std::clamp<std::int64_t>(
@@ -358,7 +372,10 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
     }
     if (room == 0) break;
     segment.seq = IdOf(segment.seq);
-    if (!segment.parents.empty() && !CanDraft(segment.seq)) continue;
+    if (!segment.parents.empty()) {
+      if (!CanDraft(segment.seq)) continue;
+      if (setup_.legal) segment.count = std::min(segment.count, draft_room);
+    }
     if (!segments.empty() && segment.seq != segments[0].seq &&
         !abilities_.Can(KVTWIN_CAN_MIX)) {
       continue;
@@ -372,6 +389,7 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
     }
     segment.count = std::min(segment.count, AsInt(room));
     room -= AsSize(segment.count);
+    if (!segment.parents.empty()) draft_room -= segment.count;
     segments.push_back(segment);
   }
   return segments;
@@ -461,6 +479,10 @@ void Client::Do(const Op& op) {
     }
     case OpKind::kCommit:
       return Commit(IdOf(op.seq), op.path);
+    case OpKind::kPin:
+      if (!abilities_.pins) return;
+      Note(op);
+      return driver_.Checkpoint(IdOf(op.seq));
     // A sequence that is no longer shared takes up more room.
     case OpKind::kAdd:
       if (setup_.legal) return;

@@ -25,6 +25,8 @@ void FitKind(std::uint32_t kinds, CacheSpec& spec) {
           .chunk = 0,
           .checkpoint_every = 0,
           .checkpoints = 0,
+          .pins = 0,
+          .drafts = 0,
           .shift = spec.shift,
           .caches = {}};
   if (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) {
@@ -59,6 +61,13 @@ void FitWindow(CacheSpec& spec) {
   for (CacheSpec& part : spec.caches) FitWindow(part);
 }
 
+// Takes away the room for pins and drafts.
+void FitStates(const Abilities& can, CacheSpec& spec) {
+  if (!can.pins) spec.pins = 0;
+  if (!can.drafts) spec.drafts = 0;
+  for (CacheSpec& part : spec.caches) FitStates(can, part);
+}
+
 }  // namespace
 
 void Abilities::Fit(Setup& setup) const {
@@ -66,6 +75,7 @@ void Abilities::Fit(Setup& setup) const {
   FitKind(kinds, setup.spec);
   FitShift(shifts, setup.spec);
   FitPlacement(placements, setup.spec);
+  FitStates(*this, setup.spec);
   if (Cannot(KVTWIN_CANNOT_WINDOW_0)) FitWindow(setup.spec);
   for (const Knob& knob : Knobs()) {
     if (knob.fit) knob.fit(*this, setup);

@@ -54,6 +54,7 @@ struct Abilities {
   bool set_causal = true;
   bool shift = true;
   bool snapshots = true;
+  bool pins = true;  // Checkpoint.
 
   bool Can(std::uint32_t bit) const { return (can & bit) != 0; }
   bool CanDraft() const { return Can(KVTWIN_CAN_DRAFT); }

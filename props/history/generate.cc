@@ -77,34 +77,15 @@ std::int64_t CellsOf(const Setup& setup) {
   return cells;
 }
 
-// Takes a checkpoint from each recurrent cache; false if there is none.
-bool LoseCheckpoints(CacheSpec& spec) {
-  bool any = spec.checkpoints > 0;
-  if (any) --spec.checkpoints;
-  for (CacheSpec& part : spec.caches) any = LoseCheckpoints(part) || any;
-  return any;
-}
-
-void LimitCells(int cells_max, Setup& setup) {
-  InitArgs& init = setup.init;
-  // The largest size shrinks first, so that little changes.
-  while (CellsOf(setup) > cells_max) {
-    if (LoseCheckpoints(setup.spec)) continue;
-    int& larger =
-        init.capacity >= init.max_batch ? init.capacity : init.max_batch;
-    if (larger > 1) {
-      --larger;
-    } else if (init.max_sequences > 1) {
-      --init.max_sequences;
-    } else if (setup.config.v_layout == VLayout::kTiled) {
-      // Tiled V needs at least kTileCells cells.
-      setup.config.v_layout = VLayout::kPermuted;
-    } else if (setup.config.cache_padding > 1) {
-      --setup.config.cache_padding;
-    } else {
-      return;
-    }
+// Takes a state from each recurrent cache; false if there is none.
+bool LoseStates(CacheSpec& spec) {
+  bool any = false;
+  for (std::int32_t* states : {&spec.checkpoints, &spec.pins, &spec.drafts}) {
+    any = any || *states > 0;
+    *states = std::max(*states - 1, 0);
   }
+  for (CacheSpec& part : spec.caches) any = LoseStates(part) || any;
+  return any;
 }
 
 int DrawCount(const Pick& pick, const Setup& setup) {
@@ -451,6 +432,28 @@ class ModelServer {
 
 }  // namespace
 
+void LimitCells(int cells_max, Setup& setup) {
+  InitArgs& init = setup.init;
+  // The largest size shrinks first, so that little changes.
+  while (CellsOf(setup) > cells_max) {
+    if (LoseStates(setup.spec)) continue;
+    int& larger =
+        init.capacity >= init.max_batch ? init.capacity : init.max_batch;
+    if (larger > 1) {
+      --larger;
+    } else if (init.max_sequences > 1) {
+      --init.max_sequences;
+    } else if (setup.config.v_layout == VLayout::kTiled) {
+      // Tiled V needs at least kTileCells cells.
+      setup.config.v_layout = VLayout::kPermuted;
+    } else if (setup.config.cache_padding > 1) {
+      --setup.config.cache_padding;
+    } else {
+      return;
+    }
+  }
+}
+
 Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   Setup setup;
   const Kind drawn =
@@ -555,7 +558,34 @@ History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
     DrawOps(pick, ops, history);
   }
   if (rarities && Chance(pick, 15)) TakeApart(pick, history);
+  AddPins(pick, cells_max, history);
   return history;
+}
+
+void AddPins(const Pick& pick, int cells_max, History& history) {
+  CacheSpec& whole = history.setup.spec;
+  std::vector<CacheSpec*> recurrent;
+  if (whole.kind == Kind::kRecurrent) recurrent.push_back(&whole);
+  for (CacheSpec& part : whole.caches) {
+    if (part.kind == Kind::kRecurrent) recurrent.push_back(&part);
+  }
+  if (recurrent.empty() || Chance(pick, 50)) return;
+  for (CacheSpec* spec : recurrent) {
+    spec->pins = OneOf(pick, {0, 1, 1, 1, 2, 2, 3});
+  }
+  if (cells_max > 0) LimitCells(cells_max, history.setup);
+  std::vector<Op> ops;
+  int seq = 0;  // The last sequence that got tokens.
+  for (Op& op : history.ops) {
+    if (op.kind == OpKind::kPut) seq = op.segments.front().seq;
+    ops.push_back(std::move(op));
+    if (!Chance(pick, 20)) continue;
+    Op& pin = ops.emplace_back();
+    pin.kind = OpKind::kPin;
+    pin.seq =
+        Chance(pick, 80) ? seq : pick(0, history.setup.init.max_sequences);
+  }
+  history.ops = std::move(ops);
 }
 
 Pick SeededPick(std::uint64_t seed, std::uint64_t number) {

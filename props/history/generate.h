@@ -25,6 +25,8 @@ using Weights = std::array<int, 10>;
 // With a `cells_max`, the cache (each cache of a wrapper) has at most that many
 // cells.
 Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max = 0);
+// Makes each cache as small as `cells_max` cells, or nearly.
+void LimitCells(int cells_max, Setup& setup);
 Weights DrawWeights(const Pick& pick);
 // `live` lists the sequences that are likely to hold tokens.
 Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
@@ -42,6 +44,10 @@ History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
 History MakeHistory(std::uint64_t seed, std::uint64_t number,
                     std::optional<Kind> kind, int ops, int cells_max = 0,
                     bool rarities = false);
+
+// Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing if
+// there is no recurrent cache.
+void AddPins(const Pick& pick, int cells_max, History& history);
 
 // Replaces every `step`-th operation, from operation `first` on, with a Shift
 // of the last few positions of a sequence, for caches that can move positions.

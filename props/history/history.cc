@@ -53,6 +53,10 @@ CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
       spec.checkpoint_every = reader.Number();
     } else if (reader.Take("k")) {
       spec.checkpoints = reader.Number();
+    } else if (reader.Take("p")) {
+      spec.pins = reader.Number();
+    } else if (reader.Take("d")) {
+      spec.drafts = reader.Number();
     } else {
       reader.Expect("c");
       spec.chunk = reader.Number();
@@ -84,6 +88,8 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "chunk") return void(spec.chunk = ReadSize(value));
   if (key == "every") return void(spec.checkpoint_every = ReadSize(value));
   if (key == "keep") return void(spec.checkpoints = ReadSize(value));
+  if (key == "pins") return void(spec.pins = ReadSize(value));
+  if (key == "drafts") return void(spec.drafts = ReadSize(value));
   if (key == "shift") return void(spec.shift = ReadShift(value));
   if (key == "place" && value == "scatter") {
     return void(spec.placement = Placement::kScatter);
@@ -108,10 +114,13 @@ void CheckSizes(const Setup& setup, std::string_view where) {
   constexpr std::int64_t kCellsMax = 1 << 20;
   constexpr std::int64_t kElementsMax = 1 << 26;
   const InitArgs& init = setup.init;
-  std::int64_t each = std::max(init.capacity, setup.spec.checkpoints);
-  for (const CacheSpec& part : setup.spec.caches) {
-    each = std::max<std::int64_t>(each, part.checkpoints);
-  }
+  std::int64_t each = init.capacity;
+  const auto count_states = [&](const CacheSpec& spec) {
+    each = std::max(each,
+                    std::int64_t{spec.checkpoints} + spec.pins + spec.drafts);
+  };
+  count_states(setup.spec);
+  std::ranges::for_each(setup.spec.caches, count_states);
   const std::int64_t cells =
       init.max_sequences * each + init.max_batch + setup.config.cache_padding;
   const std::int64_t rows =
@@ -163,6 +172,8 @@ void CheckKind(const CacheSpec& spec, std::string_view where) {
   const bool recurrent = spec.kind == Kind::kRecurrent;
   check(spec.checkpoint_every != 0, recurrent, "every");
   check(spec.checkpoints != 0, recurrent, "keep");
+  check(spec.pins != 0, recurrent, "pins");
+  check(spec.drafts != 0, recurrent, "drafts");
   check(!spec.caches.empty(), IsWrapper(spec.kind), "caches");
   for (const CacheSpec& inner : spec.caches) CheckKind(inner, where);
 }
@@ -340,7 +351,8 @@ bool ReadCall(std::string_view name, std::string_view argument, Op& op) {
   } else if (is("layer", OpKind::kLayer, false) ||
              is("type", OpKind::kType, false)) {
     op.number = ReadSize(argument);
-  } else if (is("snapshot", OpKind::kSnapshot, false)) {
+  } else if (is("snapshot", OpKind::kSnapshot, false) ||
+             is("pin", OpKind::kPin, false)) {
     op.seq = ReadSize(argument);
   } else if (is("add", OpKind::kAdd, false)) {
     ReadCopy(argument, op);

@@ -99,6 +99,7 @@ enum class OpKind {
   kSnapshot,  // Snapshot, and SnapshotOf a sequence.
   kAdd,       // SnapshotOf a sequence, and AddSequence of it as another one.
   kCommit,    // Commit of some drafts of a sequence.
+  kPin,       // Checkpoint.
 };
 
 struct Op {
@@ -116,8 +117,8 @@ struct Op {
   std::vector<int> images;
   std::vector<int> except;
   // kDrop (seq, begin, end), kCopy (seq to dst and `more` after it, end), kAsk
-  // (seq, end), kShift (seq, begin, end, delta), kSnapshot (seq), kAdd (seq as
-  // dst)
+  // (seq, end), kShift (seq, begin, end, delta), kSnapshot (seq), kPin (seq),
+  // kAdd (seq as dst)
   int seq = 0;
   int dst = 0;
   int more = 0;

@@ -26,6 +26,8 @@ std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
     text += fmt::format(":e{}", spec.checkpoint_every);
   }
   if (spec.checkpoints != 0) text += fmt::format(":k{}", spec.checkpoints);
+  if (spec.pins != 0) text += fmt::format(":p{}", spec.pins);
+  if (spec.drafts != 0) text += fmt::format(":d{}", spec.drafts);
   if (spec.placement != wrapper.placement) text += ":otherplace";
   if (spec.shift.kind != wrapper.shift.kind) {
     text += fmt::format(":{}", kShiftNames.at(AsSize(spec.shift.kind)));
@@ -81,6 +83,8 @@ std::string ToText(const Setup& setup) {
   add("chunk", spec.chunk, 0);
   add("every", spec.checkpoint_every, 0);
   add("keep", spec.checkpoints, 0);
+  add("pins", spec.pins, 0);
+  add("drafts", spec.drafts, 0);
   if (spec.placement == Placement::kScatter) text += " place=scatter";
   const bool halves = spec.shift.kind == ShiftKind::kRope &&
                       spec.shift.rope.pairing == Rope::Pairing::kHalves;
@@ -165,6 +169,8 @@ std::string ToText(const Op& op) {
       return fmt::format("add {}>{}", op.seq, op.dst);
     case OpKind::kCommit:
       return fmt::format("commit {}:{}", op.seq, fmt::join(op.path, ","));
+    case OpKind::kPin:
+      return fmt::format("pin {}", op.seq);
   }
   return "";
 }

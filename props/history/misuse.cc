@@ -398,7 +398,9 @@ Answer Commit(Cache& cache, const Context& at, int seq,
               const std::vector<int>& path) {
   const CacheSpec& spec = at.setup.spec;
   const CacheSpec& first = spec.caches.empty() ? spec : spec.caches[0];
-  const bool refuses = first.kind == Kind::kEncoder && seq >= 0;
+  const bool no_drafts = first.kind == Kind::kEncoder ||
+                         (first.kind == Kind::kRecurrent && first.drafts == 0);
+  const bool refuses = no_drafts && seq >= 0;
   return {cache.Commit(seq, path),
           refuses ? StatusCode::kNotSupported : kInvalid};
 }
@@ -516,7 +518,7 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
     Status status;
     bool optional = false;  // A cache may lack the call.
   };
-  const std::array<Refusal, 16> refusals = {{
+  const std::array<Refusal, 17> refusals = {{
       {"SetLayer", cache.SetLayer(0)},
       {"StartForward", Start(cache, {0}, {0})},
       {"SetCausal", cache.SetCausal({})},
@@ -533,6 +535,7 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
       {"SnapshotOf", cache.SnapshotOf(0).status(), true},
       {"AddSequence", cache.AddSequence(0, {}), true},
       {"Commit", cache.Commit(0, {}), true},
+      {"Checkpoint", cache.Checkpoint(0), true},
   }};
   for (const auto& [name, status, optional] : refusals) {
     if (status.code() == kUntimely && !status.message().empty()) continue;

@@ -140,6 +140,13 @@ History MakeSpeculation(std::uint64_t seed, std::uint64_t number,
   if (!std::ranges::all_of(caches, is_encoder) && Chance(pick, 80)) {
     std::erase_if(caches, is_encoder);
   }
+  const auto make_room = [&](CacheSpec& spec) {
+    if (spec.kind != Kind::kRecurrent || Chance(pick, 3)) return;
+    spec.drafts = OneOf(pick, {1, 2, 3, 4, 6, 8, 8});
+  };
+  make_room(history.setup.spec);
+  std::ranges::for_each(caches, make_room);
+  if (cells_max > 0) LimitCells(cells_max, history.setup);
   Speculate(pick, history);
   return history;
 }

@@ -666,6 +666,22 @@ class PutsTheStateBefore : public Broken {
   }
 };
 
+// Of a path, keeps the first draft alone.
+class CommitStopsShort : public Broken {
+ public:
+  using Broken::Broken;
+  Status Commit(int seq, std::span<const int> path) override {
+    return cache_->Commit(seq,
+                          path.first(std::min<std::size_t>(path.size(), 1)));
+  }
+};
+
+class PinsNothing : public Broken {
+ public:
+  using Broken::Broken;
+  Status Checkpoint(int) override { return {}; }
+};
+
 // A hybrid whose caches copy as far as each of them can.
 void BeAWrapper(CacheSpec& spec) {
   if (spec.kind == Kind::kHybrid) spec.kind = Kind::kWrapper;
@@ -675,6 +691,8 @@ TEST(Laws, StateLawsFailForFaultyCaches) {
   Breaks<OpenRemoveKeepsOne>({"state_is_a_fold", "one_length"});
   Breaks<PutsTheStateBefore>({"state_is_a_fold"});
   Breaks<CopyStopsShort>({"policy_is_invisible"});
+  Breaks<CommitStopsShort>({"drafts_are_folds"});
+  Breaks<PinsNothing>({"pins_stay"});
   Breaks<OtherSpec<BeAWrapper>>({"one_length"});
 }
 

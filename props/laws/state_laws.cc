@@ -55,6 +55,11 @@ class StateClient {
   // Makes a batch of `count` tokens, or what there is room for, and checks the
   // state that it reads.
   void Append(int seq, int count);
+  // Makes a tree of up to `count` drafts in one or two batches, checks the
+  // states that they read, and commits a path.
+  void Draft(int seq, int count);
+  // Pins the last state.
+  void Pin(int seq);
   void Remove(int seq, std::int32_t begin);
   void Copy(int src, int dst, std::int32_t len);
   // Snapshot, and Restore.
@@ -87,8 +92,26 @@ class StateClient {
   void GoToStates() {
     if (hybrid_) Expect(cache_->SetLayerType(1).ok(), "SetLayerType(1)");
   }
-  void CheckRead(int seq, int rows, std::int32_t length);
-  void PutStates(int seq, std::int32_t first, int count);
+  // The fold of a state, 0 if there is none.
+  using Folds = std::vector<std::uint64_t>;
+  // The drafts of a sequence.
+  struct Tree {
+    Folds folds;
+    std::vector<int> parents;
+    std::vector<std::int32_t> positions;
+  };
+  std::uint64_t Next(std::uint64_t fold) {
+    const std::uint64_t token = ++tokens_;
+    return HashBytes(&token, sizeof(token), fold);
+  }
+  std::uint64_t LastFold(int seq) {
+    return folds_[seq].empty() ? 0 : folds_[seq].back();
+  }
+  void Grow(int seq, int count, Tree& tree);
+  void StartDrafts(int seq, const Tree& tree, int first);
+  void CheckRead(int seq, const Folds& expected);
+  void PutStates(const Folds& folds);
+  void CheckPins();
   void CheckResumes(int seq, std::int32_t before);
   void CheckEnds();
   bool Continues(int seq);
@@ -99,16 +122,20 @@ class StateClient {
   bool put_ = false;
   std::uint64_t tokens_ = 0;
   // For each sequence, the fold of its tokens up to each token.
-  std::map<int, std::vector<std::uint64_t>> folds_;
+  std::map<int, Folds> folds_;
+  std::map<int, std::vector<std::int32_t>> pins_;  // Lengths.
 };
 
-CacheSpec StateSpecOf(const Setup& setup, int policy, bool hybrid) {
+CacheSpec StateSpecOf(const Setup& setup, const Abilities& can, int policy,
+                      bool hybrid) {
   const int size = setup.init.capacity + setup.init.max_batch;
   CacheSpec recurrent;
   recurrent.kind = Kind::kRecurrent;
   recurrent.placement = setup.spec.placement;
   recurrent.checkpoint_every = 1 + (size + policy) % 4;
   recurrent.checkpoints = (setup.init.capacity + 2 * policy) % 4;
+  recurrent.pins = can.pins ? 2 : 0;
+  recurrent.drafts = can.drafts ? 8 : 0;
   if (!hybrid) return recurrent;
   CacheSpec causal;
   causal.placement = setup.spec.placement;
@@ -126,7 +153,7 @@ std::unique_ptr<StateClient> StateClient::Make(const History& history,
                                                const Subject& subject,
                                                int policy, bool hybrid) {
   Setup setup = history.setup;
-  setup.spec = StateSpecOf(setup, policy, hybrid);
+  setup.spec = StateSpecOf(setup, subject.abilities, policy, hybrid);
   setup.rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 2};
   setup.layers = hybrid ? 3 : 1;
   setup.init.dtype = DType::kF32;
@@ -144,53 +171,47 @@ std::unique_ptr<StateClient> StateClient::Make(const History& history,
   return std::make_unique<StateClient>(std::move(*cache), setup, hybrid);
 }
 
-// Checks that the batch reads the fold of the sequence's tokens before it.
-void StateClient::CheckRead(int seq, int rows, std::int32_t length) {
+// Checks that each row of the batch reads the state of this fold, and no other.
+void StateClient::CheckRead(int seq, const Folds& expected) {
   GoToStates();
   if (!put_) return;
   const Result<KvView> view = cache_->Get();
   Expect(view.ok(), "Get is {}", view.status().ToString());
   if (!view.ok()) return;
-  for (int row = 0; row < rows; ++row) {
+  for (int row = 0; row < Size(expected); ++row) {
+    const StateRow state = RowOfFold(At(expected, row));
     int seen = 0;
     bool same = true;
     for (std::int64_t column = 0; column < view->mask.shape[0]; ++column) {
       if (!MaskAllows(view->mask, column, row)) continue;
       ++seen;
-      const StateRow expected = RowOfFold(length == 0 ? 0 : folds_[seq].back());
       for (int i = 0; i < 2; ++i) {
-        same =
-            same &&
-            LoadFrom(view->key, i, 0, column, 0) == expected[AsSize(i)] &&
-            LoadFrom(view->value, i, 0, column, 0) == expected[AsSize(i + 2)];
+        same = same && LoadFrom(view->key, i, 0, column, 0) == At(state, i) &&
+               LoadFrom(view->value, i, 0, column, 0) == At(state, i + 2);
       }
     }
-    Expect(seen == (length == 0 ? 0 : 1),
-           "row {} of sequence {} sees {} states at length {}", row, seq, seen,
-           length);
-    Expect(same,
-           "row {} of sequence {} sees another state than that of its "
-           "{} tokens",
-           row, seq, length);
+    Expect(seen == (At(expected, row) == 0 ? 0 : 1),
+           "row {} of sequence {} sees {} states", row, seq, seen);
+    Expect(same, "row {} of sequence {} sees another state than it continues",
+           row, seq);
   }
 }
 
-// Puts the states after `count` tokens; rows without a cell hold anything.
-void StateClient::PutStates(int seq, std::int32_t first, int count) {
+// Puts the states of the batch; rows without a cell hold anything.
+void StateClient::PutStates(const Folds& folds) {
   GoToStates();
   std::vector<float> keys;
   std::vector<float> values;
   const auto cells = cache_->BatchCells();
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < Size(folds); ++i) {
     const bool stored = i < Size(cells) && At(cells, i) >= 0;
-    const StateRow row =
-        RowOfFold(stored ? At(folds_[seq], first + i) : ~std::uint64_t{0});
+    const StateRow row = RowOfFold(stored ? At(folds, i) : ~std::uint64_t{0});
     keys.insert(keys.end(), {row[0], row[1]});
     values.insert(values.end(), {row[2], row[3]});
   }
-  const Status put =
-      cache_->Put(DenseView(keys.data(), DType::kF32, {2, 1, count, 1}),
-                  DenseView(values.data(), DType::kF32, {2, 1, count, 1}));
+  const Shape shape = {2, 1, std::ssize(folds), 1};
+  const Status put = cache_->Put(DenseView(keys.data(), DType::kF32, shape),
+                                 DenseView(values.data(), DType::kF32, shape));
   Expect(put.ok(), "Put is {}", put.ToString());
   put_ = true;
 }
@@ -205,7 +226,6 @@ bool StateClient::Continues(int seq) {
 }
 
 void StateClient::Append(int seq, int count) {
-  std::vector<std::uint64_t>& folds = folds_[seq];
   const std::int32_t length = Length(seq);
   count =
       std::min({count, setup_.init.max_batch, setup_.init.capacity - length});
@@ -219,23 +239,103 @@ void StateClient::Append(int seq, int count) {
   Expect(status.ok(), "a batch at the end, {}, is {}", length,
          status.ToString());
   if (!status.ok()) return;
-  CheckRead(seq, count, length);
-  std::vector<std::uint64_t> now = folds;
+  const Folds read(AsSize(count), LastFold(seq));
+  CheckRead(seq, read);
+  Folds added;
   for (int i = 0; i < count; ++i) {
-    const std::uint64_t token = ++tokens_;
-    now.push_back(
-        HashBytes(&token, sizeof(token), now.empty() ? 0 : now.back()));
+    added.push_back(Next(added.empty() ? LastFold(seq) : added.back()));
   }
-  now.swap(folds);
-  PutStates(seq, length, count);
-  now.swap(folds);
-  CheckRead(seq, count, length);  // It is not overwritten.
-  now.swap(folds);
+  PutStates(added);
+  CheckRead(seq, read);  // It is not overwritten.
+  folds_[seq].insert(folds_[seq].end(), added.begin(), added.end());
   CheckResumes(seq, length);
 }
 
-// After a batch the sequence can resume at its end, before the batch, and at
-// the last checkpoints of the batch (R4, R5).
+// Adds `count` drafts to the tree; three of four follow the last one.
+void StateClient::Grow(int seq, int count, Tree& tree) {
+  for (int i = 0; i < count; ++i) {
+    const int number = Size(tree.folds);
+    const auto any = static_cast<int>(Next(0) % 64);
+    const int parent = any % 4 > 0 ? number - 1 : any / 4 % (number + 1) - 1;
+    tree.parents.push_back(parent);
+    tree.positions.push_back(parent < 0 ? Length(seq)
+                                        : At(tree.positions, parent) + 1);
+    tree.folds.push_back(
+        Next(parent < 0 ? LastFold(seq) : At(tree.folds, parent)));
+  }
+}
+
+// Makes a batch of the drafts from number `first` on. Each reads the state of
+// the last draft before these that it follows (R12).
+void StateClient::StartDrafts(int seq, const Tree& tree, int first) {
+  const auto from = AsSize(first);
+  const auto positions = std::span(tree.positions).subspan(from);
+  const std::vector<int> sequences(positions.size(), seq);
+  const Status status =
+      cache_->StartForward({.positions = positions,
+                            .sequences = sequences,
+                            .parents = std::span(tree.parents).subspan(from)},
+                           false);
+  Expect(status.ok(), "a batch of drafts is {}", status.ToString());
+  if (!status.ok()) return;
+  Folds read;
+  for (int i = first; i < Size(tree.folds); ++i) {
+    int number = i;
+    while (number >= first) number = At(tree.parents, number);
+    read.push_back(number < 0 ? LastFold(seq) : At(tree.folds, number));
+  }
+  CheckRead(seq, read);
+  PutStates({tree.folds.begin() + first, tree.folds.end()});
+  CheckRead(seq, read);
+}
+
+void StateClient::Draft(int seq, int count) {
+  const std::int32_t length = Length(seq);
+  count = std::min(
+      {count, setup_.init.max_batch, setup_.init.capacity - length, 8});
+  if (count < 1) return Remove(seq, length / 2);
+  Tree tree;
+  const int level = Next(0) % 2 == 0 ? count : (count + 1) / 2;
+  Grow(seq, level, tree);
+  StartDrafts(seq, tree, 0);
+  if (level < count) {
+    Grow(seq, count - level, tree);
+    StartDrafts(seq, tree, level);
+  }
+  std::vector<int> path;
+  const auto chosen = static_cast<int>(Next(0) % (AsSize(count) + 1)) - 1;
+  for (int at = chosen; at >= 0; at = At(tree.parents, at)) path.push_back(at);
+  std::ranges::reverse(path);
+  const Status status = cache_->Commit(seq, path);
+  Expect(status.ok(), "Commit is {}", status.ToString());
+  for (const int number : path) {
+    folds_[seq].push_back(At(tree.folds, number));
+  }
+  CheckResumes(seq, length);
+}
+
+void StateClient::Pin(int seq) {
+  const Status status = cache_->Checkpoint(seq);
+  Expect(status.ok(), "Checkpoint is {}", status.ToString());
+  std::vector<std::int32_t>& pins = pins_[seq];
+  const std::int32_t length = Length(seq);
+  if (length == 0 || (!pins.empty() && pins.back() == length)) return;
+  pins.push_back(length);
+  if (pins.size() > 2) pins.erase(pins.begin());
+}
+
+// A sequence can resume where a state is pinned (R14, R15).
+void StateClient::CheckPins() {
+  for (const auto& [seq, pins] : pins_) {
+    for (const std::int32_t length : pins) {
+      Expect(CanResume(seq, length), "sequence {} cannot resume at its pin {}",
+             seq, length);
+    }
+  }
+}
+
+// After a batch, or the commit of a path, the sequence can resume at its end,
+// before the batch, and at the last checkpoints of the batch (R4, R5, R13).
 void StateClient::CheckResumes(int seq, std::int32_t before) {
   if (hybrid_) return;
   const CacheSpec& spec = setup_.spec;
@@ -253,8 +353,8 @@ void StateClient::CheckResumes(int seq, std::int32_t before) {
   for (std::int32_t at = 1; at <= Length(seq); ++at) {
     states += CanResume(seq, at) ? 1 : 0;
   }
-  Expect(states <= spec.checkpoints + 2, "sequence {} keeps {} states", seq,
-         states);
+  Expect(states <= spec.checkpoints + 2 + spec.pins,
+         "sequence {} keeps {} states", seq, states);
 }
 
 void StateClient::Remove(int seq, std::int32_t begin) {
@@ -262,6 +362,7 @@ void StateClient::Remove(int seq, std::int32_t begin) {
   const Status status = cache_->Remove(seq, begin, kOpenEnd);
   Expect(status.ok(), "Remove is {}", status.ToString());
   if (begin < Length(seq)) folds_[seq].resize(AsSize(at));
+  std::erase_if(pins_[seq], [&](std::int32_t pin) { return pin > begin; });
 }
 
 void StateClient::Copy(int src, int dst, std::int32_t len) {
@@ -271,6 +372,8 @@ void StateClient::Copy(int src, int dst, std::int32_t len) {
   std::vector<std::uint64_t> folds = folds_[src];
   folds.resize(AsSize(std::min(at, Length(src))));
   folds_[dst] = std::move(folds);
+  pins_[dst] = pins_[src];
+  std::erase_if(pins_[dst], [&](std::int32_t pin) { return pin > len; });
 }
 
 void StateClient::Reload() {
@@ -278,6 +381,7 @@ void StateClient::Reload() {
   if (!state.ok()) return;
   const Status status = cache_->Restore(*state);
   Expect(status.ok(), "Restore is {}", status.ToString());
+  pins_.clear();
 }
 
 // Every cache of a hybrid ends where the client's sequence ends (H3).
@@ -329,6 +433,7 @@ void StateClient::Do(const Op& op) {
       ResumeBefore(seq_of(op.seq), at(op.end));
   }
   CheckEnds();
+  CheckPins();
 }
 
 LawResult ResultOf(const StateClient& client) {
@@ -346,6 +451,41 @@ LawResult PlayStates(const History& history, const Subject& subject,
 
 LawResult StateIsAFold(const History& history, const Subject& subject) {
   return PlayStates(history, subject, /*hybrid=*/false);
+}
+
+// Every second batch is a tree of drafts.
+LawResult DraftsAreFolds(const History& history, const Subject& subject) {
+  if (!subject.abilities.drafts) return {};
+  const auto client = StateClient::Make(history, subject, 0, /*hybrid=*/false);
+  if (client == nullptr) return {};
+  bool drafts = false;
+  for (const Op& op : history.ops) {
+    drafts = op.kind == OpKind::kPut && !drafts;
+    if (!drafts) {
+      client->Do(op);
+      continue;
+    }
+    for (const Segment& segment : op.segments) {
+      client->Draft(segment.seq % client->sequences(),
+                    std::min(segment.count, 16));
+    }
+  }
+  return ResultOf(*client);
+}
+
+// Every third operation is followed by a Checkpoint.
+LawResult PinsStay(const History& history, const Subject& subject) {
+  if (!subject.abilities.pins) return {};
+  const auto client = StateClient::Make(history, subject, 0, /*hybrid=*/false);
+  if (client == nullptr) return {};
+  int count = 0;
+  for (const Op& op : history.ops) {
+    client->Do(op);
+    if (++count % 3 > 0) continue;
+    const int seq = op.kind == OpKind::kPut ? op.segments.front().seq : op.seq;
+    client->Pin(seq % client->sequences());
+  }
+  return ResultOf(*client);
 }
 
 LawResult HybridOneLength(const History& history, const Subject& subject) {
@@ -399,6 +539,15 @@ std::vector<Law> StateLaws() {
        "A batch reads the state that the sequence's tokens before it make, and "
        "can be taken back.",
        "R1, R2, R3, R4, R5, R6, R7, R8, R10", StateIsAFold, kNeeds},
+      {"drafts_are_folds",
+       "A draft reads the state from which its fold continues, and a committed "
+       "path leaves the same states as a batch.",
+       "D1, D5, R11, R12, R13", DraftsAreFolds,
+       kNeeds | kNeedsDrafts | kNeedsTrees},
+      {"pins_stay",
+       "A sequence, and its forks, can resume at their last pinned states "
+       "until these are removed.",
+       "R14, R15", PinsStay, kNeeds},
       {"policy_is_invisible",
        "Caches with different checkpoints serve the same states wherever both "
        "can resume.",

@@ -236,7 +236,7 @@ std::string CallLine(const std::string& line) {
 std::int64_t WriteCalls(History history, std::ostream& out) {
   std::erase_if(history.ops, [](const Op& op) {
     return op.kind == OpKind::kMisuse || op.kind == OpKind::kPoison ||
-           op.kind == OpKind::kReload;
+           op.kind == OpKind::kReload || op.kind == OpKind::kPin;
   });
   // A recording has only one placement.
   for (CacheSpec& part : history.setup.spec.caches) {

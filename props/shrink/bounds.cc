@@ -50,6 +50,8 @@ bool Bounds::Allow(const Op& op, bool legal) const {
       return able.snapshots && !legal;
     case OpKind::kCommit:
       return able.CanDraft();
+    case OpKind::kPin:
+      return able.pins;
     default:
       return true;
   }

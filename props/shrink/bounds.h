@@ -12,7 +12,7 @@ namespace kvtwin::props {
 
 // Whether the operation is a single call, which may come at any time.
 inline bool IsCall(const Op& op) {
-  return op.single || (op.kind > OpKind::kShift && op.kind != OpKind::kCommit);
+  return op.single || (op.kind > OpKind::kShift && op.kind < OpKind::kCommit);
 }
 
 // Limits the histories to what a backend can be asked for, if there is a

@@ -26,7 +26,8 @@ void AddCost(const CacheSpec& spec, Cost& cost) {
   cost.special += spec.memory.has_value() ? 1 : 0;
   cost.numbers +=
       spec.window.value_or(0) + spec.memory.value_or(0) + spec.chunk;
-  cost.numbers += std::int64_t{spec.checkpoint_every} + spec.checkpoints;
+  cost.numbers += std::int64_t{spec.checkpoint_every} + spec.checkpoints +
+                  spec.pins + spec.drafts;
   for (const CacheSpec& part : spec.caches) {
     ++cost.special;
     AddCost(part, cost);
@@ -75,9 +76,9 @@ Cost CostOf(const Op& op) {
   Cost cost;
   cost.operations = 1;
   // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
-  // reload, shift, layer, type, cached, snapshot, add, commit.
+  // reload, shift, layer, type, cached, snapshot, add, commit, pin.
   constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5, 4,
-                                   5, 3, 3, 3, 3, 4, 4, 3};
+                                   5, 3, 3, 3, 3, 4, 4, 3, 3};
   const auto add = [&](const RelativePos& pos) {
     cost.special += pos.from_end ? 1 : 0;
     cost.numbers += std::abs(std::int64_t{pos.offset});
@@ -94,7 +95,8 @@ Cost CostOf(const Op& op) {
   if (op.kind == OpKind::kLayer || op.kind == OpKind::kType) {
     cost.numbers += op.number;
   }
-  if (op.kind == OpKind::kSnapshot) cost.numbers += op.seq;
+  if (op.kind == OpKind::kSnapshot || op.kind == OpKind::kPin)
+    cost.numbers += op.seq;
   if (op.kind == OpKind::kCommit) {
     cost.special += std::ssize(op.path);
     cost.numbers += op.seq;

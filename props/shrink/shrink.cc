@@ -32,7 +32,8 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
     for (Segment& segment : op.segments) rename(segment.seq);
     const bool one = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk ||
                      op.kind == OpKind::kShift ||
-                     op.kind == OpKind::kSnapshot || op.kind == OpKind::kCommit;
+                     op.kind == OpKind::kSnapshot ||
+                     op.kind == OpKind::kCommit || op.kind == OpKind::kPin;
     const bool two = op.kind == OpKind::kCopy || op.kind == OpKind::kAdd;
     if (one || two) rename(op.seq);
     if (two) rename(op.dst);
@@ -93,6 +94,8 @@ class Moves {
     spec.chunk = plain.chunk;
     spec.checkpoint_every = plain.checkpoint_every;
     spec.checkpoints = plain.checkpoints;
+    spec.pins = plain.pins;
+    spec.drafts = plain.drafts;
   }
 
  private:
@@ -131,6 +134,10 @@ class Moves {
       });
       add([=](CacheSpec& spec) {
         if (spec.checkpoints > 0) spec.checkpoints = number;
+      });
+      add([=](CacheSpec& spec) { spec.pins = std::min(spec.pins, number); });
+      add([=](CacheSpec& spec) {
+        spec.drafts = std::min(spec.drafts, number);
       });
     }
     for (const ShiftKind kind : {ShiftKind::kNone, ShiftKind::kIdentity,

@@ -1,4 +1,4 @@
-// Recurrent and hybrid caches, call by call (R1 to R10, H1 to H4).
+// Recurrent and hybrid caches, call by call (R1 to R15, H1 to H4).
 
 #include <gtest/gtest.h>
 
@@ -58,6 +58,20 @@ std::vector<int> BatchCells(TestCache& cache) {
 }
 
 using Positions = std::vector<std::int32_t>;
+
+Status Draft(TestCache& cache, const Positions& positions,
+             const std::vector<int>& parents, int seq = 0) {
+  const std::vector<int> sequences(positions.size(), seq);
+  return cache->StartForward(
+      {.positions = positions, .sequences = sequences, .parents = parents},
+      /*reserve=*/false);
+}
+
+CacheSpec WithDrafts(int every, int checkpoints, int drafts) {
+  CacheSpec spec = Recurrent(every, checkpoints);
+  spec.drafts = drafts;
+  return spec;
+}
 
 class Recurrence : public EachTwin {};
 
@@ -204,11 +218,167 @@ TEST_P(Recurrence, SpecsAreChecked) {
             kInvalidArgument);
   EXPECT_EQ(MakeCache(Recurrent(0, -1), GetParam()).status().code(),
             kInvalidArgument);
+  CacheSpec negative = WithDrafts(0, 0, -1);
+  EXPECT_EQ(MakeCache(negative, GetParam()).status().message(),
+            "drafts is -1, it must not be negative");
+  negative.drafts = 0;
+  negative.pins = -1;
+  EXPECT_EQ(MakeCache(negative, GetParam()).status().message(),
+            "pins is -1, it must not be negative");
   EXPECT_EQ(MakeCache(Hybrid({}), GetParam()).status().code(),
             kInvalidArgument);
   EXPECT_EQ(
       MakeCache(Hybrid({Hybrid({CacheSpec()})}), GetParam()).status().code(),
       kInvalidArgument);
+}
+
+// The tree of docs/hybrid.md.
+TEST_P(Recurrence, EachDraftHasAState) {
+  TestCache cache(WithDrafts(0, 0, 8), GetParam());
+  ASSERT_EQ(cache.Init(1, 100, 9), kOk);
+  EXPECT_EQ(cache->CellCount(), 10);
+  cache.Append(0, 0, {1, 2, 3, 4, 5});
+  ASSERT_TRUE(Draft(cache, {5, 6, 5}, {-1, 0, -1}).ok());
+  ASSERT_EQ(cache.Put({60, 70, 61}), kOk);
+  for (int row = 0; row < 3; ++row) EXPECT_EQ(cache.SeenV(row), Tags{5});
+  ASSERT_TRUE(Draft(cache, {6, 7}, {0, 3}).ok());
+  ASSERT_EQ(cache.Put({71, 80}), kOk);
+  EXPECT_EQ(cache.SeenV(0), Tags{60});
+  EXPECT_EQ(cache.SeenV(1), Tags{60});
+  EXPECT_EQ(*cache->ResumeBefore(0, 9), 5);
+  EXPECT_EQ(cache->Snapshot()->cells.size(), 1U);
+  ASSERT_TRUE(cache->Commit(0, std::vector<int>{0, 3}).ok());
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{4, 6}));
+  cache.Append(0, 7, {81});
+  EXPECT_EQ(cache.SeenV(0), Tags{71});
+}
+
+TEST_P(Recurrence, ACommittedPathLeavesWhatABatchLeaves) {
+  TestCache cache(WithDrafts(2, 2, 8), GetParam());
+  ASSERT_EQ(cache.Init(1, 100, 9), kOk);
+  cache.Append(0, 0, {1, 2, 3, 4, 5});
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{1, 3, 4}));
+  ASSERT_TRUE(Draft(cache, {5, 6, 7, 8, 9}, {-1, 0, 1, 2, 3}).ok());
+  ASSERT_EQ(cache.Put({6, 7, 8, 9, 10}), kOk);
+  ASSERT_TRUE(cache->Commit(0, std::vector<int>{0, 1, 2, 3}).ok());
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{4, 5, 7, 8}));
+  // The whole path can be taken back.
+  ASSERT_TRUE(cache->Remove(0, 5, kOpenEnd).ok());
+  cache.Append(0, 5, {60});
+  EXPECT_EQ(cache.SeenV(0), Tags{5});
+}
+
+TEST_P(Recurrence, RejectedDraftsChangeNothing) {
+  TestCache cache(WithDrafts(2, 2, 8), GetParam());
+  ASSERT_EQ(cache.Init(2, 100, 9), kOk);
+  cache.Append(0, 0, {1, 2, 3, 4, 5});
+  for (int way = 0; way < 3; ++way) {
+    ASSERT_TRUE(Draft(cache, {5, 6}, {-1, 0}).ok());
+    ASSERT_EQ(cache.Put({60, 70}), kOk);
+    EXPECT_EQ(cache.Start({5}, {0}), kFailedPrecondition);
+    const Status status = way == 0   ? cache->Commit(0, {})
+                          : way == 1 ? cache->Remove(0, 9, kOpenEnd)
+                                     : cache->CopyPrefix(0, 0, 9);
+    ASSERT_TRUE(status.ok());
+    EXPECT_EQ(StatesOf(cache, 0), (Positions{1, 3, 4}));
+  }
+  cache.Append(0, 5, {6});
+  EXPECT_EQ(cache.SeenV(0), Tags{5});
+}
+
+TEST_P(Recurrence, DraftsBeginAtTheEndAndNeedRoom) {
+  TestCache cache(WithDrafts(0, 0, 1), GetParam());
+  ASSERT_EQ(cache.Init(2, 100, 9), kOk);
+  EXPECT_EQ(Draft(cache, {3}, {-1}).code(), kInvalidArgument);
+  EXPECT_EQ(Draft(cache, {0, 0}, {-1, -1}).code(), kOk);
+  ASSERT_EQ(cache.Put({1, 10}), kOk);
+  EXPECT_EQ(cache.SeenV(1), Tags());
+  EXPECT_EQ(Draft(cache, {1}, {-1}).code(), kInvalidArgument);
+  // Six cells: four more drafts find room, the next do not.
+  EXPECT_EQ(Draft(cache, {1, 1, 1, 1}, {0, 0, 1, 1}).code(), kOk);
+  ASSERT_EQ(cache.Put({2, 3, 4, 5}), kOk);
+  EXPECT_EQ(cache.SeenV(2), Tags{10});
+  EXPECT_EQ(Draft(cache, {0}, {-1}).code(), kCacheFull);
+  ASSERT_TRUE(cache->Commit(0, std::vector<int>{1, 4}).ok());
+  cache.Append(0, 2, {6});
+  EXPECT_EQ(cache.SeenV(0), Tags{4});
+  TestCache none(Recurrent(2, 2), GetParam());
+  ASSERT_EQ(none.Init(1, 100, 9), kOk);
+  EXPECT_EQ(Draft(none, {0}, {-1}).code(), kNotSupported);
+  EXPECT_EQ(none->Commit(0, {}).code(), kNotSupported);
+}
+
+// A hybrid commits all parts, and gives drafts back if one part has no room.
+TEST_P(Recurrence, AHybridCommitsAllParts) {
+  TestCache cache(Hybrid({CacheSpec(), WithDrafts(2, 1, 2), Windowed(2)}),
+                  GetParam());
+  ASSERT_EQ(cache.Init(1, 100, 9), kOk);
+  ASSERT_EQ(cache.Start({0, 1, 2}, std::vector<int>(3)), kOk);
+  ASSERT_TRUE(Draft(cache, {3, 4}, {-1, 0}).ok());
+  EXPECT_EQ(Draft(cache, {4, 4}, {0, 0}).code(), kCacheFull);
+  ASSERT_TRUE(cache->Commit(0, std::vector<int>{0, 1}).ok());
+  const std::vector<Positions> ends = {
+      {0, 1, 2, 3, 4}, {2, 3, 4}, {1, 2, 3, 4}};
+  for (int type = 0; type < 3; ++type) {
+    ASSERT_TRUE(cache->SetLayerType(type).ok());
+    EXPECT_EQ(StatesOf(cache, 0), ends[static_cast<std::size_t>(type)]);
+  }
+  EXPECT_EQ(cache.Start({5}, {0}), kOk);
+}
+
+TEST_P(Recurrence, PinnedStatesStay) {
+  CacheSpec spec = Recurrent(0, 0);
+  spec.pins = 2;
+  TestCache cache(spec, GetParam());
+  EXPECT_EQ(cache->Checkpoint(0).code(), kFailedPrecondition);
+  ASSERT_EQ(cache.Init(2, 100, 9), kOk);
+  EXPECT_EQ(cache->CellCount(), 8);
+  EXPECT_EQ(cache->Checkpoint(-1).code(), kInvalidArgument);
+  EXPECT_EQ(cache->Checkpoint(0).code(), kOk);  // There is nothing to pin.
+  cache.Append(0, 0, {1, 2, 3, 4, 5});
+  ASSERT_TRUE(cache->Checkpoint(0).ok());
+  ASSERT_TRUE(cache->Checkpoint(0).ok());
+  cache.Append(0, 5, {6, 7});
+  ASSERT_TRUE(cache->Checkpoint(0).ok());
+  cache.Append(0, 7, {8});
+  cache.Append(0, 8, {9});
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{4, 6, 7, 8}));
+  // The budget is used up: the oldest state leaves with the next pass.
+  ASSERT_TRUE(cache->Checkpoint(0).ok());
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{4, 6, 7, 8}));
+  cache.Append(0, 9, {10});
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{6, 8, 9}));
+  // A fork has the pins of its states.
+  ASSERT_TRUE(cache->CopyPrefix(0, 1, 9).ok());
+  cache.Append(1, 9, {20});
+  cache.Append(1, 10, {21});
+  EXPECT_EQ(StatesOf(cache, 1), (Positions{6, 8, 9, 10}));
+  // Remove takes a pin away with its state.
+  ASSERT_TRUE(cache->Remove(0, 8, kOpenEnd).ok());
+  cache.Append(0, 7, {80, 90});
+  cache.Append(0, 9, {100});
+  cache.Append(0, 10, {110});
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{6, 9, 10}));
+  // So does Restore, but the states stay until the next pass.
+  ASSERT_TRUE(cache->Restore(*cache->Snapshot()).ok());
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{6, 9, 10}));
+  cache.Append(0, 11, {120});
+  EXPECT_EQ(StatesOf(cache, 0), (Positions{10, 11}));
+}
+
+TEST_P(Recurrence, OnlyCachesWithPinsHaveCheckpoint) {
+  CacheSpec pinned = Recurrent(0, 0);
+  pinned.pins = 1;
+  for (const auto& [spec, code] :
+       {std::pair(CacheSpec(), kNotSupported),
+        {Recurrent(2, 2), kNotSupported},
+        {Hybrid({CacheSpec(), Recurrent(2, 2)}), kNotSupported},
+        {Hybrid({CacheSpec(), Recurrent(2, 2), pinned}), kOk}}) {
+    TestCache cache(spec, GetParam());
+    ASSERT_EQ(cache.Init(1, 100, 9), kOk);
+    EXPECT_EQ(cache->Checkpoint(-1).code(), kInvalidArgument);
+    EXPECT_EQ(cache->Checkpoint(0).code(), code);
+  }
 }
 
 TEST_P(Recurrence, AHybridHasOneLength) {
