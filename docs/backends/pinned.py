@@ -20,7 +20,8 @@ import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 HOME = HERE.parents[1] / "build" / "pinned-rows"
-HISTORIES = 400  # Tried before a bug counts as missed.
+HISTORIES = 400  # Tried before a bug counts as missed,
+OPERATIONS = 20_000  # or operations of histories of kvtwin.fuzz.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,14 @@ ROWS = [
         "transformers==5.15.0" + TOKENIZERS, "pinned_crop.Cropped"),
     Row("P12", "transformers==5.15.0" + TOKENIZERS, "transformers==5.23.0",
         "pinned_crop.Recorded"),
+    Row("P14", "onnxruntime==1.22.1", "onnxruntime==1.24.1",
+        "pinned_onnxruntime.Window"),
+    Row("P16", "onnxruntime==1.25.1", "onnxruntime==1.27.0",
+        "pinned_onnxruntime.Masked"),
+    Row("P17", "onnxruntime==1.26.0", "onnxruntime==1.28.0",
+        "pinned_onnxruntime.External"),
+    Row("P18", "sglang==0.5.7", "sglang==0.5.8", "pinned_sglang.Windowed"),
+    Row("P19", "sglang==0.5.2", "sglang==0.5.4", "pinned_sglang.Eagle"),
 ]
 
 
@@ -85,13 +94,34 @@ def judge_caches(cls):
     return {"histories": HISTORIES, "seconds": round(time.time() - start, 2)}
 
 
+def judge_live(cls, history):
+    """The same by kvtwin.fuzz. The seconds include shrinking."""
+    import kvtwin
+    if history:
+        finding = kvtwin.run(cls, history).finding
+        return {"reason": finding and finding.reason}
+    start = time.time()
+    result = kvtwin.fuzz(cls, operations=getattr(cls, "operations", OPERATIONS))
+    out = {"histories": result.histories,
+           "seconds": round(time.time() - start, 2)}
+    if result.findings:
+        first = result.findings[0]
+        out.update(history=first.history, reason=first.reason)
+    return out
+
+
 def judge(driver, history):
     """Prints what judge_caches finds, or whether a history is right."""
-    import pipe
     module, _, name = driver.partition(".")
-    cls = getattr(importlib.import_module(module), name)
-    out = ({"reason": pipe.judge(history, cls)} if history
-           else judge_caches(cls))
+    module = importlib.import_module(module)
+    cls = getattr(module, name)
+    if hasattr(module, "LIVE"):  # Of the Python package, not of pipe.py.
+        out = judge_live(cls, history)
+    elif history:
+        import pipe
+        out = {"reason": pipe.judge(history, cls)}
+    else:
+        out = judge_caches(cls)
     print(json.dumps(out))
 
 
