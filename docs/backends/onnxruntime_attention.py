@@ -31,6 +31,8 @@ def session(type_name, heads, kv_heads, attributes, extra, cache):
              "query_seqlens": (TensorProto.INT32, 1)}
     names = [name for name, _, _ in inputs] + [
         name if name in extra else "" for name in optional]
+    while not names[-1]:  # Older releases know fewer inputs.
+        names.pop()
     inputs += [(name, *ranks[name]) for name in optional if name in extra]
     outputs = [("output", of, 3), ("present_key", held, 4),
                ("present_value", held, 4)]
@@ -65,7 +67,7 @@ class Gqa:
         return 0 if dtype == "f32" else 2.0 ** -11
 
     def attributes(self, case):
-        found = {"softcap": float(case.soft_cap)}
+        found = {"softcap": float(case.soft_cap)} if case.soft_cap else {}
         if case.window is not None:  # Theirs counts the query's own token.
             found["local_window_size"] = case.window + 1
         return found

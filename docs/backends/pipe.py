@@ -273,7 +273,7 @@ def shrink(setup, ops, cls):
     while again:
         again = False
         for less in simpler(setup, ops, "mix" in cls.kvtwin.can):
-            if judge(text_of(*less), cls):
+            if less[1] and judge(text_of(*less), cls):
                 setup, ops = less
                 again = True
                 break
