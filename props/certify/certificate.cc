@@ -104,7 +104,7 @@ std::vector<std::string> RulesHeldTo(const BackendInfo& info, Level holds,
     if (law.outcome == Outcome::kHolds) AddRules(law.rules, found);
   }
   std::vector<std::string> rules(found.begin(), found.end());
-  if (!abilities.drafts) {
+  if (!abilities.CanDraft()) {
     std::erase_if(rules, [](const auto& rule) { return rule[0] == 'D'; });
   }
   std::ranges::sort(rules, {}, [](const std::string& rule) {

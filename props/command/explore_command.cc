@@ -367,7 +367,6 @@ void CheckDrafts(const ExploreArguments& arguments) {
   const auto refuse = [](std::string_view why) {
     throw CLI::ValidationError("--speculate", std::string(why));
   };
-  if (arguments.kind == "recurrent") refuse("kind recurrent has no drafts");
   if (arguments.kind == "paged") refuse("kind paged has no drafts");
   if (arguments.backend.given()) refuse("is for the twins");
   if (arguments.twin == "cuda") refuse("the twin cuda has no drafts");

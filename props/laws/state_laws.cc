@@ -135,7 +135,7 @@ CacheSpec StateSpecOf(const Setup& setup, const Abilities& can, int policy,
   recurrent.checkpoint_every = 1 + (size + policy) % 4;
   recurrent.checkpoints = (setup.init.capacity + 2 * policy) % 4;
   recurrent.pins = can.pins ? 2 : 0;
-  recurrent.drafts = can.drafts ? 8 : 0;
+  recurrent.drafts = can.CanDraft() ? 8 : 0;
   if (!hybrid) return recurrent;
   CacheSpec causal;
   causal.placement = setup.spec.placement;
@@ -455,7 +455,7 @@ LawResult StateIsAFold(const History& history, const Subject& subject) {
 
 // Every second batch is a tree of drafts.
 LawResult DraftsAreFolds(const History& history, const Subject& subject) {
-  if (!subject.abilities.drafts) return {};
+  if (!subject.abilities.CanDraft()) return {};
   const auto client = StateClient::Make(history, subject, 0, /*hybrid=*/false);
   if (client == nullptr) return {};
   bool drafts = false;

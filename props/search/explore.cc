@@ -392,18 +392,18 @@ std::vector<CacheSpec> SpecsWithStates(const ExploreSize& size) {
   std::vector<CacheSpec> specs;
   CacheSpec recurrent;
   recurrent.kind = Kind::kRecurrent;
-  recurrent.checkpoints = size.cells - 2;
+  recurrent.drafts = size.drafts ? 2 : 0;
+  recurrent.checkpoints = std::max(size.cells - 2 - recurrent.drafts, 0);
   for (const int every : {1, 2}) {
     recurrent.checkpoint_every = every;
-    if (!size.drafts) specs.push_back(recurrent);
+    specs.push_back(recurrent);
   }
   CacheSpec windowed;
   windowed.kind = Kind::kSwa;
   windowed.window = 1;
   CacheSpec& hybrid = specs.emplace_back();
   hybrid.kind = Kind::kHybrid;
-  hybrid.caches = {CacheSpec(), windowed};
-  if (!size.drafts) hybrid.caches.push_back(recurrent);  // (D8)
+  hybrid.caches = {CacheSpec(), windowed, recurrent};
   return specs;
 }
 

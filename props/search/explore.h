@@ -40,8 +40,8 @@ struct ExploreCase {
 // Returns the cases: causal, windows 0 to 2, the same windows with a memory of
 // one position more, and chunks of two; each with both placements. Leaves out
 // cases without room for a batch of two besides their memory. With `states`,
-// returns recurrent caches and a hybrid instead; with drafts, a hybrid of
-// attention and a window.
+// returns recurrent caches and a hybrid of attention, a window and such a cache
+// instead.
 std::vector<ExploreCase> ExploreCases(const ExploreSize& size,
                                       bool states = false);
 
