@@ -256,6 +256,21 @@ foreach(kind recurrent hybrid)
     PRINTS "\"differences\":0,\"fixed_point\":true"
     ARGS explore --kind ${kind} --cells 3 --sequences 2 --positions 3 --json)
 endforeach()
+foreach(kind causal swa)
+  kvtwin_command_test(explore_drafts_of_${kind} EXIT 0
+    PRINTS "\"differences\":0,\"fixed_point\":true"
+    ARGS explore --speculate --kind ${kind} --cells 3 --positions 3 --json)
+endforeach()
+kvtwin_command_test(explore_drafts_of_hybrid EXIT 0
+  PRINTS "\"differences\":0,\"fixed_point\":true"
+  ARGS explore --speculate --kind hybrid --cells 3 --positions 2 --json)
+kvtwin_command_test(explore_drafts_of_recurrent EXIT 2
+  PRINTS "kind recurrent has no drafts"
+  ARGS explore --speculate --kind recurrent)
+kvtwin_command_test(explore_drafts_of_pools EXIT 2 PRINTS "kind paged has no drafts"
+  ARGS explore --speculate --kind paged)
+kvtwin_command_test(explore_drafts_is_not_saved EXIT 2 PRINTS "cannot be saved"
+  ARGS explore --speculate --kind causal --cells 3 --state .)
 kvtwin_command_test(explore_rows_of_blocks EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"
   ARGS explore --cells 3 --positions 3 --dtype q4_0 --json)

@@ -163,7 +163,10 @@ std::unique_ptr<StateClient> StateClient::Make(const History& history,
                     &setup.init.max_batch}) {
     *size = std::clamp(*size, 1, 16);
   }
-  if (!subject.is_twin() && !subject.abilities.Fits(setup)) return nullptr;
+  const Abilities& can = subject.abilities;
+  const bool all = can.Can(KVTWIN_CAN_SHARE) && can.max_position == 0 &&
+                   !can.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF);
+  if (!subject.is_twin() && !(all && can.Fits(setup))) return nullptr;
   Result<std::unique_ptr<Cache>> cache = subject.Make(setup);
   if (!cache.ok()) return nullptr;
   if (!(*cache)->SetConfig(setup.config).ok()) return nullptr;
@@ -532,8 +535,9 @@ LawResult PolicyIsInvisible(const History& history, const Subject& subject) {
 }  // namespace
 
 std::vector<Law> StateLaws() {
-  constexpr unsigned kNeeds =
-      kNeedsStates | kNeedsRemove | kNeedsCopy | kNeedsResume | kNeedsMisuse;
+  // ResumeBefore of a third-party cache asks for its cells.
+  constexpr unsigned kNeeds = kNeedsStates | kNeedsRemove | kNeedsCopy |
+                              kNeedsResume | kNeedsMisuse | kNeedsCells;
   return {
       {"state_is_a_fold",
        "A batch reads the state that the sequence's tokens before it make, and "
@@ -555,7 +559,7 @@ std::vector<Law> StateLaws() {
       {"one_length",
        "All caches of a hybrid end at the same position, where the sequence "
        "can resume.",
-       "H1, H2, H3, H4", HybridOneLength, kNeeds | kNeedsCells},
+       "H1, H2, H3, H4", HybridOneLength, kNeeds},
   };
 }
 

@@ -277,6 +277,60 @@ class KeepsPositions : public ForwardingCache {
   }
 };
 
+// Commits the first sibling, whichever was accepted.
+class CommitsTheFirst final : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Commit(int seq, std::span<const int> path) override {
+    const std::array<int, 1> first = {0};
+    return ForwardingCache::Commit(
+        seq, path.size() == 1 ? std::span<const int>(first) : path);
+  }
+};
+
+// Keeps a rejected draft until the next commit.
+class ForgetsToReject final : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Commit(int seq, std::span<const int> path) override {
+    return path.empty() ? Status() : ForwardingCache::Commit(seq, path);
+  }
+};
+
+template <class Fault>
+Subject FaultyCommits() {
+  return {.name = "faulty",
+          .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+            return std::unique_ptr<Cache>(
+                std::make_unique<Fault>(*MakeCache(spec)));
+          }};
+}
+
+// Draws nothing at random: each fault is found in each kind of cache.
+TEST(Explorer, FindsFaultsOfDrafts) {
+  ExploreSize size = kSmall;
+  size.drafts = true;
+  std::set<std::string> names;
+  for (const bool states : {false, true}) {
+    for (const ExploreCase& what : ExploreCases(size, states)) {
+      names.insert(what.name.substr(0, what.name.find(' ')));
+      for (const Subject& subject : {FaultyCommits<CommitsTheFirst>(),
+                                     FaultyCommits<ForgetsToReject>()}) {
+        auto explorer = *Explorer::Make(size, what, subject);
+        const ExploreResult result = explorer->Run(
+            1, [](auto& so_far) { return so_far.differences > 0; });
+        ASSERT_TRUE(result.failure.has_value()) << what.name;
+        EXPECT_EQ(result.failure->party(), Party::kSubject);
+        // The history that leads there fails, too.
+        const RunResult run = RunHistory(result.history, subject);
+        EXPECT_TRUE(run.failure) << ToText(result.history);
+      }
+    }
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"causal", "chunked", "hybrid", "swa",
+                                          "swa_mem"}));
+}
+
 TEST(Explorer, UsesAShiftFunctionThatTheCacheDeclares) {
   Subject subject = TwinSubject("reference");
   for (const auto& [shifts, name] :

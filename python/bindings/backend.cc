@@ -239,15 +239,17 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
       });
     };
   }
-  if (has("commit")) {
-    table.commit = [](void* cache, std::int32_t sequence,
-                      const std::int32_t* path, std::int32_t count) {
-      return On(cache, [&](Instance& instance) {
-        instance.cache.attr("commit")(sequence, Ints(path, Count(count)));
-      });
-    };
-  }
+  if (has("commit")) FillCommit(table);
   if (has("cells")) FillCells(table);
+}
+
+void Backend::FillCommit(kvtwin_backend_v1& table) {
+  table.commit = [](void* cache, std::int32_t sequence,
+                    const std::int32_t* path, std::int32_t count) {
+    return On(cache, [&](Instance& instance) {
+      instance.cache.attr("commit")(sequence, Ints(path, Count(count)));
+    });
+  };
 }
 
 void Backend::FillGet(kvtwin_backend_v1& table) {

@@ -15,8 +15,8 @@ static int failed(const char* call, kvtwin_status status) {
 int main(void) {
   const int32_t positions[kRows] = {0, 1, 2};
   const int32_t sequences[kRows] = {0, 0, 0};
-  const kvtwin_batch batch = {sizeof(batch), positions, sequences,
-                              kRows,         NULL,      0};
+  const kvtwin_batch batch = {sizeof(batch), positions, sequences, kRows,
+                              NULL,          0,         NULL};
   /* Two query heads share one KV head. */
   const float k[kRows][kHeadDim] = {{1, 0}, {0, 1}, {1, 1}};
   const float v[kRows][kHeadDim] = {{1, 2}, {3, 4}, {5, 6}};
@@ -24,7 +24,8 @@ int main(void) {
       {{1, 0}, {0, 1}}, {{1, 0}, {0, 1}}, {{1, 0}, {0, 1}}};
   const kvtwin_tensor key = {k, KVTWIN_F32, {kHeadDim, 1, kRows, 1}, {0}};
   const kvtwin_tensor value = {v, KVTWIN_F32, {kHeadDim, 1, kRows, 1}, {0}};
-  const kvtwin_tensor query = {q, KVTWIN_F32, {kHeadDim, kHeads, kRows, 1}, {0}};
+  const kvtwin_tensor query = {
+      q, KVTWIN_F32, {kHeadDim, kHeads, kRows, 1}, {0}};
   float result[kRows][kHeads][kHeadDim];
   const kvtwin_attention_out out = {.size = sizeof(out),
                                     .out = &result[0][0][0],

@@ -16,7 +16,8 @@ int main(int argc, char** argv) {
   const int32_t sequences[] = {0, 0};
   const float rows[] = {1, 2, 3, 4}; /* Two heads of one element. */
   const kvtwin_tensor tokens = {rows, KVTWIN_F32, {1, 2, 2, 1}, {0}};
-  const kvtwin_batch batch = {sizeof(batch), positions, sequences, 2, NULL, 0};
+  const kvtwin_batch batch = {sizeof(batch), positions, sequences, 2,
+                              NULL,          0,         NULL};
   kvtwin_view view = {.size = sizeof(view)};
   kvtwin_verdict verdict = {.size = sizeof(verdict)};
   kvtwin_cache_params params;
