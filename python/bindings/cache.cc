@@ -225,6 +225,7 @@ class PyCache {
   void Remove(int sequence, std::int32_t begin, std::int32_t end) {
     Check(cache().Remove(sequence, begin, end));
   }
+  void Checkpoint(int sequence) { Check(cache().Checkpoint(sequence)); }
   void SetLayerType(int type) { Check(cache().SetLayerType(type)); }
   bool EncoderCached() { return Value(cache().EncoderCached()); }
 
@@ -395,7 +396,11 @@ void BindSequences(nb::class_<PyCache>& cache) {
       .def("remove", &PyCache::Remove, nb::arg("sequence"), nb::arg("begin"),
            nb::arg("end") = kOpenEnd,
            "Tokens at positions in [begin, end) leave; later ones move down, "
-           "unless `end` is\nOPEN_END. Raises SharedCells, NotSupported.");
+           "unless `end` is\nOPEN_END. Raises SharedCells, NotSupported.")
+      .def(
+          "checkpoint", &PyCache::Checkpoint, nb::arg("sequence"),
+          "Pins the last state of a sequence of a recurrent cache or a hybrid, "
+          "so that later\npasses keep it. Raises NotSupported.");
 }
 
 void BindStates(nb::class_<PyCache>& cache) {
