@@ -14,7 +14,6 @@
 #include "core/index.h"
 #include "core/mask_elements.h"
 #include "props/testing/faulty_twins.h"
-#include "props/testing/mark_rows.h"
 
 namespace kvtwin::props {
 namespace {
