@@ -88,6 +88,7 @@ void FindGoals(Goals& goals);
 void PutGoals(Goals& goals);
 void MoveGoals(Goals& goals);
 void MetadataGoals(Goals& goals);
+void StateGoals(Goals& goals);
 void PassGoals(Goals& goals);
 void SaveGoals(Goals& goals);
 void AttendGoals(Goals& goals);

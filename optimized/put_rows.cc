@@ -304,6 +304,21 @@ void PutRows(const TensorView& from, std::span<const int> cells,
   }
 }
 
+void PutRowParts(const TensorView& from, std::span<const int> cells,
+                 Share share, const StoredRows& to) {
+  const Source source(from);
+  const std::size_t elements = source.row_elements();
+  // Whole blocks, whether they are copied as bytes or rounded from f32.
+  const std::size_t parts = (elements + kPieceElements - 1) / kPieceElements;
+  const std::size_t begin = share.Begin(parts) * kPieceElements;
+  const std::size_t end = std::min(share.End(parts) * kPieceElements, elements);
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    std::byte* row = to.data + AsSize(cells[i]) * to.stride;
+    StorePart(source, i, begin, end, row + source.StoredBytes(begin, to.dtype),
+              to.dtype, to.stream);
+  }
+}
+
 void PutColumns(const TensorView& from, std::span<const int> cells,
                 std::size_t begin, std::size_t end, const StoredColumns& to) {
   const Source source(from);

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "kvtwin/tensor.h"
+#include "optimized/parallel.h"
 
 namespace kvtwin::optimized {
 
@@ -39,6 +40,10 @@ struct StoredColumns {
 // cells.
 void PutRows(const TensorView& from, std::span<const int> cells,
              std::size_t begin, std::size_t end, const StoredRows& to);
+
+// Stores one share of each row: threads divide rows of megabytes.
+void PutRowParts(const TensorView& from, std::span<const int> cells,
+                 Share share, const StoredRows& to);
 
 // Stores elements [begin, end) of the rows of all tokens.
 void PutColumns(const TensorView& from, std::span<const int> cells,

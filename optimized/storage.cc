@@ -140,12 +140,20 @@ void Layer::Put(const TensorView& key, const TensorView& value,
                               AsSize(copies) * OwnCacheBytes(touched));
   const StoredRows keys{key_.data(), k_dtype_, key_row_bytes(), stream};
   const StoredRows values{value_.data(), v_dtype_, value_row_bytes(), stream};
+  const auto put = [&](const TensorView& from, const StoredRows& to,
+                       Share share) {
+    // Few rows, such as states, are divided themselves.
+    constexpr std::size_t kManyRows = 8;
+    if (share.count > 1 && cells.size() < kManyRows * share.count) {
+      return PutRowParts(from, cells, share, to);
+    }
+    PutRows(from, cells, share.Begin(cells.size()), share.End(cells.size()),
+            to);
+  };
   ParallelShares(1, touched, [&](std::size_t, Share share) {
-    const std::size_t begin = share.Begin(cells.size());
-    const std::size_t end = share.End(cells.size());
-    PutRows(key, cells, begin, end, keys);
+    put(key, keys, share);
     if (plain) {
-      PutRows(value, cells, begin, end, values);
+      put(value, values, share);
     } else {
       PutInColumns(value, cells, share, stream);
     }

@@ -22,6 +22,19 @@ class StateLedger : public PlainLedger {
   // Each sequence has room for the states of this many drafts (R2).
   int most_drafts() const { return spec_.drafts; }
 
+  // The number of checkpoints that a sequence keeps.
+  std::int64_t kept() const {
+    return spec_.checkpoint_every > 0 ? spec_.checkpoints : 0;
+  }
+  // Whether a state after this many tokens is a checkpoint.
+  bool IsCheckpoint(std::int64_t length) const {
+    return kept() > 0 && length % spec_.checkpoint_every == 0;
+  }
+  bool IsPinned(int seq, std::int64_t length) const {
+    const auto pins = pins_.find(seq);
+    return pins != pins_.end() && pins->second.contains(length);
+  }
+
   // The state that the whole batch of a sequence reads (R6), or that of a draft
   // of an earlier batch (R12).
   bool MaySee(int row, const LedgerToken& token) const override {
@@ -154,11 +167,6 @@ class StateLedger : public PlainLedger {
  private:
   static Status NoDrafts() { return {kNotSupported, "there are no drafts"}; }
 
-  // The number of checkpoints that a sequence keeps.
-  std::int64_t kept() const {
-    return spec_.checkpoint_every > 0 ? spec_.checkpoints : 0;
-  }
-
   // The number of tokens of the sequence's last state (R1).
   std::int64_t Length(int seq) const {
     std::int64_t length = 0;
@@ -218,9 +226,8 @@ class StateLedger : public PlainLedger {
     for (const LedgerToken& token : tokens_) {
       if (token.HeldBy(seq)) lengths.insert(token.position + 1);
     }
-    std::erase_if(lengths, [&](std::int64_t length) {
-      return kept() == 0 || length % spec_.checkpoint_every != 0;
-    });
+    std::erase_if(lengths,
+                  [&](std::int64_t length) { return !IsCheckpoint(length); });
     while (std::ssize(lengths) > kept()) lengths.erase(lengths.begin());
     lengths.insert({before, after});
     if (const auto at = pins_.find(seq); at != pins_.end()) {

@@ -204,6 +204,11 @@ typedef struct kvtwin_cache_params {
    * a multiple of `checkpoint_every` tokens; 0: none. */
   int32_t checkpoint_every;
   int32_t checkpoints;
+  /* The same: a sequence keeps its last `pins` states that
+   * kvtwin_cache_checkpoint pinned, and has room for the states of `drafts`
+   * drafts. (Newer than 0.1.0.) */
+  int32_t pins;
+  int32_t drafts;
 } kvtwin_cache_params;
 
 /* Caches ------------------------------------------------------------------- */
@@ -279,6 +284,11 @@ kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
  * `count` is 0. (Newer than 0.1.0.) */
 kvtwin_status kvtwin_cache_commit(kvtwin_cache* cache, int32_t sequence,
                                   const int32_t* path, size_t count);
+
+/* Pins the last state of a sequence of a recurrent cache, so that later passes
+ * keep it; of a hybrid or a wrapper, in its recurrent caches that have pins.
+ * NOT_SUPPORTED by any other cache. (Newer than 0.1.0.) */
+kvtwin_status kvtwin_cache_checkpoint(kvtwin_cache* cache, int32_t sequence);
 
 kvtwin_status kvtwin_cache_encoder_cached(kvtwin_cache* cache, int32_t* yes);
 

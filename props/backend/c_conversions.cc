@@ -93,6 +93,8 @@ Result<CacheSpec> SpecFromC(const kvtwin_cache_params& params, bool inner) {
   spec.chunk = params.chunk;
   spec.checkpoint_every = params.checkpoint_every;
   spec.checkpoints = params.checkpoints;
+  spec.pins = params.pins;
+  spec.drafts = params.drafts;
   Result<Shift> shift = ShiftFromC(params.shift);
   if (!shift.ok()) return shift.status();
   spec.shift = std::move(*shift);
@@ -296,6 +298,8 @@ void WriteSpec(const CacheSpec& spec, kvtwin_cache_params& params) {
   params.chunk = spec.chunk;
   params.checkpoint_every = spec.checkpoint_every;
   params.checkpoints = spec.checkpoints;
+  params.pins = spec.pins;
+  params.drafts = spec.drafts;
   const Rope& rope = spec.shift.rope;
   params.shift.kind = CEnum<kvtwin_shift_kind>(spec.shift.kind);
   params.shift.rope_halves = rope.pairing == Rope::Pairing::kHalves ? 1 : 0;

@@ -165,6 +165,9 @@ class CacheByC : public Cache {
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return FromC(kvtwin_cache_remove(cache_.get(), seq, begin, end));
   }
+  Status Checkpoint(int seq) override {
+    return FromC(kvtwin_cache_checkpoint(cache_.get(), seq));
+  }
   Status SetLayerType(int type) override {
     return FromC(kvtwin_cache_set_layer_type(cache_.get(), type));
   }

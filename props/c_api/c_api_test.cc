@@ -92,6 +92,14 @@ TEST(CInterface, BatchesWithoutParentsHaveNoDrafts) {
   EXPECT_EQ(count, 1U);
 }
 
+TEST_P(CTwins, StatesAreThoseOfCpp) {
+  FuzzOptions options;
+  options.operations = 10'000;
+  options.kind = Kind::kHybrid;
+  const FuzzResult result = Fuzz(options, SubjectByC(GetParam()));
+  ASSERT_FALSE(result.failure) << FailureText(*result.failure);
+}
+
 TEST(CInterface, PoolsAreThoseOfCpp) {
   std::int64_t operations = 0;
   for (std::uint64_t number = 0; number < 300; ++number) {
@@ -265,6 +273,23 @@ TEST(CInterface, StructsOfALaterVersionAreRead) {
   EXPECT_EQ(verdict.known.outcome, KVTWIN_ACCEPTED);
   EXPECT_EQ(verdict.known.size, sizeof(verdict));
   EXPECT_EQ(verdict.more, 77);
+}
+
+TEST(CInterface, PinsStates) {
+  SmallCache small;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  EXPECT_EQ(kvtwin_cache_checkpoint(small.cache, 0), KVTWIN_NOT_SUPPORTED);
+  EXPECT_EQ(kvtwin_cache_checkpoint(nullptr, 0), KVTWIN_INVALID_ARGUMENT);
+  SmallCache states;
+  states.params.kind = KVTWIN_RECURRENT;
+  states.params.pins = 1;
+  states.params.drafts = 3;
+  ASSERT_EQ(states.Create(), KVTWIN_OK);
+  std::int32_t cells = 0;
+  ASSERT_EQ(kvtwin_cache_cell_count(states.cache, &cells), KVTWIN_OK);
+  EXPECT_EQ(cells, 6);
+  EXPECT_EQ(kvtwin_cache_checkpoint(states.cache, 0), KVTWIN_OK);
+  EXPECT_EQ(kvtwin_cache_checkpoint(states.cache, -1), KVTWIN_INVALID_ARGUMENT);
 }
 
 TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {

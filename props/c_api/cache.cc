@@ -148,6 +148,11 @@ kvtwin_status kvtwin_cache_resume_before(kvtwin_cache* cache, int32_t sequence,
   });
 }
 
+kvtwin_status kvtwin_cache_checkpoint(kvtwin_cache* cache, int32_t sequence) {
+  return OnCache(cache,
+                 [&](Cache& called) { return called.Checkpoint(sequence); });
+}
+
 kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
                                   int32_t begin, int32_t end) {
   return OnCache(cache, [&](Cache& called) {

@@ -12,14 +12,6 @@ namespace {
 using reference::CacheLedger;
 using reference::LedgerToken;
 
-// Returns the index of a mark in the table. An unknown name does not compile.
-consteval std::size_t Mark(std::string_view name) {
-  for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
-    if (kCoverageMarks[i].name == name) return i;
-  }
-  throw "no such mark";
-}
-
 // The number of cells that the optimized twin processes at a time.
 constexpr std::size_t kWordCells = 64;
 
@@ -81,12 +73,18 @@ void CoverageCounts::Add(const CoverageCounts& other) {
 
 std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
   std::vector<std::string> reasons;
-  constexpr std::size_t kDrafts = Mark(kFirstDraftMark);
-  const bool speculates =
-      std::ranges::any_of(counts.hits.begin() + kDrafts, counts.hits.end(),
-                          [](std::int64_t hits) { return hits > 0; });
+  constexpr std::array kGroups = {
+      Mark(kFirstDraftMark), Mark(kFirstStateMark), Mark(kFirstDraftStateMark),
+      Mark(kFirstHybridMark), kCoverageMarks.size()};
+  const auto unused = [&](std::size_t mark) {
+    const auto end = std::ranges::upper_bound(kGroups, mark);
+    if (end == kGroups.begin()) return false;
+    return std::all_of(IteratorAt(counts.hits, *(end - 1)),
+                       IteratorAt(counts.hits, *end),
+                       [](std::int64_t hits) { return hits == 0; });
+  };
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
-    if (counts.hits[i] > 0 || (i >= kDrafts && !speculates)) continue;
+    if (counts.hits[i] > 0 || unused(i)) continue;
     reasons.push_back(fmt::format("never: {} ({})", kCoverageMarks[i].name,
                                   kCoverageMarks[i].statement));
   }
@@ -148,7 +146,11 @@ void Observer::SeeDrafts(const Batch& batch, StatusCode code,
   Hit(Mark("draft_past_window"), past);
 }
 
-void Observer::Commit(int seq, std::span<const int> path) {
+void Observer::Commit(int seq, std::span<const int> path,
+                      const reference::Ledger& ledger) {
+  for (std::size_t i = 0; i < before_.size(); ++i) {
+    SeeCommitted(seq, before_[i], ledger.parts()[i]);
+  }
   const std::vector<LedgerToken>& before = before_.front().tokens();
   const int drafts = reference::CountDrafts(before, seq);
   if (drafts == 0) return;
@@ -233,7 +235,11 @@ void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
   for (std::size_t i = 0; i < before_.size(); ++i) {
     if (before_[i].encoder()) continue;
     SeeEviction(code, before_[i], ledger.parts()[i]);
+    if (ok) SeeStates(before_[i], ledger.parts()[i]);
   }
+  Hit(Mark("hybrid_full"), code == StatusCode::kCacheFull &&
+                               setup_.spec.kind == Kind::kHybrid &&
+                               before_.size() > 1);
   if (!wrapper() && !first.encoder() && !first.recurrent()) {
     SeePlacement(code, first);
   }
@@ -538,7 +544,9 @@ void Observer::Remove(int seq, std::int32_t begin, std::int32_t end,
   if (!ok) return;
   Hit(Mark("drop_drafts_remove"),
       reference::CountDrafts(before_.front().tokens(), seq) > 0);
+  if (end == kOpenEnd) SeeOneLength(seq, begin, /*copied=*/false, ledger);
   for (std::size_t i = 0; i < before_.size(); ++i) {
+    SeeRollback(seq, begin, before_[i], ledger.parts()[i]);
     if (before_[i].encoder()) {
       const bool cached = ledger.parts()[i].slots().cached;
       Hit(Mark("encoder_forgets"), before_[i].slots().cached && !cached);
@@ -607,10 +615,15 @@ void Observer::SeeShift(int seq, std::int64_t begin, std::int64_t end,
   Hit(Mark("shift_bare"), moves && bare);
 }
 
-void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code) {
+void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code,
+                          const reference::Ledger& ledger) {
   Hit(Mark("copy_refused"), code == StatusCode::kNotSupported);
   if (code != StatusCode::kOk) return;
   changed_ = changed_ || pass_;
+  for (std::size_t i = 0; i < before_.size() && src != dst; ++i) {
+    SeeFork(src, dst, len, before_[i], ledger.parts()[i]);
+  }
+  if (src != dst) SeeOneLength(src, len, /*copied=*/true, ledger);
   const std::vector<LedgerToken>& tokens = before_.front().tokens();
   Hit(Mark("drop_drafts_copy"), reference::CountDrafts(tokens, dst) > 0);
   Hit(Mark("copy_beside_drafts"),

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -165,10 +166,50 @@ inline constexpr auto kCoverageMarks = std::to_array<CoverageMark>({
     {"drop_drafts_copy", "a copy to a sequence that has drafts"},
     {"drop_drafts_remove", "a Remove from a sequence that has drafts"},
     {"copy_beside_drafts", "a copy from a sequence that has drafts"},
+    // States of recurrent caches.
+    {"state_inside", "a batch stores a checkpoint before its last state"},
+    {"state_passed_over", "a checkpoint of the batch has no cell"},
+    {"state_evicted", "a pass evicts a checkpoint of an earlier batch"},
+    {"state_evicted_shared", "a pass evicts a state that others hold"},
+    {"state_taken_back", "a Remove goes back to the state before the batch"},
+    {"state_rollback", "a Remove goes back to a checkpoint before that"},
+    {"state_cut", "a Remove ends before the length that was asked for"},
+    {"state_fork", "a copy ends at a state that is not the last"},
+    {"state_fork_cut", "a copy ends before the length that was asked for"},
+    {"pin_keeps", "a pass keeps a state for its pin alone"},
+    {"pin_again", "Checkpoint of a state that is pinned"},
+    {"pin_undone", "Checkpoint undoes the oldest pin"},
+    {"pin_evicted", "a pass evicts a state whose pin was undone"},
+    {"pin_forked", "a copy gets a pin of a state before its last"},
+    {"pin_removed", "a Remove takes a pin away"},
+    // States of drafts.
+    {"draft_state_chain", "a draft follows another, and reads what it reads"},
+    {"draft_state_read", "a draft reads the state of a draft"},
+    {"draft_state_first", "a draft of a sequence without a state"},
+    {"commit_state_inside", "a commit keeps a checkpoint within the path"},
+    {"commit_state_evicts", "a commit evicts a checkpoint"},
+    {"commit_state_pin", "a commit keeps a state for its pin alone"},
+    // Hybrids.
+    {"hybrid_cut", "a Remove goes farther back, because of a second cache"},
+    {"hybrid_emptied", "a Remove finds no common length, and takes all"},
+    {"hybrid_fork_cut", "a copy is shorter, because of a second cache"},
+    {"hybrid_full", "one cache of several has no cells for the batch"},
 });
 
-// The first mark of drafts. They are expected only if some of them are hit.
+// The first marks of drafts, states, states of drafts and hybrids. The marks of
+// each of these groups are expected only if some of them are hit.
 inline constexpr std::string_view kFirstDraftMark = "draft_chain";
+inline constexpr std::string_view kFirstStateMark = "state_inside";
+inline constexpr std::string_view kFirstDraftStateMark = "draft_state_chain";
+inline constexpr std::string_view kFirstHybridMark = "hybrid_cut";
+
+// Returns the index of a mark in the table. An unknown name does not compile.
+consteval std::size_t Mark(std::string_view name) {
+  for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
+    if (kCoverageMarks[i].name == name) return i;
+  }
+  throw "no such mark";
+}
 
 // Counts of what happened in a run.
 struct CoverageCounts {
@@ -210,8 +251,11 @@ class Observer {
            const reference::Ledger& ledger, const Cache& reference);
   void Remove(int seq, std::int32_t begin, std::int32_t end, StatusCode code,
               const reference::Ledger& ledger);
-  void CopyPrefix(int src, int dst, std::int32_t len, StatusCode code);
-  void Commit(int seq, std::span<const int> path);
+  void CopyPrefix(int src, int dst, std::int32_t len, StatusCode code,
+                  const reference::Ledger& ledger);
+  void Commit(int seq, std::span<const int> path,
+              const reference::Ledger& ledger);
+  void Checkpoint(int seq, const reference::Ledger& ledger);
   void EndPass() { pass_ = reserved_ = false; }
   // Reports a SetLayer, or with `type` a SetLayerType.
   void Select(bool type) { type_was_last_ = type; }
@@ -232,6 +276,22 @@ class Observer {
   void SeeBatch();
   void SeeDrafts(const Batch& batch, StatusCode code,
                  const reference::CacheLedger& after);
+  // Of recurrent caches and hybrids, in state_marks.cc. `before` and `after`
+  // are the ledgers of a part.
+  void SeeStates(const reference::CacheLedger& before,
+                 const reference::CacheLedger& after);
+  void SeeDraftStates(const reference::CacheLedger& before,
+                      const reference::CacheLedger& after);
+  void SeeRollback(int seq, std::int64_t begin,
+                   const reference::CacheLedger& before,
+                   const reference::CacheLedger& after);
+  void SeeFork(int src, int dst, std::int64_t len,
+               const reference::CacheLedger& before,
+               const reference::CacheLedger& after);
+  void SeeCommitted(int seq, const reference::CacheLedger& before,
+                    const reference::CacheLedger& after);
+  void SeeOneLength(int seq, std::int64_t asked, bool copied,
+                    const reference::Ledger& ledger);
   void SeeSizes();
   void SeeOwners();
   void SeeOrder(std::size_t part, int layer);
@@ -270,6 +330,10 @@ class Observer {
   bool reserved_ = false;
   std::set<std::pair<int, std::size_t>> places_;  // Put in any pass.
   bool type_was_last_ = false;
+
+  std::map<int, std::int64_t>
+      read_;  // By sequence, where its last batch began.
+  std::set<std::pair<int, std::int64_t>> undone_;  // Pins: sequence, length.
 };
 
 }  // namespace kvtwin::props

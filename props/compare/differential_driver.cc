@@ -375,7 +375,9 @@ void DifferentialDriver::CopyPrefix(int src, int dst, std::int32_t len) {
   const StatusCode by_ledger = ledger_.CopyPrefix(src, dst, len).code();
   CheckCodes(call, by_ledger, reference_->CopyPrefix(src, dst, len).code(),
              tested_->CopyPrefix(src, dst, len).code());
-  if (observer_ != nullptr) observer_->CopyPrefix(src, dst, len, by_ledger);
+  if (observer_ != nullptr) {
+    observer_->CopyPrefix(src, dst, len, by_ledger, ledger_);
+  }
   pass_.fresh.reset();
   pass_.copied = true;
   CheckAllCells();
@@ -428,17 +430,19 @@ void DifferentialDriver::Commit(int seq, const std::vector<int>& path) {
   const StatusCode by_ledger = ledger_.Commit(seq, path).code();
   CheckCodes(call, by_ledger, reference_->Commit(seq, path).code(),
              tested_->Commit(seq, path).code());
-  if (observer_ != nullptr) observer_->Commit(seq, path);
+  if (observer_ != nullptr) observer_->Commit(seq, path, ledger_);
   pass_.fresh.reset();
   CheckAllCells();
 }
 
 void DifferentialDriver::Checkpoint(int seq) {
+  ObserveBefore();
   const auto call = [&] { return fmt::format("Checkpoint({})", seq); };
   Begin(call);
   const StatusCode by_ledger = ledger_.Checkpoint(seq).code();
   CheckCodes(call, by_ledger, reference_->Checkpoint(seq).code(),
              tested_->Checkpoint(seq).code());
+  if (observer_ != nullptr) observer_->Checkpoint(seq, ledger_);
 }
 
 void DifferentialDriver::Cached() {

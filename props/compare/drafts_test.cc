@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -144,12 +143,6 @@ TEST(FaultyDrafts, AreFoundInTheReference) {
               Level::kIdentity);
 }
 
-struct MarkRow {
-  std::string_view mark;
-  std::vector<std::string_view> hits;
-  std::vector<std::string_view> misses;
-};
-
 const std::vector<MarkRow> kDraftRows = {
     {"draft_chain", {"| put 0*2:-1"}, {"| put 0*2:-1,-1", "| put 0*1:-1"}},
     {"draft_siblings", {"| put 0*2:-1,-1"}, {"| put 0*2:-1"}},
@@ -191,34 +184,8 @@ const std::vector<MarkRow> kDraftRows = {
      {"| put 0*1 | put 0*1:-1 | copy 0>0:1"}},
 };
 
-bool HitsDraftMark(const MarkRow& row, std::string_view line) {
-  CoverageCounts counts;
-  const History history = *ParseHistory("kvt1 " + std::string(line));
-  const RunResult result =
-      RunHistory(history, TwinSubject("optimized"), {.counts = &counts});
-  EXPECT_TRUE(result.ran && !result.failure) << line;
-  const auto mark =
-      std::ranges::find(kCoverageMarks, row.mark, &CoverageMark::name);
-  return At(counts.hits, mark - kCoverageMarks.begin()) > 0;
-}
-
 TEST(DraftMarks, AreHitByTheirOwnStateOnly) {
-  std::multiset<std::string_view> found;
-  for (const MarkRow& row : kDraftRows) {
-    found.insert(row.mark);
-    for (const auto line : row.hits)
-      EXPECT_TRUE(HitsDraftMark(row, line)) << line;
-    for (const auto line : row.misses) {
-      EXPECT_FALSE(HitsDraftMark(row, line)) << row.mark << ": " << line;
-    }
-  }
-  std::multiset<std::string_view> expected;
-  const auto first =
-      std::ranges::find(kCoverageMarks, kFirstDraftMark, &CoverageMark::name);
-  for (auto mark = first; mark != kCoverageMarks.end(); ++mark) {
-    expected.insert(mark->name);
-  }
-  EXPECT_EQ(found, expected);
+  CheckMarkRows(kDraftRows, kFirstDraftMark, kFirstStateMark);
 }
 
 TEST(DraftHistories, ReadBack) {

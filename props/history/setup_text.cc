@@ -43,10 +43,16 @@ std::string SpecText(const CacheSpec& spec, const InitArgs& init) {
     text += ": no window";
   } else if (spec.kind == Kind::kChunked) {
     text += fmt::format(": chunks of {}", Count(spec.chunk, "token"));
-  } else if (spec.kind == Kind::kRecurrent && spec.checkpoint_every > 0) {
-    text += fmt::format(": the last {}, every {}",
-                        Count(spec.checkpoints, "checkpoint"),
-                        Count(spec.checkpoint_every, "token"));
+  } else if (spec.kind == Kind::kRecurrent) {
+    if (spec.checkpoint_every > 0) {
+      text += fmt::format(": the last {}, every {}",
+                          Count(spec.checkpoints, "checkpoint"),
+                          Count(spec.checkpoint_every, "token"));
+    }
+    if (spec.pins > 0) text += fmt::format(", {}", Count(spec.pins, "pin"));
+    if (spec.drafts > 0) {
+      text += fmt::format(", room for {}", Count(spec.drafts, "draft"));
+    }
   } else if (IsWrapper(spec.kind)) {
     std::vector<std::string> parts;
     for (const CacheSpec& part : spec.caches) {

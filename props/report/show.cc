@@ -86,8 +86,11 @@ std::string SpecText(const CacheSpec& spec) {
   if (spec.memory) text += fmt::format(", memory {}", *spec.memory);
   if (spec.kind == Kind::kChunked) text += fmt::format(" {}", spec.chunk);
   if (spec.kind == Kind::kRecurrent) {
-    return text + fmt::format(", {} checkpoints, every {} tokens",
-                              spec.checkpoints, spec.checkpoint_every);
+    text += fmt::format(", {} checkpoints, every {} tokens", spec.checkpoints,
+                        spec.checkpoint_every);
+    if (spec.pins > 0) text += fmt::format(", {} pins", spec.pins);
+    if (spec.drafts > 0) text += fmt::format(", {} drafts", spec.drafts);
+    return text;
   }
   if (spec.kind == Kind::kEncoder) return text;
   return text + fmt::format(", shift {}", At(kShiftNames, spec.shift.kind));

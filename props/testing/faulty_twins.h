@@ -1,17 +1,22 @@
-// A table of faults, for tests that the harness finds each fault with the check
-// that is meant for it.
+// Tables of faults and of coverage marks, for tests that the harness finds each
+// fault with the check that is meant for it, and counts the right states.
 
 #ifndef KVTWIN_PROPS_TESTING_FAULTY_TWINS_H_
 #define KVTWIN_PROPS_TESTING_FAULTY_TWINS_H_
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/compare/differential_driver.h"
 #include "props/testing/tampered_cache.h"
 
@@ -112,6 +117,49 @@ inline constexpr auto kMask = &OwnedView::mask;
 
 inline const std::string kWrapper =
     "kind=wrapper caches=swa:w2/causal layers=2 seqs=1 ";
+
+// Histories that hit a coverage mark, and near misses, without "kvt1 ".
+struct MarkRow {
+  std::string_view mark;
+  std::vector<std::string_view> hits;
+  std::vector<std::string_view> misses;
+};
+
+inline bool HitsMark(std::string_view name, std::string_view line) {
+  CoverageCounts counts;
+  const Result<History> history = ParseHistory("kvt1 " + std::string(line));
+  EXPECT_TRUE(history.ok()) << line << history.status().ToString();
+  if (!history.ok()) return false;
+  const RunResult result =
+      RunHistory(*history, TwinSubject("optimized"), {.counts = &counts});
+  EXPECT_TRUE(result.ran && !result.failure) << line;
+  const auto mark =
+      std::ranges::find(kCoverageMarks, name, &CoverageMark::name);
+  return At(counts.hits, mark - kCoverageMarks.begin()) > 0;
+}
+
+// Checks the rows of all marks from `first` to before `last`.
+inline void CheckMarkRows(std::span<const MarkRow> rows, std::string_view first,
+                          std::string_view last) {
+  std::multiset<std::string_view> found;
+  for (const MarkRow& row : rows) {
+    found.insert(row.mark);
+    for (const auto line : row.hits) {
+      EXPECT_TRUE(HitsMark(row.mark, line)) << row.mark << ": " << line;
+    }
+    for (const auto line : row.misses) {
+      EXPECT_FALSE(HitsMark(row.mark, line)) << row.mark << ": " << line;
+    }
+  }
+  const auto at = [](std::string_view name) {
+    return std::ranges::find(kCoverageMarks, name, &CoverageMark::name);
+  };
+  std::multiset<std::string_view> expected;
+  for (auto mark = at(first); mark != at(last); ++mark) {
+    expected.insert(mark->name);
+  }
+  EXPECT_EQ(found, expected);
+}
 
 }  // namespace kvtwin::props
 

@@ -63,6 +63,8 @@ nb::dict FieldsOf(const kvtwin_cache_params& cache) {
   fields["chunk"] = cache.chunk;
   fields["checkpoint_every"] = cache.checkpoint_every;
   fields["checkpoints"] = cache.checkpoints;
+  fields["pins"] = cache.pins;
+  fields["drafts"] = cache.drafts;
   fields["shift"] = Named(kShiftNames, cache.shift.kind);
   fields["rope"] = rope;
   fields["cache_padding"] = cache.cache_padding;

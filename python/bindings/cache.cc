@@ -229,6 +229,7 @@ class PyCache {
   void Commit(int sequence, const std::vector<int>& path) {
     Check(cache().Commit(sequence, path));
   }
+  void Checkpoint(int sequence) { Check(cache().Checkpoint(sequence)); }
   void SetLayerType(int type) { Check(cache().SetLayerType(type)); }
   bool EncoderCached() { return Value(cache().EncoderCached()); }
 
@@ -404,7 +405,11 @@ void BindSequences(nb::class_<PyCache>& cache) {
            nb::sig("def commit(self, sequence: int, path: "
                    "collections.abc.Sequence[int]) -> None"),
            "The drafts with these numbers become tokens of the sequence; its "
-           "other drafts are\ngone.");
+           "other drafts are\ngone.")
+      .def(
+          "checkpoint", &PyCache::Checkpoint, nb::arg("sequence"),
+          "Pins the last state of a sequence of a recurrent cache or a hybrid, "
+          "so that later\npasses keep it. Raises NotSupported.");
 }
 
 void BindStates(nb::class_<PyCache>& cache) {

@@ -69,6 +69,8 @@ CacheSpec SpecOf(nb::handle setup) {
                  .chunk = Int(setup, "chunk"),
                  .checkpoint_every = Int(setup, "checkpoint_every"),
                  .checkpoints = Int(setup, "checkpoints"),
+                 .pins = Int(setup, "pins"),
+                 .drafts = Int(setup, "drafts"),
                  .shift = ShiftOf(setup),
                  .caches = {}};
   if (!IsWrapper(spec.kind)) return spec;

@@ -346,3 +346,16 @@ def test_drafts(twin):
     assert [cell[1] for cell in cache.cells()] == [0, 1, 2, 3]
     # The cell of the rejected draft is free.
     assert batch([4]).all()
+
+
+def test_pinned_states_stay():
+    setup = kvtwin.Setup(kind="recurrent", capacity=16, max_batch=4, pins=1)
+    cache = kvtwin.Cache(setup)
+    for first in (0, 2, 4):
+        cache.start_forward([first, first + 1], [0, 0])
+        if first == 0:
+            cache.checkpoint(0)
+    assert cache.can_resume(0, 2)
+    assert cache.resume_before(0, 3) == 2
+    with pytest.raises(kvtwin.NotSupported):
+        filled().checkpoint(0)

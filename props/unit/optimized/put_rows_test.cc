@@ -1,5 +1,7 @@
 // Rows that lie anywhere in memory, and rows that are larger than memory.
 
+#include "optimized/put_rows.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -53,6 +55,63 @@ TEST_P(PutRows, TakesRowsOfAnyStrides) {
         }
       }
     }
+  }
+}
+
+// The shares of a row are the row, whatever their number.
+TEST(PutRowParts, MakeWholeRows) {
+  constexpr std::int64_t kHeadDim = 96, kHeads = 11, kTokens = 2;
+  const DenseTensor dense =
+      FilledTensor(DType::kF32, {kHeadDim, kHeads, kTokens, 1}, 0);
+  std::vector<float> numbers(dense.bytes.size() / sizeof(float) + 64);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = static_cast<float>(i % 251) / 8;
+  }
+  TensorView apart = dense.view();  // With a gap after each head.
+  apart.data = reinterpret_cast<const std::byte*>(numbers.data());
+  TensorView turned = apart;
+  apart.shape[1] = kHeads / 2;
+  apart.stride[1] *= 2;
+  turned.stride[0] = sizeof(float) * kHeads;
+  turned.stride[1] = sizeof(float);
+  const std::vector<int> cells = {2, 0};
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8,
+                            DType::kQ8, DType::kQ4}) {
+    const DenseTensor stored = CopyOf(apart, dtype);
+    for (const TensorView& from : {apart, turned, stored.view()}) {
+      const auto row =
+          AsSize(RunBytes(dtype, from.shape[0])) * AsSize(from.shape[1]);
+      std::vector<std::byte> expected(3 * row);
+      optimized::PutRows(from, cells, 0, 2,
+                         {expected.data(), dtype, row, /*stream=*/false});
+      for (const std::size_t shares : {1U, 2U, 3U, 16U}) {
+        std::vector<std::byte> rows(3 * row);
+        for (std::size_t i = 0; i < shares; ++i) {
+          optimized::PutRowParts(from, cells, {.index = i, .count = shares},
+                                 {rows.data(), dtype, row, /*stream=*/false});
+        }
+        EXPECT_EQ(rows, expected) << DTypeName(dtype) << " in " << shares;
+      }
+    }
+  }
+}
+
+// A row of megabytes, which threads divide.
+TEST_P(PutRows, TakesAFewLargeRows) {
+  const Shape shape = {64, 8192, 3, 1};
+  DenseTensor rows = FilledTensor(DType::kF32, shape, 0);
+  for (std::size_t i = 0; i < rows.bytes.size(); i += sizeof(float)) {
+    const auto number = static_cast<float>(i % 4093);
+    std::memcpy(&rows.bytes[i], &number, sizeof(number));
+  }
+  for (const DType dtype : {DType::kF32, DType::kQ8}) {
+    TestCache cache({}, GetParam());
+    ASSERT_TRUE(cache->Init({dtype, 1, 8, 8}).ok());
+    ASSERT_EQ(cache.Start({0, 1, 2}, {0, 0, 0}), StatusCode::kOk);
+    ASSERT_TRUE(cache->Put(rows.view(), rows.view()).ok());
+    const CacheState state = *cache->Snapshot();
+    EXPECT_TRUE(state.layers.at(0).key == CopyOf(rows.view(), dtype));
+    EXPECT_TRUE(state.layers.at(0).value == CopyOf(rows.view(), dtype));
   }
 }
 

@@ -25,6 +25,10 @@ def _cache_object(setup: Setup) -> dict[str, Any]:
     if setup.kind == "recurrent":
         found["checkpoint_every"] = setup.checkpoint_every
         found["checkpoints"] = setup.checkpoints
+        if setup.pins:
+            found["pins"] = setup.pins
+        if setup.drafts:
+            found["drafts"] = setup.drafts
     if setup.shift == "rope":
         rope = setup.rope
         found["rope"] = {

@@ -107,6 +107,10 @@ class Setup:
     #: of `checkpoint_every` tokens. 0: none.
     checkpoint_every: int = 0
     checkpoints: int = 0
+    #: The same: how many states `Cache.checkpoint` keeps pinned, and how many drafts
+    #: have room.
+    pins: int = 0
+    drafts: int = 0
     #: How K rows change when their positions change.
     shift: ShiftKind = "none"
     rope: Rope = Rope()
