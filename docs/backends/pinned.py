@@ -1,5 +1,5 @@
 """Asks for known bugs again: each row installs the last release of an engine
-that has the bug and the first that does not, and judges both by kvtwin's
+that has the bug and a release that has the fix, and judges both by kvtwin's
 oracle. The second table of docs/found.md has the results.
 
     python docs/backends/pinned.py            # all rows, each in a folder of its own

@@ -126,7 +126,7 @@ class Windowed(Pool):
     """SWARadixCache, whose windowed layers have memory for the rows of three
     tokens that no sequence holds."""
     kvtwin = kvtwin.PoolDescription(name="SWARadixCache", window=2)
-    operations = 200_000
+    operations = 60_000
 
     def make(self):
         module = load("swa_radix_cache")
