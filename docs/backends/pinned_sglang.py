@@ -123,7 +123,7 @@ class Pool:
 
 
 class Windowed(Pool):
-    """SWARadixCache, whose windowed layers have memory for the rows of six
+    """SWARadixCache, whose windowed layers have memory for the rows of three
     tokens that no sequence holds."""
     kvtwin = kvtwin.PoolDescription(name="SWARadixCache", window=2)
     operations = 60_000
@@ -165,7 +165,7 @@ class Windowed(Pool):
             self.tree.insert(self.key_of(one.tokens, one.label),
                              torch.tensor(one.slots), one.owned)
         self.tree.dec_lock_ref(one.node, one.lock)
-        self.tree.evict(0, max(0, self.tree.swa_evictable_size() - 6))
+        self.tree.evict(0, max(0, self.tree.swa_evictable_size() - 3))
 
 
 class Eagle(Pool):

@@ -44,7 +44,15 @@ elif [ "$part" = cuda ]; then
     --patches "$folder"
 else
   expect 2 'only the twin cuda has such code: G01 ' --seeds 1 --only G01
-  expect 0 '5 of 5 found by all' --seeds 2 --only X01 H16 X27 A10 F04
+  expect 2 'the backend has no drafts:.* X84' --backend --only X84
+  expect 2 'the twin cuda has no states:.* X62' --twin cuda --only X62
+  expect 0 '7 of 7 found by all' --seeds 2 \
+    --only X01 H16 X27 A10 F04 X62 X84
+  # Only histories with drafts show it.
+  sed '/^speculate/d' X84.patch >"$folder/X84.patch"
+  expect 1 'not found.* by 1 of 1 seeds' --seeds 1 --seconds 0.1 \
+    --patches "$folder"
+  rm "$folder/X84.patch"
   expect 0 '"found": true' --seeds 1 --only H18 --json
   # With fast paths off, a bug of a fast path does not show.
   (
