@@ -142,7 +142,7 @@ int (*run_cuda_goals)(const GoalOptions& options) = nullptr;
 
 int RunGoals(const GoalOptions& options) {
   constexpr GoalPart kParts[] = {
-      DecodeGoals,   MaskGoals, FindGoals, PutGoals,    MoveGoals,
+      DecodeGoals,   MaskGoals, FindGoals, PrefixGoals, PutGoals, MoveGoals,
       MetadataGoals, PassGoals, SaveGoals, AttendGoals, ChatGoals};
   return RunGoals(options,
                   fmt::format("The optimized twin on {}, {} at most",
