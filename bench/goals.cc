@@ -142,8 +142,8 @@ int (*run_cuda_goals)(const GoalOptions& options) = nullptr;
 
 int RunGoals(const GoalOptions& options) {
   constexpr GoalPart kParts[] = {
-      DecodeGoals, MaskGoals, FindGoals, PutGoals,    MoveGoals, MetadataGoals,
-      StateGoals,  PassGoals, SaveGoals, AttendGoals, ChatGoals};
+      DecodeGoals,   MaskGoals,  FindGoals, PrefixGoals, PutGoals,    MoveGoals,
+      MetadataGoals, StateGoals, PassGoals, SaveGoals,   AttendGoals, ChatGoals};
   return RunGoals(options,
                   fmt::format("The optimized twin on {}, {} at most",
                               optimized::ActiveTarget(),

@@ -85,6 +85,7 @@ extern int (*run_cuda_goals)(const GoalOptions& options);
 void DecodeGoals(Goals& goals);
 void MaskGoals(Goals& goals);
 void FindGoals(Goals& goals);
+void PrefixGoals(Goals& goals);
 void PutGoals(Goals& goals);
 void MoveGoals(Goals& goals);
 void MetadataGoals(Goals& goals);

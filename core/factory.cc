@@ -203,6 +203,11 @@ Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec,
   if (Status status = CheckPagedSpec(spec); !status.ok()) return status;
   const Result<const Makers*> makers = Find(twin);
   if (!makers.ok()) return makers.status();
+  if (!(*makers)->has_states &&
+      (spec.window || spec.states || !spec.groups.empty())) {
+    return Status(StatusCode::kNotSupported,
+                  "the twin cuda has no pools with windows, states or groups");
+  }
   return (*makers)->make_pool(spec);
 }
 

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "core/index.h"
@@ -33,9 +35,77 @@ TensorView Packed(TensorView view) {
   return view;
 }
 
+// Refuses media that are not in the order of their positions.
+Status CheckMedia(std::span<const PrefixMedia> media) {
+  int last = 0;
+  for (const PrefixMedia& one : media) {
+    Status status = NotNegative("a position of media", one.position);
+    if (!status.ok()) return status;
+    if (one.position < last) {
+      return Invalid("media at {} come after media at {}", one.position, last);
+    }
+    last = one.position;
+  }
+  return {};
+}
+
+Status CheckGroups(const PagedSpec& spec) {
+  std::int64_t whole = 1;
+  std::int64_t layers = 0;
+  std::int64_t blocks = 0;
+  for (const PagedSpec& group : spec.groups) {
+    if (!group.groups.empty()) return Invalid("groups: a group has groups");
+    if (Status status = CheckPagedSpec(group); !status.ok()) return status;
+    whole = std::lcm(whole, std::int64_t{group.block_size});
+    layers += group.layers;
+    blocks += group.blocks;
+    for (const auto& [name, value] : {std::pair("block_size", whole),
+                                      {"layers", layers},
+                                      {"blocks", blocks}}) {
+      if (value > std::numeric_limits<std::int32_t>::max()) {
+        return Invalid("groups: {} of all is {}", name, value);
+      }
+    }
+  }
+  return AtLeastOne("max_seq_len", spec.max_seq_len);
+}
+
 }  // namespace
 
+int GroupOf(const PagedSpec& spec, int& layer) {
+  int group = 0;
+  for (const PagedSpec& one : spec.groups) {
+    if (layer < one.layers) break;
+    layer -= one.layers;
+    ++group;
+  }
+  return group;
+}
+
+const PagedSpec& SpecOfLayer(const PagedSpec& spec, int layer) {
+  return spec.groups.empty() ? spec : At(spec.groups, GroupOf(spec, layer));
+}
+
+PagedSpec Completed(PagedSpec spec) {
+  if (spec.groups.empty()) return spec;
+  spec.block_size = 1;
+  spec.layers = 0;
+  spec.blocks = 0;
+  for (PagedSpec& group : spec.groups) {
+    group.max_seq_len = spec.max_seq_len;
+    spec.block_size = std::lcm(spec.block_size, group.block_size);
+    spec.layers += group.layers;
+    spec.blocks += group.blocks;
+  }
+  return spec;
+}
+
 Status CheckPagedSpec(const PagedSpec& spec) {
+  if (!spec.groups.empty()) return CheckGroups(spec);
+  if (spec.window) {
+    Status status = AtLeastOne("window", *spec.window);
+    if (!status.ok()) return status;
+  }
   for (const auto& [name, value] : {std::pair("block_size", spec.block_size),
                                     {"blocks", spec.blocks},
                                     {"max_seq_len", spec.max_seq_len},
@@ -126,27 +196,71 @@ GuardedPaged::Length& GuardedPaged::Add(int sequence, int len) {
   return added;
 }
 
+// Prompts are long: compilers turn the inner loop into one instruction or two.
+Status GuardedPaged::CheckTokens(std::span<const std::int32_t> tokens) {
+  constexpr std::size_t kStep = 8;
+  std::array<std::int32_t, kStep> signs = {};
+  for (std::size_t i = 0; i + kStep <= tokens.size(); i += kStep) {
+    for (std::size_t j = 0; j < kStep; ++j) signs[j] |= tokens[i + j];
+  }
+  std::int32_t sign = 0;
+  for (const std::int32_t one : signs) sign |= one;
+  if (sign >= 0) tokens = tokens.last(tokens.size() % kStep);
+  for (const std::int32_t token : tokens) {
+    Status status = NotNegative("a token", token);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Result<int> GuardedPaged::Find(std::span<const std::int32_t> prompt,
+                               const PrefixKey& key) const {
+  Status status = CheckPrompt(prompt, key);
+  if (!status.ok()) return status;
+  return DoFind(prompt, key);
+}
+
+Status GuardedPaged::CheckPrompt(std::span<const std::int32_t> prompt,
+                                 const PrefixKey& key) {
+  Status status = CheckTokens(prompt);
+  return status.ok() ? CheckMedia(key.media) : status;
+}
+
 Result<int> GuardedPaged::Open(std::span<const std::int32_t> prompt,
                                const PrefixKey& key) {
-  for (const std::int32_t token : prompt) {
-    if (Status status = NotNegative("a token", token); !status.ok()) {
-      return status;
-    }
-  }
+  Status status = CheckPrompt(prompt, key);
+  if (!status.ok()) return status;
   const int sequence = NextSequence();
   Add(sequence, DoOpen(sequence, prompt, key));
   return sequence;
 }
 
-Result<int> GuardedPaged::Fork(int sequence, int len) {
+Status GuardedPaged::AddMedia(int sequence, const PrefixMedia& media) {
+  if (Status status = CheckSequence(sequence); !status.ok()) return status;
+  const int len = sequences_.at(sequence).len;
+  if (media.position < len) {
+    return Invalid("a position of media is {}, sequence {} has {} tokens",
+                   media.position, sequence, len);
+  }
+  DoAddMedia(sequence, media);
+  return {};
+}
+
+Result<int> GuardedPaged::ResumeBefore(int sequence, int len) const {
   if (Status status = CheckSequence(sequence); !status.ok()) return status;
   const int all = sequences_.at(sequence).len;
   if (len < 0 || len > all) {
     return Invalid("len is {}, sequence {} has {} tokens", len, sequence, all);
   }
+  return DoResumeBefore(sequence, all, len);
+}
+
+Result<int> GuardedPaged::Fork(int sequence, int len) {
+  const Result<int> kept = ResumeBefore(sequence, len);
+  if (!kept.ok()) return kept;
   const int added = NextSequence();
-  DoFork(sequence, added, len);
-  Add(added, len);
+  DoFork(sequence, added, *kept);
+  Add(added, *kept);
   return added;
 }
 
@@ -183,33 +297,40 @@ Status GuardedPaged::CheckCommit(int sequence, std::int64_t new_tokens) const {
   if (Status status = CheckSequence(sequence); !status.ok()) return status;
   Status status = NotNegative("new_tokens", new_tokens);
   if (!status.ok()) return status;
-  const auto& appended = sequences_.at(sequence).appended;
+  const auto& [len, appended] = sequences_.at(sequence);
   const int max = *std::min_element(appended.begin(), appended.end());
-  if (new_tokens <= max) return {};
-  return Untimely("new_tokens is {}, every layer of sequence {} has {}",
-                  new_tokens, sequence, max);
+  if (new_tokens > max) {
+    return Untimely("new_tokens is {}, every layer of sequence {} has {}",
+                    new_tokens, sequence, max);
+  }
+  const std::int64_t end = len + new_tokens;
+  if (!spec_.states || end % spec_.block_size == 0) return {};
+  for (const int count : appended) {
+    if (new_tokens == 0 || new_tokens == count) continue;
+    return Untimely("sequence {} has no state at {}: it has the states at {}",
+                    sequence, end, len + count);
+  }
+  return {};
 }
 
 Status GuardedPaged::Commit(int sequence, int new_tokens) {
   if (Status status = CheckCommit(sequence, new_tokens); !status.ok()) {
     return status;
   }
-  const int len = sequences_.at(sequence).len + new_tokens;
-  DoCommit(sequence, len, {});
-  Add(sequence, len);
+  const int before = sequences_.at(sequence).len;
+  DoCommit(sequence, before, before + new_tokens, {});
+  Add(sequence, before + new_tokens);
   return {};
 }
 
 Status GuardedPaged::Commit(int sequence,
                             std::span<const std::int32_t> tokens) {
   Status status = CheckCommit(sequence, std::ssize(tokens));
+  if (status.ok()) status = CheckTokens(tokens);
   if (!status.ok()) return status;
-  for (const std::int32_t token : tokens) {
-    status = NotNegative("a token", token);
-    if (!status.ok()) return status;
-  }
-  const int len = sequences_.at(sequence).len + Size(tokens);
-  DoCommit(sequence, len, tokens);
+  const int before = sequences_.at(sequence).len;
+  const int len = before + Size(tokens);
+  DoCommit(sequence, before, len, tokens);
   Add(sequence, len);
   return {};
 }
@@ -222,24 +343,63 @@ Result<std::vector<PagedView>> GuardedPaged::Views(int sequence,
   return ViewsOf(sequence, layer, 0, of.len + At(of.appended, layer));
 }
 
+PagedView GuardedPaged::RowsOf(int layer, int start, int length,
+                               int block) const {
+  const int size = RowsPerBlock();
+  const int offset = spec_.states ? 0 : start % size;
+  const PagedKv rows =
+      DoRows(layer, std::int64_t{block} * size + offset, length);
+  return {rows.key, rows.value, start, length, block};
+}
+
 // Returns the rows at positions begin .. end - 1, block by block.
 std::vector<PagedView> GuardedPaged::ViewsOf(int sequence, int layer, int begin,
                                              int end) const {
+  if (spec_.states) return StatesOf(sequence, layer, begin, end);
   const int size = spec_.block_size;
   std::vector<PagedView> views;
   const std::span<const int> blocks = DoBlocks(sequence);
   auto index = AsSize(begin / size);
   int start = begin;
   for (; start < end && index < blocks.size(); ++index) {
-    const int block = blocks[index];
-    const int offset = start % size;
-    const int length = std::min(size - offset, end - start);
-    const PagedKv rows =
-        DoRows(layer, std::int64_t{block} * size + offset, length);
-    views.push_back({rows.key, rows.value, start, length, block});
+    const int length = std::min(size - start % size, end - start);
+    if (blocks[index] != kNoBlock) {
+      views.push_back(RowsOf(layer, start, length, blocks[index]));
+    }
     start += length;
   }
   return views;
+}
+
+// Returns the states after the tokens at positions begin .. end - 1 (P13).
+std::vector<PagedView> GuardedPaged::StatesOf(int sequence, int layer,
+                                              int begin, int end) const {
+  const int len = sequences_.at(sequence).len;
+  std::vector<PagedView> views;
+  const auto add = [&](int after, int block) {
+    if (after <= begin || block == kNoBlock) return;
+    views.push_back(RowsOf(layer, after - 1, 1, block));
+  };
+  const std::vector<int> committed = CommittedBlocks(sequence);
+  for (int i = 0; i < Size(committed); ++i) {
+    add(std::min((i + 1) * spec_.block_size, len), At(committed, i));
+  }
+  const std::span<const int> blocks = DoBlocks(sequence);
+  for (int i = len / spec_.block_size; i < BlocksFor(end); ++i) {
+    const int after = std::min((i + 1) * spec_.block_size, end);
+    if (after > len) add(after, At(blocks, i));
+  }
+  return views;
+}
+
+// Returns the blocks of the committed tokens.
+std::vector<int> GuardedPaged::CommittedBlocks(int sequence) const {
+  const int len = sequences_.at(sequence).len;
+  const auto blocks = DoBlocks(sequence).first(AsSize(BlocksFor(len)));
+  std::vector<int> committed(blocks.begin(), blocks.end());
+  const int read = DoReadBlock(sequence);
+  if (read != kNoBlock) committed.back() = read;
+  return committed;
 }
 
 Result<std::vector<PagedView>> GuardedPaged::ViewsPacked(int sequence,
@@ -267,6 +427,7 @@ Result<std::optional<PagedKv>> GuardedPaged::ContiguousKV(int sequence,
     return Invalid("kv_len is {}, the layer has {} tokens", kv_len, end);
   }
   const auto blocks = DoBlocks(sequence).first(AsSize(BlocksFor(kv_len)));
+  if (spec_.states || blocks[0] == kNoBlock) return std::optional<PagedKv>();
   for (std::size_t i = 1; i < blocks.size(); ++i) {
     const bool next = blocks[i] == blocks[i - 1] + 1;
     // With kHeadMajor, the rows of a head are contiguous in one block only.
@@ -279,13 +440,10 @@ Result<std::optional<PagedKv>> GuardedPaged::ContiguousKV(int sequence,
 }
 
 Status GuardedPaged::Truncate(int sequence, int len) {
-  if (Status status = CheckSequence(sequence); !status.ok()) return status;
-  const int all = sequences_.at(sequence).len;
-  if (len < 0 || len > all) {
-    return Invalid("len is {}, sequence {} has {} tokens", len, sequence, all);
-  }
-  DoTruncate(sequence, len);
-  Add(sequence, len);
+  const Result<int> kept = ResumeBefore(sequence, len);
+  if (!kept.ok()) return kept.status();
+  DoTruncate(sequence, sequences_.at(sequence).len, *kept);
+  Add(sequence, *kept);
   return {};
 }
 
@@ -307,7 +465,7 @@ Result<PagedCsr> GuardedPaged::ExportCsr(std::span<const int> sequences) const {
   csr.indptr.push_back(0);
   for (const int sequence : sequences) {
     const int len = sequences_.at(sequence).len;
-    const auto blocks = DoBlocks(sequence).first(AsSize(BlocksFor(len)));
+    const std::vector<int> blocks = CommittedBlocks(sequence);
     csr.indices.insert(csr.indices.end(), blocks.begin(), blocks.end());
     csr.indptr.push_back(static_cast<std::int32_t>(csr.indices.size()));
     csr.last_page_len.push_back(len == 0 ? 0
@@ -326,8 +484,7 @@ Result<PagedTable> GuardedPaged::ExportTable(
     table.columns = std::max(table.columns, BlocksFor(len));
   }
   for (const int sequence : sequences) {
-    const auto blocks = DoBlocks(sequence).first(
-        AsSize(BlocksFor(sequences_.at(sequence).len)));
+    const std::vector<int> blocks = CommittedBlocks(sequence);
     table.blocks.insert(table.blocks.end(), blocks.begin(), blocks.end());
     table.blocks.resize(
         table.blocks.size() + AsSize(table.columns) - blocks.size(), -1);
@@ -339,7 +496,7 @@ Result<PagedKv> GuardedPaged::Blocks(int layer) const {
   if (Status status = CheckLayer(layer); !status.ok()) return status;
   PagedKv all = DoAllRows(layer);
   for (TensorView* rows : {&all.key, &all.value}) {
-    Shape shape = {rows->shape[0], spec_.kv_heads, spec_.block_size,
+    Shape shape = {rows->shape[0], spec_.kv_heads, RowsPerBlock(),
                    spec_.blocks};
     if (spec_.layout == PagedLayout::kHeadMajor) std::swap(shape[1], shape[2]);
     *rows = DenseView(rows->data, rows->dtype, shape);
@@ -358,14 +515,37 @@ Result<std::vector<std::int64_t>> GuardedPaged::SlotMapping(int sequence,
     return Invalid("positions {} to {} are not within the {} of sequence {}",
                    begin, end, all, sequence);
   }
-  const std::span<const int> blocks = DoBlocks(sequence);
+  const std::vector<int> committed = CommittedBlocks(sequence);
+  const std::span<const int> now = DoBlocks(sequence);
+  const int size = RowsPerBlock();
   std::vector<std::int64_t> slots;
   for (int p = begin; p < end; ++p) {
-    const int block = At(blocks, p / spec_.block_size);
-    slots.push_back(std::int64_t{block} * spec_.block_size +
-                    p % spec_.block_size);
+    const auto index = AsSize(p / spec_.block_size);
+    const int block = p < of.len ? committed[index] : now[index];
+    const int after = p + 1;
+    const bool has_row = !spec_.states || after % spec_.block_size == 0 ||
+                         after == of.len || after == all;
+    slots.push_back(block == kNoBlock || !has_row
+                        ? kNoBlock
+                        : std::int64_t{block} * size + p % size);
   }
   return slots;
+}
+
+Result<int> PagedPool::Find(std::span<const std::int32_t>,
+                            const PrefixKey&) const {
+  return Status(StatusCode::kNotSupported, "this pool has no Find");
+}
+
+Status PagedPool::AddMedia(int, const PrefixMedia&) {
+  return {StatusCode::kNotSupported, "this pool has no media"};
+}
+
+Result<int> PagedPool::ResumeBefore(int sequence, int len) const {
+  const Result<int> all = SeqLen(sequence);
+  if (!all.ok()) return all;
+  if (len >= 0 && len <= *all) return len;
+  return Invalid("len is {}, sequence {} has {} tokens", len, sequence, *all);
 }
 
 }  // namespace kvtwin

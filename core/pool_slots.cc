@@ -228,6 +228,10 @@ class PoolSlotsOf final : public PoolSlots {
 
 Result<std::unique_ptr<PoolSlots>> MakePoolSlots(PagedPool& pool,
                                                  const SessionsSpec& spec) {
+  if (pool.spec().window || pool.spec().states || !pool.spec().groups.empty()) {
+    return Status(StatusCode::kNotSupported,
+                  "slots are for pools without windows, states and groups");
+  }
   const std::int64_t needed = BlocksFor(spec, pool.spec().block_size);
   if (pool.spec().blocks < needed) {
     return Invalid("the pool has {} blocks, {} slots of {} tokens need {}",

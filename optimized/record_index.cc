@@ -7,12 +7,14 @@
 namespace kvtwin::optimized {
 namespace {
 
+constexpr int kNumbers = 4 * RecordIndex::kBlock;
+
 // A block of inputs, from input `begin` on, as the numbers that the tree
 // compares.
 std::vector<std::int32_t> Numbers(std::span<const SessionInput> inputs,
                                   int begin) {
   std::vector<std::int32_t> numbers;
-  numbers.reserve(std::size_t{4} * RecordIndex::kBlock);
+  numbers.reserve(AsSize(kNumbers));
   for (int i = begin; i < begin + RecordIndex::kBlock; ++i) {
     const SessionInput& input = At(inputs, i);
     numbers.push_back(input.token);
@@ -26,7 +28,9 @@ std::vector<std::int32_t> Numbers(std::span<const SessionInput> inputs,
 }  // namespace
 
 RecordIndex::RecordIndex(int slots)
-    : root_(tree_.NeedRoot({})), paths_(AsSize(slots)) {}
+    : tree_(AsSize(kNumbers)),
+      root_(tree_.NeedRoot({})),
+      paths_(AsSize(slots)) {}
 
 void RecordIndex::Set(int slot, std::span<const SessionInput> record,
                       int reusable) {

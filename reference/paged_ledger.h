@@ -14,12 +14,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/dialects/pool_rules.h"
+#include "core/guarded_paged.h"
 #include "core/index.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/state.h"
@@ -31,7 +33,7 @@ class PagedLedger {
   using Rows = std::vector<KvRows>;  // The rows of one token, by layer.
 
   explicit PagedLedger(const PagedSpec& spec, const PoolRules& rules = {})
-      : spec_(spec), rules_(rules) {}
+      : spec_(Completed(spec)), rules_(rules) {}
 
   // Whether a pool may find this many tokens of the prompt: whole blocks
   // without its last token; or, if the pool computes the last token again, all
@@ -49,7 +51,7 @@ class PagedLedger {
     // If the last token is computed again, it was committed, too.
     const bool whole = taken % spec_.block_size == 0;
     return FindPrefix(Find(starts_, {key.salt, key.extra}), prompt,
-                      whole ? taken : taken + 1) != kUnknown;
+                      whole ? taken : taken + 1, key.media) != kUnknown;
   }
 
   // Whether a new sequence may begin with this many tokens of the prompt.
@@ -67,7 +69,7 @@ class PagedLedger {
     std::optional<std::int64_t> first;
     for (const auto& [key, start] : starts_) {
       if (!MayOpen(prompt, {key.first, key.second}, taken)) continue;
-      const int prefix = FindPrefix(start, prompt, taken);
+      const int prefix = FindPrefix(start, prompt, taken, {});
       const std::int64_t line = At(lines_, prefix);
       first = std::min(first.value_or(line), line);
     }
@@ -80,24 +82,32 @@ class PagedLedger {
     KVTWIN_DCHECK(MayOpen(prompt, key, taken));
     Sequence& opened = sequences_[sequence];
     opened.start = AddTo(starts_, {key.salt, key.extra});
+    opened.media = key.media;
     opened.low = rules_.FirstSeen(taken);
     int prefix = opened.start;
     const auto all = Size(prompt);
     if (rules_.recomputes_last && all > 0 && taken >= all - 1) {
-      const int last = FindPrefix(prefix, prompt, all);
+      const int last = FindPrefix(prefix, prompt, all, key.media);
       if (last != kUnknown) opened.again = {last, all - 1, prompt.back()};
     }
     for (int i = 0; i < taken; ++i) {
-      prefix = longer_.at({prefix, At(prompt, i)});
+      prefix = longer_.at({prefix, At(prompt, i), MediaAt(opened.media, i)});
       opened.tokens.push_back({prefix, At(committed_, prefix)});
       held_ += HeldBy(opened.tokens.back());
     }
+  }
+
+  void AddMedia(int sequence, const PrefixMedia& media) {
+    sequences_.at(sequence).media.push_back(media);
   }
 
   void Fork(int from, int sequence, int len) {
     const Sequence& source = sequences_.at(from);
     Sequence& forked = sequences_[sequence];
     forked.start = source.start;
+    for (const PrefixMedia& media : source.media) {
+      if (media.position < len) forked.media.push_back(media);
+    }
     forked.low = std::min(std::max(source.low, rules_.FirstSeen(len)), len);
     forked.tokens.assign(source.tokens.begin(), source.tokens.begin() + len);
     for (const Token& token : forked.tokens) held_ += HeldBy(token);
@@ -109,10 +119,11 @@ class PagedLedger {
     std::vector<KvRows>& appended = to.appended[layer];
     appended.clear();
     appended.reserve(AsSize(key.shape[2]));
+    const PagedSpec& spec = SpecOfLayer(spec_, layer);
     for (std::int64_t i = 0; i < key.shape[2]; ++i) {
       appended.push_back(
-          {CopyOf(Slice(key, 2, i), spec_.dtype),
-           CopyOf(Slice(value, 2, i), spec_.v_dtype.value_or(spec_.dtype))});
+          {CopyOf(Slice(key, 2, i), spec.dtype),
+           CopyOf(Slice(value, 2, i), spec.v_dtype.value_or(spec.dtype))});
     }
     if (!ComputesAgain(to) || appended.empty()) return;
     auto& again = again_[to.again->prefix][layer];
@@ -142,7 +153,8 @@ class PagedLedger {
       int prefix = to.tokens.empty() ? to.start : to.tokens.back().prefix;
       if (tokens.empty()) prefix = i == 0 ? again : kUnknown;
       if (prefix != kUnknown && !tokens.empty()) {
-        prefix = AddTo(longer_, {prefix, At(tokens, i)});
+        prefix = AddTo(longer_, {prefix, At(tokens, i),
+                                 MediaAt(to.media, Size(to.tokens))});
       }
       to.tokens.push_back({prefix, {std::make_shared<Rows>(std::move(rows))}});
       held_ += HeldBy(to.tokens.back());
@@ -160,6 +172,9 @@ class PagedLedger {
 
   void Truncate(int sequence, int len) {
     Sequence& of = sequences_.at(sequence);
+    std::erase_if(of.media, [&](const PrefixMedia& media) {
+      return media.position >= len && media.position < std::ssize(of.tokens);
+    });
     while (std::ssize(of.tokens) > len) {
       held_ -= HeldBy(of.tokens.back());
       of.tokens.pop_back();
@@ -329,18 +344,28 @@ class PagedLedger {
   struct Sequence {
     int start = kUnknown;  // The prefix before the first token.
     int low = 0;           // Rows of earlier positions may be gone.
+    std::vector<PrefixMedia> media;
     std::optional<Again> again;
     std::vector<Token> tokens;
     std::map<int, std::vector<KvRows>> appended;  // By layer.
   };
 
-  int FindPrefix(int start, std::span<const std::int32_t> tokens,
-                 int count) const {
+  int FindPrefix(int start, std::span<const std::int32_t> tokens, int count,
+                 std::span<const PrefixMedia> media) const {
     int prefix = start;
     for (int i = 0; i < count && prefix != kUnknown; ++i) {
-      prefix = Find(longer_, {prefix, At(tokens, i)});
+      prefix = Find(longer_, {prefix, At(tokens, i), MediaAt(media, i)});
     }
     return prefix;
+  }
+  // The hashes of the media at a position.
+  static std::vector<std::string> MediaAt(std::span<const PrefixMedia> media,
+                                          int position) {
+    std::vector<std::string> hashes;
+    for (const PrefixMedia& one : media) {
+      if (one.position == position) hashes.push_back(one.hash);
+    }
+    return hashes;
   }
   static bool ComputesAgain(const Sequence& of) {
     return of.again && std::ssize(of.tokens) == of.again->position;
@@ -414,7 +439,9 @@ class PagedLedger {
   PoolRules rules_;
   std::map<int, Sequence> sequences_;
   std::map<std::pair<std::string, std::vector<std::string>>, int> starts_;
-  std::map<std::pair<int, std::int32_t>, int> longer_;  // Prefix + one token.
+  // A prefix, a token more, and the media at its position.
+  std::map<std::tuple<int, std::int32_t, std::vector<std::string>>, int>
+      longer_;
   // By prefix: the rows of its last token, for each commit of it.
   std::vector<std::vector<std::shared_ptr<const Rows>>> committed_;
   std::vector<std::int64_t> lines_;  // By prefix: the line of its first commit.

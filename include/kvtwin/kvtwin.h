@@ -382,17 +382,33 @@ typedef struct kvtwin_pool_params {
   kvtwin_dtype dtype;   /* The stored rows. */
   kvtwin_dtype v_dtype; /* The stored V rows. */
   kvtwin_paged_layout layout;
+  int32_t window; /* Positions that a token sees before its own; 0: all. */
+  int32_t states; /* Not 0: a block has one row, the state after its tokens. */
+  /* Groups of layers; if there are some, only max_seq_len of the above counts.
+   * Tables and slots are not for pools with groups. */
+  const struct kvtwin_pool_params* groups;
+  size_t group_count;
 } kvtwin_pool_params;
 
+/* An image or another input that is no token. Rows from `position` on depend on
+ * it. */
+typedef struct kvtwin_media {
+  int32_t position;
+  const char* hash;
+} kvtwin_media;
+
 /* The tokens of a prompt, whose blocks a new sequence may share if they were
- * committed before with the same salt and extra. */
+ * committed before with the same salt and extra, and the same media before the
+ * end of the block. */
 typedef struct kvtwin_prompt {
   size_t size;
   const int32_t* tokens;
   size_t token_count;
   const char* salt;         /* Keeps tenants from sharing blocks. NULL is "". */
-  const char* const* extra; /* An adapter, the image that a token names. */
+  const char* const* extra; /* An adapter and its version. */
   size_t extra_count;
+  const kvtwin_media* media; /* By position, ascending. */
+  size_t media_count;
 } kvtwin_prompt;
 
 /* The rows of a sequence that are in one block. */
@@ -427,6 +443,21 @@ void kvtwin_pool_destroy(kvtwin_pool* pool);
  * stored; kvtwin_pool_seq_len returns its length. `prompt` may be NULL. */
 kvtwin_status kvtwin_pool_open(kvtwin_pool* pool, const kvtwin_prompt* prompt,
                                int32_t* sequence);
+
+/* Sets *length to the length that kvtwin_pool_open would begin with. */
+kvtwin_status kvtwin_pool_find(kvtwin_pool* pool, const kvtwin_prompt* prompt,
+                               int32_t* length);
+
+/* Adds media to a sequence, for tokens that are committed later: `position` is
+ * not below kvtwin_pool_seq_len. */
+kvtwin_status kvtwin_pool_add_media(kvtwin_pool* pool, int32_t sequence,
+                                    const kvtwin_media* media);
+
+/* Sets *resume to the greatest length up to `length` at which the sequence can
+ * resume. With a window or states, kvtwin_pool_fork and kvtwin_pool_truncate
+ * take effect there. */
+kvtwin_status kvtwin_pool_resume_before(kvtwin_pool* pool, int32_t sequence,
+                                        int32_t length, int32_t* resume);
 
 /* Makes a sequence of the first `length` tokens of another one. */
 kvtwin_status kvtwin_pool_fork(kvtwin_pool* pool, int32_t sequence,

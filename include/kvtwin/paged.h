@@ -50,13 +50,31 @@ struct PagedSpec {
   DType dtype = DType::kF16;          // The stored rows.
   std::optional<DType> v_dtype = {};  // The stored V rows. Unset: same as K.
   PagedLayout layout = PagedLayout::kTokenMajor;
+  // A token sees this many positions before its own, so that blocks are given
+  // up when no later token sees them. Unset: it sees all.
+  std::optional<int> window = {};
+  // A block has one row, the state after its tokens, in place of a row of each.
+  bool states = false;
+  // Groups of layers, each with blocks of its own (docs/hybrid.md). Layers are
+  // numbered through all groups. If there are groups, max_seq_len is the only
+  // other member that counts, and it counts for all of them.
+  std::vector<PagedSpec> groups = {};
 };
 
-// A prompt finds stored blocks only if they have the same tokens and the same
-// key.
+// An image or another input that is no token. Rows of positions from `position`
+// on depend on it.
+struct PrefixMedia {
+  int position = 0;
+  std::string hash = {};
+  bool operator==(const PrefixMedia&) const = default;
+};
+
+// A prompt finds stored blocks only if they have the same tokens, the same salt
+// and extras, and the same media at positions before their end.
 struct PrefixKey {
-  std::string salt;                // Keeps tenants from sharing blocks.
-  std::vector<std::string> extra;  // An adapter, the image that a token names.
+  std::string salt = {};                // Keeps tenants from sharing blocks.
+  std::vector<std::string> extra = {};  // An adapter and its version.
+  std::vector<PrefixMedia> media = {};  // By position, ascending.
   bool operator==(const PrefixKey&) const = default;
 };
 
@@ -120,7 +138,17 @@ class PagedPool {
   virtual Result<int> Open(std::span<const std::int32_t> prompt = {},
                            const PrefixKey& key = {}) = 0;
 
-  // Makes a sequence of the first `len` tokens of another one.
+  // Returns with how many tokens of the prompt Open would begin. The default
+  // is not_supported.
+  virtual Result<int> Find(std::span<const std::int32_t> prompt,
+                           const PrefixKey& key = {}) const;
+
+  // Adds media to the key of a sequence, for tokens that are committed later.
+  // Errors: a position < SeqLen. The default is not_supported.
+  virtual Status AddMedia(int sequence, const PrefixMedia& media);
+
+  // Makes a sequence of the first `len` tokens of another one, or of its first
+  // ResumeBefore(sequence, len) tokens.
   virtual Result<int> Fork(int sequence, int len) = 0;
 
   // The number of committed tokens.
@@ -144,7 +172,7 @@ class PagedPool {
   virtual Status Commit(int sequence, std::span<const std::int32_t> tokens) = 0;
 
   // The rows of a sequence in one layer, block by block: the committed rows,
-  // then the appended ones.
+  // then the appended ones. Rows that were given up are left out.
   virtual Result<std::vector<PagedView>> Views(int sequence,
                                                int layer) const = 0;
   // The same rows in packed shape. Errors: not_supported unless kHeadMajor.
@@ -155,7 +183,12 @@ class PagedPool {
   virtual Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
                                                       int kv_len) const = 0;
 
-  // Keeps the first `len` tokens, and discards the appended rows.
+  // Returns the greatest length up to `len` at which the sequence can resume.
+  // With a window or states, earlier blocks may be gone; otherwise it is `len`.
+  virtual Result<int> ResumeBefore(int sequence, int len) const;
+
+  // Keeps the first ResumeBefore(sequence, len) tokens, and discards the
+  // appended rows.
   virtual Status Truncate(int sequence, int len) = 0;
   // Ends a sequence. Blocks that a prompt may find stay stored until a block is
   // needed and none is free; the block that was released first goes first.
@@ -167,12 +200,20 @@ class PagedPool {
 
   virtual PagedUsage Usage() const = 0;
 
+  // Returns a group of layers as a pool of its own, with the same sequences,
+  // for the calls below: those of a pool with groups are not_supported. Null:
+  // there is no such group.
+  virtual const PagedPool* Group(int group) const {
+    return group == 0 ? this : nullptr;
+  }
+
   // For kernels that read by table. Only committed tokens are in the tables.
+  // -1 stands for a block that was given up.
   virtual Result<PagedCsr> ExportCsr(std::span<const int> sequences) const = 0;
   virtual Result<PagedTable> ExportTable(
       std::span<const int> sequences) const = 0;
   // block * block_size + offset for each of the positions begin .. end - 1,
-  // which may be appended ones.
+  // which may be appended ones. -1: the position has no row.
   virtual Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                         int end) const = 0;
   // K and V of all blocks of a layer: [head_dim, kv_heads, block_size, blocks],
@@ -182,7 +223,8 @@ class PagedPool {
 };
 
 // Makes a pool; `twin` is one of TwinNames(). Errors: an unknown twin; a number
-// < 1; rows of bits; more than INT32_MAX tokens in all.
+// < 1; rows of bits; more than INT32_MAX tokens in all; groups in a group; a
+// twin without windows, states and groups (cuda: not_supported).
 Result<std::unique_ptr<PagedPool>> MakePagedPool(
     const PagedSpec& spec, std::string_view twin = "optimized");
 

@@ -26,6 +26,13 @@ class DevicePool final : public PagedPool {
                    const PrefixKey& key) override {
     return pool_->Open(prompt, key);
   }
+  Result<int> Find(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) const override {
+    return pool_->Find(prompt, key);
+  }
+  Status AddMedia(int sequence, const PrefixMedia& media) override {
+    return pool_->AddMedia(sequence, media);
+  }
   Result<int> Fork(int sequence, int len) override {
     return pool_->Fork(sequence, len);
   }
@@ -147,6 +154,10 @@ Result<std::unique_ptr<CudaPool>> CudaPool::Make(const PagedSpec& spec,
                                                  int device) {
   using optimized::cuda::Session;
   Status status = CheckPagedSpec(spec);
+  if (status.ok() && (spec.window || spec.states || !spec.groups.empty())) {
+    status = Status(StatusCode::kNotSupported,
+                    "CudaPool has no windows, states or groups");
+  }
   if (!status.ok()) return status;
   auto session = std::make_shared<Session>(device, /*host_views=*/false);
   auto made = optimized::cuda::Make(session, spec);

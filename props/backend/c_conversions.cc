@@ -345,6 +345,11 @@ CPrompt::CPrompt(std::span<const std::int32_t> tokens, const PrefixKey& key) {
   prompt_.salt = key.salt.c_str();
   prompt_.extra = extra_.data();
   prompt_.extra_count = extra_.size();
+  for (const auto& [position, hash] : key.media) {
+    media_.push_back({position, hash.c_str()});
+  }
+  prompt_.media = media_.data();
+  prompt_.media_count = media_.size();
 }
 
 kvtwin_pool_params DefaultPoolParams() { return CPoolParams(PagedSpec()); }
@@ -362,13 +367,14 @@ kvtwin_pool_params CPoolParams(const PagedSpec& spec) {
   params.dtype = CEnum<kvtwin_dtype>(spec.dtype);
   params.v_dtype = CVDType(spec.v_dtype);
   params.layout = CEnum<kvtwin_paged_layout>(spec.layout);
+  params.window = spec.window.value_or(0);
+  params.states = spec.states ? 1 : 0;
   return params;
 }
 
-Result<PagedSpec> PagedSpecFromC(const kvtwin_pool_params* params) {
-  kvtwin_pool_params read = DefaultPoolParams();
-  Status status = ReadStruct("params", params, read);
-  if (!status.ok()) return status;
+namespace {
+
+Result<PagedSpec> PoolFromC(const kvtwin_pool_params& read, bool is_group) {
   PagedSpec spec;
   spec.block_size = read.block_size;
   spec.blocks = read.blocks;
@@ -377,11 +383,38 @@ Result<PagedSpec> PagedSpecFromC(const kvtwin_pool_params* params) {
   spec.kv_heads = read.kv_heads;
   spec.k_head_dim = read.k_head_dim;
   spec.v_head_dim = read.v_head_dim;
-  status = ReadEnum("dtype", read.dtype, kDTypeNames.size(), spec.dtype);
+  Status status = ReadEnum("dtype", read.dtype, kDTypeNames.size(), spec.dtype);
   if (status.ok()) status = ReadVDType(read.v_dtype, spec.v_dtype);
   if (status.ok()) status = ReadEnum("layout", read.layout, 2, spec.layout);
   if (!status.ok()) return status;
+  if (read.window != 0) spec.window = read.window;
+  spec.states = read.states != 0;
+  const auto groups = ListFromC("groups", read.groups, read.group_count);
+  if (!groups.ok()) return groups.status();
+  if (is_group && !groups->empty()) {
+    return Invalid("groups: a group has groups");
+  }
+  const auto* at = reinterpret_cast<const std::byte*>(read.groups);
+  for (std::size_t i = 0; i < read.group_count; ++i) {
+    kvtwin_pool_params group = DefaultPoolParams();
+    status = ReadStruct(fmt::format("groups[{}]", i),
+                        reinterpret_cast<const kvtwin_pool_params*>(at), group);
+    if (!status.ok()) return status;
+    const Result<PagedSpec> made = PoolFromC(group, /*is_group=*/true);
+    if (!made.ok()) return made.status();
+    spec.groups.push_back(*made);
+    at += group.size;
+  }
   return spec;
+}
+
+}  // namespace
+
+Result<PagedSpec> PagedSpecFromC(const kvtwin_pool_params* params) {
+  kvtwin_pool_params read = DefaultPoolParams();
+  Status status = ReadStruct("params", params, read);
+  if (!status.ok()) return status;
+  return PoolFromC(read, /*is_group=*/false);
 }
 
 }  // namespace kvtwin::props

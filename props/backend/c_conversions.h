@@ -140,11 +140,13 @@ class CPrompt {
 
  private:
   std::vector<const char*> extra_;
+  std::vector<kvtwin_media> media_;
   kvtwin_prompt prompt_{};
 };
 
 kvtwin_pool_params DefaultPoolParams();
 Result<PagedSpec> PagedSpecFromC(const kvtwin_pool_params* params);
+// Without the groups.
 kvtwin_pool_params CPoolParams(const PagedSpec& spec);
 
 }  // namespace kvtwin::props

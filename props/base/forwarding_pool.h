@@ -25,8 +25,18 @@ class ForwardingPool : public PagedPool {
                    const PrefixKey& key) override {
     return pool_->Open(prompt, key);
   }
+  Result<int> Find(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) const override {
+    return pool_->Find(prompt, key);
+  }
+  Status AddMedia(int sequence, const PrefixMedia& media) override {
+    return pool_->AddMedia(sequence, media);
+  }
   Result<int> Fork(int sequence, int len) override {
     return pool_->Fork(sequence, len);
+  }
+  Result<int> ResumeBefore(int sequence, int len) const override {
+    return pool_->ResumeBefore(sequence, len);
   }
   Result<int> SeqLen(int sequence) const override {
     return pool_->SeqLen(sequence);
@@ -60,6 +70,9 @@ class ForwardingPool : public PagedPool {
     return pool_->LayerDevice(layer);
   }
   PagedUsage Usage() const override { return pool_->Usage(); }
+  const PagedPool* Group(int group) const override {
+    return pool_->Group(group);
+  }
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
     return pool_->ExportCsr(sequences);
   }

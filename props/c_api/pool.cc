@@ -51,6 +51,13 @@ Result<Prompt> PromptFromC(const kvtwin_prompt* from) {
     if (!status.ok()) return status;
     prompt.key.extra.emplace_back(text);
   }
+  const auto media = ListFromC("prompt.media", read.media, read.media_count);
+  if (!media.ok()) return media.status();
+  for (const kvtwin_media& one : *media) {
+    status = NeedAll({{"a hash of prompt.media", one.hash}});
+    if (!status.ok()) return status;
+    prompt.key.media.push_back({one.position, one.hash});
+  }
   return prompt;
 }
 
@@ -117,6 +124,32 @@ kvtwin_status kvtwin_pool_open(kvtwin_pool* pool, const kvtwin_prompt* prompt,
                    if (!read.ok()) return read.status();
                    return target.Open(read->tokens, read->key);
                  });
+}
+
+kvtwin_status kvtwin_pool_find(kvtwin_pool* pool, const kvtwin_prompt* prompt,
+                               int32_t* length) {
+  return AskPool(pool, "length", length, [&](PagedPool& target) -> Result<int> {
+    const Result<Prompt> read = PromptFromC(prompt);
+    if (!read.ok()) return read.status();
+    return target.Find(read->tokens, read->key);
+  });
+}
+
+kvtwin_status kvtwin_pool_add_media(kvtwin_pool* pool, int32_t sequence,
+                                    const kvtwin_media* media) {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
+    Status status = NeedAll({{"media", media}});
+    if (status.ok()) status = NeedAll({{"media.hash", media->hash}});
+    if (!status.ok()) return status;
+    return target.AddMedia(sequence, {media->position, media->hash});
+  });
+}
+
+kvtwin_status kvtwin_pool_resume_before(kvtwin_pool* pool, int32_t sequence,
+                                        int32_t length, int32_t* resume) {
+  return AskPool(pool, "resume", resume, [&](PagedPool& target) {
+    return target.ResumeBefore(sequence, length);
+  });
 }
 
 kvtwin_status kvtwin_pool_fork(kvtwin_pool* pool, int32_t sequence,

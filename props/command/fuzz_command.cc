@@ -356,7 +356,9 @@ int RunSearch(const FuzzArguments& arguments, FuzzOptions options,
   if (result.ran == 0 && !Interrupted()) {
     return Complain(fmt::format(
         "{} supports none of the {} of {} histories", subject.name,
-        arguments.kind == "paged" ? "pools" : "caches", result.histories));
+        arguments.kind == "paged" || arguments.kind == "groups" ? "pools"
+                                                                : "caches",
+        result.histories));
   }
   if (arguments.json) {
     PrintJson(SearchJson(options, subject, result));
@@ -367,6 +369,17 @@ int RunSearch(const FuzzArguments& arguments, FuzzOptions options,
   const bool vacuous =
       options.count_marks && !VacuityOf(subject, result.counts).empty();
   return vacuous ? 1 : 0;
+}
+
+// Pools with groups are those of the twins reference and optimized.
+void RefuseForGroups(const CLI::App& command, const FuzzArguments& arguments) {
+  for (const char* option : {"--backend", "--cells-max", "--dtypes"}) {
+    if (command.count(option) == 0) continue;
+    throw CLI::ValidationError(option, "is not for pools with groups");
+  }
+  if (arguments.twin == "cuda") {
+    throw CLI::ValidationError("--twin", "cuda has no pools with groups");
+  }
 }
 
 // The sessions are those of the twins reference and optimized.
@@ -429,7 +442,7 @@ void CheckSpeculation(const FuzzArguments& arguments) {
     throw CLI::ValidationError("--speculate",
                                fmt::format("{} has no drafts", name));
   };
-  for (const char* kind : {"paged", "encoder", "sessions"}) {
+  for (const char* kind : {"paged", "groups", "encoder", "sessions"}) {
     if (arguments.kind == kind) refuse(fmt::format("kind {}", kind));
   }
   if (!arguments.backend.given() && arguments.twin == "cuda") {
@@ -439,7 +452,8 @@ void CheckSpeculation(const FuzzArguments& arguments) {
 
 int RunFuzz(const FuzzArguments& arguments) {
   FuzzOptions options = arguments.options;
-  if (arguments.kind == "paged") {
+  options.groups = arguments.kind == "groups";
+  if (arguments.kind == "paged" || options.groups) {
     return OnPools(arguments, [&](const Subject& subject) {
       return RunSearch(arguments, options, subject, FuzzPools);
     });
@@ -594,7 +608,8 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--seconds", options.seconds, "run for this many seconds")
       ->check(RealRange(0.01, 1e7))
       ->excludes(ops);
-  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind, {"sessions"});
+  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind,
+                 {"groups", "sessions"});
   fuzz->add_option("--threads", options.threads,
                    "number of threads; does not change the result")
       ->check(CLI::Range(1, 256))
@@ -623,7 +638,9 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
     CheckSpeculation(*fuzz_arguments);
     const std::string& kind = fuzz_arguments->kind;
-    RefuseOptions(*fuzz, *fuzz_arguments, kind == "paged", kind == "sessions");
+    RefuseOptions(*fuzz, *fuzz_arguments, kind == "paged" || kind == "groups",
+                  kind == "sessions");
+    if (kind == "groups") RefuseForGroups(*fuzz, *fuzz_arguments);
     CheckPage(*fuzz, fuzz_arguments->html);
     CatchInterrupts();
     exit_code = RunFuzz(*fuzz_arguments);

@@ -339,5 +339,14 @@ TEST(PoolRules, StaysStrictWithoutThem) {
               Window(4));
 }
 
+// A hit may be shorter than what is stored, but must be committed (P18).
+TEST(PoolRules, PlannedTokensAreNotFound) {
+  ExpectRight({});
+  for (const Fault fault : {Fault::kFoundAtFirstLayer, Fault::kFoundAtAppend,
+                            Fault::kFoundAfterAbort}) {
+    ExpectFound({}, fault, "never committed");
+  }
+}
+
 }  // namespace
 }  // namespace kvtwin::props

@@ -97,7 +97,13 @@ std::uint64_t ChainOf(const PagedClient& client, std::size_t count) {
   Mix(client.key.salt, chain);
   Mix(client.key.extra.size(), chain);
   for (const std::string& extra : client.key.extra) Mix(extra, chain);
+  std::size_t media = 0;
   for (std::size_t i = 0; i < count; ++i) {
+    for (; media < client.key.media.size() &&
+           AsSize(client.key.media[media].position) <= i;
+         ++media) {
+      Mix(client.key.media[media].hash, chain);
+    }
     const std::size_t own = client.tokens.size();
     const std::int32_t token =
         i < own ? client.tokens[i] : client.pending[i - own];
@@ -146,16 +152,35 @@ const PrefixKey& PagedKey(int number) {
   return AllKeys()[at / kRow].at(at % kRow);
 }
 
+std::string MediaHash(int number) { return fmt::format("image {}", number); }
+
 PagedClient DrawPrompt(const PagedOp& op,
-                       const std::vector<std::vector<std::int32_t>>& seen) {
+                       const std::vector<PagedClient>& seen) {
   PagedClient client;
   // Without any sequence, an operation of another kind opens one, without a
   // key.
-  if (op.kind == PagedOpKind::kOpen) client.key = PagedKey(op.c);
+  if (op.kind == PagedOpKind::kOpen) client.key = PagedKey(op.c % kSeenMedia);
   if (!seen.empty()) {
-    client.tokens = At(seen, Mod(op.a, Size(seen)));
+    const PagedClient& like = At(seen, Mod(op.a, Size(seen)));
+    client.tokens = like.tokens;
+    if (op.c >= kSeenMedia) client.key = like.key;
   }
   for (int i = 0; i < Mod(op.b, 4); ++i) client.tokens.push_back(i % 2);
+  std::vector<PrefixMedia>& media = client.key.media;
+  switch (op.c / kSeenMedia) {
+    case 2:  // Another image in the last place.
+      if (media.empty()) media.push_back({Mod(op.b, 4), {}});
+      media.back().hash = MediaHash(op.b);
+      break;
+    case 3:  // The last image, a token later.
+      if (!media.empty()) ++media.back().position;
+      break;
+    case 4:  // An image less.
+      if (!media.empty()) media.pop_back();
+      break;
+    default:
+      break;
+  }
   return client;
 }
 

@@ -48,6 +48,11 @@ T Need(Result<T> answer, std::string_view call) {
   return std::move(*answer);
 }
 
+// Returns whether the views have the same block and equal rows.
+bool SameViews(const PagedView& a, const PagedView& b);
+
+inline constexpr std::string_view kSlots = "SlotMapping of the reference";
+
 // Has `actor` execute the operation; without any sequence, every operation
 // opens one.
 template <class Actor>
@@ -70,6 +75,10 @@ void Act(Actor& actor, bool any_sequence, const PagedOp& op) {
       return actor.Free(actor.Pick(op.a));
     case PagedOpKind::kMisuse:
       return actor.Misuse(op);
+    case PagedOpKind::kLayers:
+      return actor.AppendLayers(op);
+    case PagedOpKind::kMedia:
+      return actor.AddMedia(op);
   }
 }
 
@@ -82,9 +91,10 @@ const PrefixKey& PagedKey(int number);
 inline constexpr int kPagedAlphabets = 6;
 
 // Draws a prompt: the tokens of one of the `seen` sequences, if there are any,
-// and up to three more.
-PagedClient DrawPrompt(const PagedOp& op,
-                       const std::vector<std::vector<std::int32_t>>& seen);
+// and up to three more. The key is that of `c`; from kSeenMedia on, it is
+// that of this sequence, perhaps with other media.
+inline constexpr int kSeenMedia = 1024;
+PagedClient DrawPrompt(const PagedOp& op, const std::vector<PagedClient>& seen);
 
 // An append whose `b` is below this number has up to two blocks of tokens;
 // otherwise, up to one token more than a sequence can hold.
@@ -93,6 +103,9 @@ inline constexpr int kLongAppend = 64;
 inline int TokensOf(const PagedSpec& spec) {
   return std::min(spec.max_seq_len, spec.blocks * spec.block_size);
 }
+
+// The hash of some media.
+std::string MediaHash(int number);
 
 // Draws the tokens of an append.
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec);

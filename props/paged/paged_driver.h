@@ -5,6 +5,7 @@
 #ifndef KVTWIN_PROPS_PAGED_PAGED_DRIVER_H_
 #define KVTWIN_PROPS_PAGED_PAGED_DRIVER_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,12 +34,15 @@ enum class PagedOpKind {
   kTruncate,
   kFree,
   kMisuse,
+  // Histories of pools with groups only.
+  kLayers,  // Appends the pending tokens to some of the layers without them.
+  kMedia,   // Adds media at a position that is not committed yet.
 };
 
 // Names of operations, in the order of the enum.
-inline constexpr std::array<std::string_view, 8> kPagedOpNames = {
-    "open",           "fork",     "append", "commit",
-    "commit_unknown", "truncate", "free",   "misuse"};
+inline constexpr std::array<std::string_view, 10> kPagedOpNames = {
+    "open",     "fork", "append", "commit", "commit_unknown",
+    "truncate", "free", "misuse", "layers", "media"};
 
 // One operation. Its numbers are mapped to what the state allows, so that any
 // number is valid.
@@ -49,11 +54,17 @@ struct PagedOp {
 };
 std::ostream& operator<<(std::ostream& out, const PagedOp& op);
 
+// From this `c` on, a misuse is of a call that only pools with groups get.
+inline constexpr int kNewMisuse = 256;
+
 // A client's knowledge about a sequence.
 struct PagedClient {
   PrefixKey key;
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> pending;  // Appended, but not committed.
+  int layers = 0;                     // The first layers have the pending rows.
+  // In pools with groups, the rest of the prompt, which is appended next.
+  std::vector<std::int32_t> rest;
 };
 
 // Defined in props/paged/paged_client.h.
@@ -112,10 +123,22 @@ class PagedDriver {
   void Open(const PagedOp& op);
   void Fork(const PagedOp& op);
   void Append(const PagedOp& op);
+  void AppendLayers(const PagedOp& op);
+  void AddMedia(const PagedOp& op);
+  bool AppendTo(int sequence, int layer, bool as_stored);
   void Commit(const PagedOp& op, bool known);
   void Truncate(const PagedOp& op);
   void Free(int sequence);
   void Misuse(const PagedOp& op);
+  Status MakeMisuse(PagedPool& pool, const PagedOp& op) const;
+  // Returns a group of a pool: the pool itself, if it has no groups.
+  const PagedPool& GroupIn(const PagedPool& pool, int group) const;
+  int GroupCount() const { return std::max(1, Size(spec_.groups)); }
+  const PagedSpec& SpecOfGroup(int group) const;
+  // The first layer of a group.
+  int FirstLayer(int group) const;
+  int ResumeBefore(int sequence, int len);
+  void Seen(const PagedClient& client, std::span<const std::int32_t> more);
   using Rows = std::vector<KvRows>;  // Rows of a sequence in a layer.
   void CompareSequence(int sequence);
   void CompareViews(int sequence, int layer, const Rows& rows);
@@ -123,8 +146,11 @@ class PagedDriver {
   void CompareContiguous(int sequence, int layer, const Rows& rows, int kv_len);
   void CheckBlocks(const PagedPool& pool, std::string_view name, int layer,
                    const std::vector<PagedView>& views);
-  void CheckSlots(int sequence);
-  void CheckTables(const std::vector<int>& sequences);
+  void CheckShown(int sequence, int layer, const std::vector<PagedView>& views,
+                  int rows) const;
+  void CheckSlots(int group, int sequence);
+  void CompareGroup(int group, const std::vector<int>& sequences);
+  void CheckTables(int group, const std::vector<int>& sequences);
   void CompareAll();
 
   PagedSpec spec_;
@@ -134,8 +160,8 @@ class PagedDriver {
   std::unique_ptr<PagedPool> optimized_;
   reference::PagedLedger ledger_;
   std::map<int, PagedClient> clients_;
-  int comparisons_ = 0;                          // Calls of CompareAll.
-  std::vector<std::vector<std::int32_t>> seen_;  // Tokens of past sequences.
+  int comparisons_ = 0;            // Calls of CompareAll.
+  std::vector<PagedClient> seen_;  // Past sequences.
   PagedCoverageCounts* counts_;
   std::uint64_t digest_ = 0;
 };

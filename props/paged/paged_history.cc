@@ -34,13 +34,52 @@ constexpr std::array<Setting, 7> kSettings = {{
 }};
 
 bool IsTooLarge(const PagedSpec& spec) {
+  if (std::ranges::any_of(spec.groups, IsTooLarge)) return true;
   const std::int64_t rows =
       std::int64_t{spec.blocks} * spec.block_size * spec.layers * spec.kv_heads;
   return rows * std::max(spec.k_head_dim, spec.v_head_dim) > 64 * kTokensMax;
 }
 
+int ReadCount(std::string_view key, std::string_view value) {
+  const int number = ReadSize(value);
+  if (number >= 1 && number <= kTokensMax) return number;
+  throw BadLine{value, fmt::format("{} is {}, it must be from 1 to {}", key,
+                                   number, kTokensMax)};
+}
+
+void ReadSetting(std::string_view key, std::string_view value, PagedSpec& spec);
+
+// Reads "block:2,blocks:8,window:3".
+PagedSpec ReadGroup(std::string_view text) {
+  PagedSpec group;
+  for (const std::string_view setting : Split(text, ",")) {
+    const std::size_t colon = std::min(setting.find(':'), setting.size());
+    const std::string_view key = setting.substr(0, colon);
+    if (colon == setting.size() || key == "groups" || key == "most") {
+      throw BadLine{
+          setting, fmt::format("{} is no setting of a group", Quoted(setting))};
+    }
+    const std::string_view value = setting.substr(colon + 1);
+    if (key == "window") {
+      group.window = ReadCount(key, value);
+    } else if (key == "states") {
+      group.states = ReadCount(key, value) == 1;
+    } else {
+      ReadSetting(key, value, group);
+    }
+  }
+  return group;
+}
+
 void ReadSetting(std::string_view key, std::string_view value,
                  PagedSpec& spec) {
+  if (key == "groups") {
+    if (value.empty()) throw BadLine{key, "groups is empty"};
+    for (const std::string_view group : Split(value, "/")) {
+      spec.groups.push_back(ReadGroup(group));
+    }
+    return;
+  }
   if (key == "layout" && (value == "head" || value == "token")) {
     spec.layout =
         value == "head" ? PagedLayout::kHeadMajor : PagedLayout::kTokenMajor;
@@ -54,12 +93,7 @@ void ReadSetting(std::string_view key, std::string_view value,
                            ? fmt::format("{} is not a layout", Quoted(value))
                            : fmt::format("{} is not a setting", Quoted(key))};
   }
-  const int number = ReadSize(value);
-  if (number < 1 || number > kTokensMax) {
-    throw BadLine{value, fmt::format("{} is {}, it must be from 1 to {}", key,
-                                     number, kTokensMax)};
-  }
-  spec.*known->number = number;
+  spec.*known->number = ReadCount(key, value);
 }
 
 PagedOp ReadOp(std::string_view text) {
@@ -84,15 +118,44 @@ PagedOp ReadOp(std::string_view text) {
 
 }  // namespace
 
+namespace {
+
+// Returns the settings in the form " block=4", or "block:4," for a group.
+std::string SettingsText(const PagedSpec& spec, std::string_view before,
+                         std::string_view between) {
+  std::string text;
+  const auto add = [&](std::string_view name, const auto& value) {
+    text +=
+        fmt::format("{}{}{}{}", text.empty() && between == ":" ? "" : before,
+                    name, between, value);
+  };
+  for (const Setting& setting : kSettings) {
+    const bool of_group = between == ":";
+    if (of_group && setting.number == &PagedSpec::max_seq_len) continue;
+    add(setting.name, spec.*setting.number);
+  }
+  add("dtype", DTypeName(spec.dtype));
+  if (spec.v_dtype) add("vdtype", DTypeName(*spec.v_dtype));
+  if (spec.layout == PagedLayout::kHeadMajor) add("layout", "head");
+  if (spec.window) add("window", *spec.window);
+  if (spec.states) add("states", 1);
+  return text;
+}
+
+}  // namespace
+
 std::string ToText(const PagedHistory& history) {
   const PagedSpec& spec = history.spec;
   std::string text = "kvp1";
-  for (const Setting& setting : kSettings) {
-    text += fmt::format(" {}={}", setting.name, spec.*setting.number);
+  if (spec.groups.empty()) {
+    text += SettingsText(spec, " ", "=");
+  } else {
+    text += fmt::format(" most={} groups=", spec.max_seq_len);
+    for (const PagedSpec& group : spec.groups) {
+      if (!text.ends_with('=')) text += '/';
+      text += SettingsText(group, ",", ":");
+    }
   }
-  text += fmt::format(" dtype={}", DTypeName(spec.dtype));
-  if (spec.v_dtype) text += fmt::format(" vdtype={}", DTypeName(*spec.v_dtype));
-  if (spec.layout == PagedLayout::kHeadMajor) text += " layout=head";
   std::ostringstream ops;
   ops.imbue(std::locale::classic());  // 1000 is not 1,000.
   for (const PagedOp& op : history.ops) ops << " | " << op;
@@ -254,7 +317,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
   // The weights are random, so that every kind dominates in some histories.
   std::vector<PagedOpKind> kinds;
-  for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
+  for (std::size_t i = 0; i < AsSize(PagedOpKind::kLayers); ++i) {
     const auto kind = static_cast<PagedOpKind>(i);
     const bool often =
         kind == PagedOpKind::kAppend || kind == PagedOpKind::kCommit;
@@ -272,6 +335,101 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
     history.ops.push_back({kind, a, b, numbers.C(kind)});
   }
   return history;
+}
+
+namespace {
+
+PagedSpec DrawGroup(const Pick& pick, int unit) {
+  PagedSpec group;
+  group.block_size = unit * pick(1, 2);
+  group.blocks = pick(2, 14);
+  group.layers = pick(1, 2);
+  group.kv_heads = pick(1, 2);
+  group.k_head_dim = pick(1, 3);
+  group.v_head_dim = pick(1, 3);
+  group.dtype = kRowDTypes.at(AsSize(pick(0, 5)));
+  if (pick(0, 3) == 0) group.v_dtype = kRowDTypes.at(AsSize(pick(0, 5)));
+  if (pick(0, 3) == 0) group.layout = PagedLayout::kHeadMajor;
+  const int way = pick(0, 5);
+  group.states = way == 3 || way == 4;
+  if (way == 2 || way > 3) {
+    const int blocks = pick(0, 2);
+    group.window = group.block_size * blocks + pick(1, 2);
+  }
+  Fit(group);
+  return group;
+}
+
+// Appends often miss layers; keys often have the media of an earlier sequence.
+int DrawGroupsC(const Pick& pick, const PagedNumbers& numbers,
+                PagedOpKind kind) {
+  const int c = numbers.C(kind);
+  if (kind == PagedOpKind::kAppend && pick(0, 2) == 0) return c - c % 5;
+  if (kind == PagedOpKind::kMisuse) return c + kNewMisuse * pick(0, 1);
+  if (kind != PagedOpKind::kOpen) return c;
+  return c + kSeenMedia * (pick(0, 1) == 0 ? 1 : pick(0, 4));
+}
+
+// Draws the weights of the kinds of operations. A server's sequences find what
+// others left: it opens, commits and frees more often than it does the rest.
+std::vector<PagedOpKind> DrawKinds(const Pick& pick, bool server) {
+  std::vector<PagedOpKind> kinds;
+  for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
+    const auto kind = static_cast<PagedOpKind>(i);
+    int weight = pick(0, 4);
+    switch (kind) {
+      case PagedOpKind::kAppend:
+      case PagedOpKind::kCommit:
+        weight += 4;
+        break;
+      case PagedOpKind::kOpen:
+      case PagedOpKind::kFree:
+        weight += server ? 4 : 0;
+        break;
+      case PagedOpKind::kLayers:
+        weight += server ? 0 : 4;
+        break;
+      default:
+        weight = server ? weight / 4 : weight;
+        break;
+    }
+    kinds.insert(kinds.end(), AsSize(weight), kind);
+  }
+  return kinds;
+}
+
+}  // namespace
+
+PagedHistory DrawGroupsHistory(const Pick& pick) {
+  PagedHistory history;
+  PagedSpec& spec = history.spec;
+  spec.max_seq_len = pick(1, 60);
+  const int unit = pick(1, 3);
+  for (int groups = pick(1, 3); groups > 0; --groups) {
+    spec.groups.push_back(DrawGroup(pick, unit));
+  }
+  const bool server = pick(0, 1) == 1;
+  const std::vector<PagedOpKind> kinds = DrawKinds(pick, server);
+  const PagedNumbers numbers(pick);
+  const PagedSpec all = Completed(spec);
+  for (int i = 0, ops = pick(5, 80); i < ops; ++i) {
+    PagedOp op = {.kind = At(kinds, pick(0, Size(kinds) - 1)),
+                  .a = pick(0, 63)};
+    const bool is_long = op.kind == PagedOpKind::kAppend && pick(0, 11) == 0;
+    op.b = is_long ? numbers.LongB(all) : pick(0, kLongAppend - 1);
+    op.c = DrawGroupsC(pick, numbers, op.kind);
+    if (server && pick(0, 3) > 0) {
+      if (op.kind == PagedOpKind::kCommit) op.b = 1;  // All tokens.
+      if (op.kind == PagedOpKind::kOpen) op.c = kSeenMedia;
+      if (op.kind == PagedOpKind::kAppend) op.c |= 1;
+    }
+    history.ops.push_back(op);
+  }
+  return history;
+}
+
+PagedHistory MakeGroupsHistory(std::uint64_t seed, std::uint64_t number) {
+  return DrawGroupsHistory(SeededPick(seed, number));
 }
 
 }  // namespace kvtwin::props

@@ -38,6 +38,11 @@ PagedHistory DrawPagedHistory(const Pick& pick);
 // Draws a history from a seed and a number: the same one on every machine.
 PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
 
+// The same for pools with groups, windows and states: their histories have
+// media, and passes that are planned but not computed.
+PagedHistory DrawGroupsHistory(const Pick& pick);
+PagedHistory MakeGroupsHistory(std::uint64_t seed, std::uint64_t number);
+
 // How a pool stores its rows.
 struct PoolStorage {
   DType dtype = DType::kF32;

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/guarded_paged.h"
 #include "props/paged/pool_recorder.h"
 
 namespace kvtwin::props {
@@ -50,8 +51,11 @@ RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
   };
   PagedDriver driver(history.spec, counts, make_noted, same_messages);
   if (counts != nullptr) {
-    const PagedSpec& spec = history.spec;
-    counts->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
+    const PagedSpec spec = Completed(history.spec);
+    for (int layer = 0; layer < spec.layers; ++layer) {
+      const PagedSpec& of = SpecOfLayer(spec, layer);
+      counts->dtypes.emplace(of.dtype, of.v_dtype.value_or(of.dtype));
+    }
   }
   RunResult result = Play(history, driver);
   if (result.failure) result.failure->trace = noted.Steps();

@@ -91,6 +91,51 @@ void AddSpec(std::vector<Move>& moves) {
   }
 }
 
+// Steps that make a group plainer, or leave it out.
+void AddGroup(std::size_t group, std::vector<Move>& moves) {
+  const auto add = [&](auto change) {
+    moves.emplace_back([group, change](PagedHistory& h) {
+      if (group < h.spec.groups.size()) change(h.spec.groups[group]);
+    });
+  };
+  moves.emplace_back([group](PagedHistory& h) {
+    if (h.spec.groups.size() < 2 || group >= h.spec.groups.size()) return;
+    h.spec.groups.erase(IteratorAt(h.spec.groups, group));
+  });
+  add([](PagedSpec& spec) { spec.v_dtype.reset(); });
+  add([](PagedSpec& spec) { spec.dtype = DType::kF32; });
+  add([](PagedSpec& spec) { spec.layout = PagedLayout::kTokenMajor; });
+  add([](PagedSpec& spec) { spec.window.reset(); });
+  add([](PagedSpec& spec) { spec.states = false; });
+  for (int PagedSpec::*size : kSizes) {
+    AddLower(
+        [size, group](PagedHistory& h) {
+          const bool exists = group < h.spec.groups.size();
+          return exists ? &(h.spec.groups[group].*size) : nullptr;
+        },
+        1, moves);
+  }
+  AddLower(
+      [group](PagedHistory& h) -> int* {
+        const bool exists =
+            group < h.spec.groups.size() && h.spec.groups[group].window;
+        return exists ? &*h.spec.groups[group].window : nullptr;
+      },
+      1, moves);
+}
+
+// A pool without groups, if the others are left out.
+void AddNoGroups(std::vector<Move>& moves) {
+  moves.emplace_back([](PagedHistory& h) {
+    if (h.spec.groups.size() != 1) return;
+    const int most = h.spec.max_seq_len;
+    h.spec = PagedSpec(h.spec.groups[0]);
+    h.spec.max_seq_len = most;
+    h.spec.window.reset();
+    h.spec.states = false;
+  });
+}
+
 void AddOp(std::size_t i, std::vector<Move>& moves) {
   for (int PagedOp::*field : {&PagedOp::a, &PagedOp::b, &PagedOp::c}) {
     const auto number = [i, field](PagedHistory& h) {
@@ -179,7 +224,11 @@ class PlainHistories {
           AddOne({kind, a, 0, 0});
           break;
         case PagedOpKind::kMisuse:
+        case PagedOpKind::kMedia:
           AddOne({kind, a, 0, op.c});
+          break;
+        case PagedOpKind::kLayers:
+          AddOne({kind, a, 0, 0});
           break;
       }
     }
@@ -260,18 +309,26 @@ class PoolDomain {
   }
 
   static Cost CostOf(const History& history) {
-    const PagedSpec& spec = history.spec;
     Cost cost = {.operations = history.ops.size()};
-    cost.special = (spec.v_dtype ? 1 : 0) + (spec.dtype != DType::kF32) +
-                   (spec.layout != PagedLayout::kTokenMajor) +
-                   (spec.block_size != 1);
-    for (int PagedSpec::*size : kSizes) cost.numbers += spec.*size;
+    AddCost(history.spec, cost);
+    for (const PagedSpec& group : history.spec.groups) {
+      cost.special += 4;
+      AddCost(group, cost);
+    }
     for (const PagedOp& op : history.ops) {
       cost.special += op.kind == PagedOpKind::kOpen ? 0 : 1;
       cost.special += op.kind == PagedOpKind::kCommitUnknown ? 1 : 0;
       cost.numbers += std::int64_t{op.a} + op.b + op.c;
     }
     return cost;
+  }
+  static void AddCost(const PagedSpec& spec, Cost& cost) {
+    cost.special += (spec.v_dtype ? 1 : 0) + (spec.dtype != DType::kF32) +
+                    (spec.layout != PagedLayout::kTokenMajor) +
+                    (spec.block_size != 1) + (spec.window ? 1 : 0) +
+                    (spec.states ? 1 : 0);
+    for (int PagedSpec::*size : kSizes) cost.numbers += spec.*size;
+    cost.numbers += spec.window.value_or(0);
   }
   static Cost CostAtLeast(const History& history) { return CostOf(history); }
   static std::int64_t Work(const History&, std::size_t ops) {
@@ -287,6 +344,10 @@ class PoolDomain {
     AddLeavingOut(history, moves);
     if (!all) return moves;
     AddSpec(moves);
+    AddNoGroups(moves);
+    for (std::size_t i = 0; i < history.spec.groups.size(); ++i) {
+      AddGroup(i, moves);
+    }
     for (std::size_t i = 0; i < history.ops.size(); ++i) AddOp(i, moves);
     return moves;
   }

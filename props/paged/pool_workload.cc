@@ -138,7 +138,7 @@ void PoolWorkload::Commit(const PagedOp& op, bool known) {
   if (count > 0) of.again.reset();
   client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);
-  if (seen_.size() < kSeenMax) seen_.push_back(client.tokens);
+  if (seen_.size() < kSeenMax) seen_.push_back(client);
 }
 
 void PoolWorkload::Truncate(const PagedOp& op) {

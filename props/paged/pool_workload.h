@@ -69,6 +69,8 @@ class PoolWorkload {
   void Truncate(const PagedOp& op);
   void Free(int sequence);
   void Misuse(const PagedOp& /*op*/) {}
+  void AppendLayers(const PagedOp& /*op*/) {}
+  void AddMedia(const PagedOp& /*op*/) {}
   void Forget(int sequence);
   void Look();
 
@@ -79,7 +81,7 @@ class PoolWorkload {
   PagedCoverageCounts& counts_;
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
-  std::vector<std::vector<std::int32_t>> seen_;  // Tokens of past sequences.
+  std::vector<PagedClient> seen_;  // Past sequences.
 };
 
 }  // namespace kvtwin::props

@@ -141,6 +141,7 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
   virtual ~PoolSource() = default;
 
   virtual std::optional<History> At(std::uint64_t number) const {
+    if (options_.groups) return MakeGroupsHistory(options_.seed, number);
     History history = MakePagedHistory(options_.seed, number);
     PagedSpec& spec = history.spec;
     if (options_.dtypes) {

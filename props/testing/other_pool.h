@@ -30,6 +30,10 @@ enum class Fault {
   kShowsFreed,         // Views begin with rows of freed blocks.
   kStartsLate,         // Views state a start that is too high.
   kStores64,           // Appends store at most 64 rows.
+  // A prompt finds blocks of another sequence's prompt before their commit:
+  kFoundAtFirstLayer,  // once the first layer is appended,
+  kFoundAtAppend,      // once all layers are appended,
+  kFoundAfterAbort,    // or once the appended rows were dropped.
 };
 
 // A pool for all three rules: a hash table of blocks, as in Python engines. New
@@ -75,6 +79,7 @@ class OtherPool {
       // The length ends within a block.
       opened.len = found - 1;
     }
+    opened.plan = tokens;
     opened.tokens.assign(tokens.begin(), tokens.begin() + opened.len);
     opened.known = opened.len;
     return id;
@@ -119,6 +124,10 @@ class OtherPool {
       Store(value, i, Row(block, 1, layer, offset), ValueRow());
     }
     At(to.appended, layer) = count;
+    const bool first_layer = fault == Fault::kFoundAtFirstLayer && layer == 0;
+    const bool last_layer =
+        fault == Fault::kFoundAtAppend && layer == is_.layers - 1;
+    if (first_layer || last_layer) RegisterPlan(to, end);
     return KVTWIN_OK;
   }
 
@@ -138,6 +147,9 @@ class OtherPool {
   void Truncate(int sequence, int len) {
     Sequence& of = sequences_.at(sequence);
     if (len < of.len) of.again = false;
+    if (fault == Fault::kFoundAfterAbort && len == of.len) {
+      RegisterPlan(of, of.len + *std::ranges::min_element(of.appended));
+    }
     Cut(of, len);
     of.appended.assign(of.appended.size(), 0);
   }
@@ -204,6 +216,7 @@ class OtherPool {
     std::string key;
     std::vector<int> table;  // -1: the block is gone.
     std::vector<int> tokens;
+    std::vector<int> plan;  // The prompt.
     int len = 0;
     int known = 0;  // Tokens from the start with known ids.
     int from = 0;   // The first position that has rows.
@@ -355,6 +368,17 @@ class OtherPool {
     of.tokens.resize(AsSize(len));
     of.known = std::min(of.known, len);
     of.from = std::min(of.from, len);
+  }
+
+  // A fault: lets prompts find the blocks up to `end`, as if the rows in them
+  // were those of the prompt.
+  void RegisterPlan(Sequence& of, int end) {
+    for (int i = of.len / size(); (i + 1) * size() <= end; ++i) {
+      if (std::ssize(of.plan) < (i + 1) * size() || At(of.table, i) < 0) return;
+      const std::string hash =
+          HashOf(of.key, of.plan, (i + 1) * size(), size());
+      if (Find(hash) < 0) BlockAt(At(of.table, i)).hash = hash;
+    }
   }
 
   void Register(Sequence& of, int index) {

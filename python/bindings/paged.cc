@@ -3,6 +3,7 @@
 #include "kvtwin/paged.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -33,9 +35,17 @@ class PyPool {
 
   nb::object setup() const { return setup_; }
   std::shared_ptr<PagedPool> shared() const { return pool_; }
+  using Media = std::vector<std::pair<int, std::string>>;
   int Open(const std::vector<std::int32_t>& prompt, const std::string& salt,
-           const std::vector<std::string>& extra) {
-    return Value(pool_->Open(prompt, {.salt = salt, .extra = extra}));
+           const std::vector<std::string>& extra, const Media& media) {
+    return Value(pool_->Open(prompt, KeyOf(salt, extra, media)));
+  }
+  int Find(const std::vector<std::int32_t>& prompt, const std::string& salt,
+           const std::vector<std::string>& extra, const Media& media) const {
+    return Value(pool_->Find(prompt, KeyOf(salt, extra, media)));
+  }
+  void AddMedia(int sequence, int position, const std::string& hash) {
+    Check(pool_->AddMedia(sequence, {position, hash}));
   }
   int Fork(int sequence, int length) {
     return Value(pool_->Fork(sequence, length));
@@ -89,6 +99,16 @@ class PyPool {
   }
 
  private:
+  static PrefixKey KeyOf(const std::string& salt,
+                         const std::vector<std::string>& extra,
+                         const Media& media) {
+    PrefixKey key = {.salt = salt, .extra = extra};
+    for (const auto& [position, hash] : media) {
+      key.media.push_back({position, hash});
+    }
+    return key;
+  }
+
   nb::object setup_;
   std::shared_ptr<PagedPool> pool_;
 };
@@ -100,25 +120,48 @@ std::shared_ptr<PagedPool> PoolOf(nb::handle object) {
   return nb::cast<const PyPool&>(object).shared();
 }
 
+namespace {
+
+// The calls that take prompts or their parts.
+void BindPrompts(nb::class_<PyPool>& pool) {
+  pool.def("open", &PyPool::Open,
+           nb::arg("prompt") = std::vector<std::int32_t>(),
+           nb::arg("salt") = "", nb::arg("extra") = std::vector<std::string>(),
+           nb::arg("media") = PyPool::Media(),
+           nb::sig("def open(self, prompt: collections.abc.Sequence[int] = (), "
+                   "salt: str = '', extra: collections.abc.Sequence[str] = (), "
+                   "media: collections.abc.Sequence[tuple[int, str]] = ()) "
+                   "-> int"),
+           "Makes a sequence, which begins with the blocks of the prompt that "
+           "are stored. An image is a pair of its position and its hash.")
+      .def("find", &PyPool::Find,
+           nb::arg("prompt") = std::vector<std::int32_t>(),
+           nb::arg("salt") = "", nb::arg("extra") = std::vector<std::string>(),
+           nb::arg("media") = PyPool::Media(),
+           nb::sig("def find(self, prompt: collections.abc.Sequence[int] = (), "
+                   "salt: str = '', extra: collections.abc.Sequence[str] = (), "
+                   "media: collections.abc.Sequence[tuple[int, str]] = ()) "
+                   "-> int"),
+           "With how many tokens of the prompt a sequence would begin.")
+      .def("add_media", &PyPool::AddMedia, nb::arg("sequence"),
+           nb::arg("position"), nb::arg("hash"),
+           "Adds an image for tokens that are committed later.");
+}
+
+}  // namespace
+
 void BindPagedPool(nb::module_& m) {
-  nb::class_<PyPool>(m, "Pool",
-                     "A pool of blocks of kvtwin's own (docs/semantics.md). "
-                     "One thread at a time.")
-      .def(nb::init<nb::handle, std::string>(), nb::arg("setup"),
+  nb::class_<PyPool> pool(m, "Pool",
+                          "A pool of blocks of kvtwin's own "
+                          "(docs/semantics.md). One thread at a time.");
+  BindPrompts(pool);
+  pool.def(nb::init<nb::handle, std::string>(), nb::arg("setup"),
            nb::arg("twin") = "optimized",
            nb::sig("def __init__(self, setup: kvtwin.PoolSetup, twin: "
                    "typing.Literal['optimized', 'reference'] = 'optimized') "
                    "-> None"))
       .def_prop_ro("setup", &PyPool::setup,
                    nb::sig("def setup(self) -> kvtwin.PoolSetup"))
-      .def("open", &PyPool::Open,
-           nb::arg("prompt") = std::vector<std::int32_t>(),
-           nb::arg("salt") = "", nb::arg("extra") = std::vector<std::string>(),
-           nb::sig("def open(self, prompt: collections.abc.Sequence[int] = (), "
-                   "salt: str = '', extra: collections.abc.Sequence[str] = ()) "
-                   "-> int"),
-           "Makes a sequence, which begins with the blocks of the prompt that "
-           "are stored.")
       .def("fork", &PyPool::Fork, nb::arg("sequence"), nb::arg("length"),
            "Makes a sequence of the first tokens of another one.")
       .def("seq_len", &PyPool::SeqLen, nb::arg("sequence"),

@@ -48,6 +48,25 @@ def filled(twin="optimized", **fields):
     return pool
 
 
+@pytest.mark.parametrize("twin", TWINS)
+def test_images_are_part_of_the_key(twin):
+    pool = kvtwin.Pool(setup(block_size=2), twin)
+    tokens = list(range(8))
+    image = [(3, "a")]
+    assert pool.open(tokens, salt="s", media=image) == 0
+    pool.add_media(0, 6, "b")
+    for layer in range(2):
+        pool.append(0, layer, rows(8, 32), rows(8, 64))
+    pool.commit(0, tokens)
+    assert pool.find([*tokens, 8], salt="s", media=[(3, "a"), (6, "b")]) == 8
+    assert pool.find([*tokens, 8], salt="s", media=image) == 6
+    assert pool.find([*tokens, 8], salt="s", media=[(3, "b")]) == 2
+    assert pool.find([*tokens, 8], media=image) == 0
+    assert pool.seq_len(pool.open(tokens, salt="s", media=image)) == 6
+    with pytest.raises(ValueError, match="position of media is 7"):
+        pool.add_media(0, 7, "late")
+
+
 class Ours(kvtwin.Pool):
     """A pool of kvtwin as a backend of the harness."""
 

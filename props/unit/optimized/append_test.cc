@@ -40,8 +40,12 @@ class CountingPool final : public GuardedPaged {
   void DoFork(int, int, int) override {}
   bool DoReserve(int, int, int) override { return true; }
   void DoStore(int, int, int, const TensorView&, const TensorView&) override {}
-  void DoCommit(int, int, std::span<const std::int32_t>) override {}
-  void DoTruncate(int, int) override {}
+  int DoFind(std::span<const std::int32_t>, const PrefixKey&) const override {
+    return 0;
+  }
+  void DoAddMedia(int, const PrefixMedia&) override {}
+  void DoCommit(int, int, int, std::span<const std::int32_t>) override {}
+  void DoTruncate(int, int, int) override {}
   void DoFree(int) override {}
   std::span<const int> DoBlocks(int) const override { return blocks_; }
   PagedKv DoRows(int, std::int64_t, int) const override {

@@ -1,0 +1,131 @@
+// Looks up prompts in a pool with three groups: full attention, a window, and
+// states. The limits are a fixed time and a comparison of the prompt's tokens
+// with a copy of them, once for each group.
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "bench/goals.h"
+#include "bench/limits.h"
+#include "bench/twins.h"
+#include "core/index.h"
+#include "kvtwin/paged.h"
+
+namespace kvtwin::bench {
+namespace {
+
+constexpr int kBlock = 16;
+constexpr int kShared = 1024;  // Tokens that all prompts begin with.
+constexpr int kTried = 64;     // Prompts that are looked up in turn.
+
+// The pool has the tokens of many prompts, which no sequence holds any more.
+class Prefixes {
+ public:
+  Prefixes(int blocks, int length)
+      : length_(length), rows_(AsSize(length), 1), pool_(Make(blocks)) {
+    const int prompts = blocks / (length / kBlock);
+    for (int i = 0; i < prompts; ++i) {
+      const std::vector<std::int32_t> prompt = Prompt(i);
+      const int sequence = *pool_->Open(prompt);
+      const int found = *pool_->SeqLen(sequence);
+      const TensorView rows =
+          DenseView(rows_.data(), DType::kF32, {1, 1, length - found, 1});
+      for (int layer = 0; layer < 3; ++layer) {
+        Must(pool_->Append(sequence, layer, rows, rows).status());
+      }
+      Must(pool_->Commit(sequence, std::span(prompt).subspan(
+                                       AsSize(found), AsSize(length - found))));
+      Must(pool_->Free(sequence));
+      // The latest kTried prompts.
+      if (i >= prompts - kTried) prompts_.push_back(prompt);
+    }
+    copies_ = prompts_;
+  }
+
+  void Check(const std::string& name) const {
+    for (const auto& prompt : prompts_) {
+      if (*pool_->Find(prompt) != length_) Wrong(name, "a prompt is not found");
+    }
+    const PagedUsage usage = pool_->Group(0)->Usage();
+    if (usage.used != 0 || usage.cached < pool_->Group(0)->spec().blocks / 2) {
+      Wrong(name, "the blocks are not cached");
+    }
+  }
+
+  double TimeFind() const {
+    return Time([&] {
+             for (const auto& prompt : prompts_) {
+               KeepAlive(*pool_->Find(prompt));
+             }
+           }) /
+           static_cast<double>(prompts_.size());
+  }
+  double TimeCompare() const {
+    return Time([&] {
+             for (std::size_t i = 0; i < prompts_.size(); ++i) {
+               for (int group = 0; group < 3; ++group) {
+                 KeepAlive(
+                     std::memcmp(prompts_[i].data(), copies_[i].data(),
+                                 prompts_[i].size() * sizeof(std::int32_t)));
+               }
+             }
+           }) /
+           static_cast<double>(prompts_.size());
+  }
+
+ private:
+  static std::unique_ptr<PagedPool> Make(int blocks) {
+    PagedSpec all = {
+        .block_size = kBlock, .blocks = blocks, .dtype = DType::kF8};
+    PagedSpec window = all;
+    window.window = 1024;
+    PagedSpec states = all;
+    states.block_size = 256;
+    states.blocks = blocks / (states.block_size / kBlock);
+    states.states = true;
+    return Must(MakePagedPool(
+        {.max_seq_len = 1 << 20, .groups = {all, window, states}}));
+  }
+
+  // With one token more than is stored.
+  std::vector<std::int32_t> Prompt(int number) const {
+    std::vector<std::int32_t> prompt;
+    std::uint64_t state = AsSize(number) + 1;
+    for (int i = 0; i <= length_; ++i) {
+      state = state * 6364136223846793005U + 1442695040888963407U;
+      prompt.push_back(i < kShared ? i
+                                   : static_cast<std::int32_t>(state >> 40));
+    }
+    return prompt;
+  }
+
+  int length_;
+  std::vector<float> rows_;
+  std::unique_ptr<PagedPool> pool_;
+  std::vector<std::vector<std::int32_t>> prompts_;
+  std::vector<std::vector<std::int32_t>> copies_;
+};
+
+}  // namespace
+
+void PrefixGoals(Goals& goals) {
+  const int blocks = goals.Cells(1 << 20);
+  const int length = goals.Cells(1 << 15);
+  const std::string name =
+      fmt::format("find {} tokens in 3 groups, {} blocks each",
+                  SizeName(length), SizeName(blocks));
+  const std::string in_time = name + " / 50 us";
+  const std::string by_bytes = name + " / compare";
+  if (!goals.Wanted(in_time) && !goals.Wanted(by_bytes)) return;
+  const Prefixes prefixes(blocks, length);
+  prefixes.Check(name);
+  goals.Judge(in_time, 1, [&] { return prefixes.TimeFind(); },
+              {[] { return 50e3; }});
+  goals.Judge(by_bytes, 3, [&] { return prefixes.TimeFind(); },
+              {[&] { return prefixes.TimeCompare(); }});
+}
+
+}  // namespace kvtwin::bench
