@@ -268,9 +268,9 @@ endforeach()
 kvtwin_command_test(explore_drafts_of_hybrid EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"
   ARGS explore --speculate --kind hybrid --cells 3 --positions 2 --json)
-kvtwin_command_test(explore_drafts_of_recurrent EXIT 2
-  PRINTS "kind recurrent has no drafts"
-  ARGS explore --speculate --kind recurrent)
+kvtwin_command_test(explore_drafts_of_recurrent EXIT 0
+  PRINTS "^all .* 0 differences, fixed point"
+  ARGS explore --speculate --kind recurrent --cells 4 --positions 2)
 kvtwin_command_test(explore_drafts_of_pools EXIT 2 PRINTS "kind paged has no drafts"
   ARGS explore --speculate --kind paged)
 kvtwin_command_test(explore_drafts_is_not_saved EXIT 2 PRINTS "cannot be saved"

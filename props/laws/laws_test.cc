@@ -66,10 +66,12 @@ TEST_P(LawProps, Holds) {
 TEST(Laws, AreListedInTheDocs) {
   std::ifstream in(KVTWIN_DOCS "/laws.md");
   std::vector<std::string> listed;
+  bool in_law = false;
   for (std::string line; std::getline(in, line);) {
-    const bool goes_on = line.starts_with("  ") && !listed.empty();
-    if (goes_on) listed.back() += line.substr(1);
-    if (line.starts_with("- **")) listed.push_back(line);
+    const bool continues = in_law && line.starts_with("  ");
+    if (continues) listed.back() += line.substr(1);
+    in_law = continues || line.starts_with("- **");
+    if (in_law && !continues) listed.push_back(line);
   }
   std::vector<std::string> expected;
   for (const Law& law : Laws()) {

@@ -327,8 +327,8 @@ TEST(Explorer, FindsFaultsOfDrafts) {
       }
     }
   }
-  EXPECT_EQ(names, (std::set<std::string>{"causal", "chunked", "hybrid", "swa",
-                                          "swa_mem"}));
+  EXPECT_EQ(names, (std::set<std::string>{"causal", "chunked", "hybrid",
+                                          "recurrent", "swa", "swa_mem"}));
 }
 
 TEST(Explorer, UsesAShiftFunctionThatTheCacheDeclares) {

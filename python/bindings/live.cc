@@ -249,10 +249,10 @@ nb::typed<nb::list, nb::any> JudgeLaws(
 // Returns the fields of kvtwin.Certificate. `rerun` makes the command that runs
 // a history again, `rerun_law` the command that judges a law again; `old` is
 // the text of an earlier certificate.
-nb::dict Certify(nb::object adapter, const nb::object& rerun,
-                 const nb::object& rerun_law, std::int64_t operations,
-                 std::int64_t histories, std::uint64_t seed,
-                 const std::optional<std::string>& old) {
+nb::typed<nb::dict, nb::str, nb::any> Certify(
+    nb::object adapter, const nb::object& rerun, const nb::object& rerun_law,
+    std::int64_t operations, std::int64_t histories, std::uint64_t seed,
+    const std::optional<std::string>& old) {
   return Raising([&] {
     std::optional<props::Certificate> before;
     if (old) before = Value(props::ReadCertificate(*old));
@@ -292,7 +292,7 @@ nb::dict Certify(nb::object adapter, const nb::object& rerun,
         worse = worse || change.worse;
       }
     }
-    nb::dict fields;
+    nb::typed<nb::dict, nb::str, nb::any> fields;
     fields["right"] = certificate.right;
     fields["text"] = props::CertificateText(certificate);
     fields["json"] = props::ToJson(certificate).dump();

@@ -8,11 +8,17 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 kvtwin, cache, pool, build = sys.argv[1:]
 
 BUG = "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
+CERTIFY = ["certify", "--backend", cache, "--ops", "2000", "--runs", "2"]
+folder = tempfile.TemporaryDirectory()
+certificate = pathlib.Path(folder.name, "certificate.json")
+with certificate.open("w") as out:
+    subprocess.run([kvtwin, *CERTIFY, "--seed", "2", "--json"], stdout=out, timeout=120)
 RUNS = [
     ["check", f"{ROOT}/props/recordings/reject", f"{ROOT}/props/recordings/pools"],
     ["fuzz", "--ops", "2000", "--known", "x", "--marks"],
@@ -27,7 +33,7 @@ RUNS = [
     ["explore", "--cells", "2", "--positions", "2", "--sequences", "1"],
     ["explore", "--kind", "paged", "--depth", "1"],
     ["profile", "--backend", cache],
-    ["certify", "--backend", cache, "--ops", "2000", "--runs", "2"],
+    [*CERTIFY, "--compare", str(certificate)],
     ["state", f"{ROOT}/props/recordings/state.safetensors", __file__],
     ["museum", "--build", build, "--only", "H01", "--seeds", "1", "--seconds", "1"],
     *(
