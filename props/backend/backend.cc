@@ -170,7 +170,7 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
       .set_causal = table.set_causal != nullptr,
       .shift = table.shift != nullptr,
       .snapshots = table.snapshot != nullptr && table.restore != nullptr,
-      .pins = false};
+      .state_room = false};
 }
 
 std::vector<std::string> MissingFunctions(const kvtwin_backend_v1& table) {

@@ -200,7 +200,6 @@ void ModelDriver::CheckRoom(const std::string& call,
     std::map<int, std::int64_t> held;
     for (const LedgerToken& token : part.tokens()) {
       for (const int seq : token.owners()) ++held[seq];
-      if (token.IsDraft()) ++held[token.drafted_by];
       last = std::max(last, token.position);
     }
     for (const auto& [seq, count] : held) {

@@ -480,7 +480,7 @@ void Client::Do(const Op& op) {
     case OpKind::kCommit:
       return Commit(IdOf(op.seq), op.path);
     case OpKind::kPin:
-      if (!abilities_.pins) return;
+      if (!abilities_.state_room) return;
       Note(op);
       return driver_.Checkpoint(IdOf(op.seq));
     // A sequence that is no longer shared takes up more room.

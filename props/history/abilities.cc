@@ -63,8 +63,7 @@ void FitWindow(CacheSpec& spec) {
 
 // Takes away the room for pins and drafts.
 void FitStates(const Abilities& can, CacheSpec& spec) {
-  if (!can.pins) spec.pins = 0;
-  if (!can.CanDraft()) spec.drafts = 0;
+  if (!can.state_room) spec.pins = spec.drafts = 0;
   for (CacheSpec& part : spec.caches) FitStates(can, part);
 }
 

@@ -54,7 +54,8 @@ struct Abilities {
   bool set_causal = true;
   bool shift = true;
   bool snapshots = true;
-  bool pins = true;  // Checkpoint.
+  // Setups tell the room for pins and drafts of recurrent caches.
+  bool state_room = true;
 
   bool Can(std::uint32_t bit) const { return (can & bit) != 0; }
   bool CanDraft() const { return Can(KVTWIN_CAN_DRAFT); }

@@ -134,8 +134,10 @@ CacheSpec StateSpecOf(const Setup& setup, const Abilities& can, int policy,
   recurrent.placement = setup.spec.placement;
   recurrent.checkpoint_every = 1 + (size + policy) % 4;
   recurrent.checkpoints = (setup.init.capacity + 2 * policy) % 4;
-  recurrent.pins = can.pins ? 2 : 0;
-  recurrent.drafts = can.CanDraft() ? 8 : 0;
+  if (can.state_room) {
+    recurrent.pins = 2;
+    recurrent.drafts = 8;
+  }
   if (!hybrid) return recurrent;
   CacheSpec causal;
   causal.placement = setup.spec.placement;
@@ -458,7 +460,7 @@ LawResult StateIsAFold(const History& history, const Subject& subject) {
 
 // Every second batch is a tree of drafts.
 LawResult DraftsAreFolds(const History& history, const Subject& subject) {
-  if (!subject.abilities.CanDraft()) return {};
+  if (!subject.abilities.state_room) return {};
   const auto client = StateClient::Make(history, subject, 0, /*hybrid=*/false);
   if (client == nullptr) return {};
   bool drafts = false;
@@ -478,7 +480,7 @@ LawResult DraftsAreFolds(const History& history, const Subject& subject) {
 
 // Every third operation is followed by a Checkpoint.
 LawResult PinsStay(const History& history, const Subject& subject) {
-  if (!subject.abilities.pins) return {};
+  if (!subject.abilities.state_room) return {};
   const auto client = StateClient::Make(history, subject, 0, /*hybrid=*/false);
   if (client == nullptr) return {};
   int count = 0;

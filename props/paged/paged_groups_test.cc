@@ -178,16 +178,19 @@ TEST_P(PagedGroups, APassThatIsGivenUpLeavesTheState) {
   const int sequence = client.Open({});
   ASSERT_TRUE(client.Add(sequence, Counting(6)));
   const std::map<int, float> before = client.Shown(sequence, 0);
+  const std::map<int, float> other = client.Shown(sequence, 1);
   EXPECT_EQ(before.rbegin()->first, 5);
   const PagedUsage usage = pool.Usage();
   ASSERT_TRUE(client.Append(sequence, Counting(5, 6), 0, 2));
   std::map<int, float> pending = client.Shown(sequence, 0);
   EXPECT_EQ(pending.size(), 4U);  // 3, 5, 7 and 10.
   EXPECT_EQ(pending.at(5), before.at(5));
+  EXPECT_EQ(client.Shown(sequence, 1).at(5), other.at(5));
   EXPECT_FALSE(
       pool.Commit(sequence, Counting(5, 6)).ok());  // No attention yet.
   client.Truncate(sequence, 6);
   EXPECT_EQ(client.Shown(sequence, 0), before);
+  EXPECT_EQ(client.Shown(sequence, 1), other);
   EXPECT_EQ(pool.Usage(), usage);
   // A commit of some tokens ends at a state.
   ASSERT_TRUE(client.Append(sequence, Counting(5, 6), 0, 3));

@@ -370,6 +370,15 @@ int DrawGroupsC(const Pick& pick, const PagedNumbers& numbers,
   return c + kSeenMedia * (pick(0, 1) == 0 ? 1 : pick(0, 4));
 }
 
+// Makes a group whose pool is hardly larger than its window of several blocks,
+// so that some of these are needed for other tokens.
+void DrawTightWindow(const Pick& pick, PagedSpec& group) {
+  const int blocks = pick(2, 3);
+  group.states = false;
+  group.window = (blocks - 1) * group.block_size + 1;
+  group.blocks = blocks + pick(1, 3);
+}
+
 // Draws the weights of the kinds of operations. A server's sequences find what
 // others left: it opens, commits and frees more often than it does the rest.
 std::vector<PagedOpKind> DrawKinds(const Pick& pick, bool server) {
@@ -409,6 +418,10 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
     spec.groups.push_back(DrawGroup(pick, unit));
   }
   const bool server = pick(0, 1) == 1;
+  if (server && pick(0, 1) == 0) {
+    DrawTightWindow(pick, spec.groups.front());
+    if (pick(0, 2) > 0) spec.groups.resize(1);
+  }
   const std::vector<PagedOpKind> kinds = DrawKinds(pick, server);
   const PagedNumbers numbers(pick);
   const PagedSpec all = Completed(spec);

@@ -51,7 +51,7 @@ bool Bounds::Allow(const Op& op, bool legal) const {
     case OpKind::kCommit:
       return able.CanDraft();
     case OpKind::kPin:
-      return able.pins;
+      return able.state_room;
     default:
       return true;
   }
