@@ -141,9 +141,10 @@ int RunGoals(const GoalOptions& options, std::string_view about,
 int (*run_cuda_goals)(const GoalOptions& options) = nullptr;
 
 int RunGoals(const GoalOptions& options) {
-  constexpr GoalPart kParts[] = {
-      DecodeGoals,   MaskGoals,  FindGoals, PrefixGoals, PutGoals,    MoveGoals,
-      MetadataGoals, StateGoals, PassGoals, SaveGoals,   AttendGoals, ChatGoals};
+  constexpr GoalPart kParts[] = {DecodeGoals,   MaskGoals,   FindGoals,
+                                 PrefixGoals,   PutGoals,    MoveGoals,
+                                 MetadataGoals, StateGoals,  PassGoals,
+                                 SaveGoals,     AttendGoals, ChatGoals};
   return RunGoals(options,
                   fmt::format("The optimized twin on {}, {} at most",
                               optimized::ActiveTarget(),

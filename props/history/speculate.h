@@ -12,8 +12,8 @@
 
 namespace kvtwin::props {
 
-// Whether a backend's caches of this kind may have drafts. States of drafts need
-// room (R11), of which a backend's table says nothing yet.
+// Whether a backend's caches of this kind may have drafts. States of drafts
+// need room (R11), of which a backend's table says nothing yet.
 constexpr bool MayDraft(Kind kind) {
   return kind != Kind::kEncoder && kind != Kind::kRecurrent &&
          kind != Kind::kHybrid;

@@ -443,6 +443,7 @@ Subject OtherSubject(std::string_view profile, std::uint64_t choices,
                     KVTWIN_HAS_CHUNKED | KVTWIN_HAS_WRAPPER;
   abilities.can = ~std::uint32_t{KVTWIN_CAN_RESERVE | KVTWIN_CAN_REFUSE_MISUSE |
                                  KVTWIN_CAN_BE_POISONED};
+  abilities.can &= ~std::uint32_t{KVTWIN_CAN_DRAFT | KVTWIN_CAN_DRAFT_TREES};
   if (!any_order) abilities.can &= ~std::uint32_t{KVTWIN_CAN_ANY_ORDER};
   abilities.v_layouts = 1U << KVTWIN_V_PLAIN;
   abilities.mask_dtypes = 1U << KVTWIN_F32;
