@@ -69,7 +69,7 @@ else
   expect 0 '1 of 1 found by all' --seeds 1 --patches "$folder"
   expect 0 'crashed with signal 4 \(ILL\).* `kvt1 .*put' --seeds 1 \
     --patches "$folder"
-  sed 's/^+    for (;/+    for (__builtin_trap();/; s/A03p/X02/' A03p.patch \
+  sed '/^+/s/(prompt.size()/((__builtin_trap(), prompt.size())/; s/A03p/X02/' A03p.patch \
     >"$folder/X02.patch"
   expect 0 'crashed with signal 4 \(ILL\).* `kvp1 block=' --seeds 1 \
     --patches "$folder"
