@@ -56,7 +56,7 @@ class Prefixes {
     }
   }
 
-  // Of two prompts. (More would take longer than a busy machine leaves a
+  // Both are prompts. (More would take longer than a busy machine leaves a
   // program alone.)
   double TimeFind() {
     const auto& first = Next();

@@ -73,7 +73,7 @@ class PrefixIndex {
   // leave a run from the last one on.
   struct Run {
     Step first;
-    std::vector<std::int32_t> tokens;  // Of all nodes; of a root, none.
+    std::vector<std::int32_t> tokens;  // All nodes have some; a root has none.
     std::vector<int> nodes;
     std::vector<int> blocks;
   };

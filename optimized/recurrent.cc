@@ -258,7 +258,7 @@ Status RecurrentCache::DoPrepareRemove(int seq, std::int32_t begin,
   return CausalCache::DoPrepareRemove(seq, begin, kOpenEnd);
 }
 
-// Of the path, the same states stay as of an ordinary batch (R13).
+// The same states of the path stay as those of an ordinary batch (R13).
 void RecurrentCache::DoCommit(int seq, std::span<const int> path) {
   path_.clear();
   if (!path.empty()) {

@@ -169,7 +169,7 @@ class Pool final : public GuardedPaged {
     for (std::int64_t i = 0; i < key.shape[2]; ++i) {
       const auto position = AsSize(start + i);
       const int block = sequences_.at(sequence).blocks[position / size];
-      // The last state of a block is the one that stays.
+      // The last state of a block stays.
       const std::int64_t slot =
           spec().states ? block
                         : std::int64_t{block} * spec().block_size +

@@ -390,7 +390,7 @@ typedef struct kvtwin_pool_params {
   size_t group_count;
 } kvtwin_pool_params;
 
-/* An image or another input that is no token. Rows from `position` on depend on
+/* An image or another input besides tokens. Rows from `position` on depend on
  * it. */
 typedef struct kvtwin_media {
   int32_t position;

@@ -61,7 +61,7 @@ struct PagedSpec {
   std::vector<PagedSpec> groups = {};
 };
 
-// An image or another input that is no token. Rows of positions from `position`
+// An image or another input besides tokens. Rows of positions from `position`
 // on depend on it.
 struct PrefixMedia {
   int position = 0;

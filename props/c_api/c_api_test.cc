@@ -39,24 +39,24 @@ class CTwins : public EachTwin {};
 INSTANTIATE_TEST_SUITE_P(Twins, CTwins, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
+void ExpectNoDifference(std::string_view twin, const FuzzOptions& options) {
+  const FuzzResult result = Fuzz(options, SubjectByC(twin));
+  ASSERT_FALSE(result.failure) << FailureText(*result.failure);
+  EXPECT_GE(result.operations, options.operations);
+}
+
 TEST_P(CTwins, CachesAreThoseOfCpp) {
   FuzzOptions options;
   options.operations = 60'000;
   options.dtypes = true;
-  const Subject subject = SubjectByC(GetParam());
-  const FuzzResult result = Fuzz(options, subject);
-  ASSERT_FALSE(result.failure) << FailureText(*result.failure);
-  EXPECT_GE(result.operations, options.operations);
+  ExpectNoDifference(GetParam(), options);
 }
 
 TEST_P(CTwins, DraftsAreThoseOfCpp) {
   FuzzOptions options;
   options.operations = 30'000;
   options.speculate = true;
-  const Subject subject = SubjectByC(GetParam());
-  const FuzzResult result = Fuzz(options, subject);
-  ASSERT_FALSE(result.failure) << FailureText(*result.failure);
-  EXPECT_GE(result.operations, options.operations);
+  ExpectNoDifference(GetParam(), options);
 }
 
 // Programs that were compiled before there were drafts have shorter batches.
@@ -96,8 +96,7 @@ TEST_P(CTwins, StatesAreThoseOfCpp) {
   FuzzOptions options;
   options.operations = 10'000;
   options.kind = Kind::kHybrid;
-  const FuzzResult result = Fuzz(options, SubjectByC(GetParam()));
-  ASSERT_FALSE(result.failure) << FailureText(*result.failure);
+  ExpectNoDifference(GetParam(), options);
 }
 
 TEST(CInterface, PoolsAreThoseOfCpp) {

@@ -63,7 +63,7 @@ struct Certificate {
   std::int64_t histories = 0;
   std::vector<CertifiedLevel> levels = {};
   std::vector<CertifiedLaw> laws = {};
-  std::vector<std::string> rules = {};         // Of the checks that ran.
+  std::vector<std::string> rules = {};         // The checks that ran test them.
   std::vector<std::string> not_declared = {};  // Abilities: "CAN_MIX".
   // How often the histories reached each rare state, in kvtwin's own cache.
   std::map<std::string, std::int64_t> marks = {};

@@ -45,7 +45,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 // no usable backend.
 int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const Subject&)>& act);
-// Calls `act` with the levels that the backend can be tried at: the one that
+// Calls `act` with the levels that the backend can be tried at: the level that
 // the user gave, or else all. Returns the result of `act`, or 2 if there is no
 // usable backend.
 int OnLevels(const BackendArguments& arguments,

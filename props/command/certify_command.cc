@@ -33,7 +33,7 @@ struct CertifyArguments {
 // No certificate is larger.
 constexpr std::int64_t kCertificateBytesMax = std::int64_t{16} << 20;
 
-// Errors: a path that cannot be read, or that is no certificate.
+// Errors: a path that cannot be read, or a file that is not a certificate.
 Result<Certificate> ReadOld(const std::string& path) {
   struct stat found = {};
   if (stat(path.c_str(), &found) != 0)

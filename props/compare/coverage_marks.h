@@ -276,8 +276,8 @@ class Observer {
   void SeeBatch();
   void SeeDrafts(const Batch& batch, StatusCode code,
                  const reference::CacheLedger& after);
-  // Of recurrent caches and hybrids, in state_marks.cc. `before` and `after`
-  // are the ledgers of a part.
+  // Marks of recurrent caches and hybrids, in state_marks.cc. `before` and
+  // `after` are the ledgers of a part.
   void SeeStates(const reference::CacheLedger& before,
                  const reference::CacheLedger& after);
   void SeeDraftStates(const reference::CacheLedger& before,

@@ -249,56 +249,63 @@ std::optional<std::string> Unlike(const Sights& left, const Sights& right,
   return "there are more rows";
 }
 
-LawResult RejectIsNever(const History& history, const Subject& subject) {
-  const auto left = DraftClient::Make(history, subject);
-  const auto right = DraftClient::Make(history, subject);
-  if (left == nullptr || right == nullptr) return {};
-  return PlayRounds(history, subject, {left.get(), right.get()},
-                    [&](const Round& round) {
-                      left->Draft(round.seq, round.drafts, round.parents);
-                      left->Commit(round.seq, {});
-                      return Unlike(left->Append(round.seq, round.tokens),
-                                    right->Append(round.seq, round.tokens),
-                                    "without the rejected drafts");
-                    });
-}
-
-LawResult PathIsTokens(const History& history, const Subject& subject) {
+// Plays the rounds of a history to two clients.
+using JudgeRound = std::function<std::optional<std::string>(
+    DraftClient& left, DraftClient& right, const Round& round)>;
+LawResult PlayPair(const History& history, const Subject& subject,
+                   const JudgeRound& judge) {
   const auto left = DraftClient::Make(history, subject);
   const auto right = DraftClient::Make(history, subject);
   if (left == nullptr || right == nullptr) return {};
   return PlayRounds(
       history, subject, {left.get(), right.get()},
-      [&](const Round& round) -> std::optional<std::string> {
-        left->Draft(round.seq, round.drafts, round.parents);
-        left->Commit(round.seq, round.path);
-        right->Append(round.seq, Numbers(round.drafts, round.path));
-        std::vector<float> tokens = round.tokens;
-        const int room = left->Room(round.seq);
-        if (room < Size(tokens)) tokens.resize(AsSize(std::max(room, 0)));
-        if (tokens.empty()) return std::nullopt;
-        return Unlike(left->Append(round.seq, tokens),
-                      right->Append(round.seq, tokens),
-                      "after ordinary tokens in place of the path");
+      [&](const Round& round) { return judge(*left, *right, round); });
+}
+
+LawResult RejectIsNever(const History& history, const Subject& subject) {
+  return PlayPair(
+      history, subject,
+      [](DraftClient& left, DraftClient& right, const Round& round) {
+        left.Draft(round.seq, round.drafts, round.parents);
+        left.Commit(round.seq, {});
+        return Unlike(left.Append(round.seq, round.tokens),
+                      right.Append(round.seq, round.tokens),
+                      "without the rejected drafts");
       });
 }
 
+LawResult PathIsTokens(const History& history, const Subject& subject) {
+  return PlayPair(history, subject,
+                  [](DraftClient& left, DraftClient& right,
+                     const Round& round) -> std::optional<std::string> {
+                    left.Draft(round.seq, round.drafts, round.parents);
+                    left.Commit(round.seq, round.path);
+                    right.Append(round.seq, Numbers(round.drafts, round.path));
+                    std::vector<float> tokens = round.tokens;
+                    const int room = left.Room(round.seq);
+                    if (room < Size(tokens))
+                      tokens.resize(AsSize(std::max(room, 0)));
+                    if (tokens.empty()) return std::nullopt;
+                    return Unlike(left.Append(round.seq, tokens),
+                                  right.Append(round.seq, tokens),
+                                  "after ordinary tokens in place of the path");
+                  });
+}
+
 LawResult TreeIsChains(const History& history, const Subject& subject) {
-  const auto left = DraftClient::Make(history, subject);
-  const auto right = DraftClient::Make(history, subject);
-  if (left == nullptr || right == nullptr) return {};
-  return PlayRounds(
-      history, subject, {left.get(), right.get()},
-      [&](const Round& round) -> std::optional<std::string> {
-        const Sights tree = left->Draft(round.seq, round.drafts, round.parents);
+  return PlayPair(
+      history, subject,
+      [](DraftClient& left, DraftClient& right,
+         const Round& round) -> std::optional<std::string> {
+        const Sights tree = left.Draft(round.seq, round.drafts, round.parents);
         const std::size_t layers = tree.size() / round.drafts.size();
         for (int i = 0; i < Size(round.drafts); ++i) {
           const std::vector<int> path = PathTo(round.parents, i);
           std::vector<int> chain;
           for (int j = 0; j < Size(path); ++j) chain.push_back(j - 1);
           const Sights alone =
-              right->Draft(round.seq, Numbers(round.drafts, path), chain);
-          right->Commit(round.seq, {});
+              right.Draft(round.seq, Numbers(round.drafts, path), chain);
+          right.Commit(round.seq, {});
           for (std::size_t layer = 0; layer < layers; ++layer) {
             const auto row = layer * round.drafts.size() + AsSize(i);
             if (auto wrong =
@@ -308,9 +315,9 @@ LawResult TreeIsChains(const History& history, const Subject& subject) {
             }
           }
         }
-        left->Commit(round.seq, {});
-        return Unlike(left->Append(round.seq, round.tokens),
-                      right->Append(round.seq, round.tokens), "after chains");
+        left.Commit(round.seq, {});
+        return Unlike(left.Append(round.seq, round.tokens),
+                      right.Append(round.seq, round.tokens), "after chains");
       });
 }
 

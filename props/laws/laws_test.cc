@@ -668,7 +668,7 @@ class PutsTheStateBefore : public Broken {
   }
 };
 
-// Of a path, keeps the first draft alone.
+// Commits only the first draft of a path.
 class CommitStopsShort : public Broken {
  public:
   using Broken::Broken;

@@ -466,7 +466,7 @@ class EarlyPool final : public ForwardingPool {
   struct Plan {
     Tokens prompt;
     PrefixKey key;
-    int end = 0;  // Of the tokens that all layers have.
+    int end = 0;  // The end of the tokens that all layers have.
   };
 
   // Commits the first tokens of the plan in a sequence of its own.

@@ -56,8 +56,8 @@ PagedSpec ReadGroup(std::string_view text) {
     const std::size_t colon = std::min(setting.find(':'), setting.size());
     const std::string_view key = setting.substr(0, colon);
     if (colon == setting.size() || key == "groups" || key == "most") {
-      throw BadLine{
-          setting, fmt::format("{} is no setting of a group", Quoted(setting))};
+      throw BadLine{setting, fmt::format("{} is not a setting of a group",
+                                         Quoted(setting))};
     }
     const std::string_view value = setting.substr(colon + 1);
     if (key == "window") {

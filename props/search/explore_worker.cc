@@ -275,7 +275,7 @@ std::optional<ExploreStep> ExploreWorker::Resolved(
 std::optional<ExploreStep> ExploreWorker::ResolvedDrafts(
     ExploreStep step) const {
   std::map<int, std::map<int, std::int64_t>> drafts;  // By sequence and number.
-  std::map<int, std::set<std::int64_t>> ends;         // Of each cache.
+  std::map<int, std::set<std::int64_t>> ends;         // The ends in each cache.
   for (const auto& part : ledger_.parts()) {
     std::map<int, std::int64_t> end;
     for (const auto& token : part.tokens()) {

@@ -105,7 +105,7 @@ class ExploreWorker {
   reference::Ledger entered_;  // The ledger in state_.
   std::unique_ptr<Cache> reference_;
   std::unique_ptr<Cache> tested_;
-  CacheState base_;                // What is restored before the path.
+  CacheState base_;                // Is restored before the path.
   std::vector<ExploreStep> path_;  // Resolved.
   CacheState state_;
   DraftCells entered_drafts_;

@@ -33,7 +33,7 @@ struct FuzzOptions {
   bool dtypes = false;
   // Every history has drafts (props/history/speculate.h).
   bool speculate = false;
-  bool groups = false;      // Of pools: only pools with groups.
+  bool groups = false;      // Only pools with groups.
   std::uint64_t first = 0;  // The number of the first history.
   bool drawn = false;       // Draw the failure's calls, for a page.
   // Checks that are known to fail: histories that fail them are only counted.
