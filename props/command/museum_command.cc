@@ -227,12 +227,8 @@ std::string WhyNot(const Exhibit& exhibit, const MuseumArguments& arguments) {
     return fmt::format("the backend has no level {}", exhibit.level);
   }
   const bool states = exhibit.kind == "recurrent" || exhibit.kind == "hybrid";
-  if (states || !exhibit.speculate.empty()) {
-    const std::string_view part = states ? "states" : "drafts";
-    if (arguments.backend) return fmt::format("the backend has no {}", part);
-    if (arguments.twin == "cuda") {
-      return fmt::format("the twin cuda has no {}", part);
-    }
+  if (arguments.twin == "cuda" && (states || !exhibit.speculate.empty())) {
+    return fmt::format("the twin cuda has no {}", states ? "states" : "drafts");
   }
   if (exhibit.needs == "fast paths" && !optimized::TakeFastPath(true)) {
     return "fast paths are off";
