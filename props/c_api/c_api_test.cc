@@ -39,7 +39,7 @@ class CTwins : public EachTwin {};
 INSTANTIATE_TEST_SUITE_P(Twins, CTwins, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
-void ExpectNoDifference(std::string_view twin, const FuzzOptions& options) {
+void ExpectNoDifference(const std::string& twin, const FuzzOptions& options) {
   const FuzzResult result = Fuzz(options, SubjectByC(twin));
   ASSERT_FALSE(result.failure) << FailureText(*result.failure);
   EXPECT_GE(result.operations, options.operations);
