@@ -380,9 +380,9 @@ std::vector<PagedView> GuardedPaged::StatesOf(int sequence, int layer,
     if (after <= begin || block == kNoBlock) return;
     views.push_back(RowsOf(layer, after - 1, 1, block));
   };
-  const std::vector<int> committed = CommittedBlocks(sequence);
-  for (int i = 0; i < Size(committed); ++i) {
-    add(std::min((i + 1) * spec_.block_size, len), At(committed, i));
+  const CommittedBlocks committed = Committed(sequence);
+  for (std::size_t i = 0; i < committed.size(); ++i) {
+    add(std::min(AsInt(i + 1) * spec_.block_size, len), committed[i]);
   }
   const std::span<const int> blocks = DoBlocks(sequence);
   for (int i = len / spec_.block_size; i < BlocksFor(end); ++i) {
@@ -392,14 +392,10 @@ std::vector<PagedView> GuardedPaged::StatesOf(int sequence, int layer,
   return views;
 }
 
-// Returns the blocks of the committed tokens.
-std::vector<int> GuardedPaged::CommittedBlocks(int sequence) const {
+GuardedPaged::CommittedBlocks GuardedPaged::Committed(int sequence) const {
   const int len = sequences_.at(sequence).len;
-  const auto blocks = DoBlocks(sequence).first(AsSize(BlocksFor(len)));
-  std::vector<int> committed(blocks.begin(), blocks.end());
-  const int read = DoReadBlock(sequence);
-  if (read != kNoBlock) committed.back() = read;
-  return committed;
+  return {DoBlocks(sequence).first(AsSize(BlocksFor(len))),
+          DoReadBlock(sequence)};
 }
 
 Result<std::vector<PagedView>> GuardedPaged::ViewsPacked(int sequence,
@@ -465,8 +461,7 @@ Result<PagedCsr> GuardedPaged::ExportCsr(std::span<const int> sequences) const {
   csr.indptr.push_back(0);
   for (const int sequence : sequences) {
     const int len = sequences_.at(sequence).len;
-    const std::vector<int> blocks = CommittedBlocks(sequence);
-    csr.indices.insert(csr.indices.end(), blocks.begin(), blocks.end());
+    Committed(sequence).AppendTo(csr.indices);
     csr.indptr.push_back(static_cast<std::int32_t>(csr.indices.size()));
     csr.last_page_len.push_back(len == 0 ? 0
                                          : (len - 1) % spec_.block_size + 1);
@@ -484,10 +479,9 @@ Result<PagedTable> GuardedPaged::ExportTable(
     table.columns = std::max(table.columns, BlocksFor(len));
   }
   for (const int sequence : sequences) {
-    const std::vector<int> blocks = CommittedBlocks(sequence);
-    table.blocks.insert(table.blocks.end(), blocks.begin(), blocks.end());
-    table.blocks.resize(
-        table.blocks.size() + AsSize(table.columns) - blocks.size(), -1);
+    const std::size_t row_end = table.blocks.size() + AsSize(table.columns);
+    Committed(sequence).AppendTo(table.blocks);
+    table.blocks.resize(row_end, -1);
   }
   return table;
 }
@@ -515,7 +509,7 @@ Result<std::vector<std::int64_t>> GuardedPaged::SlotMapping(int sequence,
     return Invalid("positions {} to {} are not within the {} of sequence {}",
                    begin, end, all, sequence);
   }
-  const std::vector<int> committed = CommittedBlocks(sequence);
+  const CommittedBlocks committed = Committed(sequence);
   const std::span<const int> now = DoBlocks(sequence);
   const int size = RowsPerBlock();
   std::vector<std::int64_t> slots;

@@ -139,7 +139,21 @@ class GuardedPaged : public PagedPool {
   std::vector<PagedView> StatesOf(int sequence, int layer, int begin,
                                   int end) const;
   PagedView RowsOf(int layer, int start, int length, int block) const;
-  std::vector<int> CommittedBlocks(int sequence) const;
+  // The blocks of the committed tokens: those of DoBlocks, except that the last
+  // may be the block of the state that a pass reads.
+  struct CommittedBlocks {
+    std::span<const int> blocks;
+    int last = kNoBlock;  // In place of blocks.back(), unless kNoBlock.
+    std::size_t size() const { return blocks.size(); }
+    int operator[](std::size_t i) const {
+      return last != kNoBlock && i + 1 == size() ? last : blocks[i];
+    }
+    void AppendTo(std::vector<std::int32_t>& list) const {
+      list.insert(list.end(), blocks.begin(), blocks.end());
+      if (last != kNoBlock) list.back() = last;
+    }
+  };
+  CommittedBlocks Committed(int sequence) const;
   Length& Add(int sequence, int len);
 
   PagedSpec spec_;

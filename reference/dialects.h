@@ -110,7 +110,7 @@ class CacheLedger final : public StateLedger {
       return StateLedger::CopyPrefix(src, dst, len);
     }
     const bool may = MayBeFull(src) && len < Next(src);
-    const bool must = IsFull(src) && len < Next(src, /*surely=*/true);
+    const bool must = IsFull(src) && len < SureNext(src);
     if (Refuses(may, must)) return {kNotSupported, kFullText};
     const bool adds = rules_.copy == Rules::Copy::kAdds;
     const bool is_empty = Next(dst) == 0;
@@ -138,7 +138,7 @@ class CacheLedger final : public StateLedger {
   bool CanResume(int seq, std::int32_t pos, bool surely) const {
     if (ours_ || recurrent()) return StateLedger::CanResume(seq, pos);
     if (surely ? MayBeFull(seq) && pos < Next(seq)
-               : IsFull(seq) && pos < Next(seq, /*surely=*/true)) {
+               : IsFull(seq) && pos < SureNext(seq)) {
       return false;
     }
     if (!memory_) return true;
@@ -151,7 +151,7 @@ class CacheLedger final : public StateLedger {
   // Whether the position after the sequence's last token depends on which
   // tokens were evicted.
   bool EndIsOpen(int seq) const {
-    return RefusesPositions() && Next(seq) != Next(seq, /*surely=*/true);
+    return RefusesPositions() && Next(seq) != SureNext(seq);
   }
   // Records that CanResume of the cache under test answered yes: the tokens
   // that the sequence needs to continue at `pos` stay until the next batch
@@ -319,12 +319,11 @@ class CacheLedger final : public StateLedger {
     return token.HeldBy(seq) && !(surely && IsEvictable(token, seq));
   }
 
-  // The position after the sequence's last token; with `surely`, counting only
-  // tokens that cannot have been evicted.
-  std::int64_t Next(int seq, bool surely = false) const {
+  // Next, counting only tokens that cannot have been evicted.
+  std::int64_t SureNext(int seq) const {
     std::int64_t next = 0;
     for (const LedgerToken& token : tokens_) {
-      if (Holds(seq, token, surely)) next = std::max(next, token.position + 1);
+      if (Holds(seq, token, true)) next = std::max(next, token.position + 1);
     }
     return next;
   }
@@ -349,7 +348,7 @@ class CacheLedger final : public StateLedger {
   bool IsFull(int seq) const {
     const auto first = began_.find(seq);
     const std::int64_t began = first == began_.end() ? 0 : first->second;
-    return MayBeFull(seq) && Next(seq, /*surely=*/true) - began > *window_;
+    return MayBeFull(seq) && SureNext(seq) - began > *window_;
   }
   bool MayBeFull(int seq) const {
     return rules_.back == Rules::Back::kUntilFull && window_ &&
@@ -439,7 +438,7 @@ class CacheLedger final : public StateLedger {
   // `seq`, depending on which evictable tokens it still has.
   Has MayBegin(int seq, std::int64_t position) const {
     const std::int64_t max = Next(seq);
-    const std::int64_t min = Next(seq, /*surely=*/true);
+    const std::int64_t min = SureNext(seq);
     if (rules_.positions == Rules::Positions::kOverwrite) {
       return {position <= max, position <= min};
     }

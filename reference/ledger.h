@@ -44,6 +44,15 @@ class PlainLedger {
   // The slots of an encoder, and their positions.
   const CacheState& slots() const { return slots_; }
 
+  // The position after the sequence's last token; 0 if it has none.
+  std::int64_t Next(int seq) const {
+    std::int64_t next = 0;
+    for (const LedgerToken& token : tokens_) {
+      if (token.HeldBy(seq)) next = std::max(next, token.position + 1);
+    }
+    return next;
+  }
+
   // Whether row `row` of the current batch may see `token` (S16, S17, D2).
   virtual bool MaySee(int row, const LedgerToken& token) const {
     const BatchToken& at = At(batch_, row);

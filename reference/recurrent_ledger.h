@@ -67,7 +67,7 @@ class StateLedger : public PlainLedger {
       const int seq = batch.sequences[i];
       const int parent = ParentOf(batch, i);
       if (parent >= 0) continue;  // The draft's parent says its position.
-      const auto at = next.try_emplace(seq, Length(seq)).first;
+      const auto at = next.try_emplace(seq, Next(seq)).first;
       if (batch.positions[i] == at->second) {
         at->second += parent == kNotADraft ? 1 : 0;
         continue;
@@ -87,7 +87,7 @@ class StateLedger : public PlainLedger {
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
       const int seq = batch.sequences[i];
       batch_.push_back({batch.positions[i], seq, false});
-      read_.try_emplace(seq, Length(seq));
+      read_.try_emplace(seq, Next(seq));
     }
     if (reserve) return {};
     NumberDrafts(batch, tokens_, batch_);
@@ -115,9 +115,9 @@ class StateLedger : public PlainLedger {
     if (!recurrent()) return PlainLedger::Commit(seq, path);
     if (spec_.drafts == 0) return NoDrafts();
     if (path.empty()) return PlainLedger::Commit(seq, path);
-    const std::int64_t before = Length(seq);
+    const std::int64_t before = Next(seq);
     CommitDrafts(seq, path, tokens_);
-    Keep(seq, LengthsToKeep(seq, before, Length(seq)));
+    Keep(seq, LengthsToKeep(seq, before, Next(seq)));
     DropUnheld();
     return {};
   }
@@ -128,7 +128,7 @@ class StateLedger : public PlainLedger {
       return {kNotSupported, "no state can be pinned"};
     }
     std::set<std::int64_t>& pins = pins_[seq];
-    if (Length(seq) > 0) pins.insert(Length(seq));
+    if (Next(seq) > 0) pins.insert(Next(seq));
     if (std::ssize(pins) > spec_.pins) pins.erase(pins.begin());
     return {};
   }
@@ -156,7 +156,7 @@ class StateLedger : public PlainLedger {
   // A state cannot lose some of its tokens (R10).
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     if (!recurrent()) return PlainLedger::Remove(seq, begin, end);
-    if (end != kOpenEnd && begin < Length(seq)) {
+    if (end != kOpenEnd && begin < Next(seq)) {
       return {kNotSupported, "a state is of all its tokens"};
     }
     std::set<std::int64_t>& pins = pins_[seq];
@@ -166,15 +166,6 @@ class StateLedger : public PlainLedger {
 
  private:
   static Status NoDrafts() { return {kNotSupported, "there are no drafts"}; }
-
-  // The number of tokens of the sequence's last state (R1).
-  std::int64_t Length(int seq) const {
-    std::int64_t length = 0;
-    for (const LedgerToken& token : tokens_) {
-      if (token.HeldBy(seq)) length = std::max(length, token.position + 1);
-    }
-    return length;
-  }
 
   // Drops the states of `seq` that the pass does not keep (R4), and adds those
   // of the batch that it keeps (R5).

@@ -31,6 +31,13 @@ class LedgerOf {
   const std::vector<Part>& parts() const { return parts_; }
   void SetLayerType(int type) { active_ = AsSize(type); }
 
+  // The same over all parts: one may have evicted what another has.
+  std::int64_t Next(int seq) const {
+    std::int64_t next = 0;
+    for (const Part& part : parts_) next = std::max(next, part.Next(seq));
+    return next;
+  }
+
   Status Init(const CacheConfig& config, const InitArgs& args) {
     return All([&](Part& part) { return part.Init(config, args); });
   }

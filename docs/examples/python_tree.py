@@ -26,7 +26,7 @@ class TreeCache:
 
     def start_forward(self, positions, sequences, parents=None):
         if len(self.committed + self.drafts + positions) > self.capacity:
-            raise kvtwin.CacheFull(f"there is no room for {len(positions)} tokens")
+            raise kvtwin.CacheFull(f"{len(positions)} tokens do not fit")
         self.batch = []
         for parent in parents or positions:
             after = self.drafts[parent] if parents and parent >= 0 else None

@@ -91,8 +91,8 @@ struct CacheSpec {
   std::int32_t checkpoint_every = 0;
   std::int32_t checkpoints = 0;
   // For kRecurrent, both >= 0: a sequence keeps up to `pins` states that
-  // Checkpoint pinned, and has room for the states of `drafts` drafts. 0: there
-  // is no Checkpoint, or there are no drafts.
+  // Checkpoint pinned, and has room for the states of `drafts` drafts. With 0,
+  // Checkpoint, or drafts, are not_supported.
   std::int32_t pins = 0;
   std::int32_t drafts = 0;
   Shift shift = {};

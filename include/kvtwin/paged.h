@@ -201,8 +201,8 @@ class PagedPool {
   virtual PagedUsage Usage() const = 0;
 
   // Returns a group of layers as a pool of its own, with the same sequences,
-  // for the calls below: those of a pool with groups are not_supported. Null:
-  // there is no such group.
+  // for the calls below: those of a pool with groups are not_supported. Null
+  // if the group does not exist.
   virtual const PagedPool* Group(int group) const {
     return group == 0 ? this : nullptr;
   }

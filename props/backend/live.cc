@@ -161,32 +161,37 @@ LiveResult FuzzLive(const FuzzOptions& options,
   return result;
 }
 
-std::string VerdictOn(Level level, const LiveResult& result,
-                      const BackendInfo& info) {
+LevelVerdict VerdictOn(Level level, const LiveResult& result,
+                       const BackendInfo& info) {
+  using enum Outcome;
   const bool tried = std::ranges::count(result.tried, level) > 0;
   if (level == result.holds) {
     if (std::ranges::any_of(result.findings, IsOfBackend)) {
-      return "holds, except for findings of the backend";
+      return {kHolds, "holds, except for findings of the backend"};
     }
-    return result.holds_but ? "holds, except for known findings" : "holds";
+    return {kHolds,
+            result.holds_but ? "holds, except for known findings" : "holds"};
   }
-  if (level == result.not_judged) return "not judged: no view was compared";
+  if (level == result.not_judged) {
+    return {kNotJudged, "not judged: no view was compared"};
+  }
   if (std::ranges::count(result.broken_again, level) > 0) {
-    return "does not hold: the history of a finding fails here, too";
+    return {kBroken, "does not hold: the history of a finding fails here, too"};
   }
   if (tried && level == Level::kAttention && !result.attends_wrong) {
-    return "holds";
+    return {kHolds, "holds"};
   }
-  if (tried) return "does not hold";
-  if (level == Level::kAttention) return "not tried";
-  if (!info.has_get) return "not tried: its table has no get";
+  if (tried) return {kBroken, "does not hold"};
+  if (level == Level::kAttention) return {kNotJudged, "not tried"};
+  if (!info.has_get) return {kNotJudged, "not tried: its table has no get"};
   if (level == Level::kIdentity && !info.has_cells) {
-    return "not tried: its table has no cells";
+    return {kNotJudged, "not tried: its table has no cells"};
   }
   if (level == Level::kIdentity && LevelsOf(info).front() != level) {
-    return "not tried: it follows the rules of another system";
+    return {kNotJudged, "not tried: it follows the rules of another system"};
   }
-  return level > result.holds ? "holds, because it is weaker" : "not tried";
+  if (level > result.holds) return {kHolds, "holds, because it is weaker"};
+  return {kNotJudged, "not tried"};
 }
 
 std::vector<std::string> NotDeclared(const BackendInfo& info) {

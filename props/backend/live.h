@@ -69,9 +69,14 @@ LiveResult FuzzLive(const FuzzOptions& options,
                     const std::function<Subject(Level)>& subject_at,
                     const std::function<void(const Failure&)>& found = nullptr);
 
-// Returns whether a level holds, in words: "holds, because it is weaker".
-std::string VerdictOn(Level level, const LiveResult& result,
-                      const BackendInfo& info);
+enum class Outcome { kHolds, kBroken, kNotJudged };
+
+struct LevelVerdict {
+  Outcome outcome = Outcome::kNotJudged;
+  std::string text;  // "holds, because it is weaker"
+};
+LevelVerdict VerdictOn(Level level, const LiveResult& result,
+                       const BackendInfo& info);
 
 // Returns the abilities that the backend does not declare: a level that holds
 // says nothing about them.

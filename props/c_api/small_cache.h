@@ -1,4 +1,5 @@
-// A cache of the C interface for a few calls by hand.
+// A cache, and structs of a later version, of the C interface, for a few calls
+// by hand.
 
 #ifndef KVTWIN_PROPS_C_API_SMALL_CACHE_H_
 #define KVTWIN_PROPS_C_API_SMALL_CACHE_H_
@@ -6,11 +7,23 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "kvtwin/kvtwin.h"
 
 namespace kvtwin::props {
+
+// A struct of a later version, with one more field.
+template <class T>
+struct Later {
+  Later() { known.size = sizeof(*this); }
+  explicit Later(kvtwin_status (*defaults)(T*, std::size_t)) {
+    EXPECT_EQ(defaults(&known, sizeof(*this)), KVTWIN_OK);
+  }
+  T known{};
+  std::int64_t more = 0;
+};
 
 struct SmallCache {
   SmallCache() {

@@ -41,14 +41,6 @@ std::vector<std::string> Differences(const Rules& rules) {
   return differs;
 }
 
-Outcome OutcomeOf(Level level, const LiveResult& result,
-                  const BackendInfo& info) {
-  const std::string verdict = VerdictOn(level, result, info);
-  if (verdict.starts_with("holds")) return Outcome::kHolds;
-  return verdict.starts_with("does not") ? Outcome::kBroken
-                                         : Outcome::kNotJudged;
-}
-
 // Adds the rules of a list, "S31, S32", to a set.
 void AddRules(std::string_view list, std::set<std::string>& rules) {
   std::istringstream words{std::string(list)};
@@ -177,9 +169,10 @@ Certificate Certify(const BackendInfo& info, const CertifyOptions& options,
   for (const Level level : {Level::kIdentity, Level::kVisibility,
                             Level::kNumeric, Level::kAttention}) {
     if (level == Level::kAttention && !info.attend) continue;
+    LevelVerdict verdict = VerdictOn(level, live, info);
     certificate.levels.push_back({.name = std::string(LevelName(level)),
-                                  .outcome = OutcomeOf(level, live, info),
-                                  .text = VerdictOn(level, live, info)});
+                                  .outcome = verdict.outcome,
+                                  .text = std::move(verdict.text)});
   }
   const Subject subject = subject_at(ClaimedOf(levels, info));
   if (live.ran > 0) {
@@ -581,18 +574,16 @@ std::vector<Change> ChangesSince(const Certificate& old,
   compare("seed", std::to_string(old.seed), std::to_string(now.seed), false);
   CompareOutcomes("level", old.levels, now.levels, changes);
   CompareOutcomes("law", old.laws, now.laws, changes);
-  CompareNames("a finding is gone", false, "a new finding", true, Buckets(old),
+  CompareNames("finding gone", false, "new finding", true, Buckets(old),
                Buckets(now), changes);
-  CompareNames("a rule is no longer checked", true, "a rule is now checked",
-               false, old.rules, now.rules, changes);
-  CompareNames("now declared", false, "no longer declared", true,
+  CompareNames("lost rule", true, "added rule", false, old.rules, now.rules,
+               changes);
+  CompareNames("declared ability", false, "withdrawn ability", true,
                old.not_declared, now.not_declared, changes);
-  CompareNames("a rare state is no longer reached", true,
-               "a rare state is now reached", false, Reached(old), Reached(now),
-               changes);
-  CompareNames("a difference on purpose is gone", false,
-               "a new difference on purpose", false, old.differs, now.differs,
-               changes);
+  CompareNames("lost rare state", true, "added rare state", false, Reached(old),
+               Reached(now), changes);
+  CompareNames("difference on purpose gone", false, "new difference on purpose",
+               false, old.differs, now.differs, changes);
   return changes;
 }
 

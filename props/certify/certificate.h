@@ -22,8 +22,6 @@
 
 namespace kvtwin::props {
 
-enum class Outcome { kHolds, kBroken, kNotJudged };
-
 struct CertifiedLevel {
   std::string name = {};
   Outcome outcome = Outcome::kNotJudged;

@@ -103,28 +103,26 @@ TEST(Certificate, ChangesAreNamed) {
                           "law copy_twice: not judged before, now absent"));
   now = Example();
   now.findings[0].bucket = "mine-mask";
-  EXPECT_THAT(Changes(now), ElementsAre("a finding is gone: mine-rows",
-                                        "! a new finding: mine-mask"));
+  EXPECT_THAT(Changes(now), ElementsAre("finding gone: mine-rows",
+                                        "! new finding: mine-mask"));
   now = Example();
   now.rules = {"S2", "S3"};
-  EXPECT_THAT(Changes(now), ElementsAre("! a rule is no longer checked: S16",
-                                        "a rule is now checked: S3"));
+  EXPECT_THAT(Changes(now), ElementsAre("! lost rule: S16", "added rule: S3"));
   now = Example();
   now.not_declared = {"CAN_SHARE"};
-  EXPECT_THAT(Changes(now), ElementsAre("now declared: CAN_MIX",
-                                        "! no longer declared: CAN_SHARE"));
+  EXPECT_THAT(Changes(now), ElementsAre("declared ability: CAN_MIX",
+                                        "! withdrawn ability: CAN_SHARE"));
   now = Example();
   now.marks = {{"filled", 0}, {"shift", 1}};
-  EXPECT_THAT(Changes(now),
-              ElementsAre("! a rare state is no longer reached: filled",
-                          "a rare state is now reached: shift"));
+  EXPECT_THAT(Changes(now), ElementsAre("! lost rare state: filled",
+                                        "added rare state: shift"));
   now = Example();
   now.version = "0.2.0";
   now.seed = 8;
   now.differs.clear();
   EXPECT_THAT(Changes(now),
               ElementsAre(HasSubstr("now '0.2.0'"), "seed: '7' before, now '8'",
-                          HasSubstr("a difference on purpose is gone")));
+                          HasSubstr("difference on purpose gone")));
 }
 
 TEST(Certificate, JUnitHasEachLevelAndLaw) {

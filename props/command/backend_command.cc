@@ -101,7 +101,7 @@ Json FindingJson(const Failure& finding) {
 std::string LevelLine(Level level, const LiveResult& result,
                       const BackendInfo& info) {
   return fmt::format("{:<11} {}{}\n", LevelName(level),
-                     VerdictOn(level, result, info),
+                     VerdictOn(level, result, info).text,
                      level == info.claims ? " (claimed)" : "");
 }
 

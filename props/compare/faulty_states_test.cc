@@ -377,7 +377,7 @@ TEST(StateMarks, AreHitByTheirOwnStateOnly) {
   CheckMarkRows(kRows, kFirstStateMark, "");
 }
 
-// A generator that no longer reaches one of these states is seen here.
+// The generator must reach each of these states.
 TEST(StateMarks, AreAllReached) {
   CoverageCounts counts;
   for (std::uint64_t number = 0; number < 150; ++number) {

@@ -137,16 +137,9 @@ class Client {
   std::set<int> held_;     // Sequences put and not cleared since.
 };
 
-// Returns the next position over all caches of a wrapper: one of them may have
-// evicted what another still has.
 std::int32_t Client::Next(int seq) {
-  std::int64_t next = 0;
-  for (const auto& part : driver_.ledger().parts()) {
-    for (const auto& token : part.tokens()) {
-      if (token.HeldBy(seq)) next = std::max(next, token.position + 1);
-    }
-  }
-  return static_cast<std::int32_t>(std::min<std::int64_t>(next, kOpenEnd));
+  return static_cast<std::int32_t>(
+      std::min<std::int64_t>(driver_.ledger().Next(seq), kOpenEnd));
 }
 
 std::int64_t Client::Free() {
@@ -226,11 +219,7 @@ void Client::CommitFirst(const Segment& segment) {
 bool Client::CanDraft(int seq) const {
   std::set<std::int64_t> ends;
   for (const auto& part : driver_.ledger().parts()) {
-    std::int64_t end = 0;
-    for (const auto& token : part.tokens()) {
-      if (token.HeldBy(seq)) end = std::max(end, token.position + 1);
-    }
-    if (end > 0) ends.insert(end);
+    if (const std::int64_t end = part.Next(seq); end > 0) ends.insert(end);
   }
   const bool refused =
       setup_.legal &&

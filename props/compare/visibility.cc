@@ -403,12 +403,7 @@ std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {
 
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
                           std::int32_t pos) {
-  std::int64_t end = 0;
-  for (const CacheLedger& part : ledger.parts()) {
-    for (const reference::LedgerToken& token : part.tokens()) {
-      if (token.HeldBy(seq)) end = std::max(end, token.position + 1);
-    }
-  }
+  const std::int64_t end = ledger.Next(seq);
   if (end == 0) return "the sequence has no tokens";
   if (pos <= end) return "tokens in the window are gone";
   return fmt::format("position {} is beyond the end, which is {}", pos, end);

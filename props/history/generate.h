@@ -45,8 +45,8 @@ History MakeHistory(std::uint64_t seed, std::uint64_t number,
                     std::optional<Kind> kind, int ops, int cells_max = 0,
                     bool rarities = false);
 
-// Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing if
-// there is no recurrent cache.
+// Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing
+// for histories without a recurrent cache.
 void AddPins(const Pick& pick, int cells_max, History& history);
 
 // Replaces every `step`-th operation, from operation `first` on, with a Shift

@@ -83,8 +83,8 @@ class SeesOtherDrafts : public FaultyDrafts {
   }
 
  private:
-  // Whether row `row` sees a cell: that of batch token `at`, or another one if
-  // there is no such token.
+  // Whether row `row` sees a cell: that of batch token `at`, or, for -1, any
+  // other cell.
   virtual bool Sees(std::int64_t row, std::int64_t at, bool right) const = 0;
 
   DenseTensor mask_;

@@ -19,13 +19,8 @@ using reference::CacheLedger;
 using reference::Ledger;
 using reference::LedgerToken;
 
-std::vector<std::byte> KeyBytes(const KvView& view, std::int64_t column) {
-  return RowBytes(view.key, column, VLayout::kPlain);
-}
-
-std::vector<std::byte> ValueBytes(const KvView& view, std::int64_t column,
-                                  VLayout v_layout) {
-  return RowBytes(view.value, column, v_layout);
+Batch BatchOf(const TraceOp& op) {
+  return {op.positions, op.sequences, op.indices, op.parents};
 }
 
 // Returns the first mask row that sees each column; -1 if no row does.
@@ -191,40 +186,32 @@ Status Oracle::Start(const TraceHeader& header,
     twins_.push_back({name, std::move(*cache)});
   }
   gate_ = MakeRecordedCache(header.spec, &recorded_,
-                            [this](int seq) { return LastPosition(seq); });
+                            [this](int seq) { return ledger_->Next(seq) - 1; });
   Status status = gate_->SetConfig(header.config);
-  if (status.ok()) {
-    status = gate_->Init(header.init);
-  }
+  if (status.ok()) status = gate_->Init(header.init);
   return status.ok() ? StartLedger() : status;
 }
 
 Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
   const auto viewed = [&](int layer) {
-    Answer answer{.status = cache.SetLayer(layer), .view = {}};
+    (void)cache.SetLayer(layer);
     const auto view = cache.Get();
-    if (view.ok()) answer.view = *view;
-    answer.status = view.status();
-    return answer;
+    return view.ok() ? Answer{{}, false, *view} : Answer{view.status()};
   };
   const auto said = [](const Result<bool>& yes) {
-    return Answer{yes.status(), yes.ok() && *yes, {}};
+    return Answer{yes.status(), yes.ok() && *yes};
   };
   switch (op.kind) {
     case TraceOpKind::kStartForward:
-      return {
-          cache.StartForward(
-              {op.positions, op.sequences, op.indices, op.parents}, op.reserve),
-          false,
-          {}};
+      return {cache.StartForward(BatchOf(op), op.reserve)};
     case TraceOpKind::kSetCausal:
-      return {cache.SetCausal(op.indices), false, {}};
+      return {cache.SetCausal(op.indices)};
     case TraceOpKind::kSetLayerType:
-      return {cache.SetLayerType(op.type), false, {}};
+      return {cache.SetLayerType(op.type)};
     case TraceOpKind::kPut: {
       Status status = cache.SetLayer(op.layer);
       if (status.ok()) status = cache.Put(op.key.view(), op.value->view());
-      return {status, false, {}};
+      return {status};
     }
     case TraceOpKind::kGet:
       return viewed(op.layer);
@@ -235,33 +222,22 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
       const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, batch, 1}, 0);
       Status status = cache.SetLayer(header_.layers);
       if (status.ok()) status = cache.Put(rows.view(), rows.view());
-      return status.ok() ? viewed(header_.layers) : Answer{status, false, {}};
+      return status.ok() ? viewed(header_.layers) : Answer{status};
     }
     case TraceOpKind::kRemove:
-      return {cache.Remove(op.seq, op.begin, op.end), false, {}};
+      return {cache.Remove(op.seq, op.begin, op.end)};
     case TraceOpKind::kCopyPrefix:
-      return {cache.CopyPrefix(op.src, op.dst, op.len), false, {}};
+      return {cache.CopyPrefix(op.src, op.dst, op.len)};
     case TraceOpKind::kCanResume:
       return said(cache.CanResume(op.seq, op.pos));
     case TraceOpKind::kEncoderCached:
       return said(cache.EncoderCached());
     case TraceOpKind::kCommit:
-      return {cache.Commit(op.seq, op.indices), false, {}};
+      return {cache.Commit(op.seq, op.indices)};
     case TraceOpKind::kAttend:  // Caches show rows, and do not attend.
       return {};
   }
   return {};
-}
-
-// Over all caches of a wrapper: one of them may have evicted what another has.
-std::int64_t Oracle::LastPosition(int seq) const {
-  std::int64_t last = -1;
-  for (const CacheLedger& part : ledger_->parts()) {
-    for (const auto& token : part.tokens()) {
-      if (token.HeldBy(seq)) last = std::max(last, token.position);
-    }
-  }
-  return last;
 }
 
 std::string Oracle::FindMisuse(const TraceOp& op) {
@@ -507,9 +483,11 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
   for (int column = 0; column < actual.mask.shape[0]; ++column) {
     const bool seen = At(first_rows, column) >= 0;
     if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
-    const bool same = KeyBytes(actual, column) == KeyBytes(expected, column) &&
-                      (!op.value || ValueBytes(actual, column, v_layout) ==
-                                        ValueBytes(expected, column, v_layout));
+    const bool same =
+        RowBytes(actual.key, column, VLayout::kPlain) ==
+            RowBytes(expected.key, column, VLayout::kPlain) &&
+        (!op.value || RowBytes(actual.value, column, v_layout) ==
+                          RowBytes(expected.value, column, v_layout));
     if (same) continue;
     wrong = column;
     if (seen) break;
@@ -609,7 +587,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
 
 std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const bool ok = op.result == StatusCode::kOk;
-  const Batch batch{op.positions, op.sequences, op.indices, op.parents};
+  const Batch batch = BatchOf(op);
   fresh_.assign(fresh_.size(), ok && !op.reserve);
   if (!ok) {
     if (header_.visibility_only) {

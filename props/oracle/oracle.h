@@ -78,13 +78,12 @@ class Oracle {
   struct Answer {
     Status status;
     bool yes = false;
-    KvView view;
+    KvView view = {};
   };
 
   Status StartLedger();
   const CacheSpec& ActiveSpec() const;
   Answer Ask(Cache& cache, const TraceOp& op) const;
-  std::int64_t LastPosition(int seq) const;
   std::string FindMisuse(const TraceOp& op);
   // Returns why the query or the output of an attend cannot be of this pass and
   // layer; empty if they can.
