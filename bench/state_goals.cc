@@ -17,14 +17,6 @@
 namespace kvtwin::bench {
 namespace {
 
-CacheSpec Recurrent(int every, int checkpoints) {
-  CacheSpec spec;
-  spec.kind = Kind::kRecurrent;
-  spec.checkpoint_every = every;
-  spec.checkpoints = checkpoints;
-  return spec;
-}
-
 // A sequence with a state of 8 MiB and a small convolution window.
 class Stater {
  public:
@@ -32,7 +24,8 @@ class Stater {
       : key_(SomeRows(DType::kF32, {4, kHeads, 1, 1}, 1)),
         value_(SomeRows(DType::kF32, {v_head_dim, kHeads, 1, 1}, 2)) {
     CacheSetup setup;
-    setup.spec = Recurrent(1, 1);
+    setup.spec = {
+        .kind = Kind::kRecurrent, .checkpoint_every = 1, .checkpoints = 1};
     setup.dtype = DType::kF32;
     cache_ = Make(setup, twin);
     for (int i = 0; i < 2 * cache_->CellCount(); ++i) Step();
@@ -120,7 +113,9 @@ class HybridDecoder {
     windowed.kind = Kind::kSwa;
     windowed.window = kWindow;
     const std::vector<CacheSpec> parts = {CacheSpec(), windowed,
-                                          Recurrent(64, 2)};
+                                          CacheSpec{.kind = Kind::kRecurrent,
+                                                    .checkpoint_every = 64,
+                                                    .checkpoints = 2}};
     CacheState whole;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       whole.caches.push_back(StateOf(i));

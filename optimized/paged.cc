@@ -300,7 +300,8 @@ class Pool final : public GuardedPaged {
     }
   }
 
-  // Drops the state that the pass read, or the one that it wrote in its place.
+  // Drops the state that the pass read; without `keeps_written`, the state that
+  // the pass wrote in place of it.
   void EndPass(Sequence& of, bool keeps_written) {
     if (of.read == kNoBlock) return;
     const int read = std::exchange(of.read, kNoBlock);
