@@ -232,7 +232,11 @@ Status GuardedCache::CheckDrafts(const Batch& batch) const {
 }
 
 Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
-  if (Status status = CheckBatch(batch, reserve); !status.ok()) return status;
+  Status status = CheckBatch(batch, reserve);
+  return status.ok() ? StartChecked(batch, reserve) : status;
+}
+
+Status GuardedCache::StartChecked(const Batch& batch, bool reserve) {
   EndPass();
   reserving_ = reserve;
   batch_.clear();

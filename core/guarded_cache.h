@@ -76,6 +76,8 @@ class GuardedCache : public Cache {
   Status CheckCommit(int seq, std::span<const int> path) const;
   Status CheckRestore(const CacheState& state) const;
   Status CheckAddSequence(int sequence, const CacheState& added) const;
+  // StartForward of a batch that CheckBatch accepted.
+  Status StartChecked(const Batch& batch, bool reserve);
   // Remove in two steps: PrepareRemove returns the status and changes nothing;
   // if it is ok, CommitRemove with the same arguments removes.
   Status PrepareRemove(int seq, std::int32_t begin, std::int32_t end);

@@ -66,7 +66,7 @@ Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
   }
   for (const auto& cache : caches_) cache->EndPass();
   for (const auto& cache : caches_) {
-    Status status = cache->StartForward(batch, reserve);
+    Status status = cache->StartChecked(batch, reserve);
     if (status.ok()) continue;
     for (const auto& each : caches_) each->GiveBack();
     return status;
