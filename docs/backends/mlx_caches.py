@@ -29,13 +29,20 @@ def visible(mask, queries, columns):
     return numpy.array(mask)
 
 
+def check_setup(setup):
+    """Those of windows keep what they keep, and always have a window."""
+    if setup.kind == "swa_mem" and (
+            setup.window is None or setup.memory is None
+            or setup.memory < setup.capacity):
+        raise kvtwin.NotSupported
+
+
 class Cache:
     """One sequence. Subclasses say which cache."""
     window_size = None
 
     def __init__(self, setup):
-        if setup.kind == "swa_mem" and setup.memory < setup.capacity:
-            raise kvtwin.NotSupported  # Those keep what they keep.
+        check_setup(setup)
         self.setup = setup
         self.clear()
         self.got = {}
@@ -93,7 +100,8 @@ class Cache:
 
 class KV(Cache):
     kvtwin = kvtwin.Description(
-        name="KVCache", kinds={"causal", "swa_mem"}, can={"remove_tail"})
+        name="KVCache", kinds={"causal", "swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def make(self):
         if self.setup.kind == "swa_mem":
@@ -104,7 +112,8 @@ class KV(Cache):
 class Concatenate(KV):
     kvtwin = kvtwin.Description(
         name="ConcatenateKVCache", kinds={"causal", "swa_mem"},
-        can={"remove_tail"})
+        can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def make(self):
         super().make()
@@ -113,7 +122,8 @@ class Concatenate(KV):
 
 class Rotating(Cache):
     kvtwin = kvtwin.Description(
-        name="RotatingKVCache, keep=0", kinds={"swa_mem"}, can={"remove_tail"})
+        name="RotatingKVCache, keep=0", kinds={"swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def make(self):  # Theirs counts the query, ours does not.
         self.window_size = self.setup.window + 1
@@ -125,7 +135,8 @@ class RotatingSpeculative(Rotating):
     asked once, of the empty cache, and what is trimmed is not looked at."""
     kvtwin = kvtwin.Description(
         name="RotatingKVCache, keep=0, as speculative decoding goes back",
-        kinds={"swa_mem"}, can={"remove_tail"})
+        kinds={"swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def can_trim(self, length):
         return True
@@ -138,7 +149,8 @@ class RotatingKeep(Cache):
     """The first four tokens and a window: attention sinks. The mask hides what
     is a sink only, as our rules know of none."""
     kvtwin = kvtwin.Description(
-        name="RotatingKVCache, keep=4", kinds={"swa_mem"}, can={"remove_tail"})
+        name="RotatingKVCache, keep=4", kinds={"swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
     keep = 4
 
     def make(self):
@@ -169,7 +181,8 @@ class RotatingKeep(Cache):
 
 class Chunked(Cache):
     kvtwin = kvtwin.Description(
-        name="ChunkedKVCache", kinds={"chunked"}, can={"remove_tail"})
+        name="ChunkedKVCache", kinds={"chunked"}, can={"remove_tail"},
+        max_layers=3)
 
     def clear(self):
         """As llama4.Model.make_cache: each fourth layer attends to all."""
@@ -206,7 +219,7 @@ class Chunked(Cache):
 class ChunkedWithin(Chunked):
     kvtwin = kvtwin.Description(
         name="ChunkedKVCache, trimmed by what it has", kinds={"chunked"},
-        can={"remove_tail"})
+        can={"remove_tail"}, max_layers=3)
 
     def can_trim(self, length):
         return length >= self.caches[0].start_position
@@ -222,8 +235,7 @@ class Batch:
     window_size = None
 
     def __init__(self, setup):
-        if setup.kind == "swa_mem" and setup.memory < setup.capacity:
-            raise kvtwin.NotSupported
+        check_setup(setup)
         self.setup = setup
         self.rows = []  # Which sequence is which row.
         self.caches = []
@@ -365,7 +377,8 @@ class Batch:
 class BatchRotating(Batch):
     kvtwin = kvtwin.Description(
         name="BatchRotatingKVCache", kinds={"swa_mem"},
-        can={"copy_prefix", "mix", "remove_tail"}, max_sequences=3)
+        can={"copy_prefix", "mix", "remove_tail"}, max_sequences=3,
+        cannot={"bound_memory"})
 
     def single(self):
         self.window_size = self.setup.window + 1
@@ -377,7 +390,8 @@ class BatchRotatingOrdered(BatchRotating):
     """In temporal order before the mask is made, which is what it takes."""
     kvtwin = kvtwin.Description(
         name="BatchRotatingKVCache, put in order first", kinds={"swa_mem"},
-        can={"copy_prefix", "mix", "remove_tail"}, max_sequences=3)
+        can={"copy_prefix", "mix", "remove_tail"}, max_sequences=3,
+        cannot={"bound_memory"})
 
     def before_mask(self):
         if self.queries > 1:
@@ -473,7 +487,11 @@ def generation():
            f"the layers hold {[c.offset for c in found]} tokens")
 
 
+CLASSES = [
+    KV, Concatenate, Rotating, RotatingSpeculative, RotatingKeep, Chunked,
+    ChunkedWithin, Batch, BatchRotating, BatchRotatingOrdered,
+]
+
+
 if __name__ == "__main__":
-    kvtwin.main([KV, Concatenate, Rotating, RotatingSpeculative, RotatingKeep,
-                 Chunked, ChunkedWithin, Batch, BatchRotating,
-                 BatchRotatingOrdered], generation, "mlx.md")
+    kvtwin.main(CLASSES, generation, "mlx.md")

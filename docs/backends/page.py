@@ -17,15 +17,16 @@ def say(name, verdicts):
     return lines
 
 
-def compare(lines, page):
-    """The exit code is 0 if the page has the same lines. --write writes them."""
-    path = pathlib.Path(__file__).with_name(page)
-    before, _, rest = path.read_text().partition("```text\n")
-    said, _, after = rest.partition("```\n")
+def compare(lines, page, begin="```text\n", end="```\n"):
+    """Ends with an error if the page does not have these lines between `begin` and
+    `end`. --write writes them."""
+    path = pathlib.Path(__file__).parent / page
+    before, _, rest = path.read_text().partition(begin)
+    said, _, after = rest.partition(end)
     if "--write" in sys.argv:
         said = "\n".join(lines) + "\n"
-        path.write_text(f"{before}```text\n{said}```\n{after}")
-    differs = list(difflib.unified_diff(said.splitlines(), lines, page,
+        path.write_text(f"{before}{begin}{said}{end}{after}")
+    differs = list(difflib.unified_diff(said.splitlines(), lines, path.name,
                                         "what it says now", lineterm=""))
     if differs:
         sys.exit("\n".join(differs))

@@ -31,6 +31,8 @@ except ImportError:
         name: str
         kinds: set
         can: set = dataclasses.field(default_factory=set)
+        cannot: set = dataclasses.field(default_factory=set)
+        max_layers: int = 0
         max_sequences: int = 1
 
 

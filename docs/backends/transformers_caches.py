@@ -45,7 +45,9 @@ class Cache:
     """One sequence. Subclasses say which cache."""
 
     def __init__(self, setup):
-        if setup.kind == "swa_mem" and setup.memory < setup.capacity:
+        if setup.kind == "swa_mem" and (
+                setup.window is None or setup.memory is None
+                or setup.memory < setup.capacity):
             raise kvtwin.NotSupported  # Those keep what they keep.
         self.setup = setup
         self.config = config_of(setup)
@@ -115,7 +117,8 @@ class DynamicOfConfig(Dynamic):
 class Sliding(DynamicOfConfig):
     kvtwin = kvtwin.Description(
         name="DynamicCache(config), sliding or chunked",
-        kinds={"chunked", "swa_mem"}, can={"remove_tail"})
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def can_crop(self, length):
         return self.length() < self.cache.layers[0].sliding_window
@@ -124,7 +127,8 @@ class Sliding(DynamicOfConfig):
 class SlidingFromTwo(Sliding):
     kvtwin = kvtwin.Description(
         name="DynamicCache(config), sliding or chunked, of two tokens or more",
-        kinds={"chunked", "swa_mem"}, can={"remove_tail"})
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def __init__(self, setup):
         if setup.window == 0 or setup.chunk == 1:
@@ -135,7 +139,8 @@ class SlidingFromTwo(Sliding):
 class SlidingRecorded(SlidingFromTwo):
     kvtwin = kvtwin.Description(
         name="DynamicCache(config), sliding or chunked, with its past recorded",
-        kinds={"chunked", "swa_mem"}, can={"remove_tail"})
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def make(self):
         cache = super().make()
@@ -154,7 +159,8 @@ class Assisted(SlidingRecorded):
     GenerationMixin._assisted_decoding."""
     kvtwin = kvtwin.Description(
         name="DynamicCache(config), sliding or chunked, cropped each time",
-        kinds={"chunked", "swa_mem"}, can={"remove_tail"})
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
     cropped = True
 
     def start_forward(self, positions, sequences):
@@ -171,7 +177,8 @@ class Assisted(SlidingRecorded):
 class Static(Cache):
     kvtwin = kvtwin.Description(
         name="StaticCache", kinds={"causal", "chunked", "swa_mem"},
-        can={"remove_tail"})
+        can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def make(self):
         return transformers.StaticCache(
@@ -182,7 +189,8 @@ class StaticOverrun(Static):
     """Filled beyond max_cache_len, which a full layer answers with an
     IndexError."""
     kvtwin = kvtwin.Description(
-        name="StaticCache, sliding, too short", kinds={"swa_mem"})
+        name="StaticCache, sliding, too short", kinds={"swa_mem"},
+        cannot={"bound_memory"})
 
     def make(self):
         return transformers.StaticCache(
@@ -232,7 +240,7 @@ class Batch(Cache):
     kvtwin = kvtwin.Description(
         name="DynamicCache(config), a batch",
         kinds={"causal", "chunked", "swa_mem"}, can={"copy_prefix"},
-        max_sequences=3)
+        max_sequences=3, cannot={"bound_memory"})
     lockstep = True
 
     def __init__(self, setup):
@@ -292,7 +300,8 @@ class Batch(Cache):
 class StaticBatch(Batch):
     kvtwin = kvtwin.Description(
         name="StaticCache, a batch", kinds={"causal", "chunked", "swa_mem"},
-        can={"copy_prefix"}, max_sequences=3)
+        can={"copy_prefix"}, max_sequences=3,
+        cannot={"bound_memory"})
     lockstep = True
 
     def make(self):
@@ -377,10 +386,14 @@ def generation():
                compared(found, expected))
 
 
+CLASSES = [
+    Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo, SlidingRecorded,
+    Assisted, Static, StaticOverrun, Batch, StaticBatch, Quantized,
+    QuantizedResidual, QuantizedBatch, QuantizedSelect,
+]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    kvtwin.main([Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo,
-                 SlidingRecorded, Assisted, Static, StaticOverrun, Batch,
-                 StaticBatch, Quantized, QuantizedResidual, QuantizedBatch,
-                 QuantizedSelect], generation, "transformers.md")
+    kvtwin.main(CLASSES, generation, "transformers.md")

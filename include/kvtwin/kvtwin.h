@@ -971,7 +971,10 @@ enum {
   /* A refused remove changes nothing. Without this ability it may have removed
    * or moved a part of that sequence, but of no other. The next call is then
    * remove(s, 0, OPEN_END) to clear the sequence; it must not be refused. */
-  KVTWIN_CANNOT_UNDO_REMOVE = 1 << 2
+  KVTWIN_CANNOT_UNDO_REMOVE = 1 << 2,
+  /* A memory that is shorter than the capacity (swa_mem): without it, what has
+   * left the window is kept until the sequence ends. */
+  KVTWIN_CANNOT_BOUND_MEMORY = 1 << 3
 };
 
 /* How much of a backend is compared (S51, S53, S54, S58). */

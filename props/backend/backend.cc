@@ -69,7 +69,7 @@ Status CheckFlags(const kvtwin_description_v1& said) {
        {"v_layouts", said.v_layouts, (2U << KVTWIN_V_TILED) - 1},
        {"shifts", said.shifts, (1U << KVTWIN_SHIFT_CUSTOM) - 1},
        {"mask_dtypes", said.mask_dtypes, kMasks},
-       {"cannot", said.cannot, 2 * KVTWIN_CANNOT_UNDO_REMOVE - 1},
+       {"cannot", said.cannot, 2 * KVTWIN_CANNOT_BOUND_MEMORY - 1},
        {"placements", said.placements, (2U << KVTWIN_SCATTER) - 1}}};
   for (const Field& field : fields) {
     if ((field.flags & ~field.known) == 0) continue;

@@ -172,7 +172,7 @@ TEST(Backend, UnknownFlagsAreRefusedByName) {
        {"v_layouts", &Said::v_layouts, 3},
        {"shifts", &Said::shifts, 5},
        {"mask_dtypes", &Said::mask_dtypes, 3},
-       {"cannot", &Said::cannot, 3},
+       {"cannot", &Said::cannot, 4},
        {"placements", &Said::placements, 2}}};
   for (const auto& [name, field, first_unknown] : fields) {
     said = Right();
@@ -341,7 +341,7 @@ RC_GTEST_PROP(Backend, HistoriesUseDeclaredAbilitiesOnly,
   abilities.max_mask_padding = *rc::gen::inRange(0, 4);
   abilities.max_position = *rc::gen::inRange(0, 6);
   abilities.placements = bits(2);
-  abilities.cannot = *rc::gen::inRange<std::uint32_t>(0, 8);
+  abilities.cannot = *rc::gen::inRange<std::uint32_t>(0, 16);
   Setup setup = MakeHistory(1, number, {}, 4).setup;
   DrawKnobs(SeededPick(2, number), KnobGroup::kAttention, setup);
   abilities.Fit(setup);
@@ -375,6 +375,8 @@ RC_GTEST_PROP(Backend, HistoriesUseDeclaredAbilitiesOnly,
     RC_ASSERT(Has(abilities.placements, spec.placement));
     RC_ASSERT(!no_0 ||
               (spec.window.value_or(1) > 0 && spec.memory.value_or(1) > 0));
+    RC_ASSERT(!abilities.Cannot(KVTWIN_CANNOT_BOUND_MEMORY) || !spec.memory ||
+              *spec.memory >= setup.init.capacity);
   }
 }
 

@@ -25,6 +25,7 @@ void AddMuseumCommand(CLI::App& app, int& exit_code);
 void AddExploreCommand(CLI::App& app, int& exit_code);
 void AddStateCommand(CLI::App& app, int& exit_code);
 void AddShrinkCommand(CLI::App& app, int& exit_code);
+void AddBisectCommand(CLI::App& app, int& exit_code);
 void AddCertifyCommand(CLI::App& app, int& exit_code);
 void AddProfileCommand(CLI::App& app, int& exit_code);
 

@@ -462,6 +462,7 @@ int Main(int argc, char** argv, AddCommand more) {
   AddStateCommand(app, exit_code);
   AddProfileCommand(app, exit_code);
   AddCertifyCommand(app, exit_code);
+  AddBisectCommand(app, exit_code);
   if (more != nullptr) more(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",

@@ -73,6 +73,12 @@ endif()
 add_test(NAME command.help_of_all
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/help_test.sh
           $<TARGET_FILE:kvtwin_command>)
+add_test(NAME command.completion
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/completion_test.sh
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/docs/install/kvtwin.bash)
+add_test(NAME command.bisect
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/bisect_test.sh
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR})
 add_test(NAME command.page_file
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/page_file_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)

@@ -61,6 +61,12 @@ void FitWindow(CacheSpec& spec) {
   for (CacheSpec& part : spec.caches) FitWindow(part);
 }
 
+// Makes each memory as long as the capacity.
+void FitMemory(int capacity, CacheSpec& spec) {
+  if (spec.memory) spec.memory = std::max(*spec.memory, capacity);
+  for (CacheSpec& part : spec.caches) FitMemory(capacity, part);
+}
+
 // Takes away the room for pins and drafts.
 void FitStates(const Abilities& can, CacheSpec& spec) {
   if (!can.state_room) spec.pins = spec.drafts = 0;
@@ -88,6 +94,9 @@ void Abilities::Fit(Setup& setup) const {
           &setup.config.cache_padding, &setup.config.mask_batch_padding}) {
       *size = std::max(*size, 1);
     }
+  }
+  if (Cannot(KVTWIN_CANNOT_BOUND_MEMORY)) {
+    FitMemory(init.capacity, setup.spec);
   }
   FitStorage(setup);
 }

@@ -143,6 +143,7 @@ class Client {
         throw Failure{.text = fmt::format("{} answers {}", ToText(start),
                                           ToText(answer))};
       }
+      session_.PutAll();
       for (Slot& slot : slots_) {
         slot.record += slot.pending;
         slot.pending = 0;

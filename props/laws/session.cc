@@ -109,9 +109,16 @@ Answer Session::Try(const Call& call) {
   return answer;
 }
 
-void Session::PutAny() {
+void Session::PutAny() { PutRows(put_layers_); }
+
+void Session::PutAll() {
+  std::set<int> layers;
+  for (int layer = 0; layer < setup_.layers; ++layer) layers.insert(layer);
+  PutRows(layers);
+}
+
+void Session::PutRows(std::set<int> layers) {
   constexpr std::int64_t kBeyondHistories = 1 << 20;
-  const std::set<int> layers = put_layers_;
   for (const int layer : layers) {
     if (!pass_ || IsEncoder(TypeOf(layer))) continue;
     const auto count = std::ssize(pass_->positions);

@@ -43,6 +43,8 @@ class Session {
   Answer Try(const Call& call);
   // Puts rows that no history has into every layer that has some.
   void PutAny();
+  // The same for every layer of the setup, as a model does.
+  void PutAll();
 
   Cache& cache() { return *cache_; }
   bool is_twin() const { return is_twin_; }
@@ -104,6 +106,7 @@ class Session {
         is_twin_(subject.is_twin()),
         level_(subject.level),
         can_(subject.abilities) {}
+  void PutRows(std::set<int> layers);
   void SetType(int type);
   void SetLayer(int layer);
   // Throws NotJudged if a third-party cache does not have the call.

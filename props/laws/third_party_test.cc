@@ -36,13 +36,17 @@ class Plain final : public ForwardingCache {
   Status StartForward(const Batch& batch, bool reserve) override {
     Never(reserve, "a pass that reserves");
     Never(half_ >= 0, "a batch before a sequence was cleared");
+    Never(started_ && std::ssize(put_) != layers_,
+          "a batch before the rows of the last one");
     int& length = lengths_[batch.sequences[0]];
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
       Never(batch.sequences[i] != batch.sequences[0], "a batch of two");
       Never(batch.positions[i] != length++, "another position than the next");
     }
     put_.clear();
-    return ForwardingCache::StartForward(batch, reserve);
+    Status status = ForwardingCache::StartForward(batch, reserve);
+    started_ = status.ok();
+    return status;
   }
   Status Put(const TensorView& key, const TensorView& value) override {
     Never(!put_.insert(layer_).second, "a second Put");
@@ -91,6 +95,7 @@ class Plain final : public ForwardingCache {
   int layer_ = 0;
   int half_ = -1;  // The sequence that must be cleared.
   std::map<int, int> lengths_;
+  bool started_ = false;
   std::set<int> put_;
 };
 

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -273,10 +274,17 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       return props::Judge(law, history, claimed);
     };
+    std::set<std::string> unmade;  // Histories whose __init__ fails.
     props::Certificate certificate = props::Certify(
         driver.info(), options, levels,
-        [&](props::Level level) { return driver.SubjectAt(level); });
+        [&](props::Level level) { return driver.SubjectAt(level); },
+        [&](const props::Failure& failure) {
+          if (failure.function == "init") unmade.insert(failure.history);
+        });
     for (props::CertifiedFinding& finding : certificate.findings) {
+      if (unmade.contains(finding.history)) {
+        finding.reason += ": " + driver.backend().init_error();
+      }
       finding.rerun = nb::cast<std::string>(rerun(finding.history));
     }
     for (props::CertifiedLaw& law : certificate.laws) {

@@ -71,7 +71,7 @@ ABILITIES = {
     "draft_trees": 15,
 }
 POOL_ABILITIES = ("deduplicates", "recomputes_last")
-CANNOT = ("window_0", "copy_to_itself", "undo_remove")
+CANNOT = ("window_0", "copy_to_itself", "undo_remove", "bound_memory")
 PLACEMENTS = ("contiguous", "scatter")
 
 
@@ -227,7 +227,8 @@ class Description:
     `cannot` lists what most backends can do and this one cannot: `window_0` (without
     it, windows have at least 1 position), `copy_to_itself`, `undo_remove` (a refused
     `remove` may leave a part of the sequence, and the whole sequence is then removed
-    before anything else).
+    before anything else), `bound_memory` (without it, the memory of a `swa_mem` is at
+    least the capacity).
     """
 
     name: str

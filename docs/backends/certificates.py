@@ -1,0 +1,58 @@
+"""Makes the tables of docs/certificates.md: the classes of caches of an engine, and
+which levels and laws (docs/laws.md) hold for each, by `kvtwin.certify`.
+
+    python certificates.py mlx            # exit code 1 if the page says otherwise
+    python certificates.py mlx --write    # writes the table of mlx
+
+Each engine has an environment of its own, so a run is about one engine."""
+
+import importlib
+import importlib.metadata
+import json
+import sys
+
+import kvtwin
+from page import compare
+
+PAGE = "../certificates.md"
+PACKAGES = {"mlx": "mlx-lm"}  # Of engines with another name on PyPI.
+MARKS = {"holds": "yes", "broken": "**no**", "not judged": ""}
+
+
+def certificate(cls):
+    made = kvtwin.certify(cls, operations=10_000, histories=20)
+    print(f"{cls.__name__}: {'right' if made else 'wrong'}", flush=True)
+    return json.loads(made.json)
+
+
+def table(made):
+    """The lines of a Markdown table: a row for each level and law that was judged
+    for one of the classes, whose certificates `made` has by name."""
+    yield "| | rules | " + " | ".join(made) + " |"
+    yield "|---|---|" + "---|" * len(made)
+    for kind, key in (("levels", "level"), ("laws", "law")):
+        rows = {}
+        for name, one in made.items():
+            for entry in one[kind]:
+                _, cells = rows.setdefault(
+                    entry[key], (entry.get("rules", ""), {}))
+                cells[name] = MARKS[entry["outcome"]]
+        for name, (rules, cells) in rows.items():
+            if any(cells.values()):
+                yield (f"| {name} | {rules} | "
+                       + " | ".join(cells[of] for of in made) + " |")
+    hashes = " | ".join(f"`{one['hash']}`" for one in made.values())
+    yield f"| hash | | {hashes} |"
+
+
+def main():
+    engine = sys.argv[1]
+    package = PACKAGES.get(engine, engine)
+    classes = importlib.import_module(f"{engine}_caches").CLASSES
+    lines = [f"{package} {importlib.metadata.version(package)}", "",
+             *table({cls.__name__: certificate(cls) for cls in classes})]
+    compare(lines, PAGE, f"<!-- {engine} -->\n\n", f"\n<!-- end of {engine} -->")
+
+
+if __name__ == "__main__":
+    main()

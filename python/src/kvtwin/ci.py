@@ -1,0 +1,211 @@
+"""A job of a CI: random histories on your cache for a given time.
+
+    python -m kvtwin.ci ./libmine.so --seconds 300
+    python -m kvtwin.ci mycache.py:MyCache --seconds 300
+
+First it runs again what earlier jobs found (`--corpus`, a file that the CI keeps), then
+new histories by the seed of the day. Each finding is printed, drawn as a page, and on
+GitHub shown beside the commit. The exit code is 1 if there is a finding, and 2 if
+nothing could be run (docs/ci.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+from xml.etree import ElementTree
+
+import kvtwin
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A finding: the shortest history that shows it, and the error."""
+
+    history: str
+    reason: str
+    rerun: str
+
+
+class Target(Protocol):
+    """The cache that the job is about."""
+
+    def run(self, history: str, page: pathlib.Path) -> list[Found]:
+        """Runs one history."""
+
+    def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
+        """Runs random histories."""
+
+
+class Library:
+    """A shared library, driven by the command."""
+
+    def __init__(self, path: str, options: Sequence[str]) -> None:
+        command = os.environ.get("KVTWIN") or shutil.which("kvtwin")
+        if command is None:
+            raise FileNotFoundError("the command kvtwin is not on the PATH")
+        self._command = command
+        self._options = ["--backend", path, *options]
+
+    def _call(self, *arguments: str) -> dict[str, Any]:
+        words = [self._command, *arguments, *self._options, "--json"]
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"kvtwin exited with {done.returncode}")
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def run(self, history: str, page: pathlib.Path) -> list[Found]:
+        answer = self._call("run", history, "--html", str(page))
+        if not answer["differences"]:
+            return []
+        return [Found(history, answer["reason"], f"kvtwin run {history!r}")]
+
+    def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
+        answer = self._call(
+            *("fuzz", "--seconds", str(seconds), "--seed", str(seed)),
+            *("--html", str(page)),
+        )
+        return [
+            Found(one["history"], one["reason"], one["rerun"])
+            for one in answer["findings"]
+        ]
+
+
+class Class:
+    """A class in Python, named `file.py:Name` or `module:Name`."""
+
+    def __init__(self, name: str) -> None:
+        place, _, cls = name.rpartition(":")
+        if place.endswith(".py"):
+            stem = pathlib.Path(place).stem
+            spec = importlib.util.spec_from_file_location(stem, place)
+            if spec is None or spec.loader is None:
+                raise FileNotFoundError(place)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[stem] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        self._cls: type = getattr(module, cls)
+
+    def _found(self, finding: kvtwin.Finding) -> Found:
+        rerun = f"kvtwin.run({self._cls.__name__}, {finding.history!r})"
+        return Found(finding.history, finding.reason, rerun)
+
+    def run(self, history: str, page: pathlib.Path) -> list[Found]:
+        finding = kvtwin.run(self._cls, history, html=page).finding
+        return [self._found(finding)] if finding else []
+
+    def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
+        made = kvtwin.fuzz(self._cls, seconds=seconds, seed=seed, html=page)
+        return [self._found(finding) for finding in made.findings]
+
+
+def _annotate(found: Found) -> None:
+    """Shows a finding in GitHub's list of checks, and in the summary of the job."""
+
+    def escaped(text: str) -> str:
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    text = escaped(f"{found.reason}\n{found.history}\n{found.rerun}")
+    print(f"::error title=kvtwin::{text}")
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary, "a", encoding="utf-8") as out:
+            out.write(f"### kvtwin\n\n```text\n{found.reason}\n```\n\n")
+            out.write(f"```text\n{found.history}\n{found.rerun}\n```\n\n")
+
+
+def _write_junit(path: pathlib.Path, found: Sequence[Found]) -> None:
+    """Writes a test case for each finding, or one that passed."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name="kvtwin",
+        tests=str(max(1, len(found))),
+        failures=str(len(found)),
+    )
+    for one in found:
+        case = ElementTree.SubElement(suite, "testcase", name=one.history)
+        failure = ElementTree.SubElement(case, "failure", message=one.reason)
+        failure.text = one.rerun
+    if not found:
+        ElementTree.SubElement(suite, "testcase", name="histories")
+    ElementTree.ElementTree(suite).write(path, "utf-8", xml_declaration=True)
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m kvtwin.ci", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("backend", help="a shared library, or file.py:Class")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, help="by default the date: 20261126")
+    parser.add_argument("--corpus", type=pathlib.Path, help="a file with a history a line")
+    parser.add_argument("--pages", type=pathlib.Path, default=pathlib.Path("kvtwin-pages"))
+    parser.add_argument("--junit", type=pathlib.Path, help="a file for JUnit XML")
+    parser.add_argument("options", nargs="*", help="after --: options of kvtwin fuzz")
+    made = parser.parse_args(words)
+    if not made.seconds > 0:
+        parser.error(f"--seconds is {made.seconds}, it must be more than 0")
+    if made.seed is not None and made.seed < 0:
+        parser.error(f"--seed is {made.seed}, it must be 0 or more")
+    return made
+
+
+def _target(backend: str, options: Sequence[str]) -> Target:
+    if ":" not in backend:
+        return Library(backend, options)
+    if options:
+        raise ValueError("a class has no options: its attribute kvtwin says it all")
+    return Class(backend)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the job, and returns the exit code."""
+    asked = _arguments(words)
+    seed = asked.seed
+    if seed is None:
+        seed = int(f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d}")
+    known: list[str] = []
+    if asked.corpus is not None and asked.corpus.exists():
+        lines = asked.corpus.read_text(encoding="utf-8").splitlines()
+        known = [line for line in lines if line.strip()]
+    try:
+        target = _target(asked.backend, asked.options)
+        asked.pages.mkdir(parents=True, exist_ok=True)
+        found: list[Found] = []
+        for number, history in enumerate(known):
+            found += target.run(history, asked.pages / f"corpus-{number}.html")
+        print(f"kvtwin: {len(known)} earlier histories, {len(found)} of them fail")
+        print(f"kvtwin: {asked.seconds:g} s of new histories, seed {seed}", flush=True)
+        new = target.fuzz(asked.seconds, seed, asked.pages / "found.html")
+    except Exception as error:
+        print(f"kvtwin.ci: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    found += [one for one in new if one.history not in known]
+    for one in found:
+        print(f"{one.reason}\n  {one.history}\n  {one.rerun}")
+        if os.environ.get("GITHUB_ACTIONS"):
+            _annotate(one)
+    if asked.corpus is not None:
+        kept = dict.fromkeys([*known, *(one.history for one in new)])
+        asked.corpus.parent.mkdir(parents=True, exist_ok=True)
+        asked.corpus.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    if asked.junit is not None:
+        _write_junit(asked.junit, found)
+    print(f"kvtwin: {len(found)} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
