@@ -87,9 +87,9 @@ std::string WhyNotBetween(const BisectArguments& arguments,
 // Prints the commits that may be the first at which the history fails: several
 // if those between cannot be built.
 int Print(const BisectArguments& arguments, const std::string& good) {
-  const Result<std::string> lines = Git(
-      "log --reverse --format='%H %s' refs/bisect/bad --not " + good +
-      " --glob='refs/bisect/good-*'");
+  const Result<std::string> lines =
+      Git("log --reverse --format='%H %s' refs/bisect/bad --not " + good +
+          " --glob='refs/bisect/good-*'");
   if (!lines.ok()) return Complain(lines.status().message());
   if (!arguments.json) {
     fmt::print("the first commit at which the history fails{}:\n  {}\n",
@@ -167,8 +167,7 @@ void AddBisectCommand(CLI::App& app, int& exit_code) {
                    "a commit at which the history does not fail")
       ->required();
   command
-      ->add_option("--bad", arguments->bad,
-                   "a later commit, at which it fails")
+      ->add_option("--bad", arguments->bad, "a later commit, at which it fails")
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "print one JSON object");
   command->callback(
