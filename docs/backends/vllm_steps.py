@@ -298,23 +298,45 @@ class Engine:
         return drafts[:right] + [1 + seed % 2]
 
 
-def draw(seed, drafts=False):
+def add_of(rng):
+    return ("add", rng.randrange(8), rng.randrange(1, 30), rng.randrange(64),
+            rng.choice([0, 0, 0, 0, 1, 2]), rng.randrange(3),
+            rng.randrange(1, 12))
+
+
+def draw(seed, setup):
     """A history: calls of Engine."""
     rng = random.Random(seed)
+    if setup.chunk:
+        return draw_long(rng, setup)
     ops = []
     for _ in range(rng.randrange(4, 40)):
         kind = rng.random()
         if kind < 0.35:
-            ops.append(("add", rng.randrange(8), rng.randrange(1, 30),
-                        rng.randrange(64), rng.choice([0, 0, 0, 0, 1, 2]),
-                        rng.randrange(3), rng.randrange(1, 12)))
+            ops.append(add_of(rng))
         elif kind < 0.9:
             ops.append(("step",))
         elif kind < 0.97:
             ops.append(("abort", rng.randrange(4)))
         else:
             ops.append(("reset",))
-    return ops + [("step",)] * 12
+    return setup, ops + [("step",)] * 12
+
+
+def draw_long(rng, setup):
+    """The same with long prompts of lower priority, whose parts leave room for
+    short prompts, in little memory."""
+    setup = dataclasses.replace(setup, blocks=setup.blocks + rng.randrange(5))
+    ops = []
+    for _ in range(rng.randrange(1, 4)):
+        first, count = rng.randrange(1, 40), rng.randrange(8, 18)
+        ops.append(("ask", list(range(first, first + count)), 0, 1, 2))
+        for _ in range(rng.randrange(1, 4)):
+            ops.append(("step",))
+            if rng.random() < 0.6:
+                ops.append(("add", 99, 0, rng.randrange(64), 0, 0,
+                            rng.randrange(1, 8)))
+    return setup, ops + [("step",)] * 15
 
 
 def judge(setup, ops, audit=True):
@@ -351,6 +373,8 @@ def shrink(setup, ops):
                     at += size
         for i, (name, *numbers) in enumerate(ops):
             for j, number in enumerate(numbers):
+                if isinstance(number, list):
+                    continue
                 for smaller in {0, 1, number // 2, number - 1}:
                     if 0 <= smaller < ops[i][1 + j]:
                         less = list(ops)
@@ -382,9 +406,11 @@ SETUPS = {
                             policy="priority"),
     "PriorityChunk": Setup(("all:2",), blocks=8, longest=14, chunk=4,
                            policy="priority"),
-    "PriorityState": Setup(("all:2", "state:2"), blocks=12, longest=14, chunk=4,
+    "PriorityState": Setup(("all:2", "state:2"), blocks=12, longest=14,
                            policy="priority"),
-    "ChunkState": Setup(("all:2", "state:2"), blocks=12, longest=14, chunk=4),
+    "PriorityChunkState": Setup(("all:2", "state:2"), blocks=10, longest=14,
+                                chunk=4, policy="priority"),
+    "ChunkState": Setup(("all:2", "state:2"), blocks=10, longest=14, chunk=4),
 }
 
 # A request that is scheduled, and then preempted in the same step.

@@ -55,7 +55,8 @@ def go_on(engine: Engine, steps: int = 2) -> None:
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_a_right_manager_has_no_findings(name: str) -> None:
     for seed in range(15):
-        said, findings = vllm_steps.judge(SETUPS[name], vllm_steps.draw(seed))
+        history = vllm_steps.draw(seed, SETUPS[name])
+        said, findings = vllm_steps.judge(SETUPS[name], history)
         assert said is None
         assert not findings
 
