@@ -376,6 +376,7 @@ std::vector<PagedView> GuardedPaged::StatesOf(int sequence, int layer,
                                               int begin, int end) const {
   const int len = sequences_.at(sequence).len;
   std::vector<PagedView> views;
+  if (DoBlocks(sequence).empty()) return views;  // A pool may hold nothing.
   const auto add = [&](int after, int block) {
     if (after <= begin || block == kNoBlock) return;
     views.push_back(RowsOf(layer, after - 1, 1, block));

@@ -1,10 +1,14 @@
 // The reference twin of the paged pool, written in the most obvious way.
 // docs/semantics.md says what it must do.
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +18,7 @@
 #include "core/grouped_pool.h"
 #include "core/index.h"
 #include "core/twin.h"
+#include "reference/pool_state.h"
 
 namespace kvtwin::reference {
 namespace {
@@ -49,6 +54,16 @@ Prefix FirstOf(const PrefixKey& key, std::span<const std::int32_t> tokens,
   return first;
 }
 
+std::string TextOf(const Prefix& prefix) {
+  std::string text = fmt::format(
+      "[{}] '{}' {}: '{}'", fmt::join(prefix.tokens, " "), prefix.key.salt,
+      prefix.key.extra.size(), fmt::join(prefix.key.extra, "' '"));
+  for (const PrefixMedia& media : prefix.key.media) {
+    text += fmt::format(" {}@{}", media.hash, media.position);
+  }
+  return text + "\n";
+}
+
 class Pool final : public GuardedPaged {
  public:
   explicit Pool(const PagedSpec& spec)
@@ -60,6 +75,21 @@ class Pool final : public GuardedPaged {
       values_.push_back(FilledTensor(
           v_dtype(), {spec.v_head_dim, spec.kv_heads, tokens, 1}, 0));
     }
+  }
+
+  std::string StateText() const {
+    std::string text;
+    for (const Block& block : blocks_) {
+      text += fmt::format("{} ", block.owners);
+      if (block.prefix) text += TextOf(*block.prefix);
+    }
+    text += fmt::format("released {}", fmt::join(released_, " "));
+    for (const auto& [number, sequence] : sequences_) {
+      text += fmt::format("; {}: {} read {} ", number,
+                          fmt::join(sequence.blocks, " "), sequence.read);
+      text += TextOf(sequence.known);
+    }
+    return text;
   }
 
   // Counts free, cached, used and shared blocks (P9).
@@ -414,6 +444,14 @@ class Groups final : public GroupedPool {
 };
 
 }  // namespace
+
+std::string StateText(const PagedPool& pool) {
+  std::string text;
+  for (int group = 0; const PagedPool* of = pool.Group(group); ++group) {
+    text += dynamic_cast<const Pool&>(*of).StateText() + "\n";
+  }
+  return text;
+}
 
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec) {
   if (spec.groups.empty()) {

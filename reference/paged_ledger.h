@@ -92,7 +92,7 @@ class PagedLedger {
     }
     for (int i = 0; i < taken; ++i) {
       prefix = longer_.at({prefix, At(prompt, i), MediaAt(opened.media, i)});
-      opened.tokens.push_back({prefix, At(committed_, prefix)});
+      opened.tokens.push_back({prefix, OfAllGroups(At(committed_, prefix))});
       held_ += HeldBy(opened.tokens.back());
     }
   }
@@ -156,12 +156,13 @@ class PagedLedger {
         prefix = AddTo(longer_, {prefix, At(tokens, i),
                                  MediaAt(to.media, Size(to.tokens))});
       }
-      to.tokens.push_back({prefix, {std::make_shared<Rows>(std::move(rows))}});
+      to.tokens.push_back(
+          {prefix, OfAllGroups({std::make_shared<Rows>(std::move(rows))})});
       held_ += HeldBy(to.tokens.back());
       if (prefix == kUnknown) continue;
       auto& committed = At(committed_, prefix);
       if (committed.empty()) At(lines_, prefix) = line;
-      committed.push_back(to.tokens.back().rows[0]);
+      committed.push_back(to.tokens.back().rows[0][0]);
       most_commits_ = std::max(most_commits_, committed.size());
     }
     to.appended.clear();
@@ -193,13 +194,21 @@ class PagedLedger {
   int SeqLen(int sequence) const {
     return Size(sequences_.at(sequence).tokens);
   }
-  // The first position whose rows the pool must still have.
-  int Low(int sequence) const { return sequences_.at(sequence).low; }
+  // The first position whose rows a group must still have: of a group of
+  // states, that of the last state (P12, P13).
+  int Low(int sequence, int group = 0) const {
+    if (spec_.groups.empty()) return sequences_.at(sequence).low;
+    const int len = SeqLen(sequence);
+    const PagedSpec& spec = At(spec_.groups, group);
+    if (spec.states) return std::max(0, len - 1);
+    return spec.window ? std::max(0, len - *spec.window) : 0;
+  }
   // The number of rows, including appended ones, of the layer that has the
-  // most.
-  int End(int sequence) const {
+  // most; of all layers, or of those of a group.
+  int End(int sequence, std::optional<int> group = std::nullopt) const {
     std::size_t max = 0;
     for (const auto& [layer, rows] : sequences_.at(sequence).appended) {
+      if (group && GroupAt(layer) != *group) continue;
       max = std::max(max, rows.size());
     }
     return SeqLen(sequence) + AsInt(max);
@@ -217,7 +226,7 @@ class PagedLedger {
     const Sequence& of = sequences_.at(sequence);
     std::vector<KvRows> rows;
     for (const Token& token : of.tokens) {
-      rows.push_back(At((*token.rows.back()), layer));
+      rows.push_back(At((*OfLayer(token, layer).back()), layer));
     }
     const auto appended = of.appended.find(layer);
     if (appended == of.appended.end()) return rows;
@@ -249,14 +258,14 @@ class PagedLedger {
              (at == of.tokens.size() && ComputesAgain(of) &&
               is_again(of.again->prefix));
     }
-    std::vector<std::shared_ptr<const Rows>> left;
-    for (const auto& rows : of.tokens[at].rows) {
+    Commits left;
+    for (const auto& rows : OfLayer(of.tokens[at], layer)) {
       if (is_seen(At((*rows), layer))) {
         left.push_back(rows);
       }
     }
     if (left.empty()) return is_again(of.tokens[at].prefix);
-    Narrow(of.tokens[at], std::move(left));
+    Narrow(of.tokens[at], GroupAt(layer), std::move(left));
     return true;
   }
 
@@ -269,7 +278,7 @@ class PagedLedger {
       return {of.appended.at(layer).at(at - of.tokens.size())};
     }
     std::vector<KvRows> rows;
-    for (const auto& row : of.tokens[at].rows) {
+    for (const auto& row : OfLayer(of.tokens[at], layer)) {
       rows.push_back(At((*row), layer));
     }
     const auto again = again_.find(of.tokens[at].prefix);
@@ -292,25 +301,28 @@ class PagedLedger {
     return token.prefix != kUnknown || token.rows == other.rows;
   }
 
-  // Whether the two sequences may have the same rows at `position`. If so, from
-  // now on they must have the same rows there. Requires: SameToken is true.
-  bool ShareRows(int a, int b, int position) {
+  // Whether the two sequences may have the same rows of a group at `position`.
+  // If so, from now on they must have the same rows there. Requires: SameToken
+  // is true.
+  bool ShareRows(int a, int b, int position, int group = 0) {
     KVTWIN_DCHECK(SameToken(a, b, position));
     const auto at = AsSize(position);
     if (again_.contains(AgainAt(a, position))) return true;
     Token& token = sequences_.at(a).tokens[at];
     Token& other = sequences_.at(b).tokens[at];
-    if (token.rows == other.rows) return true;
-    std::vector<std::shared_ptr<const Rows>> both;
-    for (const auto& rows : token.rows) {
+    const Commits& ours = At(token.rows, group);
+    const Commits& theirs = At(other.rows, group);
+    if (ours == theirs) return true;
+    Commits both;
+    for (const auto& rows : ours) {
       const auto same = [&](const auto& others) {
-        return rows == others || *rows == *others;
+        return rows == others || SameIn(group, *rows, *others);
       };
-      if (std::ranges::any_of(other.rows, same)) both.push_back(rows);
+      if (std::ranges::any_of(theirs, same)) both.push_back(rows);
     }
     if (both.empty()) return false;
-    Narrow(token, both);
-    Narrow(other, std::move(both));
+    Narrow(token, group, both);
+    Narrow(other, group, std::move(both));
     return true;
   }
 
@@ -329,11 +341,12 @@ class PagedLedger {
   // under a key. kUnknown: some of the tokens are unknown.
   static constexpr int kUnknown = -1;
 
+  using Commits = std::vector<std::shared_ptr<const Rows>>;
   struct Token {
     int prefix = kUnknown;  // The tokens up to and including this one.
-    // The rows that it may have: several, if a prompt found it, and the same
-    // tokens were committed several times.
-    std::vector<std::shared_ptr<const Rows>> rows;
+    // By group, the rows that it may have: several, if a prompt found it, and
+    // the same tokens were committed several times.
+    std::vector<Commits> rows;
   };
   // The last token of a prompt, which was found and is computed again.
   struct Again {
@@ -367,6 +380,21 @@ class PagedLedger {
     }
     return hashes;
   }
+  std::vector<Commits> OfAllGroups(const Commits& commits) const {
+    const std::size_t groups = std::max<std::size_t>(1, spec_.groups.size());
+    return std::vector<Commits>(groups, commits);
+  }
+  int GroupAt(int layer) const { return GroupOf(spec_, layer); }
+  const Commits& OfLayer(const Token& token, int layer) const {
+    return At(token.rows, GroupAt(layer));
+  }
+  // Whether two commits have the same rows in the layers of a group.
+  bool SameIn(int group, const Rows& a, const Rows& b) const {
+    for (int layer = 0; layer < spec_.layers; ++layer) {
+      if (GroupAt(layer) == group && At(a, layer) != At(b, layer)) return false;
+    }
+    return true;
+  }
   static bool ComputesAgain(const Sequence& of) {
     return of.again && std::ssize(of.tokens) == of.again->position;
   }
@@ -391,22 +419,26 @@ class PagedLedger {
       for (std::size_t i = 0; i < size; ++i) {
         Token& token = of.tokens[end - size + i];
         if (AsInt(end) > before) {
-          for (const auto& rows : token.rows) {
+          for (const auto& rows : token.rows[0]) {
             if (std::ranges::count(block[i], rows) == 0) {
               block[i].push_back(rows);
             }
           }
         }
-        if (block[i].size() != token.rows.size()) Narrow(token, block[i]);
+        if (block[i].size() != token.rows[0].size()) {
+          Narrow(token, 0, block[i]);
+        }
       }
     }
   }
   static std::size_t HeldBy(const Token& token) {
-    return 1 + token.rows.size();
+    std::size_t held = 1;
+    for (const Commits& rows : token.rows) held += rows.size();
+    return held;
   }
-  void Narrow(Token& token, std::vector<std::shared_ptr<const Rows>> rows) {
+  void Narrow(Token& token, int group, Commits rows) {
     held_ -= HeldBy(token);
-    token.rows = std::move(rows);
+    At(token.rows, group) = std::move(rows);
     held_ += HeldBy(token);
   }
   template <class Map>
@@ -443,11 +475,11 @@ class PagedLedger {
   std::map<std::tuple<int, std::int32_t, std::vector<std::string>>, int>
       longer_;
   // By prefix: the rows of its last token, for each commit of it.
-  std::vector<std::vector<std::shared_ptr<const Rows>>> committed_;
+  std::vector<Commits> committed_;
   std::vector<std::int64_t> lines_;  // By prefix: the line of its first commit.
   // By the prefix of the last token of a block: the rows that the tokens of the
   // block may have, if commits swap blocks.
-  std::map<int, std::vector<std::vector<std::shared_ptr<const Rows>>>> whole_;
+  std::map<int, std::vector<Commits>> whole_;
   // By the prefix of a token that is computed again, and by layer: its rows.
   std::map<int, std::map<int, std::vector<KvRows>>> again_;
   std::size_t held_ = 0;

@@ -1,4 +1,4 @@
-// The rules by which correct pools of blocks differ from kvtwin's (P1 to P11).
+// The rules by which correct pools of blocks differ from kvtwin's (P1 to P18).
 
 #ifndef KVTWIN_CORE_DIALECTS_POOL_RULES_H_
 #define KVTWIN_CORE_DIALECTS_POOL_RULES_H_
@@ -22,8 +22,12 @@ struct PoolRules {
   // The number of positions before its own that a token sees; unset: all.
   // Tokens that no later token sees may be gone.
   std::optional<int> window = {};
+  // In groups with states, a pass may write over the state that it reads.
+  bool states_in_place = false;
 
-  bool any() const { return deduplicates || recomputes_last || window; }
+  bool any() const {
+    return deduplicates || recomputes_last || window || states_in_place;
+  }
   // The first position that the token after `len` tokens sees.
   int FirstSeen(int len) const {
     return window ? std::max(0, len - *window) : 0;

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "core/guarded_paged.h"
 #include "core/index.h"
 #include "core/names.h"
 #include "core/trace/trace.h"
@@ -13,9 +14,9 @@
 namespace kvtwin {
 namespace {
 
-constexpr std::array<std::string_view, 12> kOpNames = {
-    "open",    "fork",  "append", "commit", "truncate", "free",
-    "seq_len", "views", "slots",  "table",  "csr",      "usage"};
+constexpr std::array<std::string_view, 13> kOpNames = {
+    "open",  "fork",  "append", "commit", "truncate", "free", "seq_len",
+    "views", "slots", "table",  "csr",    "usage",    "media"};
 constexpr std::array<std::string_view, 2> kPlacementNames = {"lowest", "other"};
 constexpr std::array<std::string_view, 2> kLayoutNames = {"token_major",
                                                           "head_major"};
@@ -50,6 +51,11 @@ DType ValueDType(const PagedSpec& spec) {
 }
 
 double PoolBytes(const PagedSpec& spec) {
+  if (!spec.groups.empty()) {
+    double bytes = 0;
+    for (const PagedSpec& group : spec.groups) bytes += PoolBytes(group);
+    return bytes;
+  }
   constexpr double kBlockBytes = 128;  // Bookkeeping of a block.
   const std::int64_t head_bytes = RunBytes(spec.dtype, spec.k_head_dim) +
                                   RunBytes(ValueDType(spec), spec.v_head_dim);
@@ -64,7 +70,20 @@ void NeedCount(const JsonFields& fields, std::string_view key,
   fields.Fail(key, fmt::format("has {} numbers, expected {}", count, expected));
 }
 
+// Reads the media of a prompt: their hashes, and the position of each.
+void ReadMedia(const JsonFields& fields, PagedTraceOp& op) {
+  if (fields.Find("media") == nullptr) return;
+  const std::vector<std::string> hashes = fields.Strings("media");
+  const std::vector<int> positions = fields.Ints("media_at");
+  NeedCount(fields, "media_at", positions.size(), hashes.size());
+  if (!fields.ok()) return;
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    op.prefix_key.media.push_back({positions[i], hashes[i]});
+  }
+}
+
 void ReadOpen(const JsonFields& fields, PagedTraceOp& op) {
+  ReadMedia(fields, op);
   if (fields.Find("prompt") != nullptr) op.tokens = fields.Ints("prompt");
   if (fields.Find("salt") != nullptr) {
     op.prefix_key.salt = fields.String("salt");
@@ -101,15 +120,24 @@ void ReadViews(const JsonFields& fields, const PagedSpec& spec,
                PagedTraceOp& op) {
   if (fields.Find("blocks") != nullptr) op.blocks = fields.Ints("blocks");
   op.start = fields.OptionalInt("start", 0);
+  if (spec.states) {
+    op.positions = fields.Ints("positions");
+    if (op.start) fields.Fail("start", "is there, and positions too");
+  }
   const JsonValue* key = fields.Need("key");
   if (key == nullptr) return;
   const JsonValue* value = fields.Find("value");
   if (IsOfNoRows(*key)) {
+    if (op.positions) NeedCount(fields, "positions", op.positions->size(), 0);
     if (value == nullptr || IsOfNoRows(*value)) return;
     fields.Fail("value", "has rows, key has none");
     return;
   }
   op.key = ReadTensor(fields, "key", spec.dtype);
+  if (op.positions && fields.ok()) {
+    NeedCount(fields, "positions", op.positions->size(),
+              AsSize(op.key->shape[2]));
+  }
   if (value == nullptr) return;
   op.value = ReadTensor(fields, "value", ValueDType(spec));
   if (fields.ok() && op.value->shape[2] != op.key->shape[2]) {
@@ -156,6 +184,16 @@ Status AppendOpen(const PagedTraceOp& op, std::string& text) {
     }
     AppendNumbers("extra", extra, text);
   }
+  if (!op.prefix_key.media.empty()) {
+    std::vector<std::string> hashes;
+    std::vector<int> positions;
+    for (const PrefixMedia& media : op.prefix_key.media) {
+      hashes.push_back(JsonString(media.hash));
+      positions.push_back(media.position);
+    }
+    AppendNumbers("media", hashes, text);
+    AppendNumbers("media_at", positions, text);
+  }
   text += fmt::format(R"(,"len":{},"result":{})", op.len, op.made);
   // Reads the line back: it differs if the prefix key is not UTF-8 text, or a
   // string of its list has a line end.
@@ -172,6 +210,7 @@ Status AppendRows(const PagedTraceOp& op, std::string& text) {
   text += fmt::format(R"(,"seq":{},"layer":{})", op.seq, op.layer);
   if (op.blocks) AppendNumbers("blocks", *op.blocks, text);
   if (op.start) text += fmt::format(R"(,"start":{})", *op.start);
+  if (op.positions) AppendNumbers("positions", *op.positions, text);
   if (op.kind == PagedTraceOpKind::kAppend) {
     text += fmt::format(R"(,"result":"{}")", StatusName(op.result));
   }
@@ -184,7 +223,12 @@ Status AppendRows(const PagedTraceOp& op, std::string& text) {
   return AppendTensor("value", *op.value, text);
 }
 
+void AppendGroup(const PagedTraceOp& op, std::string& text) {
+  if (op.group > 0) text += fmt::format(R"(,"group":{})", op.group);
+}
+
 void AppendTables(const PagedTraceOp& op, std::string& text) {
+  AppendGroup(op, text);
   AppendNumbers("seqs", op.sequences, text);
   if (op.kind == PagedTraceOpKind::kCsr) {
     AppendNumbers("indptr", op.csr.indptr, text);
@@ -207,7 +251,11 @@ void AppendPlain(const PagedTraceOp& op, std::string& text) {
   }
   text += fmt::format(R"(,"seq":{})", op.seq);
   if (op.kind == PagedTraceOpKind::kFree) return;
-  if (op.kind == PagedTraceOpKind::kSlots) {
+  if (op.kind == PagedTraceOpKind::kMedia) {
+    text += fmt::format(R"(,"at":{},"hash":{})", op.media.position,
+                        JsonString(op.media.hash));
+  } else if (op.kind == PagedTraceOpKind::kSlots) {
+    AppendGroup(op, text);
     text += fmt::format(R"(,"begin":{})", op.begin);
     AppendNumbers("slots", op.slots, text);
   } else if (op.kind != PagedTraceOpKind::kCommit) {
@@ -217,6 +265,7 @@ void AppendPlain(const PagedTraceOp& op, std::string& text) {
   } else {
     text += fmt::format(R"(,"new_tokens":{})", op.new_tokens);
   }
+  if (op.kept) text += fmt::format(R"(,"kept":{})", *op.kept);
   if (op.kind == PagedTraceOpKind::kFork) {
     text += fmt::format(R"(,"result":{})", op.made);
   }
@@ -239,6 +288,13 @@ Status AppendFields(const PagedTraceOp& op, std::string& text) {
   }
 }
 
+// Returns the name of the first rule that a pool follows.
+std::string_view FirstOf(const PoolRules& rules) {
+  if (rules.window) return "window";
+  if (rules.deduplicates) return "deduplicates";
+  return rules.recomputes_last ? "recomputes_last" : "states_in_place";
+}
+
 // Reads the rules of a pool from the object `cache` of the first line.
 PoolRules ReadRules(const JsonFields& cache, bool visibility_only) {
   PoolRules rules;
@@ -248,11 +304,9 @@ PoolRules ReadRules(const JsonFields& cache, bool visibility_only) {
   rules.deduplicates = said("deduplicates");
   rules.recomputes_last = said("recomputes_last");
   rules.window = cache.OptionalInt("window", 0);
+  rules.states_in_place = said("states_in_place");
   if (rules.any() && !visibility_only) {
-    cache.Fail(rules.window         ? "window"
-               : rules.deduplicates ? "deduplicates"
-                                    : "recomputes_last",
-               "needs the placement other");
+    cache.Fail(FirstOf(rules), "needs the placement other");
   }
   return rules;
 }
@@ -262,7 +316,108 @@ std::string RulesText(const PoolRules& rules) {
   if (rules.deduplicates) text += R"(,"deduplicates":true)";
   if (rules.recomputes_last) text += R"(,"recomputes_last":true)";
   if (rules.window) text += fmt::format(R"(,"window":{})", *rules.window);
+  if (rules.states_in_place) text += R"(,"states_in_place":true)";
   return text;
+}
+
+// Reads a pool without groups, or a group, which has no max_seq_len.
+PagedSpec ReadPoolSpec(const JsonFields& pool, bool is_group) {
+  PagedSpec spec;
+  for (const SpecSize& size : kSizes) {
+    if (is_group && size.number == &PagedSpec::max_seq_len) continue;
+    spec.*size.number = pool.Int(size.name, 1, size.max);
+  }
+  spec.dtype = kRowDTypes[pool.Name("dtype", kRowDTypeNames)];
+  if (pool.Find("v_dtype") != nullptr) {
+    spec.v_dtype = kRowDTypes[pool.Name("v_dtype", kRowDTypeNames)];
+  }
+  if (pool.Find("layout") != nullptr) {
+    spec.layout = static_cast<PagedLayout>(pool.Name("layout", kLayoutNames));
+  }
+  if (!is_group) return spec;
+  spec.window = pool.OptionalInt("window", 1);
+  spec.states = pool.Find("states") != nullptr && pool.Bool("states");
+  return spec;
+}
+
+// Reads a pool with groups, completed.
+PagedSpec ReadPoolGroups(const JsonFields& pool, const JsonValue& groups,
+                         std::string& problem) {
+  PagedSpec spec;
+  spec.max_seq_len = pool.Int("max_seq_len", 1);
+  const bool is_list = groups.type == JsonValue::Type::kList &&
+                       groups.strings == 0 && groups.numbers.empty();
+  if (!is_list || groups.items.empty() ||
+      groups.items.size() > AsSize(kTracePoolGroupsMax)) {
+    pool.Wrong("groups", groups,
+               fmt::format("a list of 1 to {} objects", kTracePoolGroupsMax));
+    return spec;
+  }
+  for (std::size_t i = 0; i < groups.items.size() && problem.empty(); ++i) {
+    const std::string path = fmt::format("pool.groups[{}].", i);
+    if (groups.items[i].type != JsonValue::Type::kObject) {
+      pool.Fail("groups", fmt::format("[{}] is no object", i));
+      return spec;
+    }
+    const JsonFields group(groups.items[i], path, problem);
+    spec.groups.push_back(ReadPoolSpec(group, /*is_group=*/true));
+  }
+  if (!problem.empty()) return spec;
+  if (const Status status = CheckPagedSpec(spec); !status.ok()) {
+    problem = status.message();
+    return spec;
+  }
+  spec = Completed(spec);
+  if (spec.layers > kTracePoolLayersMax) {
+    pool.Fail("groups", fmt::format("have {} layers, at most {} are allowed",
+                                    spec.layers, kTracePoolLayersMax));
+  }
+  return spec;
+}
+
+std::string PoolSpecText(const PagedSpec& spec, bool is_group) {
+  std::string text;
+  for (const SpecSize& size : kSizes) {
+    if (is_group && size.number == &PagedSpec::max_seq_len) continue;
+    text += fmt::format(R"("{}":{},)", size.name, spec.*size.number);
+  }
+  text += fmt::format(R"("dtype":"{}",)", DTypeName(spec.dtype));
+  if (spec.v_dtype) {
+    text += fmt::format(R"("v_dtype":"{}",)", DTypeName(*spec.v_dtype));
+  }
+  text += fmt::format(R"("layout":"{}")", At(kLayoutNames, spec.layout));
+  if (is_group && spec.window) {
+    text += fmt::format(R"(,"window":{})", *spec.window);
+  }
+  if (is_group && spec.states) text += R"(,"states":true)";
+  return text;
+}
+
+// Reads the fields that only lines of pools with groups have.
+void ReadOfGroups(const JsonFields& fields, const PagedSpec& spec,
+                  PagedTraceOp& op) {
+  const bool has_media = fields.Find("media") != nullptr;
+  if (spec.groups.empty()) {
+    if (op.kind == PagedTraceOpKind::kMedia) {
+      fields.Fail("op", "media is for pools with groups");
+    }
+    if (op.kind == PagedTraceOpKind::kOpen && has_media) {
+      fields.Fail("media", "is for pools with groups");
+    }
+    return;
+  }
+  const bool by_group = op.kind == PagedTraceOpKind::kSlots ||
+                        op.kind == PagedTraceOpKind::kTable ||
+                        op.kind == PagedTraceOpKind::kCsr;
+  if (by_group && fields.Find("group") != nullptr) {
+    op.group = fields.Int("group", 0, Size(spec.groups) - 1);
+  }
+  const bool keeps = op.kind == PagedTraceOpKind::kFork ||
+                     op.kind == PagedTraceOpKind::kTruncate;
+  if (keeps) op.kept = fields.OptionalInt("kept", 0);
+  if (op.kind == PagedTraceOpKind::kMedia) {
+    op.media = {fields.Int("at", 0), fields.String("hash")};
+  }
 }
 
 }  // namespace
@@ -281,15 +436,14 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
   header.rules = ReadRules(fields.Object("cache"), header.visibility_only);
   const JsonFields pool = fields.Object("pool");
   PagedSpec& spec = header.spec;
-  for (const SpecSize& size : kSizes) {
-    spec.*size.number = pool.Int(size.name, 1, size.max);
-  }
-  spec.dtype = kRowDTypes[pool.Name("dtype", kRowDTypeNames)];
-  if (pool.Find("v_dtype") != nullptr) {
-    spec.v_dtype = kRowDTypes[pool.Name("v_dtype", kRowDTypeNames)];
-  }
-  if (pool.Find("layout") != nullptr) {
-    spec.layout = static_cast<PagedLayout>(pool.Name("layout", kLayoutNames));
+  const JsonValue* const groups = pool.Find("groups");
+  spec = groups == nullptr ? ReadPoolSpec(pool, /*is_group=*/false)
+                           : ReadPoolGroups(pool, *groups, problem);
+  PoolRules without = header.rules;
+  without.states_in_place = false;
+  if (groups != nullptr && without.any()) {
+    pool.Fail("groups", fmt::format("and the rule {} exclude each other",
+                                    FirstOf(without)));
   }
   // No pool is made for the placement "other".
   if (!problem.empty() || header.visibility_only) return header;
@@ -311,6 +465,12 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec) {
                       op.kind == PagedTraceOpKind::kCsr ||
                       op.kind == PagedTraceOpKind::kUsage;
   if (!of_all) op.seq = fields.Int("seq");
+  const bool of_layer = op.kind == PagedTraceOpKind::kAppend ||
+                        op.kind == PagedTraceOpKind::kViews;
+  if (of_layer) op.layer = fields.Int("layer", 0, spec.layers - 1);
+  ReadOfGroups(fields, spec, op);
+  if (!fields.ok()) return op;
+  const PagedSpec& stored = SpecOfLayer(spec, op.layer);
   switch (op.kind) {
     case PagedTraceOpKind::kOpen:
       ReadOpen(fields, op);
@@ -320,9 +480,8 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec) {
       op.made = fields.Int("result", 0);
       break;
     case PagedTraceOpKind::kAppend:
-      op.layer = fields.Int("layer", 0, spec.layers - 1);
-      op.key = ReadTensor(fields, "key", spec.dtype);
-      op.value = ReadTensor(fields, "value", ValueDType(spec));
+      op.key = ReadTensor(fields, "key", stored.dtype);
+      op.value = ReadTensor(fields, "value", ValueDType(stored));
       op.result = ReadResult(fields, kAppendResults);
       op.start = fields.OptionalInt("start", 0);
       break;
@@ -334,10 +493,10 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec) {
       op.len = fields.Int("len");
       break;
     case PagedTraceOpKind::kFree:
+    case PagedTraceOpKind::kMedia:
       break;
     case PagedTraceOpKind::kViews:
-      op.layer = fields.Int("layer", 0, spec.layers - 1);
-      ReadViews(fields, spec, op);
+      ReadViews(fields, stored, op);
       break;
     case PagedTraceOpKind::kSlots:
       op.begin = fields.Int("begin");
@@ -365,15 +524,17 @@ Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out) {
                      JsonString(header.producer),
                      kPlacementNames[header.visibility_only ? 1 : 0],
                      RulesText(header.rules));
-  for (const SpecSize& size : kSizes) {
-    out << fmt::format(R"("{}":{},)", size.name, spec.*size.number);
+  if (spec.groups.empty()) {
+    out << PoolSpecText(spec, /*is_group=*/false);
+  } else {
+    std::vector<std::string> groups;
+    for (const PagedSpec& group : spec.groups) {
+      groups.push_back("{" + PoolSpecText(group, /*is_group=*/true) + "}");
+    }
+    out << fmt::format(R"("max_seq_len":{},"groups":[{}])", spec.max_seq_len,
+                       fmt::join(groups, ","));
   }
-  out << fmt::format(R"("dtype":"{}",)", DTypeName(spec.dtype));
-  if (spec.v_dtype) {
-    out << fmt::format(R"("v_dtype":"{}",)", DTypeName(*spec.v_dtype));
-  }
-  out << fmt::format(R"("layout":"{}"}}}})", At(kLayoutNames, spec.layout))
-      << '\n';
+  out << "}}\n";
   return {};
 }
 

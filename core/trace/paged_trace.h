@@ -19,7 +19,8 @@
 
 namespace kvtwin {
 
-inline constexpr int kTracePoolLayersMax = 4096;
+inline constexpr int kTracePoolLayersMax = 4096;  // Of all groups.
+inline constexpr int kTracePoolGroupsMax = 64;
 inline constexpr int kTracePoolSequencesMax = 4096;  // At the same time.
 // How often the same tokens may be committed: a prompt that finds the tokens
 // may get the rows of any of these commits.
@@ -28,8 +29,8 @@ inline constexpr int kTracePoolCommitsMax = 1024;
 struct PagedTraceHeader {
   std::string producer;
   bool visibility_only = false;  // Placement "other".
-  PagedSpec spec;
-  PoolRules rules = {};  // None, unless the placement is "other".
+  PagedSpec spec;                // Completed, if there are groups.
+  PoolRules rules = {};          // None, unless the placement is "other".
 };
 
 enum class PagedTraceOpKind {
@@ -45,6 +46,7 @@ enum class PagedTraceOpKind {
   kTable,
   kCsr,
   kUsage,
+  kMedia,  // Of a pool with groups.
 };
 
 // "open", ...
@@ -62,12 +64,17 @@ struct PagedTraceOp {
   PrefixKey prefix_key = {};                    // open
   int new_tokens = 0;                           // commit, without `tokens`.
   int len = 0;                                  // open, fork, truncate, seq_len
-  int layer = 0;                                // append, views
-  std::optional<int> start = {};          // append, views: first position.
-  std::optional<DenseTensor> key = {};    // append; views with rows.
-  std::optional<DenseTensor> value = {};  // The same.
+  std::optional<int> kept = {};   // fork, truncate: where it took effect (P14).
+  int layer = 0;                  // append, views
+  std::optional<int> start = {};  // append, views: first position.
+  std::optional<DenseTensor> key = {};          // append; views with rows.
+  std::optional<DenseTensor> value = {};        // The same.
   std::optional<std::vector<int>> blocks = {};  // views
-  int begin = 0;                                // slots
+  // views of states: the position of each.
+  std::optional<std::vector<int>> positions = {};
+  int group = 0;           // slots, table, csr
+  PrefixMedia media = {};  // media
+  int begin = 0;           // slots
   std::vector<int> slots = {};
   std::vector<int> sequences = {};  // table, csr
   PagedTable table = {};

@@ -385,7 +385,7 @@ typedef struct kvtwin_pool_params {
   int32_t window; /* Positions that a token sees before its own; 0: all. */
   int32_t states; /* Not 0: a block has one row, the state after its tokens. */
   /* Groups of layers; if there are some, only max_seq_len of the above counts.
-   * Tables and slots are not for pools with groups. */
+   * Their tables and slots are those of a group (kvtwin_pool_group_table). */
   const struct kvtwin_pool_params* groups;
   size_t group_count;
 } kvtwin_pool_params;
@@ -531,6 +531,24 @@ kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
 kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
                                 int32_t begin, int32_t end, int64_t* slots,
                                 size_t room, size_t* count);
+/* The same for a group of layers of a pool with groups. Another pool has the
+ * group 0, which is the pool itself. kvtwin_pool_usage adds all groups up. */
+kvtwin_status kvtwin_pool_group_table(kvtwin_pool* pool, int32_t group,
+                                      const int32_t* sequences,
+                                      size_t sequence_count, int32_t* columns,
+                                      int32_t* blocks, size_t room,
+                                      size_t* count, int32_t* seq_lens);
+kvtwin_status kvtwin_pool_group_csr(kvtwin_pool* pool, int32_t group,
+                                    const int32_t* sequences,
+                                    size_t sequence_count, int32_t* indptr,
+                                    int32_t* indices, size_t room,
+                                    size_t* count, int32_t* last_page_len);
+kvtwin_status kvtwin_pool_group_slots(kvtwin_pool* pool, int32_t group,
+                                      int32_t sequence, int32_t begin,
+                                      int32_t end, int64_t* slots, size_t room,
+                                      size_t* count);
+kvtwin_status kvtwin_pool_group_usage(kvtwin_pool* pool, int32_t group,
+                                      kvtwin_usage* usage);
 /* Sets *key and *value to K and V of all blocks of a layer: [head_dim,
  * kv_heads, block_size, blocks], or [head_dim, block_size, kv_heads, blocks] if
  * head-major. Slots without a token may hold anything. */

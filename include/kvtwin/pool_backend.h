@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-/* How a pool may differ from P1 to P11, as flags. It is then checked by the
- * rules that its flags state, at the level of visibility. */
+/* The abilities of a pool, as flags. With one of the first three, or
+ * STATES_IN_PLACE, it differs from P1 to P18; it is then checked by the rules
+ * that its flags state, at the level of visibility. */
 typedef enum kvtwin_pool_ability {
   /* A commit swaps the whole blocks of a sequence for others of the same tokens
    * under the same key. */
@@ -23,14 +24,24 @@ typedef enum kvtwin_pool_ability {
   /* A token sees `window` positions before its own. Tokens that no later token
    * sees may be gone: views then begin at a later position, and entries of
    * table, csr and slots for such blocks may be anything. */
-  KVTWIN_POOL_HAS_WINDOW = 4
+  KVTWIN_POOL_HAS_WINDOW = 4,
+  /* `init` may get params with groups of layers (P12 to P18): each group has a
+   * block size, and perhaps a window, or states in place of rows. Without this
+   * flag it never gets any. Fork and truncate may keep fewer tokens than they
+   * were asked for (P14); seq_len says how many. */
+  KVTWIN_POOL_HAS_GROUPS = 8,
+  /* Prompts may have media, and the table has add_media (P17). */
+  KVTWIN_POOL_HAS_MEDIA = 16,
+  /* In groups with states, a pass may write over the state that it reads. A
+   * pass is then committed as a whole, or its sequence is freed. */
+  KVTWIN_POOL_STATES_IN_PLACE = 32
 } kvtwin_pool_ability;
 
 typedef struct kvtwin_pool_description_v1 {
   size_t size;
   const char* name;
   /* Default: VISIBILITY, which does not check what a prompt finds, which blocks
-   * are taken and when the pool is full. IDENTITY: everything is as P1 to P11
+   * are taken and when the pool is full. IDENTITY: everything is as P1 to P18
    * say, misuse is refused, and the table has every function. */
   kvtwin_level level;
   uint32_t can;   /* Flags of kvtwin_pool_ability. */
@@ -57,7 +68,9 @@ typedef struct kvtwin_pool_backend_v1 {
                 const kvtwin_tensor* key, const kvtwin_tensor* value);
   int (*commit)(void* pool, int32_t sequence, const int32_t* tokens,
                 size_t count);
-  /* Views may have any lengths. `block` is -1 if the pool has no blocks. */
+  /* Views may have any lengths. `block` is -1 if the pool has no blocks. In a
+   * group with states, a view has one row, the state after the token at
+   * `start`; views of earlier states may be left out. */
   int (*views)(void* pool, int32_t sequence, int32_t layer,
                kvtwin_paged_view* views, size_t room, size_t* count);
   int (*free)(void* pool, int32_t sequence);
@@ -81,6 +94,23 @@ typedef struct kvtwin_pool_backend_v1 {
              int32_t* last_page_len);
   int (*slots)(void* pool, int32_t sequence, int32_t begin, int32_t end,
                int64_t* slots, size_t room, size_t* count);
+
+  /* Optional; newer than version 0.1.0. For pools with groups, these take the
+   * place of table, csr and slots, and usage adds all groups up. */
+  int (*group_table)(void* pool, int32_t group, const int32_t* sequences,
+                     size_t sequence_count, int32_t* columns, int32_t* blocks,
+                     size_t room, size_t* count, int32_t* seq_lens);
+  int (*group_csr)(void* pool, int32_t group, const int32_t* sequences,
+                   size_t sequence_count, int32_t* indptr, int32_t* indices,
+                   size_t room, size_t* count, int32_t* last_page_len);
+  int (*group_slots)(void* pool, int32_t group, int32_t sequence, int32_t begin,
+                     int32_t end, int64_t* slots, size_t room, size_t* count);
+  int (*add_media)(void* pool, int32_t sequence, const kvtwin_media* media);
+  /* For pools with groups at the level of identity. */
+  int (*group_usage)(void* pool, int32_t group, kvtwin_usage* usage);
+  int (*find)(void* pool, const kvtwin_prompt* prompt, int32_t* length);
+  int (*resume_before)(void* pool, int32_t sequence, int32_t length,
+                       int32_t* resume);
 } kvtwin_pool_backend_v1;
 
 typedef const kvtwin_pool_backend_v1* (*kvtwin_get_pool_backend_v1_fn)(void);

@@ -31,7 +31,8 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
      // Functions of pools.
      "open", "fork", "seq_len", "append", "commit", "commit_unknown", "views",
      "views_packed", "contiguous_kv", "truncate", "free", "usage", "table",
-     "csr", "slots"});
+     "csr", "slots", "group_table", "group_csr", "group_slots", "add_media",
+     "group_usage", "find", "resume_before"});
 
 constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
 
@@ -305,7 +306,8 @@ Result<BackendInfo> Host::Describe() {
   }
   return Status(StatusCode::kInvalidArgument,
                 fmt::format("{} is a pool of blocks: use fuzz or explore with "
-                            "--kind paged, or run with a history of pools",
+                            "--kind paged or --kind groups, or run with a "
+                            "history of pools",
                             options_.library));
 }
 
@@ -319,7 +321,10 @@ Result<PoolInfo> Host::DescribePool() {
   }
   return ReadGreeting(said->at("pool"), [](const Json& pool) {
     return PoolInfo{pool.at("name").get<std::string>(),
-                    pool.at("claims").get<Level>()};
+                    pool.at("claims").get<Level>(),
+                    pool.at("groups").get<bool>(),
+                    pool.at("laws").get<std::vector<std::string>>(),
+                    pool.at("not_declared").get<std::vector<std::string>>()};
   });
 }
 
@@ -395,11 +400,12 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
 }
 
 RunResult Host::AskPool(const PagedHistory& history, Level level,
-                        const PoolRunOptions& options) {
+                        const PoolLaw* law, const PoolRunOptions& options) {
   std::unique_ptr<HostProcess> process;
+  Json asked = {{"pool", ToText(history)}, {"level", level}};
+  if (law != nullptr) asked["law"] = law->name;
   const std::optional<Json> said =
-      AskOnce({{"pool", ToText(history)}, {"level", level}},
-              options.known_to_hang, process);
+      AskOnce(asked, options.known_to_hang, process);
   RunResult result = {.ran = true};
   if (!said) {
     result.failure = process->died();
@@ -410,10 +416,7 @@ RunResult Host::AskPool(const PagedHistory& history, Level level,
   result = RunResultFromJson(*said);
   if (options.counts != nullptr) {
     PagedCoverageCounts counted = PagedCountsFromJson(said->at("counts"));
-    const PagedSpec& spec = history.spec;
-    if (result.ran) {
-      counted.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
-    }
+    if (result.ran) AddDTypes(history.spec, counted);
     options.counts->Add(counted);
   }
   if (!result.failure || IsSound(*result.failure)) GiveBack(std::move(process));
@@ -421,11 +424,11 @@ RunResult Host::AskPool(const PagedHistory& history, Level level,
 }
 
 Subject Host::SubjectAt(const PoolInfo& info, Level level,
-                        std::string arguments) {
-  const auto run = [this, level](const PagedHistory& history,
-                                 const PoolRunOptions& options) {
+                        std::string arguments, const PoolLaw* law) {
+  const auto run = [this, level, law](const PagedHistory& history,
+                                      const PoolRunOptions& options) {
     try {
-      return AskPool(history, level, options);
+      return AskPool(history, level, law, options);
     } catch (const Json::exception& error) {
       return WroteNonsense(history.ops.size(), error);
     }

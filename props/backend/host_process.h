@@ -23,6 +23,7 @@
 #include "props/compare/runner.h"
 #include "props/laws/laws.h"
 #include "props/paged/paged_runner.h"
+#include "props/paged/pool_laws.h"
 #include "props/search/explore.h"
 
 namespace kvtwin::props {
@@ -71,6 +72,9 @@ Expansion ExpansionFromJson(const nlohmann::ordered_json& json);
 struct PoolInfo {
   std::string name;
   Level claims = Level::kVisibility;
+  bool groups = false;                         // It may have groups of layers.
+  std::vector<std::string> laws = {};          // It can be judged by these.
+  std::vector<std::string> not_declared = {};  // "fork", "groups", ...
 };
 
 struct HostOptions {
@@ -117,7 +121,8 @@ class Host {
 
   // Returns the caches or the pools as a subject that runs histories at this
   // level. Requires: the host outlives the subject.
-  Subject SubjectAt(const PoolInfo& info, Level level, std::string arguments);
+  Subject SubjectAt(const PoolInfo& info, Level level, std::string arguments,
+                    const PoolLaw* law = nullptr);
   Subject SubjectAt(const BackendInfo& info, Level level,
                     std::string arguments);
 
@@ -128,7 +133,7 @@ class Host {
                 const Rules* rules, const std::string& arguments = {},
                 std::string* page = nullptr);
   RunResult AskPool(const PagedHistory& history, Level level,
-                    const PoolRunOptions& options);
+                    const PoolLaw* law, const PoolRunOptions& options);
   std::unique_ptr<HostProcess> Take();
   void GiveBack(std::unique_ptr<HostProcess> process);
   // One question, one answer. Nothing if the process died, and `process` says

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/guarded_paged.h"
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
 #include "props/backend/c_conversions.h"
@@ -36,10 +38,17 @@ template <class... Args>
 class BackendPool final : public PagedPool {
  public:
   BackendPool(const PoolBackend& backend, const PagedSpec& spec, void* pool)
-      : backend_(backend), spec_(spec), pool_(pool) {}
+      : backend_(backend), spec_(Completed(spec)), pool_(pool) {
+    int layer = 0;
+    for (int group = 0; group < Size(spec_.groups); ++group) {
+      groups_.emplace_back(new BackendPool(*this, group, layer));
+      layer += At(spec_.groups, group).layers;
+    }
+  }
   BackendPool(const BackendPool&) = delete;
   BackendPool& operator=(const BackendPool&) = delete;
   ~BackendPool() override {
+    if (group_) return;
     In("close").close(pool_);
     if (backend_.watch != nullptr) backend_.watch->Leave();
   }
@@ -52,6 +61,30 @@ class BackendPool final : public PagedPool {
     return Number("open", [&](auto* made) {
       return In("open").open(pool_, to.get(), made);
     });
+  }
+  Result<int> Find(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) const override {
+    if (table().find == nullptr) return Missing("find");
+    const CPrompt to(prompt, key);
+    return Number("find", [&](auto* length) {
+      return In("find").find(pool_, to.get(), length);
+    });
+  }
+  Status AddMedia(int sequence, const PrefixMedia& media) override {
+    if (table().add_media == nullptr) return Missing("add_media");
+    const kvtwin_media to{media.position, media.hash.c_str()};
+    return Said("add_media", In("add_media").add_media(pool_, sequence, &to));
+  }
+  Result<int> ResumeBefore(int sequence, int len) const override {
+    if (spec_.groups.empty()) return PagedPool::ResumeBefore(sequence, len);
+    if (table().resume_before == nullptr) return Missing("resume_before");
+    return Number("resume_before", [&](auto* resume) {
+      return In("resume_before").resume_before(pool_, sequence, len, resume);
+    });
+  }
+  const PagedPool* Group(int group) const override {
+    const bool exists = group >= 0 && group < Size(groups_);
+    return exists ? At(groups_, group).get() : PagedPool::Group(group);
   }
   Result<int> Fork(int sequence, int len) override {
     if (table().fork == nullptr) return Missing("fork");
@@ -102,9 +135,15 @@ class BackendPool final : public PagedPool {
   Result<PagedTable> ExportTable(std::span<const int> sequences) const override;
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
-    if (table().slots == nullptr) return Missing("slots");
+    if ((group_ ? table().group_slots == nullptr : table().slots == nullptr)) {
+      return Missing(group_ ? "group_slots" : "slots");
+    }
     return List<std::int64_t>("slots", [&](auto* list, auto room, auto* count) {
-      return In("slots").slots(pool_, sequence, begin, end, list, room, count);
+      return group_ ? In("group_slots")
+                          .group_slots(pool_, *group_, sequence, begin, end,
+                                       list, room, count)
+                    : In("slots").slots(pool_, sequence, begin, end, list, room,
+                                        count);
     });
   }
   Result<PagedKv> Blocks(int /*layer*/) const override {
@@ -112,6 +151,14 @@ class BackendPool final : public PagedPool {
   }
 
  private:
+  // A group of `whole`, which owns it.
+  BackendPool(const BackendPool& whole, int group, int layer)
+      : backend_(whole.backend_),
+        spec_(At(whole.spec_.groups, group)),
+        pool_(whole.pool_),
+        group_(group),
+        first_layer_(layer) {}
+
   const kvtwin_pool_backend_v1& table() const { return backend_.table; }
   // Begins a call, which Said ends.
   const kvtwin_pool_backend_v1& In(const char* function) const {
@@ -175,23 +222,26 @@ class BackendPool final : public PagedPool {
                                          bool packed) const;
   // Returns a view of K or V, checked.
   TensorView View(std::string_view function, std::string_view name,
-                  const kvtwin_tensor& tensor, std::int64_t length, bool key,
-                  bool packed) const;
+                  const kvtwin_tensor& tensor, int layer, std::int64_t length,
+                  bool key, bool packed) const;
 
   const PoolBackend backend_;
   const PagedSpec spec_;
   void* const pool_;
+  const std::optional<int> group_ = {};  // Of a pool with groups.
+  const int first_layer_ = 0;            // Of the group, in the pool.
+  std::vector<std::unique_ptr<BackendPool>> groups_;
 };
 
 TensorView BackendPool::View(std::string_view function, std::string_view name,
-                             const kvtwin_tensor& tensor, std::int64_t length,
-                             bool key, bool packed) const {
+                             const kvtwin_tensor& tensor, int layer,
+                             std::int64_t length, bool key, bool packed) const {
   const Result<TensorView> view = TensorFromC(name, &tensor);
   if (!view.ok()) Fault("{}: {}", function, view.status().message());
-  const DType expected =
-      key ? spec_.dtype : spec_.v_dtype.value_or(spec_.dtype);
-  Shape shape = {key ? spec_.k_head_dim : spec_.v_head_dim, spec_.kv_heads,
-                 length, 1};
+  const PagedSpec& spec = SpecOfLayer(spec_, layer);
+  const DType expected = key ? spec.dtype : spec.v_dtype.value_or(spec.dtype);
+  Shape shape = {key ? spec.k_head_dim : spec.v_head_dim, spec.kv_heads, length,
+                 1};
   if (packed) std::swap(shape[1], shape[2]);
   if (view->dtype != expected || view->shape != shape) {
     Fault("{}: {} is {} {}, expected is {} {}", function, name,
@@ -215,7 +265,7 @@ Result<std::vector<PagedView>> BackendPool::ViewsBy(std::string_view function,
   const auto list = List<kvtwin_paged_view>(
       function, [&](auto* views, auto room, auto* count) {
         In(function.data());
-        return fn(pool_, sequence, layer, views, room, count);
+        return fn(pool_, sequence, first_layer_ + layer, views, room, count);
       });
   if (!list.ok()) return list.status();
   std::vector<PagedView> views;
@@ -226,8 +276,8 @@ Result<std::vector<PagedView>> BackendPool::ViewsBy(std::string_view function,
             view.length, view.start, view.block);
     }
     views.push_back(
-        {View(function, "key", view.key, view.length, true, packed),
-         View(function, "value", view.value, view.length, false, packed),
+        {View(function, "key", view.key, layer, view.length, true, packed),
+         View(function, "value", view.value, layer, view.length, false, packed),
          view.start, view.length, view.block});
   }
   return views;
@@ -269,31 +319,45 @@ Result<std::optional<PagedKv>> BackendPool::ContiguousKV(int sequence,
   kvtwin_tensor value{};
   const Result<int> yes = Number("contiguous_kv", [&](auto* answer) {
     return In("contiguous_kv")
-        .contiguous_kv(pool_, sequence, layer, kv_len, answer, &key, &value);
+        .contiguous_kv(pool_, sequence, first_layer_ + layer, kv_len, answer,
+                       &key, &value);
   });
   if (!yes.ok()) return yes.status();
   if (*yes == 0) return std::optional<PagedKv>();
-  return std::optional(
-      PagedKv{View("contiguous_kv", "key", key, kv_len, true, false),
-              View("contiguous_kv", "value", value, kv_len, false, false)});
+  return std::optional(PagedKv{
+      View("contiguous_kv", "key", key, layer, kv_len, true, false),
+      View("contiguous_kv", "value", value, layer, kv_len, false, false)});
 }
 
 PagedUsage BackendPool::Usage() const {
   kvtwin_usage usage{};
   usage.size = sizeof(usage);
-  if (table().usage == nullptr) Fault("the backend has no usage");
-  const Status status = Said("usage", In("usage").usage(pool_, &usage));
+  if ((group_ ? table().group_usage == nullptr : table().usage == nullptr)) {
+    Fault("the backend has no {}", group_ ? "group_usage" : "usage");
+  }
+  const Status status =
+      group_ ? Said("group_usage",
+                    In("group_usage").group_usage(pool_, *group_, &usage))
+             : Said("usage", In("usage").usage(pool_, &usage));
   if (!status.ok()) Fault("usage is {}", status.ToString());
   return {usage.free, usage.cached, usage.used, usage.shared};
 }
 
 Result<PagedCsr> BackendPool::ExportCsr(std::span<const int> sequences) const {
-  if (table().csr == nullptr) return Missing("csr");
+  if ((group_ ? table().group_csr == nullptr : table().csr == nullptr)) {
+    return Missing(group_ ? "group_csr" : "csr");
+  }
   PagedCsr csr;
   csr.indptr.resize(sequences.size() + 1);
   csr.last_page_len.resize(sequences.size());
   auto indices =
       List<std::int32_t>("csr", [&](auto* list, auto room, auto* count) {
+        if (group_) {
+          return In("group_csr")
+              .group_csr(pool_, *group_, sequences.data(), sequences.size(),
+                         csr.indptr.data(), list, room, count,
+                         csr.last_page_len.data());
+        }
         return In("csr").csr(pool_, sequences.data(), sequences.size(),
                              csr.indptr.data(), list, room, count,
                              csr.last_page_len.data());
@@ -305,11 +369,19 @@ Result<PagedCsr> BackendPool::ExportCsr(std::span<const int> sequences) const {
 
 Result<PagedTable> BackendPool::ExportTable(
     std::span<const int> sequences) const {
-  if (table().table == nullptr) return Missing("table");
+  if ((group_ ? table().group_table == nullptr : table().table == nullptr)) {
+    return Missing(group_ ? "group_table" : "table");
+  }
   PagedTable answer;
   answer.seq_lens.resize(sequences.size());
   auto blocks =
       List<std::int32_t>("table", [&](auto* list, auto room, auto* count) {
+        if (group_) {
+          return In("group_table")
+              .group_table(pool_, *group_, sequences.data(), sequences.size(),
+                           &answer.columns, list, room, count,
+                           answer.seq_lens.data());
+        }
         return In("table").table(pool_, sequences.data(), sequences.size(),
                                  &answer.columns, list, room, count,
                                  answer.seq_lens.data());
@@ -319,14 +391,21 @@ Result<PagedTable> BackendPool::ExportTable(
   return answer;
 }
 
-PoolAbilities AbilitiesOf(const kvtwin_pool_backend_v1& table) {
-  return {.fork = table.fork != nullptr,
-          .truncate = table.truncate != nullptr,
-          .commit_unknown = table.commit_unknown != nullptr,
-          .usage = table.usage != nullptr,
-          .table = table.table != nullptr,
-          .csr = table.csr != nullptr,
-          .slots = table.slots != nullptr};
+PoolAbilities AbilitiesOf(const PoolBackend& backend, bool has_groups) {
+  const kvtwin_pool_backend_v1& table = backend.table;
+  PoolAbilities abilities = {.fork = table.fork != nullptr,
+                             .truncate = table.truncate != nullptr,
+                             .commit_unknown = table.commit_unknown != nullptr,
+                             .usage = table.usage != nullptr,
+                             .table = table.table != nullptr,
+                             .csr = table.csr != nullptr,
+                             .slots = table.slots != nullptr};
+  if (!has_groups) return abilities;
+  abilities.table = table.group_table != nullptr;
+  abilities.csr = table.group_csr != nullptr;
+  abilities.slots = table.group_slots != nullptr;
+  abilities.media = backend.media;
+  return abilities;
 }
 
 // Runs the backend in place of the optimized twin.
@@ -352,8 +431,9 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   auto& failure = result.failure;
   std::size_t step = 0;
   try {
-    PoolWorkload workload(recorder, AbilitiesOf(backend.table), backend.rules,
-                          counts);
+    const bool has_groups = !history.spec.groups.empty();
+    PoolWorkload workload(recorder, AbilitiesOf(backend, has_groups),
+                          backend.rules, counts);
     for (; step < history.ops.size(); ++step, ++result.operations) {
       workload.Do(history.ops[step]);
     }
@@ -393,15 +473,25 @@ Status CheckTable(const kvtwin_pool_backend_v1& table) {
 }
 
 Result<PoolRules> RulesOf(const kvtwin_pool_description_v1& said) {
-  constexpr std::uint32_t kAll = KVTWIN_POOL_DEDUPLICATES |
-                                 KVTWIN_POOL_RECOMPUTES_LAST |
-                                 KVTWIN_POOL_HAS_WINDOW;
+  constexpr std::uint32_t kAll =
+      KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
+      KVTWIN_POOL_HAS_WINDOW | KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA |
+      KVTWIN_POOL_STATES_IN_PLACE;
   if ((said.can & ~kAll) != 0) {
     return Invalid("can is {:#x}, which has unknown flags", said.can);
   }
   PoolRules rules;
   rules.deduplicates = (said.can & KVTWIN_POOL_DEDUPLICATES) != 0;
   rules.recomputes_last = (said.can & KVTWIN_POOL_RECOMPUTES_LAST) != 0;
+  rules.states_in_place = (said.can & KVTWIN_POOL_STATES_IN_PLACE) != 0;
+  const bool has_groups = (said.can & KVTWIN_POOL_HAS_GROUPS) != 0;
+  const bool differs =
+      (said.can & (KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
+                   KVTWIN_POOL_HAS_WINDOW)) != 0;
+  if (has_groups ? differs : rules.states_in_place) {
+    return Invalid("can is {:#x}, which is {} groups", said.can,
+                   has_groups ? "not for pools with" : "for pools with");
+  }
   if ((said.can & KVTWIN_POOL_HAS_WINDOW) == 0) return rules;
   if (said.window < 0) {
     return Invalid("window is {}, it must not be negative", said.window);
@@ -440,8 +530,13 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   const Result<PoolRules> rules = RulesOf(said);
   if (!rules.ok()) return rules.status();
   backend.rules = *rules;
+  backend.groups = (said.can & KVTWIN_POOL_HAS_GROUPS) != 0;
+  backend.media = (said.can & KVTWIN_POOL_HAS_MEDIA) != 0;
+  if (backend.media && backend.table.add_media == nullptr) {
+    return Invalid("can is {:#x}, but there is no add_media", said.can);
+  }
   if (rules->any() && level == KVTWIN_IDENTITY) {
-    return Invalid("can is {:#x}, at identity a pool does as P1 to P11 say",
+    return Invalid("can is {:#x}, at identity a pool does as P1 to P18 say",
                    said.can);
   }
   return backend;
@@ -449,8 +544,22 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
 
 Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
                                                    const PagedSpec& spec) {
-  kvtwin_pool_params params = CPoolParams(spec);
-  if (!spec.v_dtype) params.v_dtype = params.dtype;
+  if (!spec.groups.empty() && !backend.groups) {
+    return Status(StatusCode::kNotSupported,
+                  "the backend declares no groups (KVTWIN_POOL_HAS_GROUPS)");
+  }
+  const auto in_c = [](const PagedSpec& of) {
+    kvtwin_pool_params params = CPoolParams(of);
+    if (!of.v_dtype) params.v_dtype = params.dtype;
+    return params;
+  };
+  kvtwin_pool_params params = in_c(Completed(spec));
+  std::vector<kvtwin_pool_params> groups;
+  for (const PagedSpec& group : Completed(spec).groups) {
+    groups.push_back(in_c(group));
+  }
+  params.groups = groups.data();
+  params.group_count = groups.size();
   void* pool = nullptr;
   if (backend.watch != nullptr) backend.watch->Enter("init");
   const int code = backend.table.init(&params, &pool);
@@ -465,33 +574,84 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
       std::make_unique<BackendPool>(backend, spec, pool));
 }
 
+namespace {
+
+// Makes the pool of a history; without it, returns what is wrong with init, or
+// counts the history as one that the backend does not support.
+std::unique_ptr<PagedPool> PoolFor(const PoolBackend& backend,
+                                   const PagedSpec& spec, RunResult& result,
+                                   PagedCoverageCounts* counts) {
+  auto pool = MakeBackendPool(backend, spec);
+  if (pool.ok()) return std::move(*pool);
+  if (pool.status().code() != StatusCode::kNotSupported) {
+    result.failure = PoolFailure(pool.status().message());
+    result.failure->function = "init";
+  } else if (counts != nullptr) {
+    ++counts->not_made;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::vector<std::string> NotDeclared(const PoolBackend& backend) {
+  const PoolAbilities can = AbilitiesOf(backend, backend.groups);
+  std::vector<std::string> missing;
+  for (const auto& [name, has] : {std::pair("fork", can.fork),
+                                  {"truncate", can.truncate},
+                                  {"commit_unknown", can.commit_unknown},
+                                  {"usage", can.usage},
+                                  {"table", can.table},
+                                  {"csr", can.csr},
+                                  {"slots", can.slots},
+                                  {"groups", backend.groups},
+                                  {"media", backend.media}}) {
+    if (!has) missing.emplace_back(name);
+  }
+  return missing;
+}
+
+bool MayBeJudged(const PoolBackend& backend, const PoolLaw& law) {
+  return law.applies(AbilitiesOf(backend, /*has_groups=*/false),
+                     backend.rules) ||
+         (backend.groups &&
+          law.applies(AbilitiesOf(backend, true), backend.rules));
+}
+
+Subject LawSubject(const PoolBackend& backend, const PoolLaw& law,
+                   PoolCalls* calls) {
+  const auto run = [backend, &law, calls](const PagedHistory& history,
+                                          const PoolRunOptions& options) {
+    RunResult result;
+    auto pool = PoolFor(backend, history.spec, result, options.counts);
+    if (pool == nullptr) return result;
+    const PoolAbilities abilities =
+        AbilitiesOf(backend, !history.spec.groups.empty());
+    if (!law.applies(abilities, backend.rules)) return result;
+    return JudgePool(law, history, std::move(pool), abilities, backend.rules,
+                     options.counts, calls);
+  };
+  return {.name = backend.name, .run_pool = run, .level = backend.level};
+}
+
 Subject BackendSubject(const PoolBackend& backend, Level level,
                        PoolCalls* calls) {
   const auto run = [backend, level, calls](const PagedHistory& history,
                                            const PoolRunOptions& options) {
     PagedCoverageCounts* const counts = options.counts;
-    auto pool = MakeBackendPool(backend, history.spec);
     RunResult result;
-    if (!pool.ok()) {
-      if (pool.status().code() != StatusCode::kNotSupported) {
-        result.failure = PoolFailure(pool.status().message());
-        result.failure->function = "init";
-      } else if (counts != nullptr) {
-        ++counts->not_made;
-      }
-      return result;
-    }
+    auto pool = PoolFor(backend, history.spec, result, counts);
+    if (pool == nullptr) return result;
     PoolCalls own;
     PoolCalls& noted = calls == nullptr ? own : *calls;
     if (level == Level::kIdentity) {
-      pool->reset();
+      pool.reset();
       return RunIdentity(backend, history, counts, noted);
     }
     if (counts != nullptr) {
-      const PagedSpec& spec = history.spec;
-      counts->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
+      AddDTypes(history.spec, *counts);
     }
-    return RunVisibility(backend, history, counts, noted, std::move(*pool));
+    return RunVisibility(backend, history, counts, noted, std::move(pool));
   };
   return {.name = backend.name, .run_pool = run, .level = level};
 }

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/dialects/pool_rules.h"
 #include "kvtwin/paged.h"
@@ -14,6 +15,7 @@
 #include "props/backend/backend.h"
 #include "props/oracle/judge.h"
 #include "props/paged/paged_runner.h"
+#include "props/paged/pool_laws.h"
 
 namespace kvtwin::props {
 
@@ -22,6 +24,8 @@ struct PoolBackend {
   std::string name;
   Level level = Level::kVisibility;  // The level that it claims.
   PoolRules rules;
+  bool groups = false;           // It may have groups of layers.
+  bool media = false;            // Its prompts may have media.
   MemoryWatch* watch = nullptr;  // Outlives its pools.
 };
 
@@ -34,6 +38,17 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given);
 // shapes, a list without end.
 Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
                                                    const PagedSpec& spec);
+
+// Returns the operations and other abilities that the backend lacks.
+std::vector<std::string> NotDeclared(const PoolBackend& backend);
+
+// Whether pools of the backend, with groups or without, can be judged by a law.
+bool MayBeJudged(const PoolBackend& backend, const PoolLaw& law);
+
+// Returns the pools of the backend, in this process, as a subject that a law
+// judges. `calls` is as below.
+Subject LawSubject(const PoolBackend& backend, const PoolLaw& law,
+                   PoolCalls* calls = nullptr);
 
 // Returns the pools of the backend, in this process, as a subject. At
 // Level::kIdentity they are compared with the ledger and the reference twin

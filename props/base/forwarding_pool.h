@@ -92,6 +92,69 @@ class ForwardingPool : public PagedPool {
   std::unique_ptr<PagedPool> pool_;
 };
 
+// Hands the calls that read to a group of a pool with groups; nobody changes a
+// group by itself.
+class ForwardingGroup : public PagedPool {
+ public:
+  // Requires: `group` outlives the ForwardingGroup.
+  explicit ForwardingGroup(const PagedPool& group) : group_(group) {}
+
+  const PagedSpec& spec() const override { return group_.spec(); }
+  Result<int> Open(std::span<const std::int32_t>, const PrefixKey&) override {
+    return Refused();
+  }
+  Result<int> Fork(int, int) override { return Refused(); }
+  Result<int> SeqLen(int sequence) const override {
+    return group_.SeqLen(sequence);
+  }
+  Result<PagedAppend> Append(int, int, const TensorView&,
+                             const TensorView&) override {
+    return Refused();
+  }
+  Status Commit(int, int) override { return Refused(); }
+  Status Commit(int, std::span<const std::int32_t>) override {
+    return Refused();
+  }
+  Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
+    return group_.Views(sequence, layer);
+  }
+  Result<std::vector<PagedView>> ViewsPacked(int sequence,
+                                             int layer) const override {
+    return group_.ViewsPacked(sequence, layer);
+  }
+  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
+                                              int kv_len) const override {
+    return group_.ContiguousKV(sequence, layer, kv_len);
+  }
+  Status Truncate(int, int) override { return Refused(); }
+  Status Free(int) override { return Refused(); }
+  Result<Device> LayerDevice(int layer) const override {
+    return group_.LayerDevice(layer);
+  }
+  PagedUsage Usage() const override { return group_.Usage(); }
+  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
+    return group_.ExportCsr(sequences);
+  }
+  Result<PagedTable> ExportTable(
+      std::span<const int> sequences) const override {
+    return group_.ExportTable(sequences);
+  }
+  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                int end) const override {
+    return group_.SlotMapping(sequence, begin, end);
+  }
+  Result<PagedKv> Blocks(int layer) const override {
+    return group_.Blocks(layer);
+  }
+
+ protected:
+  static Status Refused() {
+    return {StatusCode::kNotSupported, "a group changes with its pool only"};
+  }
+
+  const PagedPool& group_;
+};
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_BASE_FORWARDING_POOL_H_

@@ -38,10 +38,17 @@ using ::testing::HasSubstr;
 constexpr std::int64_t kOperations = 6000;
 
 PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table,
-                       std::uint64_t seed = 3) {
+                       std::uint64_t seed = 3, bool groups = false) {
   const auto backend = DescribePoolBackend(&table);
   EXPECT_TRUE(backend.ok()) << backend.status().ToString();
-  return FuzzPools(seed, kOperations, BackendSubject(*backend, level));
+  FuzzOptions options;
+  options.seed = seed;
+  options.operations = kOperations;
+  options.groups = groups;
+  return FuzzPools(options, BackendSubject(*backend, level));
+}
+PagedFuzzResult FuzzGroupsAt(Level level, const kvtwin_pool_backend_v1& table) {
+  return FuzzAt(level, table, /*seed=*/3, /*groups=*/true);
 }
 
 std::string CallTrace(const PagedFuzzResult& result) {
@@ -59,6 +66,42 @@ TEST(PoolBackend, ATwinIsIdentical) {
     EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
     EXPECT_GE(result.counts.operations, kOperations);
   }
+}
+
+TEST(PoolBackend, ATwinWithGroupsIsIdentical) {
+  for (const Level level : {Level::kIdentity, Level::kVisibility}) {
+    const PagedFuzzResult result =
+        FuzzGroupsAt(level, *twin::kvtwin_get_pool_backend_v1());
+    EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
+    EXPECT_EQ(result.counts.not_made, 0);
+    EXPECT_GT(result.counts.found, 50);
+    EXPECT_GT(result.counts.truncated, 10);
+    EXPECT_GT(result.counts.full, 50);
+  }
+}
+
+// A library that declares no groups never sees any.
+TEST(PoolBackend, GroupsMustBeDeclared) {
+  const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
+  const PagedFuzzResult result = FuzzGroupsAt(Level::kVisibility, table);
+  EXPECT_EQ(result.ran, 0);
+  EXPECT_GE(result.counts.not_made, 1000);
+  kvtwin_pool_backend_v1 odd = *twin::kvtwin_get_pool_backend_v1();
+  static std::uint32_t can = 0;
+  const auto why = [&](std::uint32_t said) {
+    can = said;
+    odd.describe = [](kvtwin_pool_description_v1* out) -> int {
+      out->can = can;
+      return KVTWIN_OK;
+    };
+    return DescribePoolBackend(&odd).status().message();
+  };
+  EXPECT_EQ(why(KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_STATES_IN_PLACE), "");
+  EXPECT_THAT(why(KVTWIN_POOL_STATES_IN_PLACE), HasSubstr("for pools with"));
+  EXPECT_THAT(why(KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_DEDUPLICATES),
+              HasSubstr("not for pools with groups"));
+  odd.add_media = nullptr;
+  EXPECT_THAT(why(KVTWIN_POOL_HAS_MEDIA), HasSubstr("there is no add_media"));
 }
 
 // The last line of a report is the call that failed, with the lines of its
@@ -157,6 +200,77 @@ TEST(PoolBackend, EachFaultHasItsMessage) {
   }
 }
 
+// The same for pools with groups.
+int WithoutMedia(void* pool, const kvtwin_prompt* prompt,
+                 std::int32_t* sequence) {
+  kvtwin_prompt without = *prompt;
+  without.media_count = 0;
+  return twin::Open(pool, &without, sequence);
+}
+int OfTheFirstGroup(void* pool, std::int32_t, const std::int32_t* sequences,
+                    std::size_t sequence_count, std::int32_t* columns,
+                    std::int32_t* blocks, std::size_t room, std::size_t* count,
+                    std::int32_t* seq_lens) {
+  return twin::GroupTable(pool, 0, sequences, sequence_count, columns, blocks,
+                          room, count, seq_lens);
+}
+int SlotsOfTheFirstGroup(void* pool, std::int32_t, std::int32_t sequence,
+                         std::int32_t begin, std::int32_t end,
+                         std::int64_t* slots, std::size_t room,
+                         std::size_t* count) {
+  return twin::GroupSlots(pool, 0, sequence, begin, end, slots, room, count);
+}
+int WithoutTheFirst(void* pool, std::int32_t sequence, std::int32_t layer,
+                    kvtwin_paged_view* views, std::size_t room,
+                    std::size_t* count) {
+  const int status = twin::Views(pool, sequence, layer, views, room, count);
+  if (status != KVTWIN_OK || *count < 2) return status;
+  if (room > 0) std::copy(views + 1, views + room, views);
+  --*count;
+  return status;
+}
+int WithoutTheLast(void* pool, std::int32_t sequence, std::int32_t layer,
+                   kvtwin_paged_view* views, std::size_t room,
+                   std::size_t* count) {
+  const int status = twin::Views(pool, sequence, layer, views, room, count);
+  if (status == KVTWIN_OK && *count > 0) --*count;
+  return status;
+}
+int ForgetsAll(void* pool, std::int32_t sequence, std::int32_t /*length*/) {
+  return twin::Truncate(pool, sequence, 0);
+}
+int ForksTooFew(void* pool, std::int32_t sequence, std::int32_t length,
+                std::int32_t* made) {
+  return twin::Fork(pool, sequence, length > 0 ? length - 1 : 0, made);
+}
+
+TEST(PoolBackend, EachFaultOfGroupsHasItsMessage) {
+  struct Case {
+    std::string why;  // At the level of visibility.
+    std::function<void(kvtwin_pool_backend_v1&)> damage;
+  };
+  const std::vector<Case> cases = {
+      {"tokens", [](auto& table) { table.open = WithoutMedia; }},
+      {"", [](auto& table) { table.group_table = OfTheFirstGroup; }},
+      {"", [](auto& table) { table.group_slots = SlotsOfTheFirstGroup; }},
+      {"", [](auto& table) { table.views = WithoutTheFirst; }},
+      {"", [](auto& table) { table.views = WithoutTheLast; }},
+      {"", [](auto& table) { table.truncate = ForgetsAll; }},
+      {"", [](auto& table) { table.fork = ForksTooFew; }}};
+  for (const Case& test_case : cases) {
+    kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+    test_case.damage(table);
+    for (const Level level : {Level::kIdentity, Level::kVisibility}) {
+      const PagedFuzzResult result = FuzzGroupsAt(level, table);
+      EXPECT_NE(TextOf(result.failure), "") << test_case.why;
+      if (level == Level::kVisibility) {
+        EXPECT_THAT(TextOf(result.failure), HasSubstr(test_case.why));
+      }
+      EXPECT_LE(result.shrunk.ops.size(), 12) << CallTrace(result);
+    }
+  }
+}
+
 // From most seeds, a bug is shrunk to the same line.
 TEST(PoolBackend, ABugShrinksToTheSameLine) {
   kvtwin_pool_backend_v1 shares = *twin::kvtwin_get_pool_backend_v1();
@@ -226,6 +340,10 @@ TEST(PoolBackend, OnlyHistoriesThatRanAreCounted) {
 TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.size = offsetof(kvtwin_pool_backend_v1, message);
+  table.describe = [](kvtwin_pool_description_v1* out) -> int {
+    out->level = KVTWIN_IDENTITY;
+    return KVTWIN_OK;
+  };
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
   EXPECT_EQ(result.counts.operations >= kOperations, true);

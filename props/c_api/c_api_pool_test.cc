@@ -77,6 +77,39 @@ TEST(CInterface, GroupsOfAPoolServeOnePrefix) {
   EXPECT_EQ(kvtwin_pool_find(pool, &prompt.known, &length),
             KVTWIN_INVALID_ARGUMENT);
   EXPECT_EQ(kvtwin_pool_add_media(pool, 0, &early), KVTWIN_INVALID_ARGUMENT);
+  std::int32_t columns = 0;
+  std::int32_t seq_len = 0;
+  std::array<std::int32_t, 4> blocks = {-2, -2, -2, -2};
+  std::size_t count = 0;
+  constexpr std::int32_t kFirst = 0;
+  EXPECT_EQ(kvtwin_pool_table(pool, &kFirst, 1, &columns, blocks.data(),
+                              blocks.size(), &count, &seq_len),
+            KVTWIN_NOT_SUPPORTED);
+  EXPECT_EQ(
+      kvtwin_pool_group_table(pool, 1, &kFirst, 1, &columns, blocks.data(),
+                              blocks.size(), &count, &seq_len),
+      KVTWIN_OK);
+  EXPECT_EQ(columns, 2);  // Two blocks of four tokens.
+  EXPECT_EQ(seq_len, 7);
+  EXPECT_EQ(blocks, (std::array<std::int32_t, 4>{0, 1, -2, -2}));
+  std::array<std::int64_t, 3> slots = {};
+  EXPECT_EQ(kvtwin_pool_group_slots(pool, 1, 0, 3, 6, slots.data(),
+                                    slots.size(), &count),
+            KVTWIN_OK);
+  EXPECT_EQ(slots,
+            (std::array<std::int64_t, 3>{0, -1, -1}));  // The state at 4.
+  std::array<std::int32_t, 2> indptr = {};
+  EXPECT_EQ(
+      kvtwin_pool_group_csr(pool, 0, &kFirst, 1, indptr.data(), blocks.data(),
+                            blocks.size(), &count, &seq_len),
+      KVTWIN_OK);
+  EXPECT_EQ(indptr[1], 4);
+  Later<kvtwin_usage> usage;
+  EXPECT_EQ(kvtwin_pool_group_usage(pool, 1, &usage.known), KVTWIN_OK);
+  EXPECT_EQ(usage.known.used, 2);
+  EXPECT_EQ(kvtwin_pool_group_usage(pool, 2, &usage.known),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("there is no group 2"));
   groups[1].known.groups = &groups[0].known;
   groups[1].known.group_count = 1;
   kvtwin_pool* none = nullptr;

@@ -92,6 +92,87 @@ kvtwin_status ViewsBy(ViewsFn ask, kvtwin_pool* pool, int sequence, int layer,
   });
 }
 
+// Calls `call` with a group of the pool, or with the pool itself.
+template <class Call>
+kvtwin_status OnGroup(kvtwin_pool* pool, std::optional<int> group,
+                      const Call& call) {
+  return OnPool(pool, [&](PagedPool& target) -> Status {
+    const PagedPool* const of = group ? target.Group(*group) : &target;
+    if (of == nullptr) return Invalid("there is no group {}", *group);
+    return call(*of);
+  });
+}
+
+kvtwin_status UsageOf(kvtwin_pool* pool, std::optional<int> group,
+                      kvtwin_usage* usage) {
+  return OnGroup(pool, group, [&](const PagedPool& target) -> Status {
+    const auto size = SizeOfStruct("usage", usage, sizeof(kvtwin_usage));
+    if (!size.ok()) return size.status();
+    const PagedUsage answer = target.Usage();
+    WriteStruct(
+        kvtwin_usage{0, answer.free, answer.cached, answer.used, answer.shared},
+        usage);
+    return {};
+  });
+}
+
+kvtwin_status TableOf(kvtwin_pool* pool, std::optional<int> group,
+                      const int32_t* sequences, size_t sequence_count,
+                      int32_t* columns, int32_t* blocks, size_t room,
+                      size_t* count, int32_t* seq_lens) {
+  return OnGroup(pool, group, [&](const PagedPool& target) -> Status {
+    const auto list = ListFromC("sequences", sequences, sequence_count);
+    if (!list.ok()) return list.status();
+    Status status = CheckList("blocks", blocks, room, count);
+    if (status.ok()) status = NeedAll({{"columns", columns}});
+    if (status.ok()) {
+      status = CheckList("seq_lens", seq_lens, sequence_count, count);
+    }
+    if (!status.ok()) return status;
+    const Result<PagedTable> answer = target.ExportTable(*list);
+    if (!answer.ok()) return answer.status();
+    *columns = answer->columns;
+    WriteList(answer->blocks, blocks, room, count);
+    std::copy(answer->seq_lens.begin(), answer->seq_lens.end(), seq_lens);
+    return {};
+  });
+}
+
+kvtwin_status CsrOf(kvtwin_pool* pool, std::optional<int> group,
+                    const int32_t* sequences, size_t sequence_count,
+                    int32_t* indptr, int32_t* indices, size_t room,
+                    size_t* count, int32_t* last_page_len) {
+  return OnGroup(pool, group, [&](const PagedPool& target) -> Status {
+    const auto list = ListFromC("sequences", sequences, sequence_count);
+    if (!list.ok()) return list.status();
+    Status status = CheckList("indices", indices, room, count);
+    if (status.ok()) status = NeedAll({{"indptr", indptr}});
+    if (status.ok()) {
+      status = CheckList("last_page_len", last_page_len, sequence_count, count);
+    }
+    if (!status.ok()) return status;
+    const Result<PagedCsr> answer = target.ExportCsr(*list);
+    if (!answer.ok()) return answer.status();
+    std::copy(answer->indptr.begin(), answer->indptr.end(), indptr);
+    WriteList(answer->indices, indices, room, count);
+    std::copy(answer->last_page_len.begin(), answer->last_page_len.end(),
+              last_page_len);
+    return {};
+  });
+}
+
+kvtwin_status SlotsOf(kvtwin_pool* pool, std::optional<int> group,
+                      int32_t sequence, int32_t begin, int32_t end,
+                      int64_t* slots, size_t room, size_t* count) {
+  return OnGroup(pool, group, [&](const PagedPool& target) -> Status {
+    Status status = CheckList("slots", slots, room, count);
+    if (!status.ok()) return status;
+    const auto answer = target.SlotMapping(sequence, begin, end);
+    if (answer.ok()) WriteList(*answer, slots, room, count);
+    return answer.status();
+  });
+}
+
 }  // namespace
 
 kvtwin_status kvtwin_pool_default_params(kvtwin_pool_params* params,
@@ -244,15 +325,7 @@ kvtwin_status kvtwin_pool_free(kvtwin_pool* pool, int32_t sequence) {
 }
 
 kvtwin_status kvtwin_pool_usage(kvtwin_pool* pool, kvtwin_usage* usage) {
-  return OnPool(pool, [&](PagedPool& target) -> Status {
-    const auto size = SizeOfStruct("usage", usage, sizeof(kvtwin_usage));
-    if (!size.ok()) return size.status();
-    const PagedUsage answer = target.Usage();
-    WriteStruct(
-        kvtwin_usage{0, answer.free, answer.cached, answer.used, answer.shared},
-        usage);
-    return {};
-  });
+  return UsageOf(pool, std::nullopt, usage);
 }
 
 kvtwin_status kvtwin_pool_layer_device(kvtwin_pool* pool, int32_t layer,
@@ -268,57 +341,52 @@ kvtwin_status kvtwin_pool_table(kvtwin_pool* pool, const int32_t* sequences,
                                 size_t sequence_count, int32_t* columns,
                                 int32_t* blocks, size_t room, size_t* count,
                                 int32_t* seq_lens) {
-  return OnPool(pool, [&](PagedPool& target) -> Status {
-    const auto list = ListFromC("sequences", sequences, sequence_count);
-    if (!list.ok()) return list.status();
-    Status status = CheckList("blocks", blocks, room, count);
-    if (status.ok()) status = NeedAll({{"columns", columns}});
-    if (status.ok()) {
-      status = CheckList("seq_lens", seq_lens, sequence_count, count);
-    }
-    if (!status.ok()) return status;
-    const Result<PagedTable> answer = target.ExportTable(*list);
-    if (!answer.ok()) return answer.status();
-    *columns = answer->columns;
-    WriteList(answer->blocks, blocks, room, count);
-    std::copy(answer->seq_lens.begin(), answer->seq_lens.end(), seq_lens);
-    return {};
-  });
+  return TableOf(pool, std::nullopt, sequences, sequence_count, columns, blocks,
+                 room, count, seq_lens);
 }
 
 kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
                               size_t sequence_count, int32_t* indptr,
                               int32_t* indices, size_t room, size_t* count,
                               int32_t* last_page_len) {
-  return OnPool(pool, [&](PagedPool& target) -> Status {
-    const auto list = ListFromC("sequences", sequences, sequence_count);
-    if (!list.ok()) return list.status();
-    Status status = CheckList("indices", indices, room, count);
-    if (status.ok()) status = NeedAll({{"indptr", indptr}});
-    if (status.ok()) {
-      status = CheckList("last_page_len", last_page_len, sequence_count, count);
-    }
-    if (!status.ok()) return status;
-    const Result<PagedCsr> answer = target.ExportCsr(*list);
-    if (!answer.ok()) return answer.status();
-    std::copy(answer->indptr.begin(), answer->indptr.end(), indptr);
-    WriteList(answer->indices, indices, room, count);
-    std::copy(answer->last_page_len.begin(), answer->last_page_len.end(),
-              last_page_len);
-    return {};
-  });
+  return CsrOf(pool, std::nullopt, sequences, sequence_count, indptr, indices,
+               room, count, last_page_len);
 }
 
 kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
                                 int32_t begin, int32_t end, int64_t* slots,
                                 size_t room, size_t* count) {
-  return OnPool(pool, [&](PagedPool& target) -> Status {
-    Status status = CheckList("slots", slots, room, count);
-    if (!status.ok()) return status;
-    const auto answer = target.SlotMapping(sequence, begin, end);
-    if (answer.ok()) WriteList(*answer, slots, room, count);
-    return answer.status();
-  });
+  return SlotsOf(pool, std::nullopt, sequence, begin, end, slots, room, count);
+}
+
+kvtwin_status kvtwin_pool_group_table(kvtwin_pool* pool, int32_t group,
+                                      const int32_t* sequences,
+                                      size_t sequence_count, int32_t* columns,
+                                      int32_t* blocks, size_t room,
+                                      size_t* count, int32_t* seq_lens) {
+  return TableOf(pool, group, sequences, sequence_count, columns, blocks, room,
+                 count, seq_lens);
+}
+
+kvtwin_status kvtwin_pool_group_csr(kvtwin_pool* pool, int32_t group,
+                                    const int32_t* sequences,
+                                    size_t sequence_count, int32_t* indptr,
+                                    int32_t* indices, size_t room,
+                                    size_t* count, int32_t* last_page_len) {
+  return CsrOf(pool, group, sequences, sequence_count, indptr, indices, room,
+               count, last_page_len);
+}
+
+kvtwin_status kvtwin_pool_group_slots(kvtwin_pool* pool, int32_t group,
+                                      int32_t sequence, int32_t begin,
+                                      int32_t end, int64_t* slots, size_t room,
+                                      size_t* count) {
+  return SlotsOf(pool, group, sequence, begin, end, slots, room, count);
+}
+
+kvtwin_status kvtwin_pool_group_usage(kvtwin_pool* pool, int32_t group,
+                                      kvtwin_usage* usage) {
+  return UsageOf(pool, group, usage);
 }
 
 kvtwin_status kvtwin_pool_blocks(kvtwin_pool* pool, int32_t layer,

@@ -15,6 +15,7 @@
 #include "kvtwin/status.h"
 #include "props/backend/backend.h"
 #include "props/backend/backend_laws.h"
+#include "props/backend/host_process.h"
 #include "props/backend/live.h"
 #include "props/base/program.h"
 #include "props/compare/coverage_marks.h"
@@ -80,6 +81,14 @@ Certificate Certify(const BackendInfo& info, const CertifyOptions& options,
                     const std::vector<Level>& levels,
                     const std::function<Subject(Level)>& subject_at,
                     const std::function<void(const Failure&)>& found = nullptr);
+
+// The same for a pool. `subject_at` makes the subject, judged by a law if one
+// is given; `rerun_law` the command that judges a history by a law again.
+Certificate CertifyPool(
+    const PoolInfo& info, const CertifyOptions& options,
+    const std::function<Subject(Level, const PoolLaw*)>& subject_at,
+    const std::function<std::string(const PoolLaw&, const PagedHistory&,
+                                    const Subject&)>& rerun_law);
 
 // Returns the certificate as JSON; its last key, `hash`, is a hash of all
 // others, so that a damaged certificate is seen (a forged one is not).

@@ -307,8 +307,23 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   });
 }
 
-int OnPoolBackend(const BackendArguments& arguments,
+bool IsPool(const BackendArguments& arguments) {
+  Host host(OptionsOf(arguments));
+  return !host.Describe().ok() && host.DescribePool().ok();
+}
+
+int OnPoolBackend(const BackendArguments& arguments, bool groups,
                   const std::function<int(const Subject&)>& act) {
+  return OnPoolHost(arguments, groups,
+                    [&](const PoolInfo& /*info*/, Level level,
+                        const PoolSubjectAt& subject_at) {
+                      return act(subject_at(level, nullptr));
+                    });
+}
+
+int OnPoolHost(const BackendArguments& arguments, bool groups,
+               const std::function<int(const PoolInfo&, Level,
+                                       const PoolSubjectAt&)>& act) {
   Host host(OptionsOf(arguments));
   const Result<PoolInfo> info = host.DescribePool();
   if (!info.ok()) return Complain(info.status().message());
@@ -317,10 +332,17 @@ int OnPoolBackend(const BackendArguments& arguments,
   if (level > Level::kVisibility) {
     return Complain(fmt::format("pools have no {} level", LevelName(level)));
   }
+  if (groups && !info->groups) {
+    return Complain(fmt::format(
+        "--kind groups: {} does not declare groups (KVTWIN_POOL_HAS_GROUPS)",
+        info->name));
+  }
   if (level < info->claims) {
     return Complain(fmt::format("{} does not claim identity", info->name));
   }
-  return act(host.SubjectAt(*info, level, PoolArgumentsText(arguments)));
+  return act(*info, level, [&](Level at, const PoolLaw* law) {
+    return host.SubjectAt(*info, at, PoolArgumentsText(arguments), law);
+  });
 }
 
 int OnOurBackend(

@@ -42,9 +42,17 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 bool json, const std::string& html);
 // Calls `act` with the backend's pool as subject, at the level that the user
 // gave or else the claimed level. Returns the result of `act`, or 2 if there is
-// no usable backend.
-int OnPoolBackend(const BackendArguments& arguments,
+// no usable backend, or none with groups although `groups` are wanted.
+int OnPoolBackend(const BackendArguments& arguments, bool groups,
                   const std::function<int(const Subject&)>& act);
+// Whether the library has a pool and no cache.
+bool IsPool(const BackendArguments& arguments);
+// Does the same with what the pool declares, and a function that makes the
+// subject: at a level, judged by a law if one is given.
+using PoolSubjectAt = std::function<Subject(Level, const PoolLaw*)>;
+int OnPoolHost(const BackendArguments& arguments, bool groups,
+               const std::function<int(const PoolInfo&, Level,
+                                       const PoolSubjectAt&)>& act);
 // Calls `act` with the levels that the backend can be tried at: the level that
 // the user gave, or else all. Returns the result of `act`, or 2 if there is no
 // usable backend.

@@ -28,6 +28,7 @@ struct CertifyArguments {
   std::string compare;  // The path of an earlier certificate, or empty.
   std::string junit;    // The path of the JUnit file, or empty.
   bool json = false;
+  bool pool = false;  // The pool of a library that has a cache, too.
 };
 
 // No certificate is larger.
@@ -102,7 +103,22 @@ int RunCertify(CertifyArguments& arguments) {
     };
     return Report(arguments, Certify(info, options, levels, subject_at), old);
   };
-  return OnLevels(arguments.backend, act);
+  if (!arguments.pool && !IsPool(arguments.backend)) {
+    return OnLevels(arguments.backend, act);
+  }
+  return OnPoolHost(
+      arguments.backend, /*groups=*/false,
+      [&](const PoolInfo& info, Level /*level*/,
+          const PoolSubjectAt& subject_at) {
+        const auto rerun_law = [](const PoolLaw& law,
+                                  const PagedHistory& history,
+                                  const Subject& subject) {
+          return LawCommand(law, history, subject);
+        };
+        return Report(
+            arguments,
+            CertifyPool(info, arguments.options, subject_at, rerun_law), old);
+      });
 }
 
 }  // namespace
@@ -143,6 +159,8 @@ void AddCertifyCommand(CLI::App& app, int& exit_code) {
   command->add_option("--junit", arguments->junit,
                       "write each level and each law as a test case of JUnit "
                       "XML to this file");
+  command->add_flag("--pool", arguments->pool,
+                    "certify the pool of a library that has a cache, too");
   command->add_flag("--json", arguments->json,
                     "print the certificate as one JSON object");
   command->callback([arguments, &exit_code] {

@@ -629,6 +629,12 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
     ARGS fuzz --kind paged --ops 5000
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  foreach(level identity visibility)
+    kvtwin_command_test(backend_twin_groups_${level} EXIT 0
+      PRINTS " 0 differences.* [1-9][0-9]* blocks found by prompts"
+      ARGS fuzz --kind groups --ops 5000 --level ${level}
+           --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  endforeach()
   kvtwin_command_test(museum_backend EXIT 0 PRINTS "^2 of 2 found"
     ARGS museum --backend --seeds 1 --only X01 A03p)
 endif()
@@ -814,6 +820,9 @@ kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool of blocks: use fu
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(backend_pool_without_groups EXIT 2
+  PRINTS "--kind groups: c_pool does not declare groups"
+  ARGS fuzz --kind groups --ops 100 --backend $<TARGET_FILE:kvtwin_c_pool>)
 # c_pool has only f32: histories that it refuses are not counted.
 kvtwin_command_test(backend_pool_is_judged EXIT 0
   PRINTS "[1-9][0-9]* truncations, [1-9][0-9]* appends refused, 1 pairs of dtypes; [1-9][0-9]* more histories skipped"
@@ -841,9 +850,23 @@ if(KVTWIN_PYTHON)
 endif()
 kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
   ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(certify_pool EXIT 2
-  PRINTS "c_pool.so is a pool of blocks: use fuzz or explore"
-  ARGS certify --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(certify_pool EXIT 0
+  PRINTS "visibility  holds .claimed..*holds   keys_keep_apart.*right: "
+  ARGS certify --ops 2000 --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(certify_pool_with_a_bug EXIT 1
+  PRINTS "visibility  broken: .*WRONG: "
+  ARGS certify --ops 2000 --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+kvtwin_command_test(laws_of_a_pool EXIT 0
+  PRINTS "holds  a_fork_is_equal .*0 broken, [4-6] hold"
+  ARGS laws --kind paged --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(laws_of_a_pool_with_a_bug EXIT 1
+  PRINTS "BROKEN a_fork_is_equal .*rerun   .*kvtwin laws --law a_fork_is_equal "
+  ARGS laws --kind paged --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+kvtwin_command_test(laws_of_groups EXIT 0 PRINTS "0 broken, seed 1"
+  ARGS laws --kind groups --runs 50)
+kvtwin_command_test(laws_of_pools_need_a_kind EXIT 2
+  PRINTS "given_up_pass is a law of pools"
+  ARGS laws --law given_up_pass)
 kvtwin_command_test(certify_nothing EXIT 2 PRINTS "--backend is required"
   ARGS certify)
 kvtwin_command_test(backend_no_file EXIT 2 PRINTS "the file .* does not exist"

@@ -16,6 +16,7 @@
 
 #include "core/index.h"
 #include "core/names.h"
+#include "props/base/clock.h"
 #include "props/base/interrupt.h"
 #include "props/base/text_file.h"
 #include "props/command/backend_command.h"
@@ -24,6 +25,7 @@
 #include "props/paged/paged_runner.h"
 #include "props/search/explain.h"
 #include "props/search/explore.h"
+#include "props/search/explore_pools.h"
 #include "props/search/fuzz.h"
 #include "props/shrink/shrink.h"
 
@@ -300,6 +302,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
   const bool terminal = isatty(STDERR_FILENO) == 1;
   FuzzOptions options;
   options.threads = arguments.threads;
+  options.groups = arguments.kind == "groups";
   options.progress = [&](std::int64_t operations, double seconds) {
     if (!terminal || operations % 65536 >= 64 * arguments.depth) return;
     fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations, seconds);
@@ -323,19 +326,98 @@ int RunPagedHistories(const ExploreArguments& arguments,
   }
   if (result.failure) fmt::print("{}", FailureText(*result.failure));
   fmt::print(
-      "paged: {} histories, {} of {} operations, {} differences, {:.1f} s; "
+      "{}: {} histories, {} of {} operations, {} differences, {:.1f} s; "
       "{} blocks found by prompts, {} copied on write, {} evicted\n",
-      result.histories, Interrupted() ? "not all" : "all", arguments.depth,
-      differences, result.seconds, result.counts.found, result.counts.copied,
-      result.counts.evicted);
+      arguments.kind, result.histories, Interrupted() ? "not all" : "all",
+      arguments.depth, differences, result.seconds, result.counts.found,
+      result.counts.copied, result.counts.evicted);
   return differences;
 }
 
+// Returns the failure of the shortest history that shows it, explained. Nothing
+// if the path that leads to it does not fail by itself.
+std::optional<Failure> Explained(const PoolSpaceResult& result,
+                                 const Subject& subject) {
+  const auto found = RunHistory(result.history, subject).failure;
+  if (!found) return std::nullopt;
+  const PagedHistory shrunk = Shrink(result.history, subject);
+  const auto again = RunHistory(shrunk, subject).failure;
+  return Explain(shrunk, again.value_or(*found), subject);
+}
+
+// Explores the states of small pools with groups.
+int RunGroups(const ExploreArguments& arguments, const Subject& subject) {
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  const PagedMaker make = [&](const PagedSpec& spec, std::string_view twin) {
+    return MakePagedPool(spec, twin == "optimized" ? subject.name : twin);
+  };
+  nlohmann::ordered_json cases = nlohmann::ordered_json::array();
+  PoolSpaceResult total;
+  total.fixed_point = true;
+  const double start = Now();
+  for (const PoolSpace& space : PoolSpaces()) {
+    const double begin = Now();
+    const PoolSpaceResult result =
+        ExploreSpace(space, make, [&](const PoolSpaceResult& so_far) {
+          if (terminal && so_far.states % 64 == 0) {
+            fmt::print(stderr, "\r{:>10} states, {:>12} transitions ",
+                       so_far.states, so_far.transitions);
+          }
+          return Interrupted() ||
+                 (arguments.seconds > 0 && Now() - start > arguments.seconds);
+        });
+    if (terminal) fmt::print(stderr, "\r{:60}\r", "");
+    total.states += result.states;
+    total.transitions += result.transitions;
+    total.depth = std::max(total.depth, result.depth);
+    total.fixed_point = total.fixed_point && result.fixed_point;
+    nlohmann::ordered_json json = {{"case", space.name},
+                                   {"states", result.states},
+                                   {"transitions", result.transitions},
+                                   {"differences", result.failure ? 1 : 0},
+                                   {"depth", result.depth},
+                                   {"fixed_point", result.fixed_point},
+                                   {"seconds", Now() - begin}};
+    if (!arguments.json) {
+      fmt::print(
+          "{:36} {:>9} states, {:>11} transitions, depth {:>2}, {} "
+          "differences, {}, {:.1f} s\n",
+          space.name, result.states, result.transitions, result.depth,
+          result.failure ? 1 : 0,
+          result.fixed_point ? "fixed point" : "not finished", Now() - begin);
+    }
+    if (result.failure) {
+      const auto explained = Explained(result, subject);
+      const Failure& shown = explained ? *explained : *result.failure;
+      if (!arguments.json) fmt::print("{}", FailureText(shown));
+      json.update(FailureJson(shown));
+      total.failure = result.failure;
+    }
+    cases.push_back(std::move(json));
+    if (total.failure) break;
+  }
+  if (arguments.json) {
+    PrintJson({{"cases", cases},
+               {"states", total.states},
+               {"transitions", total.transitions},
+               {"differences", total.failure ? 1 : 0},
+               {"depth", total.depth},
+               {"fixed_point", total.fixed_point},
+               {"seconds", Now() - start}});
+  } else {
+    fmt::print("{} states, {} transitions, {} differences, {}\n", total.states,
+               total.transitions, total.failure ? 1 : 0,
+               total.fixed_point ? "fixed point" : "not finished");
+  }
+  return total.failure ? 1 : 0;
+}
+
 int RunOnBackend(const ExploreArguments& arguments) {
-  if (arguments.kind == "paged") {
-    return OnPoolBackend(arguments.backend, [&](const Subject& subject) {
-      return RunPagedHistories(arguments, subject);
-    });
+  if (arguments.kind == "paged" || arguments.kind == "groups") {
+    return OnPoolBackend(arguments.backend, arguments.kind == "groups",
+                         [&](const Subject& subject) {
+                           return RunPagedHistories(arguments, subject);
+                         });
   }
   return OnOurBackend(
       arguments.backend, "the explorer",
@@ -349,25 +431,40 @@ int RunOnBackend(const ExploreArguments& arguments) {
       });
 }
 
-// Refuses the options that belong to the other kind of exploring.
-void RefuseOtherKind(const CLI::App& explore, bool paged) {
+// Refuses the options that belong to other kinds of exploring.
+void RefuseOtherKind(const CLI::App& explore,
+                     const ExploreArguments& arguments) {
+  const bool groups = arguments.kind == "groups";
+  const bool of_states = groups && !arguments.backend.given();
+  const bool paged = arguments.kind == "paged" || groups;
   for (const char* option : {"--cells", "--sequences", "--positions", "--dtype",
                              "--state", "--seconds", "--profile", "--depth"}) {
-    const bool of_paged = std::string_view(option) == "--depth";
-    if (of_paged == paged || explore.count(option) == 0) continue;
-    throw CLI::ValidationError(option,
-                               paged ? "is for caches, not for --kind paged"
-                                     : "is for --kind paged only");
+    if (explore.count(option) == 0) continue;
+    const std::string_view name = option;
+    if (of_states && name == "--seconds") continue;
+    if (of_states && name == "--depth") {
+      throw CLI::ValidationError(option, "is for --kind groups of a backend");
+    }
+    const bool of_paged = name == "--depth";
+    if (of_paged == paged) continue;
+    throw CLI::ValidationError(
+        option,
+        paged ? fmt::format("is for caches, not for --kind {}", arguments.kind)
+              : "is for --kind paged only");
   }
 }
 
 // Throws if the caches do not have drafts that are wanted.
 void CheckDrafts(const ExploreArguments& arguments) {
   if (!arguments.size.drafts) return;
-  const auto refuse = [](std::string_view why) {
-    throw CLI::ValidationError("--speculate", std::string(why));
+  const auto refuse = [](const std::string& why) {
+    throw CLI::ValidationError("--speculate", why);
   };
-  if (arguments.kind == "paged") refuse("kind paged has no drafts");
+  for (const char* kind : {"paged", "groups"}) {
+    if (arguments.kind == kind) {
+      refuse(fmt::format("kind {} has no drafts", kind));
+    }
+  }
   if (arguments.backend.given()) refuse("is for the twins");
   if (arguments.twin == "cuda") refuse("the twin cuda has no drafts");
   if (!arguments.state.empty()) refuse("the progress cannot be saved: --state");
@@ -378,6 +475,12 @@ int RunExplore(const ExploreArguments& arguments) {
   if (arguments.backend.given()) return RunOnBackend(arguments);
   if (arguments.kind == "paged") {
     return RunPagedHistories(arguments, TwinSubject(arguments.twin));
+  }
+  if (arguments.kind == "groups") {
+    if (arguments.twin == "cuda") {
+      throw CLI::ValidationError("--twin", "cuda has no pools with groups");
+    }
+    return RunGroups(arguments, TwinSubject(arguments.twin));
   }
   return Session(arguments, TwinSubject(arguments.twin)).Run();
 }
@@ -408,9 +511,9 @@ void AddSizeOptions(CLI::App& explore, ExploreArguments& arguments) {
   explore.add_flag("--speculate", size.drafts,
                    "batches of drafts, two at a time at most, and commits");
   explore.add_option("--kind", arguments.kind, "only this kind of cache")
-      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
-                                                     "chunked", "recurrent",
-                                                     "hybrid", "paged"}));
+      ->check(CLI::IsMember(
+          std::vector<std::string>{"causal", "swa", "swa_mem", "chunked",
+                                   "recurrent", "hybrid", "paged", "groups"}));
 }
 
 }  // namespace
@@ -425,7 +528,8 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   explore
       ->add_option(
           "--depth", arguments->depth,
-          "with --kind paged: run all histories of this many operations")
+          "with --kind paged, or groups of a backend: run all histories of "
+          "this many operations")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
   explore->add_option("--twin", arguments->twin, "the twin to check")
@@ -450,7 +554,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   AddProfileOption(*explore, arguments->backend);
   explore->add_flag("--json", arguments->json, "print one JSON object");
   explore->callback([arguments, explore, &exit_code] {
-    RefuseOtherKind(*explore, arguments->kind == "paged");
+    RefuseOtherKind(*explore, *arguments);
     CatchInterrupts();
     exit_code = RunExplore(*arguments);
   });

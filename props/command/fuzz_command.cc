@@ -372,9 +372,9 @@ int RunSearch(const FuzzArguments& arguments, FuzzOptions options,
   return vacuous ? 1 : 0;
 }
 
-// Pools with groups are those of the twins reference and optimized.
+// The twins reference and optimized have pools with groups, and backends may.
 void RefuseForGroups(const CLI::App& command, const FuzzArguments& arguments) {
-  for (const char* option : {"--backend", "--cells-max", "--dtypes"}) {
+  for (const char* option : {"--cells-max", "--dtypes"}) {
     if (command.count(option) == 0) continue;
     throw CLI::ValidationError(option, "is not for pools with groups");
   }
@@ -413,7 +413,7 @@ void RefuseLevelOfTwin(const CLI::App& command) {
 template <class Do>
 int OnPools(const FuzzArguments& arguments, const Do& act) {
   if (arguments.backend.given()) {
-    return OnPoolBackend(arguments.backend, act);
+    return OnPoolBackend(arguments.backend, arguments.kind == "groups", act);
   }
   ReportCrashes();
   return act(TwinSubject(arguments.twin));

@@ -20,10 +20,11 @@ namespace kvtwin::props {
 namespace {
 
 int RunGen(const GenOptions& options, const std::string& line) {
-  if (options.limits.any() && (!options.paged || !line.empty())) {
+  const bool pools = options.paged || options.groups;
+  if (options.limits.any() && (!pools || !line.empty())) {
     fmt::print(stderr,
                "kvtwin gen: --without and --dtype are for random histories of "
-               "pools: --kind paged\n");
+               "pools: --kind paged or --kind groups\n");
     return 2;
   }
   Status status;
@@ -82,12 +83,14 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
       ->check(count)
       ->excludes(ops)
       ->capture_default_str();
-  AddSeedAndKind(*gen, options.seed, arguments->kind);
+  AddSeedAndKind(*gen, options.seed, arguments->kind, {"groups"});
   gen->add_option("--without", arguments->without,
                   "leave these out of histories of pools, separated by commas: "
-                  "fork, truncate, commit_unknown, keys (salts and extra keys)")
+                  "fork, truncate, commit_unknown, keys (salts and extra "
+                  "keys), media")
       ->delimiter(',')
-      ->check(CLI::IsMember({"fork", "truncate", "commit_unknown", "keys"}));
+      ->check(CLI::IsMember(
+          {"fork", "truncate", "commit_unknown", "keys", "media"}));
   gen->add_option("--dtype", arguments->dtype, "the dtype of rows in all pools")
       ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
                                                      kRowDTypeNames.end())));
@@ -101,9 +104,11 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
         .truncate = left_out("truncate"),
         .commit_unknown = left_out("commit_unknown"),
         .keys = left_out("keys"),
+        .media = left_out("media"),
         .dtype = FromName<DType>(kRowDTypeNames, arguments->dtype)};
     chosen.paged = arguments->kind == "paged";
-    if (!arguments->kind.empty() && !chosen.paged) {
+    chosen.groups = arguments->kind == "groups";
+    if (!arguments->kind.empty() && !chosen.paged && !chosen.groups) {
       chosen.kind = FromName<Kind>(kKindNames, arguments->kind);
     }
     exit_code = RunGen(chosen, arguments->history);

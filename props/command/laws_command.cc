@@ -13,6 +13,8 @@
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/laws/laws.h"
+#include "props/paged/pool_laws.h"
+#include "props/search/fuzz.h"
 
 namespace kvtwin::props {
 namespace {
@@ -23,9 +25,13 @@ struct LawsArguments {
   std::string law;
   std::string twin;
   std::string history;
+  std::string kind;  // "paged" or "groups": pools in place of caches.
   bool json = false;
   BackendArguments backend;  // Instead of the twins, if one is given.
 };
+
+// About the operations of a history of a pool.
+constexpr std::int64_t kPoolOperations = 40;
 
 LawHistories HistoriesOf(const LawsArguments& arguments) {
   LawHistories histories{
@@ -96,6 +102,41 @@ class LawsReport {
       laws_.push_back(LawJson(law, subject, run, why_not));
     } else {
       fmt::print("{}", Text(law, subject, run, why_not));
+    }
+  }
+  void Add(const PoolLaw& law, const Subject& subject,
+           const PagedFuzzResult& result, const std::string& rerun) {
+    broken_ += result.failure ? 1 : 0;
+    (result.ran > 0 ? judged_ : not_judged_) += 1;
+    if (arguments_.json) {
+      nlohmann::ordered_json json = {
+          {"law", law.name},
+          {subject.arguments.empty() ? "twin" : "backend", subject.name},
+          {"histories", result.ran},
+          {"judged", result.judged},
+          {"holds", !result.failure}};
+      if (result.ran == 0) json["holds"] = nullptr;
+      if (result.failure) {
+        json.update({{"history", ToText(result.shrunk)},
+                     {"shrunk_to", result.shrunk.ops.size()},
+                     {"reason", result.failure->text},
+                     {"rules", law.rules},
+                     {"rerun", rerun}});
+      }
+      laws_.push_back(std::move(json));
+    } else if (result.ran == 0) {
+      fmt::print(
+          "-      {:<22} {:<10} not judged: it has no such pool, or lacks "
+          "an operation of the law\n",
+          law.name, subject.name);
+    } else {
+      fmt::print("{:<6} {:<22} {:<10} {:>6} histories, judged in {:>6}\n",
+                 result.failure ? "BROKEN" : "holds", law.name, subject.name,
+                 result.ran, result.judged);
+      if (result.failure) {
+        fmt::print("\n  {} ({})\n  {}\n  rerun   {}\n\n", law.statement,
+                   law.rules, result.failure->text, rerun);
+      }
     }
   }
   // Adds a line to the summary.
@@ -172,7 +213,80 @@ int RunOnBackend(const LawsArguments& arguments) {
       });
 }
 
+// Judges pools by one law.
+void JudgePools(const LawsArguments& arguments, const PoolLaw& law,
+                const Subject& subject, LawsReport& report) {
+  PagedFuzzResult result;
+  if (arguments.history.empty()) {
+    FuzzOptions options;
+    options.seed = arguments.seed;
+    options.operations = arguments.runs * kPoolOperations;
+    options.groups = arguments.kind == "groups";
+    result = FuzzPools(options, subject);
+  } else {
+    result.shrunk = *ParsePagedHistory(arguments.history);
+    const RunResult ran = RunHistory(result.shrunk, subject);
+    result.ran = ran.ran ? 1 : 0;
+    result.judged = ran.views > 0 ? 1 : 0;
+    result.failure = ran.failure;
+  }
+  const std::string rerun =
+      result.failure ? LawCommand(law, result.shrunk, subject) : "";
+  report.Add(law, subject, result, rerun);
+}
+
+int RunPoolLaws(const LawsArguments& arguments) {
+  LawsReport report(arguments);
+  const auto each = [&](const auto& judge) {
+    for (const PoolLaw& law : PoolLaws()) {
+      if (!arguments.law.empty() && law.name != arguments.law) continue;
+      if (!Interrupted()) judge(law);
+    }
+    return report.End();
+  };
+  const bool groups = arguments.kind == "groups";
+  if (arguments.backend.given()) {
+    return OnPoolHost(arguments.backend, groups,
+                      [&](const PoolInfo& /*info*/, Level level,
+                          const PoolSubjectAt& subject_at) {
+                        return each([&](const PoolLaw& law) {
+                          JudgePools(arguments, law, subject_at(level, &law),
+                                     report);
+                        });
+                      });
+  }
+  return each([&](const PoolLaw& law) {
+    for (const std::string_view twin : TwinNames()) {
+      if (!arguments.twin.empty() && twin != arguments.twin) continue;
+      JudgePools(arguments, law, LawSubject(law, twin), report);
+    }
+  });
+}
+
+// Whether the arguments name pools; throws if they contradict one another.
+bool AreOfPools(const LawsArguments& arguments) {
+  const bool pools =
+      !arguments.kind.empty() || arguments.history.starts_with("kvp1");
+  if (!arguments.law.empty() &&
+      (FindPoolLaw(arguments.law) != nullptr) != pools) {
+    throw CLI::ValidationError("--law",
+                               fmt::format("{} is a law of {}", arguments.law,
+                                           pools ? "caches"
+                                                 : "pools: --kind paged or "
+                                                   "--kind groups"));
+  }
+  return pools;
+}
+
 int RunLaws(const LawsArguments& arguments) {
+  if (AreOfPools(arguments)) {
+    const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
+    if (!arguments.history.empty() && !history.ok()) {
+      fmt::print(stderr, "kvtwin laws: {}\n", history.status().message());
+      return 2;
+    }
+    return RunPoolLaws(arguments);
+  }
   if (!arguments.history.empty()) {
     const Result<History> history = ParseHistory(arguments.history);
     if (!history.ok()) {
@@ -205,6 +319,7 @@ void AddLawsCommand(CLI::App& app, int& exit_code) {
                          "of docs/laws.md");
   std::vector<std::string> laws;
   for (const Law& law : Laws()) laws.emplace_back(law.name);
+  for (const PoolLaw& law : PoolLaws()) laws.emplace_back(law.name);
   const std::vector<std::string> twins(TwinNames().begin(), TwinNames().end());
   command->add_option("--law", arguments->law, "check only this law")
       ->check(CLI::IsMember(laws));
@@ -217,9 +332,12 @@ void AddLawsCommand(CLI::App& app, int& exit_code) {
   command->add_option("--seed", arguments->seed, "the seed of the histories")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
       ->capture_default_str();
+  command->add_option("--kind", arguments->kind, "judge pools, by their laws")
+      ->check(CLI::IsMember({"paged", "groups"}));
   command
       ->add_option("--history", arguments->history,
-                   "only this history, 'kvt1 ... | ...' (docs/histories.md)")
+                   "only this history, 'kvt1 ... | ...', or of a pool 'kvp1 "
+                   "... | ...' (docs/histories.md)")
       ->excludes(runs);
   AddBackendOptions(*command, arguments->backend);
   AddProfileOption(*command, arguments->backend);

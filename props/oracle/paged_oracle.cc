@@ -36,6 +36,9 @@ std::span<const int> TokensOf(const PagedTraceOp& op) {
 
 double KeyBytes(const PrefixKey& key) {
   auto bytes = static_cast<double>(key.salt.size());
+  for (const PrefixMedia& media : key.media) {
+    bytes += kExtraBytes + static_cast<double>(media.hash.size());
+  }
   for (const std::string& extra : key.extra) {
     bytes += kExtraBytes + static_cast<double>(extra.size());
   }
@@ -74,16 +77,31 @@ int PagedOracle::Appended(int sequence) const {
   return len == SeqLen(sequence) ? ledger_->End(sequence) - len : 0;
 }
 
-bool PagedOracle::IsGone(int sequence, int index) const {
-  if (!header_.rules.window || !ledger_->Has(sequence)) return false;
-  const std::int64_t end = (std::int64_t{index} + 1) * header_.spec.block_size;
-  return std::min(end, std::int64_t{ledger_->End(sequence)}) <=
-         ledger_->Low(sequence);
+bool PagedOracle::IsGone(int sequence, int index, int group) const {
+  if (!ledger_->Has(sequence)) return false;
+  const PagedSpec& spec = SpecOf(group);
+  if (!header_.rules.window && !spec.window && !spec.states) return false;
+  const int last = ledger_->End(sequence, group);
+  if (spec.states) {
+    const int len = ledger_->SeqLen(sequence);
+    const bool read =
+        index == len - 1 && !(header_.rules.states_in_place && last > len);
+    return !read && index != last - 1;
+  }
+  const std::int64_t end = (std::int64_t{index} + 1) * spec.block_size;
+  return std::min(end, std::int64_t{last}) <= ledger_->Low(sequence, group);
 }
 
-int PagedOracle::BlocksFor(int tokens) const {
-  const int size = header_.spec.block_size;
+int PagedOracle::BlocksFor(int tokens, int group) const {
+  const int size = SpecOf(group).block_size;
   return tokens / size + (tokens % size == 0 ? 0 : 1);
+}
+
+int PagedOracle::PlaceOf(int group, int block, int len) const {
+  const PagedSpec& spec = SpecOf(group);
+  if (!spec.states) return block;
+  const std::int64_t after = (std::int64_t{block} + 1) * spec.block_size;
+  return AsInt(std::min<std::int64_t>(after, len)) - 1;
 }
 
 Status PagedOracle::Start(const PagedTraceHeader& header,
@@ -96,7 +114,7 @@ Status PagedOracle::Start(const PagedTraceHeader& header,
     if (!pool.ok()) return pool.status();
     twins_.push_back({name, std::move(*pool)});
   }
-  gate_ = std::make_unique<RecordedPool>(header.spec, &recorded_);
+  gate_ = MakeRecordedPool(header.spec, &recorded_);
   ledger_.emplace(header.spec, header.rules);
   return {};
 }
@@ -122,6 +140,8 @@ PagedOracle::Answer PagedOracle::Ask(PagedPool& pool, const PagedTraceOp& op) {
       return {pool.Truncate(op.seq, op.len)};
     case Kind::kFree:
       return {pool.Free(op.seq)};
+    case Kind::kMedia:
+      return {pool.AddMedia(op.seq, op.media)};
     case Kind::kSeqLen:
     case Kind::kViews:
     case Kind::kSlots:
@@ -140,14 +160,14 @@ PagedOracle::Answer PagedOracle::Ask(PagedPool& pool, const PagedTraceOp& op) {
 }
 
 std::string PagedOracle::FindMisuse(const PagedTraceOp& op) {
-  recorded_ = {op.made, op.len, op.result != StatusCode::kOk};
+  recorded_ = {op.made, op.len, op.result != StatusCode::kOk, op.kept};
   const Status status = Ask(*gate_, op).status;
   if (!status.ok() && status.code() != StatusCode::kCacheFull) {
     return status.ToString();
   }
   if (op.kind != Kind::kSlots || !ledger_holds_) return "";
   const std::int64_t end = std::int64_t{op.begin} + std::ssize(op.slots);
-  const int most = ledger_->End(op.seq);
+  const int most = ledger_->End(op.seq, op.group);
   if (op.begin >= 0 && end <= most) return "";
   return fmt::format("positions {} to {} are not within the {} of sequence {}",
                      op.begin, end, most, op.seq);
@@ -222,11 +242,12 @@ void PagedOracle::Remember(const PagedTraceOp& op) {
 void PagedOracle::ForgetBlocks(int sequence) {
   const auto list = blocks_.find(sequence);
   if (list == blocks_.end()) return;
-  for (const auto& [index, shown] : list->second) {
-    auto& by_end = owners_.at(shown.block).by_end;
+  for (const auto& [spot, shown] : list->second) {
+    const Spot block = {spot.first, shown.block};
+    auto& by_end = owners_.at(block).by_end;
     by_end.erase({shown.end, sequence});
     if (by_end.size() == 1) --shared_;
-    if (by_end.empty()) owners_.erase(shown.block);
+    if (by_end.empty()) owners_.erase(block);
   }
   blocks_.erase(list);
 }
@@ -288,13 +309,21 @@ std::optional<Failure> PagedOracle::Compare(
   if (!status.ok()) return WrongAnswer("{}", status.ToString());
   if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
     auto failure = WrongUnlessEqual("result", op.made, number);
-    if (failure || op.kind == Kind::kFork) return failure;
+    if (failure) return failure;
+    if (op.kind == Kind::kFork) {
+      return WrongUnlessEqual("kept", op.kept.value_or(op.len),
+                              *twin.SeqLen(number));
+    }
     failure = WrongUnlessEqual("len", op.len, *twin.SeqLen(number));
     const std::string other = failure ? OtherKeyText(op) : "";
     if (!other.empty()) failure->text += ": " + other;
     return failure;
   }
   if (op.kind == Kind::kSeqLen) return WrongUnlessEqual("len", op.len, number);
+  if (op.kind == Kind::kTruncate) {
+    return WrongUnlessEqual("kept", op.kept.value_or(op.len),
+                            *twin.SeqLen(op.seq));
+  }
   if (op.kind == Kind::kUsage) {
     const PagedUsage expected = twin.Usage();
     for (const auto& [name, count] : {std::pair("free", &PagedUsage::free),
@@ -309,11 +338,14 @@ std::optional<Failure> PagedOracle::Compare(
   if (op.kind == Kind::kViews) {
     if (auto failure = CompareViews(op, twin)) return failure;
   }
-  for (const auto& [sequence, index, block] : places) {
-    const int position = index * header_.spec.block_size;
-    const auto slot = twin.SlotMapping(sequence, position, position + 1);
+  for (const auto& [sequence, index, block, group] : places) {
+    const int size = PlaceSize(group);
+    const int position = index * size;
+    const PagedPool& in =
+        header_.spec.groups.empty() ? twin : *twin.Group(group);
+    const auto slot = in.SlotMapping(sequence, position, position + 1);
     if (!slot.ok()) return WrongAnswer("{}", slot.status().ToString());
-    const auto expected = AsInt(slot->at(0) / header_.spec.block_size);
+    const auto expected = slot->at(0) < 0 ? -1 : AsInt(slot->at(0) / size);
     if (block == expected) continue;
     return WrongAnswer("block {} of sequence {} is {}, expected {}", index,
                        sequence, block, expected);
@@ -321,7 +353,7 @@ std::optional<Failure> PagedOracle::Compare(
   if (op.kind != Kind::kTable) return std::nullopt;
   int columns = 0;
   for (const int sequence : op.sequences) {
-    columns = std::max(columns, BlocksFor(SeqLen(sequence)));
+    columns = std::max(columns, BlocksFor(SeqLen(sequence), op.group));
   }
   return WrongUnlessEqual("columns", op.table.columns, columns);
 }
@@ -330,19 +362,25 @@ std::optional<Failure> PagedOracle::CompareViews(const PagedTraceOp& op,
                                                  const PagedPool& twin) const {
   const auto views = twin.Views(op.seq, op.layer);
   if (!views.ok()) return WrongAnswer("{}", views.status().ToString());
-  const int rows =
-      views->empty() ? 0 : views->back().start + views->back().length;
+  int rows = 0;
+  for (const PagedView& view : *views) rows += view.length;
   if (auto failure =
           WrongUnlessEqual("the number of rows", RowCount(op), rows)) {
     return failure;
   }
   const KvView actual = RowsOf(op);
+  int row = -1;
   for (const PagedView& view : *views) {
     for (int i = 0; i < view.length; ++i) {
-      const int position = view.start + i;
+      ++row;
+      if (auto failure =
+              WrongUnlessEqual(fmt::format("position of row {}", row),
+                               PositionOf(op, row), view.start + i)) {
+        return failure;
+      }
       const auto same = [&](const TensorView& shown,
                             const TensorView& expected) {
-        return RowBytes(shown, position, VLayout::kPlain) ==
+        return RowBytes(shown, row, VLayout::kPlain) ==
                CopyOf(Slice(expected, 2, i), shown.dtype).bytes;
       };
       KvView expected;
@@ -352,8 +390,7 @@ std::optional<Failure> PagedOracle::CompareViews(const PagedTraceOp& op,
           (!op.value || same(actual.value, view.value))) {
         continue;
       }
-      return Failure{.text = WrongRow(op, position, {expected}),
-                     .column = position};
+      return Failure{.text = WrongRow(op, row, {expected}), .column = row};
     }
   }
   return std::nullopt;
@@ -369,20 +406,23 @@ std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
   const bool key_wrong = std::ranges::none_of(
       expected, [&](const KvView& row) { return SameAs(key, row.key); });
   const bool value_wrong = op.value && !SameAs(value, expected[0].value);
-  std::string what = fmt::format("position {} of sequence {} has{} ",
-                                 op.start.value_or(0) + column, op.seq,
-                                 key_wrong ? "" : ", as its V, that of");
+  std::string what =
+      fmt::format("position {} of sequence {} has{} ", PositionOf(op, column),
+                  op.seq, key_wrong ? "" : ", as its V, that of");
   KvView whose = actual;
   if (key_wrong) whose.value = {};  // K is wrong, V may be right.
   what += AppendedText(puts_.Find(whose, column, VLayout::kPlain, 0, op.layer),
                        op.layer);
+  const PagedSpec& spec = SpecOfLayer(header_.spec, op.layer);
+  const DType key_dtype = spec.dtype;
+  const DType value_dtype = spec.v_dtype.value_or(spec.dtype);
   const bool as_put =
       expected.size() == 1 &&
-      (!key_wrong || IsAsPut(key, expected[0].key, key_dtype())) &&
-      (!value_wrong || IsAsPut(value, expected[0].value, value_dtype()));
+      (!key_wrong || IsAsPut(key, expected[0].key, key_dtype)) &&
+      (!value_wrong || IsAsPut(value, expected[0].value, value_dtype));
   if (as_put) {
     what += fmt::format(" as it was put, not as {} stores it",
-                        DTypeName(key_wrong ? key_dtype() : value_dtype()));
+                        DTypeName(key_wrong ? key_dtype : value_dtype));
   } else {
     what += ExpectedText(expected, op.layer);
   }
@@ -423,18 +463,17 @@ std::optional<Failure> PagedOracle::FollowLedger(
     case Kind::kOpen:
       return FollowOpen(op);
     case Kind::kFork:
-      if (sequences_.contains(op.made)) {
-        return WrongAnswer("result is {}, but that sequence exists already",
-                           op.made);
-      }
-      ledger_->Fork(op.seq, op.made, op.len);
-      return std::nullopt;
+      return FollowFork(op);
     case Kind::kAppend:
       return FollowAppend(op);
     case Kind::kCommit:
       return FollowCommit(op);
     case Kind::kTruncate:
-      ledger_->Truncate(op.seq, op.len);
+      if (auto failure = CheckKept(op)) return failure;
+      ledger_->Truncate(op.seq, op.kept.value_or(op.len));
+      return std::nullopt;
+    case Kind::kMedia:
+      ledger_->AddMedia(op.seq, op.media);
       return std::nullopt;
     case Kind::kFree:
       ledger_->Free(op.seq);
@@ -453,6 +492,35 @@ std::optional<Failure> PagedOracle::FollowLedger(
     if (auto failure = CheckPlace(place, op.line)) return failure;
   }
   return std::nullopt;
+}
+
+std::optional<Failure> PagedOracle::FollowFork(const PagedTraceOp& op) {
+  if (sequences_.contains(op.made)) {
+    return WrongAnswer("result is {}, but that sequence exists already",
+                       op.made);
+  }
+  if (auto failure = CheckKept(op)) return failure;
+  ledger_->Fork(op.seq, op.made, op.kept.value_or(op.len));
+  return std::nullopt;
+}
+
+// Checks at which length a fork or a truncation took effect (P14). The pool
+// decides, if it has given up what the next token needs at `len`; the views
+// that follow show whether it has what it needs at `kept`.
+std::optional<Failure> PagedOracle::CheckKept(const PagedTraceOp& op) const {
+  const int kept = op.kept.value_or(op.len);
+  if (kept > op.len) {
+    return WrongAnswer("kept is {}, the first {} tokens were asked for", kept,
+                       op.len);
+  }
+  const auto gives_up = [](const PagedSpec& group) {
+    return group.window || group.states;
+  };
+  const bool may = std::ranges::any_of(header_.spec.groups, gives_up) &&
+                   op.len < ledger_->SeqLen(op.seq);
+  if (kept == op.len || may) return std::nullopt;
+  return WrongAnswer("kept is {}, sequence {} can continue at {}", kept, op.seq,
+                     op.len);
 }
 
 std::optional<Failure> PagedOracle::FollowOpen(const PagedTraceOp& op) {
@@ -537,9 +605,12 @@ std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
         "max_seq_len is {}",
         op.seq, end, spec.max_seq_len);
   }
-  // Blocks before the first block in the window may be gone.
-  const int gone = ledger_->Low(op.seq) / spec.block_size;
-  const int needed = BlocksFor(AsInt(end)) - gone;
+  // Blocks before the first block in the window may be gone; earlier states,
+  // too. A pool with groups divides its blocks as it likes.
+  const int group = GroupOfLayer(op.layer);
+  const int gone = ledger_->Low(op.seq, group) / SpecOf(group).block_size;
+  const int needed =
+      SpecOf(group).states ? 1 : BlocksFor(AsInt(end), group) - gone;
   if (needed > spec.blocks) {
     return WrongAnswer(
         "result is ok, but sequence {} cannot have {} tokens: the "
@@ -552,17 +623,17 @@ std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
 
 std::optional<Failure> PagedOracle::CheckViews(const PagedTraceOp& op) {
   const int count = RowCount(op);
-  const int first = op.start.value_or(0);
   const KvView actual = RowsOf(op);
   for (int i = 0; i < count; ++i) {
+    const int position = PositionOf(op, i);
     const TensorView key = Slice(actual.key, 2, i);
     const TensorView value =
         op.value ? Slice(actual.value, 2, i) : TensorView();
-    if (ledger_->See(op.seq, op.layer, first + i, key,
+    if (ledger_->See(op.seq, op.layer, position, key,
                      op.value ? &value : nullptr)) {
       continue;
     }
-    std::vector<KvRows> rows = ledger_->Candidates(op.seq, op.layer, first + i);
+    std::vector<KvRows> rows = ledger_->Candidates(op.seq, op.layer, position);
     std::vector<KvView> expected;
     std::vector<KvRows*> distinct;
     for (KvRows& row : rows) {
@@ -582,83 +653,6 @@ std::optional<Failure> PagedOracle::CheckViews(const PagedTraceOp& op) {
     return Failure{.text = WrongRow(op, i, expected), .column = i};
   }
   return std::nullopt;
-}
-
-std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
-                                               std::int64_t line) {
-  const auto& [sequence, index, block] = place;
-  if (IsGone(sequence, index)) return std::nullopt;
-  if (block < 0 || block >= header_.spec.blocks) {
-    return WrongAnswer("block {} of sequence {} is {}, the pool has {}", index,
-                       sequence, block, header_.spec.blocks);
-  }
-  const int end = ledger_->End(sequence);
-  const auto known = blocks_[sequence].find(index);
-  if (known != blocks_[sequence].end()) {
-    const Shown& before = known->second;
-    if (before.block == block) return std::nullopt;
-    return WrongAnswer("block {} of sequence {} is {}, and was {} on line {}",
-                       index, sequence, block, before.block, before.line);
-  }
-  Owners& owners = owners_.try_emplace(block, Owners{index, {}}).first->second;
-  if (owners.by_end.empty()) {
-    owners.by_end.emplace(end, sequence);
-    blocks_[sequence][index] = {block, line, end};
-    return std::nullopt;
-  }
-  // All owners agree with the longest of them.
-  const auto [other_end, other] = *owners.by_end.rbegin();
-  if (owners.index != index) {
-    return WrongAnswer(
-        "block {} is block {} of sequence {}, and block {} of {}", block,
-        owners.index, other, index, sequence);
-  }
-  const int begin = index * header_.spec.block_size;
-  const int stop = std::min({end, other_end, begin + header_.spec.block_size});
-  for (int p = begin; p < stop; ++p) {
-    const bool same = ledger_->SameToken(sequence, other, p);
-    if (same && ledger_->ShareRows(sequence, other, p)) continue;
-    return WrongAnswer(
-        "block {} is shared by sequences {} and {}, whose {} at position {} "
-        "are not the same",
-        block, other, sequence, same ? "rows" : "tokens", p);
-  }
-  owners.by_end.emplace(end, sequence);
-  if (owners.by_end.size() == 2) ++shared_;
-  blocks_[sequence][index] = {block, line, end};
-  return std::nullopt;
-}
-
-std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
-  const auto& [free, cached, used, shared] = usage;
-  const std::int64_t all = std::int64_t{free} + cached + used;
-  if (all != header_.spec.blocks) {
-    return WrongAnswer("free, cached and used add up to {}, the pool has {}",
-                       all, header_.spec.blocks);
-  }
-  if (!longest_blocks_) {
-    longest_blocks_ = 0;
-    for (const int sequence : sequences_) {
-      const int low = ledger_->Low(sequence);
-      const int len = SeqLen(sequence);
-      const int gone = low / header_.spec.block_size;
-      if (low >= len) continue;
-      longest_blocks_ = std::max(*longest_blocks_, BlocksFor(len) - gone);
-    }
-  }
-  const int used_least = std::max(*longest_blocks_, Size(owners_));
-  const int used_most = sequences_.empty() ? 0 : used;
-  const int shared_most = sequences_.size() < 2 ? 0 : used;
-  const auto outside = [](std::string_view name, std::int64_t count,
-                          std::int64_t least,
-                          std::int64_t most) -> std::optional<Failure> {
-    if (count >= least && count <= most) return std::nullopt;
-    return WrongAnswer("{} is {}, it must be {} {}", name, count,
-                       count < least ? "at least" : "at most",
-                       count < least ? least : most);
-  };
-  auto failure = outside("used", used, used_least, used_most);
-  return failure ? failure : outside("shared", shared, shared_, shared_most);
 }
 
 }  // namespace kvtwin::props

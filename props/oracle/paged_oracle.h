@@ -1,5 +1,5 @@
 // The oracle for recordings of pools checks whether a recording shows a pool
-// that obeys the rules (docs/semantics.md, P1 to P11).
+// that obeys the rules (docs/semantics.md, P1 to P18).
 //
 // Like the oracle of caches (props/oracle/oracle.h), it replays the calls on
 // one or two twins, for identity, and on the ledger, for visibility: which rows
@@ -10,6 +10,7 @@
 #ifndef KVTWIN_PROPS_ORACLE_PAGED_ORACLE_H_
 #define KVTWIN_PROPS_ORACLE_PAGED_ORACLE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -21,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "core/trace/paged_trace.h"
 #include "kvtwin/paged.h"
 #include "props/oracle/oracle.h"
@@ -57,9 +59,12 @@ class PagedOracle {
     std::int64_t line = 0;
     int end = 0;  // End of the sequence, with appended rows.
   };
-  // The blocks shown, by sequence and place in its list, since the last call
-  // that may move blocks of that sequence.
-  const std::map<int, std::map<int, Shown>>& blocks() const { return blocks_; }
+  // A group, 0 without groups, and a place in the list of a sequence: the
+  // number of a block or, of a group of states, the position of a state.
+  using Spot = std::pair<int, int>;
+  // The blocks shown, by sequence and place, since the last call that may move
+  // blocks of that sequence.
+  const std::map<int, std::map<Spot, Shown>>& blocks() const { return blocks_; }
   // Returns how many rows after SeqLen the longest layer has; 0 if this is not
   // known any more.
   int Appended(int sequence) const;
@@ -68,6 +73,7 @@ class PagedOracle {
     int sequence = 0;
     int index = 0;
     int block = 0;
+    int group = 0;
   };
   // The blocks that the last line shows.
   const std::vector<Place>& places() const { return places_; }
@@ -92,13 +98,25 @@ class PagedOracle {
   std::string FindExcess(const PagedTraceOp& op);
   void Remember(const PagedTraceOp& op);
   void ForgetBlocks(int sequence);
-  int BlocksFor(int tokens) const;
-  // Whether no later token sees any token of this block of a sequence.
-  bool IsGone(int sequence, int index) const;
-  DType key_dtype() const { return header_.spec.dtype; }
-  DType value_dtype() const {
-    return header_.spec.v_dtype.value_or(header_.spec.dtype);
+  int GroupCount() const { return std::max(1, Size(header_.spec.groups)); }
+  const PagedSpec& SpecOf(int group) const {
+    return header_.spec.groups.empty() ? header_.spec
+                                       : At(header_.spec.groups, group);
   }
+  int GroupOfLayer(int layer) const { return GroupOf(header_.spec, layer); }
+  int BlocksFor(int tokens, int group) const;
+  // The tokens from one place of a group to the next.
+  int PlaceSize(int group) const {
+    return SpecOf(group).states ? 1 : SpecOf(group).block_size;
+  }
+  // The place of a block of a sequence with `len` tokens.
+  int PlaceOf(int group, int block, int len) const;
+  // The position of a row of a line.
+  static int PositionOf(const PagedTraceOp& op, int row) {
+    return op.positions ? At(*op.positions, row) : op.start.value_or(0) + row;
+  }
+  // Whether no later token sees any token of this place of a sequence.
+  bool IsGone(int sequence, int index, int group) const;
 
   // Each returns what is wrong with a list or a shape, whichever blocks the
   // pool has; otherwise adds the blocks that the line shows to `places`.
@@ -107,6 +125,7 @@ class PagedOracle {
   std::optional<Failure> ReadViews(const PagedTraceOp& op,
                                    std::vector<Place>& places) const;
   std::optional<Failure> CheckExtent(const PagedTraceOp& op) const;
+  std::optional<Failure> CheckStates(const PagedTraceOp& op) const;
   std::optional<Failure> ReadTable(const PagedTraceOp& op,
                                    std::vector<Place>& places) const;
   std::optional<Failure> ReadCsr(const PagedTraceOp& op,
@@ -124,6 +143,8 @@ class PagedOracle {
   std::optional<Failure> FollowLedger(const PagedTraceOp& op,
                                       const std::vector<Place>& places);
   std::optional<Failure> FollowOpen(const PagedTraceOp& op);
+  std::optional<Failure> FollowFork(const PagedTraceOp& op);
+  std::optional<Failure> CheckKept(const PagedTraceOp& op) const;
   std::optional<Failure> FollowAppend(const PagedTraceOp& op);
   std::optional<Failure> FollowCommit(const PagedTraceOp& op);
   std::string WhyNotFoundText(const PagedTraceOp& op) const;
@@ -131,6 +152,7 @@ class PagedOracle {
   std::optional<Failure> CheckViews(const PagedTraceOp& op);
   std::optional<Failure> CheckPlace(const Place& place, std::int64_t line);
   std::optional<Failure> CheckUsage(const PagedUsage& usage);
+  int LongestBlocks() const;
   std::string WrongRow(const PagedTraceOp& op, int column,
                        const std::vector<KvView>& expected) const;
   std::string ExpectedText(const std::vector<KvView>& expected,
@@ -138,21 +160,22 @@ class PagedOracle {
 
   PagedTraceHeader header_;
   RecordedAnswers recorded_;
-  std::unique_ptr<GuardedPaged>
-      gate_;  // Finds misuse, and answers as recorded.
+  // Finds misuse, and answers as recorded.
+  std::unique_ptr<PagedPool> gate_;
   std::vector<Twin> twins_;
   bool twins_hold_ = true;
   std::optional<reference::PagedLedger> ledger_;
   bool ledger_holds_ = true;
 
   std::set<int> sequences_;
-  std::map<int, std::map<int, Shown>> blocks_;
-  std::map<int, Owners> owners_;       // By block.
-  int shared_ = 0;                     // Blocks of several owners.
-  std::optional<int> longest_blocks_;  // The longest list; set by CheckUsage.
-  double key_bytes_ = 0;               // The largest prefix key so far.
-  int longest_ = 0;                    // The longest sequence so far.
-  double kept_bytes_ = 0;              // All rows and prefix keys so far.
+  std::map<int, std::map<Spot, Shown>> blocks_;
+  std::map<Spot, Owners> owners_;  // By group and block.
+  int shared_ = 0;                 // Blocks of several owners.
+  // The longest list, added up over the groups; set by CheckUsage.
+  std::optional<int> longest_blocks_;
+  double key_bytes_ = 0;   // The largest prefix key so far.
+  int longest_ = 0;        // The longest sequence so far.
+  double kept_bytes_ = 0;  // All rows and prefix keys so far.
   PutLog puts_;
   std::vector<Place> places_;
 };

@@ -44,13 +44,19 @@ std::optional<Failure> PagedOracle::ReadViews(
     const PagedTraceOp& op, std::vector<Place>& places) const {
   const KvView actual = RowsOf(op);
   const int count = RowCount(op);
-  const PagedSpec& spec = header_.spec;
+  const int group = GroupOfLayer(op.layer);
+  const PagedSpec& spec = SpecOf(group);
   const int first = op.start.value_or(0);
   std::int64_t index = first / spec.block_size;
   for (const int block : op.blocks.value_or(std::vector<int>())) {
+    if (op.positions) {  // One state in each.
+      const auto at = places.size();
+      if (at == op.positions->size()) break;
+      index = At(*op.positions, at);
+    }
     // CheckExtent reports it.
-    if (index > std::numeric_limits<int>::max()) break;
-    places.push_back({op.seq, AsInt(index++), block});
+    if (index < 0 || index > std::numeric_limits<int>::max()) break;
+    places.push_back({op.seq, AsInt(index++), block, group});
   }
   for (const auto& [name, view, head_dim] :
        {std::tuple("key", &actual.key, spec.k_head_dim),
@@ -65,8 +71,33 @@ std::optional<Failure> PagedOracle::ReadViews(
     if (auto failure = CheckExtent(op)) return failure;
   }
   if (!op.blocks) return std::nullopt;
-  return WrongUnlessEqual("the number of blocks", Size(places),
-                          BlocksFor(first % spec.block_size + count));
+  const int blocks =
+      op.positions ? count : BlocksFor(first % spec.block_size + count, group);
+  return WrongUnlessEqual("the number of blocks", Size(*op.blocks), blocks);
+}
+
+// Checks that the states are those of tokens of the sequence, one after
+// another, and that those are there which the next token, or a pass, needs: the
+// last committed one and the last one (P13).
+std::optional<Failure> PagedOracle::CheckStates(const PagedTraceOp& op) const {
+  const int end = ledger_->RowCount(op.seq, op.layer);
+  const int len = ledger_->SeqLen(op.seq);
+  int before = -1;
+  for (const int position : *op.positions) {
+    if (position <= before || position >= end) {
+      return WrongAnswer(
+          "positions has {} after {}, the sequence has states of {} tokens",
+          position, before, end);
+    }
+    before = position;
+  }
+  const bool in_place = header_.rules.states_in_place && end > len;
+  for (const int needed : {in_place ? -1 : len - 1, end - 1}) {
+    if (needed < 0 || std::ranges::count(*op.positions, needed) > 0) continue;
+    return WrongAnswer("the state after the token at position {} is missing",
+                       needed);
+  }
+  return std::nullopt;
 }
 
 // Checks that the rows cover all positions; with a window, at least the
@@ -75,7 +106,11 @@ std::optional<Failure> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
   const int count = RowCount(op);
   const int end = ledger_->RowCount(op.seq, op.layer);
   const int first = op.start.value_or(0);
-  if (!header_.rules.window) {
+  if (op.positions) return CheckStates(op);
+  const int group = GroupOfLayer(op.layer);
+  const std::optional<int> window =
+      header_.rules.window ? header_.rules.window : SpecOf(group).window;
+  if (!window) {
     if (first != 0) {
       return WrongAnswer("start is {}, a pool without a window shows all rows",
                          first);
@@ -86,7 +121,7 @@ std::optional<Failure> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
     }
     return failure;
   }
-  const int low = ledger_->Low(op.seq);
+  const int low = ledger_->Low(op.seq, group);
   if (count == 0 && low >= end) return std::nullopt;
   if (first + std::int64_t{count} != end) {
     return WrongAnswer("the rows end at position {}, expected {}",
@@ -96,7 +131,7 @@ std::optional<Failure> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
   return WrongAnswer(
       "the rows begin at position {}, a window of {} positions needs them from "
       "{} on",
-      first, *header_.rules.window, low);
+      first, *window, low);
 }
 
 std::optional<Failure> PagedOracle::ReadTable(
@@ -109,14 +144,15 @@ std::optional<Failure> PagedOracle::ReadTable(
       return WrongAnswer("seq_lens[{}] is {}, sequence {} has {} tokens", i,
                          op.table.seq_lens[i], sequence, len);
     }
-    const int count = BlocksFor(len);
+    const int count = BlocksFor(len, op.group);
     if (op.table.columns < count) {
       return WrongAnswer("columns is {}, sequence {} has {} blocks",
                          op.table.columns, sequence, count);
     }
     for (int j = 0; j < op.table.columns; ++j, ++block) {
       if (j < count) {
-        places.push_back({sequence, j, *block});
+        places.push_back(
+            {sequence, PlaceOf(op.group, j, len), *block, op.group});
       } else if (*block != -1) {
         return WrongAnswer(
             "column {} of sequence {}, which has {} blocks, is {}", j, sequence,
@@ -134,7 +170,7 @@ std::optional<Failure> PagedOracle::ReadCsr(const PagedTraceOp& op,
   for (std::size_t i = 0; i < op.sequences.size(); ++i) {
     const int sequence = op.sequences[i];
     const int len = SeqLen(sequence);
-    const int count = BlocksFor(len);
+    const int count = BlocksFor(len, op.group);
     const std::int64_t begin = std::exchange(end, end + count);
     if (csr.indptr[i] != begin || csr.indptr[i + 1] != end) {
       return WrongAnswer(
@@ -143,9 +179,10 @@ std::optional<Failure> PagedOracle::ReadCsr(const PagedTraceOp& op,
     }
     if (end > std::ssize(csr.indices)) break;
     for (int j = 0; j < count; ++j) {
-      places.push_back({sequence, j, At(csr.indices, begin + j)});
+      places.push_back({sequence, PlaceOf(op.group, j, len),
+                        At(csr.indices, begin + j), op.group});
     }
-    const int last = len - std::max(0, count - 1) * header_.spec.block_size;
+    const int last = len - std::max(0, count - 1) * SpecOf(op.group).block_size;
     if (csr.last_page_len[i] != last) {
       return WrongAnswer("last_page_len[{}] is {}, sequence {} has {} tokens",
                          i, csr.last_page_len[i], sequence, len);
@@ -161,19 +198,110 @@ std::optional<Failure> PagedOracle::ReadCsr(const PagedTraceOp& op,
 
 std::optional<Failure> PagedOracle::ReadSlots(
     const PagedTraceOp& op, std::vector<Place>& places) const {
-  const int size = header_.spec.block_size;
+  const int size = PlaceSize(op.group);
   std::int64_t position = op.begin;
   for (const int slot : op.slots) {
-    const bool gone = IsGone(op.seq, AsInt(position / size));
+    const bool gone = IsGone(op.seq, AsInt(position / size), op.group);
     if (!gone && (slot < 0 || slot % size != position % size)) {
       return WrongAnswer(
           "slot {} of position {} is not at offset {} of a block of {}", slot,
           position, position % size, size);
     }
-    places.push_back({op.seq, AsInt(position / size), slot / size});
+    places.push_back({op.seq, AsInt(position / size),
+                      slot < 0 ? -1 : slot / size, op.group});
     ++position;
   }
   return std::nullopt;
+}
+
+std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
+                                               std::int64_t line) {
+  const auto& [sequence, index, block, group] = place;
+  if (IsGone(sequence, index, group)) return std::nullopt;
+  // A pool with groups and a placement of its own divides all blocks as it
+  // likes.
+  const int blocks =
+      header_.visibility_only ? header_.spec.blocks : SpecOf(group).blocks;
+  if (block < 0 || block >= blocks) {
+    return WrongAnswer("block {} of sequence {} is {}, the pool has {}", index,
+                       sequence, block, blocks);
+  }
+  const int end = ledger_->End(sequence, group);
+  const Spot spot = {group, index};
+  const auto known = blocks_[sequence].find(spot);
+  if (known != blocks_[sequence].end()) {
+    const Shown& before = known->second;
+    if (before.block == block) return std::nullopt;
+    return WrongAnswer("block {} of sequence {} is {}, and was {} on line {}",
+                       index, sequence, block, before.block, before.line);
+  }
+  Owners& owners =
+      owners_.try_emplace({group, block}, Owners{index, {}}).first->second;
+  if (owners.by_end.empty()) {
+    owners.by_end.emplace(end, sequence);
+    blocks_[sequence][spot] = {block, line, end};
+    return std::nullopt;
+  }
+  // All owners agree with the longest of them.
+  const auto [other_end, other] = *owners.by_end.rbegin();
+  if (owners.index != index) {
+    return WrongAnswer(
+        "block {} is block {} of sequence {}, and block {} of {}", block,
+        owners.index, other, index, sequence);
+  }
+  const int begin = index * PlaceSize(group);
+  const int stop = std::min({end, other_end, begin + PlaceSize(group)});
+  for (int p = begin; p < stop; ++p) {
+    const bool same = ledger_->SameToken(sequence, other, p);
+    if (same && ledger_->ShareRows(sequence, other, p, group)) continue;
+    return WrongAnswer(
+        "block {} is shared by sequences {} and {}, whose {} at position {} "
+        "are not the same",
+        block, other, sequence, same ? "rows" : "tokens", p);
+  }
+  owners.by_end.emplace(end, sequence);
+  if (owners.by_end.size() == 2) ++shared_;
+  blocks_[sequence][spot] = {block, line, end};
+  return std::nullopt;
+}
+
+int PagedOracle::LongestBlocks() const {
+  int all = 0;
+  for (int group = 0; group < GroupCount(); ++group) {
+    int longest = 0;
+    for (const int sequence : sequences_) {
+      const int low = ledger_->Low(sequence, group);
+      const int len = SeqLen(sequence);
+      if (low >= len) continue;
+      const int gone = low / SpecOf(group).block_size;
+      longest = std::max(longest, BlocksFor(len, group) - gone);
+    }
+    all += longest;
+  }
+  return all;
+}
+
+std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
+  const auto& [free, cached, used, shared] = usage;
+  const std::int64_t all = std::int64_t{free} + cached + used;
+  if (all != header_.spec.blocks) {
+    return WrongAnswer("free, cached and used add up to {}, the pool has {}",
+                       all, header_.spec.blocks);
+  }
+  if (!longest_blocks_) longest_blocks_ = LongestBlocks();
+  const int used_least = std::max(*longest_blocks_, Size(owners_));
+  const int used_most = sequences_.empty() ? 0 : used;
+  const int shared_most = sequences_.size() < 2 ? 0 : used;
+  const auto outside = [](std::string_view name, std::int64_t count,
+                          std::int64_t least,
+                          std::int64_t most) -> std::optional<Failure> {
+    if (count >= least && count <= most) return std::nullopt;
+    return WrongAnswer("{} is {}, it must be {} {}", name, count,
+                       count < least ? "at least" : "at most",
+                       count < least ? least : most);
+  };
+  auto failure = outside("used", used, used_least, used_most);
+  return failure ? failure : outside("shared", shared, shared_, shared_most);
 }
 
 }  // namespace kvtwin::props

@@ -32,8 +32,16 @@ class LoggingPool final : public ForwardingPool {
 
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override {
-    Note("open", {{"prompt", prompt}});
+    std::vector<int> media_at;
+    for (const PrefixMedia& media : key.media) {
+      media_at.push_back(media.position);
+    }
+    Note("open", {{"prompt", prompt}, {"media_at", media_at}});
     return Opened(ForwardingPool::Open(prompt, key));
+  }
+  Status AddMedia(int sequence, const PrefixMedia& media) override {
+    Note("media", {{"seq", sequence}, {"at", media.position}});
+    return Said(ForwardingPool::AddMedia(sequence, media));
   }
   Result<int> Fork(int sequence, int len) override {
     Note("fork", {{"seq", sequence}, {"len", len}});

@@ -39,8 +39,8 @@ std::vector<Line> LinesOf(const std::string& recording) {
 }
 
 bool ChangesThePool(const json& call) {
-  constexpr std::array<std::string_view, 6> kChanges = {
-      "open", "fork", "append", "commit", "truncate", "free"};
+  constexpr std::array<std::string_view, 7> kChanges = {
+      "open", "fork", "append", "commit", "truncate", "free", "media"};
   return std::ranges::find(kChanges, call["op"].get<std::string>()) !=
          kChanges.end();
 }
@@ -97,6 +97,7 @@ std::vector<std::int64_t> NumbersOf(const json& call, bool with_answer) {
   std::vector<std::int64_t> numbers;
   if (op == "open") {
     AddList(call.value("prompt", json::array()), numbers);
+    AddList(call.value("media_at", json::array()), numbers);
   } else if (call.contains("seq")) {
     numbers.push_back(call["seq"]);
   }
@@ -109,6 +110,9 @@ std::vector<std::int64_t> NumbersOf(const json& call, bool with_answer) {
     numbers.push_back(call["new_tokens"]);
   } else if (op == "fork" || op == "truncate") {
     numbers.push_back(call["len"]);
+    if (call.contains("kept")) numbers.push_back(call["kept"]);
+  } else if (op == "media") {
+    numbers.push_back(call["at"]);
   }
   if (with_answer && (op == "open" || op == "fork")) {
     numbers.push_back(call["result"]);

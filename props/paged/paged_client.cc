@@ -154,8 +154,24 @@ const PrefixKey& PagedKey(int number) {
 
 std::string MediaHash(int number) { return fmt::format("image {}", number); }
 
+namespace {
+
+// Returns the prompt of an operation from kOwnPrompt on.
+PagedClient PromptOf(const PagedOp& op) {
+  PagedClient client;
+  for (int digits = op.a; digits > 1; digits /= 2) {
+    client.tokens.insert(client.tokens.begin(), digits % 2);
+  }
+  client.key = PagedKey(op.c % kSeenMedia);
+  if (op.b > 0) client.key.media.push_back({op.b - 1, MediaHash(0)});
+  return client;
+}
+
+}  // namespace
+
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<PagedClient>& seen) {
+  if (op.kind == PagedOpKind::kOpen && op.c >= kOwnPrompt) return PromptOf(op);
   PagedClient client;
   // Without any sequence, an operation of another kind opens one, without a
   // key.

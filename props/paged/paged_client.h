@@ -94,6 +94,9 @@ inline constexpr int kPagedAlphabets = 6;
 // and up to three more. The key is that of `c`; from kSeenMedia on, it is
 // that of this sequence, perhaps with other media.
 inline constexpr int kSeenMedia = 1024;
+// From this `c` on, `a` is the prompt: its binary digits after the first one.
+// If `b` is above 0, it has an image at position b - 1.
+inline constexpr int kOwnPrompt = 5 * kSeenMedia;
 PagedClient DrawPrompt(const PagedOp& op, const std::vector<PagedClient>& seen);
 
 // An append whose `b` is below this number has up to two blocks of tokens;
@@ -109,6 +112,22 @@ std::string MediaHash(int number);
 
 // Draws the tokens of an append.
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec);
+
+// Lets the pending tokens be the next ones of the prompt's rest, if any.
+inline void UseRest(PagedClient& client) {
+  if (client.rest.empty()) return;
+  const int most = std::min(Size(client.rest), Size(client.pending));
+  client.pending.assign(client.rest.begin(), client.rest.begin() + most);
+}
+
+// Draws media at a position after the appended tokens, whose rows do not depend
+// on it.
+inline PrefixMedia DrawMedia(const PagedOp& op, const PagedClient& client,
+                             const PagedSpec& spec) {
+  const int position = Size(client.tokens) + Size(client.pending) +
+                       Mod(op.b, 2 * spec.block_size);
+  return {position, MediaHash(Mod(op.c, 3))};
+}
 
 struct PagedRows {
   DenseTensor key;

@@ -1,6 +1,7 @@
 #include "props/paged/paged_driver.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +13,7 @@
 #include "core/index.h"
 #include "props/base/hash.h"
 #include "props/paged/paged_client.h"
+#include "reference/pool_state.h"
 
 namespace kvtwin::props {
 namespace {
@@ -65,6 +67,14 @@ void PagedCoverageCounts::Add(const PagedCoverageCounts& other) {
   dtypes.insert(other.dtypes.begin(), other.dtypes.end());
 }
 
+void AddDTypes(const PagedSpec& spec, PagedCoverageCounts& counts) {
+  const PagedSpec all = Completed(spec);
+  for (int layer = 0; layer < all.layers; ++layer) {
+    const PagedSpec& of = SpecOfLayer(all, layer);
+    counts.dtypes.emplace(of.dtype, of.v_dtype.value_or(of.dtype));
+  }
+}
+
 PagedDriver::PagedDriver(const PagedSpec& spec, PagedCoverageCounts* counts,
                          const PagedMaker& make, bool same_messages)
     : spec_(Completed(spec)),
@@ -115,6 +125,34 @@ void PagedDriver::Do(const PagedOp& op) {
     Act(*this, !clients_.empty(), op);
     CompareAll();
   });
+}
+
+void PagedDriver::Replay(const PagedOp& op) {
+  Guarded(At(kPagedOpNames, op.kind),
+          [&] { Act(*this, !clients_.empty(), op); });
+}
+
+std::string PagedDriver::StateText() const {
+  std::string text = reference::StateText(*reference_);
+  for (const auto& [sequence, client] : clients_) {
+    text += fmt::format("{}: {} {} {} {}", sequence, client.layers,
+                        fmt::join(client.tokens, " "),
+                        fmt::join(client.pending, "+"),
+                        fmt::join(client.rest, ">"));
+    for (const PrefixMedia& media : client.key.media) {
+      text += fmt::format(" {}@{}", media.hash, media.position);
+    }
+    for (int layer = 0; layer < spec_.layers; ++layer) {
+      std::uint64_t rows = 0;
+      for (const KvRows& row : ledger_.RowsOf(sequence, layer)) {
+        for (const auto* bytes : {&row.key.bytes, &row.value.bytes}) {
+          rows = HashBytes(bytes->data(), bytes->size(), rows);
+        }
+      }
+      text += fmt::format(" {} {:x}", ledger_.RowCount(sequence, layer), rows);
+    }
+  }
+  return text;
 }
 
 void PagedDriver::Open(const PagedOp& op) {
@@ -265,10 +303,7 @@ void PagedDriver::Append(const PagedOp& op) {
   PagedClient& client = clients_.at(sequence);
   const std::vector<std::int32_t> before = client.pending;
   client.pending = DrawTokens(op, spec_);
-  if (!client.rest.empty()) {
-    const int most = std::min(Size(client.rest), Size(client.pending));
-    client.pending.assign(client.rest.begin(), client.rest.begin() + most);
-  }
+  UseRest(client);
   // Some appends go to the first layer only, so that no token can be committed.
   // Layers with rows of different tokens would be a mistake of the client.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec_.layers;
@@ -296,15 +331,11 @@ void PagedDriver::AppendLayers(const PagedOp& op) {
 void PagedDriver::AddMedia(const PagedOp& op) {
   const int sequence = Pick(op.a);
   PagedClient& client = clients_.at(sequence);
-  // Rows that are appended already do not depend on it.
-  const int position = Size(client.tokens) + Size(client.pending) +
-                       Mod(op.b, 2 * spec_.block_size);
-  const PrefixMedia media = {position, MediaHash(Mod(op.c, 3))};
+  const PrefixMedia media = DrawMedia(op, client, spec_);
   ExpectSame(reference_->AddMedia(sequence, media),
              optimized_->AddMedia(sequence, media), "AddMedia");
   ledger_.AddMedia(sequence, media);
-  client.key.media.push_back(media);
-  std::ranges::stable_sort(client.key.media, {}, &PrefixMedia::position);
+  client.Add(media);
 }
 
 void PagedDriver::Commit(const PagedOp& op, bool known) {

@@ -65,6 +65,11 @@ struct PagedClient {
   int layers = 0;                     // The first layers have the pending rows.
   // In pools with groups, the rest of the prompt, which is appended next.
   std::vector<std::int32_t> rest;
+
+  void Add(const PrefixMedia& media) {
+    key.media.push_back(media);
+    std::ranges::stable_sort(key.media, {}, &PrefixMedia::position);
+  }
 };
 
 // Defined in props/paged/paged_client.h.
@@ -86,6 +91,9 @@ struct PagedCoverageCounts {
   void Add(const PagedCoverageCounts& other);
 };
 
+// Counts the dtypes of all layers of a pool.
+void AddDTypes(const PagedSpec& spec, PagedCoverageCounts& counts);
+
 // Makes the pool of a twin; for "optimized", perhaps the pool under test.
 using PagedMaker = std::function<Result<std::unique_ptr<PagedPool>>(
     const PagedSpec& spec, std::string_view twin)>;
@@ -103,8 +111,14 @@ class PagedDriver {
   // Requires, after a Failure: no further call.
   void SetUp();
   void Do(const PagedOp& op);
+  // Does the operation without comparing what the pools show after it.
+  void Replay(const PagedOp& op);
   // Frees all sequences, and checks that no block has an owner then.
   void End();
+  // Returns a text on which all later answers depend, if each later Open has a
+  // prompt of its own (PromptOf).
+  std::string StateText() const;
+  int sequences() const { return Size(clients_); }
   // Returns a digest of the status codes, and of the usage after each
   // operation.
   std::uint64_t digest() const { return digest_; }

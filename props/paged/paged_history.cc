@@ -279,6 +279,7 @@ void Fit(PagedSpec& spec) {
 }  // namespace
 
 PoolStorage StorageOf(const PagedSpec& spec) {
+  if (!spec.groups.empty()) return StorageOf(spec.groups.front());
   return {spec.dtype, spec.v_dtype, spec.layout};
 }
 

@@ -50,13 +50,7 @@ RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
         std::make_unique<PoolLog>(std::move(*pool), noted));
   };
   PagedDriver driver(history.spec, counts, make_noted, same_messages);
-  if (counts != nullptr) {
-    const PagedSpec spec = Completed(history.spec);
-    for (int layer = 0; layer < spec.layers; ++layer) {
-      const PagedSpec& of = SpecOfLayer(spec, layer);
-      counts->dtypes.emplace(of.dtype, of.v_dtype.value_or(of.dtype));
-    }
-  }
+  if (counts != nullptr) AddDTypes(history.spec, *counts);
   RunResult result = Play(history, driver);
   if (result.failure) result.failure->trace = noted.Steps();
   return result;

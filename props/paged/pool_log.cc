@@ -160,6 +160,13 @@ Status PoolLog::Free(int sequence) {
   return status;
 }
 
+Status PoolLog::AddMedia(int sequence, const PrefixMedia& media) {
+  calls_.Begin({.kind = Kind::kMedia, .seq = sequence, .media = media});
+  Status status = pool_->AddMedia(sequence, media);
+  calls_.End(status);
+  return status;
+}
+
 Result<std::vector<PagedView>> PoolLog::Views(int sequence, int layer) const {
   calls_.Begin(PoolCalls::Read{"views", sequence, layer});
   return calls_.Said(pool_->Views(sequence, layer));

@@ -86,6 +86,7 @@ class PoolLog final : public ForwardingPool {
                                               int kv_len) const override;
   Status Truncate(int sequence, int len) override;
   Status Free(int sequence) override;
+  Status AddMedia(int sequence, const PrefixMedia& media) override;
   PagedUsage Usage() const override;
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override;
   Result<PagedTable> ExportTable(std::span<const int> sequences) const override;

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/guarded_paged.h"
+#include "core/index.h"
 
 namespace kvtwin::props {
 namespace {
@@ -29,10 +31,38 @@ std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
 
 }  // namespace
 
+// The tables and slots of a group. Its other calls are those of the recorder.
+class PoolRecorder::RecordedGroup final : public ForwardingGroup {
+ public:
+  RecordedGroup(const PoolRecorder& recorder, int group)
+      : ForwardingGroup(*recorder.pool_->Group(group)),
+        recorder_(recorder),
+        number_(group) {}
+
+  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
+    return recorder_.Csr(group_, number_, sequences);
+  }
+  Result<PagedTable> ExportTable(
+      std::span<const int> sequences) const override {
+    return recorder_.Table(group_, number_, sequences);
+  }
+  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                int end) const override {
+    return recorder_.Slots(group_, number_, sequence, begin, end);
+  }
+
+ private:
+  const PoolRecorder& recorder_;
+  const int number_;
+};
+
 PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
                            std::string producer, std::ostream& out,
                            bool own_placement, const PoolRules& rules)
     : ForwardingPool(std::move(pool)), out_(out) {
+  for (int group = 0; group < Size(pool_->spec().groups); ++group) {
+    groups_.push_back(std::make_unique<RecordedGroup>(*this, group));
+  }
   status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
                                               .visibility_only = own_placement,
                                               .spec = pool_->spec(),
@@ -65,6 +95,11 @@ Result<int> PoolRecorder::Fork(int sequence, int len) {
   Result<int> forked = pool_->Fork(sequence, len);
   if (!forked.ok()) return forked;
   op.made = *forked;
+  if (has_groups()) {
+    const Result<int> kept = pool_->SeqLen(*forked);
+    if (!kept.ok()) return kept;
+    op.kept = *kept;
+  }
   Write(op);
   return forked;
 }
@@ -120,7 +155,12 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
   op.key = Joined(*views, &PagedView::key);
   op.value = Joined(*views, &PagedView::value);
   const int start = views->empty() ? 0 : views->front().start;
-  if (start > 0) op.start = start;
+  if (SpecOfLayer(pool_->spec(), layer).states) {
+    op.positions.emplace();
+    for (const PagedView& view : *views) op.positions->push_back(view.start);
+  } else if (start > 0) {
+    op.start = start;
+  }
   op.blocks.emplace();
   for (const PagedView& view : *views) op.blocks->push_back(view.block);
   const bool placed = std::none_of(op.blocks->begin(), op.blocks->end(),
@@ -133,7 +173,13 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
 Status PoolRecorder::Truncate(int sequence, int len) {
   PagedTraceOp op{.kind = Kind::kTruncate, .seq = sequence, .len = len};
   Status status = pool_->Truncate(sequence, len);
-  if (status.ok()) Write(op);
+  if (!status.ok()) return status;
+  if (has_groups()) {
+    const Result<int> kept = pool_->SeqLen(sequence);
+    if (!kept.ok()) return kept.status();
+    op.kept = *kept;
+  }
+  Write(op);
   return status;
 }
 
@@ -151,36 +197,66 @@ PagedUsage PoolRecorder::Usage() const {
   return op.usage;
 }
 
-Result<PagedCsr> PoolRecorder::ExportCsr(std::span<const int> sequences) const {
-  PagedTraceOp op{.kind = Kind::kCsr};
+Status PoolRecorder::AddMedia(int sequence, const PrefixMedia& media) {
+  const PagedTraceOp op{.kind = Kind::kMedia, .seq = sequence, .media = media};
+  Status status = pool_->AddMedia(sequence, media);
+  if (status.ok()) Write(op);
+  return status;
+}
+
+const PagedPool* PoolRecorder::Group(int group) const {
+  const bool exists = group >= 0 && group < Size(groups_);
+  return exists ? At(groups_, group).get() : pool_->Group(group);
+}
+
+Result<PagedCsr> PoolRecorder::Csr(const PagedPool& of, int group,
+                                   std::span<const int> sequences) const {
+  PagedTraceOp op{.kind = Kind::kCsr, .group = group};
   op.sequences.assign(sequences.begin(), sequences.end());
-  Result<PagedCsr> csr = pool_->ExportCsr(sequences);
+  Result<PagedCsr> csr = of.ExportCsr(sequences);
   if (!csr.ok()) return csr;
   op.csr = *csr;
   Write(op);
   return csr;
 }
 
-Result<PagedTable> PoolRecorder::ExportTable(
-    std::span<const int> sequences) const {
-  PagedTraceOp op{.kind = Kind::kTable};
+Result<PagedCsr> PoolRecorder::ExportCsr(std::span<const int> sequences) const {
+  return Csr(*pool_, 0, sequences);
+}
+
+Result<PagedTable> PoolRecorder::Table(const PagedPool& of, int group,
+                                       std::span<const int> sequences) const {
+  PagedTraceOp op{.kind = Kind::kTable, .group = group};
   op.sequences.assign(sequences.begin(), sequences.end());
-  Result<PagedTable> table = pool_->ExportTable(sequences);
+  Result<PagedTable> table = of.ExportTable(sequences);
   if (!table.ok()) return table;
   op.table = *table;
   Write(op);
   return table;
 }
 
-Result<std::vector<std::int64_t>> PoolRecorder::SlotMapping(int sequence,
-                                                            int begin,
-                                                            int end) const {
-  PagedTraceOp op{.kind = Kind::kSlots, .seq = sequence, .begin = begin};
-  auto slots = pool_->SlotMapping(sequence, begin, end);
+Result<PagedTable> PoolRecorder::ExportTable(
+    std::span<const int> sequences) const {
+  return Table(*pool_, 0, sequences);
+}
+
+Result<std::vector<std::int64_t>> PoolRecorder::Slots(const PagedPool& of,
+                                                      int group, int sequence,
+                                                      int begin,
+                                                      int end) const {
+  PagedTraceOp op{
+      .kind = Kind::kSlots, .seq = sequence, .group = group, .begin = begin};
+  auto slots = of.SlotMapping(sequence, begin, end);
   if (!slots.ok()) return slots;
   op.slots.assign(slots->begin(), slots->end());
   Write(op);
   return slots;
+}
+
+Result<std::vector<std::int64_t>> PoolRecorder::SlotMapping(int sequence,
+                                                            int begin,
+                                                            int end) const {
+  return Slots(*pool_, 0, sequence, begin, end);
 }
 
 }  // namespace kvtwin::props

@@ -41,17 +41,30 @@ class PoolRecorder final : public ForwardingPool {
   Result<std::vector<PagedView>> Views(int sequence, int layer) const override;
   Status Truncate(int sequence, int len) override;
   Status Free(int sequence) override;
+  Status AddMedia(int sequence, const PrefixMedia& media) override;
   PagedUsage Usage() const override;
+  // Records the tables and slots of the group.
+  const PagedPool* Group(int group) const override;
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override;
   Result<PagedTable> ExportTable(std::span<const int> sequences) const override;
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override;
 
  private:
+  class RecordedGroup;
+  Result<PagedCsr> Csr(const PagedPool& of, int group,
+                       std::span<const int> sequences) const;
+  Result<PagedTable> Table(const PagedPool& of, int group,
+                           std::span<const int> sequences) const;
+  Result<std::vector<std::int64_t>> Slots(const PagedPool& of, int group,
+                                          int sequence, int begin,
+                                          int end) const;
+  bool has_groups() const { return !pool_->spec().groups.empty(); }
   void Write(const PagedTraceOp& op) const;
 
   std::ostream& out_;
   mutable Status status_;  // Const calls are recorded, too.
+  std::vector<std::unique_ptr<PagedPool>> groups_;
 };
 
 }  // namespace kvtwin::props

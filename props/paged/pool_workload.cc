@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/guarded_paged.h"
 #include "core/index.h"
 #include "props/paged/paged_client.h"
 
@@ -50,12 +51,17 @@ void PoolWorkload::Add(std::string_view call, int sequence,
 void PoolWorkload::Open(const PagedOp& op) {
   if (sequences_.size() > kSequencesMax) return;
   PagedClient client = DrawPrompt(op, seen_);
+  if (!abilities_.media) client.key.media.clear();
   const std::vector<std::int32_t> prompt = client.tokens;
   const int made = Need(pool_.Open(prompt, client.key), "Open");
   Add("Open", made, std::move(client));
   Sequence& opened = sequences_.at(made);
   const bool last = prompt.size() == opened.client.tokens.size() + 1;
   if (rules_.recomputes_last && last) opened.again = prompt.back();
+  if (has_groups()) {
+    opened.client.rest.assign(prompt.begin() + std::ssize(opened.client.tokens),
+                              prompt.end());
+  }
   const int found = Size(opened.client.tokens) + (opened.again ? 1 : 0);
   counts_.found += found / pool_.spec().block_size;
 }
@@ -67,7 +73,12 @@ void PoolWorkload::Fork(const PagedOp& op) {
   const int len = Mod(op.b, Size(client.tokens) + 1);
   client.tokens.resize(AsSize(len));
   const int made = Need(pool_.Fork(from, len), "Fork");
+  client.rest.clear();
   Add("Fork", made, std::move(client));
+  PagedClient& forked = sequences_.at(made).client;
+  std::erase_if(forked.key.media, [&](const PrefixMedia& media) {
+    return media.position >= Size(forked.tokens);
+  });
 }
 
 // Returns false if the pool is full.
@@ -76,9 +87,13 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   // If the pool may replace rows by other rows of the same tokens, each
   // append's rows are unique.
   const bool differ = rules_.deduplicates || rules_.recomputes_last;
-  PagedRows rows = PendingRows(to.client, pool_.spec(), layer,
-                               /*salt=*/differ ? appends_ : 0);
-  if (as_stored) rows = AsStored(rows, pool_.spec());
+  const PagedSpec& spec = SpecOfLayer(pool_.spec(), layer);
+  PagedRows rows =
+      PendingRows(to.client, spec, layer, /*salt=*/differ ? appends_ : 0);
+  // Rows appended in a block dtype may get another scale in a recording.
+  as_stored = as_stored && !IsBlockDType(spec.dtype) &&
+              !IsBlockDType(spec.v_dtype.value_or(spec.dtype));
+  if (as_stored) rows = AsStored(rows, spec);
   const auto answer =
       pool_.Append(sequence, layer, rows.key.view(), rows.value.view());
   if (answer.status().code() == StatusCode::kCacheFull) {
@@ -89,6 +104,7 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   const int count = Size(to.client.pending);
   counts_.longest = std::max<std::int64_t>(counts_.longest, count);
   At(to.appended, layer) = count;
+  to.layers = layer + 1;
   return true;
 }
 
@@ -97,30 +113,102 @@ void PoolWorkload::Append(const PagedOp& op) {
   const int sequence = Pick(op.a);
   PagedClient& client = sequences_.at(sequence).client;
   const std::vector<std::int32_t> before = client.pending;
+  if (!before.empty() && !MayGiveUp(sequences_.at(sequence))) return;
   client.pending = DrawTokens(op, spec);
+  UseRest(client);
   if (sequences_.at(sequence).again) {
     client.pending[0] = *sequences_.at(sequence).again;
   }
   ++appends_;
-  // Rows appended in a block dtype may get another scale in a recording.
-  const bool as_stored = op.c % 2 == 1 && !IsBlockDType(spec.dtype) &&
-                         !IsBlockDType(spec.v_dtype.value_or(spec.dtype));
+  const bool as_stored = op.c % 2 == 1;
   // As in PagedDriver: layers with different tokens are never committed.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec.layers;
   for (int layer = 0; layer < layers; ++layer) {
     if (AppendTo(sequence, layer, as_stored)) continue;
     client.pending = before;
-    if (layer > 0) Forget(sequence);
+    if (layer > 0) GiveUp(sequence);
     return;
+  }
+  // Nobody may find tokens that are planned only.
+  if (has_groups() && seen_.size() < kSeenMax) {
+    seen_.push_back(client);
+    std::vector<std::int32_t>& tokens = seen_.back().tokens;
+    tokens.insert(tokens.end(), client.pending.begin(), client.pending.end());
   }
 }
 
-// Discards the appended tokens, by committing none of them.
-void PoolWorkload::Forget(int sequence) {
-  Need(pool_.Commit(sequence, std::span<const std::int32_t>()), "Commit");
+void PoolWorkload::AppendLayers(const PagedOp& op) {
+  const int sequence = Pick(op.a);
+  Sequence& to = sequences_.at(sequence);
+  if (to.client.pending.empty()) return;
+  const int all = pool_.spec().layers;
+  const int end = std::min(all, to.layers + 1 + Mod(op.b, all));
+  for (int layer = to.layers; layer < end; ++layer) {
+    if (!AppendTo(sequence, layer, op.c % 2 == 1)) return;
+  }
+}
+
+void PoolWorkload::AddMedia(const PagedOp& op) {
+  if (!abilities_.media) return;
+  const int sequence = Pick(op.a);
+  PagedClient& client = sequences_.at(sequence).client;
+  const PrefixMedia media = DrawMedia(op, client, pool_.spec());
+  Need(pool_.AddMedia(sequence, media), "AddMedia");
+  client.Add(media);
+}
+
+bool PoolWorkload::MayGiveUp(const Sequence& of) const {
+  if (!rules_.states_in_place) return true;
+  int layer = 0;
+  for (const PagedSpec& group : pool_.spec().groups) {
+    const auto begin = of.appended.begin() + layer;
+    layer += group.layers;
+    const auto end = of.appended.begin() + layer;
+    if (group.states &&
+        std::any_of(begin, end, [](int rows) { return rows > 0; })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The tokens are discarded by committing none of them.
+void PoolWorkload::GiveUp(int sequence) {
   Sequence& of = sequences_.at(sequence);
-  of.client.pending.clear();
+  if (!MayGiveUp(of)) return Free(sequence);
+  Need(pool_.Commit(sequence, std::span<const std::int32_t>()), "Commit");
+  Keep(sequence, Size(of.client.tokens));
+}
+
+// Keeps the first `len` tokens, and no appended ones.
+void PoolWorkload::Keep(int sequence, int len) {
+  Sequence& of = sequences_.at(sequence);
+  PagedClient& client = of.client;
+  const int all = Size(client.tokens);
+  if (len < all) {
+    of.again.reset();
+    client.rest.clear();
+  }
+  std::erase_if(client.key.media, [&](const PrefixMedia& media) {
+    return media.position >= len && media.position < all;
+  });
+  client.tokens.resize(AsSize(len));
+  client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);
+}
+
+// Returns how many tokens a commit takes: usually all; none where a group of
+// states has no state (P13).
+int PoolWorkload::CountToCommit(const Sequence& of, const PagedOp& op) const {
+  const auto [least, most] = std::ranges::minmax(of.appended);
+  const int count = op.b % 4 == 0 ? Mod(op.c, least + 1) : least;
+  if (!MayGiveUp(of)) return least == most ? most : 0;
+  const int end = Size(of.client.tokens) + count;
+  for (const PagedSpec& group : pool_.spec().groups) {
+    if (!group.states || end % group.block_size == 0 || count == 0) continue;
+    if (least != most || count != most) return least == most ? most : 0;
+  }
+  return count;
 }
 
 void PoolWorkload::Commit(const PagedOp& op, bool known) {
@@ -128,14 +216,17 @@ void PoolWorkload::Commit(const PagedOp& op, bool known) {
   const int sequence = Pick(op.a);
   Sequence& of = sequences_.at(sequence);
   PagedClient& client = of.client;
-  const int most = *std::min_element(of.appended.begin(), of.appended.end());
-  const int count = op.b % 4 == 0 ? Mod(op.c, most + 1) : most;
+  const int count = CountToCommit(of, op);
+  if (count == 0 && !MayGiveUp(of)) return;
   std::vector<std::int32_t> tokens = client.pending;
   tokens.resize(AsSize(count));
   Need(known ? pool_.Commit(sequence, tokens) : pool_.Commit(sequence, count),
        "Commit");
   client.tokens.insert(client.tokens.end(), tokens.begin(), tokens.end());
   if (count > 0) of.again.reset();
+  if (!client.rest.empty()) {
+    client.rest.erase(client.rest.begin(), client.rest.begin() + count);
+  }
   client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);
   if (seen_.size() < kSeenMax) seen_.push_back(client);
@@ -146,15 +237,15 @@ void PoolWorkload::Truncate(const PagedOp& op) {
   const int sequence = Pick(op.a);
   Sequence& of = sequences_.at(sequence);
   const int len = Mod(op.b, Size(of.client.tokens) + 1);
+  if (!MayGiveUp(of)) return;
   Need(pool_.Truncate(sequence, len), "Truncate");
-  const bool shorter = std::ssize(of.client.tokens) > len;
-  if (shorter) {
-    of.again.reset();
-    ++counts_.truncated;
-  }
-  of.client.tokens.resize(AsSize(len));
-  of.client.pending.clear();
-  std::fill(of.appended.begin(), of.appended.end(), 0);
+  const int kept = has_groups() ? Need(pool_.SeqLen(sequence), "SeqLen") : len;
+  Expect(kept >= 0 && kept <= len, [&] {
+    return fmt::format("Truncate: sequence {} has {} tokens, it may have {}",
+                       sequence, kept, len);
+  });
+  if (Size(of.client.tokens) > kept) ++counts_.truncated;
+  Keep(sequence, kept);
 }
 
 void PoolWorkload::Free(int sequence) {
@@ -170,14 +261,28 @@ void PoolWorkload::Look() {
     for (int layer = 0; layer < pool_.spec().layers; ++layer) {
       Need(pool_.Views(sequence, layer), "Views");
     }
-    if (abilities_.slots) {
-      const int len = Size(of.client.tokens);
-      Need(pool_.SlotMapping(sequence, 0, len), "SlotMapping");
+    if (!has_groups()) LookAtSlots(pool_, sequence);
+    for (int group = 0; group < Size(pool_.spec().groups); ++group) {
+      LookAtSlots(*pool_.Group(group), sequence);
     }
   }
-  if (abilities_.table) Need(pool_.ExportTable(all), "ExportTable");
-  if (abilities_.csr) Need(pool_.ExportCsr(all), "ExportCsr");
+  if (!has_groups()) LookAtTables(pool_, all);
+  for (int group = 0; group < Size(pool_.spec().groups); ++group) {
+    LookAtTables(*pool_.Group(group), all);
+  }
   if (abilities_.usage) static_cast<void>(pool_.Usage());
+}
+
+void PoolWorkload::LookAtSlots(const PagedPool& of, int sequence) {
+  if (!abilities_.slots) return;
+  const int len = Size(sequences_.at(sequence).client.tokens);
+  Need(of.SlotMapping(sequence, 0, len), "SlotMapping");
+}
+
+void PoolWorkload::LookAtTables(const PagedPool& of,
+                                const std::vector<int>& sequences) {
+  if (abilities_.table) Need(of.ExportTable(sequences), "ExportTable");
+  if (abilities_.csr) Need(of.ExportCsr(sequences), "ExportCsr");
 }
 
 }  // namespace kvtwin::props

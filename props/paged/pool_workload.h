@@ -27,6 +27,7 @@ struct PoolAbilities {
   bool table = true;
   bool csr = true;
   bool slots = true;
+  bool media = false;  // Prompts may have media.
 };
 
 // Every call throws a Failure if the pool refuses a call that it must not
@@ -47,17 +48,21 @@ class PoolWorkload {
   // Frees all sequences.
   void End();
 
- private:
-  template <class Actor>
-  friend void Act(Actor& actor, bool any_sequence, const PagedOp& op);
-
+  // What the client knows of a sequence.
   struct Sequence {
     PagedClient client;
     std::vector<int> appended;  // Appended tokens, by layer.
     // If Open found all of the prompt but its last token, that token: the next
     // append must begin with it.
     std::optional<std::int32_t> again = {};
+    // The layers before this one have the pending tokens.
+    int layers = 0;
   };
+  const std::map<int, Sequence>& sequences() const { return sequences_; }
+
+ private:
+  template <class Actor>
+  friend void Act(Actor& actor, bool any_sequence, const PagedOp& op);
 
   int Pick(int number) const;
   void Add(std::string_view call, int sequence, PagedClient client);
@@ -69,10 +74,17 @@ class PoolWorkload {
   void Truncate(const PagedOp& op);
   void Free(int sequence);
   void Misuse(const PagedOp& /*op*/) {}
-  void AppendLayers(const PagedOp& /*op*/) {}
-  void AddMedia(const PagedOp& /*op*/) {}
-  void Forget(int sequence);
+  void AppendLayers(const PagedOp& op);
+  void AddMedia(const PagedOp& op);
+  // Discards the appended tokens of a sequence, or frees it if it cannot.
+  void GiveUp(int sequence);
+  bool MayGiveUp(const Sequence& of) const;
+  int CountToCommit(const Sequence& of, const PagedOp& op) const;
+  void Keep(int sequence, int len);
   void Look();
+  void LookAtSlots(const PagedPool& of, int sequence);
+  void LookAtTables(const PagedPool& of, const std::vector<int>& sequences);
+  bool has_groups() const { return !pool_.spec().groups.empty(); }
 
   PagedPool& pool_;
   PoolAbilities abilities_;

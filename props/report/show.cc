@@ -277,11 +277,14 @@ class Shower {
                                    {"op", TraceOpName(op.kind)},
                                    {"call", PoolCallText(op)}};
     auto& sequences = json["sequences"] = nlohmann::ordered_json::array();
-    for (const auto& [sequence, len, appended, blocks] : ListsOf(oracle)) {
-      sequences.push_back({{"sequence", sequence},
-                           {"len", len},
-                           {"appended", appended},
-                           {"blocks", blocks}});
+    for (const auto& [sequence, group, len, appended, blocks] :
+         ListsOf(oracle)) {
+      auto& list = sequences.emplace_back(
+          nlohmann::ordered_json{{"sequence", sequence}});
+      if (group) list["group"] = *group;
+      list["len"] = len;
+      list["appended"] = appended;
+      list["blocks"] = blocks;
     }
     return Dumped(json, wrong);
   }

@@ -8,6 +8,7 @@
 #include <map>
 #include <span>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/names.h"
 #include "core/trace/trace.h"
@@ -38,7 +39,22 @@ std::string KeyText(const PrefixKey& key) {
     text += fmt::format("{} '{}'", i == 0 ? ", extra" : "",
                         Printable(key.extra[i], kLength));
   }
+  for (std::size_t i = 0; i < key.media.size(); ++i) {
+    if (i == kListsShown) return text + " ...";
+    text += fmt::format("{} '{}' at {}", i == 0 ? ", media" : "",
+                        Printable(key.media[i].hash, kLength),
+                        key.media[i].position);
+  }
   return text;
+}
+
+std::string GroupText(const PagedTraceOp& op) {
+  return op.group > 0 ? fmt::format(", group {}", op.group) : "";
+}
+
+// Returns ", which keeps 4", if a fork or truncate says so.
+std::string KeptText(const PagedTraceOp& op) {
+  return op.kept ? fmt::format(", which keeps {}", *op.kept) : "";
 }
 
 // Returns "  blocks 0* 3", where * marks blocks with several owners.
@@ -57,29 +73,41 @@ std::string ListText(const std::vector<int>& blocks,
 }  // namespace
 
 std::vector<BlockList> ListsOf(const PagedOracle& oracle) {
+  const std::vector<PagedSpec>& groups = oracle.header().spec.groups;
   std::vector<BlockList> lists;
-  for (const int sequence : oracle.sequences()) {
+  const auto add = [&](int sequence, int group, int layer) {
     BlockList& list = lists.emplace_back();
     list.sequence = sequence;
+    if (!groups.empty()) list.group = group;
     list.len = oracle.SeqLen(sequence);
     const auto shown = oracle.blocks().find(sequence);
     if (oracle.twin() != nullptr) {
-      const auto views = oracle.twin()->Views(sequence, 0);
-      if (!views.ok()) continue;
+      const auto views = oracle.twin()->Views(sequence, layer);
+      if (!views.ok()) return;
       for (const PagedView& view : *views) list.blocks.push_back(view.block);
       const int end =
           views->empty() ? 0 : views->back().start + views->back().length;
-      list.appended = end - list.len;
-      continue;
+      list.appended = std::max(0, end - list.len);
+      return;
     }
     list.appended = oracle.Appended(sequence);
-    if (shown != oracle.blocks().end()) {
-      for (const auto& [index, one] : shown->second) {
-        list.blocks.push_back(one.block);
-      }
+    if (shown == oracle.blocks().end()) return;
+    for (const auto& [spot, one] : shown->second) {
+      if (spot.first == group) list.blocks.push_back(one.block);
+    }
+  };
+  for (const int sequence : oracle.sequences()) {
+    int layer = 0;
+    for (int group = 0; group < std::max(1, Size(groups)); ++group) {
+      add(sequence, group, layer);
+      if (!groups.empty()) layer += At(groups, group).layers;
     }
   }
   return lists;
+}
+
+bool ChangesPool(PagedTraceOpKind kind) {
+  return ChangesBlocks(kind) || kind == PagedTraceOpKind::kMedia;
 }
 
 bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op) {
@@ -89,9 +117,9 @@ bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op) {
 
 std::string BlocksText(const PagedOracle& oracle) {
   const std::vector<BlockList> lists = ListsOf(oracle);
-  std::map<int, int> owners;  // By block.
+  std::map<int, std::map<int, int>> owners;  // By group and block.
   for (const BlockList& list : lists) {
-    for (const int block : list.blocks) ++owners[block];
+    for (const int block : list.blocks) ++owners[list.group.value_or(0)][block];
   }
   std::string text;
   for (std::size_t i = 0; i < lists.size(); ++i) {
@@ -99,11 +127,12 @@ std::string BlocksText(const PagedOracle& oracle) {
       text += fmt::format("    ... and {} more\n", lists.size() - i);
       break;
     }
-    const auto& [sequence, len, appended, blocks] = lists[i];
+    const auto& [sequence, group, len, appended, blocks] = lists[i];
     std::string line =
         fmt::format("sequence {:<3} {:>4} tokens", sequence, len);
     if (appended > 0) line += fmt::format(" and {} appended", appended);
-    line += ListText(blocks, owners);
+    if (group) line += fmt::format("  group {}", *group);
+    line += ListText(blocks, owners[group.value_or(0)]);
     text += Wrapped(line, 4);
   }
   if (oracle.twin() == nullptr) return text;
@@ -123,7 +152,8 @@ std::string PoolCallText(const PagedTraceOp& op) {
                          NumbersText(op.tokens.value_or(std::vector<int>())),
                          KeyText(op.prefix_key), op.made, op.len);
     case PagedTraceOpKind::kFork:
-      return fmt::format("{}, len {}: sequence {}", sequence, op.len, op.made);
+      return fmt::format("{}, len {}{}: sequence {}", sequence, op.len,
+                         KeptText(op), op.made);
     case PagedTraceOpKind::kAppend:
       return fmt::format("{}: {}", rows, StatusName(op.result));
     case PagedTraceOpKind::kCommit:
@@ -131,24 +161,30 @@ std::string PoolCallText(const PagedTraceOp& op) {
       return fmt::format("{}, {} tokens", sequence, op.new_tokens);
     case PagedTraceOpKind::kTruncate:
     case PagedTraceOpKind::kSeqLen:
-      return fmt::format("{}, len {}", sequence, op.len);
+      return fmt::format("{}, len {}{}", sequence, op.len, KeptText(op));
+    case PagedTraceOpKind::kMedia:
+      return fmt::format("{}, '{}' at {}", sequence,
+                         Printable(op.media.hash, 60), op.media.position);
     case PagedTraceOpKind::kFree:
       return sequence;
     case PagedTraceOpKind::kViews:
-      if (!op.blocks) return rows;
-      return rows + ", blocks " + NumbersText(*op.blocks);
+      return fmt::format(
+          "{}{}{}", rows,
+          op.positions ? ", at " + NumbersText(*op.positions) : "",
+          op.blocks ? ", blocks " + NumbersText(*op.blocks) : "");
     case PagedTraceOpKind::kSlots:
-      return fmt::format("{}, from {}: {}", sequence, op.begin,
+      return fmt::format("{}, from {}{}: {}", sequence, op.begin, GroupText(op),
                          NumbersText(op.slots));
     case PagedTraceOpKind::kTable:
-      return fmt::format(
-          "sequences {}: {}, seq_lens {}", NumbersText(op.sequences),
-          NumbersText(op.table.blocks), NumbersText(op.table.seq_lens));
+      return fmt::format("sequences {}{}: {}, seq_lens {}",
+                         NumbersText(op.sequences), GroupText(op),
+                         NumbersText(op.table.blocks),
+                         NumbersText(op.table.seq_lens));
     case PagedTraceOpKind::kCsr:
-      return fmt::format("sequences {}: {}, indptr {}, last_page_len {}",
-                         NumbersText(op.sequences), NumbersText(op.csr.indices),
-                         NumbersText(op.csr.indptr),
-                         NumbersText(op.csr.last_page_len));
+      return fmt::format(
+          "sequences {}{}: {}, indptr {}, last_page_len {}",
+          NumbersText(op.sequences), GroupText(op), NumbersText(op.csr.indices),
+          NumbersText(op.csr.indptr), NumbersText(op.csr.last_page_len));
     case PagedTraceOpKind::kUsage:
       return fmt::format("free {}, cached {}, used {}, shared {}",
                          op.usage.free, op.usage.cached, op.usage.used,
@@ -159,6 +195,22 @@ std::string PoolCallText(const PagedTraceOp& op) {
 
 std::string PoolText(const PagedTraceHeader& header) {
   const PagedSpec& spec = header.spec;
+  if (!spec.groups.empty()) {
+    std::string text = fmt::format("pool of {} groups, sequences up to {}",
+                                   spec.groups.size(), spec.max_seq_len);
+    for (const PagedSpec& group : spec.groups) {
+      text += fmt::format("; {} blocks of {} tokens, {}", group.blocks,
+                          group.block_size, DTypeName(group.dtype));
+      if (group.v_dtype) {
+        text += fmt::format(" (V {})", DTypeName(*group.v_dtype));
+      }
+      if (group.window) text += fmt::format(", window {}", *group.window);
+      if (group.states) text += ", states";
+    }
+    return text + fmt::format("; {} placement; recorded by '{}'",
+                              header.visibility_only ? "other" : "lowest",
+                              Printable(header.producer, 60));
+  }
   return fmt::format(
       "pool of {} blocks of {} tokens, sequences up to {}; {}{}; {} placement; "
       "recorded by '{}'",
@@ -170,7 +222,7 @@ std::string PoolText(const PagedTraceHeader& header) {
 
 std::string GivenText(const PagedOracle& oracle) {
   std::map<int, std::map<int, int>> lists;
-  for (const auto& [sequence, index, block] : oracle.places()) {
+  for (const auto& [sequence, index, block, group] : oracle.places()) {
     lists[sequence].emplace(index, block);
   }
   std::string text = lists.empty() ? "" : "    this line has\n";
@@ -196,7 +248,7 @@ std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line) {
   if (!reader.ReadHeader() || !reader.paged()) return steps;
   PagedTraceOp op;
   while (reader.ReadOp(op) && op.line <= line) {
-    if (op.line < line && !ChangesBlocks(op.kind)) continue;
+    if (op.line < line && !ChangesPool(op.kind)) continue;
     Step& step = steps.emplace_back();
     step.number = op.line;
     step.call = fmt::format("{}  {}", TraceOpName(op.kind), PoolCallText(op));

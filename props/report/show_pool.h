@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <istream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,14 +16,20 @@
 
 namespace kvtwin::props {
 
-// A sequence of a pool with its blocks, from a twin or from the recording.
+// A sequence of a pool with its blocks, from a twin or from the recording. With
+// groups, it has a list for each group.
 struct BlockList {
   int sequence = 0;
+  std::optional<int> group = {};
   int len = 0;
   int appended = 0;
   std::vector<int> blocks;
 };
 std::vector<BlockList> ListsOf(const PagedOracle& oracle);
+
+// Whether the call is one of those that a list of calls shows: it changes the
+// blocks of a sequence, or its key.
+bool ChangesPool(PagedTraceOpKind kind);
 
 // Returns "sequence 0, layer 0, K [2, 1, 3]: ok".
 std::string PoolCallText(const PagedTraceOp& op);

@@ -141,7 +141,12 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
   virtual ~PoolSource() = default;
 
   virtual std::optional<History> At(std::uint64_t number) const {
-    if (options_.groups) return MakeGroupsHistory(options_.seed, number);
+    if (options_.groups) {
+      History history = MakeGroupsHistory(options_.seed, number);
+      if (!refuses_ || number % 2 == 0) return history;
+      for (PagedSpec& group : history.spec.groups) UseStorage(used_, group);
+      return history;
+    }
     History history = MakePagedHistory(options_.seed, number);
     PagedSpec& spec = history.spec;
     if (options_.dtypes) {
@@ -430,14 +435,11 @@ constexpr std::array kExplored = {
 class AllPools : public PoolSource {
  public:
   AllPools(int depth, const FuzzOptions& options)
-      : PoolSource(options), depth_(depth) {}
+      : PoolSource(options), depth_(depth), groups_(options.groups) {}
 
   std::optional<PagedHistory> At(std::uint64_t number) const override {
     // Each history begins with a sequence of three tokens.
-    PagedHistory history = {.spec = {.block_size = 2,
-                                     .blocks = 3,
-                                     .max_seq_len = 5,
-                                     .dtype = DType::kF32},
+    PagedHistory history = {.spec = SpecOf(groups_),
                             .ops = {{PagedOpKind::kOpen, 0, 0, 0},
                                     {PagedOpKind::kAppend, 0, 2, 2},
                                     {PagedOpKind::kCommit, 0, 1, 0}}};
@@ -450,7 +452,22 @@ class AllPools : public PoolSource {
   }
 
  private:
+  // With groups: of all tokens, of a window, and of states.
+  static PagedSpec SpecOf(bool groups) {
+    PagedSpec spec = {
+        .block_size = 2, .blocks = 3, .max_seq_len = 5, .dtype = DType::kF32};
+    if (!groups) return spec;
+    PagedSpec window = spec;
+    window.block_size = 1;
+    window.window = 1;
+    PagedSpec states = spec;
+    states.states = true;
+    spec.groups = {spec, window, states};
+    return spec;
+  }
+
   const int depth_;
+  const bool groups_;
 };
 
 }  // namespace

@@ -88,7 +88,8 @@ SessionFuzzResult FuzzSessions(const FuzzOptions& options,
                                const Subject& subject);
 
 // Runs every history of `depth` operations, each one of about twenty, in a pool
-// of three blocks of two tokens that has a sequence of three tokens.
+// of three blocks of two tokens that has a sequence of three tokens; with
+// `groups`, in a pool with three small groups.
 PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,
                              const Subject& subject);
 

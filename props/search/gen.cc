@@ -195,26 +195,34 @@ class CallWriter : public ForwardingCache {
   std::int64_t rows_ = 1;                // The number of the next row.
 };
 
+// Gives the rows of K and V this dtype.
+void SetDType(DType dtype, PagedSpec& spec) {
+  for (PagedSpec& group : spec.groups) SetDType(dtype, group);
+  const auto set = [&](int& head_dim, DType before) {
+    if (IsBlockDType(before)) head_dim /= AsInt(kBlockElements);
+    if (IsBlockDType(dtype)) head_dim *= kBlockElements;
+  };
+  set(spec.k_head_dim, spec.dtype);
+  set(spec.v_head_dim, spec.v_dtype.value_or(spec.dtype));
+  spec.dtype = dtype;
+  spec.v_dtype.reset();
+}
+
 // Returns the history without the operations that the limits leave out.
 PagedHistory Limited(PagedHistory history, const PoolLimits& limits) {
   std::erase_if(history.ops, [&](const PagedOp& op) {
     return (limits.fork && op.kind == PagedOpKind::kFork) ||
            (limits.truncate && op.kind == PagedOpKind::kTruncate) ||
-           (limits.commit_unknown && op.kind == PagedOpKind::kCommitUnknown);
+           (limits.commit_unknown && op.kind == PagedOpKind::kCommitUnknown) ||
+           (limits.media && op.kind == PagedOpKind::kMedia);
   });
   for (PagedOp& op : history.ops) {  // Any operation may open one.
+    // From 2 * kSeenMedia on, the prompt's media are others.
+    const bool others = op.c >= 2 * kSeenMedia;
+    if (others && (limits.media || limits.keys)) op.c = kSeenMedia;
     while (limits.keys && DrawPrompt(op, {}).key != PrefixKey()) ++op.c;
   }
-  if (!limits.dtype) return history;
-  PagedSpec& spec = history.spec;
-  const auto set = [&](int& head_dim, DType before) {
-    if (IsBlockDType(before)) head_dim /= AsInt(kBlockElements);
-    if (IsBlockDType(*limits.dtype)) head_dim *= kBlockElements;
-  };
-  set(spec.k_head_dim, spec.dtype);
-  set(spec.v_head_dim, spec.v_dtype.value_or(spec.dtype));
-  spec.dtype = *limits.dtype;
-  spec.v_dtype.reset();
+  if (limits.dtype) SetDType(*limits.dtype, history.spec);
   return history;
 }
 
@@ -264,13 +272,16 @@ Status Generate(const GenOptions& options, std::ostream& out) {
   };
   for (std::uint64_t number = 0; !done() && out; ++number) {
     const Result<std::int64_t> written =
-        options.paged ? WritePagedRecording(
-                            Limited(MakePagedHistory(options.seed, number),
-                                    options.limits),
-                            "reference", out)
-                      : WriteCalls(MakeHistory(options.seed, number,
-                                               options.kind, kOpsInRecording),
-                                   out);
+        options.paged || options.groups
+            ? WritePagedRecording(
+                  Limited(options.groups
+                              ? MakeGroupsHistory(options.seed, number)
+                              : MakePagedHistory(options.seed, number),
+                          options.limits),
+                  "reference", out)
+            : WriteCalls(MakeHistory(options.seed, number, options.kind,
+                                     kOpsInRecording),
+                         out);
     if (!written.ok()) return written.status();
     calls += *written;
     if (*written > 0) ++histories;

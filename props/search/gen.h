@@ -22,17 +22,19 @@ struct PoolLimits {
   bool truncate = false;
   bool commit_unknown = false;
   bool keys = false;           // Salts and extra keys.
+  bool media = false;          // Images, in pools with groups.
   std::optional<DType> dtype;  // That of K and V; any if unset.
 
   bool any() const {
-    return fork || truncate || commit_unknown || keys || dtype;
+    return fork || truncate || commit_unknown || keys || media || dtype;
   }
 };
 
 struct GenOptions {
   std::uint64_t seed = 1;
   std::optional<Kind> kind;
-  bool paged = false;  // Histories of pools.
+  bool paged = false;   // Histories of pools.
+  bool groups = false;  // Of pools with groups.
   PoolLimits limits = {};
   // Stops after the history that completes this many calls, or, if 0, this many
   // histories.

@@ -9,6 +9,7 @@
 static int Describe(kvtwin_pool_description_v1* out) {
   out->name = "twin";
   out->level = KVTWIN_IDENTITY;
+  out->can = KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA;
   return KVTWIN_OK;
 }
 
@@ -105,6 +106,47 @@ static int Slots(void* pool, int32_t sequence, int32_t begin, int32_t end,
                            room, count);
 }
 
+static int GroupTable(void* pool, int32_t group, const int32_t* sequences,
+                      size_t sequence_count, int32_t* columns, int32_t* blocks,
+                      size_t room, size_t* count, int32_t* seq_lens) {
+  return kvtwin_pool_group_table((kvtwin_pool*)pool, group, sequences,
+                                 sequence_count, columns, blocks, room, count,
+                                 seq_lens);
+}
+
+static int GroupCsr(void* pool, int32_t group, const int32_t* sequences,
+                    size_t sequence_count, int32_t* indptr, int32_t* indices,
+                    size_t room, size_t* count, int32_t* last_page_len) {
+  return kvtwin_pool_group_csr((kvtwin_pool*)pool, group, sequences,
+                               sequence_count, indptr, indices, room, count,
+                               last_page_len);
+}
+
+static int GroupSlots(void* pool, int32_t group, int32_t sequence,
+                      int32_t begin, int32_t end, int64_t* slots, size_t room,
+                      size_t* count) {
+  return kvtwin_pool_group_slots((kvtwin_pool*)pool, group, sequence, begin,
+                                 end, slots, room, count);
+}
+
+static int AddMedia(void* pool, int32_t sequence, const kvtwin_media* media) {
+  return kvtwin_pool_add_media((kvtwin_pool*)pool, sequence, media);
+}
+
+static int GroupUsage(void* pool, int32_t group, kvtwin_usage* usage) {
+  return kvtwin_pool_group_usage((kvtwin_pool*)pool, group, usage);
+}
+
+static int Find(void* pool, const kvtwin_prompt* prompt, int32_t* length) {
+  return kvtwin_pool_find((kvtwin_pool*)pool, prompt, length);
+}
+
+static int ResumeBefore(void* pool, int32_t sequence, int32_t length,
+                        int32_t* resume) {
+  return kvtwin_pool_resume_before((kvtwin_pool*)pool, sequence, length,
+                                   resume);
+}
+
 static const kvtwin_pool_backend_v1 kTwinPool = {
     .size = sizeof(kvtwin_pool_backend_v1),
     .describe = Describe,
@@ -126,6 +168,13 @@ static const kvtwin_pool_backend_v1 kTwinPool = {
     .table = Table,
     .csr = Csr,
     .slots = Slots,
+    .group_table = GroupTable,
+    .group_csr = GroupCsr,
+    .group_slots = GroupSlots,
+    .add_media = AddMedia,
+    .group_usage = GroupUsage,
+    .find = Find,
+    .resume_before = ResumeBefore,
 };
 
 const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {

@@ -10,9 +10,11 @@
 #include <cstdint>
 #include <exception>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "kvtwin/kvtwin.h"
+#include "props/certify/certificate.h"
 
 namespace kvtwin::python {
 
@@ -106,6 +108,12 @@ class Backend {
   std::string init_error_;
   bool made_one_ = false;
 };
+
+// Returns the fields of kvtwin.Certificate. `old` is the text of an earlier
+// certificate.
+nb::typed<nb::dict, nb::str, nb::any> CertificateDict(
+    const props::Certificate& certificate,
+    const std::optional<std::string>& old);
 
 }  // namespace kvtwin::python
 

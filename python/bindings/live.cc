@@ -255,8 +255,7 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
     std::int64_t operations, std::int64_t histories, std::uint64_t seed,
     const std::optional<std::string>& old) {
   return Raising([&] {
-    std::optional<props::Certificate> before;
-    if (old) before = Value(props::ReadCertificate(*old));
+    if (old) Value(props::ReadCertificate(*old));  // Before a long run.
     const Driver driver(std::move(adapter), rerun);
     const std::vector<props::Level> levels = driver.Levels();
     props::CertifyOptions options;
@@ -291,23 +290,7 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
       if (law.outcome != props::Outcome::kBroken) continue;
       law.rerun = nb::cast<std::string>(rerun_law(law.name));
     }
-    nb::list changes;
-    bool worse = false;
-    if (before) {
-      for (const props::Change& change :
-           props::ChangesSince(*before, certificate)) {
-        changes.append(change.text);
-        worse = worse || change.worse;
-      }
-    }
-    nb::typed<nb::dict, nb::str, nb::any> fields;
-    fields["right"] = certificate.right;
-    fields["text"] = props::CertificateText(certificate);
-    fields["json"] = props::ToJson(certificate).dump();
-    fields["junit"] = props::JUnitText(certificate);
-    fields["changes"] = nb::tuple(changes);
-    fields["worse"] = worse;
-    return fields;
+    return CertificateDict(certificate, old);
   });
 }
 
@@ -334,6 +317,29 @@ Profiled Profile(nb::object adapter) {
 }
 
 }  // namespace
+
+nb::typed<nb::dict, nb::str, nb::any> CertificateDict(
+    const props::Certificate& certificate,
+    const std::optional<std::string>& old) {
+  nb::list changes;
+  bool worse = false;
+  if (old) {
+    const props::Certificate before = Value(props::ReadCertificate(*old));
+    for (const props::Change& change :
+         props::ChangesSince(before, certificate)) {
+      changes.append(change.text);
+      worse = worse || change.worse;
+    }
+  }
+  nb::typed<nb::dict, nb::str, nb::any> fields;
+  fields["right"] = certificate.right;
+  fields["text"] = props::CertificateText(certificate);
+  fields["json"] = props::ToJson(certificate).dump();
+  fields["junit"] = props::JUnitText(certificate);
+  fields["changes"] = nb::tuple(changes);
+  fields["worse"] = worse;
+  return fields;
+}
 
 void BindLive(nb::module_& m) {
   m.def("certify", &Certify, nb::arg("adapter"), nb::arg("rerun"),

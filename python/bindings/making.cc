@@ -100,16 +100,23 @@ Making MakingOf(nb::handle setup) {
 }
 
 PagedSpec PagedSpecOf(nb::handle setup) {
-  return {.block_size = Int(setup, "block_size"),
-          .blocks = Int(setup, "blocks"),
-          .max_seq_len = Int(setup, "max_seq_len"),
-          .layers = Int(setup, "layers"),
-          .kv_heads = Int(setup, "kv_heads"),
-          .k_head_dim = Int(setup, "k_head_dim"),
-          .v_head_dim = Int(setup, "v_head_dim"),
-          .dtype = Name<DType>(setup, "dtype", kDTypeNames),
-          .v_dtype = Name<DType>(setup, "v_dtype", kDTypeNames),
-          .layout = Name<PagedLayout>(setup, "layout", kPagedLayoutNames)};
+  PagedSpec spec = {
+      .block_size = Int(setup, "block_size"),
+      .blocks = Int(setup, "blocks"),
+      .max_seq_len = Int(setup, "max_seq_len"),
+      .layers = Int(setup, "layers"),
+      .kv_heads = Int(setup, "kv_heads"),
+      .k_head_dim = Int(setup, "k_head_dim"),
+      .v_head_dim = Int(setup, "v_head_dim"),
+      .dtype = Name<DType>(setup, "dtype", kDTypeNames),
+      .v_dtype = Name<DType>(setup, "v_dtype", kDTypeNames),
+      .layout = Name<PagedLayout>(setup, "layout", kPagedLayoutNames),
+      .window = OptionalInt(setup, "window"),
+      .states = nb::cast<bool>(setup.attr("states"))};
+  for (nb::handle group : setup.attr("groups")) {
+    spec.groups.push_back(PagedSpecOf(group));
+  }
+  return spec;
 }
 
 }  // namespace kvtwin::python

@@ -2,7 +2,9 @@
 
 #include "kvtwin/paged.h"
 
+#include <fmt/format.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -11,12 +13,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings.h"
+#include "core/guarded_paged.h"
 #include "core/index.h"
 #include "tensor.h"
 
@@ -52,7 +56,8 @@ class PyPool {
   }
   int SeqLen(int sequence) const { return Value(pool_->SeqLen(sequence)); }
   int Append(int sequence, int layer, nb::handle key, nb::handle value) {
-    const PagedSpec& spec = pool_->spec();
+    Value(pool_->LayerDevice(layer));  // The layer exists.
+    const PagedSpec& spec = SpecOfLayer(pool_->spec(), layer);
     const ArrayArgument k(key, "key", spec.dtype);
     const ArrayArgument v(value, "value", *spec.v_dtype);
     return Value(pool_->Append(sequence, layer, k.view(), v.view())).start;
@@ -76,12 +81,13 @@ class PyPool {
     Check(pool_->Truncate(sequence, length));
   }
   void Free(int sequence) { Check(pool_->Free(sequence)); }
-  std::tuple<int, int, int, int> Usage() const {
-    const PagedUsage usage = pool_->Usage();
+  std::tuple<int, int, int, int> Usage(std::optional<int> group) const {
+    const PagedUsage usage = GroupOf(group).Usage();
     return {usage.free, usage.cached, usage.used, usage.shared};
   }
-  std::vector<std::vector<int>> Table(const std::vector<int>& sequences) const {
-    const PagedCsr csr = Value(pool_->ExportCsr(sequences));
+  std::vector<std::vector<int>> Table(const std::vector<int>& sequences,
+                                      std::optional<int> group) const {
+    const PagedCsr csr = Value(GroupOf(group).ExportCsr(sequences));
     std::vector<std::vector<int>> table;
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       table.emplace_back(IteratorAt(csr.indices, csr.indptr[i]),
@@ -89,8 +95,12 @@ class PyPool {
     }
     return table;
   }
-  std::vector<std::int64_t> Slots(int sequence, int begin, int end) const {
-    return Value(pool_->SlotMapping(sequence, begin, end));
+  std::vector<std::int64_t> Slots(int sequence, int begin, int end,
+                                  std::optional<int> group) const {
+    return Value(GroupOf(group).SlotMapping(sequence, begin, end));
+  }
+  int ResumeBefore(int sequence, int length) const {
+    return Value(pool_->ResumeBefore(sequence, length));
   }
   nb::tuple Blocks(int layer) const {
     const PagedKv blocks = Value(pool_->Blocks(layer));
@@ -99,6 +109,15 @@ class PyPool {
   }
 
  private:
+  // Returns a group, or the pool itself.
+  const PagedPool& GroupOf(std::optional<int> group) const {
+    const PagedPool* const of = group ? pool_->Group(*group) : pool_.get();
+    if (of == nullptr) {
+      Raise({StatusCode::kInvalidArgument,
+             fmt::format("there is no group {}", *group)});
+    }
+    return *of;
+  }
   static PrefixKey KeyOf(const std::string& salt,
                          const std::vector<std::string>& extra,
                          const Media& media) {
@@ -187,13 +206,20 @@ void BindPagedPool(nb::module_& m) {
       .def("truncate", &PyPool::Truncate, nb::arg("sequence"),
            nb::arg("length"), "Keeps the first tokens.")
       .def("free", &PyPool::Free, nb::arg("sequence"), "Ends a sequence.")
-      .def("usage", &PyPool::Usage,
+      .def("resume_before", &PyPool::ResumeBefore, nb::arg("sequence"),
+           nb::arg("length"),
+           "The greatest length up to `length` at which the sequence can "
+           "resume: `fork`\nand `truncate` take effect there.")
+      .def("usage", &PyPool::Usage, nb::arg("group") = nb::none(),
            "How many blocks are free, cached, used and shared.")
       .def("table", &PyPool::Table, nb::arg("sequences"),
-           "The blocks of the committed tokens of each sequence.")
+           nb::arg("group") = nb::none(),
+           "The blocks of the committed tokens of each sequence, in a group if "
+           "the pool has\ngroups; -1 for a block that was given up.")
       .def("slots", &PyPool::Slots, nb::arg("sequence"), nb::arg("begin"),
-           nb::arg("end"),
-           "block * block_size + offset for each of the positions.")
+           nb::arg("end"), nb::arg("group") = nb::none(),
+           "block * block_size + offset for each of the positions; -1: the "
+           "position has no\nrow. Pools with groups need the group.")
       .def("blocks", &PyPool::Blocks, nb::arg("layer"),
            nb::sig("def blocks(self, layer: int) -> tuple[kvtwin.Array, "
                    "kvtwin.Array]"),

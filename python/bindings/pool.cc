@@ -24,7 +24,9 @@
 #include "bindings.h"
 #include "core/index.h"
 #include "core/names.h"
+#include "props/backend/host_process.h"
 #include "props/backend/pool_backend.h"
+#include "props/certify/certificate.h"
 #include "props/paged/paged_runner.h"
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
@@ -36,6 +38,8 @@ namespace {
 // The harness gives up a backend that has made no pool after this many
 // histories.
 constexpr std::int64_t kVainHistories = 250;
+// About the operations of a history.
+constexpr std::int64_t kLawOperations = 40;
 
 // The object that `init` returns as the pool.
 struct Instance {
@@ -83,10 +87,15 @@ class Pools {
   static int Views(void* pool, std::int32_t sequence, std::int32_t layer,
                    kvtwin_paged_view* views, std::size_t room,
                    std::size_t* count);
-  static int Table(void* pool, const std::int32_t* sequences,
-                   std::size_t sequence_count, std::int32_t* columns,
-                   std::int32_t* blocks, std::size_t room, std::size_t* count,
+  // `group` is that of a pool with groups.
+  static int Table(void* pool, std::optional<int> group,
+                   const std::int32_t* sequences, std::size_t sequence_count,
+                   std::int32_t* columns, std::int32_t* blocks,
+                   std::size_t room, std::size_t* count,
                    std::int32_t* seq_lens);
+  static int Slots(void* pool, std::optional<int> group, std::int32_t sequence,
+                   std::int32_t begin, std::int32_t end, std::int64_t* slots,
+                   std::size_t room, std::size_t* count);
 
   static thread_local Pools* current_;
 
@@ -185,39 +194,75 @@ void Pools::FillOptional() {
       });
     };
   }
-  if (has("table")) table_.table = Table;
+  if (has("add_media")) {
+    table_.add_media = [](void* pool, std::int32_t sequence,
+                          const kvtwin_media* media) {
+      return On(pool, [&](nb::object& instance) {
+        instance.attr("add_media")(sequence, media->position, media->hash);
+      });
+    };
+  }
+  if (has("table")) {
+    table_.table = [](void* pool, auto... rest) {
+      return Table(pool, std::nullopt, rest...);
+    };
+    table_.group_table = [](void* pool, std::int32_t group, auto... rest) {
+      return Table(pool, group, rest...);
+    };
+  }
   if (!has("slots")) return;
-  table_.slots = [](void* pool, std::int32_t sequence, std::int32_t begin,
-                    std::int32_t end, std::int64_t* slots, std::size_t room,
-                    std::size_t* count) {
-    return On(pool, [&](nb::object& instance) {
-      const auto found = nb::cast<std::vector<std::int64_t>>(
-          instance.attr("slots")(sequence, begin, end));
-      *count = found.size();
-      std::copy_n(found.begin(), std::min(room, found.size()), slots);
-    });
+  table_.slots = [](void* pool, auto... rest) {
+    return Slots(pool, std::nullopt, rest...);
   };
+  table_.group_slots = [](void* pool, std::int32_t group, auto... rest) {
+    return Slots(pool, group, rest...);
+  };
+}
+
+int Pools::Slots(void* pool, std::optional<int> group, std::int32_t sequence,
+                 std::int32_t begin, std::int32_t end, std::int64_t* slots,
+                 std::size_t room, std::size_t* count) {
+  return On(pool, [&](nb::object& instance) {
+    const auto found = nb::cast<std::vector<std::int64_t>>(
+        instance.attr("slots")(sequence, begin, end, group));
+    *count = found.size();
+    std::copy_n(found.begin(), std::min(room, found.size()), slots);
+  });
+}
+
+// The fields of kvtwin.PoolSetup, without its groups.
+nb::dict FieldsOf(const kvtwin_pool_params& params) {
+  const auto named = [](kvtwin_dtype dtype) {
+    const std::string_view name = kDTypeNames.at(AsSize(dtype));
+    return nb::str(name.data(), name.size());
+  };
+  nb::dict fields;
+  fields["block_size"] = params.block_size;
+  fields["blocks"] = params.blocks;
+  fields["max_seq_len"] = params.max_seq_len;
+  fields["layers"] = params.layers;
+  fields["kv_heads"] = params.kv_heads;
+  fields["k_head_dim"] = params.k_head_dim;
+  fields["v_head_dim"] = params.v_head_dim;
+  fields["dtype"] = named(params.dtype);
+  fields["v_dtype"] = named(params.v_dtype);
+  fields["layout"] =
+      params.layout == KVTWIN_HEAD_MAJOR ? "head_major" : "token_major";
+  fields["window"] =
+      params.window == 0 ? nb::object(nb::none()) : nb::int_(params.window);
+  fields["states"] = params.states != 0;
+  return fields;
 }
 
 int Pools::Init(const kvtwin_pool_params* params, void** pool) {
   std::string message;
   const int status = Guarded(message, /*refuses_misuse=*/false, [&] {
-    const auto named = [](kvtwin_dtype dtype) {
-      const std::string_view name = kDTypeNames.at(AsSize(dtype));
-      return nb::str(name.data(), name.size());
-    };
-    nb::dict fields;
-    fields["block_size"] = params->block_size;
-    fields["blocks"] = params->blocks;
-    fields["max_seq_len"] = params->max_seq_len;
-    fields["layers"] = params->layers;
-    fields["kv_heads"] = params->kv_heads;
-    fields["k_head_dim"] = params->k_head_dim;
-    fields["v_head_dim"] = params->v_head_dim;
-    fields["dtype"] = named(params->dtype);
-    fields["v_dtype"] = named(params->v_dtype);
-    fields["layout"] =
-        params->layout == KVTWIN_HEAD_MAJOR ? "head_major" : "token_major";
+    nb::dict fields = FieldsOf(*params);
+    nb::list groups;
+    for (std::size_t i = 0; i < params->group_count; ++i) {
+      groups.append(FieldsOf(params->groups[i]));
+    }
+    fields["groups"] = groups;
     auto instance = std::make_unique<Instance>();
     instance->pool = adapter_.attr("init")(fields);
     *pool = instance.release();
@@ -234,9 +279,14 @@ int Pools::Open(void* pool, const kvtwin_prompt* prompt,
     for (std::size_t i = 0; i < prompt->extra_count; ++i) {
       extra.append(prompt->extra[i]);
     }
+    nb::list media;
+    for (std::size_t i = 0; i < prompt->media_count; ++i) {
+      const kvtwin_media& one = prompt->media[i];
+      media.append(nb::make_tuple(one.position, one.hash));
+    }
     *sequence = nb::cast<std::int32_t>(instance.attr("open")(
         Ints(prompt->tokens, prompt->token_count),
-        prompt->salt == nullptr ? "" : prompt->salt, extra));
+        prompt->salt == nullptr ? "" : prompt->salt, extra, media));
   });
 }
 
@@ -246,7 +296,7 @@ int Pools::Views(void* pool, std::int32_t sequence, std::int32_t layer,
   return On(pool, [&](nb::object& instance) {
     const nb::list shown(instance.attr("views")(sequence, layer));
     *count = shown.size();
-    const nb::object setup = instance.attr("setup");
+    const nb::object setup = instance.attr("setup").attr("of_layer")(layer);
     const auto number = [&](const char* name) {
       return nb::cast<std::int64_t>(setup.attr(name));
     };
@@ -278,13 +328,13 @@ int Pools::Views(void* pool, std::int32_t sequence, std::int32_t layer,
   });
 }
 
-int Pools::Table(void* pool, const std::int32_t* sequences,
-                 std::size_t sequence_count, std::int32_t* columns,
-                 std::int32_t* blocks, std::size_t room, std::size_t* count,
-                 std::int32_t* seq_lens) {
+int Pools::Table(void* pool, std::optional<int> group,
+                 const std::int32_t* sequences, std::size_t sequence_count,
+                 std::int32_t* columns, std::int32_t* blocks, std::size_t room,
+                 std::size_t* count, std::int32_t* seq_lens) {
   return On(pool, [&](nb::object& instance) {
     const auto rows = nb::cast<std::vector<std::vector<std::int32_t>>>(
-        instance.attr("table")(Ints(sequences, sequence_count)));
+        instance.attr("table")(Ints(sequences, sequence_count), group));
     if (rows.size() != sequence_count) {
       throw nb::value_error("table returns another number of rows");
     }
@@ -316,9 +366,33 @@ class PoolDriver {
         rerun_(std::move(rerun)) {}
 
   const Pools& pools() const { return pools_; }
+  bool groups() const { return backend_.groups; }
 
   props::Subject Subject() const {
     return props::BackendSubject(backend_, props::Level::kVisibility);
+  }
+  // A subject that a law judges. Interrupts are seen between histories.
+  props::Subject SubjectOf(const props::PoolLaw* law) const {
+    props::Subject subject =
+        law == nullptr ? Subject() : props::LawSubject(backend_, *law);
+    subject.run_pool = [run = subject.run_pool](
+                           const props::PagedHistory& history,
+                           const props::PoolRunOptions& options) {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      return run(history, options);
+    };
+    return subject;
+  }
+  props::PoolInfo Info() const {
+    props::PoolInfo info{.name = backend_.name,
+                         .claims = backend_.level,
+                         .groups = backend_.groups,
+                         .laws = {},
+                         .not_declared = props::NotDeclared(backend_)};
+    for (const props::PoolLaw& law : props::PoolLaws()) {
+      if (props::MayBeJudged(backend_, law)) info.laws.emplace_back(law.name);
+    }
+    return info;
   }
 
   Finding Report(props::Failure failure) const {
@@ -366,6 +440,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     };
     props::FuzzOptions options;
     options.seed = seed;
+    options.groups = driver.groups();
     options.operations = operations;
     options.seconds = seconds;
     options.known_buckets = {known.begin(), known.end()};
@@ -409,9 +484,113 @@ std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
   });
 }
 
+std::vector<std::string> PoolLawNames() {
+  std::vector<std::string> names;
+  for (const props::PoolLaw& law : props::PoolLaws()) {
+    names.emplace_back(law.name);
+  }
+  return names;
+}
+
+// A law on a history, or on about `count` random histories, as the fields of
+// kvtwin.LawResult.
+nb::dict JudgeByLaw(const PoolDriver& driver, const props::PoolLaw& law,
+                    std::uint64_t seed, std::int64_t count,
+                    const std::optional<props::PagedHistory>& history,
+                    const nb::object& rerun) {
+  const props::PoolInfo info = driver.Info();
+  const bool may = std::ranges::count(info.laws, law.name) > 0;
+  props::PagedFuzzResult result;
+  if (may && history) {
+    const props::RunResult ran =
+        props::RunHistory(*history, driver.SubjectOf(&law));
+    result.ran = ran.ran ? 1 : 0;
+    result.judged = ran.views > 0 ? 1 : 0;
+    result.failure = ran.failure;
+    result.shrunk = *history;
+  } else if (may) {
+    props::FuzzOptions options;
+    options.seed = seed;
+    options.operations = count * kLawOperations;
+    options.groups = driver.groups();
+    result = props::FuzzPools(options, driver.SubjectOf(&law));
+  }
+  const std::string shrunk = result.failure ? props::ToText(result.shrunk) : "";
+  nb::dict fields;
+  fields["name"] = std::string(law.name);
+  fields["statement"] = std::string(law.statement);
+  fields["rules"] = std::string(law.rules);
+  fields["histories"] = result.ran;
+  fields["judged"] = result.judged;
+  fields["not_judged"] =
+      result.ran > 0 ? ""
+      : may          ? "the class has no such pool"
+                     : "the class lacks an operation that the law needs";
+  fields["check"] = result.failure ? std::string(law.name) : "";
+  fields["reason"] = result.failure ? result.failure->text : "";
+  fields["history"] = shrunk;
+  fields["rerun"] =
+      result.failure
+          ? nb::cast<std::string>(rerun(std::string(law.name), shrunk))
+          : "";
+  return fields;
+}
+
+nb::typed<nb::list, nb::any> JudgePoolLaws(
+    nb::object adapter, const nb::object& rerun,
+    const std::vector<std::string>& names, std::uint64_t seed,
+    std::int64_t count, const std::optional<std::string>& history) {
+  return Raising([&] {
+    const PoolDriver driver(std::move(adapter), rerun);
+    std::optional<props::PagedHistory> parsed;
+    if (history) parsed = Value(props::ParsePagedHistory(*history));
+    nb::list answers;
+    for (const std::string& name : names) {
+      answers.append(JudgeByLaw(driver, *props::FindPoolLaw(name), seed, count,
+                                parsed, rerun));
+    }
+    return answers;
+  });
+}
+
+// As Certify for caches (live.cc).
+nb::typed<nb::dict, nb::str, nb::any> CertifyPools(
+    nb::object adapter, const nb::object& rerun, const nb::object& rerun_law,
+    std::int64_t operations, std::int64_t histories, std::uint64_t seed,
+    const std::optional<std::string>& old) {
+  return Raising([&] {
+    const PoolDriver driver(std::move(adapter), rerun);
+    props::CertifyOptions options;
+    options.fuzz.operations = operations;
+    options.fuzz.seed = seed;
+    options.laws.count = histories;
+    props::Certificate certificate = props::CertifyPool(
+        driver.Info(), options,
+        [&](props::Level /*level*/, const props::PoolLaw* law) {
+          return driver.SubjectOf(law);
+        },
+        [&](const props::PoolLaw& law, const props::PagedHistory& history,
+            const props::Subject& /*subject*/) {
+          return nb::cast<std::string>(
+              rerun_law(std::string(law.name), props::ToText(history)));
+        });
+    for (props::CertifiedFinding& finding : certificate.findings) {
+      finding.rerun = nb::cast<std::string>(rerun(finding.history));
+    }
+    return CertificateDict(certificate, old);
+  });
+}
+
 }  // namespace
 
 void BindPool(nb::module_& m) {
+  m.def("pool_law_names", &PoolLawNames);
+  m.def("judge_pool_laws", &JudgePoolLaws, nb::arg("adapter"), nb::arg("rerun"),
+        nb::arg("names"), nb::arg("seed"), nb::arg("count"),
+        nb::arg("history").none());
+  m.def("certify_pool", &CertifyPools, nb::arg("adapter"), nb::arg("rerun"),
+        nb::arg("rerun_law"), nb::arg("operations"), nb::arg("histories"),
+        nb::arg("seed"), nb::arg("old").none());
   m.def("fuzz_pool", &FuzzPool, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
         nb::arg("known"), nb::arg("depth"));

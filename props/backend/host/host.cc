@@ -180,6 +180,15 @@ Json Expand(const Json& asked, Subject subject, HostState* state) {
   return ToJson(expansion);
 }
 
+// The names of the laws that a pool can be judged by.
+Json LawsOf(const PoolBackend& pool) {
+  Json names = Json::array();
+  for (const PoolLaw& law : PoolLaws()) {
+    if (MayBeJudged(pool, law)) names.push_back(law.name);
+  }
+  return names;
+}
+
 // Runs a history of a pool. A leak is reported only if nothing else is wrong.
 Json RunPool(const Json& asked, const PoolBackend& pool, HostState* state) {
   const Result<PagedHistory> history =
@@ -191,8 +200,11 @@ Json RunPool(const Json& asked, const PoolBackend& pool, HostState* state) {
     line[text.copy(line.data(), line.size() - 1)] = '\0';
     state->listed = index + 1;
   });
+  const PoolLaw* const law = FindPoolLaw(asked.value("law", ""));
   const Subject subject =
-      BackendSubject(pool, asked.at("level").get<Level>(), &calls);
+      law != nullptr
+          ? LawSubject(pool, *law, &calls)
+          : BackendSubject(pool, asked.at("level").get<Level>(), &calls);
   Guard::Forget();
   std::size_t before = Guard::Live();
   RunResult result = RunHistory(*history, subject, {.counts = &counts});
@@ -322,7 +334,10 @@ int Main(int argc, char** argv) {
   if (loaded->pool) {
     loaded->pool->watch = &guard;
     hello["pool"] = {{"name", loaded->pool->name},
-                     {"claims", loaded->pool->level}};
+                     {"claims", loaded->pool->level},
+                     {"groups", loaded->pool->groups},
+                     {"laws", LawsOf(*loaded->pool)},
+                     {"not_declared", NotDeclared(*loaded->pool)}};
   }
   Answer(hello);
   std::FILE* asked = fdopen(kHostAsked, "r");

@@ -561,25 +561,26 @@ def laws(
     seed: int = 1,
     history: str | None = None,
 ) -> LawsResult:
-    """Checks your class of caches by the laws of docs/laws.md: all of them, or only
-    `law`, on `histories` random histories each, or only on `history`.
+    """Checks your class of caches, or of pools, by the laws of docs/laws.md: all of them,
+    or only `law`, on `histories` random histories each, or only on `history`.
 
     A law that needs an operation that your class does not have is not judged.
     """
-    if _is_pool(cls):
-        raise NotSupported("laws are for caches, not for pools")
     if histories < 1 or seed < 0:
         raise ValueError(f"histories is {histories}, seed is {seed}")
-    names = _kvtwin.law_names()
+    pools = _is_pool(cls)
+    names = _kvtwin.pool_law_names() if pools else _kvtwin.law_names()
     if law is not None and law not in names:
         raise ValueError(f"law is {law!r}, not one of {', '.join(names)}")
     rerun = _command(
         cls,
         lambda made, name, line: f"kvtwin.laws({made}, law={name!r}, history={line!r})",
     )
-    answers = _kvtwin.judge_laws(
-        Backend(cls), rerun, [law] if law else names, seed, histories, history
-    )
+    limits = ([law] if law else names, seed, histories, history)
+    if pools:
+        answers = _kvtwin.judge_pool_laws(PoolBackend(cls), rerun, *limits)
+    else:
+        answers = _kvtwin.judge_laws(Backend(cls), rerun, *limits)
     return LawsResult(tuple(LawResult(**one) for one in answers), seed)
 
 
@@ -614,13 +615,11 @@ def certify(
     seed: int = 1,
     compare: str | None = None,
 ) -> Certificate:
-    """Tries everything that your class of caches claims: the levels for `operations`
+    """Tries everything that your class claims: the levels for `operations`
     operations each, and the laws on `histories` histories each.
 
     `compare` is the JSON of an earlier certificate.
     """
-    if _is_pool(cls):
-        raise NotSupported("certificates are for caches, not for pools")
     if operations < 1 or histories < 1 or seed < 0:
         raise ValueError(
             f"operations is {operations}, histories is {histories}, seed is {seed}"
@@ -631,6 +630,17 @@ def certify(
             f"kvtwin.laws({made}, law={name!r}, histories={histories}, seed={seed})"
         ),
     )
+    if _is_pool(cls):
+        of_history = _command(
+            cls,
+            lambda made, name, line: (
+                f"kvtwin.laws({made}, law={name!r}, history={line!r})"
+            ),
+        )
+        fields = _kvtwin.certify_pool(
+            PoolBackend(cls), _rerun(cls), of_history, operations, histories, seed, compare
+        )
+        return Certificate(**fields, compared=compare is not None)
     fields = _kvtwin.certify(
         Backend(cls), _rerun(cls), law, operations, histories, seed, compare
     )

@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 
 from kvtwin import _arrays
-from kvtwin._setup import POOL_ABILITIES, PoolDescription, PoolSetup
+from kvtwin._errors import NotSupported
+from kvtwin._setup import (
+    POOL_ABILITIES,
+    POOL_HAS_WINDOW,
+    PoolDescription,
+    PoolSetup,
+)
 from kvtwin._types import Array
 
 NEEDED = ("open", "seq_len", "append", "commit", "views", "free")
-OPTIONAL = ("fork", "truncate", "commit_unknown", "usage", "table", "slots")
+OPTIONAL = ("fork", "truncate", "commit_unknown", "usage", "table", "slots", "add_media")
 
 
 class PoolBackend:
@@ -26,24 +32,33 @@ class PoolBackend:
             if not callable(getattr(cls, name, None)):
                 raise TypeError(f"{cls.__name__} has no method {name}")
         self.has = {name for name in OPTIONAL if hasattr(cls, name)}
+        if "media" in self.description.can and "add_media" not in self.has:
+            raise TypeError(
+                f"{cls.__name__} declares the ability media, but has no method add_media"
+            )
+        self.has_media = "media" in self.description.can
 
     def describe(self) -> tuple[str, int, int]:
         """Returns name, can, window."""
         said = self.description
-        can = sum(1 << POOL_ABILITIES.index(name) for name in said.can)
+        can = sum(1 << POOL_ABILITIES[name] for name in said.can)
         if said.window is not None:
-            can |= 1 << len(POOL_ABILITIES)
+            can |= POOL_HAS_WINDOW
         return said.name, can, said.window or 0
 
     def init(self, fields: dict[str, Any]) -> PoolInstance:
-        return PoolInstance(self.cls, PoolSetup(**fields))
+        groups = tuple(PoolSetup(**group) for group in fields.pop("groups"))
+        if "groups" in self.description.can and not groups:
+            raise NotSupported("the class has pools with groups only")
+        return PoolInstance(self.cls, PoolSetup(**fields, groups=groups), self.has_media)
 
 
 class PoolInstance:
     """One pool of the user's class."""
 
-    def __init__(self, cls: type, setup: PoolSetup) -> None:
+    def __init__(self, cls: type, setup: PoolSetup, has_media: bool) -> None:
         self.setup = setup
+        self.has_media = has_media
         self.pool: Any = cls(setup)
         self.shown: list[tuple[Array, Array, int, int]] = []
 
@@ -52,8 +67,14 @@ class PoolInstance:
         if hasattr(self.pool, "close"):
             self.pool.close()
 
-    def open(self, prompt: list[int], salt: str, extra: list[str]) -> int:
-        return int(self.pool.open(prompt, salt=salt, extra=tuple(extra)))
+    def open(
+        self, prompt: list[int], salt: str, extra: list[str], media: list[tuple[int, str]]
+    ) -> int:
+        more: dict[str, Any] = {"media": tuple(media)} if self.has_media else {}
+        return int(self.pool.open(prompt, salt=salt, extra=tuple(extra), **more))
+
+    def add_media(self, sequence: int, position: int, hash: str) -> None:
+        self.pool.add_media(sequence, position, hash)
 
     def seq_len(self, sequence: int) -> int:
         return int(self.pool.seq_len(sequence))
@@ -71,7 +92,7 @@ class PoolInstance:
     def views(self, sequence: int, layer: int) -> list[tuple[Array, Array, int, int]]:
         """Returns key, value, block and first position of each view, valid until the
         next call of views."""
-        setup = self.setup
+        setup = self.setup.of_layer(layer)
         shown = []
         start = 0
         for view in self.pool.views(sequence, layer):
@@ -108,8 +129,11 @@ class PoolInstance:
         free, cached, used, shared = self.pool.usage()
         return int(free), int(cached), int(used), int(shared)
 
-    def table(self, sequences: list[int]) -> list[list[int]]:
-        return [[int(block) for block in row] for row in self.pool.table(sequences)]
+    def table(self, sequences: list[int], group: int | None) -> list[list[int]]:
+        more = () if group is None else (group,)
+        rows = self.pool.table(sequences, *more)
+        return [[int(block) for block in row] for row in rows]
 
-    def slots(self, sequence: int, begin: int, end: int) -> list[int]:
-        return [int(slot) for slot in self.pool.slots(sequence, begin, end)]
+    def slots(self, sequence: int, begin: int, end: int, group: int | None) -> list[int]:
+        more = () if group is None else (group,)
+        return [int(slot) for slot in self.pool.slots(sequence, begin, end, *more)]

@@ -70,7 +70,15 @@ ABILITIES = {
     "draft": 14,
     "draft_trees": 15,
 }
-POOL_ABILITIES = ("deduplicates", "recomputes_last")
+# The same for KVTWIN_POOL_... in include/kvtwin/pool_backend.h.
+POOL_ABILITIES = {
+    "deduplicates": 0,
+    "recomputes_last": 1,
+    "groups": 3,
+    "media": 4,
+    "states_in_place": 5,
+}
+POOL_HAS_WINDOW = 1 << 2
 CANNOT = ("window_0", "copy_to_itself", "undo_remove", "bound_memory")
 PLACEMENTS = ("contiguous", "scatter")
 
@@ -169,19 +177,43 @@ class PoolSetup:
     """The setup of a pool of blocks (include/kvtwin/paged.h)."""
 
     #: The number of tokens in a block, and of blocks.
-    block_size: int
-    blocks: int
+    block_size: int = 16
+    blocks: int = 1
     #: The most tokens of one sequence.
-    max_seq_len: int
-    layers: int
-    kv_heads: int
-    k_head_dim: int
-    v_head_dim: int
+    max_seq_len: int = 1
+    layers: int = 1
+    kv_heads: int = 1
+    k_head_dim: int = 1
+    v_head_dim: int = 1
     #: The dtypes of the stored K rows and V rows.
-    dtype: DType
-    v_dtype: DType
+    dtype: DType = "f32"
+    v_dtype: DType = "f32"
     #: The order of a block's rows in memory, which views do not show.
-    layout: Literal["token_major", "head_major"]
+    layout: Literal["token_major", "head_major"] = "token_major"
+    #: How many positions before its own a token sees. None: all.
+    window: int | None = None
+    #: A block has one row, the state after its tokens, in place of a row of each.
+    states: bool = False
+    #: Groups of layers, each with blocks of its own (docs/hybrid.md). Layers are
+    #: numbered through all groups. If there are groups, `max_seq_len` is the only
+    #: other field that counts for a new pool, and it counts for all of them; a class
+    #: gets `blocks` and `layers` of all groups, and as `block_size` the least number
+    #: that all block sizes divide.
+    groups: tuple[PoolSetup, ...] = ()
+
+    def group_of(self, layer: int) -> int:
+        """Returns the number of the group of a layer; 0 without groups."""
+        for group, setup in enumerate(self.groups):
+            if layer < setup.layers:
+                return group
+            layer -= setup.layers
+        if self.groups:
+            raise ValueError("there is no such layer")
+        return 0
+
+    def of_layer(self, layer: int) -> PoolSetup:
+        """Returns the setup of the group of a layer; this setup without groups."""
+        return self.groups[self.group_of(layer)] if self.groups else self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +225,11 @@ class PoolDescription:
     Abilities: `deduplicates` (a `commit` may swap whole blocks of the sequence for
     other blocks of the same tokens under the same key), `recomputes_last` (`open` may
     find all of a prompt of whole blocks except its last token, which is appended next,
-    in the block where it was found).
+    in the block where it was found), `groups` (the setup has `groups`; a class that
+    declares it gets no other setups), `media` (prompts may have images: `open` gets
+    `media`, and there is a method `add_media`), `states_in_place` (in groups with
+    states, a pass may write over the state that it reads; a pass is then committed as a
+    whole, or its sequence is freed).
     """
 
     name: str
@@ -204,6 +240,8 @@ class PoolDescription:
 
     def __post_init__(self) -> None:
         _known("can", self.can, POOL_ABILITIES)
+        if "states_in_place" in self.can and "groups" not in self.can:
+            raise ValueError("states_in_place is for pools with groups")
         if self.window is not None and not 0 <= self.window < 2**31:
             raise ValueError(f"window is {self.window}, it must be from 0 to 2147483647")
 

@@ -1,0 +1,163 @@
+// The certificate of a third-party pool.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "props/base/interrupt.h"
+#include "props/certify/certificate.h"
+#include "props/compare/failure.h"
+#include "props/paged/pool_laws.h"
+#include "props/search/fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+// About the operations of a history of a pool.
+constexpr std::int64_t kOperations = 40;
+
+// The histories of one subject: of pools without groups, and of pools with
+// groups if the backend declares them.
+struct Tried {
+  std::int64_t operations = 0;
+  std::int64_t histories = 0;
+  std::int64_t judged = 0;
+  bool of_groups = false;  // Pools with groups were made.
+  PagedCoverageCounts counts;
+  std::vector<PagedFuzzResult> failed;
+};
+
+Tried Try(const FuzzOptions& options, const PoolInfo& info,
+          const Subject& subject) {
+  Tried tried;
+  for (const bool groups : {false, true}) {
+    if ((groups && !info.groups) || Interrupted()) continue;
+    FuzzOptions of = options;
+    of.groups = groups;
+    PagedFuzzResult result = FuzzPools(of, subject);
+    tried.operations += result.counts.operations;
+    tried.histories += result.ran;
+    tried.judged += result.judged;
+    tried.counts.Add(result.counts);
+    tried.of_groups = tried.of_groups || (groups && result.ran > 0);
+    if (result.failure) tried.failed.push_back(std::move(result));
+  }
+  return tried;
+}
+
+CertifiedLevel LevelOf(std::string_view name, const Tried& tried) {
+  if (!tried.failed.empty()) {
+    return {std::string(name), Outcome::kBroken,
+            "broken: " + tried.failed[0].failure->text};
+  }
+  if (tried.histories == 0) {
+    return {std::string(name), Outcome::kNotJudged,
+            "not judged: the backend supports none of the pools"};
+  }
+  return {std::string(name), Outcome::kHolds, "holds"};
+}
+
+CertifiedLaw LawOf(
+    const PoolLaw& law, const Tried& tried,
+    const std::function<std::string(const PagedHistory&)>& rerun) {
+  CertifiedLaw certified{.name = std::string(law.name),
+                         .rules = std::string(law.rules),
+                         .histories = tried.histories,
+                         .judged = tried.judged};
+  if (tried.histories == 0) {
+    certified.text = "the backend lacks an operation of the law";
+    return certified;
+  }
+  if (tried.failed.empty()) {
+    if (tried.judged > 0) {
+      certified.outcome = Outcome::kHolds;
+    } else {
+      certified.text = "no history has what the law judges";
+    }
+    return certified;
+  }
+  certified.outcome = Outcome::kBroken;
+  certified.text = tried.failed[0].failure->text;
+  certified.rerun = rerun(tried.failed[0].shrunk);
+  return certified;
+}
+
+void AddMarks(const PagedCoverageCounts& counts, bool at_identity,
+              Certificate& certificate) {
+  certificate.marks = {{"found", counts.found},
+                       {"truncated", counts.truncated},
+                       {"full", counts.full}};
+  if (!at_identity) return;
+  certificate.marks["copied"] = counts.copied;
+  certificate.marks["evicted"] = counts.evicted;
+}
+
+}  // namespace
+
+Certificate CertifyPool(
+    const PoolInfo& info, const CertifyOptions& options,
+    const std::function<Subject(Level, const PoolLaw*)>& subject_at,
+    const std::function<std::string(const PoolLaw&, const PagedHistory&,
+                                    const Subject&)>& rerun_law) {
+  Certificate certificate{.backend = info.name,
+                          .profile = "pools of kvtwin",
+                          .claims = std::string(LevelName(info.claims)),
+                          .seed = static_cast<std::int64_t>(options.fuzz.seed),
+                          .not_declared = info.not_declared};
+  Tried claimed;
+  for (const Level level : {Level::kIdentity, Level::kVisibility}) {
+    if (level < info.claims) {
+      certificate.levels.push_back({std::string(LevelName(level)),
+                                    Outcome::kNotJudged,
+                                    "not judged: it is not claimed"});
+      continue;
+    }
+    Tried tried = Try(options.fuzz, info, subject_at(level, nullptr));
+    certificate.levels.push_back(LevelOf(LevelName(level), tried));
+    certificate.operations += tried.operations;
+    certificate.histories += tried.histories;
+    for (const PagedFuzzResult& result : tried.failed) {
+      const Failure& failure = *result.failure;
+      certificate.findings.push_back({.level = std::string(LevelName(level)),
+                                      .check = failure.check,
+                                      .bucket = failure.bucket,
+                                      .rules = failure.rules,
+                                      .reason = failure.text,
+                                      .history = failure.history,
+                                      .rerun = failure.rerun});
+    }
+    if (level == info.claims) claimed = std::move(tried);
+  }
+  AddMarks(claimed.counts, info.claims == Level::kIdentity, certificate);
+  if (claimed.histories > 0 && claimed.failed.empty()) {
+    const int last = claimed.of_groups ? 18 : 11;
+    for (int rule = 1; rule <= last; ++rule) {
+      certificate.rules.push_back(fmt::format("P{}", rule));
+    }
+  }
+  FuzzOptions of_laws = options.fuzz;
+  of_laws.operations = options.laws.count * kOperations;
+  for (const PoolLaw& law : PoolLaws()) {
+    if (claimed.histories == 0 || Interrupted()) break;
+    const Subject subject = subject_at(info.claims, &law);
+    const bool may = std::ranges::count(info.laws, law.name) > 0;
+    const Tried tried = may ? Try(of_laws, info, subject) : Tried();
+    certificate.laws.push_back(
+        LawOf(law, tried, [&](const PagedHistory& history) {
+          return rerun_law(law, history, subject);
+        }));
+  }
+  certificate.right =
+      claimed.histories > 0 && claimed.failed.empty() &&
+      std::ranges::none_of(certificate.laws, [](const CertifiedLaw& law) {
+        return law.outcome == Outcome::kBroken;
+      });
+  return certificate;
+}
+
+}  // namespace kvtwin::props

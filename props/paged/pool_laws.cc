@@ -1,0 +1,397 @@
+#include "props/paged/pool_laws.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/guarded_paged.h"
+#include "core/index.h"
+#include "props/base/program.h"
+#include "props/paged/paged_client.h"
+
+namespace kvtwin::props {
+namespace {
+
+// The rows that a sequence shows, by layer and position.
+struct Picture {
+  int len = 0;
+  std::map<std::pair<int, int>,
+           std::pair<std::vector<std::byte>, std::vector<std::byte>>>
+      rows;
+};
+
+}  // namespace
+
+// A pool, its sequences, and the operation after which the law is checked.
+struct LawProbe {
+  LawProbe(PagedPool& pool, const PoolAbilities& abilities,
+           const PoolRules& rules, const PoolWorkload& workload)
+      : pool(pool), abilities(abilities), rules(rules), workload(workload) {}
+
+  const PoolWorkload::Sequence& Of(int number) const {
+    return workload.sequences().at(number);
+  }
+  // A sequence without appended rows, if there is one.
+  std::optional<int> Idle() const {
+    std::vector<int> idle;
+    for (const auto& [number, of] : workload.sequences()) {
+      if (of.client.pending.empty() && !of.again) idle.push_back(number);
+    }
+    if (idle.empty()) return std::nullopt;
+    return At(idle, Mod(op.a, Size(idle)));
+  }
+  bool HasRoom() const { return workload.sequences().size() < 6; }
+
+  Picture PictureOf(int sequence) const {
+    Picture picture{.len = Need(pool.SeqLen(sequence), "SeqLen"), .rows = {}};
+    for (int layer = 0; layer < pool.spec().layers; ++layer) {
+      for (const PagedView& view : Need(pool.Views(sequence, layer), "Views")) {
+        for (int i = 0; i < view.length; ++i) {
+          picture.rows[{layer, view.start + i}] = {
+              CopyOf(Slice(view.key, 2, i), view.key.dtype).bytes,
+              CopyOf(Slice(view.value, 2, i), view.value.dtype).bytes};
+        }
+      }
+    }
+    return picture;
+  }
+  std::map<int, Picture> PictureOfAll() const {
+    std::map<int, Picture> all;
+    for (const auto& [number, of] : workload.sequences()) {
+      all[number] = PictureOf(number);
+    }
+    return all;
+  }
+
+  // The first position that the token after `len` tokens needs in a layer.
+  int FirstNeeded(int layer, int len) const {
+    const PagedSpec& spec = SpecOfLayer(pool.spec(), layer);
+    if (spec.states) return std::max(0, len - 1);
+    if (spec.window) return std::max(0, len - *spec.window);
+    return rules.FirstSeen(len);
+  }
+
+  // Expects that `now` shows the first `len` tokens as `before` did, at least
+  // those that the next token needs.
+  void ExpectSame(const Picture& before, const Picture& now, int len,
+                  std::string_view what) const {
+    for (const auto& [place, row] : before.rows) {
+      const auto [layer, position] = place;
+      if (position >= len) continue;
+      const auto shown = now.rows.find(place);
+      const bool gone = shown == now.rows.end();
+      if (gone && position < FirstNeeded(layer, len)) continue;
+      Expect(!gone && shown->second == row, [&] {
+        return fmt::format("{}: layer {} has {} at position {}", what, layer,
+                           gone ? "no row" : "another row", position);
+      });
+    }
+  }
+  void ExpectSame(const std::map<int, Picture>& before,
+                  std::string_view what) const {
+    for (const auto& [number, picture] : before) {
+      const Picture now = PictureOf(number);
+      Expect(now.len == picture.len, [&] {
+        return fmt::format("{}: sequence {} has {} tokens, and had {}", what,
+                           number, now.len, picture.len);
+      });
+      ExpectSame(picture, now, picture.len,
+                 fmt::format("{}: sequence {}", what, number));
+    }
+  }
+
+  // Opens a sequence, frees it, and returns its length.
+  int LengthOf(const std::vector<std::int32_t>& prompt, const PrefixKey& key) {
+    const int made = Need(pool.Open(prompt, key), "Open");
+    const int len = Need(pool.SeqLen(made), "SeqLen");
+    Need(pool.Free(made), "Free");
+    return len;
+  }
+  // Appends `count` tokens that nobody committed to the first `layers` layers.
+  // Returns false if the pool is full; then some layers may have them.
+  bool AppendNew(int sequence, int count, int layers) {
+    PagedClient client = Of(sequence).client;
+    client.pending = NewTokens(count);
+    for (int layer = 0; layer < layers; ++layer) {
+      const PagedSpec& spec = SpecOfLayer(pool.spec(), layer);
+      const PagedRows rows = PendingRows(client, spec, layer);
+      const auto appended =
+          pool.Append(sequence, layer, rows.key.view(), rows.value.view());
+      if (appended.status().code() == StatusCode::kCacheFull) return false;
+      Need(appended.status(), "Append");
+    }
+    return true;
+  }
+  static std::vector<std::int32_t> NewTokens(int count) {
+    std::vector<std::int32_t> tokens;
+    for (int i = 0; i < count; ++i) tokens.push_back(1000 + i);
+    return tokens;
+  }
+  // Drops the appended rows of a sequence.
+  void GiveUp(int sequence) {
+    if (abilities.truncate && op.b % 2 == 0) {
+      return Need(pool.Truncate(sequence, Size(Of(sequence).client.tokens)),
+                  "Truncate");
+    }
+    Need(pool.Commit(sequence, std::span<const std::int32_t>()), "Commit");
+  }
+
+  PagedPool& pool;
+  const PoolAbilities& abilities;
+  const PoolRules& rules;
+  const PoolWorkload& workload;
+  PagedOp op;
+};
+
+namespace {
+
+bool Always(const PoolAbilities& /*abilities*/, const PoolRules& /*rules*/) {
+  return true;
+}
+bool IfPassesEnd(const PoolAbilities& /*abilities*/, const PoolRules& rules) {
+  return !rules.states_in_place;
+}
+bool IfForks(const PoolAbilities& abilities, const PoolRules& /*rules*/) {
+  return abilities.fork;
+}
+bool IfRowsAreTheSame(const PoolAbilities& /*abilities*/,
+                      const PoolRules& rules) {
+  return !rules.deduplicates && !rules.recomputes_last;
+}
+bool IfItHasTables(const PoolAbilities& abilities, const PoolRules& /*rules*/) {
+  return abilities.table;
+}
+
+bool GivenUpPass(LawProbe& probe) {
+  const auto sequence = probe.Idle();
+  if (!sequence) return false;
+  const auto before = probe.PictureOfAll();
+  const int layers = 1 + Mod(probe.op.c, probe.pool.spec().layers);
+  probe.AppendNew(*sequence, 1 + Mod(probe.op.b, 4), layers);
+  probe.GiveUp(*sequence);
+  probe.ExpectSame(before, "after a pass that was given up");
+  return true;
+}
+
+bool PlannedTokens(LawProbe& probe) {
+  const auto sequence = probe.Idle();
+  if (!sequence || !probe.HasRoom()) return false;
+  const PagedClient& client = probe.Of(*sequence).client;
+  const int count = probe.pool.spec().block_size + Mod(probe.op.b, 3);
+  std::vector<std::int32_t> prompt = client.tokens;
+  for (const std::int32_t token : LawProbe::NewTokens(count + 1)) {
+    prompt.push_back(token);
+  }
+  const int before = probe.LengthOf(prompt, client.key);
+  const bool appended =
+      probe.AppendNew(*sequence, count, probe.pool.spec().layers);
+  const int planned = probe.LengthOf(prompt, client.key);
+  probe.GiveUp(*sequence);
+  const int given_up = probe.LengthOf(prompt, client.key);
+  Expect(planned <= before && given_up <= before, [&] {
+    return fmt::format(
+        "{} tokens are found before the pass, {} while it runs, {} after it "
+        "was given up",
+        before, planned, given_up);
+  });
+  return appended;
+}
+
+bool Forked(LawProbe& probe) {
+  const auto sequence = probe.Idle();
+  if (!sequence || !probe.HasRoom()) return false;
+  const auto before = probe.PictureOfAll();
+  const int all = Size(probe.Of(*sequence).client.tokens);
+  const int asked = Mod(probe.op.b, all + 1);
+  const int made = Need(probe.pool.Fork(*sequence, asked), "Fork");
+  const Picture forked = probe.PictureOf(made);
+  Expect(forked.len <= asked, [&] {
+    return fmt::format("a fork of {} tokens has {}", asked, forked.len);
+  });
+  probe.ExpectSame(before.at(*sequence), forked, forked.len, "the fork");
+  Need(probe.pool.Free(made), "Free");
+  probe.ExpectSame(before, "after a fork was freed");
+  return true;
+}
+
+bool OtherKey(LawProbe& probe) {
+  const auto sequence = probe.Idle();
+  if (!sequence || !probe.HasRoom()) return false;
+  const PagedClient& client = probe.Of(*sequence).client;
+  std::vector<std::int32_t> prompt = client.tokens;
+  prompt.push_back(0);
+  PrefixKey key = client.key;
+  key.salt += "other";
+  const auto expect_none = [&](std::string_view what) {
+    const int found = probe.LengthOf(prompt, key);
+    Expect(found == 0, [&] {
+      return fmt::format("{} tokens are found under {}", found, what);
+    });
+  };
+  expect_none("another salt");
+  key = client.key;
+  key.extra.emplace_back("other");
+  expect_none("one more extra key");
+  if (!probe.abilities.media) return true;
+  key = client.key;
+  key.media.insert(key.media.begin(), {0, "other"});
+  expect_none("an image at the first position");
+  return true;
+}
+
+bool AHit(LawProbe& probe) {
+  const auto sequence = probe.Idle();
+  if (!sequence || !probe.HasRoom()) return false;
+  const PagedClient& client = probe.Of(*sequence).client;
+  std::vector<std::int32_t> prompt = client.tokens;
+  prompt.push_back(0);
+  const Picture whole = probe.PictureOf(*sequence);
+  const int made = Need(probe.pool.Open(prompt, client.key), "Open");
+  const Picture found = probe.PictureOf(made);
+  for (int layer = 0; layer < probe.pool.spec().layers; ++layer) {
+    for (int position = probe.FirstNeeded(layer, found.len);
+         position < found.len; ++position) {
+      const auto place = std::pair(layer, position);
+      const auto row = found.rows.find(place);
+      Expect(row != found.rows.end(), [&] {
+        return fmt::format(
+            "a prompt finds {} tokens, but layer {} has no row at {}",
+            found.len, layer, position);
+      });
+      const auto expected = whole.rows.find(place);
+      Expect(expected == whole.rows.end() || expected->second == row->second,
+             [&] {
+               return fmt::format(
+                   "a prompt finds {} tokens, but layer {} has another row at "
+                   "{} than the sequence of the prompt",
+                   found.len, layer, position);
+             });
+    }
+  }
+  Need(probe.pool.Free(made), "Free");
+  return found.len > 0;
+}
+
+bool Tables(LawProbe& probe) {
+  const auto sequence = probe.Idle();
+  if (!sequence) return false;
+  const std::vector<int> sequences = {*sequence};
+  const std::vector<PagedSpec>& groups = probe.pool.spec().groups;
+  int layer = 0;
+  for (int group = 0; group < std::max(1, Size(groups)); ++group) {
+    const PagedSpec& spec =
+        groups.empty() ? probe.pool.spec() : At(groups, group);
+    const PagedPool& of =
+        groups.empty() ? probe.pool : *probe.pool.Group(group);
+    const PagedTable table = Need(of.ExportTable(sequences), "ExportTable");
+    const int len = Need(probe.pool.SeqLen(*sequence), "SeqLen");
+    for (const PagedView& view :
+         Need(probe.pool.Views(*sequence, layer), "Views")) {
+      if (view.block < 0 || view.start >= len) continue;
+      if (view.start < probe.FirstNeeded(layer, len)) continue;
+      const int at = view.start / spec.block_size;
+      const int block = at < table.columns ? At(table.blocks, at) : -1;
+      Expect(block == view.block, [&] {
+        return fmt::format(
+            "the table of group {} has block {} for position {}, layer {} "
+            "shows block {}",
+            group, block, view.start, layer, view.block);
+      });
+    }
+    layer += spec.layers;
+  }
+  return true;
+}
+
+constexpr std::array kPoolLaws = {
+    PoolLaw{"given_up_pass", "a pass that is given up leaves no trace",
+            "P3, P8, P13, P15", IfPassesEnd, GivenUpPass},
+    PoolLaw{"planned_tokens", "no prompt finds tokens before their commit",
+            "P6, P18", IfPassesEnd, PlannedTokens},
+    PoolLaw{"a_fork_is_equal",
+            "a fork shows the rows of its tokens, and ends without a trace",
+            "P2, P14", IfForks, Forked},
+    PoolLaw{"keys_keep_apart", "a prompt under another key finds nothing",
+            "P1, P17", Always, OtherKey},
+    PoolLaw{"a_hit_is_whole",
+            "each layer has the rows that a found prefix needs",
+            "P1, P12, P13, P16", IfRowsAreTheSame, AHit},
+    PoolLaw{"tables_are_views", "tables name the blocks that views are in",
+            "P10, P15", IfItHasTables, Tables}};
+
+}  // namespace
+
+std::span<const PoolLaw> PoolLaws() { return kPoolLaws; }
+
+const PoolLaw* FindPoolLaw(std::string_view name) {
+  const auto* const law = std::ranges::find(kPoolLaws, name, &PoolLaw::name);
+  return law == kPoolLaws.end() ? nullptr : law;
+}
+
+std::string LawCommand(const PoolLaw& law, const PagedHistory& history,
+                       const Subject& subject) {
+  const std::string arguments =
+      subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
+  return CommandLine(fmt::format("laws --law {} {} --history '{}'", law.name,
+                                 arguments, ToText(history)));
+}
+
+RunResult JudgePool(const PoolLaw& law, const PagedHistory& history,
+                    std::unique_ptr<PagedPool> pool,
+                    const PoolAbilities& abilities, const PoolRules& rules,
+                    PagedCoverageCounts* counts, PoolCalls* calls) {
+  RunResult result = {.ran = true};
+  PoolCalls own;
+  PoolCalls& noted = calls == nullptr ? own : *calls;
+  PoolLog log(std::move(pool), noted);
+  std::size_t step = 0;
+  try {
+    PoolWorkload workload(log, abilities, rules, counts);
+    LawProbe probe(log, abilities, rules, workload);
+    for (; step < history.ops.size(); ++step, ++result.operations) {
+      workload.Do(history.ops[step]);
+      probe.op = history.ops[step];
+      try {
+        result.views += law.check(probe) ? 1 : 0;
+      } catch (const Failure& failure) {
+        Failure broken = failure;
+        if (broken.party() == Party::kSubject) {
+          broken.text = fmt::format("law {}: {}", law.name, broken.text);
+        }
+        throw broken;
+      }
+    }
+    workload.End();
+  } catch (const Failure& found) {
+    result.failure = found;
+  } catch (const std::exception& error) {
+    result.failure = PoolFailure(error.what());
+  }
+  if (!result.failure) return result;
+  result.failure->step = step;
+  if (result.failure->trace.empty()) result.failure->trace = noted.Steps();
+  return result;
+}
+
+Subject LawSubject(const PoolLaw& law, std::string_view twin) {
+  const auto run = [&law, name = std::string(twin)](
+                       const PagedHistory& history,
+                       const PoolRunOptions& options) {
+    auto pool = MakePagedPool(history.spec, name);
+    if (!pool.ok()) return RunResult();
+    const bool groups = !history.spec.groups.empty();
+    return JudgePool(law, history, std::move(*pool), {.media = groups}, {},
+                     options.counts);
+  };
+  return {
+      .name = std::string(twin), .run_pool = run, .level = Level::kVisibility};
+}
+
+}  // namespace kvtwin::props
