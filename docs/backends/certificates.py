@@ -34,8 +34,9 @@ def table(made):
         rows = {}
         for name, one in made.items():
             for entry in one[kind]:
+                name_of = ("level " if key == "level" else "") + entry[key]
                 _, cells = rows.setdefault(
-                    entry[key], (entry.get("rules", ""), {}))
+                    name_of, (entry.get("rules", ""), {}))
                 cells[name] = MARKS[entry["outcome"]]
         for name, (rules, cells) in rows.items():
             if any(cells.values()):
@@ -51,7 +52,8 @@ def main():
     classes = importlib.import_module(f"{engine}_caches").CLASSES
     lines = [f"{package} {importlib.metadata.version(package)}", "",
              *table({cls.__name__: certificate(cls) for cls in classes})]
-    compare(lines, PAGE, f"<!-- {engine} -->\n\n", f"\n<!-- end of {engine} -->")
+    compare([*lines, ""], PAGE, f"<!-- {engine} -->\n\n",
+            f"<!-- end of {engine} -->")
 
 
 if __name__ == "__main__":

@@ -123,10 +123,33 @@ class Pool:
 
 
 class Windowed(Pool):
-    """SWARadixCache, whose windowed layers have memory for the rows of three
-    tokens that no sequence holds."""
-    kvtwin = kvtwin.PoolDescription(name="SWARadixCache", window=2)
-    operations = 60_000
+    """SWARadixCache. Windowed layers have memory for half as many tokens, so that
+    it runs short while sequences are open; the tree keeps the tokens of a sequence
+    after each commit, as after each chunk of a prompt."""
+    kvtwin = kvtwin.PoolDescription(
+        name="SWARadixCache", window=2, can={"deduplicates"})
+
+    @staticmethod
+    def draw(rng):
+        """Clients of a small vocabulary that continue what others began."""
+        blocks = rng.choice([12, 16, 20, 24])
+        parts = [f"kvp1 block=1 blocks={blocks} most=14 layers=1 heads=1 kdim=1 "
+                 "vdim=1 dtype=f32"]
+        for _ in range(rng.randint(10, 60)):
+            dice, one = rng.random(), rng.randrange(6)
+            if dice < 0.3:
+                parts.append(f"open {rng.randrange(40)} {rng.randrange(3)} 0")
+            elif dice < 0.8:
+                parts.append(f"append {one} {rng.randrange(2)} "
+                             f"{2 * rng.randrange(4)}")
+                parts.append(f"commit {one} 1 0")
+            else:
+                parts.append(f"free {one} 0 0")
+        return parts
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.room = setup.blocks // 2
 
     def make(self):
         module = load("swa_radix_cache")
@@ -147,7 +170,33 @@ class Windowed(Pool):
         return self.tree.match_prefix(key)
 
     def evict(self, count):
-        self.tree.evict(count, count)
+        self.tree.evict(count)
+
+    def append(self, sequence, layer, key, value):
+        missing = (len(key) - len(self.sequences[sequence].ahead)
+                   + len(self.allocator.windowed) - self.room)
+        if missing > 0:
+            self.tree.evict(0, missing)
+        if missing > 0 and (len(key) - len(self.sequences[sequence].ahead)
+                            + len(self.allocator.windowed) > self.room):
+            raise kvtwin.CacheFull
+        super().append(sequence, layer, key, value)
+
+    def commit(self, sequence, tokens):
+        super().commit(sequence, tokens)
+        one = self.sequences[sequence]
+        if not tokens:
+            return
+        self.keep(one)
+        found = self.match(one.tokens, one.label)
+        one.slots[:len(found.device_indices)] = found.device_indices.tolist()
+        self.tree.dec_lock_ref(one.node, one.lock)
+        one.node, one.owned = found.last_device_node, len(found.device_indices)
+        one.lock = self.tree.inc_lock_ref(one.node)
+
+    def keep(self, one):
+        self.tree.insert(self.key_of(one.tokens, one.label),
+                         torch.tensor(one.slots), one.owned)
 
     def first(self, one):
         return max(0, len(one.slots) - self.kvtwin.window)
@@ -162,10 +211,8 @@ class Windowed(Pool):
         one = self.sequences.pop(sequence)
         self.allocator.free(one.ahead)
         if one.slots:
-            self.tree.insert(self.key_of(one.tokens, one.label),
-                             torch.tensor(one.slots), one.owned)
+            self.keep(one)
         self.tree.dec_lock_ref(one.node, one.lock)
-        self.tree.evict(0, max(0, self.tree.swa_evictable_size() - 3))
 
 
 class Eagle(Pool):
