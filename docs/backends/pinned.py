@@ -35,6 +35,7 @@ class Row:
 
 HUB = " huggingface_hub==0.36.0 tokenizers==0.21.4"
 TOKENIZERS = " tokenizers==0.22.2"
+HUB_1 = TOKENIZERS + " huggingface_hub==1.9.0"
 ROWS = [
     Row("P1", "mlx-lm==0.28.0", "mlx-lm==0.28.1", "pinned_mlx.Rotating"),
     Row("P2", "mlx-lm==0.26.3", "mlx-lm==0.26.4", "pinned_mlx.Rotating"),
@@ -53,6 +54,8 @@ ROWS = [
         "transformers==5.15.0" + TOKENIZERS, "pinned_crop.Cropped"),
     Row("P12", "transformers==5.15.0" + TOKENIZERS, "transformers==5.23.0",
         "pinned_crop.Recorded"),
+    Row("P13", "transformers==5.5.4" + HUB_1,
+        "transformers==5.7.0" + HUB_1, "transformers_states.Qwen3_5"),
     Row("P14", "onnxruntime==1.22.1", "onnxruntime==1.24.1",
         "pinned_onnxruntime.Window"),
     Row("P16", "onnxruntime==1.25.1", "onnxruntime==1.27.0",

@@ -4,6 +4,7 @@ kvtwin's oracle: docs/backends/transformers.md."""
 import pipe as kvtwin
 import torch
 import transformers
+import transformers_states
 from transformers import cache_utils, masking_utils
 
 
@@ -67,7 +68,7 @@ class Cache:
         self.queries = len(positions)
         self.mask = MASKS[self.setup.kind](
             config=self.config, inputs_embeds=torch.zeros(1, self.queries, 1),
-            attention_mask=None, past_key_values=self.cache,
+            attention_mask=None, cache=self.cache,
             position_ids=torch.tensor(positions)[None])
 
     def put(self, layer, key, value):
@@ -223,17 +224,6 @@ class Quantized(Cache):
         return self.cache.is_croppable
 
 
-class QuantizedResidual(Quantized):
-    kvtwin = kvtwin.Description(
-        name="QuantizedLayer, cropped by what is not quantized yet",
-        kinds={"causal"}, can={"remove_tail"})
-
-    def can_crop(self, length):
-        keys = self.cache.layers[0].keys
-        return (keys is not None and keys.dim() == 4
-                and self.length() - length <= keys.shape[-2])
-
-
 class Batch(Cache):
     """The sequences are the rows of a batch, padded on the left once, and
     continue together. A copy is a beam that continues another beam."""
@@ -265,7 +255,7 @@ class Batch(Cache):
         self.mask = MASKS[self.setup.kind](
             config=self.config,
             inputs_embeds=torch.zeros(rows, self.queries, 1),
-            attention_mask=self.padding, past_key_values=self.cache)
+            attention_mask=self.padding, cache=self.cache)
 
     def put(self, layer, key, value):
         def spread(rows):
@@ -396,4 +386,12 @@ CLASSES = [
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+<<<<<<< HEAD
     kvtwin.main(CLASSES, generation, "transformers.md")
+=======
+    kvtwin.main([Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo,
+                 SlidingRecorded, Assisted, Static, StaticOverrun, Batch,
+                 StaticBatch, Quantized, QuantizedBatch,
+                 QuantizedSelect, *transformers_states.CLASSES], generation,
+                "transformers.md")
+>>>>>>> engines

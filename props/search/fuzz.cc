@@ -27,6 +27,9 @@ namespace kvtwin::props {
 namespace {
 
 constexpr int kOpsInHistory = 100;
+// A third-party cache may be slow: most of its histories are short, so that it
+// is tried in many setups.
+constexpr int kOpsInShortHistory = 15;
 // One in twenty histories is run twice, and so is each that fails (S50).
 constexpr std::uint64_t kRepeatEvery = 20;
 // A search ends if, after this many histories, the subject had a cache for
@@ -49,12 +52,14 @@ class CacheSource {
 
   std::optional<History> At(std::uint64_t number) const {
     const std::optional<Kind> kind = KindOf(number);
+    const bool is_short = !subject_.is_twin() && number % 4 != 0;
+    const int ops = is_short ? kOpsInShortHistory : kOpsInHistory;
     History history =
         HasDrafts(number, kind)
-            ? MakeSpeculation(options_.seed, number, kind, kOpsInHistory,
+            ? MakeSpeculation(options_.seed, number, kind, ops,
                               options_.cells_max)
-            : MakeHistory(options_.seed, number, kind, kOpsInHistory,
-                          options_.cells_max, /*rarities=*/true);
+            : MakeHistory(options_.seed, number, kind, ops, options_.cells_max,
+                          /*rarities=*/true);
     if (options_.dtypes) {
       Setup& setup = history.setup;
       setup.init.dtype = kRowDTypes.at(number % kRowDTypes.size());
