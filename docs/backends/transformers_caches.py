@@ -379,19 +379,12 @@ def generation():
 CLASSES = [
     Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo, SlidingRecorded,
     Assisted, Static, StaticOverrun, Batch, StaticBatch, Quantized,
-    QuantizedResidual, QuantizedBatch, QuantizedSelect,
+    QuantizedBatch, QuantizedSelect,
 ]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-<<<<<<< HEAD
-    kvtwin.main(CLASSES, generation, "transformers.md")
-=======
-    kvtwin.main([Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo,
-                 SlidingRecorded, Assisted, Static, StaticOverrun, Batch,
-                 StaticBatch, Quantized, QuantizedBatch,
-                 QuantizedSelect, *transformers_states.CLASSES], generation,
+    kvtwin.main(CLASSES + transformers_states.CLASSES, generation,
                 "transformers.md")
->>>>>>> engines
