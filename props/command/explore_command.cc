@@ -107,6 +107,9 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
   if (info.abilities.OnlyGoesOn()) {
     return why("it does not declare KVTWIN_CAN_ANY_ORDER");
   }
+  if (size.drafts && !info.abilities.CanDraft()) {
+    return why("--speculate: it does not declare KVTWIN_CAN_DRAFT");
+  }
   if (size.sequences > 1 && !info.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE)) {
     return why(
         "it does not declare KVTWIN_CAN_ANY_SEQUENCE, so there is one "
@@ -344,7 +347,7 @@ int RunOnBackend(const ExploreArguments& arguments) {
         if (!why.empty()) return Complain(why);
         const ExpandFn expand =
             [&](const ExploreSize& size, const ExploreCase& what,
-                std::uint64_t state) { return host.Expand(size, what, state); };
+                const ExploreWay& way) { return host.Expand(size, what, way); };
         return Session(arguments, subject, expand).Run();
       });
 }
@@ -368,7 +371,6 @@ void CheckDrafts(const ExploreArguments& arguments) {
     throw CLI::ValidationError("--speculate", std::string(why));
   };
   if (arguments.kind == "paged") refuse("kind paged has no drafts");
-  if (arguments.backend.given()) refuse("is for the twins");
   if (arguments.twin == "cuda") refuse("the twin cuda has no drafts");
   if (!arguments.state.empty()) refuse("the progress cannot be saved: --state");
 }

@@ -83,6 +83,8 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
       ->excludes(ops)
       ->capture_default_str();
   AddSeedAndKind(*gen, options.seed, arguments->kind);
+  gen->add_flag("--speculate", options.speculate,
+                "give every history drafts, and recurrent caches pins");
   gen->add_option("--without", arguments->without,
                   "leave these out of histories of pools, separated by commas: "
                   "fork, truncate, commit_unknown, keys (salts and extra keys)")
@@ -103,6 +105,11 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
         .keys = left_out("keys"),
         .dtype = FromName<DType>(kRowDTypeNames, arguments->dtype)};
     chosen.paged = arguments->kind == "paged";
+    if (chosen.speculate && (chosen.paged || arguments->kind == "encoder" ||
+                             !arguments->history.empty())) {
+      throw CLI::ValidationError(
+          "--speculate", "is for random histories of caches that have drafts");
+    }
     if (!arguments->kind.empty() && !chosen.paged) {
       chosen.kind = FromName<Kind>(kKindNames, arguments->kind);
     }
