@@ -13,11 +13,14 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/dialects/rules.h"
 #include "core/index.h"
+#include "reference/prefix_book.h"
 #include "reference/recurrent_ledger.h"
 #include "reference/wrapper_ledger.h"
 
@@ -128,6 +131,19 @@ class CacheLedger final : public StateLedger {
     }
     DropUnheld();
     return {};
+  }
+
+  // First tokens that stay are needed, too.
+  bool IsNeeded(std::int64_t position, std::int64_t length) const override {
+    if (first_ == 0) return StateLedger::IsNeeded(position, length);
+    return position < first_ || position == length - 1 ||
+           position >= length - *window_ + first_;
+  }
+  void Take(int seq, std::int64_t position,
+            const std::map<int, KvRows>& rows) override {
+    began_[seq] = 0;
+    mixed_.erase(seq);
+    StateLedger::Take(seq, position, rows);
   }
 
   // Whether CanResume of the cache under test may answer yes.
@@ -514,22 +530,90 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     if (!before.empty() && status.code() == kInvalidArgument) {
       parts_ = std::move(before);  // No cache changes (S47).
     }
+    // Nothing tells the ids of drafts (F2).
+    for (std::size_t i = 0; status.ok() && i < batch.parents.size(); ++i) {
+      if (batch.parents[i] == kNotADraft) continue;
+      prefixes_.Cut(batch.sequences[i], batch.positions[i]);
+    }
     return status;
+  }
+  // Stores the rows of the batch in the active cache, and notes what is
+  // computed of prompts (F3).
+  void Put(int layer, const TensorView& key, const TensorView& value) {
+    active().Put(layer, key, value);
+    if (prefixes_.empty() || active().encoder() || active().reserves()) return;
+    std::int64_t row = 0;
+    for (const BatchToken& at : active().batch()) {
+      const int prefix = prefixes_.PrefixAt(at.sequence, at.position);
+      if (prefix != 0 && at.draft < 0) {
+        prefixes_.Put(ActiveIndex(), layer, prefix,
+                      active().RowsAt(row, key, value));
+      }
+      ++row;
+    }
   }
   void Refused(const Batch& batch) {
     for (CacheLedger& part : parts_) part.Refused(batch);
   }
   Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
     Hear(heard);
-    return HybridLedgerOf::CopyPrefix(src, dst, len);
+    Status status = HybridLedgerOf::CopyPrefix(src, dst, len);
+    if (status.ok()) prefixes_.Copy(src, dst, Next(dst));
+    return status;
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end,
                 Heard heard = {}) {
     Hear(heard);
-    return HybridLedgerOf::Remove(seq, begin, end);
+    Status status = HybridLedgerOf::Remove(seq, begin, end);
+    if (!status.ok()) return status;
+    if (end != kOpenEnd || begin == 0) prefixes_.Cut(seq, begin);
+    return status;
   }
+
+  const PrefixBook& prefixes() const { return prefixes_; }
+  // Declares a layer of a cache: no prefix is computed without its rows.
+  void NeedLayer(std::size_t cache, int layer) { prefixes_.Need(cache, layer); }
+  // Gives `seq` a prompt, and its first `length` tokens. Errors: the sequence
+  // cannot begin with as many (F3). Requires: it has no tokens.
+  Status FindPrefix(int seq, std::span<const std::int32_t> ids,
+                    std::int32_t length) {
+    prefixes_.Begin(seq, ids);
+    if (length < 0 || length >= std::ssize(ids)) {
+      return {kInvalidArgument,
+              "it may be 0 to " + std::to_string(std::ssize(ids) - 1)};
+    }
+    using Rows = std::map<int, KvRows>;
+    std::vector<std::tuple<std::size_t, std::int32_t, const Rows*>> needed;
+    for (std::size_t cache = 0; cache < parts_.size(); ++cache) {
+      for (std::int32_t position = 0; position < length; ++position) {
+        if (!parts_[cache].IsNeeded(position, length)) continue;
+        const Rows* rows =
+            prefixes_.Computed(cache, prefixes_.PrefixAt(seq, position));
+        if (rows == nullptr) {
+          return {kInvalidArgument, "the token at position " +
+                                        std::to_string(position) +
+                                        " was never computed in all layers"};
+        }
+        needed.emplace_back(cache, position, rows);
+      }
+    }
+    for (const auto& [cache, position, rows] : needed) {
+      parts_[cache].Take(seq, position, *rows);
+    }
+    prefixes_.Found(seq, length);
+    return {};
+  }
+  // Whether it is open what `seq` has before `pos`: its prompt was found beyond
+  // it, and some cache needs only a part of what was found (F4).
+  bool IsOpenBefore(int seq, std::int32_t pos) const {
+    return pos < prefixes_.FoundLength(seq) &&
+           std::ranges::any_of(parts_,
+                               [](auto& part) { return part.Forgets(); });
+  }
+
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) {
+    prefixes_.Cut(seq, begin);
     return All([&](auto& part) { return part.Shift(seq, begin, end, delta); });
   }
   // Restore does this (D6, R15).
@@ -572,6 +656,8 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   void Hear(Heard heard) {
     for (CacheLedger& part : parts_) part.Hear(heard);
   }
+
+  PrefixBook prefixes_;
 };
 
 }  // namespace kvtwin::reference

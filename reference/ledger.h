@@ -41,6 +41,8 @@ class PlainLedger {
   std::int64_t cells() const { return cells_; }
   // The number of batch rows of the current pass; 0 without a pass.
   int rows() const { return Size(batch_); }
+  const std::vector<BatchToken>& batch() const { return batch_; }
+  bool reserves() const { return reserve_; }  // The current pass.
   // The slots of an encoder, and their positions.
   const CacheState& slots() const { return slots_; }
 
@@ -153,6 +155,31 @@ class PlainLedger {
     }
     DropUnheld();
     return {};
+  }
+
+  // Whether a sequence that begins with `length` tokens of its prompt needs the
+  // token at `position`: the next token sees it, or it is the last (F3).
+  virtual bool IsNeeded(std::int64_t position, std::int64_t length) const {
+    if (position == length - 1) return true;
+    if (window_ && position < length - *window_) return false;
+    if (spec_.kind != Kind::kChunked) return true;
+    return position >= length - length % spec_.chunk;
+  }
+  // Gives `seq` a token that was computed before (F4).
+  virtual void Take(int seq, std::int64_t position,
+                    const std::map<int, KvRows>& rows) {
+    tokens_.push_back({position, {seq}, -1, rows, births_++});
+  }
+  // Whether earlier tokens of a sequence may be of no use to the next one.
+  virtual bool Forgets() const {
+    return window_.has_value() || spec_.kind == Kind::kChunked;
+  }
+
+  // Returns row `i` of a Put, rounded to the dtypes of the cache (S22).
+  KvRows RowsAt(std::int64_t i, const TensorView& key,
+                const TensorView& value) const {
+    return {CopyOf(Slice(key, 2, i), args_.dtype),
+            CopyOf(Slice(value, 2, i), v_dtype_)};
   }
 
   // Whether `seq` can continue at `pos` (S28, S38).
@@ -300,13 +327,6 @@ class PlainLedger {
 
   static bool IsIn(std::int64_t at, std::int64_t begin, std::int64_t end) {
     return at >= begin && (at < end || end == kOpenEnd);
-  }
-
-  // Returns row `i` of a Put, rounded to the dtypes of the cache (S22).
-  KvRows RowsAt(std::int64_t i, const TensorView& key,
-                const TensorView& value) const {
-    return {CopyOf(Slice(key, 2, i), args_.dtype),
-            CopyOf(Slice(value, 2, i), v_dtype_)};
   }
 
   // Stores an encoder's slot (S20, S37, S39, S40).

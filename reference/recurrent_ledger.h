@@ -144,6 +144,14 @@ class StateLedger : public PlainLedger {
     return status;
   }
 
+  bool IsNeeded(std::int64_t position, std::int64_t length) const override {
+    if (!recurrent()) return PlainLedger::IsNeeded(position, length);
+    return position == length - 1;
+  }
+  bool Forgets() const override {
+    return recurrent() || PlainLedger::Forgets();
+  }
+
   // Whether there is a state of `pos` tokens (R8).
   bool CanResume(int seq, std::int32_t pos) const override {
     if (!recurrent()) return PlainLedger::CanResume(seq, pos);

@@ -29,6 +29,7 @@ class LedgerOf {
   Part& active() { return parts_[active_]; }
   const Part& active() const { return parts_[active_]; }
   const std::vector<Part>& parts() const { return parts_; }
+  std::size_t ActiveIndex() const { return active_; }
   void SetLayerType(int type) { active_ = AsSize(type); }
 
   // The same over all parts: one may have evicted what another has.

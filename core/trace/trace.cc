@@ -21,10 +21,11 @@
 namespace kvtwin {
 namespace {
 
-constexpr std::array<std::string_view, 12> kOpNames = {
+constexpr std::array<std::string_view, 14> kOpNames = {
     "start_forward", "set_causal",     "set_layer_type", "put",
     "get",           "reserved_mask",  "remove",         "copy_prefix",
-    "can_resume",    "encoder_cached", "attend",         "commit"};
+    "can_resume",    "encoder_cached", "attend",         "commit",
+    "find_prefix",   "checkpoint"};
 constexpr std::array<std::string_view, 2> kPairingNames = {"adjacent",
                                                            "halves"};
 constexpr std::array<std::string_view, 3> kPlacementNames = {
@@ -415,8 +416,31 @@ Status AppendFields(const TraceOp& op, std::string& text) {
       text += fmt::format(R"(,"seq":{},"path":[{}])", op.seq,
                           fmt::join(op.indices, ","));
       break;
+    case TraceOpKind::kFindPrefix:
+      text += fmt::format(R"(,"seq":{},"tokens":[{}],"len":{})", op.seq,
+                          fmt::join(op.indices, ","), op.len);
+      break;
+    case TraceOpKind::kCheckpoint:
+      text += fmt::format(R"(,"seq":{})", op.seq);
+      break;
   }
   return {};
+}
+
+// Cells are unknown to the rules of prefixes (F1).
+void ReadFindPrefix(const JsonFields& fields, const TraceHeader& header,
+                    TraceOp& op) {
+  if (!header.visibility_only) {
+    fields.Fail("op", "find_prefix needs the placement \"other\"");
+  }
+  op.seq = fields.Int("seq");
+  op.indices = fields.Ints("tokens");
+  op.len = fields.Int("len");
+  const std::int64_t count = std::ssize(op.indices);
+  if (fields.ok() && op.len >= count) {
+    fields.Fail("len",
+                fmt::format("is {}, the prompt has {} tokens", op.len, count));
+  }
 }
 
 }  // namespace
@@ -518,6 +542,15 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
       op.seq = fields.Int("seq");
       op.indices = fields.Ints("path");
       break;
+    case TraceOpKind::kFindPrefix:
+      ReadFindPrefix(fields, header, op);
+      break;
+    case TraceOpKind::kCheckpoint:
+      op.seq = fields.Int("seq");
+      break;
+  }
+  if (op.kind >= TraceOpKind::kFindPrefix && header.version < 4) {
+    fields.Fail("op", fmt::format("{} needs kvtrace 4", TraceOpName(op.kind)));
   }
   return op;
 }

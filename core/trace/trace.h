@@ -1,6 +1,6 @@
 // Recordings of a cache: the calls to it, and its answers. The format is
-// kvtrace, version 1, 2 with outputs of attention, or 3 with drafts
-// (docs/trace_format.md), one JSON object per line.
+// kvtrace, version 1, 2 with outputs of attention, 3 with drafts, or 4 with
+// prompts and pinned states (docs/trace_format.md), one JSON object per line.
 //
 // Recordings are untrusted input: for each fault the reader returns an error
 // with a line number, and a reason that names key and value. It does not look
@@ -64,8 +64,10 @@ enum class TraceOpKind {
   kCopyPrefix,
   kCanResume,
   kEncoderCached,
-  kAttend,  // From version 2 on.
-  kCommit,  // From version 3 on.
+  kAttend,      // From version 2 on.
+  kCommit,      // From version 3 on.
+  kFindPrefix,  // These two from version 4 on.
+  kCheckpoint,
 };
 
 // "start_forward", ...
@@ -78,7 +80,8 @@ struct TraceOp {
   TraceOpKind kind = TraceOpKind::kStartForward;
   std::vector<std::int32_t> positions;
   std::vector<int> sequences;
-  std::vector<int> indices;       // `multimodal`, `except` or `path`.
+  // `multimodal`, `except`, `path` or `tokens`.
+  std::vector<int> indices;
   std::vector<int> parents = {};  // Empty if there are no drafts.
   bool reserve = false;
   std::optional<std::vector<int>> cells;
@@ -97,7 +100,7 @@ struct TraceOp {
   std::int32_t end = 0;
   int src = 0;
   int dst = 0;
-  std::int32_t len = 0;
+  std::int32_t len = 0;  // copy_prefix, find_prefix
 };
 
 // Returns an upper bound of the bytes that a cache of this header needs for its

@@ -90,10 +90,10 @@ bool TraceReader::ReadHeader() {
     return Fail("an op comes before the header");
   }
   const JsonValue* version = fields.Need("kvtrace");
-  const double latest = IsPaged(fields) ? 1 : 3;  // Pools do not attend.
+  const double latest = IsPaged(fields) ? 1 : 4;  // Pools do not attend.
   if (version != nullptr && (version->type != JsonValue::Type::kInteger ||
                              version->number < 1 || version->number > latest)) {
-    fields.Wrong("kvtrace", *version, latest == 1 ? "1" : "1, 2 or 3");
+    fields.Wrong("kvtrace", *version, latest == 1 ? "1" : "1, 2, 3 or 4");
   }
   paged_.reset();
   if (problem.empty() && IsPaged(fields)) {

@@ -1,14 +1,17 @@
-"""A cache of recurrent states in Python, and a hybrid of attention and such states, each
-with a bug, and the tests that find them (docs/hybrid.md):
+"""A cache of recurrent states in Python, the same with drafts and pinned states, and a
+hybrid of attention and states, each with a bug, and the tests that find them
+(docs/hybrid.md):
 
     pytest docs/examples/python_states.py
 """
+
+import dataclasses
 
 import numpy as np
 
 import kvtwin
 
-BUG = True  # False: both go back as they should.
+BUG = True  # False: all of them do as they should.
 
 
 class StateCache:
@@ -22,19 +25,22 @@ class StateCache:
     def __init__(self, setup):
         self.setup = setup
         self.states = {}  # By sequence, then by length, then by layer: K and V.
+        self.pins = {}  # By sequence: the lengths of its pinned states.
 
     def start_forward(self, positions, sequences):
-        setup, lengths = self.setup, [position + 1 for position in positions]
-        self.lengths = lengths
-        self.now = self.states.setdefault(sequences[0], {})
-        self.read = max(self.now, default=0)  # The whole batch reads this state.
+        self.lengths = [position + 1 for position in positions]
+        self.add(sequences[0], {length: {} for length in self.lengths})
+
+    def add(self, sequence, added):
+        """Adds states, by length, and keeps those that later calls may need."""
+        setup, now = self.setup, self.states.get(sequence, {})
+        self.read = max(now, default=0)  # The whole batch reads this state.
         every = setup.checkpoint_every or setup.capacity + 1
-        marks = [n for n in sorted({*self.now, *lengths}) if n % every == 0]
+        marks = [n for n in sorted({*now, *added}) if n % every == 0]
         last_marks = marks[max(0, len(marks) - setup.checkpoints) :]
-        kept = {self.read, lengths[-1], *last_marks}
-        for length in set(self.now) - kept:
-            del self.now[length]
-        self.now.update((length, {}) for length in lengths if length in kept)
+        kept = {self.read, max(added), *last_marks, *self.pins.get(sequence, ())}
+        self.now = {n: state for n, state in (now | added).items() if n in kept}
+        self.states[sequence] = self.now
 
     def put(self, layer, key, value):  # Row i is the state after token i.
         for length, *state in zip(self.lengths, key, value):
@@ -58,6 +64,72 @@ class StateCache:
     def copy_prefix(self, source, target, length):
         held = self.states.get(source, {})
         self.states[target] = {n: held[n] for n in held if n <= length}
+
+
+class DraftingCache(StateCache):
+    """Each draft has a state, and states can be pinned."""
+
+    kvtwin = dataclasses.replace(
+        StateCache.kvtwin,
+        name="drafting cache",
+        can={*StateCache.kvtwin.can, "draft_trees", "draft_states", "pin"},
+    )
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.drafts = {}  # By sequence: the parent and the state of each draft.
+
+    def start_forward(self, positions, sequences, parents=None):
+        self.batch, self.first = self.drafts.setdefault(sequences[0], []), None
+        if parents is None:
+            return super().start_forward(positions, sequences)
+        self.first = len(self.batch)
+        self.batch += [(parent, {}) for parent in parents]
+        self.now = self.states.get(sequences[0], {})
+        self.read = max(self.now, default=0)
+
+    def put(self, layer, key, value):
+        if self.first is None:
+            return super().put(layer, key, value)
+        for (_, state), *rows in zip(self.batch[self.first :], key, value):
+            state[layer] = rows
+
+    def get(self, layer):
+        if self.first is None:
+            return super().get(layer)
+        key, value, _ = super().get(layer)
+        shown = [(key[0], value[0])]  # The state that the first drafts read, then others.
+        reads = []
+        for parent, _ in self.batch[self.first :]:
+            while parent >= self.first:  # A draft of this batch has no state yet.
+                parent = self.batch[parent][0]
+            reads.append(0 if parent < 0 else len(shown))
+            shown += [self.batch[parent][1][layer]] if parent >= 0 else []
+        mask = np.eye(len(shown), dtype=bool)[reads]
+        mask[:, 0] &= self.read > 0
+        return *(np.array(rows) for rows in zip(*shown)), mask
+
+    def commit(self, sequence, path):
+        drafts = [state for _, state in self.drafts.pop(sequence, [])]
+        if not path:
+            return
+        accepted = [drafts[number] for number in path]
+        if BUG:  # The state after all drafts.
+            accepted[-1] = drafts[-1]
+        end = max(self.states.get(sequence, {}), default=0)
+        self.add(sequence, dict(enumerate(accepted, end + 1)))
+
+    def checkpoint(self, sequence):
+        lengths = {*self.pins.get(sequence, ()), *sorted(self.states.get(sequence, {}))[-1:]}
+        self.pins[sequence] = sorted(lengths)[-self.setup.pins :]
+
+    def remove(self, sequence, begin, end):
+        self.copy_prefix(sequence, sequence, begin)
+
+    def copy_prefix(self, source, target, length):
+        super().copy_prefix(source, target, length)
+        self.pins[target] = [n for n in self.pins.get(source, ()) if n <= length]
+        self.drafts.pop(target, None)
 
 
 class TokenCache:
@@ -137,6 +209,10 @@ class HybridCache:
 
 def test_state_cache(kvtwin_fuzz):
     kvtwin_fuzz(StateCache)
+
+
+def test_drafting_cache(kvtwin_fuzz):
+    kvtwin_fuzz(DraftingCache)
 
 
 def test_hybrid_cache(kvtwin_fuzz):

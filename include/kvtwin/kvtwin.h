@@ -852,6 +852,7 @@ typedef struct kvtwin_recorder_params {
   int32_t sink_count; /* The number of query heads, or 0. */
   int32_t drafts;     /* Not 0: batches may have parents, and
                          kvtwin_record_commit may be called. */
+  int32_t prompts;    /* Not 0: kvtwin_record_find_prefix may be called. */
 } kvtwin_recorder_params;
 
 /* Sets the defaults: own_placement is 1, one layer, one head of one element,
@@ -908,6 +909,16 @@ kvtwin_status kvtwin_record_encoder_cached(kvtwin_recorder* recorder,
 /* FAILED_PRECONDITION: params.drafts was 0. (Newer than 0.1.0.) */
 kvtwin_status kvtwin_record_commit(kvtwin_recorder* recorder, int32_t sequence,
                                    const int32_t* path, size_t count);
+/* The prompt of a new sequence, and how many of its tokens the sequence begins
+ * with (F1). FAILED_PRECONDITION: params.prompts was 0, or own_placement.
+ * (Newer than 0.1.0.) */
+kvtwin_status kvtwin_record_find_prefix(kvtwin_recorder* recorder,
+                                        int32_t sequence, const int32_t* tokens,
+                                        size_t count, int32_t length);
+/* A pinned state (R14). FAILED_PRECONDITION: no cache of params.cache has room
+ * for pins. (Newer than 0.1.0.) */
+kvtwin_status kvtwin_record_checkpoint(kvtwin_recorder* recorder,
+                                       int32_t sequence);
 
 /* Checking a recording ----------------------------------------------------- */
 
@@ -977,7 +988,15 @@ enum {
   /* Drafts: batches with parents, and `commit` (D1 to D8). With CAN_DRAFT each
    * draft follows the draft before it; with CAN_DRAFT_TREES, any draft. */
   KVTWIN_CAN_DRAFT = 1 << 14,
-  KVTWIN_CAN_DRAFT_TREES = 1 << 15
+  KVTWIN_CAN_DRAFT_TREES = 1 << 15,
+  /* `find_prefix` (F1 to F5): prompts come with token ids, and sequences may
+   * begin with rows that were computed before. */
+  KVTWIN_CAN_FIND_PREFIX = 1 << 16,
+  /* For recurrent and hybrid caches: states of drafts, as many as `drafts` of
+   * the setup says (R11 to R13), with CAN_DRAFT; and `checkpoint`, for as many
+   * pinned states as `pins` says (R14, R15). */
+  KVTWIN_CAN_DRAFT_STATES = 1 << 17,
+  KVTWIN_CAN_PIN = 1 << 18
 };
 /* Abilities that most backends have. If yours declares that it lacks one, the
  * harness does not use or expect it. */
@@ -1137,6 +1156,17 @@ typedef struct kvtwin_backend_v1 {
    * drafts of the sequence that they change. */
   int (*commit)(void* cache, int32_t sequence, const int32_t* path,
                 int32_t count);
+  /* Came after version 0.1.0, as `attend`. For CAN_FIND_PREFIX: `sequence`,
+   * which has no tokens, gets a prompt: its token at position i is tokens[i], 0
+   * <= i < count. *length: how many first tokens it has from now on, 0 to count
+   * - 1; their rows, as far as the next token sees them, are those of equal
+   * first tokens that were computed before. The others are computed as usual;
+   * tokens after the prompt have no known ids. */
+  int (*find_prefix)(void* cache, int32_t sequence, const int32_t* tokens,
+                     int32_t count, int32_t* length);
+  /* Came after version 0.1.0, as `attend`. For CAN_PIN: the last state of the
+   * sequence stays until more than `pins` states are pinned (R14, R15). */
+  int (*checkpoint)(void* cache, int32_t sequence);
 } kvtwin_backend_v1;
 
 /* The function that your shared library exports. */

@@ -64,7 +64,7 @@ Status CheckFlags(const kvtwin_description_v1& said) {
                                    1U << KVTWIN_BF16 | 1U << KVTWIN_BITS;
   const std::array<Field, 8> fields = {
       {{"kinds", said.kinds, 2 * KVTWIN_HAS_HYBRID - 1},
-       {"can", said.can, 2 * KVTWIN_CAN_DRAFT_TREES - 1},
+       {"can", said.can, 2 * KVTWIN_CAN_PIN - 1},
        {"dtypes", said.dtypes, kRows},
        {"v_layouts", said.v_layouts, (2U << KVTWIN_V_TILED) - 1},
        {"shifts", said.shifts, (1U << KVTWIN_SHIFT_CUSTOM) - 1},
@@ -152,6 +152,15 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
     return Invalid(
         "the backend declares CAN_DRAFT, but its table has no commit");
   }
+  if (table.find_prefix == nullptr && (can & KVTWIN_CAN_FIND_PREFIX) != 0) {
+    return Invalid(
+        "the backend declares CAN_FIND_PREFIX, but its table has no "
+        "find_prefix");
+  }
+  if (table.checkpoint == nullptr && (can & KVTWIN_CAN_PIN) != 0) {
+    return Invalid(
+        "the backend declares CAN_PIN, but its table has no checkpoint");
+  }
   return Abilities{
       .kinds = said.kinds,
       .can = can,
@@ -169,13 +178,12 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
       .can_resume = table.can_resume != nullptr,
       .set_causal = table.set_causal != nullptr,
       .shift = table.shift != nullptr,
-      .snapshots = table.snapshot != nullptr && table.restore != nullptr,
-      .state_room = false};
+      .snapshots = table.snapshot != nullptr && table.restore != nullptr};
 }
 
 std::vector<std::string> MissingFunctions(const kvtwin_backend_v1& table) {
   std::vector<std::string> missing;
-  const std::array<std::pair<const char*, bool>, 10> optional = {
+  const std::array<std::pair<const char*, bool>, 12> optional = {
       {{"remove", table.remove != nullptr},
        {"copy_prefix", table.copy_prefix != nullptr},
        {"can_resume", table.can_resume != nullptr},
@@ -185,7 +193,9 @@ std::vector<std::string> MissingFunctions(const kvtwin_backend_v1& table) {
        {"cells", table.cells != nullptr},
        {"snapshot", table.snapshot != nullptr},
        {"restore", table.restore != nullptr},
-       {"commit", table.commit != nullptr}}};
+       {"commit", table.commit != nullptr},
+       {"find_prefix", table.find_prefix != nullptr},
+       {"checkpoint", table.checkpoint != nullptr}}};
   for (const auto& [name, there] : optional) {
     if (!there) missing.emplace_back(name);
   }

@@ -19,6 +19,7 @@
 #include "props/backend/c_conversions.h"
 #include "props/base/attending.h"
 #include "props/base/check_name.h"
+#include "props/base/prefix_finding.h"
 #include "props/base/shifting.h"
 #include "props/compare/failure.h"
 
@@ -59,7 +60,10 @@ class Watched {
   MemoryWatch* watch_;
 };
 
-class BackendCache final : public Cache, public Shifting, public Attending {
+class BackendCache final : public Cache,
+                           public Shifting,
+                           public Attending,
+                           public PrefixFinding {
  public:
   // `padded`: the expected mask has padding rows.
   BackendCache(const kvtwin_backend_v1& table, const Setup& setup,
@@ -221,6 +225,24 @@ class BackendCache final : public Cache, public Shifting, public Attending {
       return table_.commit(cache_, seq, path.data(),
                            static_cast<std::int32_t>(path.size()));
     });
+  }
+
+  Status Checkpoint(int seq) override {
+    if (table_.checkpoint == nullptr) return Missing("checkpoint");
+    return Call("checkpoint", [&] { return table_.checkpoint(cache_, seq); });
+  }
+
+  Result<std::int32_t> FindPrefix(
+      int seq, std::span<const std::int32_t> tokens) override {
+    if (table_.find_prefix == nullptr) return Missing("find_prefix");
+    std::int32_t length = -1;
+    const Status status = Call("find_prefix", [&] {
+      return table_.find_prefix(cache_, seq, tokens.data(),
+                                static_cast<std::int32_t>(tokens.size()),
+                                &length);
+    });
+    if (!status.ok()) return status;
+    return length;
   }
 
   Status SetLayerType(int type) override {

@@ -167,7 +167,7 @@ TEST(Backend, UnknownFlagsAreRefusedByName) {
   using Said = kvtwin_description_v1;
   const std::array<std::tuple<std::string, Field, unsigned>, 8> fields = {
       {{"kinds", &Said::kinds, 8},
-       {"can", &Said::can, 16},
+       {"can", &Said::can, 19},
        {"dtypes", &Said::dtypes, 6},
        {"v_layouts", &Said::v_layouts, 3},
        {"shifts", &Said::shifts, 5},
@@ -317,6 +317,11 @@ TEST(Backend, DraftsNeedACommit) {
   EXPECT_TRUE(DescribeBackend(&table)->abilities.CanDraft());
   table.size = offsetof(kvtwin_backend_v1, commit);
   ExpectRefused(&table, "declares CAN_DRAFT");
+  table.size = sizeof(table);
+  said.can = KVTWIN_CAN_FIND_PREFIX;
+  ExpectRefused(&table, "CAN_FIND_PREFIX, but its table has no find_prefix");
+  said.can = KVTWIN_CAN_PIN;
+  ExpectRefused(&table, "CAN_PIN, but its table has no checkpoint");
 }
 
 bool Has(std::uint32_t bits, auto value) {

@@ -209,7 +209,7 @@ BackendInfo BackendInfoFromJson(const Json& json) {
 Json ToJson(const Expansion& expansion) {
   Json found = Json::array();
   for (const Expansion::Found& one : expansion.found) {
-    found.push_back({one.state, one.step});
+    found.push_back(Json::array({one.state, one.step, one.names}));
   }
   Json json = {{"checked", expansion.checked},
                {"differences", expansion.differences},
@@ -233,8 +233,9 @@ Expansion ExpansionFromJson(const Json& json) {
   json.at("differences").get_to(expansion.differences);
   json.at("not_made").get_to(expansion.not_made);
   for (const Json& value : json.at("found")) {
-    expansion.found.push_back(
-        {value.at(0).get<std::uint64_t>(), value.at(1).get<std::uint32_t>()});
+    expansion.found.push_back({value.at(0).get<std::uint64_t>(),
+                               value.at(1).get<std::uint32_t>(),
+                               value.at(2).get<std::vector<int>>()});
   }
   if (!json.contains("failure")) return expansion;
   expansion.failure = FailureFromJson(json.at("failure"));
@@ -369,8 +370,12 @@ LawResult Host::Judge(const Law& law, const History& history, Level level,
 }
 
 Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
-                       std::uint64_t state) {
+                       const ExploreWay& way) {
   std::unique_ptr<HostProcess> process;
+  Json path = Json::array();
+  for (const auto& [step, names] : way.path) {
+    path.push_back({{"step", step}, {"names", names}});
+  }
   const auto ended = [&](const Failure& failure) -> Expansion {
     return {.differences = 1,
             .ended = true,
@@ -384,7 +389,10 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
                                               {"positions", size.positions},
                                               {"dtype", size.dtype},
                                               {"setup", ToText(what.setup)},
-                                              {"state", state},
+                                              {"drafts", size.drafts},
+                                              {"state", way.base},
+                                              {"path", path},
+                                              {"names", way.names},
                                               {"level", Level::kIdentity},
                                               {"profile", options_.profile}},
                                              /*known_to_hang=*/false, process);

@@ -114,7 +114,7 @@ class Host {
   // Does all steps from one state of `what`. A step that ends the process is
   // the last, and is named.
   Expansion Expand(const ExploreSize& size, const ExploreCase& what,
-                   std::uint64_t state);
+                   const ExploreWay& way);
 
   // These functions do the same for pools.
   Result<PoolInfo> DescribePool();

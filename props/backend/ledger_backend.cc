@@ -319,6 +319,8 @@ const kvtwin_backend_v1 kTable = {
     .restore = nullptr,
     .attend = nullptr,
     .commit = nullptr,
+    .find_prefix = nullptr,
+    .checkpoint = nullptr,
 };
 
 template <std::size_t... kIndex>

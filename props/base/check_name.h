@@ -35,6 +35,7 @@ inline constexpr auto kCheckNames = std::to_array<std::string_view>({
     "subject: V bytes",
     "subject: rows",
     "subject: resume",
+    "subject: prefix",
     "subject: encoder cached",
     "subject: misuse",
     "subject: snapshot",

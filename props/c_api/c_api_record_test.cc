@@ -380,6 +380,29 @@ TEST_F(ByHand, DraftsNeedAHeaderThatSaysSo) {
   EXPECT_EQ(Verdict().outcome, KVTWIN_ACCEPTED);
 }
 
+TEST_F(ByHand, PromptsAndPinsNeedAHeaderThatSaysSo) {
+  const std::array<std::int32_t, 2> tokens = {7, 8};
+  const auto find = [&](std::int32_t length) {
+    return kvtwin_record_find_prefix(recorder_, 1, tokens.data(), 2, length);
+  };
+  Begin();
+  EXPECT_EQ(find(0), KVTWIN_FAILED_PRECONDITION);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("without params.prompts"));
+  EXPECT_EQ(kvtwin_record_checkpoint(recorder_, 0), KVTWIN_FAILED_PRECONDITION);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("no room for pins"));
+  EXPECT_EQ(kvtwin_recorder_close(recorder_), KVTWIN_OK);
+  params_.prompts = 1;
+  Begin();
+  EXPECT_EQ(find(2), KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(),
+              HasSubstr("length is 2, the prompt has 2 tokens"));
+  EXPECT_EQ(find(0), KVTWIN_OK);
+  EXPECT_EQ(Verdict().outcome, KVTWIN_ACCEPTED);
+  Begin();
+  EXPECT_EQ(find(1), KVTWIN_OK);  // Nothing of it was computed.
+  EXPECT_EQ(Verdict().outcome, KVTWIN_REJECTED);
+}
+
 TEST_F(ByHand, CellsMustFollowThePlacement) {
   params_.own_placement = 0;
   Begin();

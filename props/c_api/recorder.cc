@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -18,6 +19,7 @@ struct kvtwin_recorder {
   std::ofstream out;
   bool reserving = false;  // In the current pass.
   bool attends = false;    // kvtwin_recorder_params::attends.
+  bool prompts = false;    // kvtwin_recorder_params::prompts.
 };
 
 namespace {
@@ -182,6 +184,10 @@ Status FillAttend(const kvtwin_recorder_params& params, TraceHeader& header) {
   return {};
 }
 
+bool HasPins(const CacheSpec& spec) {
+  return spec.pins > 0 || std::ranges::any_of(spec.caches, HasPins);
+}
+
 Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
   Result<CacheParts> parts = CachePartsFromC(params.cache);
   if (!parts.ok()) return parts.status();
@@ -210,6 +216,7 @@ Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
   header.init = init;
   header.layers = params.layers;
   if (params.drafts != 0) header.version = 3;
+  if (params.prompts != 0 || HasPins(header.spec)) header.version = 4;
   header.rows = {params.k_head_dim, params.kv_heads, params.v_head_dim};
   return FillAttend(params, header);
 }
@@ -244,6 +251,7 @@ kvtwin_status kvtwin_recorder_create(const kvtwin_recorder_params* params,
     if (status.ok()) status = NeedAll({{"params.cache", read.cache}});
     auto made = std::make_unique<kvtwin_recorder>();
     made->attends = read.attends != 0;
+    made->prompts = read.prompts != 0;
     if (status.ok()) status = FillHeader(read, made->header);
     // The header comes first: if it is invalid, no file is made.
     std::ostringstream line;
@@ -409,6 +417,39 @@ kvtwin_status kvtwin_record_commit(kvtwin_recorder* recorder, int32_t sequence,
     if (!list.ok()) return list.status();
     op.seq = sequence;
     op.indices.assign(list->begin(), list->end());
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_record_find_prefix(kvtwin_recorder* recorder,
+                                        int32_t sequence, const int32_t* tokens,
+                                        size_t count, int32_t length) {
+  return Record(recorder, TraceOpKind::kFindPrefix, [&](TraceOp& op) -> Status {
+    if (!recorder->prompts || !recorder->header.visibility_only) {
+      return Untimely(
+          "the recorder was made without params.prompts, or without "
+          "own_placement");
+    }
+    const auto list = ListFromC("tokens", tokens, count);
+    if (!list.ok()) return list.status();
+    if (length < 0 || length >= std::ssize(*list)) {
+      return Invalid("length is {}, the prompt has {} tokens", length,
+                     list->size());
+    }
+    op.seq = sequence;
+    op.indices.assign(list->begin(), list->end());
+    op.len = length;
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_record_checkpoint(kvtwin_recorder* recorder,
+                                       int32_t sequence) {
+  return Record(recorder, TraceOpKind::kCheckpoint, [&](TraceOp& op) -> Status {
+    if (!HasPins(recorder->header.spec)) {
+      return Untimely("params.cache has no room for pins");
+    }
+    op.seq = sequence;
     return {};
   });
 }

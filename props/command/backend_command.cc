@@ -263,6 +263,13 @@ int FuzzLevels(Host& host, const BackendInfo& info,
     return Complain(fmt::format(
         "--speculate: {} does not declare drafts (CAN_DRAFT)", info.name));
   }
+  if (options.speculate && options.kind &&
+      !info.abilities.CanDraft(*options.kind)) {
+    return Complain(
+        fmt::format("--speculate: {} does not declare drafts of states "
+                    "(CAN_DRAFT_STATES)",
+                    info.name));
+  }
   const auto clear = [&] {
     if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
   };

@@ -315,6 +315,11 @@ kvtwin_command_test(run_says_where EXIT 2
   ARGS run "kvt1 | put 0*1 | copy 0>x:1")
 kvtwin_command_test(gen_one EXIT 0 PRINTS "\"op\":\"start_forward\""
   ARGS gen "kvt1 | put 0*1")
+kvtwin_command_test(gen_drafts EXIT 0 PRINTS "\"op\":\"commit\""
+  ARGS gen --speculate --histories 2)
+kvtwin_command_test(gen_pins EXIT 0 PRINTS "\"op\":\"checkpoint\""
+  ARGS gen --speculate --kind hybrid --histories 20)
+kvtwin_command_test(gen_drafts_of_pools EXIT 2 PRINTS "--speculate" ARGS gen --speculate --kind paged)
 kvtwin_command_test(gen_pool EXIT 0 PRINTS "\"result\":\"cache_full\""
   ARGS gen "kvp1 blocks=1 block=1 | open 0 0 0 | append 0 1 0")
 kvtwin_command_test(gen_pools EXIT 0 PRINTS "\"cache\":{\"type\":\"paged\"}"
@@ -562,6 +567,12 @@ if(TARGET kvtwin_shared)
     PRINTS "^all +1632 states, +121944 transitions, .* 0 differences, fixed point"
     ARGS explore --cells 3 --positions 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(explore_twin_backend_drafts EXIT 0
+    PRINTS "^all .* 0 differences, fixed point"
+    ARGS explore --cells 3 --sequences 1 --positions 2 --speculate --kind hybrid
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(explore_drafts_of_none EXIT 2 PRINTS "it does not declare KVTWIN_CAN_DRAFT"
+    ARGS explore --cells 3 --speculate --kind causal --backend ${few})
   kvtwin_command_test(explore_few EXIT 0
     PRINTS "^all +475 states, .* 0 differences, fixed point"
     ARGS explore --cells 3 --positions 3 --backend ${few})

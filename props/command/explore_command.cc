@@ -109,6 +109,9 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
   if (info.abilities.OnlyGoesOn()) {
     return why("it does not declare KVTWIN_CAN_ANY_ORDER");
   }
+  if (size.drafts && !info.abilities.CanDraft()) {
+    return why("--speculate: it does not declare KVTWIN_CAN_DRAFT");
+  }
   if (size.sequences > 1 && !info.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE)) {
     return why(
         "it does not declare KVTWIN_CAN_ANY_SEQUENCE, so there is one "
@@ -426,7 +429,7 @@ int RunOnBackend(const ExploreArguments& arguments) {
         if (!why.empty()) return Complain(why);
         const ExpandFn expand =
             [&](const ExploreSize& size, const ExploreCase& what,
-                std::uint64_t state) { return host.Expand(size, what, state); };
+                const ExploreWay& way) { return host.Expand(size, what, way); };
         return Session(arguments, subject, expand).Run();
       });
 }
@@ -465,7 +468,6 @@ void CheckDrafts(const ExploreArguments& arguments) {
       refuse(fmt::format("kind {} has no drafts", kind));
     }
   }
-  if (arguments.backend.given()) refuse("is for the twins");
   if (arguments.twin == "cuda") refuse("the twin cuda has no drafts");
   if (!arguments.state.empty()) refuse("the progress cannot be saved: --state");
 }

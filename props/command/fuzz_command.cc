@@ -20,7 +20,6 @@
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
 #include "props/command/page_file.h"
-#include "props/history/speculate.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/page.h"
 #include "props/search/explain.h"
@@ -445,10 +444,6 @@ void CheckSpeculation(const FuzzArguments& arguments) {
   };
   for (const char* kind : {"paged", "groups", "encoder", "sessions"}) {
     if (arguments.kind == kind) refuse(fmt::format("kind {}", kind));
-  }
-  const std::optional<Kind> kind = FromName<Kind>(kKindNames, arguments.kind);
-  if (arguments.backend.given() && kind && !MayDraft(*kind)) {
-    refuse(fmt::format("kind {} of a backend", arguments.kind));
   }
   if (!arguments.backend.given() && arguments.twin == "cuda") {
     refuse("the twin cuda");

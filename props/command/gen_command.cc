@@ -84,6 +84,8 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
       ->excludes(ops)
       ->capture_default_str();
   AddSeedAndKind(*gen, options.seed, arguments->kind, {"groups"});
+  gen->add_flag("--speculate", options.speculate,
+                "give every history drafts, and recurrent caches pins");
   gen->add_option("--without", arguments->without,
                   "leave these out of histories of pools, separated by commas: "
                   "fork, truncate, commit_unknown, keys (salts and extra "
@@ -108,7 +110,13 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
         .dtype = FromName<DType>(kRowDTypeNames, arguments->dtype)};
     chosen.paged = arguments->kind == "paged";
     chosen.groups = arguments->kind == "groups";
-    if (!arguments->kind.empty() && !chosen.paged && !chosen.groups) {
+    const bool pools = chosen.paged || chosen.groups;
+    if (chosen.speculate && (pools || arguments->kind == "encoder" ||
+                             !arguments->history.empty())) {
+      throw CLI::ValidationError(
+          "--speculate", "is for random histories of caches that have drafts");
+    }
+    if (!arguments->kind.empty() && !pools) {
       chosen.kind = FromName<Kind>(kKindNames, arguments->kind);
     }
     exit_code = RunGen(chosen, arguments->history);

@@ -29,6 +29,7 @@ constexpr std::string_view kStateDraft =
     "S5, S12, S43, R2, R3, R4, R5, R11, H2, D1, D3, D4, D8";
 constexpr std::string_view kStateCommit = "D3, D4, D5, D8, R13";
 constexpr std::string_view kCheckpoint = "R14";
+constexpr std::string_view kFindPrefix = "F1, F2, F3, F4, F5";
 
 std::string_view RulesOf(OpKind operation) {
   switch (operation) {
@@ -64,6 +65,8 @@ std::string_view RulesOf(OpKind operation) {
       return kCommit;
     case OpKind::kPin:
       return kCheckpoint;
+    case OpKind::kFind:
+      return kFindPrefix;
   }
   return "";
 }
@@ -106,6 +109,7 @@ constexpr auto kCheckRules = std::to_array<CheckRules>({
     {"subject: V bytes", "S20, S21, S22, S23, S51"},
     {"subject: rows", "S2, S16, S17, S53, D2"},
     {"subject: resume", kCanResume},
+    {"subject: prefix", kFindPrefix},
     {"subject: encoder cached", kEncoderCached},
     {"subject: misuse", "S47"},
     {"subject: snapshot", "S55, D6, D7"},
@@ -174,6 +178,7 @@ std::string_view RulesOfCall(std::string_view text, bool states) {
       {"StartForward(drafts", states ? kStateDraft : kDraft},
       {"Commit(", states ? kStateCommit : kCommit},
       {"Checkpoint(", kCheckpoint},
+      {"FindPrefix(", kFindPrefix},
       {"StartForward(", states ? kStateStart : kStartForward},
       {"SetCausal(", states ? "R10" : kSetCausal},
       {"Put(", kPut},
@@ -238,6 +243,10 @@ std::string_view CitedRules(TraceOpKind call, bool of_row) {
       return kEncoderCached;
     case TraceOpKind::kCommit:
       return kCommit;
+    case TraceOpKind::kFindPrefix:
+      return kFindPrefix;
+    case TraceOpKind::kCheckpoint:
+      return kCheckpoint;
   }
   return "";
 }

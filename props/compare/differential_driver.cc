@@ -272,7 +272,8 @@ void DifferentialDriver::PutRows() {
 
 void DifferentialDriver::PutAll(const Op& op) {
   NewRows();
-  for (int layer = 0; layer < setup_.layers; ++layer) {
+  const int layers = LayersOf(op, setup_);
+  for (int layer = 0; layer < layers; ++layer) {
     GoTo(layer);
     if (op.keep_rows) continue;
     // Without new images, a model encodes nothing.

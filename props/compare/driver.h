@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -45,6 +46,11 @@ inline int TypeOf(const Setup& setup, int layer) {
   return IsWrapper(setup.spec.kind) ? layer % types : 0;
 }
 
+// Returns the number of layers into which an operation puts rows.
+inline int LayersOf(const Op& op, const Setup& setup) {
+  return op.stop < 0 ? setup.layers : std::min(op.stop, setup.layers);
+}
+
 // Returns "Put(layer 0, rows of tokens 2 to 4)". Tokens are numbered from 0 in
 // the order of the batches.
 inline std::string PutText(int layer, std::int64_t first, std::int64_t count) {
@@ -82,6 +88,9 @@ class Driver {
   virtual bool CanResume(int seq, std::int32_t pos) = 0;
   virtual void Commit(int seq, const std::vector<int>& path) = 0;
   virtual void Checkpoint(int seq) = 0;
+  // Gives `seq` a prompt, if the cache can find prefixes. Requires: it has no
+  // tokens.
+  virtual void FindPrefix(int /*seq*/, const std::vector<int>& /*ids*/) {}
   // Shifts positions, if the cache can shift positions.
   virtual void Shift(int /*seq*/, std::int32_t /*begin*/, std::int32_t /*end*/,
                      std::int32_t /*delta*/) {}

@@ -16,6 +16,7 @@
 #include "props/base/attending.h"
 #include "props/base/check_name.h"
 #include "props/base/hash.h"
+#include "props/base/prefix_finding.h"
 #include "props/base/shifting.h"
 #include "props/compare/failure.h"
 #include "props/compare/step.h"
@@ -69,6 +70,9 @@ bool ModelDriver::SetUp() {
   CheckResult("Init", expected, status);
   Begin("");
   ledger_.IgnoreCapacity();  // CheckRoom judges cache_full instead.
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    ledger_.NeedLayer(AsSize(TypeOf(setup_, layer)), layer);
+  }
   return true;
 }
 
@@ -228,6 +232,18 @@ void ModelDriver::CheckRoom(const std::string& call,
 void ModelDriver::NewRows() {
   first_serial_ = serial_;
   serial_ += std::ssize(batch_.positions);
+  serials_.clear();
+  const reference::PrefixBook& prefixes = ledger_.prefixes();
+  if (prefixes.empty()) return;
+  for (std::size_t i = 0; i < batch_.positions.size(); ++i) {
+    const int prefix =
+        prefixes.PrefixAt(batch_.sequences[i], batch_.positions[i]);
+    std::int64_t serial = first_serial_ + static_cast<std::int64_t>(i);
+    if (prefix != 0) {
+      serial = prefix_serials_.try_emplace(prefix, serial).first->second;
+    }
+    serials_.push_back(serial);
+  }
 }
 
 void ModelDriver::PutRows() {
@@ -237,7 +253,9 @@ void ModelDriver::PutRows() {
   const auto count = std::ssize(batch_.positions);
   const bool distinct = subject_.level == Level::kAttention;
   const bool plain = subject_.level == Level::kNumeric || distinct;
-  const bool as_stored = (first + layer_) % 2 == 1;
+  // Rows of a prefix are the same each time.
+  const bool as_stored =
+      ((serials_.empty() ? first : std::int64_t{0}) + layer_) % 2 == 1;
   const RowDims& rows = setup_.rows;
   // No rule says what a NaN is converted to.
   const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
@@ -249,7 +267,8 @@ void ModelDriver::PutRows() {
                         .first = first,
                         .plain = plain,
                         .nan = !plain && dtype == stored,
-                        .distinct = distinct},
+                        .distinct = distinct,
+                        .tokens = serials_},
                        setup_.strided);
   };
   const TensorView key =
@@ -261,14 +280,15 @@ void ModelDriver::PutRows() {
   const Status found = tested_->Put(key, value);
   AddStep(call, found.code());
   CheckResult(call, {}, found);
-  ledger_.active().Put(layer_, key, value);
+  ledger_.Put(layer_, key, value);
   put_.insert(place());
   DrawCellsNow();
 }
 
 void ModelDriver::PutAll(const Op& op) {
   NewRows();
-  for (int layer = 0; layer < setup_.layers; ++layer) {
+  const int layers = LayersOf(op, setup_);
+  for (int layer = 0; layer < layers; ++layer) {
     GoTo(layer);
     if (op.keep_rows || (IsEncoder() && op.images.empty())) continue;
     PutRows();
@@ -410,6 +430,25 @@ void ModelDriver::Checkpoint(int seq) {
   const Status found = tested_->Checkpoint(seq);
   AddStep(call, found.code());
   CheckResult(call, ledger_.Checkpoint(seq), found);
+}
+
+void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
+  auto* finding = dynamic_cast<PrefixFinding*>(tested_.get());
+  if (finding == nullptr) return;
+  const std::string call =
+      fmt::format("FindPrefix({}, [{}])", seq, fmt::join(ids, " "));
+  Begin(call);
+  const Result<std::int32_t> length = finding->FindPrefix(seq, ids);
+  AddStep(call, length.status().code(),
+          length.ok() ? fmt::to_string(*length) : "");
+  CheckResult(call, {}, length.status());
+  HashInt(*length);
+  const Status right = ledger_.FindPrefix(seq, ids, *length);
+  Check(right.ok(), "subject: prefix", [&] {
+    return fmt::format("{} is {}, but {}", call, *length, right.message());
+  });
+  fresh_.reset();
+  DrawCellsNow();
 }
 
 void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,

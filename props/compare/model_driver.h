@@ -42,6 +42,7 @@ class ModelDriver final : public Driver {
   bool CanResume(int seq, std::int32_t pos) override;
   void Commit(int seq, const std::vector<int>& path) override;
   void Checkpoint(int seq) override;
+  void FindPrefix(int seq, const std::vector<int>& ids) override;
   void Shift(int seq, std::int32_t begin, std::int32_t end,
              std::int32_t delta) override;
   void SelectLayer(int layer) override;
@@ -118,6 +119,10 @@ class ModelDriver final : public Driver {
   int layer_ = 0;
   std::int64_t serial_ = 0;
   std::int64_t first_serial_ = 0;  // The first of the rows that are put.
+  // The serials of the rows that are put, unless they are consecutive; and
+  // those of prefixes: rows of equal prefixes are equal (F3).
+  std::vector<std::int64_t> serials_;
+  std::map<int, std::int64_t> prefix_serials_;
   std::set<Place> put_;
   // The last questions, by place, at the level `attention`.
   std::map<Place, AttentionQuestion> questions_;

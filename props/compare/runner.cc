@@ -58,6 +58,10 @@ class Client {
     if (!abilities_.Can(bit) || driver_.ledger().RemoveIsOpen(seq, end)) {
       return StatusCode::kNotSupported;
     }
+    // Whether tokens of a prompt are shared is open (F4).
+    if (end != kOpenEnd && driver_.ledger().prefixes().PrefixAt(seq, 0) != 0) {
+      return StatusCode::kNotSupported;
+    }
     const bool whole = begin == 0 && end == kOpenEnd;
     if (whole) held_.erase(seq);
     Note(OpKind::kDrop, seq, begin, end);
@@ -70,6 +74,7 @@ class Client {
     return code;
   }
   bool CanResume(int seq, std::int32_t pos) {
+    if (driver_.ledger().IsOpenBefore(seq, pos)) return false;
     if (!abilities_.can_resume || pos > abilities_.LastPosition()) {
       return driver_.ledger().CanResume(seq, pos, /*surely=*/true);
     }
@@ -106,6 +111,10 @@ class Client {
   }
 
   void Put(const Op& op);
+  bool MayGiveUp(const Op& op) const;
+  void GiveUp(const Tokens& batch);
+  void TakeBack();
+  void Find(const Op& op);
   void Drop(const Op& op);
   void Copy(const Op& op);
   void CopyTo(int dst, const Op& op);
@@ -135,6 +144,9 @@ class Client {
   std::vector<Op>* done_;
   const bool has_states_;  // Batches must continue their sequences (R3).
   std::set<int> held_;     // Sequences put and not cleared since.
+  // Of a pass that was given up: where each sequence was before it.
+  std::map<int, std::int32_t> given_up_;
+  bool pass_ended_ = false;  // The pass was given up, or a prompt came.
 };
 
 std::int32_t Client::Next(int seq) {
@@ -404,6 +416,7 @@ void Client::Put(const Op& op) {
   for (const int index : op.images) {
     batch.multimodal.push_back(index % Size(batch.positions));
   }
+  pass_ended_ = false;
   if (!driver_.StartForward(batch, op.reserve)) return;
   if (!op.except.empty() && abilities_.set_causal) {
     driver_.SetCausal(op.except);
@@ -411,8 +424,56 @@ void Client::Put(const Op& op) {
   if (op.single && !abilities_.OnlyGoesOn()) return;
   Op put = op;  // Without cells, there are no older rows to keep.
   if (abilities_.OnlyGoesOn()) put.keep_rows = false;
+  if (!MayGiveUp(op)) put.stop = -1;
   driver_.PutAll(put);
+  if (put.stop >= 0) return GiveUp(batch);
   driver_.GetAll();
+}
+
+// Whether the client can give up the pass: it then takes its tokens back.
+bool Client::MayGiveUp(const Op& op) const {
+  return setup_.legal && op.stop >= 0 && op.stop < setup_.layers &&
+         !op.reserve && abilities_.Can(KVTWIN_CAN_REMOVE_TAIL);
+}
+
+// Notes where the sequences of the pass were before it.
+void Client::GiveUp(const Tokens& batch) {
+  pass_ended_ = true;
+  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+    given_up_.try_emplace(batch.sequences[i], batch.positions[i]);
+  }
+}
+
+// Removes the tokens of a pass that was given up.
+void Client::TakeBack() {
+  for (const auto& [seq, begin] : std::exchange(given_up_, {})) {
+    Remove(seq, begin, kOpenEnd);
+  }
+}
+
+// Gives a sequence without tokens a prompt.
+void Client::Find(const Op& op) {
+  const int seq = IdOf(op.seq);
+  const auto& parts = driver_.ledger().parts();
+  const bool encodes =
+      std::ranges::any_of(parts, [](auto& part) { return part.encoder(); });
+  if (!setup_.legal || encodes || op.ids.empty() ||
+      !abilities_.Can(KVTWIN_CAN_FIND_PREFIX)) {
+    return;
+  }
+  if (Next(seq) > 0 || held_.contains(seq) || CountDrafts(seq) > 0) {
+    Remove(seq, 0, kOpenEnd);
+  }
+  if (Next(seq) > 0 || held_.contains(seq) || CountDrafts(seq) > 0) return;
+  given_up_.erase(seq);
+  std::vector<int> ids = op.ids;
+  const auto most = std::min<std::int64_t>(
+      setup_.init.capacity, std::int64_t{abilities_.LastPosition()} + 1);
+  if (std::ssize(ids) > most) ids.resize(AsSize(most));
+  Note(op);
+  pass_ended_ = true;
+  driver_.FindPrefix(seq, ids);
+  if (Next(seq) > 0) held_.insert(seq);
 }
 
 void Client::Drop(const Op& op) {
@@ -424,7 +485,9 @@ void Client::Drop(const Op& op) {
   if (!setup_.legal) return void(Remove(seq, begin, end));
   // The client continues at `begin`, or begins anew.
   // With states, Remove goes back to where it can continue (R10, H3).
-  if (end == kOpenEnd && begin > 0 && !has_states_ && !CanResume(seq, begin)) {
+  if (end == kOpenEnd && begin > 0 &&
+      (has_states_ ? driver_.ledger().IsOpenBefore(seq, begin)
+                   : !CanResume(seq, begin))) {
     begin = 0;
   }
   const StatusCode code = Remove(seq, begin, end);
@@ -445,12 +508,15 @@ void Client::CopyTo(int dst, const Op& op) {
   if (!setup_.legal) return CopyPrefix(src, dst, len);
   if (src == dst) return;
   len = std::min(len, Next(src));
+  if (driver_.ledger().IsOpenBefore(src, len)) return;
   CopyPrefix(src, dst, len);
   if (has_states_) len = Next(dst);
   if (len > 0 && !CanResume(dst, len)) Remove(dst, 0, kOpenEnd);
 }
 
 void Client::Do(const Op& op) {
+  if (op.kind == OpKind::kFind) return Find(op);
+  TakeBack();
   switch (op.kind) {
     case OpKind::kPut:
       return Put(op);
@@ -469,7 +535,7 @@ void Client::Do(const Op& op) {
     case OpKind::kCommit:
       return Commit(IdOf(op.seq), op.path);
     case OpKind::kPin:
-      if (!abilities_.state_room) return;
+      if (!abilities_.Can(KVTWIN_CAN_PIN)) return;
       Note(op);
       return driver_.Checkpoint(IdOf(op.seq));
     // A sequence that is no longer shared takes up more room.
@@ -520,6 +586,9 @@ void Client::DoCall(const Op& op) {
 
 // Carries out an operation whose arguments mean the same for all clients.
 void Client::DoPlain(const Op& op) {
+  const bool reads = op.kind == OpKind::kCausal || op.kind == OpKind::kGet ||
+                     op.kind == OpKind::kReput;
+  if (pass_ended_ && reads) return;
   switch (op.kind) {
     case OpKind::kCausal:
       if (!driver_.in_pass() || !abilities_.set_causal) return;

@@ -67,9 +67,12 @@ void FitMemory(int capacity, CacheSpec& spec) {
   for (CacheSpec& part : spec.caches) FitMemory(capacity, part);
 }
 
-// Takes away the room for pins and drafts.
+// Takes away the room for pins and drafts that the backend does not have.
 void FitStates(const Abilities& can, CacheSpec& spec) {
-  if (!can.state_room) spec.pins = spec.drafts = 0;
+  if (!can.Can(KVTWIN_CAN_PIN)) spec.pins = 0;
+  if (!can.Can(KVTWIN_CAN_DRAFT) || !can.Can(KVTWIN_CAN_DRAFT_STATES)) {
+    spec.drafts = 0;
+  }
   for (CacheSpec& part : spec.caches) FitStates(can, part);
 }
 

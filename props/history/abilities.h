@@ -38,7 +38,7 @@ inline void LimitTo(int limit, int& value) {
 // of our twins.
 struct Abilities {
   std::uint32_t kinds = ~0U;
-  std::uint32_t can = ~0U;
+  std::uint32_t can = ~std::uint32_t{KVTWIN_CAN_FIND_PREFIX};
   std::uint32_t dtypes = ~0U;
   std::uint32_t v_layouts = ~0U;
   std::uint32_t shifts = ~0U;
@@ -54,11 +54,16 @@ struct Abilities {
   bool set_causal = true;
   bool shift = true;
   bool snapshots = true;
-  // Setups tell the room for pins and drafts of recurrent caches.
-  bool state_room = true;
 
   bool Can(std::uint32_t bit) const { return (can & bit) != 0; }
   bool CanDraft() const { return Can(KVTWIN_CAN_DRAFT); }
+  // Whether caches of this kind may have drafts: states of drafts need room
+  // (R11).
+  bool CanDraft(Kind kind) const {
+    const bool states = kind == Kind::kRecurrent || kind == Kind::kHybrid;
+    return CanDraft() && kind != Kind::kEncoder &&
+           (!states || Can(KVTWIN_CAN_DRAFT_STATES));
+  }
   bool Cannot(std::uint32_t bit) const { return (cannot & bit) != 0; }
   std::int32_t LastPosition() const {
     return max_position > 0 ? max_position : KVTWIN_OPEN_END;

@@ -279,6 +279,8 @@ void ReadPut(const std::vector<std::string_view>& words, Op& op) {
       op.reserve = true;
     } else if (words[i] == "keep") {
       op.keep_rows = true;
+    } else if (words[i].starts_with("stop=")) {
+      op.stop = ReadSize(words[i].substr(5));
     } else if (words[i].starts_with("image=")) {
       op.images = ReadIndices(words[i].substr(6));
     } else if (words[i].starts_with("except=")) {
@@ -333,6 +335,17 @@ void ReadCommit(std::string_view text, Op& op) {
     if (!op.path.empty()) reader.Expect(",");
     op.path.push_back(std::max(reader.Number(), 0));
   }
+}
+
+// Reads "0:3,1,4", a sequence and the ids of its prompt.
+void ReadFind(std::string_view text, Op& op) {
+  LineReader reader(text);
+  op.kind = OpKind::kFind;
+  op.seq = reader.Number();
+  do {
+    reader.Expect(op.ids.empty() ? ":" : ",");
+    op.ids.push_back(std::max(reader.Number(), 0));
+  } while (!reader.empty());
 }
 
 // Reads an operation that makes a single call; false if `name` is not such an
@@ -395,6 +408,8 @@ Op ReadOp(std::string_view text) {
     reader.ExpectEnd();
   } else if (name == "commit") {
     ReadCommit(argument, op);
+  } else if (name == "find") {
+    ReadFind(argument, op);
   } else if (name == "causal") {
     op.kind = OpKind::kCausal;
     op.except = ReadIndices(argument);

@@ -100,6 +100,7 @@ enum class OpKind {
   kAdd,       // SnapshotOf a sequence, and AddSequence of it as another one.
   kCommit,    // Commit of some drafts of a sequence.
   kPin,       // Checkpoint.
+  kFind,      // FindPrefix of a backend.
 };
 
 struct Op {
@@ -108,6 +109,9 @@ struct Op {
   std::vector<Segment> segments;
   bool reserve = false;
   bool keep_rows = false;  // No Put: rows of earlier owners stay.
+  // kPut: if not -1, the pass is given up after the Put of so many layers: the
+  // client removes its tokens before any operation but kFind.
+  int stop = -1;
   // kPut, kCausal, kGet, kReput: one call instead of several. "start":
   // StartForward without Put. "except": SetCausal of the active cache. "read",
   // "store": Get and Put of the current layer in the active cache.
@@ -132,6 +136,8 @@ struct Op {
   // kCommit (seq): from the committed tokens on, which child comes next, modulo
   // the number of children. Choices beyond the end of a path are ignored.
   std::vector<int> path = {};
+  // kFind (seq): the ids of a prompt.
+  std::vector<int> ids = {};
 };
 
 struct History {

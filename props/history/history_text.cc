@@ -124,6 +124,7 @@ std::string ToText(const Op& op) {
       for (const Segment& segment : op.segments) text += SegmentText(segment);
       if (op.reserve) text += " reserve";
       if (op.keep_rows) text += " keep";
+      if (op.stop >= 0) text += fmt::format(" stop={}", op.stop);
       if (!op.images.empty()) {
         text += fmt::format(" image={}", fmt::join(op.images, ","));
       }
@@ -171,6 +172,8 @@ std::string ToText(const Op& op) {
       return fmt::format("commit {}:{}", op.seq, fmt::join(op.path, ","));
     case OpKind::kPin:
       return fmt::format("pin {}", op.seq);
+    case OpKind::kFind:
+      return fmt::format("find {}:{}", op.seq, fmt::join(op.ids, ","));
   }
   return "";
 }

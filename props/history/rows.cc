@@ -95,7 +95,8 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
   view.data = bytes_.data();
   for (std::int64_t k = 0; k < shape[2]; ++k) {
     for (std::int64_t j = 0; j < shape[1]; ++j) {
-      const std::int64_t token = source.first + k;
+      const std::int64_t token =
+          source.tokens.empty() ? source.first + k : At(source.tokens, k);
       std::byte* run = &At(bytes_, view.stride[1] * j + view.stride[2] * k);
       std::vector<float> numbers;
       for (std::int64_t i = 0; i < shape[0]; ++i) {

@@ -5,6 +5,7 @@
 #define KVTWIN_PROPS_HISTORY_ROWS_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kvtwin/cache.h"
@@ -23,6 +24,8 @@ struct RowSource {
   // Random numbers from -1 to 1 that every dtype of floats holds exactly, to
   // recognize each token in the output of attention.
   bool distinct = false;
+  // If not empty: the rows of these tokens instead.
+  std::span<const std::int64_t> tokens = {};
 };
 
 // A buffer for the rows of a batch, reused by each Fill.

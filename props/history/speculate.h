@@ -12,13 +12,6 @@
 
 namespace kvtwin::props {
 
-// Whether a backend's caches of this kind may have drafts. States of drafts
-// need room (R11), of which a backend's table says nothing yet.
-constexpr bool MayDraft(Kind kind) {
-  return kind != Kind::kEncoder && kind != Kind::kRecurrent &&
-         kind != Kind::kHybrid;
-}
-
 // Inserts drafts and commits, and calls between these: linear drafts, trees,
 // several levels, commits of all, some or none of the drafts.
 void Speculate(const Pick& pick, History& history);

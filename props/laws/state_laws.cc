@@ -134,10 +134,8 @@ CacheSpec StateSpecOf(const Setup& setup, const Abilities& can, int policy,
   recurrent.placement = setup.spec.placement;
   recurrent.checkpoint_every = 1 + (size + policy) % 4;
   recurrent.checkpoints = (setup.init.capacity + 2 * policy) % 4;
-  if (can.state_room) {
-    recurrent.pins = 2;
-    recurrent.drafts = 8;
-  }
+  if (can.Can(KVTWIN_CAN_PIN)) recurrent.pins = 2;
+  if (can.CanDraft(Kind::kRecurrent)) recurrent.drafts = 8;
   if (!hybrid) return recurrent;
   CacheSpec causal;
   causal.placement = setup.spec.placement;
@@ -460,7 +458,7 @@ LawResult StateIsAFold(const History& history, const Subject& subject) {
 
 // Every second batch is a tree of drafts.
 LawResult DraftsAreFolds(const History& history, const Subject& subject) {
-  if (!subject.abilities.state_room) return {};
+  if (!subject.abilities.CanDraft(Kind::kRecurrent)) return {};
   const auto client = StateClient::Make(history, subject, 0, /*hybrid=*/false);
   if (client == nullptr) return {};
   bool drafts = false;
@@ -480,7 +478,7 @@ LawResult DraftsAreFolds(const History& history, const Subject& subject) {
 
 // Every third operation is followed by a Checkpoint.
 LawResult PinsStay(const History& history, const Subject& subject) {
-  if (!subject.abilities.state_room) return {};
+  if (!subject.abilities.Can(KVTWIN_CAN_PIN)) return {};
   const auto client = StateClient::Make(history, subject, 0, /*hybrid=*/false);
   if (client == nullptr) return {};
   int count = 0;

@@ -41,19 +41,19 @@ Rules Matches(const std::string& text, const std::regex& pattern) {
 
 void AddRules(std::string_view text, Rules& rules) {
   // H11 and the like are bugs of the museum.
-  static const std::regex kRule("\\b([SPDR][0-9]+|H[0-9])\\b");
+  static const std::regex kRule("\\b([SPDRF][0-9]+|H[0-9])\\b");
   rules.merge(Matches(std::string(text), kRule));
 }
 
 Rules RulesThereAre() {
-  static const std::regex kRule(R"(\n- \*\*([SPDRH][0-9]+)\*\*)");
+  static const std::regex kRule(R"(\n- \*\*([SPDRHF][0-9]+)\*\*)");
   return Matches(ReadFile(KVTWIN_DOCS "/semantics.md"), kRule);
 }
 
 Rules CitedByReports() {
   Rules cited;
   for (const std::string_view check : kCheckNames) {
-    for (int kind = 0; kind <= AsInt(OpKind::kPin); ++kind) {
+    for (int kind = 0; kind <= AsInt(OpKind::kFind); ++kind) {
       for (const bool states : {false, true}) {
         AddRules(CitedRules(check, static_cast<OpKind>(kind), states), cited);
       }

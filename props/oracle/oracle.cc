@@ -45,29 +45,6 @@ std::string RowsText(const KvView& view, std::int64_t column,
   return text.substr(0, text.find(" V "));
 }
 
-// About the bytes that the ledger keeps for a token, for each sequence that
-// holds it, and for each of its layers besides the rows themselves.
-constexpr double kTokenBytes = 128;
-constexpr double kSequenceBytes = 48;
-constexpr double kLayerBytes = 192;
-
-double RowsBytes(const DenseTensor& key, const DenseTensor& value) {
-  return kLayerBytes + static_cast<double>(key.bytes.size()) +
-         static_cast<double>(value.bytes.size());
-}
-
-double LedgerBytes(const CacheLedger& ledger) {
-  double bytes = 0;
-  for (const LedgerToken& token : ledger.tokens()) {
-    bytes += kTokenBytes +
-             kSequenceBytes * static_cast<double>(token.sequences.size());
-    for (const auto& [layer, rows] : token.rows) {
-      bytes += RowsBytes(rows.key, rows.value);
-    }
-  }
-  return bytes;
-}
-
 // Lets the ledger remove from the middle of a sequence even without a shift
 // function: a recording may show that where our caches refuse.
 void AllowShifts(CacheSpec& spec) {
@@ -166,6 +143,10 @@ Status Oracle::StartLedger() {
   if (!status.ok() || !header.visibility_only) return status;
   MakeRoom(header);
   ledger_.emplace(header.spec);
+  const bool wrapper = IsWrapper(header.spec.kind);
+  for (int layer = 0; layer < header.layers && !wrapper; ++layer) {
+    ledger_->NeedLayer(0, layer);
+  }
   return ledger_->Init(header.config, header.init);
 }
 
@@ -234,7 +215,10 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
       return said(cache.EncoderCached());
     case TraceOpKind::kCommit:
       return {cache.Commit(op.seq, op.indices)};
-    case TraceOpKind::kAttend:  // Caches show rows, and do not attend.
+    case TraceOpKind::kCheckpoint:
+      return {cache.Checkpoint(op.seq)};
+    case TraceOpKind::kFindPrefix:  // Our caches know no ids of tokens.
+    case TraceOpKind::kAttend:      // Caches show rows, and do not attend.
       return {};
   }
   return {};
@@ -246,6 +230,9 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
     if (ActiveSpec().kind == Kind::kEncoder) return "an encoder has no mask";
   }
   if (op.kind == TraceOpKind::kAttend) return FindWrongShape(op);
+  if (op.kind == TraceOpKind::kFindPrefix && ledger_holds_) {
+    return FindWrongPrompt(op);
+  }
   recorded_ = op.result;
   const Status status = Ask(*gate_, op).status;
   const bool as_recorded = (op.kind == TraceOpKind::kStartForward ||
@@ -254,53 +241,19 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
   return status.ok() || as_recorded ? "" : status.ToString();
 }
 
-std::string Oracle::FindExcess(const TraceOp& op) {
-  if (op.kind == TraceOpKind::kPut && ActiveSpec().kind != Kind::kEncoder) {
-    const auto widen = [](int& most, std::int64_t extent) {
-      most = std::max(most, AsInt(extent));
-    };
-    widen(rows_max_.k_head_dim, op.key.shape[0]);
-    widen(rows_max_.kv_heads, op.key.shape[1]);
-    widen(rows_max_.v_head_dim, op.value->shape[0]);
-  } else if (op.kind == TraceOpKind::kStartForward) {
-    all_sequences_.insert(op.sequences.begin(), op.sequences.end());
-  } else if (op.kind == TraceOpKind::kCopyPrefix) {
-    all_sequences_.insert(op.dst);
-  } else if (op.kind != TraceOpKind::kRemove) {
-    return "";
+// Returns why no prompt may be given here (F1).
+std::string Oracle::FindWrongPrompt(const TraceOp& op) const {
+  const auto& parts = ledger_->parts();
+  if (std::ranges::any_of(parts, [](auto& part) { return part.encoder(); })) {
+    return "an encoder has no tokens";
   }
-  const double bytes =
-      header_.visibility_only
-          ? LedgerExcess(op)
-          : CacheBytesBound(header_, rows_max_, all_sequences_.size());
-  const double most =
-      header_.visibility_only ? kTraceTokenBytesMax : kTraceCacheBytesMax;
-  if (bytes <= most) return "";
-  return fmt::format(
-      "the cache would now need {:.3g} bytes, this program stops at {:.3g}",
-      bytes, most);
-}
-
-// Returns the bytes that the ledgers keep besides the rows that the recording
-// brought, or an upper bound if that is within the limit. Visits the tokens
-// only if they may exceed the limit, so that a call does not take longer with
-// each token.
-double Oracle::LedgerExcess(const TraceOp& op) {
-  if (op.kind == TraceOpKind::kPut) return 0;
-  const double added =
-      static_cast<double>(op.positions.size() * fresh_.size()) *
-      (kTokenBytes + kSequenceBytes);
-  if (ledger_bytes_ + added - put_bytes_ > kTraceTokenBytesMax) {
-    ledger_bytes_ = 0;
-    for (const CacheLedger& part : ledger_->parts()) {
-      ledger_bytes_ += LedgerBytes(part);
-    }
+  const auto drafts = [&](auto& part) {
+    return reference::CountDrafts(part.tokens(), op.seq) > 0;
+  };
+  if (ledger_->Next(op.seq) > 0 || std::ranges::any_of(parts, drafts)) {
+    return fmt::format("sequence {} has tokens: remove them first", op.seq);
   }
-  const double bytes = ledger_bytes_ + added;
-  // Other calls can at most copy the tokens, or add a sequence to them.
-  ledger_bytes_ =
-      op.kind == TraceOpKind::kStartForward ? bytes : 2 * ledger_bytes_;
-  return bytes - put_bytes_;
+  return "";
 }
 
 void Oracle::Remember(const TraceOp& op) {
@@ -320,8 +273,7 @@ void Oracle::Remember(const TraceOp& op) {
   dims_[{active_, op.layer}] = {AsInt(op.key.shape[0]), AsInt(op.key.shape[1]),
                                 AsInt(op.value->shape[0])};
   if (reserving_) return;
-  const double bytes = RowsBytes(op.key, *op.value) +
-                       kLayerBytes * static_cast<double>(positions_.size() - 1);
+  const double bytes = PutBytes(op);
   put_bytes_ += bytes;
   ledger_bytes_ += bytes;
   puts_.Add(op.line, RecordedView(op), active_, op.layer, sequences_,
@@ -550,13 +502,13 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kSetCausal:
       // The gate has checked the indices.
       (void)ledger_->active().SetCausal(op.indices);
-      fresh_[active_] = !reserving_;
+      fresh_[active_] = !reserving_ && !prompted_;
       return std::nullopt;
     case TraceOpKind::kSetLayerType:
       ledger_->SetLayerType(op.type);
       return std::nullopt;
     case TraceOpKind::kPut:
-      ledger_->active().Put(op.layer, op.key.view(), op.value->view());
+      ledger_->Put(op.layer, op.key.view(), op.value->view());
       return std::nullopt;
     case TraceOpKind::kGet:
       return CheckVisibility(op);
@@ -574,6 +526,11 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
       (void)ledger_->Commit(op.seq, op.indices);
       fresh_.assign(fresh_.size(), false);
       return std::nullopt;
+    case TraceOpKind::kCheckpoint:
+      (void)ledger_->Checkpoint(op.seq);
+      return std::nullopt;
+    case TraceOpKind::kFindPrefix:
+      return FollowPrompt(op);
     case TraceOpKind::kCanResume:  // "false" is always allowed.
       if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
       return WrongAnswer("result is true, but {}",
@@ -585,10 +542,19 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
   return std::nullopt;
 }
 
+std::optional<Failure> Oracle::FollowPrompt(const TraceOp& op) {
+  fresh_.assign(fresh_.size(), false);
+  prompted_ = true;
+  const Status status = ledger_->FindPrefix(op.seq, op.indices, op.len);
+  if (status.ok()) return std::nullopt;
+  return WrongAnswer("len is {}, but {}", op.len, status.message());
+}
+
 std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const bool ok = op.result == StatusCode::kOk;
   const Batch batch = BatchOf(op);
   fresh_.assign(fresh_.size(), ok && !op.reserve);
+  prompted_ = false;
   if (!ok) {
     if (header_.visibility_only) {
       std::optional<Failure> failure = CheckRoom(op);

@@ -90,6 +90,11 @@ class Oracle {
   std::string FindWrongShape(const TraceOp& op) const;
   std::string FindExcess(const TraceOp& op);
   double LedgerExcess(const TraceOp& op);
+  double LedgerBytes() const;
+  // The bytes of the rows that a put brings.
+  double PutBytes(const TraceOp& op) const;
+  std::string FindWrongPrompt(const TraceOp& op) const;
+  std::string FindPromptExcess(const TraceOp& op);
   void Remember(const TraceOp& op);
 
   std::optional<Failure> CompareTwins(const TraceOp& op);
@@ -105,6 +110,7 @@ class Oracle {
 
   std::optional<Failure> FollowLedger(const TraceOp& op);
   std::optional<Failure> FollowStart(const TraceOp& op);
+  std::optional<Failure> FollowPrompt(const TraceOp& op);
   std::optional<Failure> CheckRoom(const TraceOp& op) const;
   std::optional<Failure> FollowRemove(const TraceOp& op);
   std::optional<Failure> CheckDims(const TraceOp& op) const;
@@ -129,6 +135,7 @@ class Oracle {
   std::size_t active_ = 0;   // The index of a wrapper's active cache.
   std::vector<bool> fresh_;  // By cache: the mask is up to date.
   bool reserving_ = false;
+  bool prompted_ = false;  // A find_prefix ended the pass.
   std::vector<std::int32_t> positions_;
   std::vector<int> sequences_;
   RowDims rows_max_;
@@ -136,6 +143,7 @@ class Oracle {
   std::map<std::pair<std::size_t, int>, RowDims> dims_;  // By cache and layer.
   double put_bytes_ = 0;     // Bytes of all rows put so far.
   double ledger_bytes_ = 0;  // An upper bound on the ledgers' bytes.
+  double prompt_bytes_ = 0;  // Of the prefixes of all prompts.
   PutLog puts_;
 };
 

@@ -69,7 +69,7 @@ TEST(Oracle, RefusesDraftsThatCannotBe) {
     ExpectBadInput(Replaced(right, from, to), line, reason);
   };
   changed(R"("kvtrace": 3)", R"("kvtrace": 2)", 5, "parents needs kvtrace 3");
-  changed(R"("kvtrace": 3)", R"("kvtrace": 4)", 1, "1, 2 or 3");
+  changed(R"("kvtrace": 3)", R"("kvtrace": 5)", 1, "1, 2, 3 or 4");
   changed("[-1, -1, 0, 0]", "[-1, -1, 0]", 5,
           "parents has 3 numbers, positions has 4");
   changed("[-1, -1, 0, 0]", "[-1, -1, 0, 3]", 5, "follows draft 3");

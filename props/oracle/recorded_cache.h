@@ -20,12 +20,17 @@ using LastPosition = std::function<std::int64_t(int seq)>;
 class RecordedCache final : public GuardedCache {
  public:
   // StartForward and Remove return `*answer` unless they are misused.
-  RecordedCache(Kind kind, const StatusCode* answer, LastPosition last)
-      : kind_(kind), answer_(answer), last_(std::move(last)) {}
+  RecordedCache(const CacheSpec& spec, const StatusCode* answer,
+                LastPosition last)
+      : kind_(spec.kind),
+        has_pins_(spec.pins > 0),
+        answer_(answer),
+        last_(std::move(last)) {}
 
  private:
   bool IsEncoder() const override { return kind_ == Kind::kEncoder; }
   bool IsRecurrent() const override { return kind_ == Kind::kRecurrent; }
+  bool HasPins() const override { return has_pins_; }
   std::int64_t DoLastPosition(int seq) const override { return last_(seq); }
   Result<std::int64_t> DoCheckInit(const InitArgs&) override { return 0; }
   void DoClose() override {}
@@ -41,6 +46,7 @@ class RecordedCache final : public GuardedCache {
   void DoCommitRemove(int, std::int32_t, std::int32_t) override {}
 
   Kind kind_;
+  bool has_pins_;
   const StatusCode* answer_;
   LastPosition last_;
 };
@@ -51,7 +57,7 @@ inline std::unique_ptr<Cache> MakeRecordedCache(const CacheSpec& spec,
                                                 const StatusCode* answer,
                                                 const LastPosition& last) {
   return MakeWrapped(spec, [answer, last](const CacheSpec& inner) {
-    return std::make_unique<RecordedCache>(inner.kind, answer, last);
+    return std::make_unique<RecordedCache>(inner, answer, last);
   });
 }
 

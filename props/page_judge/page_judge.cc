@@ -161,7 +161,7 @@ class PageJudge {
         FollowSetCausal(op);
         break;
       case TraceOpKind::kPut:
-        ledger_.active().Put(op.layer, op.key.view(), op.value->view());
+        ledger_.Put(op.layer, op.key.view(), op.value->view());
         Remember();
         break;
       case TraceOpKind::kRemove:
@@ -175,6 +175,13 @@ class PageJudge {
           (void)ledger_.Commit(op.seq, op.indices);
         }
         SetFresh(false);
+        break;
+      case TraceOpKind::kFindPrefix:
+        (void)ledger_.FindPrefix(op.seq, op.indices, op.len);
+        SetFresh(false);
+        break;
+      case TraceOpKind::kCheckpoint:
+        (void)ledger_.Checkpoint(op.seq);
         break;
       case TraceOpKind::kCanResume:
         if (calls_.source == Source::kLedger && op.answer &&

@@ -71,7 +71,8 @@ bool ChangesCells(const TraceOp& op) {
   return op.kind == TraceOpKind::kStartForward ||
          op.kind == TraceOpKind::kSetLayerType ||
          op.kind == TraceOpKind::kRemove ||
-         op.kind == TraceOpKind::kCopyPrefix || op.kind == TraceOpKind::kCommit;
+         op.kind == TraceOpKind::kCopyPrefix ||
+         op.kind == TraceOpKind::kCommit || op.kind == TraceOpKind::kFindPrefix;
 }
 
 std::string SpecText(const CacheSpec& spec) {

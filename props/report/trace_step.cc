@@ -59,6 +59,11 @@ std::string ArgumentsText(const TraceOp& op) {
     case TraceOpKind::kCommit:
       return fmt::format("sequence {}, path [{}]", op.seq,
                          fmt::join(op.indices, " "));
+    case TraceOpKind::kFindPrefix:
+      return fmt::format("sequence {}, tokens [{}]", op.seq,
+                         fmt::join(op.indices, " "));
+    case TraceOpKind::kCheckpoint:
+      return fmt::format("sequence {}", op.seq);
     case TraceOpKind::kEncoderCached:
       return "";
   }
@@ -73,6 +78,8 @@ std::string AnswerText(const TraceOp& op) {
     case TraceOpKind::kCanResume:
     case TraceOpKind::kEncoderCached:
       return op.answer ? "true" : "false";
+    case TraceOpKind::kFindPrefix:
+      return fmt::to_string(op.len);
     default:
       return "";
   }

@@ -60,6 +60,15 @@ struct Origin {
   std::uint32_t step = 0;
 };
 
+ExploreEntry EntryOf(const ExploreWay& way,
+                     const std::vector<ExploreStep>& steps) {
+  ExploreEntry entry{.base = way.base, .names = way.names};
+  for (const auto& [step, names] : way.path) {
+    entry.path.push_back(Renamed(steps.at(step), names));
+  }
+  return entry;
+}
+
 class ExplorerOfKeys final : public Explorer {
  public:
   ExplorerOfKeys(const ExploreSize& size, const ExploreCase& what,
@@ -202,10 +211,10 @@ class ExplorerOfKeys final : public Explorer {
         const std::size_t end = std::min(count, (c + 1) * kChunk);
         for (std::size_t i = c * kChunk; i < end && !chunks[c].result.ended;
              ++i) {
-          const StateKey key = keys_[expanded_ + i];
+          const ExploreWay way = WayTo(expanded_ + i);
           Note(expanded_ + i,
-               expand_ ? expand_(size_, what_, key)
-                       : worker->Expand(EntryOf(expanded_ + i), steps_),
+               expand_ ? expand_(size_, what_, way)
+                       : worker->Expand(EntryOf(way, steps_), steps_),
                chunks[c]);
         }
       }
@@ -273,15 +282,15 @@ class ExplorerOfKeys final : public Explorer {
     return names;
   }
 
-  ExploreEntry EntryOf(std::size_t state) const {
-    ExploreEntry entry{.names = NamesOf(state)};
+  ExploreWay WayTo(std::size_t state) const {
+    ExploreWay way{.names = NamesOf(state)};
     for (; names_.contains(state); state = origins_[state].state) {
       const Origin& origin = origins_[state];
-      entry.path.push_back(Renamed(steps_[origin.step], NamesOf(origin.state)));
+      way.path.push_back({origin.step, NamesOf(origin.state)});
     }
-    entry.base = keys_[state];
-    std::ranges::reverse(entry.path);
-    return entry;
+    way.base = keys_[state];
+    std::ranges::reverse(way.path);
+    return way;
   }
 
   // Returns the history that leads to a state and ends with `last`, if there is
@@ -305,7 +314,7 @@ class ExplorerOfKeys final : public Explorer {
     // The original name of each sequence, by its name in the base.
     std::vector<int> names = NamesOf(0);
     for (std::size_t i = 0; i < path.size(); ++i) {
-      const ExploreEntry entry = EntryOf(states[i]);
+      const ExploreEntry entry = EntryOf(WayTo(states[i]), steps_);
       const ExploreStep step = Renamed(path[i], entry.names);
       worker.Enter(entry);
       CacheState before = worker.entered();
@@ -355,12 +364,12 @@ class ExplorerOfKeys final : public Explorer {
 }  // namespace
 
 Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
-                      const Subject& subject, std::uint64_t state) {
+                      const Subject& subject, const ExploreWay& way) {
   const StateCodec codec(size, Size(what.setup.spec.caches));
   try {
     ExploreWorker worker(what.setup, codec, subject);
-    return worker.Expand({.base = state}, AllSteps(size, subject.abilities),
-                         subject.on_step);
+    const std::vector<ExploreStep> steps = AllSteps(size, subject.abilities);
+    return worker.Expand(EntryOf(way, steps), steps, subject.on_step);
   } catch (const NotMade&) {
     return {.not_made = true};
   } catch (const Failure& differs) {  // It cannot even be made.
@@ -466,7 +475,8 @@ std::vector<ExploreCase> ExploreCases(const ExploreSize& size, bool states) {
 }
 
 bool FitCase(const Abilities& abilities, ExploreCase& what) {
-  ShiftKind& shift = what.setup.spec.shift.kind;
+  CacheSpec& spec = what.setup.spec;
+  ShiftKind& shift = spec.shift.kind;
   // The more a shift changes, the more shows.
   for (const ShiftKind kind :
        {ShiftKind::kTagAdd, ShiftKind::kAdd, ShiftKind::kRope,
@@ -474,6 +484,7 @@ bool FitCase(const Abilities& abilities, ExploreCase& what) {
     shift = kind;
     if (HasBit(abilities.shifts, kind)) break;
   }
+  for (CacheSpec& part : spec.caches) part.shift = spec.shift;
   if (shift != ShiftKind::kTagAdd) {
     what.name += fmt::format(" shift={}", At(kShiftNames, shift));
   }

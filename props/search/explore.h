@@ -78,12 +78,24 @@ struct Expansion {
   std::optional<Failure> failure = {};  // The first, and the step that failed.
   StepTaken failed = {};
 };
+// How a state is reached, in numbers (ExploreEntry has the steps).
+struct ExploreWay {
+  // A step by its number, with sequence s renamed names[s].
+  struct Taken {
+    std::uint32_t step = 0;
+    std::vector<int> names = {};
+  };
+  std::uint64_t base = 0;
+  std::vector<Taken> path = {};
+  std::vector<int> names = {};
+};
+
 // Expands a state somewhere else.
 using ExpandFn = std::function<Expansion(
-    const ExploreSize& size, const ExploreCase& what, std::uint64_t state)>;
+    const ExploreSize& size, const ExploreCase& what, const ExploreWay& way)>;
 // Expands a state here. Before each step, `subject.on_step` is called.
 Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
-                      const Subject& subject, std::uint64_t state);
+                      const Subject& subject, const ExploreWay& way);
 
 struct ExploreResult {
   std::int64_t states = 0;

@@ -67,6 +67,17 @@ std::vector<ExploreStep> DraftSteps(const ExploreSize& size) {
   return steps;
 }
 
+// Whether the cache takes such drafts, if there are any.
+bool MayDraft(const ExploreStep& step, const Abilities& can) {
+  if (step.parents.empty() || can.Can(KVTWIN_CAN_DRAFT_TREES)) return true;
+  // A chain: a draft follows the last one before it, and here that is number 0.
+  const auto siblings = [&](int parent) {
+    return std::ranges::count(step.sequences, step.sequences[0]) > 1 &&
+           std::ranges::count(step.parents, parent) > 1;
+  };
+  return can.CanDraft() && !siblings(kCommitted);
+}
+
 bool MayDo(const ExploreStep& step, const Abilities& can) {
   const bool open = step.end == kOpenEnd;
   const bool in_range =
@@ -75,6 +86,7 @@ bool MayDo(const ExploreStep& step, const Abilities& can) {
     case OpKind::kAsk:
       return can.can_resume && step.end <= can.LastPosition();
     case OpKind::kPut:
+      if (!MayDraft(step, can)) return false;
       return (!step.reserve || can.Can(KVTWIN_CAN_RESERVE)) &&
              (std::ranges::count(step.sequences, step.sequences[0]) ==
                   std::ssize(step.sequences) ||

@@ -507,8 +507,8 @@ TEST(Explore, CallsOnlyDeclaredOperations) {
   int steps = 0;
   few.on_step = [&](std::size_t) { ++steps; };
   const ExpandFn expand = [&](const ExploreSize& a, const ExploreCase& b,
-                              std::uint64_t state) {
-    return ExpandState(a, b, few, state);
+                              const ExploreWay& way) {
+    return ExpandState(a, b, few, way);
   };
   const ExploreResult here = (*Explorer::Make(size, what, few))->Run(1, never);
   EXPECT_EQ(steps, 0);
@@ -519,6 +519,32 @@ TEST(Explore, CallsOnlyDeclaredOperations) {
   EXPECT_GT(here.states, 4);
   EXPECT_EQ(here.states, there.states);
   EXPECT_EQ(here.transitions, there.transitions);
+}
+
+// States with drafts are reached by a path of steps, here and somewhere else.
+TEST(Explore, DraftsAreTheSameSomewhereElse) {
+  const ExploreSize size = {
+      .cells = 3, .sequences = 2, .positions = 2, .drafts = true};
+  const auto never = [](const ExploreResult&) { return false; };
+  for (const bool states : {false, true}) {
+    const ExploreCase what = ExploreCases(size, states).back();
+    const auto there = [&](const Subject& subject) {
+      const ExpandFn expand = [&](const ExploreSize& a, const ExploreCase& b,
+                                  const ExploreWay& way) {
+        return ExpandState(a, b, subject, way);
+      };
+      return (*Explorer::Make(size, what, subject, expand))->Run(1, never);
+    };
+    const Subject twin = TwinSubject("optimized");
+    const ExploreResult here =
+        (*Explorer::Make(size, what, twin))->Run(1, never);
+    const ExploreResult same = there(twin);
+    EXPECT_TRUE(here.fixed_point && same.fixed_point) << what.name;
+    EXPECT_EQ(here.states, same.states) << what.name;
+    EXPECT_EQ(here.transitions, same.transitions) << what.name;
+    const Subject faulty = FaultyCommits<ForgetsToReject>();
+    EXPECT_GT(there(faulty).differences, 0) << what.name;
+  }
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "props/base/interrupt.h"
 #include "props/history/generate.h"
 #include "props/history/knobs.h"
+#include "props/history/prefixes.h"
 #include "props/history/speculate.h"
 #include "props/report/finding_filter.h"
 #include "props/search/explain.h"
@@ -55,9 +56,10 @@ class CacheSource {
     const bool is_short = !subject_.is_twin() && number % 4 != 0;
     const int ops = is_short ? kOpsInShortHistory : kOpsInHistory;
     History history =
-        HasDrafts(number, kind)
-            ? MakeSpeculation(options_.seed, number, kind, ops,
-                              options_.cells_max)
+        HasDrafts(number, kind) ? MakeSpeculation(options_.seed, number, kind,
+                                                  ops, options_.cells_max)
+        : HasPrompts(number)
+            ? MakePrefixes(options_.seed, number, kind, ops, options_.cells_max)
             : MakeHistory(options_.seed, number, kind, ops, options_.cells_max,
                           /*rarities=*/true);
     if (options_.dtypes) {
@@ -93,7 +95,7 @@ class CacheSource {
     std::vector<Kind> kinds;
     if (options_.kind || subject_.make) return kinds;  // A twin.
     for (const Kind kind : {Kind::kRecurrent, Kind::kHybrid}) {
-      const bool may = !options_.speculate || MayDraft(kind);
+      const bool may = !options_.speculate || subject_.abilities.CanDraft(kind);
       if (may && subject_.abilities.HasKind(kind)) kinds.push_back(kind);
     }
     return kinds;
@@ -109,9 +111,19 @@ class CacheSource {
   // Every second history of a backend that declares drafts has some.
   bool HasDrafts(std::uint64_t number, std::optional<Kind> kind) const {
     if (options_.speculate) return true;
-    const bool may = !subject_.make && subject_.abilities.CanDraft() &&
-                     (!kind || MayDraft(*kind));
-    return may && number / (DeclaredKinds().size() + 1) % 2 == 1;
+    const bool may =
+        !subject_.make && (kind ? subject_.abilities.CanDraft(*kind)
+                                : subject_.abilities.CanDraft());
+    return may && Turn(number) == 1;
+  }
+  // Every second history of a backend that finds prefixes has prompts. At
+  // identity it is compared with a twin, which finds none.
+  bool HasPrompts(std::uint64_t number) const {
+    return !subject_.make && subject_.level != Level::kIdentity &&
+           subject_.abilities.Can(KVTWIN_CAN_FIND_PREFIX) && Turn(number) == 0;
+  }
+  std::uint64_t Turn(std::uint64_t number) const {
+    return number / (DeclaredKinds().size() + 1) % 2;
   }
 
   const FuzzOptions& options_;

@@ -1,5 +1,6 @@
 #include "props/search/gen.h"
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -11,6 +12,7 @@
 #include "props/base/forwarding_cache.h"
 #include "props/compare/runner.h"
 #include "props/history/generate.h"
+#include "props/history/speculate.h"
 #include "props/paged/paged_client.h"
 #include "props/paged/paged_runner.h"
 
@@ -23,6 +25,18 @@ constexpr int kOpsInRecording = 40;
 std::int64_t LastNumber(DType dtype) {
   if (dtype == DType::kF8) return 16;
   return dtype == DType::kBF16 ? 256 : 2048;
+}
+
+// Returns the oldest version of the format that has the calls of a history.
+int VersionOf(const History& history) {
+  int version = 1;
+  for (const Op& op : history.ops) {
+    const bool drafts = std::ranges::any_of(
+        op.segments, [](auto& segment) { return !segment.parents.empty(); });
+    if (drafts || op.kind == OpKind::kCommit) version = std::max(version, 3);
+    if (op.kind == OpKind::kPin) version = 4;
+  }
+  return version;
 }
 
 // Writes the calls that a recording may have. The caller gets the answers of a
@@ -57,6 +71,7 @@ class CallWriter : public ForwardingCache {
     op.positions.assign(batch.positions.begin(), batch.positions.end());
     op.sequences.assign(batch.sequences.begin(), batch.sequences.end());
     op.indices.assign(batch.multimodal.begin(), batch.multimodal.end());
+    op.parents.assign(batch.parents.begin(), batch.parents.end());
     op.reserve = reserve;
     Write(op);
     positions_ = op.positions;
@@ -123,6 +138,21 @@ class CallWriter : public ForwardingCache {
     }
     return status;
   }
+  Status Commit(int seq, std::span<const int> path) override {
+    Status status = ForwardingCache::Commit(seq, path);
+    TraceOp op = Call(TraceOpKind::kCommit);
+    op.seq = seq;
+    op.indices.assign(path.begin(), path.end());
+    if (status.ok()) Write(op);
+    return status;
+  }
+  Status Checkpoint(int seq) override {
+    Status status = ForwardingCache::Checkpoint(seq);
+    TraceOp op = Call(TraceOpKind::kCheckpoint);
+    op.seq = seq;
+    if (status.ok()) Write(op);
+    return status;
+  }
   Result<bool> EncoderCached() override {
     Result<bool> answer = ForwardingCache::EncoderCached();
     if (answer.ok()) WriteToActive(Call(TraceOpKind::kEncoderCached));
@@ -152,7 +182,8 @@ class CallWriter : public ForwardingCache {
 
   void WriteHeader() {
     const Setup& setup = history_.setup;
-    const TraceHeader header = {.producer = "kvtwin gen",
+    const TraceHeader header = {.version = VersionOf(history_),
+                                .producer = "kvtwin gen",
                                 .visibility_only = false,
                                 .spec = setup.spec,
                                 .config = setup.config,
@@ -244,7 +275,7 @@ std::string CallLine(const std::string& line) {
 std::int64_t WriteCalls(History history, std::ostream& out) {
   std::erase_if(history.ops, [](const Op& op) {
     return op.kind == OpKind::kMisuse || op.kind == OpKind::kPoison ||
-           op.kind == OpKind::kReload || op.kind == OpKind::kPin;
+           op.kind == OpKind::kReload || op.kind == OpKind::kFind;
   });
   // A recording has only one placement.
   for (CacheSpec& part : history.setup.spec.caches) {
@@ -263,6 +294,23 @@ std::int64_t WriteCalls(History history, std::ostream& out) {
   return calls;
 }
 
+namespace {
+
+// Without drafts, a history has no pins either.
+History HistoryOf(const GenOptions& options, std::uint64_t number) {
+  if (options.speculate) {
+    return MakeSpeculation(options.seed, number, options.kind, kOpsInRecording,
+                           /*cells_max=*/0);
+  }
+  History history =
+      MakeHistory(options.seed, number, options.kind, kOpsInRecording);
+  std::erase_if(history.ops,
+                [](const Op& op) { return op.kind == OpKind::kPin; });
+  return history;
+}
+
+}  // namespace
+
 Status Generate(const GenOptions& options, std::ostream& out) {
   std::int64_t calls = 0;
   std::int64_t histories = 0;
@@ -279,9 +327,7 @@ Status Generate(const GenOptions& options, std::ostream& out) {
                               : MakePagedHistory(options.seed, number),
                           options.limits),
                   "reference", out)
-            : WriteCalls(MakeHistory(options.seed, number, options.kind,
-                                     kOpsInRecording),
-                         out);
+            : WriteCalls(HistoryOf(options, number), out);
     if (!written.ok()) return written.status();
     calls += *written;
     if (*written > 0) ++histories;

@@ -33,8 +33,9 @@ struct PoolLimits {
 struct GenOptions {
   std::uint64_t seed = 1;
   std::optional<Kind> kind;
-  bool paged = false;   // Histories of pools.
-  bool groups = false;  // Of pools with groups.
+  bool paged = false;      // Histories of pools.
+  bool groups = false;     // Of pools with groups.
+  bool speculate = false;  // Every history has drafts, some have pins.
   PoolLimits limits = {};
   // Stops after the history that completes this many calls, or, if 0, this many
   // histories.

@@ -51,7 +51,9 @@ bool Bounds::Allow(const Op& op, bool legal) const {
     case OpKind::kCommit:
       return able.CanDraft();
     case OpKind::kPin:
-      return able.state_room;
+      return able.Can(KVTWIN_CAN_PIN);
+    case OpKind::kFind:
+      return legal && able.Can(KVTWIN_CAN_FIND_PREFIX);
     default:
       return true;
   }

@@ -76,9 +76,9 @@ Cost CostOf(const Op& op) {
   Cost cost;
   cost.operations = 1;
   // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
-  // reload, shift, layer, type, cached, snapshot, add, commit, pin.
-  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5, 4,
-                                   5, 3, 3, 3, 3, 4, 4, 3, 3};
+  // reload, shift, layer, type, cached, snapshot, add, commit, pin, find.
+  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5, 4, 5,
+                                   3, 3, 3, 3, 4, 4, 3, 3, 3};
   const auto add = [&](const RelativePos& pos) {
     cost.special += pos.from_end ? 1 : 0;
     cost.numbers += std::abs(std::int64_t{pos.offset});
@@ -86,6 +86,13 @@ Cost CostOf(const Op& op) {
   cost.special += kSpecial.at(AsSize(op.kind));
   for (const Segment& segment : op.segments) AddCost(segment, cost);
   cost.special += (op.reserve ? 1 : 0) + (op.keep_rows ? 1 : 0);
+  cost.special += op.stop >= 0 ? 1 : 0;
+  cost.numbers += std::max(op.stop, 0);
+  if (op.kind == OpKind::kFind) {
+    cost.special += std::ssize(op.ids);
+    cost.numbers += op.seq;
+    for (const int id : op.ids) cost.numbers += id;
+  }
   for (const auto* indices : {&op.images, &op.except}) {
     cost.special += std::ssize(*indices);
     for (const int index : *indices) cost.numbers += index;

@@ -15,7 +15,7 @@ namespace kvtwin::props {
 namespace {
 
 constexpr std::size_t kMostOps = 4;
-constexpr unsigned kKinds = static_cast<unsigned>(OpKind::kPin) + 1;
+constexpr unsigned kKinds = static_cast<unsigned>(OpKind::kFind) + 1;
 // How much a history may add to `special` of the plainest cache, by the number
 // of operations.
 constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,

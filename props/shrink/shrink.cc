@@ -33,7 +33,8 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
     const bool one = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk ||
                      op.kind == OpKind::kShift ||
                      op.kind == OpKind::kSnapshot ||
-                     op.kind == OpKind::kCommit || op.kind == OpKind::kPin;
+                     op.kind == OpKind::kCommit || op.kind == OpKind::kPin ||
+                     op.kind == OpKind::kFind;
     const bool two = op.kind == OpKind::kCopy || op.kind == OpKind::kAdd;
     if (one || two) rename(op.seq);
     if (two) rename(op.dst);
@@ -280,6 +281,7 @@ class Moves {
       Ops(i, [plain](Op& o) { o = plain; });
     }
     AddDrafts(i, op);
+    if (op.kind == OpKind::kFind) AddPrompt(i, op);
     switch (op.kind) {
       case OpKind::kPut:
         return AddPut(i, op);
@@ -291,6 +293,23 @@ class Moves {
         return Ops(i, [](Op& o) { o.misuse %= MisuseCount(); });
       default:
         return AddArguments(i, op);
+    }
+  }
+
+  // Adds steps to a shorter and plainer prompt.
+  void AddPrompt(std::size_t i, const Op& op) {
+    for (const std::size_t less : {32U, 8U, 1U}) {
+      Ops(i, [less](Op& o) {
+        if (o.ids.size() > less) o.ids.resize(o.ids.size() - less);
+      });
+    }
+    Ops(i, [](Op& o) { std::ranges::fill(o.ids, 0); });
+    for (std::size_t at = 0; at < op.ids.size(); ++at) {
+      for (const int id : {0, 1}) {
+        Ops(i, [=](Op& o) {
+          if (at < o.ids.size()) o.ids[at] = id;
+        });
+      }
     }
   }
 
@@ -396,6 +415,8 @@ class Moves {
     AddExcept(i, op);
     Ops(i, [](Op& o) { o.reserve = false; });
     Ops(i, [](Op& o) { o.keep_rows = false; });
+    Ops(i, [](Op& o) { o.stop = -1; });
+    Ops(i, [](Op& o) { o.stop = std::min(o.stop, 0); });
     for (const auto indices : {&Op::images, &Op::except}) {
       Ops(i, [indices](Op& o) { (o.*indices).clear(); });
       Ops(i, [indices](Op& o) { o.*indices = {0}; });

@@ -25,7 +25,8 @@ static int Describe(kvtwin_description_v1* out) {
              KVTWIN_CAN_ANY_SEQUENCE | KVTWIN_CAN_MIX_DTYPES;
 #ifdef KVTWIN_COMMITTED /* Newer than 0.1.0. */
   out->kinds |= KVTWIN_HAS_RECURRENT | KVTWIN_HAS_HYBRID;
-  out->can |= KVTWIN_CAN_DRAFT_TREES;
+  out->can |=
+      KVTWIN_CAN_DRAFT_TREES | KVTWIN_CAN_DRAFT_STATES | KVTWIN_CAN_PIN;
 #endif
   out->dtypes = 63;
   out->v_layouts = 7;
@@ -158,6 +159,10 @@ static int Commit(void* cache, int32_t sequence, const int32_t* path,
   return kvtwin_cache_commit(((Twin*)cache)->cache, sequence, path,
                              (size_t)count);
 }
+
+static int Checkpoint(void* cache, int32_t sequence) {
+  return kvtwin_cache_checkpoint(((Twin*)cache)->cache, sequence);
+}
 #endif
 
 static const kvtwin_backend_v1 kTwin = {
@@ -180,6 +185,7 @@ static const kvtwin_backend_v1 kTwin = {
     .restore = Restore,
 #ifdef KVTWIN_COMMITTED
     .commit = Commit,
+    .checkpoint = Checkpoint,
 #endif
 };
 

@@ -242,6 +242,14 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
     };
   }
   if (has("commit")) FillCommit(table);
+  if (has("find_prefix")) FillFindPrefix(table);
+  if (has("checkpoint")) {
+    table.checkpoint = [](void* cache, std::int32_t sequence) {
+      return On(cache, [&](Instance& instance) {
+        instance.cache.attr("checkpoint")(sequence);
+      });
+    };
+  }
   if (has("cells")) FillCells(table);
 }
 
@@ -250,6 +258,17 @@ void Backend::FillCommit(kvtwin_backend_v1& table) {
                     const std::int32_t* path, std::int32_t count) {
     return On(cache, [&](Instance& instance) {
       instance.cache.attr("commit")(sequence, Ints(path, Count(count)));
+    });
+  };
+}
+
+void Backend::FillFindPrefix(kvtwin_backend_v1& table) {
+  table.find_prefix = [](void* cache, std::int32_t sequence,
+                         const std::int32_t* tokens, std::int32_t count,
+                         std::int32_t* length) {
+    return On(cache, [&](Instance& instance) {
+      *length = nb::cast<std::int32_t>(instance.cache.attr("find_prefix")(
+          sequence, Ints(tokens, Count(count))));
     });
   };
 }

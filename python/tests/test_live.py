@@ -309,9 +309,14 @@ def test_the_example(repository, pytester):
     ("name", "found"),
     [
         ("python_tree", [("TreeCache", "Commit(0, [")]),
+        ("python_prefix", [("FindingCache", "FAIL subject: prefix")]),
         (
             "python_states",
-            [("StateCache", "Remove(0, "), ("HybridCache", "FAIL subject: rows")],
+            [
+                ("StateCache", "Remove(0, "),
+                ("DraftingCache", "Commit(0, ["),
+                ("HybridCache", "FAIL subject: rows"),
+            ],
         ),
     ],
 )

@@ -161,20 +161,27 @@ Json Expand(const Json& asked, Subject subject, HostState* state) {
   const ExploreSize size = {.cells = asked.at("cells").get<int>(),
                             .sequences = asked.at("sequences").get<int>(),
                             .positions = asked.at("positions").get<int>(),
-                            .dtype = asked.at("dtype").get<DType>()};
+                            .dtype = asked.at("dtype").get<DType>(),
+                            .drafts = asked.at("drafts").get<bool>()};
   const ExploreCase what = {asked.at("explore").get<std::string>(),
                             setup->setup};
-  const auto key = asked.at("state").get<std::uint64_t>();
+  ExploreWay way = {.base = asked.at("state").get<std::uint64_t>(),
+                    .path = {},
+                    .names = asked.at("names").get<std::vector<int>>()};
+  for (const Json& taken : asked.at("path")) {
+    way.path.push_back({taken.at("step").get<std::uint32_t>(),
+                        taken.at("names").get<std::vector<int>>()});
+  }
   subject.on_step = [state](std::size_t step) {
     state->step.store(static_cast<std::int64_t>(step));
   };
   state->step.store(-1);
   Guard::Forget();
   const std::size_t before = Guard::Live();
-  Expansion expansion = ExpandState(size, what, subject, key);
+  Expansion expansion = ExpandState(size, what, subject, way);
   if (!expansion.failure && Guard::Live() > before) {
     expansion.failure =
-        FindLeak([&] { (void)ExpandState(size, what, subject, key); });
+        FindLeak([&] { (void)ExpandState(size, what, subject, way); });
     if (expansion.failure) ++expansion.differences;
   }
   return ToJson(expansion);

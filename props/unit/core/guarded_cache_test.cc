@@ -133,6 +133,42 @@ CacheBounds ArgumentBounds() {
   };
 }
 
+Does Draft(const Positions& positions, const Numbers& sequences,
+           const Numbers& parents) {
+  return [=](Cache& cache) {
+    return cache.StartForward({positions, sequences, {}, parents}, false);
+  };
+}
+Does Commit(int sequence, const Numbers& path) {
+  return [=](Cache& cache) { return cache.Commit(sequence, path); };
+}
+
+// Sequence 0 has four tokens, sequence 1 has one.
+CacheBounds DraftBounds() {
+  const Does one = Draft({4}, {0}, {-1});
+  const Does chain = Draft({4, 5}, {0, 0}, {-1, 0});
+  return {
+      {"parents", Draft({4}, {0}, {-1, -1}), "1 positions and 2 parents", one},
+      {"a parent", Draft({4}, {0}, {-3}), "parent of the batch is -3", one},
+      {"the least parent", Draft({4}, {0}, {kLeast}), "-2147483648", one},
+      {"a draft before it", Draft({4, 5}, {0, 0}, {-1, 1}),
+       "token 1 of the batch follows draft 1, sequence 0 has 1 drafts", chain},
+      {"the first draft", Draft({4}, {0}, {0}),
+       "token 0 of the batch follows draft 0, sequence 0 has 0 drafts", one},
+      {"the largest parent", Draft({4}, {0}, {kMax}), "2147483647", one},
+      {"a position too far", Draft({5}, {0}, {-1}), "at position 5", one},
+      {"a position too near", Draft({3}, {0}, {-1}), "at position 3", one},
+      {"the position after a draft", Draft({4, 4}, {0, 0}, {-1, 0}),
+       "token 1 of the batch is at position 4", chain},
+      {"Commit's seq", Commit(-1, {}), "seq is -1", Commit(0, {})},
+      {"Commit's least seq", Commit(kLeast, {}), "seq is -2147483648",
+       Commit(kMax, {})},
+      {"the path", Commit(0, {0}), "draft 0, sequence 0 has 0 drafts",
+       Commit(0, {})},
+      {"a negative draft", Commit(0, {-1}), "draft -1", Commit(0, {})},
+  };
+}
+
 // A shape that differs by `delta` in one extent.
 Shape With(Shape shape, std::size_t extent, std::int64_t delta) {
   shape[extent] += delta;
@@ -253,6 +289,8 @@ TEST_P(GateOf, ArgumentsAtTheirBounds) {
     for (const CacheBound& bound : BatchBounds()) ExpectBound(spec, bound);
     for (const CacheBound& bound : ArgumentBounds()) ExpectBound(spec, bound);
     for (const CacheBound& bound : RowBounds()) ExpectBound(spec, bound);
+    if (GetParam() == "cuda") continue;  // It takes no drafts.
+    for (const CacheBound& bound : DraftBounds()) ExpectBound(spec, bound);
   }
 }
 

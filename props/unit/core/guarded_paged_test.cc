@@ -222,8 +222,53 @@ PoolBounds ShapeBounds() {
   return bounds;
 }
 
-std::unique_ptr<PagedPool> Prepared(const std::string& twin) {
-  auto pool = *MakePagedPool(Spec(), twin);
+Does AddMedia(int sequence, int position) {
+  return [=](PagedPool& pool) {
+    return pool.AddMedia(sequence, {position, "a"});
+  };
+}
+Does OpenWith(const std::vector<PrefixMedia>& media) {
+  return [=](PagedPool& pool) {
+    return pool.Open(Tokens{1}, {.media = media}).status();
+  };
+}
+Does Before(int sequence, int len) {
+  return [=](PagedPool& pool) {
+    return pool.ResumeBefore(sequence, len).status();
+  };
+}
+
+PoolBounds MediaBounds() {
+  return {
+      {"media of a prompt", OpenWith({{-1, "a"}}), "position of media is -1",
+       OpenWith({{0, "a"}})},
+      {"the order of media", OpenWith({{2, "a"}, {1, "b"}}),
+       "media at 1 come after media at 2", OpenWith({{2, "a"}, {2, "b"}})},
+      {"media of no sequence", AddMedia(2, 5), "there is no sequence 2",
+       AddMedia(1, 0)},
+      {"media of committed tokens", AddMedia(0, 4),
+       "position of media is 4, sequence 0 has 5 tokens", AddMedia(0, 5)},
+      {"resume of no sequence", Before(2, 0), "there is no sequence 2",
+       Before(1, 0)},
+      {"resume below", Before(0, -1), "len is -1", Before(0, 0)},
+      {"resume above", Before(0, 6), "len is 6, sequence 0 has 5 tokens",
+       Before(0, 5)},
+  };
+}
+
+// Two groups of a layer each, which together are as the pool of Spec.
+PagedSpec GroupedSpec() {
+  PagedSpec group = Spec();
+  group.layers = 1;
+  PagedSpec spec;
+  spec.max_seq_len = group.max_seq_len;
+  spec.groups = {group, group};
+  return spec;
+}
+
+std::unique_ptr<PagedPool> Prepared(const std::string& twin,
+                                    const PagedSpec& spec = Spec()) {
+  auto pool = *MakePagedPool(spec, twin);
   EXPECT_EQ(*pool->Open(), 0);
   EXPECT_EQ(*pool->Open(), 1);
   for (const int layer : {0, 1}) {
@@ -244,8 +289,10 @@ void ExpectAlike(const PagedPool& pool, const PagedPool& expected) {
     ASSERT_EQ(actual.ok(), len.ok());
     if (!len.ok()) continue;
     EXPECT_EQ(*actual, *len);
-    const Numbers single = {sequence};
-    EXPECT_EQ(*pool.ExportTable(single), *expected.ExportTable(single));
+    if (pool.spec().groups.empty()) {
+      const Numbers single = {sequence};
+      EXPECT_EQ(*pool.ExportTable(single), *expected.ExportTable(single));
+    }
     for (const int layer : {0, 1}) {
       const auto views = *pool.Views(sequence, layer);
       const auto due_views = *expected.Views(sequence, layer);
@@ -263,10 +310,11 @@ void ExpectAlike(const PagedPool& pool, const PagedPool& expected) {
 
 class PoolGate : public EachTwin {
  protected:
-  static void ExpectBound(const PoolBound& bound) {
+  static void ExpectBound(const PoolBound& bound,
+                          const PagedSpec& spec = Spec()) {
     SCOPED_TRACE(bound.name);
-    const auto tried = Prepared(GetParam());
-    const auto other = Prepared(GetParam());
+    const auto tried = Prepared(GetParam(), spec);
+    const auto other = Prepared(GetParam(), spec);
     props::ExpectBound(bound, *tried, *other, ExpectAlike);
   }
 };
@@ -277,6 +325,43 @@ TEST_P(PoolGate, ArgumentsAtTheirBounds) {
   for (const PoolBound& bound : SequenceBounds()) ExpectBound(bound);
   for (const PoolBound& bound : LengthBounds()) ExpectBound(bound);
   for (const PoolBound& bound : ShapeBounds()) ExpectBound(bound);
+}
+
+TEST_P(PoolGate, ArgumentsOfGroupsAtTheirBounds) {
+  if (GetParam() == "cuda") GTEST_SKIP() << "it has no groups";
+  // Tables and slots are those of a group.
+  const auto of_groups = [](const PoolBound& bound) {
+    return !bound.name.starts_with("slots") &&
+           !bound.name.starts_with("export");
+  };
+  for (const PoolBounds& bounds :
+       {SequenceBounds(), LengthBounds(), ShapeBounds(), MediaBounds()}) {
+    for (const PoolBound& bound : bounds) {
+      if (of_groups(bound)) ExpectBound(bound, GroupedSpec());
+    }
+  }
+  for (const PoolBound& bound : MediaBounds()) ExpectBound(bound);
+}
+
+TEST_P(PoolGate, GroupsAtTheirBounds) {
+  if (GetParam() == "cuda") GTEST_SKIP() << "it has no groups";
+  const auto refusal = [](const std::function<void(PagedSpec&)>& change) {
+    PagedSpec spec = GroupedSpec();
+    change(spec);
+    return MakePagedPool(spec, GetParam()).status().message();
+  };
+  EXPECT_EQ(refusal([](PagedSpec&) {}), "");
+  EXPECT_EQ(refusal([](PagedSpec& spec) { spec.groups[1].block_size = 0; }),
+            "block_size is 0, it must be at least 1");
+  EXPECT_EQ(refusal([](PagedSpec& spec) { spec.max_seq_len = 0; }),
+            "max_seq_len is 0, it must be at least 1");
+  EXPECT_EQ(refusal([](PagedSpec& spec) { spec.groups[0].groups.resize(1); }),
+            "groups: a group has groups");
+  EXPECT_EQ(refusal([](PagedSpec& spec) {
+              spec.groups[0].block_size = (1 << 16) - 1;
+              spec.groups[1].block_size = 1 << 16;
+            }),
+            "groups: block_size of all is 4294901760");
 }
 
 TEST_P(PoolGate, PackedViewsAreOfHeadMajorBlocks) {

@@ -333,7 +333,8 @@ TEST_P(Recurrence, PinnedStatesStay) {
   EXPECT_EQ(cache->Checkpoint(0).code(), kFailedPrecondition);
   ASSERT_EQ(cache.Init(2, 100, 9), kOk);
   EXPECT_EQ(cache->CellCount(), 8);
-  EXPECT_EQ(cache->Checkpoint(-1).code(), kInvalidArgument);
+  EXPECT_EQ(cache->Checkpoint(-1).message(),
+            "seq is -1, it must not be negative");
   EXPECT_EQ(cache->Checkpoint(0).code(), kOk);  // There is nothing to pin.
   cache.Append(0, 0, {1, 2, 3, 4, 5});
   ASSERT_TRUE(cache->Checkpoint(0).ok());
@@ -377,6 +378,8 @@ TEST_P(Recurrence, OnlyCachesWithPinsHaveCheckpoint) {
     TestCache cache(spec, GetParam());
     ASSERT_EQ(cache.Init(1, 100, 9), kOk);
     EXPECT_EQ(cache->Checkpoint(-1).code(), kInvalidArgument);
+    EXPECT_EQ(cache->Checkpoint(-1).message(),
+              "seq is -1, it must not be negative");
     EXPECT_EQ(cache->Checkpoint(0).code(), code);
   }
 }

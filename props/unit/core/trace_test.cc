@@ -43,7 +43,7 @@ void ExpectBadHeaders(const Cases& cases) {
 
 TEST(Trace, RefusesBadCachesInHeaders) {
   ExpectBadHeaders({
-      {R"("kvtrace":1)", R"("kvtrace":4)", "kvtrace is 4"},
+      {R"("kvtrace":1)", R"("kvtrace":5)", "kvtrace is 5"},
       {R"("kvtrace":1)", R"("kvtrace":"1")", "kvtrace is '1'"},
       {R"("kvtrace":1)", R"("x":1)", "kvtrace is missing"},
       {R"("contiguous")", R"("ring")", "placement is 'ring'"},

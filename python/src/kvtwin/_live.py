@@ -45,6 +45,8 @@ OPTIONAL = (
     "set_layer_type",
     "encoder_cached",
     "commit",
+    "find_prefix",
+    "checkpoint",
 )
 CELLS = ("cells", "batch_cells", "cell_count")
 TAKE_STRIDED = 1 << 9
@@ -89,6 +91,8 @@ class Backend:
             ("sinks", "attend"),
             ("draft", "commit"),
             ("draft_trees", "commit"),
+            ("find_prefix", "find_prefix"),
+            ("pin", "checkpoint"),
         ):
             if ability in description.can and not hasattr(cls, name):
                 raise TypeError(
@@ -243,6 +247,15 @@ class Instance:
 
     def commit(self, sequence: int, path: list[int]) -> None:
         self.cache.commit(sequence, path)
+
+    def find_prefix(self, sequence: int, tokens: list[int]) -> int:
+        found = self.cache.find_prefix(sequence, tokens)
+        if isinstance(found, bool) or not isinstance(found, (int, np.integer)):
+            raise TypeError(f"find_prefix returns {found!r}, which is not a length")
+        return min(max(int(found), -1), 2**31 - 1)  # A wrong length is refused later.
+
+    def checkpoint(self, sequence: int) -> None:
+        self.cache.checkpoint(sequence)
 
     def can_resume(self, sequence: int, position: int) -> bool:
         return _yes("can_resume", self.cache.can_resume(sequence, position))

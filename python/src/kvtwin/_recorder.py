@@ -44,7 +44,8 @@ def _cache_object(setup: Setup) -> dict[str, Any]:
 
 def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
     return {
-        "kvtrace": 1,  # 2 if the cache attends, 3 if it takes drafts.
+        # 2 if the cache attends, 3 if it takes drafts, 4 if it pins or finds prefixes.
+        "kvtrace": 1,
         "producer": producer,
         "placement": placement,
         "cache": _cache_object(setup),
@@ -84,7 +85,8 @@ class Recorder:
 
     The cache has `start_forward(positions, sequences)`, `put(layer, key, value)`
     and `get(layer)`, and, if you call them, `remove`, `copy_prefix`,
-    `can_resume`, `set_causal`, `set_layer_type`, `encoder_cached`, `commit`
+    `can_resume`, `set_causal`, `set_layer_type`, `encoder_cached`, `commit`,
+    `find_prefix`, `checkpoint`
     (docs/python.md).
     To refuse a call it raises `CacheFull`, `NotSupported` or `SharedCells`; any
     other exception is passed on, and not recorded. Rows that you do not `get` after
@@ -130,6 +132,10 @@ class Recorder:
             }
         if hasattr(cache, "commit"):
             header["kvtrace"] = 3
+        if hasattr(cache, "find_prefix") or any(
+            one.pins for one in (setup, *setup.caches)
+        ):
+            header["kvtrace"] = 4
         self._line(header)
 
     def __getattr__(self, name: str) -> Any:
@@ -258,6 +264,17 @@ class Recorder:
         self._cache.commit(sequence, path)
         drafts = [int(number) for number in path]
         self._line({"op": "commit", "seq": int(sequence), "path": drafts})
+
+    def find_prefix(self, sequence: int, tokens: Sequence[int]) -> int:
+        length = int(self._cache.find_prefix(sequence, tokens))
+        ids = [int(token) for token in tokens]
+        asked = {"seq": int(sequence), "tokens": ids}
+        self._line({"op": "find_prefix", **asked, "len": length})
+        return length
+
+    def checkpoint(self, sequence: int) -> None:
+        self._cache.checkpoint(sequence)
+        self._line({"op": "checkpoint", "seq": int(sequence)})
 
     def can_resume(self, sequence: int, position: int) -> bool:
         result = bool(self._cache.can_resume(sequence, position))

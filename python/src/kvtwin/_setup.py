@@ -45,6 +45,9 @@ Ability = Literal[
     "sinks",
     "draft",
     "draft_trees",
+    "find_prefix",
+    "draft_states",
+    "pin",
 ]
 
 KINDS = get_args(Kind)
@@ -69,6 +72,9 @@ ABILITIES = {
     "sinks": 13,
     "draft": 14,
     "draft_trees": 15,
+    "find_prefix": 16,
+    "draft_states": 17,
+    "pin": 18,
 }
 # The same for KVTWIN_POOL_... in include/kvtwin/pool_backend.h.
 POOL_ABILITIES = {
@@ -115,8 +121,7 @@ class Setup:
     #: of `checkpoint_every` tokens. 0: none.
     checkpoint_every: int = 0
     checkpoints: int = 0
-    #: The same: how many states `Cache.checkpoint` keeps pinned, and how many drafts
-    #: have room.
+    #: The same: how many states `checkpoint` keeps pinned, and how many drafts have room.
     pins: int = 0
     drafts: int = 0
     #: How K rows change when their positions change.
@@ -260,7 +265,11 @@ class Description:
     it 0 to max_sequences - 1), `mix_dtypes` (V has another dtype than K), `soft_cap`
     and `sinks` (`attend` follows those of the setup), `draft` (`start_forward` with
     `parents`, each draft after the draft before it, and `commit`), `draft_trees` (the
-    same, and a draft may follow any draft).
+    same, and a draft may follow any draft), `draft_states` (recurrent and hybrid caches
+    have drafts, too: as many as `drafts` of the setup says), `pin` (`checkpoint` pins
+    the last state of a sequence; the last `pins` of the setup stay), `find_prefix`
+    (`find_prefix` is called with the prompt of a new sequence, and says how many of its
+    first tokens the sequence has already).
 
     `cannot` lists what most backends can do and this one cannot: `window_0` (without
     it, windows have at least 1 position), `copy_to_itself`, `undo_remove` (a refused

@@ -1,0 +1,99 @@
+#include "props/history/prefixes.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/index.h"
+#include "props/base/pick.h"
+#include "props/history/generate.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Writes what a server with a prefix cache does with its requests.
+class Prompts {
+ public:
+  Prompts(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
+      : pick_(pick), setup_(setup), ops_(ops) {
+    // The first tokens of all prompts, such as system prompts.
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < std::min(setup.init.capacity, 40); ++j) {
+        bases_[AsSize(i)].push_back(pick_(0, 2));
+      }
+    }
+  }
+
+  // A request finds its prefix and computes its prompt, or a part of it.
+  void Add() {
+    const int seq = AnySequence();
+    const int count = Find(seq);
+    // Another request may come before this one has any rows.
+    if (Chance(pick_, 20)) Find(AnySequence());
+    const int parts = OneOf(pick_, {0, 1, 1, 1, 2, 3});
+    for (int i = 0; i < parts; ++i) {
+      Put(seq, std::max(1, (count + pick_(0, 1)) / parts));
+      if (ops_.back().stop >= 0 || Chance(pick_, 25)) Find(AnySequence());
+    }
+  }
+
+ private:
+  int AnySequence() { return pick_(0, setup_.init.max_sequences - 1); }
+
+  int Find(int seq) {
+    Op& find = ops_.emplace_back();
+    find.kind = OpKind::kFind;
+    find.seq = seq;
+    const std::vector<int>& base = bases_[AsSize(pick_(0, 1))];
+    const int whole = Size(base);
+    const int shared = Chance(pick_, 40) ? whole : pick_(0, whole);
+    find.ids.assign(base.begin(), base.begin() + shared);
+    for (int more = pick_(shared == 0 ? 1 : 0, 3); more > 0; --more) {
+      find.ids.push_back(pick_(0, 2));
+    }
+    return Size(find.ids);
+  }
+
+  void Put(int seq, int count) {
+    Op& put = ops_.emplace_back();
+    put.segments.push_back({.seq = seq, .count = count});
+    if (Chance(pick_, 20)) {
+      put.segments.push_back({.seq = AnySequence(), .count = pick_(1, 3)});
+    }
+    if (Chance(pick_, 20)) put.stop = pick_(0, setup_.layers - 1);
+  }
+
+  const Pick& pick_;
+  const Setup& setup_;
+  std::vector<Op>& ops_;
+  std::vector<int> bases_[2];
+};
+
+}  // namespace
+
+History MakePrefixes(std::uint64_t seed, std::uint64_t number,
+                     std::optional<Kind> kind, int ops, int cells_max) {
+  const Pick pick = SeededPick(~seed ^ 0x5EED, number);
+  History history = MakeHistory(seed, number, kind, ops, cells_max);
+  Setup& setup = history.setup;
+  setup.legal = true;
+  setup.layers = std::max(setup.layers, pick(1, 3));
+  // An encoder has no tokens.
+  auto& caches = setup.spec.caches;
+  const auto encodes = [](const CacheSpec& spec) {
+    return spec.kind == Kind::kEncoder;
+  };
+  if (!std::ranges::all_of(caches, encodes)) std::erase_if(caches, encodes);
+  std::vector<Op> woven;
+  Prompts prompts(pick, setup, woven);
+  prompts.Add();
+  for (Op& op : history.ops) {
+    op.keep_rows = op.reserve = op.single = false;
+    woven.push_back(std::move(op));
+    if (Chance(pick, 40)) prompts.Add();
+  }
+  history.ops = std::move(woven);
+  return history;
+}
+
+}  // namespace kvtwin::props

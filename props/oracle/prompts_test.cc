@@ -1,0 +1,155 @@
+// Recordings with prompts and pinned states.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/index.h"
+#include "props/testing/test_trace.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Recording = std::vector<std::string>;
+
+std::string Header(const std::string& cache, int layers = 1) {
+  return fmt::format(
+      R"({{"kvtrace":4,"placement":"other","cache":{{{}}},"config":{{}},)"
+      R"("init":{{"dtype":"f32","max_sequences":3,"capacity":9,"max_batch":9}},)"
+      R"("model":{{"layers":{},"k_head_dim":1,"kv_heads":1,"v_head_dim":1}}}})",
+      cache, layers);
+}
+const std::string kCausal = Header(R"("type":"causal","shift":"none")");
+
+std::string Find(int seq, const std::vector<int>& tokens, int len) {
+  return fmt::format(
+      R"({{"op":"find_prefix","seq":{},"tokens":[{}],"len":{}}})", seq,
+      fmt::join(tokens, ","), len);
+}
+std::string Start(int seq, int begin, int count) {
+  std::vector<int> positions;
+  for (int i = 0; i < count; ++i) positions.push_back(begin + i);
+  return fmt::format(
+      R"({{"op":"start_forward","positions":[{}],"sequences":[{}],)"
+      R"("result":"ok"}})",
+      fmt::join(positions, ","),
+      fmt::join(std::vector(AsSize(count), seq), ","));
+}
+std::string Rows(const std::vector<int>& rows) {
+  return fmt::format(R"({{"shape":[1,1,{}],"data":[{}]}})", rows.size(),
+                     fmt::join(rows, ","));
+}
+std::string Put(const std::vector<int>& rows, int layer = 0) {
+  return fmt::format(R"({{"op":"put","layer":{},"key":{},"value":{}}})", layer,
+                     Rows(rows), Rows(rows));
+}
+// The last row of the mask sees all columns, the others all but the last ones.
+std::string Get(const std::vector<int>& rows, int batch, int layer = 0) {
+  std::vector<std::string> mask;
+  for (int i = 1; i <= batch; ++i) {
+    const std::size_t sees = rows.size() - AsSize(batch - i);
+    mask.push_back("\"" + std::string(sees, '1') +
+                   std::string(rows.size() - sees, '0') + "\"");
+  }
+  return fmt::format(R"({{"op":"get","layer":{},"key":{},"value":{},)"
+                     R"("mask":{{"shape":[{},{}],"rows":[{}]}}}})",
+                     layer, Rows(rows), Rows(rows), rows.size(), batch,
+                     fmt::join(mask, ","));
+}
+Recording operator+(Recording a, const Recording& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+const Recording kFirst = {kCausal, Find(0, {7, 8, 9}, 0), Start(0, 0, 3),
+                          Put({1, 2, 3}), Get({1, 2, 3}, 3)};
+
+TEST(Prompts, AreJudged) {
+  const auto accept = [](const Recording& recording) {
+    ExpectAccept(Lines(recording), Level::kVisibility);
+  };
+  const auto reject = [](const Recording& recording, std::int64_t line) {
+    ExpectReject(Lines(recording), line, Level::kNone);
+  };
+  const Recording next = {Start(1, 2, 1), Put({4}), Get({1, 2, 4}, 1)};
+  accept(kFirst + Recording{Find(1, {7, 8, 5}, 2)} + next);
+  // A shorter prefix; the rest is computed again, with the same rows.
+  accept(kFirst + Recording{Find(1, {7, 8, 5}, 1), Start(1, 1, 2), Put({2, 4}),
+                            Get({1, 2, 4}, 2)});
+  // The sequence that computed it is gone.
+  accept(kFirst +
+         Recording{R"({"op":"remove","seq":0,"begin":0,"end":2147483647,)"
+                   R"("result":"ok"})",
+                   Find(1, {7, 8, 5}, 2)} +
+         next);
+  reject(kFirst + Recording{Find(1, {7, 5, 9}, 2)} + next, 6);
+  reject(kFirst + Recording{Find(1, {8, 9}, 1)} + next, 6);
+  // Rows of other tokens.
+  reject(kFirst + Recording{Find(1, {7, 8, 5}, 2), Start(1, 2, 1), Put({4}),
+                            Get({1, 3, 4}, 1)},
+         9);
+}
+
+TEST(Prompts, AreFoundAfterAllLayersOnly) {
+  const Recording start = {Header(R"("type":"causal","shift":"none")", 2),
+                           Find(0, {7, 8}, 0), Start(0, 0, 2), Put({1, 2}, 0)};
+  const Recording found = {Find(1, {7, 8, 9}, 2)};
+  ExpectReject(Lines(start + found), 5, Level::kNone);
+  ExpectAccept(Lines(start + Recording{Put({3, 4}, 1)} + found),
+               Level::kVisibility);
+}
+
+TEST(Prompts, OverAWindowNeedOnlyTheWindow) {
+  const Recording swa = {Header(R"("type":"swa","window":1,"shift":"none")"),
+                         Find(0, {7, 8, 9}, 0),
+                         Start(0, 0, 3),
+                         Put({1, 2, 3}),
+                         Find(1, {7, 8, 5}, 2),
+                         Start(1, 2, 1),
+                         Put({4})};
+  ExpectAccept(Lines(swa + Recording{Get({2, 4}, 1)}), Level::kVisibility);
+  ExpectReject(Lines(swa + Recording{Get({1, 2, 4}, 1)}), 8, Level::kNone);
+}
+
+TEST(Prompts, ThatCannotBeAreBadInput) {
+  ExpectBadInput(Lines(kFirst + Recording{Find(1, {7}, 1)}), 6,
+                 "len is 1, the prompt has 1 tokens");
+  ExpectBadInput(Lines(kFirst + Recording{Find(0, {7, 8}, 1)}), 6,
+                 "sequence 0 has tokens: remove them first");
+  ExpectBadInput(Replaced(Lines(kFirst), R"("kvtrace":4)", R"("kvtrace":3)"), 2,
+                 "find_prefix needs kvtrace 4");
+  ExpectBadInput(Replaced(Lines(kFirst), "other", "scatter"), 2,
+                 "find_prefix needs the placement");
+  // Each prompt adds prefixes: a recording of many is refused.
+  Recording many = {kCausal};
+  for (int i = 0; i < 64; ++i) {
+    std::vector<int> tokens(10'000, 1);
+    tokens[0] = i;
+    many.push_back(Find(i, tokens, 0));
+  }
+  ExpectBadInput(Lines(many), 54, "prompts and tokens would now need");
+}
+
+// The state at 2 is pinned, and so it is still there at 6.
+TEST(PinnedStates, AreJudged) {
+  const std::string header =
+      Header(R"("type":"recurrent","checkpoint_every":0,"pins":1)");
+  const std::string pin = R"({"op":"checkpoint","seq":0})";
+  const auto recording = [&](const Recording& pinned) {
+    return Lines(Recording{header, Start(0, 0, 2), Put({1, 2})} + pinned +
+                 Recording{Start(0, 2, 2), Put({3, 4}), Start(0, 4, 2),
+                           Put({5, 6}),
+                           R"({"op":"can_resume","seq":0,"pos":2,)"
+                           R"("result":true})"});
+  };
+  ExpectAccept(recording({pin}), Level::kVisibility);
+  ExpectReject(recording({}), 8, Level::kNone);
+  ExpectBadInput(Replaced(recording({pin}), R"("pins":1)", R"("pins":0)"), 4,
+                 "pins no states");
+}
+
+}  // namespace
+}  // namespace kvtwin::props

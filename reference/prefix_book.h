@@ -1,0 +1,106 @@
+// What is known about the ids of tokens: the prompts of sequences, and the rows
+// that were computed for their prefixes (F1 to F5 of docs/semantics.md).
+
+#ifndef KVTWIN_REFERENCE_PREFIX_BOOK_H_
+#define KVTWIN_REFERENCE_PREFIX_BOOK_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "core/index.h"
+
+namespace kvtwin::reference {
+
+class PrefixBook {
+ public:
+  // Gives `seq` a prompt (F1).
+  void Begin(int seq, std::span<const std::int32_t> ids) {
+    std::vector<int>& prompt = prompts_[seq];
+    prompt.clear();
+    int prefix = 0;
+    for (const std::int32_t id : ids) {
+      prefix =
+          numbers_.try_emplace({prefix, id}, Size(numbers_) + 1).first->second;
+      prompt.push_back(prefix);
+    }
+    found_.erase(seq);
+  }
+  bool empty() const { return prompts_.empty(); }
+  std::int64_t prefixes() const { return std::ssize(numbers_); }
+
+  // The number of the prefix that ends with this position of `seq`: equal
+  // prefixes have equal numbers. 0: its ids are not known.
+  int PrefixAt(int seq, std::int64_t position) const {
+    const auto prompt = prompts_.find(seq);
+    if (prompt == prompts_.end()) return 0;
+    if (position >= std::ssize(prompt->second)) return 0;
+    return At(prompt->second, position);
+  }
+
+  // The ids of `seq` from `position` on are no longer known (F2).
+  void Cut(int seq, std::int64_t position) {
+    const auto prompt = prompts_.find(seq);
+    if (prompt == prompts_.end() || position >= std::ssize(prompt->second)) {
+      return;
+    }
+    prompt->second.resize(AsSize(position));
+    if (position == 0) End(seq);
+  }
+  void End(int seq) {
+    prompts_.erase(seq);
+    found_.erase(seq);
+  }
+  // `dst` has the first `length` tokens of `src` (F2).
+  void Copy(int src, int dst, std::int64_t length) {
+    const auto prompt = prompts_.find(src);
+    if (prompt == prompts_.end()) return End(dst);
+    const std::vector<int> ids = prompt->second;
+    const std::int32_t found = FoundLength(src);
+    prompts_[dst] = ids;
+    found_[dst] = found;
+    Cut(dst, length);
+  }
+
+  // The length with which the prompt of `seq` began, 0 without one.
+  std::int32_t FoundLength(int seq) const {
+    const auto found = found_.find(seq);
+    return found == found_.end() ? 0 : found->second;
+  }
+  void Found(int seq, std::int32_t length) { found_[seq] = length; }
+
+  // The layers that a cache has; others are added by Put.
+  void Need(std::size_t cache, int layer) { layers_[cache].insert(layer); }
+  void Put(std::size_t cache, int layer, int prefix, KvRows rows) {
+    layers_[cache].insert(layer);
+    rows_[{cache, prefix}].insert_or_assign(layer, std::move(rows));
+  }
+  // The rows of the last token of a prefix, by layer; null unless they were put
+  // into all layers of the cache (F3). A cache may have none.
+  const std::map<int, KvRows>* Computed(std::size_t cache, int prefix) const {
+    static const std::map<int, KvRows> none;
+    const auto layers = layers_.find(cache);
+    if (layers == layers_.end()) return &none;
+    const auto rows = rows_.find({cache, prefix});
+    if (rows == rows_.end()) return nullptr;
+    const bool all = rows->second.size() == layers->second.size();
+    return all ? &rows->second : nullptr;
+  }
+
+ private:
+  // The number of a prefix, by the prefix before its last id; from 1 on.
+  std::map<std::pair<int, std::int32_t>, int> numbers_;
+  // By sequence: the prefix that ends with each token of the prompt.
+  std::map<int, std::vector<int>> prompts_;
+  std::map<int, std::int32_t> found_;
+  std::map<std::size_t, std::set<int>> layers_;
+  std::map<std::pair<std::size_t, int>, std::map<int, KvRows>> rows_;
+};
+
+}  // namespace kvtwin::reference
+
+#endif  // KVTWIN_REFERENCE_PREFIX_BOOK_H_
