@@ -64,8 +64,7 @@ class FindingCache:
         return np.array(key), np.array(value), np.array(mask)
 
     def can_resume(self, sequence, position):
-        now, begin = self.tokens.get(sequence), max(0, position - self.window)
-        return bool(now) and all(p in now for p in range(begin, position))
+        return position == max(self.tokens.get(sequence, {}), default=-1) + 1 > 0
 
     def remove(self, sequence, begin, end):
         now = self.tokens.get(sequence, {})

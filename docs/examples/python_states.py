@@ -38,7 +38,7 @@ class StateCache:
         every = setup.checkpoint_every or setup.capacity + 1
         marks = [n for n in sorted({*now, *added}) if n % every == 0]
         last_marks = marks[max(0, len(marks) - setup.checkpoints) :]
-        kept = {self.read, max(added), *last_marks, *self.pins.get(sequence, ())}
+        kept = {self.read, max(added, default=0), *last_marks, *self.pins.get(sequence, ())}
         self.now = {n: state for n, state in (now | added).items() if n in kept}
         self.states[sequence] = self.now
 
@@ -83,10 +83,9 @@ class DraftingCache(StateCache):
         self.batch, self.first = self.drafts.setdefault(sequences[0], []), None
         if parents is None:
             return super().start_forward(positions, sequences)
-        self.first = len(self.batch)
+        self.first, self.lengths = len(self.batch), positions
         self.batch += [(parent, {}) for parent in parents]
-        self.now = self.states.get(sequences[0], {})
-        self.read = max(self.now, default=0)
+        self.add(sequences[0], {})  # Earlier states leave, as in every pass.
 
     def put(self, layer, key, value):
         if self.first is None:
@@ -110,6 +109,8 @@ class DraftingCache(StateCache):
         return *(np.array(rows) for rows in zip(*shown)), mask
 
     def commit(self, sequence, path):
+        if not self.setup.drafts:
+            raise kvtwin.NotSupported("there is no room for drafts")
         drafts = [state for _, state in self.drafts.pop(sequence, [])]
         if not path:
             return
@@ -120,6 +121,8 @@ class DraftingCache(StateCache):
         self.add(sequence, dict(enumerate(accepted, end + 1)))
 
     def checkpoint(self, sequence):
+        if not self.setup.pins:
+            raise kvtwin.NotSupported("there is no room for pins")
         lengths = {*self.pins.get(sequence, ()), *sorted(self.states.get(sequence, {}))[-1:]}
         self.pins[sequence] = sorted(lengths)[-self.setup.pins :]
 

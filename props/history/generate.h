@@ -45,6 +45,13 @@ History MakeHistory(std::uint64_t seed, std::uint64_t number,
                     std::optional<Kind> kind, int ops, int cells_max = 0,
                     bool rarities = false);
 
+// As MakeHistory, for backends that find prefixes of prompts (F1 to F5): of a
+// legal client whose sequences often begin with a prompt. Many prompts have a
+// common prefix. Some passes are given up, with other prompts before they are
+// taken back.
+History MakePrefixes(std::uint64_t seed, std::uint64_t number,
+                     std::optional<Kind> kind, int ops, int cells_max);
+
 // Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing
 // for histories without a recurrent cache.
 void AddPins(const Pick& pick, int cells_max, History& history);

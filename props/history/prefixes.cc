@@ -1,4 +1,4 @@
-#include "props/history/prefixes.h"
+// Prompts for random histories.
 
 #include <algorithm>
 #include <utility>

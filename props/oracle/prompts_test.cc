@@ -18,7 +18,8 @@ using Recording = std::vector<std::string>;
 std::string Header(const std::string& cache, int layers = 1) {
   return fmt::format(
       R"({{"kvtrace":4,"placement":"other","cache":{{{}}},"config":{{}},)"
-      R"("init":{{"dtype":"f32","max_sequences":3,"capacity":9,"max_batch":9}},)"
+      R"("init":{{"dtype":"f32","max_sequences":3,"capacity":9,)"
+      R"("max_batch":9}},)"
       R"("model":{{"layers":{},"k_head_dim":1,"kv_heads":1,"v_head_dim":1}}}})",
       cache, layers);
 }

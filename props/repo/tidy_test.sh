@@ -8,7 +8,7 @@ rooms=(include core reference optimized props bench docs python)
 # Lines of code of the ledger and the twin, without blank lines and comments: a
 # reader can check all of it in one sitting. The rules of other systems
 # (reference/dialects.h) and the pools are not counted.
-reference_lines=1270
+reference_lines=1290
 ledger_lines=400     # In reference/ledger.h, comments too.
 function_lines=40    # In reference/.
 function_lines_max=70

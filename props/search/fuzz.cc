@@ -17,7 +17,6 @@
 #include "props/base/interrupt.h"
 #include "props/history/generate.h"
 #include "props/history/knobs.h"
-#include "props/history/prefixes.h"
 #include "props/history/speculate.h"
 #include "props/report/finding_filter.h"
 #include "props/search/explain.h"

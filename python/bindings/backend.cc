@@ -243,13 +243,7 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
   }
   if (has("commit")) FillCommit(table);
   if (has("find_prefix")) FillFindPrefix(table);
-  if (has("checkpoint")) {
-    table.checkpoint = [](void* cache, std::int32_t sequence) {
-      return On(cache, [&](Instance& instance) {
-        instance.cache.attr("checkpoint")(sequence);
-      });
-    };
-  }
+  if (has("checkpoint")) FillCheckpoint(table);
   if (has("cells")) FillCells(table);
 }
 
@@ -258,6 +252,14 @@ void Backend::FillCommit(kvtwin_backend_v1& table) {
                     const std::int32_t* path, std::int32_t count) {
     return On(cache, [&](Instance& instance) {
       instance.cache.attr("commit")(sequence, Ints(path, Count(count)));
+    });
+  };
+}
+
+void Backend::FillCheckpoint(kvtwin_backend_v1& table) {
+  table.checkpoint = [](void* cache, std::int32_t sequence) {
+    return On(cache, [&](Instance& instance) {
+      instance.cache.attr("checkpoint")(sequence);
     });
   };
 }

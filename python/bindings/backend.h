@@ -98,6 +98,7 @@ class Backend {
   static void FillAttend(kvtwin_backend_v1& table);
   static void FillCommit(kvtwin_backend_v1& table);
   static void FillFindPrefix(kvtwin_backend_v1& table);
+  static void FillCheckpoint(kvtwin_backend_v1& table);
   static void FillCells(kvtwin_backend_v1& table);
 
   static thread_local Backend* current_;

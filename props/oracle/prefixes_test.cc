@@ -1,8 +1,6 @@
 // Prefixes of prompts in histories (F1 to F5): a cache that finds them in other
 // sequences, and its faults.
 
-#include "props/history/prefixes.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 
 #include "core/index.h"
 #include "props/base/prefix_finding.h"
+#include "props/history/generate.h"
 #include "props/testing/faulty_twins.h"
 
 namespace kvtwin::props {
