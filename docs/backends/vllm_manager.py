@@ -33,6 +33,7 @@ class Full:
     tokens that were found and then committed; appended rows are those of draft
     tokens until then."""
     kvtwin = kvtwin.PoolDescription(name="vLLM, full attention")
+    operations = OPERATIONS
     eagle = False
     lookahead = 0
 
@@ -98,6 +99,8 @@ class Full:
     def add_media(self, sequence, position, hash):
         request = self.sequences[sequence].request
         request.mm_features.append(image(position, hash))
+        # In vLLM, they come in the order of their positions.
+        request.mm_features.sort(key=lambda one: one.mm_position.offset)
 
     def seq_len(self, sequence):
         return self.sequences[sequence].request.num_computed_tokens
@@ -228,6 +231,7 @@ class Groups(Full):
     images in prompts. States are those of vllm_steps.py."""
     kvtwin = kvtwin.PoolDescription(
         name="vLLM, groups", can={"groups", "media"})
+    operations = 4 * OPERATIONS  # Two of three pools of groups have states.
 
     def __init__(self, setup):
         if any(part.states for part in setup.groups):
@@ -247,7 +251,7 @@ POOLS = [Full, Lookahead, Dropped, Eagle, NotEagle, Window, WindowOfOne,
 
 
 def judged(cls):
-    result = kvtwin.fuzz(cls, operations=OPERATIONS)
+    result = kvtwin.fuzz(cls, operations=cls.operations)
     if result:
         yield f"{result.histories} histories: right"
     for finding in result.findings:
