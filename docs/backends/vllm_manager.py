@@ -2,6 +2,7 @@
 decides what a prompt finds, which blocks are taken and which are given up; the
 rows lie here, where its block tables say. vllm-manager.md has the results."""
 
+import math
 import os
 import types
 
@@ -11,7 +12,9 @@ import kvtwin
 import numpy as np
 import page
 import torch
+import vllm_steps
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
@@ -21,7 +24,8 @@ from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig,
 from vllm.v1.request import Request
 
 kv_cache_utils.init_none_hash(sha256)
-OPERATIONS = 40_000
+OPERATIONS = 20_000
+HISTORIES = 80
 
 
 class Full:
@@ -29,55 +33,74 @@ class Full:
     tokens that were found and then committed; appended rows are those of draft
     tokens until then."""
     kvtwin = kvtwin.PoolDescription(name="vLLM, full attention")
+    operations = OPERATIONS
     eagle = False
     lookahead = 0
 
     def __init__(self, setup):
-        if {setup.dtype, setup.v_dtype} != {"f32"}:
+        parts = setup.groups or (setup,)
+        if {x for part in parts for x in (part.dtype, part.v_dtype)} != {"f32"}:
             raise kvtwin.NotSupported
-        self.setup = setup
-        size = setup.block_size
-        group = KVCacheGroupSpec(["layer"], self.spec(
-            block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32))
-        self.hasher = kv_cache_utils.get_request_block_hasher(size, sha256)
+        self.setup, self.parts = setup, parts
+        sizes = [part.block_size for part in parts]
+        total = sum(part.blocks for part in parts)  # In one pool.
+        groups = [KVCacheGroupSpec([str(g)], self.spec(
+            part, block_size=part.block_size, num_kv_heads=1, head_size=1,
+            dtype=torch.float32)) for g, part in enumerate(parts)]
+        self.hasher = kv_cache_utils.get_request_block_hasher(
+            math.gcd(*sizes), sha256)
         self.manager = KVCacheManager(  # Its block 0 is never given out.
-            KVCacheConfig(setup.blocks + 1, [], [group]), setup.max_seq_len + 1,
-            size, size, use_eagle=self.eagle)
-        shape = setup.layers, setup.blocks + 1, size, setup.kv_heads
-        self.keys = np.zeros((*shape, setup.k_head_dim), np.float32)
-        self.values = np.zeros((*shape, setup.v_head_dim), np.float32)
+            KVCacheConfig(total + 1, [], groups), setup.max_seq_len + 1,
+            math.lcm(*sizes), math.gcd(*sizes), use_eagle=self.eagle)
+        self.rows = []  # By layer: K, V.
+        for part in parts:
+            shape = total + 1, part.block_size, part.kv_heads
+            self.rows += [[np.zeros((*shape, dim), np.float32) for dim in
+                           (part.k_head_dim, part.v_head_dim)]
+                          for _ in range(part.layers)]
         self.sequences = {}
 
-    def spec(self, **common):
-        return FullAttentionSpec(**common)
+    def spec(self, part, **common):
+        if part.window is None:
+            return FullAttentionSpec(**common)
+        return SlidingWindowSpec(**common, sliding_window=part.window + 1)
 
-    def request(self, number, tokens, salt, extra):
+    def request(self, number, tokens, salt, extra, media):
         adapter = extra[0] if len(extra) == 1 else repr(extra)
         return Request(
             str(number), list(tokens), SamplingParams(max_tokens=1), None,
             cache_salt=salt or None, block_hasher=self.hasher,
+            mm_features=[image(*one) for one in media],
             lora_request=LoRARequest(adapter or "-", 1, adapter or "-")
             if extra else None)
 
-    def open(self, prompt, salt, extra):
+    def open(self, prompt, salt, extra, media=()):
         number = min(set(range(len(self.sequences) + 1)) - set(self.sequences))
         # With `first`, the token after the last row that can be found is known.
         asked = (self.first + prompt)[:len(prompt)]
         found, blocks = 0, None
         if asked:
             blocks, found, _ = self.manager.get_computed_blocks(
-                self.request(number, asked, salt, extra))
+                self.request(number, asked, salt, extra, media))
         request = self.request(
-            number, asked[:found + len(self.first)], salt, extra)
+            number, asked[:found + len(self.first)], salt, extra, media)
         if found and self.manager.allocate_slots(
                 request, 0, found, blocks) is None:
-            found, request = 0, self.request(number, self.first, salt, extra)
+            found = 0
+            request = self.request(number, self.first, salt, extra, media)
         request.num_computed_tokens = found
+        request.num_prompt_tokens = found + 1  # vLLM has no empty prompts.
         self.sequences[number] = types.SimpleNamespace(
             request=request, pending={})
         return number
 
     first = []  # Tokens before a prompt.
+
+    def add_media(self, sequence, position, hash):
+        request = self.sequences[sequence].request
+        request.mm_features.append(image(position, hash))
+        # In vLLM, they come in the order of their positions.
+        request.mm_features.sort(key=lambda one: one.mm_position.offset)
 
     def seq_len(self, sequence):
         return self.sequences[sequence].request.num_computed_tokens
@@ -92,12 +115,11 @@ class Full:
                 num_lookahead_tokens=self.lookahead) is None:
             raise kvtwin.CacheFull
         one.pending[layer] = len(key)
-        table = self.table_of(sequence)
+        table = self.table_of(sequence, self.setup.group_of(layer))
+        size = self.setup.of_layer(layer).block_size
         for i, *rows in zip(range(begin, begin + len(key)), key, value):
-            block, slot = table[i // self.setup.block_size], (
-                i % self.setup.block_size)
-            self.keys[layer, block, slot] = rows[0]
-            self.values[layer, block, slot] = rows[1]
+            for to, row in zip(self.rows[layer], rows):
+                to[table[i // size], i % size] = row
 
     def commit(self, sequence, tokens):
         one = self.sequences[sequence]
@@ -107,27 +129,27 @@ class Full:
         self.manager.cache_blocks(one.request, self.seq_len(sequence))
 
     def views(self, sequence, layer):
-        size = self.setup.block_size
+        size = self.setup.of_layer(layer).block_size
         end = self.seq_len(sequence) + (
             self.sequences[sequence].pending.get(layer, 0))
+        table = self.table_of(sequence, self.setup.group_of(layer))
         out = []
-        for i, block in enumerate(self.table_of(sequence)[:-(-end // size)]):
+        for i, block in enumerate(table[:-(-end // size)]):
             if block:  # Blocks that a window has left are block 0.
                 rows = slice(0, min(size, end - i * size))
-                out.append((self.keys[layer, block, rows],
-                            self.values[layer, block, rows], block - 1,
-                            i * size))
+                out.append((*(x[block, rows] for x in self.rows[layer]),
+                            block - 1, i * size))
             elif out:
                 raise AssertionError(f"block {i} is gone, an earlier is not")
         return out
 
-    def table_of(self, sequence):
-        return self.manager.get_block_ids(str(sequence))[0]
+    def table_of(self, sequence, group=0):
+        return self.manager.get_block_ids(str(sequence))[group]
 
-    def table(self, sequences):
-        size = self.setup.block_size
+    def table(self, sequences, group=0):
+        size = self.parts[group].block_size
         return [[block - 1 for block in
-                 self.table_of(s)[:-(-self.seq_len(s) // size)]]
+                 self.table_of(s, group)[:-(-self.seq_len(s) // size)]]
                 for s in sequences]
 
     def usage(self):
@@ -140,6 +162,11 @@ class Full:
 
     def free(self, sequence):
         self.manager.free(self.sequences.pop(sequence).request)
+
+
+def image(position, name):
+    return MultiModalFeatureSpec(None, "image", name,
+                                 PlaceholderRange(position, 1))
 
 
 class Lookahead(Full):
@@ -174,7 +201,7 @@ class NotEagle(Eagle):
 class Window(Full):
     kvtwin = kvtwin.PoolDescription(name="vLLM, sliding window", window=3)
 
-    def spec(self, **common):
+    def spec(self, part, **common):
         return SlidingWindowSpec(
             **common, sliding_window=self.kvtwin.window + 1)
 
@@ -199,12 +226,32 @@ class WindowOfOne(Window):
         name="vLLM, sliding window of one token", window=0)
 
 
+class Groups(Full):
+    """Groups of full attention and of windows, with blocks of different sizes, and
+    images in prompts. States are those of vllm_steps.py."""
+    kvtwin = kvtwin.PoolDescription(
+        name="vLLM, groups", can={"groups", "media"})
+    operations = 4 * OPERATIONS  # Two of three pools of groups have states.
+
+    def __init__(self, setup):
+        if any(part.states for part in setup.groups):
+            raise kvtwin.NotSupported
+        super().__init__(setup)
+
+
+class GroupsDropped(Groups):
+    kvtwin = kvtwin.PoolDescription(
+        name="vLLM, groups, use_eagle", can={"groups", "media"})
+    eagle = True
+    lookahead = 3
+
+
 POOLS = [Full, Lookahead, Dropped, Eagle, NotEagle, Window, WindowOfOne,
-         WindowDropped, WindowEagle]
+         WindowDropped, WindowEagle, Groups, GroupsDropped]
 
 
 def judged(cls):
-    result = kvtwin.fuzz(cls, operations=OPERATIONS)
+    result = kvtwin.fuzz(cls, operations=cls.operations)
     if result:
         yield f"{result.histories} histories: right"
     for finding in result.findings:
@@ -212,8 +259,28 @@ def judged(cls):
         yield finding.reason
 
 
+def stepped(setup):
+    """Histories of the scheduler and a worker (vllm_steps.py)."""
+    for seed in range(HISTORIES):
+        drawn, ops = vllm_steps.draw(seed, setup)
+        said, findings = vllm_steps.judge(drawn, ops)
+        if said is None and findings:
+            raise AssertionError(f"the audit's alone: {findings}")
+        if said:
+            ops = vllm_steps.shrink(drawn, ops)
+            yield f"blocks={drawn.blocks} " + " | ".join(
+                " ".join(str(part) for part in op) for op in ops)
+            said, findings = vllm_steps.judge(drawn, ops)
+            yield from (said, f"the audit: {findings[0]}")
+            return
+    yield f"{HISTORIES} histories: right"
+
+
 if __name__ == "__main__":
     LINES = []
     for pool in POOLS:
         LINES += page.say(f"{pool.__name__}: {pool.kvtwin.name}", judged(pool))
+    for name, setup in vllm_steps.SETUPS.items():
+        LINES += page.say(f"Scheduler, {name}: {' '.join(setup.groups)}",
+                          stepped(setup))
     page.compare(LINES, "vllm-manager.md")

@@ -181,7 +181,7 @@ class Engine:
         self.made += 1
         self.scheduler.add_request(Request(
             str(self.made), tokens,
-            SamplingParams(max_tokens=limit, ignore_eos=True), None,
+            SamplingParams(max_tokens=max(1, limit), ignore_eos=True), None,
             arrival_time=self.made, priority=priority,
             cache_salt=[None, "a", None][key % 3],
             lora_request=LoRARequest("a", 1, "a") if key % 3 == 2 else None,

@@ -55,8 +55,7 @@ def go_on(engine: Engine, steps: int = 2) -> None:
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_a_right_manager_has_no_findings(name: str) -> None:
     for seed in range(15):
-        history = vllm_steps.draw(seed, SETUPS[name])
-        said, findings = vllm_steps.judge(SETUPS[name], history)
+        said, findings = vllm_steps.judge(*vllm_steps.draw(seed, SETUPS[name]))
         assert said is None
         assert not findings
 
