@@ -1,0 +1,212 @@
+"""The caches of ExecuTorch that are written in Python, under kvtwin's oracle:
+docs/backends/executorch.md."""
+
+import numpy as np
+import pipe as kvtwin
+import torch
+from executorch.examples.models.llama.attention import RingKVCache
+from executorch.examples.models.llama.source_transformation import attention_sink
+from executorch.extension.llm.cache import reference_cache as reference
+
+
+def heads_first(rows, dim):
+    """Padded to the dimension of K, which V has to have in most caches."""
+    rows = torch.tensor(rows).transpose(0, 1)[None]
+    return torch.nn.functional.pad(rows, (0, dim - rows.shape[-1]))
+
+
+def tokens_first(rows, dim):
+    return rows[0, ..., :dim].transpose(0, 1).numpy()
+
+
+def diagonal(masks):
+    """Of queries that see their own part of the columns only."""
+    out = np.zeros((sum(map(len, masks)), sum(m.shape[1] for m in masks)), bool)
+    row = column = 0
+    for mask in masks:
+        row, column = row + len(mask), column + mask.shape[1]
+        out[row - len(mask):row, column - mask.shape[1]:column] = mask
+    return out
+
+
+def config_of(setup, sizing):
+    window = setup.window
+    policy = (reference.LayerPolicy.flat() if window is None else
+              reference.LayerPolicy.ring(window + 1))  # It counts the query.
+    return reference.CacheConfig(
+        n_layers=setup.layers, n_kv_heads=setup.kv_heads,
+        head_dim=setup.k_head_dim, capacity=setup.capacity * setup.max_sequences,
+        sizing=sizing, layers=(policy,))
+
+
+def mask_of(spec, queries, columns):
+    """As reference.attend takes it."""
+    if spec.kind is reference.MaskKind.EXPLICIT:
+        return spec.mask
+    every = torch.ones(queries, columns, dtype=torch.bool)
+    return every if spec.kind is reference.MaskKind.NONE else every.tril()
+
+
+class Contiguous:
+    """One sequence, which does not go back."""
+    kvtwin = kvtwin.Description(
+        name="ContiguousReferenceCache, static", kinds={"causal", "swa_mem"})
+    sizing = reference.CacheSizing.STATIC
+
+    def __init__(self, setup):
+        if setup.window is not None and setup.memory < setup.capacity:
+            raise kvtwin.NotSupported
+        self.setup = setup
+        self.cache = reference.ContiguousReferenceCache(
+            config_of(setup, self.sizing))
+        self.got = {}
+
+    def start_forward(self, positions, sequences):
+        if positions[-1] >= self.setup.capacity:
+            raise kvtwin.CacheFull
+        self.positions = torch.tensor(positions)[:, None]
+
+    def put(self, layer, key, value):
+        self.got[layer] = self.cache.update_and_fetch(
+            layer, *self.padded(key, value), self.positions)
+
+    def padded(self, *rows):
+        return [heads_first(x, self.setup.k_head_dim) for x in rows]
+
+    def cut(self, key, value):
+        return (tokens_first(key, self.setup.k_head_dim),
+                tokens_first(value, self.setup.v_head_dim))
+
+    def get(self, layer):
+        key, value, spec = self.got[layer]
+        mask = mask_of(spec, len(self.positions), key.shape[2])
+        return *self.cut(key, value), mask.numpy()
+
+    def remove(self, sequence, begin, end):
+        self.cache.reset()
+
+    def can_resume(self, sequence, position):
+        return position in (0, self.cache.used(0))
+
+
+class ContiguousDynamic(Contiguous):
+    kvtwin = kvtwin.Description(
+        name="ContiguousReferenceCache, dynamic", kinds={"causal", "swa_mem"})
+    sizing = reference.CacheSizing.DYNAMIC
+
+
+class Cells(Contiguous):
+    """Several sequences, which share cells."""
+    kvtwin = kvtwin.Description(
+        name="CellReferenceCache, static", kinds={"causal", "swa_mem"},
+        can={"remove_tail", "copy_prefix", "mix"}, max_sequences=3)
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.cache = reference.CellReferenceCache(config_of(setup, self.sizing))
+
+    def start_forward(self, positions, sequences):
+        if not self.cache.can_extend(len(positions)):
+            raise kvtwin.CacheFull
+        self.cache.begin_step(sequences)
+        self.positions = torch.tensor(positions)[:, None]
+
+    def remove(self, sequence, begin, end):
+        self.cache.seq_rm(sequence, begin)
+
+    def copy_prefix(self, source, target, length):
+        self.cache.seq_rm(target)
+        self.cache.seq_cp(source, target, length)
+
+    def can_resume(self, sequence, position):
+        return position <= self.cache.seq_len(sequence)
+
+
+class CellsDynamic(Cells):
+    kvtwin = kvtwin.Description(
+        name="CellReferenceCache, dynamic", kinds={"causal", "swa_mem"},
+        can={"remove_tail", "copy_prefix", "mix"}, max_sequences=3)
+    sizing = reference.CacheSizing.DYNAMIC
+
+
+class Ring(Contiguous):
+    """One sequence, which goes back by its next position, as far as the ring has
+    what a window needs."""
+    kvtwin = kvtwin.Description(
+        name="RingKVCache", kinds={"swa_mem"}, can={"remove_tail"})
+    longest = 2  # Windows of tokens in an update; a longer batch is divided.
+
+    def __init__(self, setup):
+        if setup.memory < setup.capacity:
+            raise kvtwin.NotSupported
+        self.setup, self.window = setup, setup.window + 1  # It counts the query.
+        self.caches = [self.make() for _ in range(setup.layers)]
+        self.length = self.written = 0
+        self.got = {}
+
+    def make(self):
+        return RingKVCache(1, self.window, self.setup.kv_heads,
+                           self.setup.k_head_dim, False)
+
+    def start_forward(self, positions, sequences):
+        if positions[-1] >= self.setup.capacity:
+            raise kvtwin.CacheFull
+        self.positions = torch.tensor(positions)
+        self.length = positions[-1] + 1
+        self.written = max(self.written, self.length)
+
+    def put(self, layer, key, value):
+        cache, most = self.caches[layer], self.longest * self.window
+        self.got[layer] = []
+        for i in range(0, len(self.positions), most):
+            part = self.positions[i:i + most]
+            rows = cache.update(part, *self.padded(key[i:i + most],
+                                                   value[i:i + most]))
+            mask = cache.create_causal_mask_for_ring_buffer(
+                int(part[0]), len(part))
+            self.got[layer].append([
+                *(x.copy() for x in self.cut(*rows)), (mask == 0).numpy()])
+
+    def get(self, layer):
+        keys, values, masks = zip(*self.got[layer])
+        return (np.concatenate(keys), np.concatenate(values),
+                diagonal(masks))
+
+    def remove(self, sequence, begin, end):
+        self.length = begin
+        if begin == 0:
+            self.written = 0
+
+    def can_resume(self, sequence, position):
+        kept = self.written - 2 * self.window
+        return position <= self.length and (
+            kept <= max(0, position - self.window + 1))
+
+
+class RingByWindows(Ring):
+    kvtwin = kvtwin.Description(
+        name="RingKVCache, updates of a window at most", kinds={"swa_mem"},
+        can={"remove_tail"})
+    longest = 1
+
+
+class Sink(Ring):
+    kvtwin = kvtwin.Description(
+        name="KVCacheWithAttentionSink, no sinks", kinds={"swa_mem"},
+        can={"remove_tail"})
+
+    def make(self):
+        return attention_sink.KVCacheWithAttentionSink(
+            self.setup.kv_heads, self.setup.k_head_dim, False, None, self.window, 0)
+
+
+class SinkByWindows(Sink):
+    kvtwin = kvtwin.Description(
+        name="KVCacheWithAttentionSink, no sinks, updates of a window at most",
+        kinds={"swa_mem"}, can={"remove_tail"})
+    longest = 1
+
+
+if __name__ == "__main__":
+    kvtwin.main([Contiguous, ContiguousDynamic, Cells, CellsDynamic, Ring,
+                 RingByWindows, Sink, SinkByWindows], list, "executorch.md")
