@@ -313,6 +313,17 @@ kvtwin_command_test(gen_pool EXIT 0 PRINTS "\"result\":\"cache_full\""
   ARGS gen "kvp1 blocks=1 block=1 | open 0 0 0 | append 0 1 0")
 kvtwin_command_test(gen_pools EXIT 0 PRINTS "\"cache\":{\"type\":\"paged\"}"
   ARGS gen --kind paged --histories 2)
+kvtwin_command_test(gen_groups EXIT 0 PRINTS "\"groups\":.*\"states\":true"
+  ARGS gen --kind groups --histories 20)
+kvtwin_command_test(explore_groups EXIT 0
+  PRINTS "^53945 states, 628998 transitions, 0 differences, fixed point"
+  ARGS explore --kind groups)
+set_tests_properties(command.explore_groups PROPERTIES TIMEOUT 400)
+kvtwin_command_test(explore_groups_for_a_while EXIT 0 PRINTS "not finished"
+  ARGS explore --kind groups --seconds 0.2 --twin reference)
+kvtwin_command_test(explore_groups_by_depth EXIT 2
+  PRINTS "is for --kind groups of a backend"
+  ARGS explore --kind groups --depth 2)
 kvtwin_command_test(gen_limits_caches EXIT 2 PRINTS "--kind paged"
   ARGS gen --without fork)
 kvtwin_command_test(gen_limits_nothing EXIT 2 PRINTS "--without"
@@ -533,6 +544,10 @@ if(TARGET kvtwin_shared)
       ${PROJECT_SOURCE_DIR}/props/unit/include/header_0_1 ${PROJECT_SOURCE_DIR}/include)
   endforeach()
   target_link_libraries(kvtwin_old_twin_backend PRIVATE kvtwin_shared)
+  target_compile_definitions(kvtwin_old_twin_backend PRIVATE OLD_POOL)
+  kvtwin_command_test(backend_old_pool EXIT 0 PRINTS " 0 differences"
+    ARGS fuzz --kind paged --ops 3000
+         --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
   kvtwin_command_test(backend_old_twin EXIT 0
     PRINTS "^identity    holds .claimed."
     ARGS fuzz --ops 30000 --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
@@ -629,6 +644,13 @@ if(TARGET kvtwin_shared)
       ARGS fuzz --kind groups --ops 5000 --level ${level}
            --backend $<TARGET_FILE:kvtwin_twin_backend>)
   endforeach()
+  kvtwin_command_test(explore_groups_of_a_backend EXIT 0
+    PRINTS "^groups: 361 histories, all of 2 operations, 0 differences"
+    ARGS explore --kind groups --depth 2
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(certify_groups EXIT 0 PRINTS "P17, P18"
+    ARGS certify --pool --ops 1000 --runs 5
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(museum_backend EXIT 0 PRINTS "^2 of 2 found"
     ARGS museum --backend --seeds 1 --only X01 A03p)
 endif()
