@@ -867,16 +867,16 @@ endif()
 kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
   ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(certify_pool EXIT 0
-  PRINTS "visibility  holds .claimed..*holds   keys_keep_apart.*right: "
+  PRINTS "^  holds   keys_keep_apart"
   ARGS certify --ops 2000 --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(certify_pool_with_a_bug EXIT 1
-  PRINTS "visibility  broken: .*WRONG: "
+  PRINTS "^  visibility  broken: .*claimed"
   ARGS certify --ops 2000 --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
 kvtwin_command_test(laws_of_a_pool EXIT 0
-  PRINTS "holds  a_fork_is_equal .*0 broken, [4-6] hold"
+  PRINTS "^0 broken, 5 hold, 1 not judged"
   ARGS laws --kind paged --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(laws_of_a_pool_with_a_bug EXIT 1
-  PRINTS "BROKEN a_fork_is_equal .*rerun   .*kvtwin laws --law a_fork_is_equal "
+  PRINTS "rerun   .*kvtwin laws --law a_fork_is_equal .*'kvp1 "
   ARGS laws --kind paged --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
 kvtwin_command_test(laws_of_groups EXIT 0 PRINTS "0 broken, seed 1"
   ARGS laws --kind groups --runs 50)
@@ -1024,7 +1024,7 @@ endforeach()
 kvtwin_command_test(host_reads_no_pool EXIT 2 PRINTS "cannot read what kvtwin"
   ARGS fuzz --kind paged --backend command/command_tests.cmake)
 set_tests_properties(command.host_reads_no_pool PROPERTIES ENVIRONMENT
-  "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1}};HOST_ANSWERS={\"error\":\"x\"}")
+  "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,\"groups\":false,\"laws\":[],\"not_declared\":[]}};HOST_ANSWERS={\"error\":\"x\"}")
 
 # The Python package has its own build, so one of ours is enough. 77 is a test
 # that is skipped. It begins first: it waits for the network, and half of the time

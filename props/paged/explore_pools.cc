@@ -1,4 +1,4 @@
-#include "props/search/explore_pools.h"
+#include "props/paged/explore_pools.h"
 
 #include <algorithm>
 #include <array>
