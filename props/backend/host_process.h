@@ -22,8 +22,8 @@
 #include "props/backend/backend.h"
 #include "props/compare/runner.h"
 #include "props/laws/laws.h"
+#include "props/laws/pool_laws.h"
 #include "props/paged/paged_runner.h"
-#include "props/paged/pool_laws.h"
 #include "props/search/explore.h"
 
 namespace kvtwin::props {

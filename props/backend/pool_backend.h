@@ -13,9 +13,9 @@
 #include "kvtwin/paged.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend/backend.h"
+#include "props/laws/pool_laws.h"
 #include "props/oracle/judge.h"
 #include "props/paged/paged_runner.h"
-#include "props/paged/pool_laws.h"
 
 namespace kvtwin::props {
 

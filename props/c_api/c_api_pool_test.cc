@@ -28,39 +28,49 @@ TEST(CInterface, PoolsAreThoseOfCpp) {
   EXPECT_GT(operations, 5000);
 }
 
-// A pool of blocks of two tokens for all of them, and of four for states.
-TEST(CInterface, GroupsOfAPoolServeOnePrefix) {
+// A pool of blocks of two tokens for all of them, and of four for states. It
+// has seven tokens, and an image after the fifth.
+class GroupsInC : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (Later<kvtwin_pool_params>& group : groups) {
+      group.known.block_size = 2;
+      group.known.blocks = 9;
+      group.known.dtype = KVTWIN_F32;
+    }
+    groups[1].known.block_size = 4;
+    groups[1].known.states = 1;
+    params.known.max_seq_len = 16;
+    params.known.groups = &groups[0].known;
+    params.known.group_count = groups.size();
+    ASSERT_EQ(kvtwin_pool_create(&params.known, nullptr, &pool), KVTWIN_OK);
+    static constexpr std::array<float, 7> kRows = {};
+    const kvtwin_tensor rows{kRows.data(), KVTWIN_F32, {1, 1, 7, 1}, {}};
+    prompt.known.tokens = kTokens.data();
+    prompt.known.token_count = kTokens.size();
+    std::int32_t sequence = -1;
+    ASSERT_EQ(kvtwin_pool_open(pool, &prompt.known, &sequence), KVTWIN_OK);
+    const kvtwin_media image = {5, "image"};
+    ASSERT_EQ(kvtwin_pool_add_media(pool, 0, &image), KVTWIN_OK);
+    for (const int layer : {0, 1}) {
+      ASSERT_EQ(kvtwin_pool_append(pool, 0, layer, &rows, &rows, nullptr,
+                                   nullptr, 0, nullptr),
+                KVTWIN_OK);
+    }
+    ASSERT_EQ(kvtwin_pool_commit(pool, 0, kTokens.data(), 7), KVTWIN_OK);
+  }
+  void TearDown() override { kvtwin_pool_destroy(pool); }
+
+  static constexpr std::array<std::int32_t, 8> kTokens = {0, 1, 2, 3,
+                                                          4, 5, 6, 7};
   std::array<Later<kvtwin_pool_params>, 2> groups{
       Later(&kvtwin_pool_default_params), Later(&kvtwin_pool_default_params)};
-  for (Later<kvtwin_pool_params>& group : groups) {
-    group.known.block_size = 2;
-    group.known.blocks = 9;
-    group.known.dtype = KVTWIN_F32;
-  }
-  groups[1].known.block_size = 4;
-  groups[1].known.states = 1;
-  Later<kvtwin_pool_params> params(&kvtwin_pool_default_params);
-  params.known.max_seq_len = 16;
-  params.known.groups = &groups[0].known;
-  params.known.group_count = groups.size();
+  Later<kvtwin_pool_params> params{&kvtwin_pool_default_params};
   kvtwin_pool* pool = nullptr;
-  ASSERT_EQ(kvtwin_pool_create(&params.known, nullptr, &pool), KVTWIN_OK);
-  constexpr std::array<std::int32_t, 8> kTokens = {0, 1, 2, 3, 4, 5, 6, 7};
-  static constexpr std::array<float, 7> kRows = {};
-  const kvtwin_tensor rows{kRows.data(), KVTWIN_F32, {1, 1, 7, 1}, {}};
   Later<kvtwin_prompt> prompt;
-  prompt.known.tokens = kTokens.data();
-  prompt.known.token_count = kTokens.size();
-  std::int32_t sequence = -1;
-  ASSERT_EQ(kvtwin_pool_open(pool, &prompt.known, &sequence), KVTWIN_OK);
-  const kvtwin_media image = {5, "image"};
-  ASSERT_EQ(kvtwin_pool_add_media(pool, 0, &image), KVTWIN_OK);
-  for (const int layer : {0, 1}) {
-    ASSERT_EQ(kvtwin_pool_append(pool, 0, layer, &rows, &rows, nullptr, nullptr,
-                                 0, nullptr),
-              KVTWIN_OK);
-  }
-  ASSERT_EQ(kvtwin_pool_commit(pool, 0, kTokens.data(), 7), KVTWIN_OK);
+};
+
+TEST_F(GroupsInC, ServeOnePrefix) {
   std::int32_t length = -1;
   // 4, not 6: there are states at 4 and 7.
   EXPECT_EQ(kvtwin_pool_find(pool, &prompt.known, &length), KVTWIN_OK);
@@ -77,6 +87,9 @@ TEST(CInterface, GroupsOfAPoolServeOnePrefix) {
   EXPECT_EQ(kvtwin_pool_find(pool, &prompt.known, &length),
             KVTWIN_INVALID_ARGUMENT);
   EXPECT_EQ(kvtwin_pool_add_media(pool, 0, &early), KVTWIN_INVALID_ARGUMENT);
+}
+
+TEST_F(GroupsInC, HaveTablesOfTheirOwn) {
   std::int32_t columns = 0;
   std::int32_t seq_len = 0;
   std::array<std::int32_t, 4> blocks = {-2, -2, -2, -2};
@@ -110,13 +123,15 @@ TEST(CInterface, GroupsOfAPoolServeOnePrefix) {
   EXPECT_EQ(kvtwin_pool_group_usage(pool, 2, &usage.known),
             KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(), HasSubstr("there is no group 2"));
+}
+
+TEST_F(GroupsInC, HaveNoGroups) {
   groups[1].known.groups = &groups[0].known;
   groups[1].known.group_count = 1;
   kvtwin_pool* none = nullptr;
   EXPECT_EQ(kvtwin_pool_create(&params.known, nullptr, &none),
             KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(), HasSubstr("a group has groups"));
-  kvtwin_pool_destroy(pool);
 }
 
 }  // namespace

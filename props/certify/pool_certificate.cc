@@ -12,7 +12,7 @@
 #include "props/base/interrupt.h"
 #include "props/certify/certificate.h"
 #include "props/compare/failure.h"
-#include "props/paged/pool_laws.h"
+#include "props/laws/pool_laws.h"
 #include "props/search/fuzz.h"
 
 namespace kvtwin::props {

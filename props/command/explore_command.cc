@@ -22,10 +22,10 @@
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
+#include "props/paged/explore_pools.h"
 #include "props/paged/paged_runner.h"
 #include "props/search/explain.h"
 #include "props/search/explore.h"
-#include "props/search/explore_pools.h"
 #include "props/search/fuzz.h"
 #include "props/shrink/shrink.h"
 

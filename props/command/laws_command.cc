@@ -13,7 +13,7 @@
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/laws/laws.h"
-#include "props/paged/pool_laws.h"
+#include "props/laws/pool_laws.h"
 #include "props/search/fuzz.h"
 
 namespace kvtwin::props {

@@ -18,7 +18,7 @@
 namespace kvtwin::props {
 namespace {
 
-std::string RecordingOf(std::uint64_t number) {
+std::string GroupsRecordingOf(std::uint64_t number) {
   std::ostringstream out;
   EXPECT_TRUE(
       WritePagedRecording(MakeGroupsHistory(5, number), "reference", out).ok());
@@ -29,7 +29,7 @@ TEST(GroupsRecordings, OfATwinAreAccepted) {
   int media = 0;
   int states = 0;
   for (std::uint64_t number = 0; number < 150; ++number) {
-    const std::string text = RecordingOf(number);
+    const std::string text = GroupsRecordingOf(number);
     ExpectAccept(text, Level::kIdentity);
     ExpectAccept(Replaced(text, "lowest", "other"), Level::kVisibility);
     media += text.find("\"media_at\"") != text.npos ? 1 : 0;
@@ -69,9 +69,9 @@ std::string TruncateTo(int len, int kept) {
   return fmt::format(R"({{"op":"truncate","seq":0,"len":{},"kept":{}}})", len,
                      kept);
 }
-std::string Table(int group, const std::vector<int>& sequences, int columns,
-                  const std::vector<int>& blocks,
-                  const std::vector<int>& lengths) {
+std::string TableOfGroup(int group, const std::vector<int>& sequences,
+                         int columns, const std::vector<int>& blocks,
+                         const std::vector<int>& lengths) {
   return fmt::format(
       R"({{"op":"table","group":{},"seqs":[{}],"columns":{},"blocks":[{}],)"
       R"("seq_lens":[{}]}})",
@@ -87,82 +87,82 @@ const Recording kSeven = {Open(0), AppendTo(0, {1, 2, 3, 4, 5, 6, 7}),
 // Sequence 1 begins with four of them.
 const Recording kFound = kSeven + Recording{Open(1, {1, 2, 3, 4, 5}, 4)};
 
-Recording WithHeader(const Recording& lines, const std::string& header) {
+Recording WithGroups(const Recording& lines, const std::string& header) {
   return Recording{header} + lines;
 }
-void ExpectRight(const Recording& lines,
-                 const std::string& header = kGroupsHeader) {
-  ExpectAccept(Lines(WithHeader(lines, header)), Level::kVisibility);
+void ExpectRightGroups(const Recording& lines,
+                       const std::string& header = kGroupsHeader) {
+  ExpectAccept(Lines(WithGroups(lines, header)), Level::kVisibility);
 }
-void ExpectVerdict(const Recording& lines, const std::string& verdict,
-                   const std::string& reason,
-                   const std::string& header = kGroupsHeader) {
-  const Judgement judgement = JudgeText(Lines(WithHeader(lines, header)));
+void ExpectGroupsVerdict(const Recording& lines, const std::string& verdict,
+                         const std::string& reason,
+                         const std::string& header = kGroupsHeader) {
+  const Judgement judgement = JudgeText(Lines(WithGroups(lines, header)));
   EXPECT_EQ(VerdictName(judgement.verdict()), verdict) << judgement.reason();
   EXPECT_NE(judgement.reason().find(reason), std::string::npos)
       << "'" << judgement.reason() << "' lacks '" << reason << "'";
 }
-void ExpectWrongLine(const Recording& lines, const std::string& reason) {
-  ExpectVerdict(lines, "reject", reason);
+void ExpectWrongGroups(const Recording& lines, const std::string& reason) {
+  ExpectGroupsVerdict(lines, "reject", reason);
 }
 
 TEST(GroupsRecordings, APrefixIsServedByAllGroups) {
-  ExpectRight(kFound + Recording{Views(1, {1, 2, 3, 4}),
-                                 ViewsAt(1, 0, {11, 12, 13, 14}, 1),
-                                 ViewsAt(1, 1, {12, 13, 14}, 1),
-                                 States(1, {3}, {24})});
-  ExpectWrongLine(kSeven + Recording{Open(1, {1, 2, 3, 4, 5, 6, 7}, 6)},
-                  "a prefix is found in whole blocks of 4");
-  ExpectWrongLine(kFound + Recording{ViewsAt(1, 2, {13, 14}, 1)},
-                  "a window of 3 positions needs them from 1 on");
-  ExpectWrongLine(kFound + Recording{ViewsAt(1, 1, {2, 3, 4}, 0)},
-                  "a pool without a window shows all rows");
-  ExpectWrongLine(kFound + Recording{States(1, {}, {})},
-                  "the state after the token at position 3 is missing");
+  ExpectRightGroups(kFound + Recording{Views(1, {1, 2, 3, 4}),
+                                       ViewsAt(1, 0, {11, 12, 13, 14}, 1),
+                                       ViewsAt(1, 1, {12, 13, 14}, 1),
+                                       States(1, {3}, {24})});
+  ExpectWrongGroups(kSeven + Recording{Open(1, {1, 2, 3, 4, 5, 6, 7}, 6)},
+                    "a prefix is found in whole blocks of 4");
+  ExpectWrongGroups(kFound + Recording{ViewsAt(1, 2, {13, 14}, 1)},
+                    "a window of 3 positions needs them from 1 on");
+  ExpectWrongGroups(kFound + Recording{ViewsAt(1, 1, {2, 3, 4}, 0)},
+                    "a pool without a window shows all rows");
+  ExpectWrongGroups(kFound + Recording{States(1, {}, {})},
+                    "the state after the token at position 3 is missing");
 }
 
 TEST(GroupsRecordings, StatesAreThoseOfTheirTokens) {
-  ExpectRight(kSeven +
-              Recording{States(0, {3, 6}, {24, 27}), States(0, {6}, {27})});
-  ExpectWrongLine(kSeven + Recording{States(0, {3}, {24})},
-                  "the state after the token at position 6 is missing");
-  ExpectWrongLine(kSeven + Recording{States(0, {3, 6}, {24, 26})},
-                  "position 6 of sequence 0 has the row of sequence 0, "
-                  "position 5");
-  ExpectWrongLine(kSeven + Recording{States(0, {6, 3}, {27, 24})},
-                  "positions has 3 after 6");
-  ExpectWrongLine(kSeven + Recording{States(0, {6, 7}, {27, 27})},
-                  "positions has 7");
+  ExpectRightGroups(
+      kSeven + Recording{States(0, {3, 6}, {24, 27}), States(0, {6}, {27})});
+  ExpectWrongGroups(kSeven + Recording{States(0, {3}, {24})},
+                    "the state after the token at position 6 is missing");
+  ExpectWrongGroups(kSeven + Recording{States(0, {3, 6}, {24, 26})},
+                    "position 6 of sequence 0 has the row of sequence 0, "
+                    "position 5");
+  ExpectWrongGroups(kSeven + Recording{States(0, {6, 3}, {27, 24})},
+                    "positions has 3 after 6");
+  ExpectWrongGroups(kSeven + Recording{States(0, {6, 7}, {27, 27})},
+                    "positions has 7");
 }
 
 // A pass reads a state while it writes another.
 TEST(GroupsRecordings, APassMayWriteOverAStateIfItSaysSo) {
   const Recording pass = kSeven + Recording{AppendTo(2, {28})};
-  ExpectRight(pass + Recording{States(0, {6, 7}, {27, 28})});
-  ExpectWrongLine(pass + Recording{States(0, {7}, {28})},
-                  "the state after the token at position 6 is missing");
-  ExpectRight(pass + Recording{States(0, {7}, {28})},
-              Replaced(kGroupsHeader, R"("paged")",
-                       R"("paged","states_in_place":true)"));
+  ExpectRightGroups(pass + Recording{States(0, {6, 7}, {27, 28})});
+  ExpectWrongGroups(pass + Recording{States(0, {7}, {28})},
+                    "the state after the token at position 6 is missing");
+  ExpectRightGroups(pass + Recording{States(0, {7}, {28})},
+                    Replaced(kGroupsHeader, R"("paged")",
+                             R"("paged","states_in_place":true)"));
 }
 
 TEST(GroupsRecordings, ATruncationKeepsWhatTheNextTokenNeeds) {
-  ExpectRight(kSeven + Recording{TruncateTo(5, 4), Views(0, {1, 2, 3, 4}),
-                                 ViewsAt(0, 1, {12, 13, 14}, 1),
-                                 States(0, {3}, {24})});
-  ExpectRight(kSeven + Recording{TruncateTo(5, 0), Views(0, {})});
-  ExpectWrongLine(kSeven + Recording{TruncateTo(5, 6)},
-                  "kept is 6, the first 5 tokens were asked for");
-  ExpectWrongLine(kSeven + Recording{TruncateTo(7, 4)},
-                  "kept is 4, sequence 0 can continue at 7");
-  ExpectWrongLine(
+  ExpectRightGroups(kSeven + Recording{TruncateTo(5, 4), Views(0, {1, 2, 3, 4}),
+                                       ViewsAt(0, 1, {12, 13, 14}, 1),
+                                       States(0, {3}, {24})});
+  ExpectRightGroups(kSeven + Recording{TruncateTo(5, 0), Views(0, {})});
+  ExpectWrongGroups(kSeven + Recording{TruncateTo(5, 6)},
+                    "kept is 6, the first 5 tokens were asked for");
+  ExpectWrongGroups(kSeven + Recording{TruncateTo(7, 4)},
+                    "kept is 4, sequence 0 can continue at 7");
+  ExpectWrongGroups(
       kSeven + Recording{TruncateTo(5, 4), ViewsAt(0, 2, {13, 14}, 1)},
       "a window of 3 positions needs them from 1 on");
   // A pool whose groups keep all tokens can always continue.
   const std::string all = Replaced(
       Replaced(kGroupsHeader, R"(,"window":3)", ""), R"(,"states":true)", "");
-  ExpectVerdict(kSeven + Recording{TruncateTo(5, 4)}, "reject",
-                "kept is 4, sequence 0 can continue at 5", all);
+  ExpectGroupsVerdict(kSeven + Recording{TruncateTo(5, 4)}, "reject",
+                      "kept is 4, sequence 0 can continue at 5", all);
 }
 
 TEST(GroupsRecordings, MediaAreAPartOfTheKey) {
@@ -172,39 +172,45 @@ TEST(GroupsRecordings, MediaAreAPartOfTheKey) {
         line, R"("len")",
         fmt::format(R"("media":["a"],"media_at":[{}],"len")", position));
   };
-  ExpectRight(kSeven + Recording{with(found, 4)});
-  ExpectWrongLine(kSeven + Recording{with(found, 3)}, "were never committed");
+  ExpectRightGroups(kSeven + Recording{with(found, 4)});
+  ExpectWrongGroups(kSeven + Recording{with(found, 3)},
+                    "committed under another key");
   const std::string image = R"({"op":"media","seq":0,"at":3,"hash":"a"})";
   Recording late = kSeven;
   late.insert(late.begin() + 1, image);
-  ExpectRight(late + Recording{with(found, 3)});
-  ExpectWrongLine(late + Recording{found}, "were never committed");
-  ExpectVerdict(kSeven + Recording{image}, "bad input",
-                "a position of media is 3, sequence 0 has 7 tokens");
+  ExpectRightGroups(late + Recording{with(found, 3)});
+  ExpectWrongGroups(late + Recording{found}, "were never committed");
+  ExpectGroupsVerdict(kSeven + Recording{image}, "bad_input",
+                      "a position of media is 3, sequence 0 has 7 tokens");
 }
 
 TEST(GroupsRecordings, TablesAreThoseOfAGroup) {
-  ExpectRight(kFound +
-              Recording{Table(0, {0, 1}, 4, {0, 1, 2, 3, 0, 1, -1, -1}, {7, 4}),
-                        Table(2, {0, 1}, 2, {0, 1, 0, -1}, {7, 4})});
+  ExpectRightGroups(
+      kFound +
+      Recording{TableOfGroup(0, {0, 1}, 4, {0, 1, 2, 3, 0, 1, -1, -1}, {7, 4}),
+                TableOfGroup(2, {0, 1}, 2, {0, 1, 0, -1}, {7, 4})});
   // Block 1 has the state after seven tokens, or after four.
-  ExpectWrongLine(
-      kFound + Recording{Table(2, {0, 1}, 2, {0, 1, 1, -1}, {7, 4})},
+  ExpectWrongGroups(
+      kFound + Recording{TableOfGroup(2, {0, 1}, 2, {0, 1, 1, -1}, {7, 4})},
       "block 1 is block 6 of sequence 0, and block 3 of 1");
-  ExpectWrongLine(kFound + Recording{Table(0, {0, 1}, 4,
-                                           {0, 1, 2, 3, 0, 2, -1, -1}, {7, 4})},
-                  "block 2 is block 2 of sequence 0, and block 1 of 1");
-  ExpectWrongLine(kSeven + Recording{Table(0, {0}, 4, {0, 1, 2, 16}, {7})},
-                  "block 3 of sequence 0 is 16, the pool has 16");
+  ExpectWrongGroups(
+      kFound + Recording{TableOfGroup(0, {0, 1}, 4, {0, 1, 2, 3, 0, 2, -1, -1},
+                                      {7, 4})},
+      "block 2 is block 2 of sequence 0, and block 1 of 1");
+  ExpectWrongGroups(
+      kSeven + Recording{TableOfGroup(0, {0}, 4, {0, 1, 2, 16}, {7})},
+      "block 3 of sequence 0 is 16, the pool has 16");
   // The window's first two blocks may be anything.
-  ExpectRight(kSeven + Recording{Table(1, {0}, 4, {-1, 99, 2, 3}, {7})});
-  ExpectWrongLine(kSeven + Recording{Table(1, {0}, 4, {-1, 99, 99, 3}, {7})},
-                  "block 2 of sequence 0 is 99, the pool has 16");
+  ExpectRightGroups(kSeven +
+                    Recording{TableOfGroup(1, {0}, 4, {-1, 99, 2, 3}, {7})});
+  ExpectWrongGroups(
+      kSeven + Recording{TableOfGroup(1, {0}, 4, {-1, 99, 99, 3}, {7})},
+      "block 2 of sequence 0 is 99, the pool has 16");
 }
 
 TEST(GroupsRecordings, BadInputIsNamed) {
   const auto bad = [](const std::string& header, const std::string& reason) {
-    ExpectVerdict({}, "bad input", reason, header);
+    ExpectGroupsVerdict({}, "bad_input", reason, header);
   };
   bad(Replaced(kGroupsHeader, R"("window":3)", R"("window":0)"), "window is 0");
   bad(Replaced(kGroupsHeader, R"("paged")", R"("paged","deduplicates":true)"),
@@ -214,14 +220,16 @@ TEST(GroupsRecordings, BadInputIsNamed) {
       "groups is ");
   bad(Replaced(kGroupsHeader, R"("block_size":4)", R"("block_size":0)"),
       "pool.groups[2].block_size is 0");
-  ExpectVerdict(kSeven + Recording{Table(3, {0}, 4, {0, 1, 2, 3}, {7})},
-                "bad input", "group is 3");
-  ExpectVerdict(
+  ExpectGroupsVerdict(
+      kSeven + Recording{TableOfGroup(3, {0}, 4, {0, 1, 2, 3}, {7})},
+      "bad_input", "group is 3");
+  ExpectGroupsVerdict(
       kSeven + Recording{Replaced(States(0, {6}, {27}), "[6]", "[3,6]")},
-      "bad input", "positions has 2 numbers, expected 1");
-  ExpectVerdict(kSeven + Recording{Replaced(Views(0, {27}), R"("layer":0)",
-                                            R"("layer":2)")},
-                "bad input", "positions is missing");
+      "bad_input", "positions has 2 numbers, expected 1");
+  ExpectGroupsVerdict(
+      kSeven +
+          Recording{Replaced(Views(0, {27}), R"("layer":0)", R"("layer":2)")},
+      "bad_input", "positions is missing");
   // A pool without groups has no media.
   const std::string media =
       Replaced(Open(0), R"("len")", R"("media":["a"],"media_at":[0],"len")");

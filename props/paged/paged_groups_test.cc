@@ -18,6 +18,7 @@
 #include "props/base/forwarding_pool.h"
 #include "props/base/hash.h"
 #include "props/history/generate.h"
+#include "props/paged/explore_pools.h"
 #include "props/paged/paged_runner.h"
 #include "props/testing/pools.h"
 #include "props/testing/test_cache.h"
@@ -556,6 +557,46 @@ TEST(PagedGroupsFuzz, HistoriesReachSharingCopiesEvictionAndTruncation) {
   EXPECT_GT(result.counts.evicted, 50);
   EXPECT_GT(result.counts.truncated, 50);
   EXPECT_GT(result.counts.full, 100);
+}
+
+// The explorer finds a fault on the shortest path.
+// Keeps a token that it was asked to drop.
+class KeepsOneMore final : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+  Status Truncate(int sequence, int len) override {
+    const Result<int> all = SeqLen(sequence);
+    const bool keeps = len == 1 && all.ok() && *all == 2;
+    return ForwardingPool::Truncate(sequence, keeps ? 2 : len);
+  }
+};
+
+PoolSpaceResult ExploreStates(bool faulty) {
+  const PagedMaker make =
+      [&](const PagedSpec& spec,
+          std::string_view twin) -> Result<std::unique_ptr<PagedPool>> {
+    auto pool = MakePagedPool(spec, twin);
+    if (!pool.ok() || twin == "reference" || !faulty) return pool;
+    return std::unique_ptr<PagedPool>(
+        std::make_unique<KeepsOneMore>(std::move(*pool)));
+  };
+  return ExploreSpace(PoolSpaces()[1], make, [](const PoolSpaceResult& so_far) {
+    return so_far.states > 500;
+  });
+}
+
+TEST(PoolExplorer, FindsAFaultOnTheShortestPath) {
+  const PoolSpaceResult right = ExploreStates(/*faulty=*/false);
+  EXPECT_FALSE(right.failure) << TextOf(right.failure);
+  EXPECT_FALSE(right.fixed_point);
+  EXPECT_GT(right.states, 500);
+  EXPECT_GT(right.transitions, 2000);
+  const PoolSpaceResult wrong = ExploreStates(/*faulty=*/true);
+  ASSERT_TRUE(wrong.failure);
+  EXPECT_FALSE(wrong.fixed_point);
+  // Open, append two tokens, commit them, truncate to one.
+  EXPECT_EQ(wrong.history.ops.size(), 4U) << ToText(wrong.history);
+  EXPECT_EQ(wrong.history.ops.back().kind, PagedOpKind::kTruncate);
 }
 
 }  // namespace

@@ -128,6 +128,31 @@ TEST(Gen, IsTheSameForTheSameSeed) {
   EXPECT_NE(text(1), text(2));
 }
 
+TEST(Gen, LeavesOutWhatAPoolWithGroupsLacks) {
+  const auto text = [](const PoolLimits& limits) {
+    std::ostringstream out;
+    EXPECT_TRUE(
+        Generate(
+            {.kind = {}, .groups = true, .limits = limits, .histories = 40},
+            out)
+            .ok());
+    return out.str();
+  };
+  const std::string all = text({});
+  const std::string few = text({.media = true, .dtype = DType::kF16});
+  for (const char* word : {R"("media")", R"("states":true)", R"("q8_0")"}) {
+    EXPECT_NE(all.find(word), std::string::npos) << word;
+  }
+  for (const char* word : {R"("media")", R"("q8_0")", R"("f32")"}) {
+    EXPECT_EQ(few.find(word), std::string::npos) << word;
+  }
+  EXPECT_NE(few.find(R"("states":true)"), std::string::npos);
+  std::istringstream recordings(few);
+  for (const auto& [verdict, line] : JudgeSeveral(recordings)) {
+    EXPECT_EQ(VerdictName(verdict), "accept") << line;
+  }
+}
+
 TEST(Stream, MayHoldSeveralRecordings) {
   const std::string header =
       R"({"kvtrace":1,"placement":"other","cache":{"type":"causal","shift":)"

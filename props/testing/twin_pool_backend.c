@@ -1,6 +1,7 @@
 /* The optimized pool as a backend, by the C interface alone: the harness must
  * find nothing in it, but every bug that is planted in the twin.
- * KVTWIN_BACKEND_TWIN names another twin. */
+ * KVTWIN_BACKEND_TWIN names another twin. OLD_POOL: with the header of version
+ * 0.1.0, which has no groups. */
 
 #include <stdlib.h>
 
@@ -9,7 +10,9 @@
 static int Describe(kvtwin_pool_description_v1* out) {
   out->name = "twin";
   out->level = KVTWIN_IDENTITY;
+#ifndef OLD_POOL
   out->can = KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA;
+#endif
   return KVTWIN_OK;
 }
 
@@ -106,6 +109,7 @@ static int Slots(void* pool, int32_t sequence, int32_t begin, int32_t end,
                            room, count);
 }
 
+#ifndef OLD_POOL
 static int GroupTable(void* pool, int32_t group, const int32_t* sequences,
                       size_t sequence_count, int32_t* columns, int32_t* blocks,
                       size_t room, size_t* count, int32_t* seq_lens) {
@@ -147,6 +151,8 @@ static int ResumeBefore(void* pool, int32_t sequence, int32_t length,
                                    resume);
 }
 
+#endif
+
 static const kvtwin_pool_backend_v1 kTwinPool = {
     .size = sizeof(kvtwin_pool_backend_v1),
     .describe = Describe,
@@ -168,6 +174,7 @@ static const kvtwin_pool_backend_v1 kTwinPool = {
     .table = Table,
     .csr = Csr,
     .slots = Slots,
+#ifndef OLD_POOL
     .group_table = GroupTable,
     .group_csr = GroupCsr,
     .group_slots = GroupSlots,
@@ -175,6 +182,7 @@ static const kvtwin_pool_backend_v1 kTwinPool = {
     .group_usage = GroupUsage,
     .find = Find,
     .resume_before = ResumeBefore,
+#endif
 };
 
 const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {

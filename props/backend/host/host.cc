@@ -187,13 +187,17 @@ Json Expand(const Json& asked, Subject subject, HostState* state) {
   return ToJson(expansion);
 }
 
-// The names of the laws that a pool can be judged by.
-Json LawsOf(const PoolBackend& pool) {
-  Json names = Json::array();
+// What a pool declares, with the laws that it can be judged by.
+Json Declared(const PoolBackend& pool) {
+  Json laws = Json::array();
   for (const PoolLaw& law : PoolLaws()) {
-    if (MayBeJudged(pool, law)) names.push_back(law.name);
+    if (MayBeJudged(pool, law)) laws.push_back(law.name);
   }
-  return names;
+  return {{"name", pool.name},
+          {"claims", pool.level},
+          {"groups", pool.groups},
+          {"laws", laws},
+          {"not_declared", NotDeclared(pool)}};
 }
 
 // Runs a history of a pool. A leak is reported only if nothing else is wrong.
@@ -340,11 +344,7 @@ int Main(int argc, char** argv) {
   if (loaded->cache) hello["cache"] = ToJson(*loaded->cache);
   if (loaded->pool) {
     loaded->pool->watch = &guard;
-    hello["pool"] = {{"name", loaded->pool->name},
-                     {"claims", loaded->pool->level},
-                     {"groups", loaded->pool->groups},
-                     {"laws", LawsOf(*loaded->pool)},
-                     {"not_declared", NotDeclared(*loaded->pool)}};
+    hello["pool"] = Declared(*loaded->pool);
   }
   Answer(hello);
   std::FILE* asked = fdopen(kHostAsked, "r");

@@ -1,4 +1,4 @@
-#include "props/paged/pool_laws.h"
+#include "props/laws/pool_laws.h"
 
 #include <fmt/format.h>
 
@@ -20,7 +20,7 @@ namespace kvtwin::props {
 namespace {
 
 // The rows that a sequence shows, by layer and position.
-struct Picture {
+struct PoolPicture {
   int len = 0;
   std::map<std::pair<int, int>,
            std::pair<std::vector<std::byte>, std::vector<std::byte>>>
@@ -49,8 +49,9 @@ struct LawProbe {
   }
   bool HasRoom() const { return workload.sequences().size() < 6; }
 
-  Picture PictureOf(int sequence) const {
-    Picture picture{.len = Need(pool.SeqLen(sequence), "SeqLen"), .rows = {}};
+  PoolPicture PictureOf(int sequence) const {
+    PoolPicture picture{.len = Need(pool.SeqLen(sequence), "SeqLen"),
+                        .rows = {}};
     for (int layer = 0; layer < pool.spec().layers; ++layer) {
       for (const PagedView& view : Need(pool.Views(sequence, layer), "Views")) {
         for (int i = 0; i < view.length; ++i) {
@@ -62,8 +63,8 @@ struct LawProbe {
     }
     return picture;
   }
-  std::map<int, Picture> PictureOfAll() const {
-    std::map<int, Picture> all;
+  std::map<int, PoolPicture> PictureOfAll() const {
+    std::map<int, PoolPicture> all;
     for (const auto& [number, of] : workload.sequences()) {
       all[number] = PictureOf(number);
     }
@@ -80,7 +81,7 @@ struct LawProbe {
 
   // Expects that `now` shows the first `len` tokens as `before` did, at least
   // those that the next token needs.
-  void ExpectSame(const Picture& before, const Picture& now, int len,
+  void ExpectSame(const PoolPicture& before, const PoolPicture& now, int len,
                   std::string_view what) const {
     for (const auto& [place, row] : before.rows) {
       const auto [layer, position] = place;
@@ -94,10 +95,10 @@ struct LawProbe {
       });
     }
   }
-  void ExpectSame(const std::map<int, Picture>& before,
+  void ExpectSame(const std::map<int, PoolPicture>& before,
                   std::string_view what) const {
     for (const auto& [number, picture] : before) {
-      const Picture now = PictureOf(number);
+      const PoolPicture now = PictureOf(number);
       Expect(now.len == picture.len, [&] {
         return fmt::format("{}: sequence {} has {} tokens, and had {}", what,
                            number, now.len, picture.len);
@@ -211,7 +212,7 @@ bool Forked(LawProbe& probe) {
   const int all = Size(probe.Of(*sequence).client.tokens);
   const int asked = Mod(probe.op.b, all + 1);
   const int made = Need(probe.pool.Fork(*sequence, asked), "Fork");
-  const Picture forked = probe.PictureOf(made);
+  const PoolPicture forked = probe.PictureOf(made);
   Expect(forked.len <= asked, [&] {
     return fmt::format("a fork of {} tokens has {}", asked, forked.len);
   });
@@ -252,9 +253,9 @@ bool AHit(LawProbe& probe) {
   const PagedClient& client = probe.Of(*sequence).client;
   std::vector<std::int32_t> prompt = client.tokens;
   prompt.push_back(0);
-  const Picture whole = probe.PictureOf(*sequence);
+  const PoolPicture whole = probe.PictureOf(*sequence);
   const int made = Need(probe.pool.Open(prompt, client.key), "Open");
-  const Picture found = probe.PictureOf(made);
+  const PoolPicture found = probe.PictureOf(made);
   for (int layer = 0; layer < probe.pool.spec().layers; ++layer) {
     for (int position = probe.FirstNeeded(layer, found.len);
          position < found.len; ++position) {

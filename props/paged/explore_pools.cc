@@ -1,4 +1,4 @@
-#include "props/search/explore_pools.h"
+#include "props/paged/explore_pools.h"
 
 #include <algorithm>
 #include <array>
@@ -14,10 +14,9 @@
 namespace kvtwin::props {
 namespace {
 
-// A prompt by its binary digits (kOwnPrompt), perhaps with an image at its
-// second token.
-constexpr PagedOp OpenOf(int digits, bool media = false) {
-  return {PagedOpKind::kOpen, digits, media ? 2 : 0, kOwnPrompt};
+// A prompt by its binary digits (kOwnPrompt).
+constexpr PagedOp OpenOf(int digits) {
+  return {PagedOpKind::kOpen, digits, 0, kOwnPrompt};
 }
 
 // Operations on sequences 0 and 1 and on new sequences. All tokens are 0,
@@ -25,13 +24,11 @@ constexpr PagedOp OpenOf(int digits, bool media = false) {
 constexpr std::array kMoves = {
     OpenOf(0b1),
     OpenOf(0b1000),
-    OpenOf(0b1000, /*media=*/true),
     PagedOp{PagedOpKind::kFork, 0, 1, 0},
     PagedOp{PagedOpKind::kAppend, 0, 0, 4},  // A token.
     PagedOp{PagedOpKind::kAppend, 0, 1, 4},  // Two tokens.
     PagedOp{PagedOpKind::kAppend, 0, 1, 0},  // Two, to the first layer.
     PagedOp{PagedOpKind::kAppend, 1, 0, 3},  // Another token.
-    PagedOp{PagedOpKind::kAppend, 1, 1, 4},
     PagedOp{PagedOpKind::kLayers, 0, 0, 0},
     PagedOp{PagedOpKind::kCommit, 0, 1, 0},  // All appended tokens.
     PagedOp{PagedOpKind::kCommit, 0, 0, 1},  // One of them.

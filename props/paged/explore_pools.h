@@ -1,8 +1,8 @@
 // Visits every state that a small pool with groups can reach, and makes every
 // operation in each of them.
 
-#ifndef KVTWIN_PROPS_SEARCH_EXPLORE_POOLS_H_
-#define KVTWIN_PROPS_SEARCH_EXPLORE_POOLS_H_
+#ifndef KVTWIN_PROPS_PAGED_EXPLORE_POOLS_H_
+#define KVTWIN_PROPS_PAGED_EXPLORE_POOLS_H_
 
 #include <cstdint>
 #include <functional>
@@ -40,4 +40,4 @@ PoolSpaceResult ExploreSpace(
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_SEARCH_EXPLORE_POOLS_H_
+#endif  // KVTWIN_PROPS_PAGED_EXPLORE_POOLS_H_

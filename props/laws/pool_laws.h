@@ -2,8 +2,8 @@
 // ledger nor a second pool (docs/laws.md). A random history is run on a pool;
 // after each operation the law makes calls of its own and takes them back.
 
-#ifndef KVTWIN_PROPS_PAGED_POOL_LAWS_H_
-#define KVTWIN_PROPS_PAGED_POOL_LAWS_H_
+#ifndef KVTWIN_PROPS_LAWS_POOL_LAWS_H_
+#define KVTWIN_PROPS_LAWS_POOL_LAWS_H_
 
 #include <memory>
 #include <span>
@@ -49,4 +49,4 @@ Subject LawSubject(const PoolLaw& law, std::string_view twin);
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_PAGED_POOL_LAWS_H_
+#endif  // KVTWIN_PROPS_LAWS_POOL_LAWS_H_
