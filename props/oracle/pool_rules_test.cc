@@ -26,7 +26,7 @@ struct Tried {
 
 // Runs this many random histories on pools of these rules, or up to the first
 // wrong one. If `said` is given, the pool declares it instead of `rules`.
-Tried Try(const PoolRules& rules, Fault fault, int histories,
+Tried Try(const PoolRules& rules, OtherPoolFault fault, int histories,
           const std::optional<PoolRules>& said = {}) {
   OtherPool::rules = said.value_or(rules);
   OtherPool::fault = fault;
@@ -57,13 +57,13 @@ const PoolRules kRecomputes = {.recomputes_last = true};
 PoolRules Window(int positions) { return {.window = positions}; }
 
 void ExpectRight(const PoolRules& rules) {
-  const Tried tried = Try(rules, Fault::kNone, kHistories / 2);
+  const Tried tried = Try(rules, OtherPoolFault::kNone, kHistories / 2);
   EXPECT_EQ(tried.wrong, "") << tried.history;
   EXPECT_EQ(tried.histories, kHistories / 2);
 }
 
 // Expects a wrong history, whose report contains `what`.
-void ExpectFound(const PoolRules& rules, Fault fault, const std::string& what,
+void ExpectFound(const PoolRules& rules, OtherPoolFault fault, const std::string& what,
                  const std::optional<PoolRules>& said = {}) {
   const Tried tried = Try(rules, fault, kHistories, said);
   EXPECT_NE(tried.wrong, "") << tried.histories << " histories";
@@ -305,45 +305,45 @@ TEST(PoolRules, AcceptsCorrectPoolsWithOtherRules) {
 }
 
 TEST(PoolRules, FindsFaultsOfPoolsThatDeduplicate) {
-  ExpectFound(kDeduplicates, Fault::kSwapsAcrossKeys,
+  ExpectFound(kDeduplicates, OtherPoolFault::kSwapsAcrossKeys,
               "these tokens were committed under another key");
-  ExpectFound(kDeduplicates, Fault::kSwapsByBlock, kOtherRow);
-  ExpectFound(kDeduplicates, Fault::kSwapForgetsOwner, "usage: ");
-  ExpectFound(kDeduplicates, Fault::kWritesInShared, kOtherRow);
+  ExpectFound(kDeduplicates, OtherPoolFault::kSwapsByBlock, kOtherRow);
+  ExpectFound(kDeduplicates, OtherPoolFault::kSwapForgetsOwner, "usage: ");
+  ExpectFound(kDeduplicates, OtherPoolFault::kWritesInShared, kOtherRow);
 }
 
 TEST(PoolRules, FindsFaultsOfPoolsThatRecompute) {
-  ExpectFound(kRecomputes, Fault::kWritesInShared, kOtherRow);
-  ExpectFound(kRecomputes, Fault::kRecomputesAtStart, kOtherRow);
-  ExpectFound(kRecomputes, Fault::kFindsOneMore,
+  ExpectFound(kRecomputes, OtherPoolFault::kWritesInShared, kOtherRow);
+  ExpectFound(kRecomputes, OtherPoolFault::kRecomputesAtStart, kOtherRow);
+  ExpectFound(kRecomputes, OtherPoolFault::kFindsOneMore,
               "a prefix is found in whole blocks");
 }
 
 TEST(PoolRules, FindsFaultsOfPoolsWithAWindow) {
-  ExpectFound(Window(3), Fault::kFreesEarly, "a window of 3 positions needs");
-  ExpectFound(Window(3), Fault::kShowsFreed, "views: position ");
-  ExpectFound(Window(3), Fault::kStartsLate, "views: the rows end at position");
-  ExpectFound(Window(3), Fault::kWritesInShared, kOtherRow);
+  ExpectFound(Window(3), OtherPoolFault::kFreesEarly, "a window of 3 positions needs");
+  ExpectFound(Window(3), OtherPoolFault::kShowsFreed, "views: position ");
+  ExpectFound(Window(3), OtherPoolFault::kStartsLate, "views: the rows end at position");
+  ExpectFound(Window(3), OtherPoolFault::kWritesInShared, kOtherRow);
 }
 
 // Only an append of many tokens shows the fault.
 TEST(PoolRules, FindsFaultsOfLongAppends) {
-  ExpectFound({}, Fault::kStores64, "position 64 of sequence ");
+  ExpectFound({}, OtherPoolFault::kStores64, "position 64 of sequence ");
 }
 
 // A pool that declares no rules is judged by ours.
 TEST(PoolRules, StaysStrictWithoutThem) {
-  ExpectFound(kRecomputes, Fault::kNone, "views: block ", PoolRules());
-  ExpectFound(Window(3), Fault::kNone, "a pool without a window", PoolRules());
-  ExpectFound(Window(3), Fault::kNone, "a window of 4 positions needs",
+  ExpectFound(kRecomputes, OtherPoolFault::kNone, "views: block ", PoolRules());
+  ExpectFound(Window(3), OtherPoolFault::kNone, "a pool without a window", PoolRules());
+  ExpectFound(Window(3), OtherPoolFault::kNone, "a window of 4 positions needs",
               Window(4));
 }
 
 // A hit may be shorter than what is stored, but must be committed (P18).
 TEST(PoolRules, PlannedTokensAreNotFound) {
   ExpectRight({});
-  for (const Fault fault : {Fault::kFoundAtFirstLayer, Fault::kFoundAtAppend,
-                            Fault::kFoundAfterAbort}) {
+  for (const OtherPoolFault fault : {OtherPoolFault::kFoundAtFirstLayer, OtherPoolFault::kFoundAtAppend,
+                            OtherPoolFault::kFoundAfterAbort}) {
     ExpectFound({}, fault, "never committed");
   }
 }

@@ -18,7 +18,7 @@
 
 namespace kvtwin::props {
 
-enum class Fault {
+enum class OtherPoolFault {
   kNone,
   kSwapsAcrossKeys,    // Hashes leave out the salt.
   kSwapsByBlock,       // Hashes cover one block's tokens only.
@@ -41,7 +41,7 @@ enum class Fault {
 class OtherPool {
  public:
   inline static PoolRules rules;  // The rules of the pools that are made next.
-  inline static Fault fault = Fault::kNone;
+  inline static OtherPoolFault fault = OtherPoolFault::kNone;
 
   explicit OtherPool(const kvtwin_pool_params& params) : is_(params) {
     blocks_.resize(AsSize(is_.blocks));
@@ -74,7 +74,7 @@ class OtherPool {
     if (found > 0 && found == all) {
       opened.len = all - 1;
       opened.again = true;
-    } else if (fault == Fault::kFindsOneMore && found + 1 < all && found > 0 &&
+    } else if (fault == OtherPoolFault::kFindsOneMore && found + 1 < all && found > 0 &&
                size() > 1) {
       // The length ends within a block.
       opened.len = found - 1;
@@ -114,19 +114,19 @@ class OtherPool {
     }
     if (needed > Room()) return KVTWIN_CACHE_FULL;
     for (int i = first; i < BlocksFor(end); ++i) Own(to, i);
-    const int stored = fault == Fault::kStores64 ? std::min(count, 64) : count;
+    const int stored = fault == OtherPoolFault::kStores64 ? std::min(count, 64) : count;
     for (int i = 0; i < stored; ++i) {
       const int position = to.len + i;
       const int block = At(to.table, position / size());
       int offset = position % size();
-      if (fault == Fault::kRecomputesAtStart && to.again && i == 0) offset = 0;
+      if (fault == OtherPoolFault::kRecomputesAtStart && to.again && i == 0) offset = 0;
       Store(key, i, Row(block, 0, layer, offset), KeyRow());
       Store(value, i, Row(block, 1, layer, offset), ValueRow());
     }
     At(to.appended, layer) = count;
-    const bool first_layer = fault == Fault::kFoundAtFirstLayer && layer == 0;
+    const bool first_layer = fault == OtherPoolFault::kFoundAtFirstLayer && layer == 0;
     const bool last_layer =
-        fault == Fault::kFoundAtAppend && layer == is_.layers - 1;
+        fault == OtherPoolFault::kFoundAtAppend && layer == is_.layers - 1;
     if (first_layer || last_layer) RegisterPlan(to, end);
     return KVTWIN_OK;
   }
@@ -147,7 +147,7 @@ class OtherPool {
   void Truncate(int sequence, int len) {
     Sequence& of = sequences_.at(sequence);
     if (len < of.len) of.again = false;
-    if (fault == Fault::kFoundAfterAbort && len == of.len) {
+    if (fault == OtherPoolFault::kFoundAfterAbort && len == of.len) {
       RegisterPlan(of, of.len + *std::ranges::min_element(of.appended));
     }
     Cut(of, len);
@@ -166,7 +166,7 @@ class OtherPool {
     const int end = of.len + At(of.appended, layer);
     std::vector<kvtwin_paged_view> views;
     int start = of.from;
-    if (fault == Fault::kShowsFreed && start >= size()) start -= size();
+    if (fault == OtherPoolFault::kShowsFreed && start >= size()) start -= size();
     while (start < end) {
       const int index = start / size();
       const int stop = std::min(end, (index + 1) * size());
@@ -175,7 +175,7 @@ class OtherPool {
       kvtwin_paged_view view{};
       view.key = TensorOf(block, 0, layer, start % size(), stop - start);
       view.value = TensorOf(block, 1, layer, start % size(), stop - start);
-      const bool late = fault == Fault::kStartsLate && of.from > 0;
+      const bool late = fault == OtherPoolFault::kStartsLate && of.from > 0;
       view.start = start + (late ? 1 : 0);
       view.length = stop - start;
       view.block = block;
@@ -265,8 +265,8 @@ class OtherPool {
   // Hashes the key and the tokens up to the end of a block.
   static std::string HashOf(const std::string& key,
                             const std::vector<int>& tokens, int end, int size) {
-    std::string hash = fault == Fault::kSwapsAcrossKeys ? "" : key;
-    const int begin = fault == Fault::kSwapsByBlock ? end - size : 0;
+    std::string hash = fault == OtherPoolFault::kSwapsAcrossKeys ? "" : key;
+    const int begin = fault == OtherPoolFault::kSwapsByBlock ? end - size : 0;
     for (int i = begin; i < end; ++i) {
       hash += std::to_string(At(tokens, i)) + " ";
     }
@@ -323,7 +323,7 @@ class OtherPool {
   bool MayWrite(const Sequence& of, int index) {
     const int block = At(of.table, index);
     if (block < 0) return false;
-    return InPlace(of, index) || fault == Fault::kWritesInShared ||
+    return InPlace(of, index) || fault == OtherPoolFault::kWritesInShared ||
            BlockAt(block).owners == 1;
   }
 
@@ -348,7 +348,7 @@ class OtherPool {
 
   void LeaveWindow(Sequence& of) {
     int gone = rules.FirstSeen(of.len) / size();
-    if (fault == Fault::kFreesEarly && rules.window) {
+    if (fault == OtherPoolFault::kFreesEarly && rules.window) {
       gone = std::min(gone + 1, of.len / size());
     }
     for (int i = 0; i < gone; ++i) {
@@ -392,7 +392,7 @@ class OtherPool {
       BlockAt(block).hash = hash;
     } else if (rules.deduplicates) {
       --BlockAt(block).owners;
-      if (fault != Fault::kSwapForgetsOwner) ++BlockAt(other).owners;
+      if (fault != OtherPoolFault::kSwapForgetsOwner) ++BlockAt(other).owners;
       block = other;
     }
   }
