@@ -63,7 +63,8 @@ void ExpectRight(const PoolRules& rules) {
 }
 
 // Expects a wrong history, whose report contains `what`.
-void ExpectFound(const PoolRules& rules, OtherPoolFault fault, const std::string& what,
+void ExpectFound(const PoolRules& rules, OtherPoolFault fault,
+                 const std::string& what,
                  const std::optional<PoolRules>& said = {}) {
   const Tried tried = Try(rules, fault, kHistories, said);
   EXPECT_NE(tried.wrong, "") << tried.histories << " histories";
@@ -320,9 +321,11 @@ TEST(PoolRules, FindsFaultsOfPoolsThatRecompute) {
 }
 
 TEST(PoolRules, FindsFaultsOfPoolsWithAWindow) {
-  ExpectFound(Window(3), OtherPoolFault::kFreesEarly, "a window of 3 positions needs");
+  ExpectFound(Window(3), OtherPoolFault::kFreesEarly,
+              "a window of 3 positions needs");
   ExpectFound(Window(3), OtherPoolFault::kShowsFreed, "views: position ");
-  ExpectFound(Window(3), OtherPoolFault::kStartsLate, "views: the rows end at position");
+  ExpectFound(Window(3), OtherPoolFault::kStartsLate,
+              "views: the rows end at position");
   ExpectFound(Window(3), OtherPoolFault::kWritesInShared, kOtherRow);
 }
 
@@ -334,7 +337,8 @@ TEST(PoolRules, FindsFaultsOfLongAppends) {
 // A pool that declares no rules is judged by ours.
 TEST(PoolRules, StaysStrictWithoutThem) {
   ExpectFound(kRecomputes, OtherPoolFault::kNone, "views: block ", PoolRules());
-  ExpectFound(Window(3), OtherPoolFault::kNone, "a pool without a window", PoolRules());
+  ExpectFound(Window(3), OtherPoolFault::kNone, "a pool without a window",
+              PoolRules());
   ExpectFound(Window(3), OtherPoolFault::kNone, "a window of 4 positions needs",
               Window(4));
 }
@@ -342,8 +346,9 @@ TEST(PoolRules, StaysStrictWithoutThem) {
 // A hit may be shorter than what is stored, but must be committed (P18).
 TEST(PoolRules, PlannedTokensAreNotFound) {
   ExpectRight({});
-  for (const OtherPoolFault fault : {OtherPoolFault::kFoundAtFirstLayer, OtherPoolFault::kFoundAtAppend,
-                            OtherPoolFault::kFoundAfterAbort}) {
+  for (const OtherPoolFault fault :
+       {OtherPoolFault::kFoundAtFirstLayer, OtherPoolFault::kFoundAtAppend,
+        OtherPoolFault::kFoundAfterAbort}) {
     ExpectFound({}, fault, "never committed");
   }
 }

@@ -74,8 +74,8 @@ class OtherPool {
     if (found > 0 && found == all) {
       opened.len = all - 1;
       opened.again = true;
-    } else if (fault == OtherPoolFault::kFindsOneMore && found + 1 < all && found > 0 &&
-               size() > 1) {
+    } else if (fault == OtherPoolFault::kFindsOneMore && found + 1 < all &&
+               found > 0 && size() > 1) {
       // The length ends within a block.
       opened.len = found - 1;
     }
@@ -114,17 +114,20 @@ class OtherPool {
     }
     if (needed > Room()) return KVTWIN_CACHE_FULL;
     for (int i = first; i < BlocksFor(end); ++i) Own(to, i);
-    const int stored = fault == OtherPoolFault::kStores64 ? std::min(count, 64) : count;
+    const int stored =
+        fault == OtherPoolFault::kStores64 ? std::min(count, 64) : count;
     for (int i = 0; i < stored; ++i) {
       const int position = to.len + i;
       const int block = At(to.table, position / size());
       int offset = position % size();
-      if (fault == OtherPoolFault::kRecomputesAtStart && to.again && i == 0) offset = 0;
+      if (fault == OtherPoolFault::kRecomputesAtStart && to.again && i == 0)
+        offset = 0;
       Store(key, i, Row(block, 0, layer, offset), KeyRow());
       Store(value, i, Row(block, 1, layer, offset), ValueRow());
     }
     At(to.appended, layer) = count;
-    const bool first_layer = fault == OtherPoolFault::kFoundAtFirstLayer && layer == 0;
+    const bool first_layer =
+        fault == OtherPoolFault::kFoundAtFirstLayer && layer == 0;
     const bool last_layer =
         fault == OtherPoolFault::kFoundAtAppend && layer == is_.layers - 1;
     if (first_layer || last_layer) RegisterPlan(to, end);
@@ -166,7 +169,8 @@ class OtherPool {
     const int end = of.len + At(of.appended, layer);
     std::vector<kvtwin_paged_view> views;
     int start = of.from;
-    if (fault == OtherPoolFault::kShowsFreed && start >= size()) start -= size();
+    if (fault == OtherPoolFault::kShowsFreed && start >= size())
+      start -= size();
     while (start < end) {
       const int index = start / size();
       const int stop = std::min(end, (index + 1) * size());
