@@ -572,7 +572,9 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
 
   const PrefixBook& prefixes() const { return prefixes_; }
   // Declares a layer of a cache: no prefix is computed without its rows.
-  void NeedLayer(std::size_t cache, int layer) { prefixes_.Need(cache, layer); }
+  void NeedLayers(std::size_t cache, int layers) {
+    prefixes_.Need(cache, AsSize(layers));
+  }
   // Gives `seq` a prompt, and its first `length` tokens. Errors: the sequence
   // cannot begin with as many (F3). Requires: it has no tokens.
   Status FindPrefix(int seq, std::span<const std::int32_t> ids,

@@ -4,6 +4,7 @@
 #ifndef KVTWIN_REFERENCE_PREFIX_BOOK_H_
 #define KVTWIN_REFERENCE_PREFIX_BOOK_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -73,22 +74,25 @@ class PrefixBook {
   }
   void Found(int seq, std::int32_t length) { found_[seq] = length; }
 
-  // The layers that a cache has; others are added by Put.
-  void Need(std::size_t cache, int layer) { layers_[cache].insert(layer); }
+  // A cache has at least so many layers; Put may show more.
+  void Need(std::size_t cache, std::size_t layers) { least_[cache] = layers; }
   void Put(std::size_t cache, int layer, int prefix, KvRows rows) {
     layers_[cache].insert(layer);
     rows_[{cache, prefix}].insert_or_assign(layer, std::move(rows));
   }
   // The rows of the last token of a prefix, by layer; null unless they were put
-  // into all layers of the cache (F3). A cache may have none.
+  // into all layers of the cache (F3). A cache may have no layers.
   const std::map<int, KvRows>* Computed(std::size_t cache, int prefix) const {
     static const std::map<int, KvRows> none;
-    const auto layers = layers_.find(cache);
-    if (layers == layers_.end()) return &none;
+    const auto put = layers_.find(cache);
+    const auto least = least_.find(cache);
+    const std::size_t layers =
+        std::max(put == layers_.end() ? 0 : put->second.size(),
+                 least == least_.end() ? 0 : least->second);
+    if (layers == 0) return &none;
     const auto rows = rows_.find({cache, prefix});
     if (rows == rows_.end()) return nullptr;
-    const bool all = rows->second.size() == layers->second.size();
-    return all ? &rows->second : nullptr;
+    return rows->second.size() == layers ? &rows->second : nullptr;
   }
 
  private:
@@ -97,7 +101,8 @@ class PrefixBook {
   // By sequence: the prefix that ends with each token of the prompt.
   std::map<int, std::vector<int>> prompts_;
   std::map<int, std::int32_t> found_;
-  std::map<std::size_t, std::set<int>> layers_;
+  std::map<std::size_t, std::set<int>> layers_;  // With a Put.
+  std::map<std::size_t, std::size_t> least_;
   std::map<std::pair<std::size_t, int>, std::map<int, KvRows>> rows_;
 };
 

@@ -162,7 +162,7 @@ TEST(RecordedAttention, BadInputIsNamed) {
   const std::string right = Attend("1,1,2,2,5.5,5.5");
   EXPECT_THAT(reason(Header("1") + kPass + right),
               HasSubstr("attend needs kvtrace 2"));
-  EXPECT_THAT(reason(Header("4")), HasSubstr("1, 2 or 3"));
+  EXPECT_THAT(reason(Header("5")), HasSubstr("1, 2, 3 or 4"));
   EXPECT_THAT(reason(Header() + right), HasSubstr("no pass has started"));
   EXPECT_THAT(reason(Header() + kPass.substr(0, kPass.find('\n') + 1) + right),
               HasSubstr("nothing was put into this layer"));

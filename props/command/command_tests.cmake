@@ -587,7 +587,8 @@ if(TARGET kvtwin_shared)
     ARGS explore --cells 3 --sequences 1 --positions 2 --speculate --kind hybrid
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(explore_drafts_of_none EXIT 2 PRINTS "it does not declare KVTWIN_CAN_DRAFT"
-    ARGS explore --cells 3 --speculate --kind causal --backend ${few})
+    ARGS explore --cells 3 --speculate --kind causal
+         --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
   kvtwin_command_test(explore_few EXIT 0
     PRINTS "^all +475 states, .* 0 differences, fixed point"
     ARGS explore --cells 3 --positions 3 --backend ${few})

@@ -70,8 +70,10 @@ bool ModelDriver::SetUp() {
   CheckResult("Init", expected, status);
   Begin("");
   ledger_.IgnoreCapacity();  // CheckRoom judges cache_full instead.
-  for (int layer = 0; layer < setup_.layers; ++layer) {
-    ledger_.NeedLayer(AsSize(TypeOf(setup_, layer)), layer);
+  std::map<int, int> layers;  // By type.
+  for (int i = 0; i < setup_.layers; ++i) ++layers[TypeOf(setup_, i)];
+  for (const auto& [type, count] : layers) {
+    ledger_.NeedLayers(AsSize(type), count);
   }
   return true;
 }

@@ -16,6 +16,7 @@
 #include "core/mask_elements.h"
 #include "props/base/forwarding_cache.h"
 #include "props/laws/alike.h"
+#include "props/laws/pool_laws.h"
 #include "props/testing/arbitrary.h"
 #include "props/testing/tampered_cache.h"
 #include "reference/attention.h"
@@ -75,6 +76,10 @@ TEST(Laws, AreListedInTheDocs) {
   }
   std::vector<std::string> expected;
   for (const Law& law : Laws()) {
+    expected.push_back(
+        fmt::format("- **{}** {} ({})", law.name, law.statement, law.rules));
+  }
+  for (const PoolLaw& law : PoolLaws()) {
     expected.push_back(
         fmt::format("- **{}** {} ({})", law.name, law.statement, law.rules));
   }

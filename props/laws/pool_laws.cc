@@ -312,19 +312,22 @@ bool Tables(LawProbe& probe) {
 }
 
 constexpr std::array kPoolLaws = {
-    PoolLaw{"given_up_pass", "a pass that is given up leaves no trace",
+    PoolLaw{"given_up_pass", "A pass that is given up leaves no trace.",
             "P3, P8, P13, P15", IfPassesEnd, GivenUpPass},
-    PoolLaw{"planned_tokens", "no prompt finds tokens before their commit",
+    PoolLaw{"planned_tokens", "No prompt finds tokens before their commit.",
             "P6, P18", IfPassesEnd, PlannedTokens},
     PoolLaw{"a_fork_is_equal",
-            "a fork shows the rows of its tokens, and ends without a trace",
+            "A fork shows the rows of its tokens, and ends without a trace.",
             "P2, P14", IfForks, Forked},
-    PoolLaw{"keys_keep_apart", "a prompt under another key finds nothing",
+    PoolLaw{"keys_keep_apart",
+            "A prompt under another key finds nothing: another salt, one more "
+            "extra "
+            "key, an image at the first position.",
             "P1, P17", Always, OtherKey},
     PoolLaw{"a_hit_is_whole",
-            "each layer has the rows that a found prefix needs",
+            "Each layer has the rows that a found prefix needs.",
             "P1, P12, P13, P16", IfRowsAreTheSame, AHit},
-    PoolLaw{"tables_are_views", "tables name the blocks that views are in",
+    PoolLaw{"tables_are_views", "Tables name the blocks that views are in.",
             "P10, P15", IfItHasTables, Tables}};
 
 }  // namespace

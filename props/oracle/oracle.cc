@@ -143,10 +143,7 @@ Status Oracle::StartLedger() {
   if (!status.ok() || !header.visibility_only) return status;
   MakeRoom(header);
   ledger_.emplace(header.spec);
-  const bool wrapper = IsWrapper(header.spec.kind);
-  for (int layer = 0; layer < header.layers && !wrapper; ++layer) {
-    ledger_->NeedLayer(0, layer);
-  }
+  if (!IsWrapper(header.spec.kind)) ledger_->NeedLayers(0, header.layers);
   return ledger_->Init(header.config, header.init);
 }
 

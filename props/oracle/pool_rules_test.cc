@@ -269,12 +269,12 @@ TEST(PoolRules, ADescriptionMayNameThem) {
     return DescribePoolBackend(&table).status().message();
   };
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_VISIBILITY), "");
-  EXPECT_EQ(said(8, 0, KVTWIN_VISIBILITY),
-            "can is 0x8, which has unknown flags");
+  EXPECT_EQ(said(2 * KVTWIN_POOL_STATES_IN_PLACE, 0, KVTWIN_VISIBILITY),
+            "can is 0x40, which has unknown flags");
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_VISIBILITY),
             "window is -1, it must not be negative");
   EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),
-            "can is 0x1, at identity a pool does as P1 to P11 say");
+            "can is 0x1, at identity a pool does as P1 to P18 say");
 }
 
 // A report names several of the expected rows, but not all of many.
