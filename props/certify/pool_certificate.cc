@@ -21,8 +21,8 @@ namespace {
 // About the operations of a history of a pool.
 constexpr std::int64_t kOperations = 40;
 
-// The histories of one subject: of pools without groups, and of pools with
-// groups if the backend declares them.
+// The results of one subject, on pools without groups and, if the backend
+// declares groups, on pools with them.
 struct Tried {
   std::int64_t operations = 0;
   std::int64_t histories = 0;

@@ -468,7 +468,7 @@ class AllPools : public PoolSource {
   }
 
  private:
-  // With groups: of all tokens, of a window, and of states.
+  // With groups, there are three: all tokens, a window, and states.
   static PagedSpec SpecOf(bool groups) {
     PagedSpec spec = {
         .block_size = 2, .blocks = 3, .max_seq_len = 5, .dtype = DType::kF32};

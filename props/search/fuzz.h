@@ -87,7 +87,7 @@ PagedFuzzResult FuzzPools(const FuzzOptions& options, const Subject& subject);
 SessionFuzzResult FuzzSessions(const FuzzOptions& options,
                                const Subject& subject);
 
-// Runs every history of `depth` operations, each one of about twenty, in a pool
+// Runs every history of `depth` of about twenty operations, in a pool
 // of three blocks of two tokens that has a sequence of three tokens; with
 // `groups`, in a pool with three small groups.
 PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,

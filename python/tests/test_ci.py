@@ -17,7 +17,7 @@ TOYS = toys.__file__
 
 
 def job(tmp_path, name, *words):
-    """The job on a class of toys, whose corpus and pages are in `tmp_path`."""
+    """Runs the job on a toy class, with corpus and pages in `tmp_path`."""
     return kvtwin.ci.main(
         [
             *(f"{TOYS}:{name}", "--seconds", "0.5", "--seed", "1"),
@@ -45,12 +45,12 @@ def test_a_finding_is_kept_and_tried_first(tmp_path, capsys):
     assert suite.get("failures") == "1"
     assert [case.get("name") for case in suite] == [history]
     assert (tmp_path / "pages" / "found.html").exists()
-    # Again: the earlier history fails first, and is kept once.
+    # The next job: the earlier history fails first, and is kept once.
     assert job(tmp_path, "SeesTooFew") == 1
     assert "1 earlier histories, 1 of them fail" in capsys.readouterr().out
     assert (tmp_path / "corpus.txt").read_text().split("\n").count(history) == 1
     assert (tmp_path / "pages" / "corpus-0.html").exists()
-    # Mended: the earlier history passes.
+    # The cache is mended: the earlier history passes.
     assert job(tmp_path, "Right") == 0
     assert "1 earlier histories, 0 of them fail" in capsys.readouterr().out
 
