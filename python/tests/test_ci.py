@@ -77,6 +77,18 @@ def test_what_cannot_be_run(tmp_path, capsys, backend, words, message):
     assert message in capsys.readouterr().err
 
 
+def test_an_earlier_finding_of_a_library_names_its_backend(tmp_path, monkeypatch):
+    command = tmp_path / "kvtwin"
+    command.write_text('#!/bin/sh\necho \'{"differences": 1, "reason": "wrong"}\'; exit 1\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("KVTWIN", str(command))
+    library = kvtwin.ci.Library("./mine.so", ["--profile", "mlx"])
+    (found,) = library.run("kvt1 | put 0*1", tmp_path / "page.html")
+    assert found.rerun == (
+        f"{command} run 'kvt1 | put 0*1' --backend ./mine.so --profile mlx"
+    )
+
+
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--seed", "-1"]])
 def test_wrong_options(words, capsys):
     with pytest.raises(SystemExit):

@@ -19,6 +19,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -70,7 +71,8 @@ class Library:
         answer = self._call("run", history, "--html", str(page))
         if not answer["differences"]:
             return []
-        return [Found(history, answer["reason"], f"kvtwin run {history!r}")]
+        rerun = shlex.join([self._command, "run", history, *self._options])
+        return [Found(history, answer["reason"], rerun)]
 
     def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
         answer = self._call(
@@ -153,8 +155,11 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=pathlib.Path, help="a file with one history per line")
     parser.add_argument("--pages", type=pathlib.Path, default=pathlib.Path("kvtwin-pages"))
     parser.add_argument("--junit", type=pathlib.Path, help="a file for JUnit XML")
-    parser.add_argument("options", nargs="*", help="after --: options of kvtwin fuzz")
-    made = parser.parse_args(words)
+    parser.epilog = "Options of kvtwin fuzz may follow after --."
+    given = list(sys.argv[1:] if words is None else words)
+    end = given.index("--") if "--" in given else len(given)
+    made = parser.parse_args(given[:end])
+    made.options = given[end + 1 :]
     if not made.seconds > 0:
         parser.error(f"--seconds is {made.seconds}, it must be more than 0")
     if made.seed is not None and made.seed < 0:
