@@ -504,6 +504,22 @@ SessionFuzzResult FuzzSessions(const FuzzOptions& options,
   return Search(options, subject, source).Run();
 }
 
+PagedFuzzResult JudgePools(FuzzOptions options, std::int64_t count,
+                           const std::optional<PagedHistory>& history,
+                           const Subject& subject) {
+  if (!history) {
+    options.operations = count * kPoolLawOperations;
+    return FuzzPools(options, subject);
+  }
+  const RunResult ran = RunHistory(*history, subject);
+  PagedFuzzResult result;
+  result.ran = ran.ran ? 1 : 0;
+  result.judged = ran.views > 0 ? 1 : 0;
+  result.failure = ran.failure;
+  result.shrunk = *history;
+  return result;
+}
+
 PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,
                              const Subject& subject) {
   FuzzOptions all = options;

@@ -38,8 +38,6 @@ namespace {
 // The harness gives up a backend that has made no pool after this many
 // histories.
 constexpr std::int64_t kVainHistories = 250;
-// About the operations of a history.
-constexpr std::int64_t kLawOperations = 40;
 
 // The object that `init` returns as the pool.
 struct Instance {
@@ -502,19 +500,11 @@ nb::dict JudgeByLaw(const PoolDriver& driver, const props::PoolLaw& law,
   const props::PoolInfo info = driver.Info();
   const bool may = std::ranges::count(info.laws, law.name) > 0;
   props::PagedFuzzResult result;
-  if (may && history) {
-    const props::RunResult ran =
-        props::RunHistory(*history, driver.SubjectOf(&law));
-    result.ran = ran.ran ? 1 : 0;
-    result.judged = ran.views > 0 ? 1 : 0;
-    result.failure = ran.failure;
-    result.shrunk = *history;
-  } else if (may) {
+  if (may) {
     props::FuzzOptions options;
     options.seed = seed;
-    options.operations = count * kLawOperations;
     options.groups = driver.groups();
-    result = props::FuzzPools(options, driver.SubjectOf(&law));
+    result = props::JudgePools(options, count, history, driver.SubjectOf(&law));
   }
   const std::string shrunk = result.failure ? props::ToText(result.shrunk) : "";
   nb::dict fields;
