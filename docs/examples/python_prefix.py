@@ -8,7 +8,7 @@ import numpy as np
 
 import kvtwin
 
-BUG = True  # False: nothing is found before it is computed, nor after it is gone.
+BUG = True  # False: tokens are found only while all layers have their rows.
 
 
 class FindingCache:
