@@ -55,6 +55,20 @@ def test_a_finding_is_kept_and_tried_first(tmp_path, capsys):
     assert "1 earlier histories, 0 of them fail" in capsys.readouterr().out
 
 
+def test_a_library(tmp_path, capsys):
+    library, source = tmp_path / "mine.so", ROOT / "docs/examples/c_cache.c"
+    words = ["-DBUG", "-shared", "-fPIC", f"-I{ROOT}/include", source, "-o", library]
+    subprocess.run(["cc", *map(str, words)], check=True)
+    words = [str(library), "--seconds", "1", "--pages", str(tmp_path / "pages")]
+    corpus = ["--corpus", str(tmp_path / "corpus.txt")]
+    assert kvtwin.ci.main([*words, *corpus]) == 1
+    assert "row 0 misses the token" in capsys.readouterr().out
+    assert (tmp_path / "pages" / "found.html").exists()
+    # Again, as numeric: the earlier history fails there, too.
+    assert kvtwin.ci.main([*words, *corpus, "--", "--level", "numeric"]) == 1
+    assert "1 earlier histories, 1 of them fail" in capsys.readouterr().out
+
+
 def test_the_seed_of_the_day(tmp_path, capsys):
     words = [f"{TOYS}:Right", "--seconds", "0.1", "--pages", str(tmp_path)]
     assert kvtwin.ci.main(words) == 0
@@ -81,7 +95,7 @@ def test_an_earlier_finding_of_a_library_names_its_backend(tmp_path, monkeypatch
     command = tmp_path / "kvtwin"
     command.write_text('#!/bin/sh\necho \'{"differences": 1, "reason": "wrong"}\'; exit 1\n')
     command.chmod(0o755)
-    monkeypatch.setenv("KVTWIN", str(command))
+    monkeypatch.setenv("PATH", str(tmp_path))
     library = kvtwin.ci.Library("./mine.so", ["--profile", "mlx"])
     (found,) = library.run("kvt1 | put 0*1", tmp_path / "page.html")
     assert found.rerun == (

@@ -53,10 +53,8 @@ class Library:
     """A shared library, driven by the command."""
 
     def __init__(self, path: str, options: Sequence[str]) -> None:
-        command = os.environ.get("KVTWIN") or shutil.which("kvtwin")
-        if command is None:
-            raise FileNotFoundError("the command kvtwin is not on the PATH")
-        self._command = command
+        beside = pathlib.Path(sys.executable).with_name("kvtwin")
+        self._command = shutil.which("kvtwin") or str(beside)
         self._options = ["--backend", path, *options]
 
     def _call(self, *arguments: str) -> dict[str, Any]:
@@ -155,7 +153,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=pathlib.Path, help="a file with one history per line")
     parser.add_argument("--pages", type=pathlib.Path, default=pathlib.Path("kvtwin-pages"))
     parser.add_argument("--junit", type=pathlib.Path, help="a file for JUnit XML")
-    parser.epilog = "Options of kvtwin fuzz may follow after --."
+    parser.epilog = "Options after -- are those of kvtwin fuzz: -- --profile mlx"
     given = list(sys.argv[1:] if words is None else words)
     end = given.index("--") if "--" in given else len(given)
     made = parser.parse_args(given[:end])
