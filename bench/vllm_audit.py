@@ -1,6 +1,7 @@
-"""What the audit of kvtwin.vllm costs: steps of a model of random weights, of the
-sizes of SmolLM2-135M, on vLLM's CPU backend; without the audit, of 1 of 16 blocks, and
-of all. The processes take turns. docs/vllm-audit.md has results.
+"""Measures the cost of the audit of kvtwin.vllm: steps of a model of random weights, of
+the sizes of SmolLM2-135M, on vLLM's CPU backend, without the audit, with an audit of 1
+of 16 blocks, and of all blocks. The processes take turns. docs/vllm-audit.md has
+results.
 
     build/backends/vllm_manager/bin/python bench/vllm_audit.py [--rounds 3]
 """
@@ -23,7 +24,7 @@ PROMPT, TOKENS, REQUESTS = 900, 30, 4
 
 
 def measure(every):
-    """The median seconds of a step, and the part that the audit took."""
+    """Returns the median seconds of a step, and the part that the audit took."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="2",
                       VLLM_LOGGING_LEVEL="CRITICAL")
     from vllm import LLM, SamplingParams

@@ -530,7 +530,7 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     if (!before.empty() && status.code() == kInvalidArgument) {
       parts_ = std::move(before);  // No cache changes (S47).
     }
-    // Nothing tells the ids of drafts (F2).
+    // The ids of drafts are unknown (F2).
     for (std::size_t i = 0; status.ok() && i < batch.parents.size(); ++i) {
       if (batch.parents[i] == kNotADraft) continue;
       prefixes_.Cut(batch.sequences[i], batch.positions[i]);
@@ -571,12 +571,13 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   }
 
   const PrefixBook& prefixes() const { return prefixes_; }
-  // Declares a layer of a cache: no prefix is computed without its rows.
+  // Declares the layers of a cache: no prefix is computed without their rows.
   void NeedLayers(std::size_t cache, int layers) {
     prefixes_.Need(cache, AsSize(layers));
   }
-  // Gives `seq` a prompt, and its first `length` tokens. Errors: the sequence
-  // cannot begin with as many (F3). Requires: it has no tokens.
+  // Gives `seq` a prompt, and its first `length` tokens. Errors: `length` is
+  // wrong, or a token that it needs was never computed (F3). Requires: `seq` is
+  // empty.
   Status FindPrefix(int seq, std::span<const std::int32_t> ids,
                     std::int32_t length) {
     prefixes_.Begin(seq, ids);
@@ -605,8 +606,9 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     prefixes_.Found(seq, length);
     return {};
   }
-  // Whether it is open what `seq` has before `pos`: its prompt was found beyond
-  // it, and some cache needs only a part of what was found (F4).
+  // Whether the tokens of `seq` before `pos` may be missing: its prompt was
+  // found beyond `pos`, and some cache needs only a part of the found tokens
+  // (F4).
   bool IsOpenBefore(int seq, std::int32_t pos) const {
     return pos < prefixes_.FoundLength(seq) &&
            std::ranges::any_of(parts_,

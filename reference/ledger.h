@@ -158,7 +158,7 @@ class PlainLedger {
   }
 
   // Whether a sequence that begins with `length` tokens of its prompt needs the
-  // token at `position`: the next token sees it, or it is the last (F3).
+  // token at `position`: the next token sees it, or it is the last token (F3).
   virtual bool IsNeeded(std::int64_t position, std::int64_t length) const {
     if (position == length - 1) return true;
     if (window_ && position < length - *window_) return false;

@@ -194,8 +194,8 @@ class PagedLedger {
   int SeqLen(int sequence) const {
     return Size(sequences_.at(sequence).tokens);
   }
-  // The first position whose rows a group must still have: of a group of
-  // states, that of the last state (P12, P13).
+  // The first position whose rows a group must still have. For a group with
+  // states, it is the position of the last state (P12, P13).
   int Low(int sequence, int group = 0) const {
     if (spec_.groups.empty()) return sequences_.at(sequence).low;
     const int len = SeqLen(sequence);
@@ -302,8 +302,7 @@ class PagedLedger {
   }
 
   // Whether the two sequences may have the same rows of a group at `position`.
-  // If so, from now on they must have the same rows there. Requires: SameToken
-  // is true.
+  // If so, they must keep the same rows there. Requires: SameToken is true.
   bool ShareRows(int a, int b, int position, int group = 0) {
     KVTWIN_DCHECK(SameToken(a, b, position));
     const auto at = AsSize(position);
@@ -344,8 +343,8 @@ class PagedLedger {
   using Commits = std::vector<std::shared_ptr<const Rows>>;
   struct Token {
     int prefix = kUnknown;  // The tokens up to and including this one.
-    // By group, the rows that it may have: several, if a prompt found it, and
-    // the same tokens were committed several times.
+    // By group, the rows that the token may have: several, if a prompt found it
+    // and the same tokens were committed several times.
     std::vector<Commits> rows;
   };
   // The last token of a prompt, which was found and is computed again.

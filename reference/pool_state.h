@@ -9,7 +9,7 @@
 
 namespace kvtwin::reference {
 
-// Returns all on which the next calls depend, except rows and the lengths of
+// Returns the state on which later calls depend, except rows and the lengths of
 // sequences: owners, tokens and order of release of the blocks, and the blocks
 // and keys of the sequences. Requires: a pool of the reference twin.
 std::string StateText(const PagedPool& pool);

@@ -1,5 +1,6 @@
-// What is known about the ids of tokens: the prompts of sequences, and the rows
-// that were computed for their prefixes (F1 to F5 of docs/semantics.md).
+// The ids of tokens, as far as they are known: the prompts of sequences, and
+// the rows that were computed for their prefixes (F1 to F5 of
+// docs/semantics.md).
 
 #ifndef KVTWIN_REFERENCE_PREFIX_BOOK_H_
 #define KVTWIN_REFERENCE_PREFIX_BOOK_H_
@@ -35,7 +36,7 @@ class PrefixBook {
   std::int64_t prefixes() const { return std::ssize(numbers_); }
 
   // The number of the prefix that ends with this position of `seq`: equal
-  // prefixes have equal numbers. 0: its ids are not known.
+  // prefixes have equal numbers. 0: the ids are unknown.
   int PrefixAt(int seq, std::int64_t position) const {
     const auto prompt = prompts_.find(seq);
     if (prompt == prompts_.end()) return 0;
@@ -43,7 +44,7 @@ class PrefixBook {
     return At(prompt->second, position);
   }
 
-  // The ids of `seq` from `position` on are no longer known (F2).
+  // Forgets the ids of `seq` from `position` on (F2).
   void Cut(int seq, std::int64_t position) {
     const auto prompt = prompts_.find(seq);
     if (prompt == prompts_.end() || position >= std::ssize(prompt->second)) {
@@ -56,7 +57,7 @@ class PrefixBook {
     prompts_.erase(seq);
     found_.erase(seq);
   }
-  // `dst` has the first `length` tokens of `src` (F2).
+  // Gives `dst` the ids of the first `length` tokens of `src` (F2).
   void Copy(int src, int dst, std::int64_t length) {
     const auto prompt = prompts_.find(src);
     if (prompt == prompts_.end()) return End(dst);
@@ -74,7 +75,7 @@ class PrefixBook {
   }
   void Found(int seq, std::int32_t length) { found_[seq] = length; }
 
-  // A cache has at least so many layers; Put may show more.
+  // Declares how many layers a cache has at least; Put may show more.
   void Need(std::size_t cache, std::size_t layers) { least_[cache] = layers; }
   void Put(std::size_t cache, int layer, int prefix, KvRows rows) {
     layers_[cache].insert(layer);

@@ -19,7 +19,7 @@
 
 namespace kvtwin {
 
-inline constexpr int kTracePoolLayersMax = 4096;  // Of all groups.
+inline constexpr int kTracePoolLayersMax = 4096;  // In all groups.
 inline constexpr int kTracePoolGroupsMax = 64;
 inline constexpr int kTracePoolSequencesMax = 4096;  // At the same time.
 // How often the same tokens may be committed: a prompt that finds the tokens
@@ -29,7 +29,7 @@ inline constexpr int kTracePoolCommitsMax = 1024;
 struct PagedTraceHeader {
   std::string producer;
   bool visibility_only = false;  // Placement "other".
-  PagedSpec spec;                // Completed, if there are groups.
+  PagedSpec spec;                // With groups, completed.
   PoolRules rules = {};          // None, unless the placement is "other".
 };
 
@@ -46,7 +46,7 @@ enum class PagedTraceOpKind {
   kTable,
   kCsr,
   kUsage,
-  kMedia,  // Of a pool with groups.
+  kMedia,  // Only in pools with groups.
 };
 
 // "open", ...
@@ -68,7 +68,7 @@ struct PagedTraceOp {
   int layer = 0;                  // append, views
   std::optional<int> start = {};  // append, views: first position.
   std::optional<DenseTensor> key = {};          // append; views with rows.
-  std::optional<DenseTensor> value = {};        // The same.
+  std::optional<DenseTensor> value = {};        // As `key`.
   std::optional<std::vector<int>> blocks = {};  // views
   // views of states: the position of each.
   std::optional<std::vector<int>> positions = {};

@@ -66,7 +66,7 @@ enum class TraceOpKind {
   kEncoderCached,
   kAttend,      // From version 2 on.
   kCommit,      // From version 3 on.
-  kFindPrefix,  // These two from version 4 on.
+  kFindPrefix,  // From version 4 on, as kCheckpoint.
   kCheckpoint,
 };
 

@@ -4,7 +4,7 @@ which levels and laws (docs/laws.md) hold for each, by `kvtwin.certify`.
     python certificates.py mlx            # exit code 1 if the page says otherwise
     python certificates.py mlx --write    # writes the table of mlx
 
-Each engine has an environment of its own, so a run is about one engine."""
+Each engine has its own environment, so each run makes the table of one engine."""
 
 import importlib
 import importlib.metadata
@@ -15,7 +15,7 @@ import kvtwin
 from page import compare
 
 PAGE = "../certificates.md"
-PACKAGES = {"mlx": "mlx-lm"}  # Of engines with another name on PyPI.
+PACKAGES = {"mlx": "mlx-lm"}  # Names on PyPI, where they differ.
 MARKS = {"holds": "yes", "broken": "**no**", "not judged": ""}
 
 
@@ -42,7 +42,7 @@ def table(made):
             if any(cells.values()):
                 yield (f"| {name} | {rules} | "
                        + " | ".join(cells[of] for of in made) + " |")
-    hashes = " | ".join(f"`{one['hash']}`" for one in made.values())
+    hashes = " | ".join(f"`{each['hash']}`" for each in made.values())
     yield f"| hash | | {hashes} |"
 
 

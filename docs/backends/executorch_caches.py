@@ -10,7 +10,7 @@ from executorch.extension.llm.cache import reference_cache as reference
 
 
 def heads_first(rows, dim):
-    """Padded to the dimension of K, which V has to have in most caches."""
+    """Returns V padded to the dimension of K, as most caches require."""
     rows = torch.tensor(rows).transpose(0, 1)[None]
     return torch.nn.functional.pad(rows, (0, dim - rows.shape[-1]))
 
@@ -40,7 +40,7 @@ def config_of(setup, sizing):
 
 
 def mask_of(spec, queries, columns):
-    """As reference.attend takes it."""
+    """Returns the mask in the form that reference.attend takes."""
     if spec.kind is reference.MaskKind.EXPLICIT:
         return spec.mask
     every = torch.ones(queries, columns, dtype=torch.bool)
@@ -48,7 +48,7 @@ def mask_of(spec, queries, columns):
 
 
 class Contiguous:
-    """One sequence, which does not go back."""
+    """One sequence, without rollback."""
     kvtwin = kvtwin.Description(
         name="ContiguousReferenceCache, static", kinds={"causal", "swa_mem"})
     sizing = reference.CacheSizing.STATIC
@@ -130,8 +130,8 @@ class CellsDynamic(Cells):
 
 
 class Ring(Contiguous):
-    """One sequence, which goes back by its next position, as far as the ring has
-    what a window needs."""
+    """One sequence. A lower next position rolls it back, as long as the ring has the
+    rows that a window needs."""
     kvtwin = kvtwin.Description(
         name="RingKVCache", kinds={"swa_mem"}, can={"remove_tail"})
     longest = 2  # Windows of tokens in an update; a longer batch is divided.

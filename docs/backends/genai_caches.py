@@ -87,7 +87,7 @@ def make_model(window, share):
 
 
 class Appended:
-    """All tokens by append_tokens. Subclasses decode, too."""
+    """Appends all tokens by append_tokens. Subclasses decode as well."""
     kvtwin = kvtwin.Description(
         name="append_tokens, rewind_to", kinds={"causal", "swa_mem"},
         can={"remove_tail"})
@@ -132,7 +132,7 @@ class Appended:
         if self.setup.window is not None:
             mask &= ~np.tri(self.batch, count,
                             count - self.batch - self.setup.window - 1, dtype=bool)
-        # It shows the logits of the last token only.
+        # get_logits shows only the last token of a batch.
         logits = self.generator.get_logits()[0, -1]
         mask[-1] = logits[self.tokens] > 0
         lost = 1 - logits[self.tokens].sum()
@@ -194,8 +194,7 @@ class Turns(Appended):
 
 
 class TurnsAsked(Turns):
-    """The same, but the logits are asked for before the others are appended, which
-    computes the first."""
+    """As Turns, with get_logits before append_tokens, which computes the first token."""
     kvtwin = kvtwin.Description(
         name="the same, with get_logits before append_tokens",
         kinds={"causal", "swa_mem"}, can={"remove_tail"})

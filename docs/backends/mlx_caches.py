@@ -30,7 +30,7 @@ def visible(mask, queries, columns):
 
 
 def check_setup(setup):
-    """Those of windows keep what they keep, and always have a window."""
+    """Refuses a swa_mem without a window, or with a memory below the capacity."""
     if setup.kind == "swa_mem" and (
             setup.window is None or setup.memory is None
             or setup.memory < setup.capacity):

@@ -18,7 +18,7 @@ from openvino.op import Parameter
 from page import compare, say
 
 VOCAB, EMBD, HEADS, DIM, LAYERS, LONGEST = 64, 64, 2, 32, 2, 256
-BLOCK = 32  # Tokens of a block, on CPUs.
+BLOCK = 32  # The tokens of a block on CPUs.
 EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
 
 
@@ -32,7 +32,7 @@ def heads(rows):
 
 
 def remembered(new, name, batch, beam, sinks):
-    """The rows so far and the new ones, in a variable of the model."""
+    """Returns the earlier rows and the new rows, kept in a variable of the model."""
     shape = openvino.PartialShape([-1, HEADS, -1, DIM])
     empty = opset13.broadcast(constant(0, np.float32), opset13.concat(
         [batch, constant([HEADS]), constant([0]), constant([DIM])], 0))
@@ -120,7 +120,7 @@ class Alone:
         self.known = {}
 
     def next_of(self, tokens):
-        """The next token, and how far its logit is above the second."""
+        """Returns the next token, and how far its logit is above the second best."""
         key = tuple(tokens)
         if key not in self.known:
             self.request.reset_state()
@@ -134,7 +134,8 @@ class Alone:
         return self.known[key]
 
     def wrong(self, prompt, made):
-        """The first token of `made` that is not the best, or None."""
+        """Returns what is wrong with the first token of `made` that is not the best, or
+        None."""
         tokens = list(prompt)
         for i, token in enumerate(made):
             best, ahead = self.next_of(tokens)
@@ -145,15 +146,16 @@ class Alone:
 
 
 def draw(rng):
-    """Requests, each with the request whose tokens it continues, how many of them,
-    how many more, the length of its answer, and the steps before the next."""
+    """Draws requests. Each has the request whose tokens it continues, how many of these
+    tokens, how many more, the length of its answer, and the steps before the next
+    request."""
     return [(rng.randrange(i + 1), rng.choice([0, 20, 31, 32, 33, 64, 70, 100]),
              rng.choice([1, 1, 2, 5, 32, 40]), rng.choice([1, 3, 10, 40]),
              rng.choice([0, 1, 2, 5, 200])) for i in range(rng.randint(2, 7))]
 
 
 def played(folder, alone, requests, **options):
-    """None, or what is wrong when these requests are served."""
+    """Serves these requests. Returns what is wrong, or None."""
     scheduler = genai.SchedulerConfig()
     for name, value in options.items():
         setattr(scheduler, name, value)

@@ -120,8 +120,7 @@ def judge_live(cls, history):
 
 
 def judge_drawn(cls):
-    """The same by histories that the class draws, lists of operations after a
-    setup."""
+    """Runs histories that the class draws, lists of operations after a setup."""
     import kvtwin
     rng = random.Random(1)
 
@@ -146,9 +145,9 @@ def judge(driver, history):
     module, _, name = driver.partition(".")
     module = importlib.import_module(module)
     cls = getattr(module, name)
-    if hasattr(module, "judge"):  # It draws its own histories.
+    if hasattr(module, "judge"):  # The module draws its own histories.
         out = module.judge(history)
-    elif hasattr(module, "LIVE"):  # Of the Python package, not of pipe.py.
+    elif hasattr(module, "LIVE"):  # A class for the Python package.
         out = judge_live(cls, history)
     elif history:
         import pipe

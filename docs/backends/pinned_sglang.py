@@ -131,7 +131,7 @@ class Windowed(Pool):
 
     @staticmethod
     def draw(rng):
-        """Clients of a small vocabulary that continue what others began."""
+        """Draws clients of a small vocabulary that continue the prompts of others."""
         blocks = rng.choice([12, 16, 20, 24])
         parts = [f"kvp1 block=1 blocks={blocks} most=14 layers=1 heads=1 kdim=1 "
                  "vdim=1 dtype=f32"]

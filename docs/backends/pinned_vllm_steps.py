@@ -70,12 +70,12 @@ class Engine:
         self.waiting.append(request)
 
     def end(self):
-        """The oldest request ends."""
+        """Ends the oldest request."""
         if self.running:
             self.manager.free(self.running.pop(0))
 
     def step(self):
-        """Returns what is wrong: prompts that wait are computed at once."""
+        """Computes all waiting prompts. Returns what is wrong, or None."""
         if hasattr(self.manager, "new_step_starts"):
             self.manager.new_step_starts()
         planned = []
@@ -89,9 +89,9 @@ class Engine:
         tables = [self.manager.get_block_ids(request.request_id)[0]
                   for request, _ in planned]
         for (request, found), table in zip(planned, tables):
-            due = chain(request.all_token_ids, found)
-            if found and self.states.get(table[found // SIZE - 1]) != due:
-                return (f"request {request.request_id} goes on from a state "
+            expected = chain(request.all_token_ids, found)
+            if found and self.states.get(table[found // SIZE - 1]) != expected:
+                return (f"request {request.request_id} continues from a state "
                         f"after {found} tokens that is not there")
         for (request, found), table in zip(planned, tables):
             for i in range(found // SIZE, len(table)):
@@ -130,7 +130,7 @@ def shorter(history):
 
 
 def judge(line):
-    """As pinned.judge_caches; or what is wrong with a history."""
+    """As pinned.judge_caches; with a history, returns what is wrong with it."""
     if line:
         calls = [call.split() for call in line.split(" | ")]
         return {"reason": run([(name, *map(int, rest))

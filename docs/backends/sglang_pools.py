@@ -38,7 +38,7 @@ class StandIn(types.ModuleType):
 
 
 class StandIns:
-    """Finds stand-ins for UNUSED, and for what SGLang imports and pip did not
+    """Finds stand-ins for UNUSED, and for modules that SGLang imports and pip did not
     install."""
 
     def find_spec(self, name, path, target=None):
@@ -81,7 +81,7 @@ def load():
                  "base_prefix_cache"):
         module = importlib.import_module(f"sglang.srt.mem_cache.{name}")
         setattr(names, name.rpartition(".")[2], module)
-    # Rows may be allocated that no token is committed to, as for speculation.
+    # As in speculation, some allocated rows never get a committed token.
     names.common.get_spec = lambda: types.SimpleNamespace(
         speculative_algorithm="NGRAM")
     return names
@@ -109,7 +109,7 @@ ReqKvInfo = kv_info()
 
 
 class Request:
-    """What the trees read of a request."""
+    """The attributes of a request that the trees read."""
     skip_radix_cache_insert = False
     session = session_id = priority = kv_rotation_base = lock = None
     swa_branching_seqlen = mamba_branching_seqlen = None
@@ -149,7 +149,7 @@ class Request:
 
 
 class Pool:
-    """A tree whose layers all attend to all tokens. Subclasses say which."""
+    """A tree with full attention in all layers. Subclasses choose the tree."""
     core = None
     is_eagle = False
 
@@ -400,8 +400,9 @@ class Control(Hybrid):
 
 
 def draw(rng):
-    """A client of a small vocabulary that continues what others began, in pools of
-    more pages than kvtwin.fuzz draws; memory runs short while sequences are open."""
+    """Draws a client of a small vocabulary that continues the prompts of others, in
+    pools of more pages than kvtwin.fuzz draws; memory runs short while sequences are
+    open."""
     parts = [f"kvp1 block={rng.choice([1, 1, 2, 3])} "
              f"blocks={rng.choice([6, 10, 14, 18, 24])} "
              f"most={rng.choice([14, 20, 30])} layers=1 heads=1 kdim=1 vdim=1 "

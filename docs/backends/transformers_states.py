@@ -20,9 +20,9 @@ EXPERTS = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
 
 
 class States:
-    """One sequence. The model computes its states and does not show them; so a
-    batch is taken to read the state of that beginning of the sequence from which
-    its outputs follow, computed again without a cache."""
+    """One sequence. The model does not show its states, so each batch is computed again
+    without a cache, after each earlier state: the batch read the state that gives the
+    same outputs."""
     placed = True  # Whether the model is told the positions of its tokens.
 
     def __init__(self, setup):
@@ -38,8 +38,8 @@ class States:
 
     def clear(self):
         self.cache = transformers.DynamicCache(config=self.model.config)
-        self.tokens = []  # Of the sequence,
-        self.rows = {}  # and by length and layer, their rows.
+        self.tokens = []  # The tokens of the sequence.
+        self.rows = {}  # The rows, by length and layer.
 
     def start_forward(self, positions, sequences):
         if positions[-1] >= self.setup.capacity:
@@ -77,14 +77,14 @@ class States:
         return key[None], value[None], mask.numpy()
 
     def remove(self, sequence, begin, end):
-        self.clear()  # No state goes back.
+        self.clear()  # States cannot be rolled back.
 
     def can_resume(self, sequence, position):
         return position in (0, len(self.tokens))
 
 
 def states_of(model, config=None, placed=True, **options):
-    """A class for a model, whose name is that of the model."""
+    """Makes a class for a model, with the name of the model."""
     name = model + "Unplaced" * (not placed)
     return type(name, (States,), {
         "kvtwin": kvtwin.Description(

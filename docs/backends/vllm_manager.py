@@ -43,13 +43,13 @@ class Full:
             raise kvtwin.NotSupported
         self.setup, self.parts = setup, parts
         sizes = [part.block_size for part in parts]
-        total = sum(part.blocks for part in parts)  # In one pool.
+        total = sum(part.blocks for part in parts)  # Groups share one pool.
         groups = [KVCacheGroupSpec([str(g)], self.spec(
             part, block_size=part.block_size, num_kv_heads=1, head_size=1,
             dtype=torch.float32)) for g, part in enumerate(parts)]
         self.hasher = kv_cache_utils.get_request_block_hasher(
             math.gcd(*sizes), sha256)
-        self.manager = KVCacheManager(  # Its block 0 is never given out.
+        self.manager = KVCacheManager(  # Block 0 is never allocated.
             KVCacheConfig(total + 1, [], groups), setup.max_seq_len + 1,
             math.lcm(*sizes), math.gcd(*sizes), use_eagle=self.eagle)
         self.rows = []  # By layer: K, V.
@@ -89,7 +89,7 @@ class Full:
             found = 0
             request = self.request(number, self.first, salt, extra, media)
         request.num_computed_tokens = found
-        request.num_prompt_tokens = found + 1  # vLLM has no empty prompts.
+        request.num_prompt_tokens = found + 1  # vLLM refuses empty prompts.
         self.sequences[number] = types.SimpleNamespace(
             request=request, pending={})
         return number
@@ -99,7 +99,7 @@ class Full:
     def add_media(self, sequence, position, hash):
         request = self.sequences[sequence].request
         request.mm_features.append(image(position, hash))
-        # In vLLM, they come in the order of their positions.
+        # vLLM has media in the order of their positions.
         request.mm_features.sort(key=lambda one: one.mm_position.offset)
 
     def seq_len(self, sequence):
@@ -140,7 +140,7 @@ class Full:
                 out.append((*(x[block, rows] for x in self.rows[layer]),
                             block - 1, i * size))
             elif out:
-                raise AssertionError(f"block {i} is gone, an earlier is not")
+                raise AssertionError(f"block {i} is gone, an earlier block is not")
         return out
 
     def table_of(self, sequence, group=0):
@@ -153,7 +153,7 @@ class Full:
                 for s in sequences]
 
     def usage(self):
-        """Free, found by prompts alone, used, shared."""
+        """Returns the blocks that are free, cached, used and shared."""
         blocks = self.manager.block_pool.blocks[1:]
         used = [b.ref_cnt for b in blocks if b.ref_cnt]
         cached = sum(b.block_hash is not None for b in blocks if not b.ref_cnt)
@@ -193,7 +193,7 @@ class Eagle(Full):
 
 
 class NotEagle(Eagle):
-    """The same rows, without the option that drops the last block."""
+    """The rows of Eagle, without the option that drops the last block."""
     kvtwin = kvtwin.PoolDescription(name="vLLM, EAGLE without use_eagle")
     eagle = False
 

@@ -45,13 +45,13 @@ class Setup:
     a block, and the window."""
     groups: tuple
     blocks: int = 12
-    budget: int = 8  # Tokens of a step.
+    budget: int = 8  # The most tokens of a step.
     running: int = 4
-    hash_block: int = 0  # 0: as vLLM chooses.
+    hash_block: int = 0  # 0: vLLM chooses.
     drafts: int = 0
     policy: str = "fcfs"
-    chunk: int = 0  # Most tokens of a prompt in a step. 0: any.
-    longest: int = 40  # Tokens of a prompt and its answer.
+    chunk: int = 0  # The most tokens of a prompt in a step. 0: unlimited.
+    longest: int = 40  # The most tokens of a prompt and its answer.
 
 
 def spec_of(text):
@@ -108,7 +108,7 @@ def config_of(setup, audit):
 
 
 class Wrong(Exception):
-    """A row that a step needs is not there."""
+    """A row that a step needs is wrong or missing."""
 
 
 def mix(*parts):
@@ -122,7 +122,7 @@ def mix(*parts):
 
 
 def chain(request, drafts=()):
-    """Hashes of a request's prefixes: of none, of one token, ..."""
+    """Returns hashes of the prefixes of a request, by length from 0 on."""
     lora = request.lora_request
     out = [mix(request.cache_salt or "", lora.lora_name if lora else "")]
     for token in [*request.all_token_ids, *drafts]:
@@ -169,14 +169,14 @@ class Engine:
                 {f"{g}.layer": rows for g, rows in enumerate(self.rows)})
 
     def add(self, like, cut, more, key, priority, limit):
-        """A request that begins like an earlier one."""
+        """Adds a request that begins like an earlier request."""
         tokens = self.asked[like % len(self.asked)][:cut] if self.asked else []
         tokens = (tokens + [1 + (more >> i) % 2 for i in range(1 + more % 7)])[
             :self.setup.longest - limit]
         self.ask(tokens, key, priority, limit)
 
     def ask(self, tokens, key=0, priority=0, limit=4):
-        """A request with these tokens."""
+        """Adds a request with these tokens."""
         self.asked.append(tokens)
         self.made += 1
         self.scheduler.add_request(Request(
@@ -253,28 +253,28 @@ class Engine:
         return [self.sample(*plan[:4]) for plan in plans]
 
     def run_states(self, g, size, plans):
-        # A step reads the states of all requests before it writes one.
-        for request, done, _, _, due in plans:
+        # A step reads the states of all requests before it writes any state.
+        for request, done, _, _, expected in plans:
             if done:
-                self.read(request, g, done - 1, (done - 1) // size, None, due)
-        for request, done, count, _, due in plans:
+                self.read(request, g, done - 1, (done - 1) // size, None, expected)
+        for request, done, count, _, expected in plans:
             block = self.block(request, g, (done + count - 1) // size)
             self.rows[g][block] = torch.tensor(
-                [due[done + count], done + count - 1])
+                [expected[done + count], done + count - 1])
 
     def run_rows(self, g, spec, plans):
         # In a layer, all rows of a step are written before they are read.
-        for request, done, count, _, due in plans:
+        for request, done, count, _, expected in plans:
             for p in range(done, done + count):
                 block = self.block(request, g, p // spec.block_size)
                 self.rows[g][block, p % spec.block_size] = torch.tensor(
-                    [due[p + 1], p])
+                    [expected[p + 1], p])
         window = getattr(spec, "sliding_window", None)
-        for request, done, count, _, due in plans:
+        for request, done, count, _, expected in plans:
             first = max(0, done - window + 1) if window else 0
             for p in range(first, done + count):
                 self.read(request, g, p, p // spec.block_size,
-                          p % spec.block_size, due)
+                          p % spec.block_size, expected)
 
     def block(self, request, g, index):
         table = self.tables[request.request_id][g]
@@ -283,10 +283,10 @@ class Engine:
                         f"group {g}")
         return table[index]
 
-    def read(self, request, g, position, index, slot, due):
+    def read(self, request, g, position, index, slot, expected):
         block = self.block(request, g, index)
         row = self.rows[g][block] if slot is None else self.rows[g][block, slot]
-        if row.tolist() != [due[position + 1], position]:
+        if row.tolist() != [expected[position + 1], position]:
             raise Wrong(f"request {request.request_id}, group {g}, position "
                         f"{position}: block {block} has another row")
 
@@ -305,7 +305,7 @@ def add_of(rng):
 
 
 def draw(seed, setup):
-    """A history: calls of Engine."""
+    """Draws a history: calls of Engine."""
     rng = random.Random(seed)
     if setup.chunk:
         return draw_long(rng, setup)
@@ -324,7 +324,7 @@ def draw(seed, setup):
 
 
 def draw_long(rng, setup):
-    """The same with long prompts of lower priority, whose parts leave room for
+    """Draws a history with long prompts of lower priority, whose parts leave room for
     short prompts, in little memory."""
     setup = dataclasses.replace(setup, blocks=setup.blocks + rng.randrange(5))
     ops = []
@@ -340,7 +340,7 @@ def draw_long(rng, setup):
 
 
 def judge(setup, ops, audit=True):
-    """What is wrong with a history: the worker's word, and the audit's."""
+    """Runs a history. Returns the errors of the worker and of the audit."""
     engine = Engine(setup, audit)
     said = None
     try:
@@ -358,7 +358,7 @@ def judge(setup, ops, audit=True):
 
 
 def shrink(setup, ops):
-    """The shortest history, by leaving out calls and making numbers smaller."""
+    """Shrinks a history by leaving out calls and making numbers smaller."""
     wrong = lambda ops: judge(setup, ops, audit=False)[0] is not None
     again = True
     while again:

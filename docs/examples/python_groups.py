@@ -17,7 +17,7 @@ class Group:
         self.owners = [0] * setup.blocks
         self.rows = {}  # By block, layer and offset: K and V.
         self.known = {}  # By key and tokens up to its end: a block.
-        self.tables = {}  # By sequence: its blocks; None for those that were given up.
+        self.tables = {}  # By sequence: its blocks; None for blocks that were given up.
         self.ends = {}  # By sequence and layer, while rows are appended: their end.
 
     def first_needed(self, length):
@@ -141,7 +141,7 @@ class GroupsPool:
         return group.views(sequence, layer, self.seq_len(sequence))
 
     def table(self, sequences, group):
-        """Returns the blocks of the committed tokens; -1 for those that were given up."""
+        """Returns the blocks of the committed tokens; -1 for blocks that were given up."""
         tables = self.groups[group].tables
         size = self.setup.groups[group].block_size
         return [

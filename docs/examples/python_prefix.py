@@ -8,7 +8,7 @@ import numpy as np
 
 import kvtwin
 
-BUG = True  # False: nothing is found before it is computed, nor after it is gone.
+BUG = True  # False: tokens are found only while all layers have their rows.
 
 
 class FindingCache:
@@ -41,7 +41,7 @@ class FindingCache:
             raise kvtwin.CacheFull(f"sequence {sequences[0]} has no more room")
         now, prompt = self.tokens.get(sequences[0], {}), self.prompts.get(sequences[0], [])
         for p in [p for p in now if p < positions[0] - self.window]:
-            self.known.pop(tuple(prompt[: p + 1]), None)  # Its memory is needed.
+            self.known.pop(tuple(prompt[: p + 1]), None)  # Its memory is reused.
             del now[p]
         self.batch = {p: {} for p in positions}
         self.shown = self.tokens[sequences[0]] = now | self.batch

@@ -11,7 +11,7 @@ import numpy as np
 
 import kvtwin
 
-BUG = True  # False: all of them do as they should.
+BUG = True  # False: all three classes are correct.
 
 
 class StateCache:
@@ -32,7 +32,7 @@ class StateCache:
         self.add(sequences[0], {length: {} for length in self.lengths})
 
     def add(self, sequence, added):
-        """Adds states, by length, and keeps those that later calls may need."""
+        """Adds states by length, and drops states that later calls cannot need."""
         setup, now = self.setup, self.states.get(sequence, {})
         self.read = max(now, default=0)  # The whole batch reads this state.
         every = setup.checkpoint_every or setup.capacity + 1
@@ -85,7 +85,7 @@ class DraftingCache(StateCache):
             return super().start_forward(positions, sequences)
         self.first, self.lengths = len(self.batch), positions
         self.batch += [(parent, {}) for parent in parents]
-        self.add(sequences[0], {})  # Earlier states leave, as in every pass.
+        self.add(sequences[0], {})  # As in every pass, old states are dropped.
 
     def put(self, layer, key, value):
         if self.first is None:
@@ -115,7 +115,7 @@ class DraftingCache(StateCache):
         if not path:
             return
         accepted = [drafts[number] for number in path]
-        if BUG:  # The state after all drafts.
+        if BUG:  # Keeps the state after all drafts.
             accepted[-1] = drafts[-1]
         end = max(self.states.get(sequence, {}), default=0)
         self.add(sequence, dict(enumerate(accepted, end + 1)))

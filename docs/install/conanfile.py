@@ -1,5 +1,5 @@
 """The recipe for Conan 2: `conan create docs/install` builds the library from this
-clone. What it is built with comes from the system (README.md names the packages)."""
+clone. Its dependencies come from the system (README.md names the packages)."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 class Kvtwin(ConanFile):
     name = "kvtwin"
-    description = "An attention KV cache, written twice and held equal"
+    description = "An attention KV cache for LLM inference"
     license = "MIT"
     package_type = "static-library"
     settings = "os", "arch", "compiler", "build_type"

@@ -1,5 +1,5 @@
-# Run by cpack before it makes the packages: each Debian package has its license and
-# its list of changes in /usr/share/doc, and a manual page is compressed.
+# cpack runs this script before it makes the packages: it puts the license and the
+# changelog of each Debian package into /usr/share/doc, and compresses manual pages.
 
 foreach(component ${CPACK_COMPONENTS_ALL})
   string(TOUPPER ${component} upper)

@@ -23,9 +23,9 @@ endmacro()
 kvtwin_package(library libkvtwin0 libs "attention KV cache with a C interface"
   "The cache of an LLM's attention, its reference, and a check of recordings.")
 kvtwin_package(c libkvtwin-dev libdevel "attention KV cache, C headers"
-  "What programs in C are compiled with.")
+  "The files for compiling programs in C.")
 kvtwin_package(dev libkvtwin-cxx-dev libdevel "attention KV cache, C++ library"
-  "The static library, and what programs in C++ are compiled with.")
+  "The static library, and the files for compiling programs in C++.")
 kvtwin_package(command kvtwin devel "finds bugs in KV caches"
   "Judges recordings and live KV caches of LLM engines, and shows the shortest\nhistory that goes wrong.")
 set(version "(= ${PROJECT_VERSION})")

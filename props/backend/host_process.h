@@ -72,8 +72,8 @@ Expansion ExpansionFromJson(const nlohmann::ordered_json& json);
 struct PoolInfo {
   std::string name;
   Level claims = Level::kVisibility;
-  bool groups = false;                         // It may have groups of layers.
-  std::vector<std::string> laws = {};          // It can be judged by these.
+  bool groups = false;                         // Pools may have groups.
+  std::vector<std::string> laws = {};          // Laws that can judge it.
   std::vector<std::string> not_declared = {};  // "fork", "groups", ...
 };
 

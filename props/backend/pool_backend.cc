@@ -228,8 +228,9 @@ class BackendPool final : public PagedPool {
   const PoolBackend backend_;
   const PagedSpec spec_;
   void* const pool_;
-  const std::optional<int> group_ = {};  // Of a pool with groups.
-  const int first_layer_ = 0;            // Of the group, in the pool.
+  const std::optional<int> group_ =
+      {};                      // The group's number; unset for a pool.
+  const int first_layer_ = 0;  // The group's first layer.
   std::vector<std::unique_ptr<BackendPool>> groups_;
 };
 

@@ -24,8 +24,8 @@ struct PoolBackend {
   std::string name;
   Level level = Level::kVisibility;  // The level that it claims.
   PoolRules rules;
-  bool groups = false;           // It may have groups of layers.
-  bool media = false;            // Its prompts may have media.
+  bool groups = false;           // Pools may have groups of layers.
+  bool media = false;            // Prompts may have media.
   MemoryWatch* watch = nullptr;  // Outlives its pools.
 };
 

@@ -92,8 +92,8 @@ class ForwardingPool : public PagedPool {
   std::unique_ptr<PagedPool> pool_;
 };
 
-// Hands the calls that read to a group of a pool with groups; nobody changes a
-// group by itself.
+// Forwards reading calls to a group of a pool with groups; a group changes only
+// with its pool.
 class ForwardingGroup : public PagedPool {
  public:
   // Requires: `group` outlives the ForwardingGroup.

@@ -246,7 +246,7 @@ int ForksTooFew(void* pool, std::int32_t sequence, std::int32_t length,
 
 TEST(PoolBackend, EachFaultOfGroupsHasItsMessage) {
   struct Case {
-    std::string why;  // At the level of visibility.
+    std::string why;  // The reason at visibility.
     std::function<void(kvtwin_pool_backend_v1&)> damage;
   };
   const std::vector<Case> cases = {

@@ -28,8 +28,8 @@ TEST(CInterface, PoolsAreThoseOfCpp) {
   EXPECT_GT(operations, 5000);
 }
 
-// A pool of blocks of two tokens for all of them, and of four for states. It
-// has seven tokens, and an image after the fifth.
+// A pool of two groups: full attention with blocks of two tokens, and states
+// with blocks of four. It has seven tokens, and an image after the fifth token.
 class GroupsInC : public testing::Test {
  protected:
   void SetUp() override {

@@ -82,8 +82,9 @@ Certificate Certify(const BackendInfo& info, const CertifyOptions& options,
                     const std::function<Subject(Level)>& subject_at,
                     const std::function<void(const Failure&)>& found = nullptr);
 
-// The same for a pool. `subject_at` makes the subject, judged by a law if one
-// is given; `rerun_law` the command that judges a history by a law again.
+// Certifies a pool. `subject_at` makes the subject, which the law judges if it
+// is not null; `rerun_law` makes the command that judges a history by a law
+// again.
 Certificate CertifyPool(
     const PoolInfo& info, const CertifyOptions& options,
     const std::function<Subject(Level, const PoolLaw*)>& subject_at,

@@ -18,11 +18,8 @@
 namespace kvtwin::props {
 namespace {
 
-// About the operations of a history of a pool.
-constexpr std::int64_t kOperations = 40;
-
-// The histories of one subject: of pools without groups, and of pools with
-// groups if the backend declares them.
+// The results of one subject, on pools without groups and, if the backend
+// declares groups, on pools with them.
 struct Tried {
   std::int64_t operations = 0;
   std::int64_t histories = 0;
@@ -141,7 +138,7 @@ Certificate CertifyPool(
     }
   }
   FuzzOptions of_laws = options.fuzz;
-  of_laws.operations = options.laws.count * kOperations;
+  of_laws.operations = options.laws.count * kPoolLawOperations;
   for (const PoolLaw& law : PoolLaws()) {
     if (claimed.histories == 0 || Interrupted()) break;
     const Subject subject = subject_at(info.claims, &law);

@@ -42,13 +42,13 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 bool json, const std::string& html);
 // Calls `act` with the backend's pool as subject, at the level that the user
 // gave or else the claimed level. Returns the result of `act`, or 2 if there is
-// no usable backend, or none with groups although `groups` are wanted.
+// no usable backend, or if `groups` is true and the backend has no groups.
 int OnPoolBackend(const BackendArguments& arguments, bool groups,
                   const std::function<int(const Subject&)>& act);
 // Whether the library has a pool and no cache.
 bool IsPool(const BackendArguments& arguments);
-// Does the same with what the pool declares, and a function that makes the
-// subject: at a level, judged by a law if one is given.
+// Calls `act` with the declarations of the backend's pool, its level, and a
+// function that makes the subject, which the law judges if it is not null.
 using PoolSubjectAt = std::function<Subject(Level, const PoolLaw*)>;
 int OnPoolHost(const BackendArguments& arguments, bool groups,
                const std::function<int(const PoolInfo&, Level,

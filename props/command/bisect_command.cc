@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kRight = 0;
 constexpr int kWrong = 1;
-constexpr int kSkipped = 125;  // As `git bisect run` has it.
+constexpr int kSkipped = 125;  // `git bisect run` then skips the commit.
 
 struct BisectArguments {
   std::string history;
@@ -42,7 +42,7 @@ int RunCommand(const std::string& command) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-// What git prints, without the line's end.
+// Returns the output of git without the last newline.
 Result<std::string> Git(const std::string& arguments) {
   Result<std::string> text =
       Filter("git " + arguments, "", {.seconds = 600, .bytes = 1 << 20});
@@ -50,8 +50,8 @@ Result<std::string> Git(const std::string& arguments) {
   return text;
 }
 
-// A shell script that builds what is checked out and runs the history on it. It
-// ends with kRight, kWrong or kSkipped.
+// Returns a shell script that builds the commit that is checked out and runs
+// the history on it. The script exits with kRight, kWrong or kSkipped.
 std::string StepScript(const BisectArguments& arguments) {
   std::string program = Program();
   if (program.find('/') != std::string::npos) {
@@ -65,7 +65,7 @@ std::string StepScript(const BisectArguments& arguments) {
       kWrong, kSkipped);
 }
 
-// Returns why the two ends are not as the user says, or nothing.
+// Returns why an end differs from what the user says, or an empty string.
 std::string WhyNotBetween(const BisectArguments& arguments,
                           const std::string& step,
                           const std::array<std::string, 2>& ends) {
@@ -84,8 +84,8 @@ std::string WhyNotBetween(const BisectArguments& arguments,
   return "";
 }
 
-// Prints the commits that may be the first at which the history fails: several
-// if those between cannot be built.
+// Prints the first commit at which the history fails, or several candidates if
+// commits before it cannot be built.
 int Print(const BisectArguments& arguments, const std::string& good) {
   const Result<std::string> lines =
       Git("log --reverse --format='%H %s' refs/bisect/bad --not " + good +
@@ -122,8 +122,8 @@ int RunBisect(const BisectArguments& arguments) {
       Git("status --porcelain --untracked-files=no");
   if (!changed.ok()) return Complain(changed.status().message());
   if (!changed->empty()) return Complain("the checkout has changes");
-  // Names such as HEAD~4 mean other commits later.
-  std::array<std::string, 2> ends;  // The bad one and the good one.
+  // During the bisection, names such as HEAD~4 would mean other commits.
+  std::array<std::string, 2> ends;  // The bad commit and the good commit.
   for (const bool good : {false, true}) {
     const Result<std::string> commit =
         Git(fmt::format("rev-parse --verify {}^{{commit}}",

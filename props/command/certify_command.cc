@@ -28,7 +28,7 @@ struct CertifyArguments {
   std::string compare;  // The path of an earlier certificate, or empty.
   std::string junit;    // The path of the JUnit file, or empty.
   bool json = false;
-  bool pool = false;  // The pool of a library that has a cache, too.
+  bool pool = false;  // Certify the pool, even if there is a cache.
 };
 
 // No certificate is larger.

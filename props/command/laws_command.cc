@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,6 @@ struct LawsArguments {
   bool json = false;
   BackendArguments backend;  // Instead of the twins, if one is given.
 };
-
-// About the operations of a history of a pool.
-constexpr std::int64_t kPoolOperations = 40;
 
 LawHistories HistoriesOf(const LawsArguments& arguments) {
   LawHistories histories{
@@ -214,22 +212,17 @@ int RunOnBackend(const LawsArguments& arguments) {
 }
 
 // Judges pools by one law.
-void JudgePools(const LawsArguments& arguments, const PoolLaw& law,
+void JudgeByLaw(const LawsArguments& arguments, const PoolLaw& law,
                 const Subject& subject, LawsReport& report) {
-  PagedFuzzResult result;
-  if (arguments.history.empty()) {
-    FuzzOptions options;
-    options.seed = arguments.seed;
-    options.operations = arguments.runs * kPoolOperations;
-    options.groups = arguments.kind == "groups";
-    result = FuzzPools(options, subject);
-  } else {
-    result.shrunk = *ParsePagedHistory(arguments.history);
-    const RunResult ran = RunHistory(result.shrunk, subject);
-    result.ran = ran.ran ? 1 : 0;
-    result.judged = ran.views > 0 ? 1 : 0;
-    result.failure = ran.failure;
+  FuzzOptions options;
+  options.seed = arguments.seed;
+  options.groups = arguments.kind == "groups";
+  std::optional<PagedHistory> history;
+  if (!arguments.history.empty()) {
+    history = *ParsePagedHistory(arguments.history);
   }
+  const PagedFuzzResult result =
+      JudgePools(options, arguments.runs, history, subject);
   const std::string rerun =
       result.failure ? LawCommand(law, result.shrunk, subject) : "";
   report.Add(law, subject, result, rerun);
@@ -250,7 +243,7 @@ int RunPoolLaws(const LawsArguments& arguments) {
                       [&](const PoolInfo& /*info*/, Level level,
                           const PoolSubjectAt& subject_at) {
                         return each([&](const PoolLaw& law) {
-                          JudgePools(arguments, law, subject_at(level, &law),
+                          JudgeByLaw(arguments, law, subject_at(level, &law),
                                      report);
                         });
                       });
@@ -258,7 +251,7 @@ int RunPoolLaws(const LawsArguments& arguments) {
   return each([&](const PoolLaw& law) {
     for (const std::string_view twin : TwinNames()) {
       if (!arguments.twin.empty() && twin != arguments.twin) continue;
-      JudgePools(arguments, law, LawSubject(law, twin), report);
+      JudgeByLaw(arguments, law, LawSubject(law, twin), report);
     }
   });
 }

@@ -119,8 +119,8 @@ class ModelDriver final : public Driver {
   int layer_ = 0;
   std::int64_t serial_ = 0;
   std::int64_t first_serial_ = 0;  // The first of the rows that are put.
-  // The serials of the rows that are put, unless they are consecutive; and
-  // those of prefixes: rows of equal prefixes are equal (F3).
+  // The serials of the rows that are put, unless they are consecutive; and the
+  // serials of prefixes, because rows of equal prefixes are equal (F3).
   std::vector<std::int64_t> serials_;
   std::map<int, std::int64_t> prefix_serials_;
   std::set<Place> put_;

@@ -58,7 +58,7 @@ class Client {
     if (!abilities_.Can(bit) || driver_.ledger().RemoveIsOpen(seq, end)) {
       return StatusCode::kNotSupported;
     }
-    // Whether tokens of a prompt are shared is open (F4).
+    // The cache may or may not share the tokens of a prompt (F4).
     if (end != kOpenEnd && driver_.ledger().prefixes().PrefixAt(seq, 0) != 0) {
       return StatusCode::kNotSupported;
     }
@@ -144,7 +144,7 @@ class Client {
   std::vector<Op>* done_;
   const bool has_states_;  // Batches must continue their sequences (R3).
   std::set<int> held_;     // Sequences put and not cleared since.
-  // Of a pass that was given up: where each sequence was before it.
+  // The length of each sequence before the pass that was given up.
   std::map<int, std::int32_t> given_up_;
   bool pass_ended_ = false;  // The pass was given up, or a prompt came.
 };

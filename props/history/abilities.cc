@@ -67,7 +67,7 @@ void FitMemory(int capacity, CacheSpec& spec) {
   for (CacheSpec& part : spec.caches) FitMemory(capacity, part);
 }
 
-// Takes away the room for pins and drafts that the backend does not have.
+// Removes pins and drafts from the spec unless the backend declares them.
 void FitStates(const Abilities& can, CacheSpec& spec) {
   if (!can.Can(KVTWIN_CAN_PIN)) spec.pins = 0;
   if (!can.Can(KVTWIN_CAN_DRAFT) || !can.Can(KVTWIN_CAN_DRAFT_STATES)) {

@@ -45,10 +45,10 @@ History MakeHistory(std::uint64_t seed, std::uint64_t number,
                     std::optional<Kind> kind, int ops, int cells_max = 0,
                     bool rarities = false);
 
-// As MakeHistory, for backends that find prefixes of prompts (F1 to F5): of a
-// legal client whose sequences often begin with a prompt. Many prompts have a
-// common prefix. Some passes are given up, with other prompts before they are
-// taken back.
+// As MakeHistory, for backends that find prefixes of prompts (F1 to F5). The
+// client is legal, and its sequences often begin with a prompt. Many prompts
+// have a common prefix. Some passes are given up, and other prompts come before
+// their tokens are removed.
 History MakePrefixes(std::uint64_t seed, std::uint64_t number,
                      std::optional<Kind> kind, int ops, int cells_max);
 

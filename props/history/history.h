@@ -109,8 +109,8 @@ struct Op {
   std::vector<Segment> segments;
   bool reserve = false;
   bool keep_rows = false;  // No Put: rows of earlier owners stay.
-  // kPut: if not -1, the pass is given up after the Put of so many layers: the
-  // client removes its tokens before any operation but kFind.
+  // kPut: if not -1, the pass is given up after the Put of `stop` layers: the
+  // client removes its tokens before any operation except kFind.
   int stop = -1;
   // kPut, kCausal, kGet, kReput: one call instead of several. "start":
   // StartForward without Put. "except": SetCausal of the active cache. "read",

@@ -11,7 +11,7 @@
 namespace kvtwin::props {
 namespace {
 
-// Writes what a server with a prefix cache does with its requests.
+// Writes the operations of a server with a prefix cache.
 class Prompts {
  public:
   Prompts(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
@@ -28,7 +28,7 @@ class Prompts {
   void Add() {
     const int seq = AnySequence();
     const int count = Find(seq);
-    // Another request may come before this one has any rows.
+    // Another request may come before this request has rows.
     if (Chance(pick_, 20)) Find(AnySequence());
     const int parts = OneOf(pick_, {0, 1, 1, 1, 2, 3});
     for (int i = 0; i < parts; ++i) {

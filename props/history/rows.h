@@ -24,7 +24,7 @@ struct RowSource {
   // Random numbers from -1 to 1 that every dtype of floats holds exactly, to
   // recognize each token in the output of attention.
   bool distinct = false;
-  // If not empty: the rows of these tokens instead.
+  // If not empty, the rows are those of these tokens.
   std::span<const std::int64_t> tokens = {};
 };
 

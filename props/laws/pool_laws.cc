@@ -38,7 +38,7 @@ struct LawProbe {
   const PoolWorkload::Sequence& Of(int number) const {
     return workload.sequences().at(number);
   }
-  // A sequence without appended rows, if there is one.
+  // Returns a sequence without appended rows, if any.
   std::optional<int> Idle() const {
     std::vector<int> idle;
     for (const auto& [number, of] : workload.sequences()) {
@@ -79,8 +79,8 @@ struct LawProbe {
     return rules.FirstSeen(len);
   }
 
-  // Expects that `now` shows the first `len` tokens as `before` did, at least
-  // those that the next token needs.
+  // Expects that `now` shows the same first `len` tokens as `before`, as far as
+  // the next token needs them.
   void ExpectSame(const PoolPicture& before, const PoolPicture& now, int len,
                   std::string_view what) const {
     for (const auto& [place, row] : before.rows) {
@@ -115,8 +115,9 @@ struct LawProbe {
     Need(pool.Free(made), "Free");
     return len;
   }
-  // Appends `count` tokens that nobody committed to the first `layers` layers.
-  // Returns false if the pool is full; then some layers may have them.
+  // Appends `count` tokens, which no sequence has committed, to the first
+  // `layers` layers. Returns false if the pool is full; some layers may then
+  // have the tokens.
   bool AppendNew(int sequence, int count, int layers) {
     PagedClient client = Of(sequence).client;
     client.pending = NewTokens(count);

@@ -22,13 +22,13 @@ struct PoolLaw {
   std::string_view name;
   std::string_view statement;
   std::string_view rules;
-  // Whether a pool with these abilities and rules can be judged by it.
+  // Whether the law can judge a pool with these abilities and rules.
   bool (*applies)(const PoolAbilities& abilities, const PoolRules& rules);
   // Throws a Failure if the law is broken. Returns whether it was judged.
   bool (*check)(LawProbe& probe);
 };
 std::span<const PoolLaw> PoolLaws();
-// Returns null if there is no such law.
+// Returns null for an unknown name.
 const PoolLaw* FindPoolLaw(std::string_view name);
 
 // Returns the command that judges a history by a law.
@@ -44,7 +44,7 @@ RunResult JudgePool(const PoolLaw& law, const PagedHistory& history,
                     PagedCoverageCounts* counts = nullptr,
                     PoolCalls* calls = nullptr);
 
-// A twin, judged by a law.
+// Returns a twin as a subject that a law judges.
 Subject LawSubject(const PoolLaw& law, std::string_view twin);
 
 }  // namespace kvtwin::props

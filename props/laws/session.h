@@ -43,7 +43,7 @@ class Session {
   Answer Try(const Call& call);
   // Puts rows that no history has into every layer that has some.
   void PutAny();
-  // The same for every layer of the setup, as a model does.
+  // Puts such rows into every layer of the setup, as a model does.
   void PutAll();
 
   Cache& cache() { return *cache_; }

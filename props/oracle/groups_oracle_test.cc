@@ -39,7 +39,8 @@ TEST(GroupsRecordings, OfATwinAreAccepted) {
   EXPECT_GT(states, 30);
 }
 
-// Groups of all tokens, of a window of three, and of states; one layer each.
+// There are three groups of one layer: full attention, a window of three, and
+// states.
 const std::string kGroupsHeader =
     R"({"kvtrace":1,"placement":"other","cache":{"type":"paged"},)"
     R"("pool":{"max_seq_len":12,"groups":[)"

@@ -214,8 +214,8 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
       return {cache.Commit(op.seq, op.indices)};
     case TraceOpKind::kCheckpoint:
       return {cache.Checkpoint(op.seq)};
-    case TraceOpKind::kFindPrefix:  // Our caches know no ids of tokens.
-    case TraceOpKind::kAttend:      // Caches show rows, and do not attend.
+    case TraceOpKind::kFindPrefix:  // Only backends find prefixes.
+    case TraceOpKind::kAttend:      // Only backends attend.
       return {};
   }
   return {};

@@ -91,7 +91,7 @@ class Oracle {
   std::string FindExcess(const TraceOp& op);
   double LedgerExcess(const TraceOp& op);
   double LedgerBytes() const;
-  // The bytes of the rows that a put brings.
+  // Returns the bytes of the rows of a put.
   double PutBytes(const TraceOp& op) const;
   std::string FindWrongPrompt(const TraceOp& op) const;
   std::string FindPromptExcess(const TraceOp& op);
@@ -143,7 +143,7 @@ class Oracle {
   std::map<std::pair<std::size_t, int>, RowDims> dims_;  // By cache and layer.
   double put_bytes_ = 0;     // Bytes of all rows put so far.
   double ledger_bytes_ = 0;  // An upper bound on the ledgers' bytes.
-  double prompt_bytes_ = 0;  // Of the prefixes of all prompts.
+  double prompt_bytes_ = 0;  // Bytes of the prefixes of all prompts.
   PutLog puts_;
 };
 

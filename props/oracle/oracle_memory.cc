@@ -18,7 +18,7 @@ using reference::LedgerToken;
 constexpr double kTokenBytes = 128;
 constexpr double kSequenceBytes = 48;
 constexpr double kLayerBytes = 192;
-// The same for each prefix of a prompt.
+// About the bytes of each prefix of a prompt.
 constexpr double kPrefixBytes = 128;
 
 double RowsBytes(const DenseTensor& key, const DenseTensor& value) {

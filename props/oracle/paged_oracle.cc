@@ -504,9 +504,9 @@ std::optional<Failure> PagedOracle::FollowFork(const PagedTraceOp& op) {
   return std::nullopt;
 }
 
-// Checks at which length a fork or a truncation took effect (P14). The pool
-// decides, if it has given up what the next token needs at `len`; the views
-// that follow show whether it has what it needs at `kept`.
+// Checks the length at which a fork or a truncation took effect (P14). A pool
+// that gave up rows that the next token needs at `len` chooses a length; the
+// next views show whether it has the rows for `kept`.
 std::optional<Failure> PagedOracle::CheckKept(const PagedTraceOp& op) const {
   const int kept = op.kept.value_or(op.len);
   if (kept > op.len) {

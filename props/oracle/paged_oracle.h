@@ -59,8 +59,8 @@ class PagedOracle {
     std::int64_t line = 0;
     int end = 0;  // End of the sequence, with appended rows.
   };
-  // A group, 0 without groups, and a place in the list of a sequence: the
-  // number of a block or, of a group of states, the position of a state.
+  // A group (0 in a pool without groups) and a place in the list of a sequence:
+  // the index of a block or, in a group with states, the position of a state.
   using Spot = std::pair<int, int>;
   // The blocks shown, by sequence and place, since the last call that may move
   // blocks of that sequence.
@@ -105,13 +105,13 @@ class PagedOracle {
   }
   int GroupOfLayer(int layer) const { return GroupOf(header_.spec, layer); }
   int BlocksFor(int tokens, int group) const;
-  // The tokens from one place of a group to the next.
+  // Returns the number of tokens from a place of a group to the next place.
   int PlaceSize(int group) const {
     return SpecOf(group).states ? 1 : SpecOf(group).block_size;
   }
-  // The place of a block of a sequence with `len` tokens.
+  // Returns the place of a block of a sequence with `len` tokens.
   int PlaceOf(int group, int block, int len) const;
-  // The position of a row of a line.
+  // Returns the position of a row of a line.
   static int PositionOf(const PagedTraceOp& op, int row) {
     return op.positions ? At(*op.positions, row) : op.start.value_or(0) + row;
   }

@@ -49,7 +49,7 @@ std::optional<Failure> PagedOracle::ReadViews(
   const int first = op.start.value_or(0);
   std::int64_t index = first / spec.block_size;
   for (const int block : op.blocks.value_or(std::vector<int>())) {
-    if (op.positions) {  // One state in each.
+    if (op.positions) {  // A block has one state.
       const auto at = places.size();
       if (at == op.positions->size()) break;
       index = At(*op.positions, at);
@@ -76,9 +76,9 @@ std::optional<Failure> PagedOracle::ReadViews(
   return WrongUnlessEqual("the number of blocks", Size(*op.blocks), blocks);
 }
 
-// Checks that the states are those of tokens of the sequence, one after
-// another, and that those are there which the next token, or a pass, needs: the
-// last committed one and the last one (P13).
+// Checks that the states are of tokens of the sequence, in ascending order, and
+// that the states which the next token or a pass needs are there: after the
+// last committed token and after the last token (P13).
 std::optional<Failure> PagedOracle::CheckStates(const PagedTraceOp& op) const {
   const int end = ledger_->RowCount(op.seq, op.layer);
   const int len = ledger_->SeqLen(op.seq);
@@ -242,7 +242,7 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
     blocks_[sequence][spot] = {block, line, end};
     return std::nullopt;
   }
-  // All owners agree with the longest of them.
+  // All owners agree with the longest owner, so one comparison is enough.
   const auto [other_end, other] = *owners.by_end.rbegin();
   if (owners.index != index) {
     return WrongAnswer(

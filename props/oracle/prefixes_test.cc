@@ -120,7 +120,7 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
   const int layers_;
   const Fault fault_;
   int puts_ = 0;
-  std::map<int, std::int32_t> ends_;  // Of the sequences of the pass.
+  std::map<int, std::int32_t> ends_;  // By sequence of the pass.
   std::map<int, Known> known_;
 };
 
@@ -146,7 +146,7 @@ std::string CheckOf(Fault fault, std::optional<Kind> kind,
   for (std::uint64_t number = 0; number < 150; ++number) {
     History history = MakePrefixes(1, number, kind, 60, /*cells_max=*/0);
     for (CacheSpec& part : history.setup.spec.caches) part.pins = 0;
-    history.setup.spec.pins = 0;  // A copy would have them, too.
+    history.setup.spec.pins = 0;  // Copies would have the pins.
     const auto failure = RunHistory(history, subject).failure;
     if (failure) {
       return failure->check + " " + failure->text + " " +

@@ -47,7 +47,8 @@ std::string Put(const std::vector<int>& rows, int layer = 0) {
   return fmt::format(R"({{"op":"put","layer":{},"key":{},"value":{}}})", layer,
                      Rows(rows), Rows(rows));
 }
-// The last row of the mask sees all columns, the others all but the last ones.
+// Returns a get whose mask is causal: the last row sees all columns, each row
+// before it a column less.
 std::string Get(const std::vector<int>& rows, int batch, int layer = 0) {
   std::vector<std::string> mask;
   for (int i = 1; i <= batch; ++i) {

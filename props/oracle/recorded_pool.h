@@ -20,7 +20,7 @@ struct RecordedAnswers {
   int made = 0;  // The new sequence.
   int len = 0;   // The length of its prefix.
   bool full = false;
-  std::optional<int> kept = {};  // Where a fork or truncate took effect.
+  std::optional<int> kept = {};  // The length after a fork or truncate.
 
   int KeptOf(int len) const { return std::min(len, kept.value_or(len)); }
 };
@@ -58,7 +58,7 @@ class RecordedPool final : public GuardedPaged {
   const RecordedAnswers* answers_;
 };
 
-// The same for a pool with groups.
+// A recorded pool with groups.
 class RecordedGroups final : public GroupedPool {
  public:
   // Requires: `answers` outlive the pool.

@@ -42,8 +42,8 @@ constexpr int kSequencesMost = 2;
 
 using Path = std::vector<unsigned char>;  // Indices of kMoves.
 
-// Whether an operation on `sequences` sequences is one of its own: an operation
-// that names a sequence which does not exist is made on another one.
+// Whether the operation names only sequences that exist. Otherwise it would be
+// made on another sequence, and repeat another operation.
 bool IsMade(const PagedOp& op, int sequences) {
   if (op.kind == PagedOpKind::kOpen) return sequences < kSequencesMost;
   if (op.kind == PagedOpKind::kFork && sequences == kSequencesMost) {
@@ -108,7 +108,7 @@ class Space {
   const PagedSpec spec_;
   const PagedMaker& make_;
   std::set<std::uint64_t> known_;
-  std::deque<std::pair<Path, int>> waiting_;  // With the number of sequences.
+  std::deque<std::pair<Path, int>> waiting_;  // And the number of sequences.
   PoolSpaceResult result_;
 };
 

@@ -25,10 +25,10 @@ std::vector<PoolSpace> PoolSpaces();
 struct PoolSpaceResult {
   std::int64_t states = 0;
   std::int64_t transitions = 0;
-  int depth = 0;             // Operations of the longest path to a state.
-  bool fixed_point = false;  // No operation leads to another state.
+  int depth = 0;             // The length of the longest path to a state.
+  bool fixed_point = false;  // All states were visited.
   std::optional<Failure> failure;
-  PagedHistory history;  // It leads to the failure.
+  PagedHistory history;  // The history of the failure.
 };
 
 // Compares the pools that `make` makes with the reference twin and the ledger

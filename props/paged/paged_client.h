@@ -113,7 +113,7 @@ std::string MediaHash(int number);
 // Draws the tokens of an append.
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec);
 
-// Lets the pending tokens be the next ones of the prompt's rest, if any.
+// Replaces the pending tokens by the next tokens of the prompt's rest, if any.
 inline void UseRest(PagedClient& client) {
   if (client.rest.empty()) return;
   const int most = std::min(Size(client.rest), Size(client.pending));

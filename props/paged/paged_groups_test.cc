@@ -559,8 +559,8 @@ TEST(PagedGroupsFuzz, HistoriesReachSharingCopiesEvictionAndTruncation) {
   EXPECT_GT(result.counts.full, 100);
 }
 
-// The explorer finds a fault on the shortest path.
-// Keeps a token that it was asked to drop.
+// Keeps a token that it was asked to drop. The explorer finds this fault on the
+// shortest path.
 class KeepsOneMore final : public ForwardingPool {
  public:
   using ForwardingPool::ForwardingPool;

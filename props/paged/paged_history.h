@@ -51,7 +51,7 @@ struct PoolStorage {
 
   bool operator==(const PoolStorage&) const = default;
 };
-// Returns that of the first group, if there are groups.
+// Returns the storage of the first group if there are groups.
 PoolStorage StorageOf(const PagedSpec& spec);
 // Changes the storage, and the dimensions of the rows where the storage
 // requires it.

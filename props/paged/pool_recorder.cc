@@ -31,7 +31,7 @@ std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
 
 }  // namespace
 
-// The tables and slots of a group. Its other calls are those of the recorder.
+// Records the tables and slots of a group; the recorder has the other calls.
 class PoolRecorder::RecordedGroup final : public ForwardingGroup {
  public:
   RecordedGroup(const PoolRecorder& recorder, int group)

@@ -129,7 +129,7 @@ void PoolWorkload::Append(const PagedOp& op) {
     if (layer > 0) GiveUp(sequence);
     return;
   }
-  // Nobody may find tokens that are planned only.
+  // Prompts must not find planned tokens.
   if (has_groups() && seen_.size() < kSeenMax) {
     seen_.push_back(client);
     std::vector<std::int32_t>& tokens = seen_.back().tokens;
@@ -180,7 +180,7 @@ void PoolWorkload::GiveUp(int sequence) {
   Keep(sequence, Size(of.client.tokens));
 }
 
-// Keeps the first `len` tokens, and no appended ones.
+// Keeps the first `len` tokens, and discards the appended tokens.
 void PoolWorkload::Keep(int sequence, int len) {
   Sequence& of = sequences_.at(sequence);
   PagedClient& client = of.client;

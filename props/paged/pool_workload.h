@@ -76,7 +76,8 @@ class PoolWorkload {
   void Misuse(const PagedOp& /*op*/) {}
   void AppendLayers(const PagedOp& op);
   void AddMedia(const PagedOp& op);
-  // Discards the appended tokens of a sequence, or frees it if it cannot.
+  // Discards the appended tokens of a sequence, or frees the sequence if they
+  // cannot be discarded.
   void GiveUp(int sequence);
   bool MayGiveUp(const Sequence& of) const;
   int CountToCommit(const Sequence& of, const PagedOp& op) const;

@@ -27,8 +27,8 @@ struct BlockList {
 };
 std::vector<BlockList> ListsOf(const PagedOracle& oracle);
 
-// Whether the call is one of those that a list of calls shows: it changes the
-// blocks of a sequence, or its key.
+// Whether a list of calls shows the call, because it changes the blocks or the
+// key of a sequence.
 bool ChangesPool(PagedTraceOpKind kind);
 
 // Returns "sequence 0, layer 0, K [2, 1, 3]: ok".

@@ -67,10 +67,10 @@ std::vector<ExploreStep> DraftSteps(const ExploreSize& size) {
   return steps;
 }
 
-// Whether the cache takes such drafts, if there are any.
+// Whether the cache takes the drafts of the step.
 bool MayDraft(const ExploreStep& step, const Abilities& can) {
   if (step.parents.empty() || can.Can(KVTWIN_CAN_DRAFT_TREES)) return true;
-  // A chain: a draft follows the last one before it, and here that is number 0.
+  // In a chain, each draft follows the draft before it, here number 0.
   const auto siblings = [&](int parent) {
     return std::ranges::count(step.sequences, step.sequences[0]) > 1 &&
            std::ranges::count(step.parents, parent) > 1;

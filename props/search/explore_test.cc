@@ -521,7 +521,8 @@ TEST(Explore, CallsOnlyDeclaredOperations) {
   EXPECT_EQ(here.transitions, there.transitions);
 }
 
-// States with drafts are reached by a path of steps, here and somewhere else.
+// States with drafts are reached by a path of steps, as another process needs
+// it.
 TEST(Explore, DraftsAreTheSameSomewhereElse) {
   const ExploreSize size = {
       .cells = 3, .sequences = 2, .positions = 2, .drafts = true};

@@ -468,7 +468,7 @@ class AllPools : public PoolSource {
   }
 
  private:
-  // With groups: of all tokens, of a window, and of states.
+  // With groups, there are three: all tokens, a window, and states.
   static PagedSpec SpecOf(bool groups) {
     PagedSpec spec = {
         .block_size = 2, .blocks = 3, .max_seq_len = 5, .dtype = DType::kF32};
@@ -502,6 +502,22 @@ SessionFuzzResult FuzzSessions(const FuzzOptions& options,
                                const Subject& subject) {
   SessionSource source(options);
   return Search(options, subject, source).Run();
+}
+
+PagedFuzzResult JudgePools(FuzzOptions options, std::int64_t count,
+                           const std::optional<PagedHistory>& history,
+                           const Subject& subject) {
+  if (!history) {
+    options.operations = count * kPoolLawOperations;
+    return FuzzPools(options, subject);
+  }
+  const RunResult ran = RunHistory(*history, subject);
+  PagedFuzzResult result;
+  result.ran = ran.ran ? 1 : 0;
+  result.judged = ran.views > 0 ? 1 : 0;
+  result.failure = ran.failure;
+  result.shrunk = *history;
+  return result;
 }
 
 PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,

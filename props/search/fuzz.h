@@ -64,7 +64,8 @@ struct FuzzResultOf {
   std::int64_t repeated = 0;  // Every twentieth history, run twice (S50).
   std::int64_t known = 0;     // Histories that failed in a known way.
   std::int64_t ran = 0;       // Histories that the subject has a cache for.
-  // Histories without a failure in which a view was compared. (For pools: 0.)
+  // Histories without a failure in which a view was compared; for pools, in
+  // which a law was judged.
   std::int64_t judged = 0;
   PassedOver passed_over;
   AnyCounts counts;
@@ -83,11 +84,19 @@ using SessionFuzzResult = FuzzResultOf<SessionHistory, PlayCounts>;
 // subject accepted.
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
 PagedFuzzResult FuzzPools(const FuzzOptions& options, const Subject& subject);
+// The number of operations, about, of each history on which a pool is judged by
+// a law.
+inline constexpr std::int64_t kPoolLawOperations = 40;
+// Judges the pools of a subject that a law judges, on `history` or, without it,
+// on about `count` random histories.
+PagedFuzzResult JudgePools(FuzzOptions options, std::int64_t count,
+                           const std::optional<PagedHistory>& history,
+                           const Subject& subject);
 // The sessions of a twin; an operation is a step of a server.
 SessionFuzzResult FuzzSessions(const FuzzOptions& options,
                                const Subject& subject);
 
-// Runs every history of `depth` operations, each one of about twenty, in a pool
+// Runs every history of `depth` operations, out of about twenty, in a pool
 // of three blocks of two tokens that has a sequence of three tokens; with
 // `groups`, in a pool with three small groups.
 PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,

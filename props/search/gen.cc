@@ -226,7 +226,7 @@ class CallWriter : public ForwardingCache {
   std::int64_t rows_ = 1;                // The number of the next row.
 };
 
-// Gives the rows of K and V this dtype.
+// Changes the dtype of K and V in all groups.
 void SetDType(DType dtype, PagedSpec& spec) {
   for (PagedSpec& group : spec.groups) SetDType(dtype, group);
   const auto set = [&](int& head_dim, DType before) {
@@ -248,7 +248,7 @@ PagedHistory Limited(PagedHistory history, const PoolLimits& limits) {
            (limits.media && op.kind == PagedOpKind::kMedia);
   });
   for (PagedOp& op : history.ops) {  // Any operation may open one.
-    // From 2 * kSeenMedia on, the prompt's media are others.
+    // From 2 * kSeenMedia on, the prompt may have other media.
     const bool others = op.c >= 2 * kSeenMedia;
     if (others && (limits.media || limits.keys)) op.c = kSeenMedia;
     while (limits.keys && DrawPrompt(op, {}).key != PrefixKey()) ++op.c;

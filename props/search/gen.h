@@ -23,7 +23,7 @@ struct PoolLimits {
   bool commit_unknown = false;
   bool keys = false;           // Salts and extra keys.
   bool media = false;          // Images, in pools with groups.
-  std::optional<DType> dtype;  // That of K and V; any if unset.
+  std::optional<DType> dtype;  // The dtype of K and V; any if unset.
 
   bool any() const {
     return fork || truncate || commit_unknown || keys || media || dtype;
@@ -33,9 +33,9 @@ struct PoolLimits {
 struct GenOptions {
   std::uint64_t seed = 1;
   std::optional<Kind> kind;
-  bool paged = false;      // Histories of pools.
-  bool groups = false;     // Of pools with groups.
-  bool speculate = false;  // Every history has drafts, some have pins.
+  bool paged = false;      // Draws histories of pools.
+  bool groups = false;     // Draws pools with groups.
+  bool speculate = false;  // Draws drafts in each history, and pins.
   PoolLimits limits = {};
   // Stops after the history that completes this many calls, or, if 0, this many
   // histories.

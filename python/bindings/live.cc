@@ -255,7 +255,8 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
     std::int64_t operations, std::int64_t histories, std::uint64_t seed,
     const std::optional<std::string>& old) {
   return Raising([&] {
-    if (old) Value(props::ReadCertificate(*old));  // Before a long run.
+    if (old)
+      Value(props::ReadCertificate(*old));  // Refuse it before a long run.
     const Driver driver(std::move(adapter), rerun);
     const std::vector<props::Level> levels = driver.Levels();
     props::CertifyOptions options;

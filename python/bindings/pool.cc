@@ -38,8 +38,6 @@ namespace {
 // The harness gives up a backend that has made no pool after this many
 // histories.
 constexpr std::int64_t kVainHistories = 250;
-// About the operations of a history.
-constexpr std::int64_t kLawOperations = 40;
 
 // The object that `init` returns as the pool.
 struct Instance {
@@ -87,7 +85,7 @@ class Pools {
   static int Views(void* pool, std::int32_t sequence, std::int32_t layer,
                    kvtwin_paged_view* views, std::size_t room,
                    std::size_t* count);
-  // `group` is that of a pool with groups.
+  // `group` is set for a pool with groups.
   static int Table(void* pool, std::optional<int> group,
                    const std::int32_t* sequences, std::size_t sequence_count,
                    std::int32_t* columns, std::int32_t* blocks,
@@ -371,7 +369,8 @@ class PoolDriver {
   props::Subject Subject() const {
     return props::BackendSubject(backend_, props::Level::kVisibility);
   }
-  // A subject that a law judges. Interrupts are seen between histories.
+  // Returns the class as a subject that a law judges. Interrupts are seen
+  // between histories.
   props::Subject SubjectOf(const props::PoolLaw* law) const {
     props::Subject subject =
         law == nullptr ? Subject() : props::LawSubject(backend_, *law);
@@ -492,8 +491,8 @@ std::vector<std::string> PoolLawNames() {
   return names;
 }
 
-// A law on a history, or on about `count` random histories, as the fields of
-// kvtwin.LawResult.
+// Judges a history, or about `count` random histories, by a law. Returns the
+// fields of kvtwin.LawResult.
 nb::dict JudgeByLaw(const PoolDriver& driver, const props::PoolLaw& law,
                     std::uint64_t seed, std::int64_t count,
                     const std::optional<props::PagedHistory>& history,
@@ -501,19 +500,11 @@ nb::dict JudgeByLaw(const PoolDriver& driver, const props::PoolLaw& law,
   const props::PoolInfo info = driver.Info();
   const bool may = std::ranges::count(info.laws, law.name) > 0;
   props::PagedFuzzResult result;
-  if (may && history) {
-    const props::RunResult ran =
-        props::RunHistory(*history, driver.SubjectOf(&law));
-    result.ran = ran.ran ? 1 : 0;
-    result.judged = ran.views > 0 ? 1 : 0;
-    result.failure = ran.failure;
-    result.shrunk = *history;
-  } else if (may) {
+  if (may) {
     props::FuzzOptions options;
     options.seed = seed;
-    options.operations = count * kLawOperations;
     options.groups = driver.groups();
-    result = props::FuzzPools(options, driver.SubjectOf(&law));
+    result = props::JudgePools(options, count, history, driver.SubjectOf(&law));
   }
   const std::string shrunk = result.failure ? props::ToText(result.shrunk) : "";
   nb::dict fields;

@@ -17,7 +17,7 @@ TOYS = toys.__file__
 
 
 def job(tmp_path, name, *words):
-    """The job on a class of toys, whose corpus and pages are in `tmp_path`."""
+    """Runs the job on a toy class, with corpus and pages in `tmp_path`."""
     return kvtwin.ci.main(
         [
             *(f"{TOYS}:{name}", "--seconds", "0.5", "--seed", "1"),
@@ -45,12 +45,12 @@ def test_a_finding_is_kept_and_tried_first(tmp_path, capsys):
     assert suite.get("failures") == "1"
     assert [case.get("name") for case in suite] == [history]
     assert (tmp_path / "pages" / "found.html").exists()
-    # Again: the earlier history fails first, and is kept once.
+    # The next job: the earlier history fails first, and is kept once.
     assert job(tmp_path, "SeesTooFew") == 1
     assert "1 earlier histories, 1 of them fail" in capsys.readouterr().out
     assert (tmp_path / "corpus.txt").read_text().split("\n").count(history) == 1
     assert (tmp_path / "pages" / "corpus-0.html").exists()
-    # Mended: the earlier history passes.
+    # The cache is mended: the earlier history passes.
     assert job(tmp_path, "Right") == 0
     assert "1 earlier histories, 0 of them fail" in capsys.readouterr().out
 
@@ -89,6 +89,18 @@ def test_what_cannot_be_run(tmp_path, capsys, backend, words, message):
     pages = ["--pages", str(tmp_path / "pages")]
     assert kvtwin.ci.main([backend, *pages, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_earlier_finding_of_a_library_names_its_backend(tmp_path, monkeypatch):
+    command = tmp_path / "kvtwin"
+    command.write_text('#!/bin/sh\necho \'{"differences": 1, "reason": "wrong"}\'; exit 1\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    library = kvtwin.ci.Library("./mine.so", ["--profile", "mlx"])
+    (found,) = library.run("kvt1 | put 0*1", tmp_path / "page.html")
+    assert found.rerun == (
+        f"{command} run 'kvt1 | put 0*1' --backend ./mine.so --profile mlx"
+    )
 
 
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--seed", "-1"]])

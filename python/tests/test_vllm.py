@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: see above")
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # The engine in this process.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # The engine runs in this process.
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "docs" / "backends"))
 
@@ -29,7 +29,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def found(*words: str) -> bool:
-    """Whether some finding has all words."""
+    """Whether a finding has all words."""
     return any(all(word in text for word in words) for text in kvtwin.vllm.findings)
 
 
@@ -44,7 +44,7 @@ def begun(groups: tuple[str, ...] = ("all:4",), steps: int = 3) -> Engine:
 
 
 def go_on(engine: Engine, steps: int = 2) -> None:
-    """More steps, whatever the worker thinks of them."""
+    """Makes more steps, and ignores the errors of the worker."""
     for _ in range(steps):
         try:
             engine.step()
@@ -176,7 +176,7 @@ def test_the_table_of_a_worker() -> None:
 
 
 class Metadata:
-    """That of an attention backend, for one request with one new token."""
+    """The metadata of an attention backend, for a request with one new token."""
 
     def __init__(self, blocks: list[int], length: int) -> None:
         self.block_table = torch.tensor([[*blocks, 0, 0]])
@@ -210,7 +210,7 @@ def test_blocks_of_all_layouts_are_hashed(shape: tuple[int, ...]) -> None:
         words = [kvtwin.vllm._words(piece, 8) for _, piece in pieces]
         assert words and all(word is not None and len(word) == 8 for word in words)
         view = cache.view(shape[0], -1) if shape[0] != 2 else cache[1]
-        view[-1].fill_(1)  # Of the last block.
+        view[-1].fill_(1)  # The last block.
         assert words[-1] is not None
         assert words[-1][7].any() and not words[-1][:7].any()
 

@@ -26,4 +26,4 @@ class Test(ConanFile):
 
     def test(self):
         if can_run(self):
-            self.run("./main", cwd=self.build_folder)
+            self.run("./hello", cwd=self.build_folder)

@@ -187,7 +187,7 @@ Json Expand(const Json& asked, Subject subject, HostState* state) {
   return ToJson(expansion);
 }
 
-// What a pool declares, with the laws that it can be judged by.
+// Returns the declarations of a pool, and the laws that can judge it.
 Json Declared(const PoolBackend& pool) {
   Json laws = Json::array();
   for (const PoolLaw& law : PoolLaws()) {

@@ -37,7 +37,7 @@ expect() {
 expect 1 "^  $bug the bug$" bisect --good HEAD~6
 expect 1 "^.\"first_bad\":\[.\"commit\":\"$bug\",\"subject\":\"the bug\"" \
   bisect --good HEAD~6 --json
-# The bug came together with what made it compile again.
+# The commit that mends the build brings the bug.
 git checkout -q HEAD~6 && git checkout -qb other && branch=refs/heads/other
 echo 'not C' >>cache.c && commit "broken"
 sed -i '$d; 1i #define BUG' cache.c && commit "mended with the bug"

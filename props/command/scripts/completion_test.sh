@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# completion_test.sh KVTWIN BASH_COMPLETION: what bash offers after some words.
+# completion_test.sh KVTWIN BASH_COMPLETION: checks the words that bash offers.
 set -u
 kvtwin=$1
-compopt() { :; }  # It works only while a person completes.
+compopt() { :; }  # The builtin works only during a completion.
 # shellcheck source=docs/install/kvtwin.bash
 . "$2"
 wrong=0

@@ -289,7 +289,7 @@ TEST_P(GateOf, ArgumentsAtTheirBounds) {
     for (const CacheBound& bound : BatchBounds()) ExpectBound(spec, bound);
     for (const CacheBound& bound : ArgumentBounds()) ExpectBound(spec, bound);
     for (const CacheBound& bound : RowBounds()) ExpectBound(spec, bound);
-    if (GetParam() == "cuda") continue;  // It takes no drafts.
+    if (GetParam() == "cuda") continue;  // cuda takes no drafts.
     for (const CacheBound& bound : DraftBounds()) ExpectBound(spec, bound);
   }
 }

@@ -256,7 +256,7 @@ PoolBounds MediaBounds() {
   };
 }
 
-// Two groups of a layer each, which together are as the pool of Spec.
+// Returns a pool of two groups of one layer, otherwise like Spec().
 PagedSpec GroupedSpec() {
   PagedSpec group = Spec();
   group.layers = 1;
@@ -328,8 +328,8 @@ TEST_P(PoolGate, ArgumentsAtTheirBounds) {
 }
 
 TEST_P(PoolGate, ArgumentsOfGroupsAtTheirBounds) {
-  if (GetParam() == "cuda") GTEST_SKIP() << "it has no groups";
-  // Tables and slots are those of a group.
+  if (GetParam() == "cuda") GTEST_SKIP() << "cuda has no groups";
+  // A pool with groups has tables and slots only by group.
   const auto of_groups = [](const PoolBound& bound) {
     return !bound.name.starts_with("slots") &&
            !bound.name.starts_with("export");
@@ -344,7 +344,7 @@ TEST_P(PoolGate, ArgumentsOfGroupsAtTheirBounds) {
 }
 
 TEST_P(PoolGate, GroupsAtTheirBounds) {
-  if (GetParam() == "cuda") GTEST_SKIP() << "it has no groups";
+  if (GetParam() == "cuda") GTEST_SKIP() << "cuda has no groups";
   const auto refusal = [](const std::function<void(PagedSpec&)>& change) {
     PagedSpec spec = GroupedSpec();
     change(spec);

@@ -121,7 +121,8 @@ class Setup:
     #: of `checkpoint_every` tokens. 0: none.
     checkpoint_every: int = 0
     checkpoints: int = 0
-    #: The same: how many states `checkpoint` keeps pinned, and how many drafts have room.
+    #: For `recurrent`: how many states `checkpoint` keeps pinned, and how many drafts
+    #: have room.
     pins: int = 0
     drafts: int = 0
     #: How K rows change when their positions change.
@@ -202,8 +203,8 @@ class PoolSetup:
     #: Groups of layers, each with blocks of its own (docs/hybrid.md). Layers are
     #: numbered through all groups. If there are groups, `max_seq_len` is the only
     #: other field that counts for a new pool, and it counts for all of them; a class
-    #: gets `blocks` and `layers` of all groups, and as `block_size` the least number
-    #: that all block sizes divide.
+    #: gets `blocks` and `layers` of all groups, and as `block_size` the least common
+    #: multiple of the block sizes.
     groups: tuple[PoolSetup, ...] = ()
 
     def group_of(self, layer: int) -> int:

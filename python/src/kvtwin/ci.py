@@ -3,10 +3,10 @@
     python -m kvtwin.ci ./libmine.so --seconds 300
     python -m kvtwin.ci mycache.py:MyCache --seconds 300
 
-First it runs again what earlier jobs found (`--corpus`, a file that the CI keeps), then
+It first runs the findings of earlier jobs (`--corpus`, a file that the CI keeps), then
 new histories by the seed of the day. Each finding is printed, drawn as a page, and on
-GitHub shown beside the commit. The exit code is 1 if there is a finding, and 2 if
-nothing could be run (docs/ci.md).
+GitHub shown beside the commit. The exit code is 1 after a finding, and 2 if the cache
+could not be run (docs/ci.md).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,7 @@ class Found:
 
 
 class Target(Protocol):
-    """The cache that the job is about."""
+    """The cache under test."""
 
     def run(self, history: str, page: pathlib.Path) -> list[Found]:
         """Runs one history."""
@@ -68,7 +69,8 @@ class Library:
         answer = self._call("run", history, "--html", str(page))
         if not answer["differences"]:
             return []
-        return [Found(history, answer["reason"], f"kvtwin run {history!r}")]
+        rerun = shlex.join([self._command, "run", history, *self._options])
+        return [Found(history, answer["reason"], rerun)]
 
     def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
         answer = self._call(
@@ -126,7 +128,7 @@ def _annotate(found: Found) -> None:
 
 
 def _write_junit(path: pathlib.Path, found: Sequence[Found]) -> None:
-    """Writes a test case for each finding, or one that passed."""
+    """Writes a failed test case for each finding, or a passed test case."""
     suite = ElementTree.Element(
         "testsuite",
         name="kvtwin",
@@ -148,7 +150,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("backend", help="a shared library, or file.py:Class")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, help="by default the date: 20261126")
-    parser.add_argument("--corpus", type=pathlib.Path, help="a file with a history a line")
+    parser.add_argument("--corpus", type=pathlib.Path, help="a file with one history per line")
     parser.add_argument("--pages", type=pathlib.Path, default=pathlib.Path("kvtwin-pages"))
     parser.add_argument("--junit", type=pathlib.Path, help="a file for JUnit XML")
     parser.epilog = "Options after -- are those of kvtwin fuzz: -- --profile mlx"
@@ -167,7 +169,7 @@ def _target(backend: str, options: Sequence[str]) -> Target:
     if ":" not in backend:
         return Library(backend, options)
     if options:
-        raise ValueError("a class has no options: its attribute kvtwin says it all")
+        raise ValueError("a class has no options: its attribute kvtwin has them")
     return Class(backend)
 
 

@@ -32,19 +32,19 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-#: What was found in this process, the oldest first.
+#: The findings of this process, the oldest first.
 findings: list[str] = []
 
 _logger = logging.getLogger("vllm.kvtwin")
-_CHUNK = 1 << 23  # Words that are hashed at once.
+_CHUNK = 1 << 23  # The words that are hashed at once.
 
 
 class AuditError(AssertionError):
-    """What was found, with the option `"action": "raise"`."""
+    """A finding, with the option `"action": "raise"`."""
 
 
 class _Reporter:
-    """Tells of each finding once, as the options say."""
+    """Reports each finding once, as the options say."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.action = options.get("action", "log")
@@ -81,8 +81,8 @@ class _Group:
     lookahead: bool = False
 
     def needed(self, done: int) -> tuple[int, int]:
-        """Returns the first block, and the one after the last, of which the token at
-        position `done` needs rows that are computed already."""
+        """Returns the range of blocks of which the token at position `done` needs rows
+        that are computed already, as its first block and its end."""
         size = self.block_size
         end = -(-done // size)
         first = 0
@@ -112,14 +112,14 @@ def _group_of(spec: Any, layers: list[str], block_size: int, lookahead: bool) ->
 
 @dataclasses.dataclass
 class _Content:
-    """Whose rows a block has: those of a request's tokens, up to position `end`."""
+    """The rows of a block: those of the tokens of a request up to position `end`."""
 
     request: Any
     group: int
     index: int
     end: int
     step: int
-    copied: bool = False  # By a copy of a whole block.
+    copied: bool = False  # A copy of a whole block.
 
     def __str__(self) -> str:
         return f"block {self.index} of {_name(self.request)}"
@@ -127,11 +127,11 @@ class _Content:
 
 @dataclasses.dataclass
 class _Step(KVConnectorMetadata):
-    """What the worker does in a step, by group: blocks whose rows are compared before
-    it, and blocks that it writes to."""
+    """The blocks of a step, by group: blocks whose rows are compared before the step,
+    and blocks that the step writes to."""
 
     number: int
-    due: list[dict[int, str]]
+    reads: list[dict[int, str]]
     written: list[list[int]]
     #: By group: how often each (computed tokens, new tokens, needed blocks) is expected
     #: in the block table. None: not compared in this step.
@@ -143,7 +143,7 @@ def _name(request: Any) -> str:
 
 
 def _key(request: Any, end: int) -> tuple[Any, ...]:
-    """Everything but tokens that rows before `end` depend on."""
+    """Returns all keys on which rows before `end` depend, besides tokens."""
     lora = request.lora_request
     return (
         request.cache_salt or None,
@@ -209,7 +209,7 @@ class _Planner:
         self.requests[request.request_id] = request
         empty: list[list[tuple[int, int]]] = [[] for _ in self.groups]
         self.tracked[request.request_id] = _Tracked([0] * len(self.groups), empty)
-        if external:  # Other connectors write to them.
+        if external:  # Other connectors write these blocks.
             for group in blocks.blocks:
                 self.external.update(block.block_id for block in group)
 
@@ -266,7 +266,7 @@ class _Planner:
         for i, block in self.sampled(request, g, table, first, end):
             held = self.contents.get(block)
             if held is None or held.step < self.step:
-                step.due[g][block] = f"block {i} of {_name(request)}"
+                step.reads[g][block] = f"block {i} of {_name(request)}"
         if step.tables is not None:
             ids = (table[i].block_id for i in range(first, min(end, len(table))))
             step.tables[g][(done, count, *ids)] += 1
@@ -274,9 +274,9 @@ class _Planner:
 
     def sampled(self, request: Any, g: int, table: Sequence[Any], first: int,
                 end: int) -> list[tuple[int, int]]:
-        """Returns the sampled blocks from `first` to `end`. New ones are checked."""
+        """Returns the sampled blocks from `first` to `end`. New blocks are checked."""
         tracked = self.tracked[request.request_id]
-        if self.groups[g].kind == "state":  # Its table is written anew.
+        if self.groups[g].kind == "state":  # Each step has a new table.
             tracked.seen[g], tracked.blocks[g] = first, []
         known = tracked.blocks[g]
         for i in range(max(first, tracked.seen[g]), min(end, len(table))):
@@ -289,7 +289,7 @@ class _Planner:
         return [entry for entry in known if entry[1]]
 
     def check_entry(self, request: Any, g: int, i: int, table: Sequence[Any]) -> None:
-        """Compares an entry of a block table, whose rows are needed, with its block."""
+        """Compares an entry of a block table whose rows are needed with its block."""
         where = f"block {i} of {_name(request)}, group {g}"
         if i >= len(table) or table[i].is_null:
             self.say(f"{where}: its rows are needed, and it has no block")
@@ -318,7 +318,7 @@ class _Planner:
 
     def write(self, step: _Step, request: Any, g: int, table: Sequence[Any],
               count: int) -> None:
-        """The blocks that a request writes to in this step."""
+        """Notes the blocks that a request writes to in this step."""
         group = self.groups[g]
         done = request.num_computed_tokens
         for i in range(done // group.block_size, len(table)):
@@ -337,7 +337,7 @@ class _Planner:
                     f"block {i} of {_name(request)}, group {g}: block {block} is "
                     f"{held}, which is written in this step, too"
                 )
-            reader = step.due[g].get(block)
+            reader = step.reads[g].get(block)
             if reader and not reader.endswith(_name(request)):
                 self.say(
                     f"block {i} of {_name(request)}, group {g}: writes to block "
@@ -371,7 +371,7 @@ class _Stack:
 
 def _pieces(name: str, cache: Any, blocks: int) -> list[tuple[str, torch.Tensor]]:
     """Returns the tensors of a layer with the blocks in their first dimension."""
-    if not isinstance(cache, torch.Tensor):  # The states of a layer are several.
+    if not isinstance(cache, torch.Tensor):  # A layer may have several states.
         return [piece for part in cache for piece in _pieces(name, part, blocks)]
     if cache.shape[0] % blocks == 0:
         return [(name, cache)]
@@ -472,27 +472,27 @@ class _Worker:
         ]
 
     def before(self, step: _Step) -> None:
-        """Compares the rows that are due with those that were written."""
+        """Compares the rows that the step reads with the rows that were written."""
         if self.begun == step.number:
             return
         self.begun = step.number
-        for g, due in enumerate(step.due):
+        for g, reads in enumerate(step.reads):
             ids = []
-            for block, name in due.items():
+            for block, name in reads.items():
                 if self.known[g][block]:
                     ids.append(block)
                 elif self.stacks[g]:
                     self.known[g][block] = True
-                    step.written[g].append(block)  # Of another connector.
+                    step.written[g].append(block)  # Another connector wrote it.
             self.compared += len(ids)
             for stack in self.stacks[g] if ids else ():
                 blocks = torch.tensor(ids, device=stack.words.device)
                 differs = stack.hash(blocks) != stack.hashes[:, blocks]
                 if bool(differs.any()):
-                    self.tell(step, stack, ids, differs, due)
+                    self.tell(step, stack, ids, differs, reads)
 
     def tell(self, step: _Step, stack: _Stack, ids: list[int], differs: torch.Tensor,
-             due: dict[int, str]) -> None:
+             reads: dict[int, str]) -> None:
         for at, block in enumerate(ids):
             layers = [
                 name for name, wrong in zip(stack.names, differs[:, at]) if bool(wrong)
@@ -501,7 +501,7 @@ class _Worker:
                 more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
                 self.reporter.say(
                     step.number,
-                    f"{due[block]}: the rows of block {block} are not those that were "
+                    f"{reads[block]}: the rows of block {block} are not those that were "
                     f"written, in layer {layers[0]}{more}",
                 )
 
