@@ -55,6 +55,12 @@ def test_a_finding_is_kept_and_tried_first(tmp_path, capsys):
     assert "1 earlier histories, 0 of them fail" in capsys.readouterr().out
 
 
+def test_a_damaged_corpus(tmp_path, capsys):
+    (tmp_path / "corpus.txt").write_text("nonsense\n")
+    assert job(tmp_path, "Right") == 0
+    assert "not run: nonsense: " in capsys.readouterr().err
+
+
 def test_a_library(tmp_path, capsys):
     library, source = tmp_path / "mine.so", ROOT / "docs/examples/c_cache.c"
     words = ["-DBUG", "-shared", "-fPIC", f"-I{ROOT}/include", source, "-o", library]

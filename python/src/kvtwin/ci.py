@@ -188,7 +188,11 @@ def main(words: Sequence[str] | None = None) -> int:
         asked.pages.mkdir(parents=True, exist_ok=True)
         found: list[Found] = []
         for number, history in enumerate(known):
-            found += target.run(history, asked.pages / f"corpus-{number}.html")
+            page = asked.pages / f"corpus-{number}.html"
+            try:
+                found += target.run(history, page)
+            except Exception as error:  # A damaged line, or a kind that is gone.
+                print(f"kvtwin.ci: not run: {history}: {error}", file=sys.stderr)
         print(f"kvtwin: {len(known)} earlier histories, {len(found)} of them fail")
         print(f"kvtwin: {asked.seconds:g} s of new histories, seed {seed}", flush=True)
         new = target.fuzz(asked.seconds, seed, asked.pages / "found.html")

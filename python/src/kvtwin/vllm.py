@@ -202,6 +202,8 @@ class _Planner:
         self.tracked: dict[str, _Tracked] = {}
         self.contents: dict[int, _Content] = {}
         self.external: set[int] = set()
+        #: By group and block: the requests that read it in this step, and as which.
+        self.readers: dict[tuple[int, int], list[tuple[Any, int]]] = {}
         self.compares_tables = compares_tables
 
     def add(self, request: Any, blocks: Any, external: int) -> None:
@@ -222,6 +224,7 @@ class _Planner:
 
     def plan(self, out: Any) -> _Step:
         self.step += 1
+        self.readers.clear()
         step = _Step(
             self.step,
             [{} for _ in self.groups],
@@ -267,6 +270,7 @@ class _Planner:
             held = self.contents.get(block)
             if held is None or held.step < self.step:
                 step.reads[g][block] = f"block {i} of {_name(request)}"
+                self.readers.setdefault((g, block), []).append((request, i))
         if step.tables is not None:
             ids = (table[i].block_id for i in range(first, min(end, len(table))))
             step.tables[g][(done, count, *ids)] += 1
@@ -337,12 +341,12 @@ class _Planner:
                     f"block {i} of {_name(request)}, group {g}: block {block} is "
                     f"{held}, which is written in this step, too"
                 )
-            reader = step.reads[g].get(block)
-            if reader and not reader.endswith(_name(request)):
-                self.say(
-                    f"block {i} of {_name(request)}, group {g}: writes to block "
-                    f"{block}, which is {reader}"
-                )
+            for reader, index in self.readers.get((g, block), ()):
+                if reader is not request:
+                    self.say(
+                        f"block {i} of {_name(request)}, group {g}: writes to block "
+                        f"{block}, which is block {index} of {_name(reader)}"
+                    )
             self.contents[block] = _Content(request, g, i, end, self.step)
             self.external.discard(block)
             step.written[g].append(block)
