@@ -19,6 +19,14 @@ folder = tempfile.TemporaryDirectory()
 certificate = pathlib.Path(folder.name, "certificate.json")
 with certificate.open("w") as out:
     subprocess.run([kvtwin, *CERTIFY, "--seed", "2", "--json"], stdout=out, timeout=120)
+# A repository whose last commit brings the bug.
+git = ["git", "-C", folder.name, "-c", "user.name=test", "-c", "user.email=test@x"]
+subprocess.run([*git, "init", "-q"], check=True)
+for library in (pathlib.Path(cache).with_name("c_cache.so"), cache):
+    pathlib.Path(folder.name, "name").write_text(str(library))
+    subprocess.run([*git, "add", "name"], check=True)
+    subprocess.run([*git, "commit", "-qm", "a commit"], check=True)
+BISECT = ["--build", "cp $(cat name) mine.so", "--backend", "./mine.so"]
 RUNS = [
     ["check", f"{ROOT}/props/recordings/reject", f"{ROOT}/props/recordings/pools"],
     ["fuzz", "--ops", "2000", "--known", "x", "--marks"],
@@ -35,6 +43,7 @@ RUNS = [
     ["profile", "--backend", cache],
     [*CERTIFY, "--compare", str(certificate)],
     ["state", f"{ROOT}/props/recordings/state.safetensors", __file__],
+    ["bisect", BUG, *BISECT, "--good", "HEAD~1"],
     ["museum", "--build", build, "--only", "H01", "--seeds", "1", "--seconds", "1"],
     *(
         ["show", str(path)]
@@ -61,7 +70,11 @@ def keys(value):
 def printed(arguments):
     """Returns the keys that a command prints."""
     done = subprocess.run(
-        [kvtwin, *arguments, "--json"], capture_output=True, text=True, timeout=120
+        [kvtwin, *arguments, "--json"],
+        capture_output=True,
+        cwd=folder.name if arguments[0] == "bisect" else None,
+        text=True,
+        timeout=120,
     )
     if done.returncode not in CODES or not done.stdout:
         sys.exit(f"{arguments} ends with {done.returncode}: {done.stderr}")
