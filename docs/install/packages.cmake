@@ -29,7 +29,7 @@ kvtwin_package(dev libkvtwin-cxx-dev libdevel "attention KV cache, C++ library"
 kvtwin_package(command kvtwin devel "finds bugs in KV caches"
   "Judges recordings and live KV caches of LLM engines, and shows the shortest\nhistory that goes wrong.")
 set(version "(= ${PROJECT_VERSION})")
-set(CPACK_DEBIAN_LIBRARY_PACKAGE_GENERATE_SHLIBS ON)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/triggers)
 file(WRITE ${PROJECT_BINARY_DIR}/triggers "activate-noawait ldconfig\n")
 set(CPACK_DEBIAN_C_PACKAGE_DEPENDS "libkvtwin0 ${version}")
