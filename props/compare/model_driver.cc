@@ -69,7 +69,7 @@ bool ModelDriver::SetUp() {
   if (!expected.ok()) return false;
   CheckResult("Init", expected, status);
   Begin("");
-  ledger_.IgnoreCapacity();  // CheckRoom judges cache_full instead.
+  ledger_.IgnoreCapacity();   // CheckRoom judges cache_full instead.
   std::map<int, int> layers;  // By type.
   for (int i = 0; i < setup_.layers; ++i) ++layers[TypeOf(setup_, i)];
   for (const auto& [type, count] : layers) {

@@ -30,7 +30,7 @@ expect() {
   local code=0 want=$1 regex=$2
   shift 2
   "$@" >out 2>err || code=$?
-  [ "$code" -eq "$want" ] && cat out err | grep -qE "$regex" &&
+  [ "$code" -eq "$want" ] && grep -qE "$regex" out err &&
     [ "$(git symbolic-ref HEAD)" = "$branch" ] && [ ! -e .git/BISECT_LOG ] ||
     { echo "expected $want, '$regex', got $code:"; cat out err; exit 1; }
 }
