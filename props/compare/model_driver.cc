@@ -617,55 +617,11 @@ void ModelDriver::CheckShapes(int layer, const KvView& view) {
         });
 }
 
-bool ModelDriver::ExpectedView(int layer, std::vector<std::byte>& mask,
-                               DenseTensor& key, DenseTensor& value,
-                               KvView& expected) const {
-  const auto& tokens = ledger_.active().tokens();
-  const auto rows = std::ssize(batch_.positions);
-  std::vector<const LedgerToken*> known;
-  for (const LedgerToken& token : tokens) {
-    if (token.rows.contains(layer)) {
-      known.push_back(&token);
-      continue;
-    }
-    for (int row = 0; row < rows; ++row) {
-      if (ledger_.active().MaySee(row, token)) return false;
-    }
-  }
-  const auto count = std::ssize(known);
-  const RowDims& dims = setup_.rows;
-  key = FilledTensor(setup_.init.dtype,
-                     {dims.k_head_dim, dims.kv_heads, count, 1}, 0);
-  value = FilledTensor(setup_.v_dtype(),
-                       {dims.v_head_dim, dims.kv_heads, count, 1}, 0);
-  mask.assign(AsSize(rows * count) * sizeof(float), {});
-  for (std::size_t i = 0; i < known.size(); ++i) {
-    const KvRows& stored = known[i]->rows.at(layer);
-    std::ranges::copy(stored.key.bytes,
-                      IteratorAt(key.bytes, i * stored.key.bytes.size()));
-    std::ranges::copy(stored.value.bytes,
-                      IteratorAt(value.bytes, i * stored.value.bytes.size()));
-    for (int row = 0; row < rows; ++row) {
-      const bool sees = ledger_.active().MaySee(row, *known[i]);
-      if (sees && ledger_.active().MayMiss(row, *known[i])) return false;
-      const std::size_t at = AsSize(row) * known.size() + i;
-      StoreElement(sees ? 0 : -std::numeric_limits<float>::infinity(),
-                   &mask[at * sizeof(float)], DType::kF32);
-    }
-  }
-  expected.key = key.view();
-  expected.value = value.view();
-  expected.mask = DenseView(mask.data(), DType::kF32, {count, rows, 1, 1});
-  return true;
-}
-
 void ModelDriver::CheckAttention(int layer, const KvView& view) {
-  std::vector<std::byte> mask;
-  DenseTensor key;
-  DenseTensor value;
-  KvView expected_view;
-  if (!ExpectedView(layer, mask, key, value, expected_view)) return;
   const RowDims& dims = setup_.rows;
+  const std::optional<LedgerView> expected_view = ViewOf(
+      ledger_.active(), layer, dims, setup_.init.dtype, setup_.v_dtype());
+  if (!expected_view) return;
   const double scale = 1 / std::sqrt(dims.k_head_dim);
   for (std::int64_t row = 0; row < view.mask.shape[1]; ++row) {
     for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
@@ -689,8 +645,8 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
         queries(i, head) = QueryAt(row, head, i);
       }
     }
-    const Eigen::MatrixXd expected =
-        reference::Attend(expected_view, VLayout::kPlain, row, queries, scale);
+    const Eigen::MatrixXd expected = reference::Attend(
+        expected_view->view(), VLayout::kPlain, row, queries, scale);
     // A shift may make a K row infinite; attention over it has no right output.
     if (!expected.allFinite()) continue;
     const Eigen::MatrixXd actual =

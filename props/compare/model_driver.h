@@ -85,11 +85,6 @@ class ModelDriver final : public Driver {
   void CheckAttention(int layer, const KvView& view);
   // Asks the cache for the attention of the current layer, and judges it.
   void CheckOutput();
-  // Makes a view of the ledger's tokens that have rows in the layer, as
-  // columns. Returns false if a row may see a token that has no rows, or may
-  // miss a token that it may see.
-  bool ExpectedView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
-                    DenseTensor& value, KvView& expected) const;
   void GoTo(int layer);
   void NewRows();
   void PutRows();

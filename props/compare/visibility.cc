@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -367,6 +368,53 @@ class RowOwners::Matcher {
 
 RowSights RowOwners::SightsOf(int row, Torn& torn) const {
   return Matcher(*this, row).Match(torn);
+}
+
+KvView LedgerView::view() const {
+  KvView shown;
+  shown.key = key.view();
+  shown.value = value.view();
+  shown.mask = mask.view();
+  return shown;
+}
+
+std::optional<LedgerView> ViewOf(const CacheLedger& ledger, int layer,
+                                 const RowDims& dims, DType k_dtype,
+                                 DType v_dtype) {
+  const auto rows = Size(ledger.batch());
+  std::vector<const LedgerToken*> known;
+  for (const LedgerToken& token : ledger.tokens()) {
+    if (token.rows.contains(layer)) {
+      known.push_back(&token);
+      continue;
+    }
+    for (int row = 0; row < rows; ++row) {
+      if (ledger.MaySee(row, token)) return std::nullopt;
+    }
+  }
+  const auto count = std::ssize(known);
+  LedgerView made = {
+      .key =
+          FilledTensor(k_dtype, {dims.k_head_dim, dims.kv_heads, count, 1}, 0),
+      .value =
+          FilledTensor(v_dtype, {dims.v_head_dim, dims.kv_heads, count, 1}, 0),
+      .mask = FilledTensor(DType::kF32, {count, rows, 1, 1}, 0)};
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    const KvRows& stored = known[i]->rows.at(layer);
+    std::ranges::copy(stored.key.bytes,
+                      IteratorAt(made.key.bytes, i * stored.key.bytes.size()));
+    std::ranges::copy(
+        stored.value.bytes,
+        IteratorAt(made.value.bytes, i * stored.value.bytes.size()));
+    for (int row = 0; row < rows; ++row) {
+      const bool sees = ledger.MaySee(row, *known[i]);
+      if (sees && ledger.MayMiss(row, *known[i])) return std::nullopt;
+      const std::size_t at = AsSize(row) * known.size() + i;
+      StoreElement(sees ? 0 : -std::numeric_limits<float>::infinity(),
+                   &made.mask.bytes[at * sizeof(float)], DType::kF32);
+    }
+  }
+  return made;
 }
 
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,

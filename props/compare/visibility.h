@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "core/dense_tensor.h"
+#include "core/guarded_cache.h"
 #include "kvtwin/cache.h"
 #include "props/compare/failure.h"
 #include "reference/dialects.h"
@@ -94,6 +96,21 @@ class RowOwners {
   std::vector<Hashes> tokens_;          // The tokens that were put.
   std::vector<std::uint64_t> columns_;  // The hashes of the mask's columns.
 };
+
+// The view that a cache without cells would return: a column for each token of
+// the ledger that has rows in the layer, and a row for each token of the batch.
+struct LedgerView {
+  DenseTensor key;    // [k_head_dim, kv_heads, columns]
+  DenseTensor value;  // [v_head_dim, kv_heads, columns]
+  DenseTensor mask;   // [columns, rows], f32
+
+  KvView view() const;
+};
+// Returns nothing if a row may see a token that has no rows, or may miss a
+// token that it may see.
+std::optional<LedgerView> ViewOf(const reference::CacheLedger& ledger,
+                                 int layer, const RowDims& dims, DType k_dtype,
+                                 DType v_dtype);
 
 // Returns the bytes of one cell's row of a K or V view, dense, first dimension
 // fastest. For K, pass the plain layout.

@@ -11,7 +11,7 @@
 
 #include "core/guarded_paged.h"
 #include "core/index.h"
-#include "props/compare/timed_rerun.h"
+#include "props/shrink/timed_rerun.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/finding_filter.h"
 #include "props/shrink/shrinker.h"

@@ -9,7 +9,7 @@
 
 #include "core/index.h"
 #include "props/base/hash.h"
-#include "props/compare/timed_rerun.h"
+#include "props/shrink/timed_rerun.h"
 #include "props/report/finding_filter.h"
 #include "props/shrink/shrinker.h"
 

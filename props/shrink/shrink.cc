@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/index.h"
-#include "props/compare/timed_rerun.h"
+#include "props/shrink/timed_rerun.h"
 #include "props/history/knobs.h"
 #include "props/history/misuse.h"
 #include "props/shrink/cost.h"

@@ -1,7 +1,7 @@
 // Runs the candidates of a shrinker, of caches or pools.
 
-#ifndef KVTWIN_PROPS_COMPARE_TIMED_RERUN_H_
-#define KVTWIN_PROPS_COMPARE_TIMED_RERUN_H_
+#ifndef KVTWIN_PROPS_SHRINK_TIMED_RERUN_H_
+#define KVTWIN_PROPS_SHRINK_TIMED_RERUN_H_
 
 #include <optional>
 
@@ -31,4 +31,4 @@ auto TimedRerun(const Subject& subject, const Refuses& refuses) {
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_COMPARE_TIMED_RERUN_H_
+#endif  // KVTWIN_PROPS_SHRINK_TIMED_RERUN_H_

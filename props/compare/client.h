@@ -1,0 +1,91 @@
+// A client: turns a history into calls of a driver.
+
+#ifndef KVTWIN_PROPS_COMPARE_CLIENT_H_
+#define KVTWIN_PROPS_COMPARE_CLIENT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "core/index.h"
+#include "props/compare/driver.h"
+#include "props/compare/runner.h"
+#include "props/history/history.h"
+
+namespace kvtwin::props {
+
+// Turns the operations of a history, whose arguments are relative to the state,
+// into calls. If the setup is legal, no call is refused.
+class Client {
+ public:
+  // Adds the operations that the client carries out, legal or not, to `done`,
+  // if given.
+  Client(const Setup& setup, const Subject& subject, Driver& driver,
+         std::vector<Op>* done = nullptr);
+
+  void Do(const Op& op);
+
+ private:
+  void Note(const Op& op) {
+    if (done_ != nullptr) done_->push_back(op);
+  }
+  void Note(OpKind kind, int seq, std::int32_t begin, std::int32_t end,
+            int dst = 0);
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end);
+  bool CanResume(int seq, std::int32_t pos);
+  void CopyPrefix(int src, int dst, std::int32_t len);
+  // Returns false if no rule says which tokens would move; then it does
+  // nothing.
+  bool Shift(int seq, std::int32_t begin, std::int32_t end, std::int32_t delta);
+
+  void Put(const Op& op);
+  bool MayGiveUp(const Op& op) const;
+  void GiveUp(const Tokens& batch);
+  void TakeBack();
+  void Find(const Op& op);
+  void Drop(const Op& op);
+  void Copy(const Op& op);
+  void CopyTo(int dst, const Op& op);
+  void DoPlain(const Op& op);
+  void DoCall(const Op& op);
+  bool MayUse(Place place) const;
+  std::vector<Segment> MakeSegments(const Op& op);
+  Segment Legalized(Segment segment, std::size_t batch_room);
+  void AppendSegment(const Segment& segment, Tokens& batch);
+
+  void Commit(int seq, const std::vector<int>& choices);
+  void CommitFirst(const Segment& segment);
+  int CountDrafts(int seq) const;
+  int DraftRoom() const;
+  void PlaceDrafts(const Segment& segment, Tokens& batch);
+  bool CanDraft(int seq) const;
+
+  // The state according to the ledger.
+  std::int32_t Next(int seq);
+  std::int64_t Free();
+  std::int32_t Resolve(int seq, const RelativePos& pos);
+  // Returns the id of the sequence that an operation calls `seq`.
+  int IdOf(int seq) const {
+    const bool within =
+        setup_.legal || !abilities_.Can(KVTWIN_CAN_ANY_SEQUENCE);
+    const std::int64_t legal = within ? seq % setup_.init.max_sequences : seq;
+    return AsInt(std::min<std::int64_t>(legal + setup_.first_id, kOpenEnd));
+  }
+
+  const Setup& setup_;
+  const Abilities& abilities_;
+  const bool is_twin_;
+  Driver& driver_;
+  std::vector<Op>* done_;
+  const bool has_states_;  // Batches must continue their sequences (R3).
+  std::set<int> held_;     // Sequences put and not cleared since.
+  // The length of each sequence before the pass that was given up.
+  std::map<int, std::int32_t> given_up_;
+  bool pass_ended_ = false;  // The pass was given up, or a prompt came.
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMPARE_CLIENT_H_
