@@ -1,12 +1,30 @@
 #include "props/compare/client.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "core/index.h"
 #include "props/history/misuse.h"
 
 namespace kvtwin::props {
+namespace {
+
+// Splits each segment of several sequences into a segment per sequence.
+std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
+  std::vector<Segment> all;
+  for (Segment segment : segments) {
+    for (; segment.more >= 0; ++segment.seq, --segment.more) {
+      all.push_back(segment);
+      all.back().more = 0;
+    }
+  }
+  return all;
+}
+
+}  // namespace
 
 Client::Client(const Setup& setup, const Subject& subject, Driver& driver,
                std::vector<Op>* done)
@@ -277,18 +295,6 @@ void Client::AppendSegment(const Segment& segment, Tokens& batch) {
     batch.sequences.push_back(segment.seq);
     batch.parents.push_back(kNotADraft);
   }
-}
-
-// Splits each segment of several sequences into a segment per sequence.
-std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
-  std::vector<Segment> all;
-  for (Segment segment : segments) {
-    for (; segment.more >= 0; ++segment.seq, --segment.more) {
-      all.push_back(segment);
-      all.back().more = 0;
-    }
-  }
-  return all;
 }
 
 // Returns segments whose `seq` is a sequence id.

@@ -70,12 +70,11 @@ std::vector<ExploreStep> DraftSteps(const ExploreSize& size) {
 // Whether the cache takes the drafts of the step.
 bool MayDraft(const ExploreStep& step, const Abilities& can) {
   if (step.parents.empty() || can.Can(KVTWIN_CAN_DRAFT_TREES)) return true;
-  // In a chain, each draft follows the draft before it, here number 0.
-  const auto siblings = [&](int parent) {
-    return std::ranges::count(step.sequences, step.sequences[0]) > 1 &&
-           std::ranges::count(step.parents, parent) > 1;
-  };
-  return can.CanDraft() && !siblings(kCommitted);
+  // In a chain, each draft follows the draft before it.
+  const bool siblings =
+      std::ranges::count(step.sequences, step.sequences[0]) > 1 &&
+      std::ranges::count(step.parents, kCommitted) > 1;
+  return can.CanDraft() && !siblings;
 }
 
 bool MayDo(const ExploreStep& step, const Abilities& can) {
