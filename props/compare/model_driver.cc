@@ -69,7 +69,8 @@ bool ModelDriver::SetUp() {
   if (!expected.ok()) return false;
   CheckResult("Init", expected, status);
   Begin("");
-  ledger_.IgnoreCapacity();   // CheckRoom judges cache_full instead.
+  // CheckRoom judges cache_full instead.
+  ledger_.IgnoreCapacity();
   std::map<int, int> layers;  // By type.
   for (int i = 0; i < setup_.layers; ++i) ++layers[TypeOf(setup_, i)];
   for (const auto& [type, count] : layers) {

@@ -11,10 +11,10 @@
 
 #include "core/guarded_paged.h"
 #include "core/index.h"
-#include "props/shrink/timed_rerun.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/finding_filter.h"
 #include "props/shrink/shrinker.h"
+#include "props/shrink/timed_rerun.h"
 
 namespace kvtwin::props {
 namespace {

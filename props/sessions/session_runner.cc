@@ -9,9 +9,9 @@
 
 #include "core/index.h"
 #include "props/base/hash.h"
-#include "props/shrink/timed_rerun.h"
 #include "props/report/finding_filter.h"
 #include "props/shrink/shrinker.h"
+#include "props/shrink/timed_rerun.h"
 
 namespace kvtwin::props {
 namespace {

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "core/index.h"
-#include "props/shrink/timed_rerun.h"
 #include "props/history/knobs.h"
 #include "props/history/misuse.h"
 #include "props/shrink/cost.h"
 #include "props/shrink/minimal_cases.h"
 #include "props/shrink/rebuild.h"
 #include "props/shrink/shrinker.h"
+#include "props/shrink/timed_rerun.h"
 
 namespace kvtwin::props {
 namespace {
