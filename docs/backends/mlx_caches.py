@@ -183,7 +183,7 @@ class Chunked(Cache):
         self.full = cache.KVCache()
 
     def masks(self):
-        """Returns the masks of llama4's own forward pass, whose layers note them."""
+        """Runs llama4's own forward pass, whose layers note the mask."""
         def layer(h, mask, cache):
             if cache is not self.full:
                 self.mask = mask

@@ -502,3 +502,16 @@ def test_certificates_of_pools(pool, repository, example):
         space["BlockPool"], operations=3000, histories=50, compare=right.json
     )
     assert worse.worse and worse.changes
+
+
+def test_a_damaged_certificate_is_refused_before_the_run():
+    made = []
+
+    class Counted(OfKvtwin):
+        def __init__(self, setup):
+            made.append(setup)
+            super().__init__(setup)
+
+    with pytest.raises(ValueError, match="not a certificate"):
+        kvtwin.certify(Counted, operations=10, histories=1, compare="{}")
+    assert not made
