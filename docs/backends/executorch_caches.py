@@ -20,7 +20,7 @@ def tokens_first(rows, dim):
 
 
 def diagonal(masks):
-    """Of queries that see their own part of the columns only."""
+    """Returns one mask for queries that each see their own part of the columns."""
     out = np.zeros((sum(map(len, masks)), sum(m.shape[1] for m in masks)), bool)
     row = column = 0
     for mask in masks:

@@ -13,7 +13,7 @@ EPS, ROPE_BASE = 1e-5, 500.0
 
 @dataclasses.dataclass(frozen=True)
 class Arch:
-    """What tells our models apart; all are RMSNorm, RoPE, GQA and SwiGLU."""
+    """The differences of our models; all have RMSNorm, RoPE, GQA and SwiGLU."""
 
     name: str  # general.architecture.
     windows: tuple  # By layer: positions that a query sees; 0: all.
@@ -111,7 +111,7 @@ def rotate(rows, positions, base=ROPE_BASE):
 
 
 def rounded(rows, dtype):
-    """What a cache of this dtype gives back for these rows."""
+    """Returns these rows as a cache of this dtype gives them back."""
     if dtype == "f32":
         return rows.astype(np.float32).astype(np.float64)
     if dtype == "f16":
@@ -141,7 +141,7 @@ class Model:
         return self.weights["token_embd.weight"][ids]
 
     def qkv(self, layer, x):
-        """Of normed x, before RoPE: [tokens, heads, head_dim] each."""
+        """Returns Q, K and V of normed x, before RoPE: [tokens, heads, head_dim] each."""
         x = self._norm(x, f"blk.{layer}.attn_norm.weight")
 
         def heads(name):
@@ -217,7 +217,7 @@ class History:
         return self.config.cells - len(self.stream(sequence))
 
     def settle(self):
-        """What a decode begins with: shifts and copies are done."""
+        """Does the shifts and copies, as the beginning of a decode does."""
         for token in sum(self.streams, []):
             token.turned += token.pending
             token.pending = 0
@@ -290,7 +290,7 @@ class History:
         return self.model.after_attention(layer, x, q, keys, values, visible)
 
     def remove(self, sequence, begin, end):
-        """Of one sequence or, -1, of all."""
+        """Removes tokens of one sequence or, if it is -1, of all."""
         for stream in self.streams:
             for token in stream:
                 if begin <= token.position < end:
@@ -365,7 +365,7 @@ class History:
                 token.pending += -delta if "div" in self.rules else delta
 
     def load(self, source, target):
-        """What saving one sequence and loading it as another one does."""
+        """Copies a sequence, as saving it and loading it as another sequence does."""
         tokens = self.tokens(source)
         if not tokens and "empty" in self.rules:
             return
@@ -374,7 +374,7 @@ class History:
         self._take(source, target, tokens, True)
 
     def reload(self):
-        """What saving all and loading it again does."""
+        """Drops pending shifts, as saving all and loading it again does."""
         if "save" in self.rules:
             for token in sum(self.streams, []):
                 token.pending = 0

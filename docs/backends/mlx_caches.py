@@ -29,20 +29,12 @@ def visible(mask, queries, columns):
     return numpy.array(mask)
 
 
-def check_setup(setup):
-    """Refuses a swa_mem without a window, or with a memory below the capacity."""
-    if setup.kind == "swa_mem" and (
-            setup.window is None or setup.memory is None
-            or setup.memory < setup.capacity):
-        raise kvtwin.NotSupported
-
-
 class Cache:
     """One sequence. Subclasses say which cache."""
     window_size = None
 
     def __init__(self, setup):
-        check_setup(setup)
+        kvtwin.check_memory(setup)
         self.setup = setup
         self.clear()
         self.got = {}
@@ -191,7 +183,7 @@ class Chunked(Cache):
         self.full = cache.KVCache()
 
     def masks(self):
-        """Those of llama4's own forward pass, whose layers note the mask."""
+        """Runs llama4's own forward pass, whose layers note the mask."""
         def layer(h, mask, cache):
             if cache is not self.full:
                 self.mask = mask
@@ -235,7 +227,7 @@ class Batch:
     window_size = None
 
     def __init__(self, setup):
-        check_setup(setup)
+        kvtwin.check_memory(setup)
         self.setup = setup
         self.rows = []  # Which sequence is which row.
         self.caches = []

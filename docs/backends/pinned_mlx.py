@@ -18,7 +18,7 @@ TAKES_WINDOW = "window_size" in inspect.signature(
 
 
 def mask_of(queries, caches, window_size):
-    """What create_attention_mask returns, in either of its two forms."""
+    """Returns the mask of create_attention_mask, which has two forms."""
     h = mx.zeros((1, queries, 1))
     if not TAKES_WINDOW:
         return base.create_attention_mask(h, caches)
@@ -110,7 +110,7 @@ class Chunked(Single):
         super().start_forward(positions, sequences)
 
     def masks(self):
-        """Those of llama4's own forward pass, whose layers note the mask."""
+        """Runs llama4's own forward pass, whose layers note the mask."""
         def layer(h, mask, cache):
             if cache is not self.full:
                 self.mask = mask

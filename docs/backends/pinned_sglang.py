@@ -233,11 +233,11 @@ class Eagle(Pool):
         return self.trees[label]
 
     def pairs(self):
-        """Whether keys are pairs of tokens."""
+        """Returns True if keys are pairs of tokens."""
         return hasattr(self.radix, "RadixKey")
 
     def key_of(self, tokens, label):
-        """Of the rows of all tokens but the first."""
+        """Returns the key of the rows of all tokens except the first."""
         return (super().key_of(tokens, None) if self.pairs()
                 else list(tokens[:-1]))
 

@@ -20,14 +20,14 @@ try:  # Then `kvtwin.fuzz` can drive the same classes, live (docs/python.md).
     from kvtwin import CacheFull, Description, NotSupported
 except ImportError:
     class CacheFull(Exception):
-        """There is no room for the batch. `start_forward` may raise this."""
+        """The batch does not fit. `start_forward` may raise this."""
 
     class NotSupported(Exception):
-        """`remove` may raise this, and `__init__` if there is no such cache."""
+        """`remove` may raise this, and `__init__` for a cache that is not supported."""
 
     @dataclasses.dataclass(kw_only=True)
     class Description:
-        """What a class says of itself, as its attribute `kvtwin`."""
+        """The description of a class, its attribute `kvtwin`."""
         name: str
         kinds: set
         can: set = dataclasses.field(default_factory=set)
@@ -38,7 +38,7 @@ except ImportError:
 
 @dataclasses.dataclass
 class Setup:
-    """What a cache is to be."""
+    """The setup of a cache."""
     kind: str
     window: int | None
     memory: int | None
@@ -51,6 +51,14 @@ class Setup:
     max_sequences: int
     max_batch: int
     dtype: str
+
+
+def check_memory(setup):
+    """Refuses a swa_mem without a window, or with a memory below the capacity."""
+    if setup.kind == "swa_mem" and (
+            setup.window is None or setup.memory is None
+            or setup.memory < setup.capacity):
+        raise NotSupported
 
 
 def setup_of(header):

@@ -18,6 +18,7 @@ import kvtwin
 import numpy as np
 import torch
 from page import compare, say
+from pinned import without_init
 
 # Modules of SGLang that trees and allocators import and do not call here.
 UNUSED = tuple(f"sglang.{name}" for name in (
@@ -63,16 +64,9 @@ class StandIns:
         pass
 
 
-def package_folder():
-    spec = importlib.machinery.PathFinder.find_spec("sglang")
-    return spec.submodule_search_locations[0]
-
-
 def load():
     """SGLang's modules, without the code of its package, which needs a GPU."""
-    package = types.ModuleType("sglang")
-    package.__path__, package.__version__ = [package_folder()], "0"
-    sys.modules["sglang"] = package
+    without_init("sglang")
     sys.meta_path.insert(0, StandIns())
     names = types.SimpleNamespace()
     for name in ("unified_radix_cache", "radix_cache", "pure_swa_radix_cache",
@@ -89,7 +83,8 @@ def load():
 
 def kv_info():
     """ReqKvInfo, the record of what a request holds, taken out of its module."""
-    with open(f"{package_folder()}/srt/managers/schedule_batch.py") as source:
+    folder = sys.modules["sglang"].__path__[0]
+    with open(f"{folder}/srt/managers/schedule_batch.py") as source:
         tree = ast.parse(source.read())
     tree.body = [node for node in tree.body
                  if getattr(node, "name", "") == "ReqKvInfo"]

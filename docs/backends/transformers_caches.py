@@ -9,7 +9,7 @@ from transformers import cache_utils, masking_utils
 
 
 def config_of(setup):
-    """Of a model whose layers are all of the setup's kind."""
+    """Returns the configuration of a model whose layers are all of the setup's kind."""
     numbers = dict(
         num_hidden_layers=setup.layers, num_attention_heads=setup.kv_heads,
         num_key_value_heads=setup.kv_heads, head_dim=setup.k_head_dim,
@@ -46,10 +46,7 @@ class Cache:
     """One sequence. Subclasses say which cache."""
 
     def __init__(self, setup):
-        if setup.kind == "swa_mem" and (
-                setup.window is None or setup.memory is None
-                or setup.memory < setup.capacity):
-            raise kvtwin.NotSupported  # Those keep what they keep.
+        kvtwin.check_memory(setup)
         self.setup = setup
         self.config = config_of(setup)
         self.cache = self.make()

@@ -23,7 +23,7 @@ class States:
     """One sequence. The model does not show its states, so each batch is computed again
     without a cache, after each earlier state: the batch read the state that gives the
     same outputs."""
-    placed = True  # Whether the model is told the positions of its tokens.
+    placed = True  # The model is told the positions of its tokens.
 
     def __init__(self, setup):
         self.setup = setup

@@ -70,9 +70,9 @@ def spec_of(text):
 CONFIGS = {}
 
 
-def config_of(setup, audit):
+def config_of(setup, specs, audit):
     """vLLM's configuration; its model is never loaded."""
-    state = any(group.startswith("state") for group in setup.groups)
+    state = any(isinstance(spec, MambaSpec) for spec in specs)
     key = setup.budget, setup.running, setup.drafts, setup.policy, state
     if key not in CONFIGS:
         home = pathlib.Path(tempfile.mkdtemp())
@@ -100,8 +100,7 @@ def config_of(setup, audit):
     config.scheduler_config.max_num_scheduled_tokens = setup.budget
     config.scheduler_config.long_prefill_token_threshold = setup.chunk
     config.cache_config.num_gpu_blocks = setup.blocks + 1
-    sizes = [int(group.split(":")[1]) for group in setup.groups]
-    config.cache_config.block_size = math.lcm(*sizes)
+    config.cache_config.block_size = math.lcm(*(spec.block_size for spec in specs))
     if state:
         config.cache_config.mamba_cache_mode = "align"
     return config
@@ -139,7 +138,7 @@ class Engine:
         groups = [KVCacheGroupSpec([f"{g}.layer"], spec)
                   for g, spec in enumerate(specs)]
         self.kv = KVCacheConfig(setup.blocks + 1, [], groups)
-        config = config_of(setup, audit)
+        config = config_of(setup, specs, audit)
         block, unit = kv_cache_utils.resolve_kv_cache_block_sizes(
             self.kv, config)
         unit = setup.hash_block or unit

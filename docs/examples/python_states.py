@@ -110,7 +110,7 @@ class DraftingCache(StateCache):
 
     def commit(self, sequence, path):
         if not self.setup.drafts:
-            raise kvtwin.NotSupported("there is no room for drafts")
+            raise kvtwin.NotSupported("the setup has room for 0 drafts")
         drafts = [state for _, state in self.drafts.pop(sequence, [])]
         if not path:
             return
@@ -122,7 +122,7 @@ class DraftingCache(StateCache):
 
     def checkpoint(self, sequence):
         if not self.setup.pins:
-            raise kvtwin.NotSupported("there is no room for pins")
+            raise kvtwin.NotSupported("the setup has room for 0 pins")
         lengths = {*self.pins.get(sequence, ()), *sorted(self.states.get(sequence, {}))[-1:]}
         self.pins[sequence] = sorted(lengths)[-self.setup.pins :]
 

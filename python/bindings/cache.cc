@@ -158,7 +158,7 @@ class PyCache {
       const ArrayArgument v(value, "value", v_dtype);
       Check(cache().Put(k.view(), v.view()));
     } catch (const nb::python_error&) {
-      // The error that there is no pass comes before that of an argument that
+      // The error of a missing pass comes before the error of an argument that
       // is not an array (S47).
       const Status status = cache().Put({}, {});
       if (status.code() == StatusCode::kFailedPrecondition) Check(status);

@@ -114,7 +114,8 @@ class PyPool {
     const PagedPool* const of = group ? pool_->Group(*group) : pool_.get();
     if (of == nullptr) {
       Raise({StatusCode::kInvalidArgument,
-             fmt::format("there is no group {}", *group)});
+             fmt::format("group is {}, the pool has {} groups", *group,
+                         pool_->spec().groups.size())});
     }
     return *of;
   }

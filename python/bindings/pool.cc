@@ -369,8 +369,8 @@ class PoolDriver {
   props::Subject Subject() const {
     return props::BackendSubject(backend_, props::Level::kVisibility);
   }
-  // Returns the class as a subject that a law judges. Interrupts are seen
-  // between histories.
+  // Returns the class as a subject, which `law` judges if it is not null.
+  // Interrupts are seen between histories.
   props::Subject SubjectOf(const props::PoolLaw* law) const {
     props::Subject subject =
         law == nullptr ? Subject() : props::LawSubject(backend_, *law);
@@ -422,19 +422,19 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
                 const std::vector<std::string>& known, int depth) {
   return Raising([&]() -> Fuzzed {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
-    props::Subject subject = driver.Subject();
+    const auto refuse_if_vain = [&] {
+      if (driver.pools().made_one()) return;
+      Raise({StatusCode::kNotSupported,
+             fmt::format("each __init__ refused: {}",
+                         driver.pools().init_error())});
+    };
+    props::Subject subject = driver.SubjectOf(nullptr);
     std::int64_t ran = 0;
     subject.run_pool = [&, run = subject.run_pool](
                            const props::PagedHistory& history,
                            const props::PoolRunOptions& options) {
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
       props::RunResult result = run(history, options);
-      if (++ran > kVainHistories && !driver.pools().made_one() &&
-          !result.failure) {
-        Raise({StatusCode::kNotSupported,
-               fmt::format("each __init__ refused: {}",
-                           driver.pools().init_error())});
-      }
+      if (++ran > kVainHistories && !result.failure) refuse_if_vain();
       return result;
     };
     props::FuzzOptions options;
@@ -449,10 +449,8 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     std::vector<Finding> findings;
     if (result.failure) {
       findings.push_back(driver.Report(*result.failure));
-    } else if (!driver.pools().made_one()) {
-      Raise({StatusCode::kNotSupported,
-             fmt::format("each __init__ refused: {}",
-                         driver.pools().init_error())});
+    } else {
+      refuse_if_vain();
     }
     const bool right = findings.empty();
     return {right ? "visibility" : "none",
@@ -544,12 +542,14 @@ nb::typed<nb::list, nb::any> JudgePoolLaws(
   });
 }
 
-// As Certify for caches (live.cc).
+// Like Certify for caches (live.cc).
 nb::typed<nb::dict, nb::str, nb::any> CertifyPools(
     nb::object adapter, const nb::object& rerun, const nb::object& rerun_law,
     std::int64_t operations, std::int64_t histories, std::uint64_t seed,
     const std::optional<std::string>& old) {
   return Raising([&] {
+    if (old)
+      Value(props::ReadCertificate(*old));  // Refuse it before a long run.
     const PoolDriver driver(std::move(adapter), rerun);
     props::CertifyOptions options;
     options.fuzz.operations = operations;

@@ -434,7 +434,7 @@ def test_the_setup_of_a_pool_with_groups():
     setup = kvtwin.PoolSetup(max_seq_len=9, groups=groups)
     assert [setup.group_of(layer) for layer in range(3)] == [0, 0, 1]
     assert setup.of_layer(2).states and setup.of_layer(1).window == 3
-    with pytest.raises(ValueError, match="no such layer"):
+    with pytest.raises(ValueError, match="layer is 3, the groups have 3 layers"):
         setup.group_of(3)
     assert groups[0].group_of(1) == 0 and groups[0].of_layer(1) is groups[0]
     pool = kvtwin.Pool(setup)
@@ -442,7 +442,7 @@ def test_the_setup_of_a_pool_with_groups():
     with pytest.raises(kvtwin.NotSupported, match="tables by group"):
         pool.table([sequence])
     assert pool.table([sequence], 1) == [[]]
-    with pytest.raises(ValueError, match="there is no group 2"):
+    with pytest.raises(ValueError, match="group is 2, the pool has 2 groups"):
         pool.table([sequence], 2)
     with pytest.raises(ValueError, match="layer is 3"):
         pool.append(sequence, 3, [[[1.0]]], [[[1.0]]])
@@ -502,3 +502,16 @@ def test_certificates_of_pools(pool, repository, example):
         space["BlockPool"], operations=3000, histories=50, compare=right.json
     )
     assert worse.worse and worse.changes
+
+
+def test_a_damaged_certificate_is_refused_before_the_run():
+    made = []
+
+    class Counted(OfKvtwin):
+        def __init__(self, setup):
+            made.append(setup)
+            super().__init__(setup)
+
+    with pytest.raises(ValueError, match="not a certificate"):
+        kvtwin.certify(Counted, operations=10, histories=1, compare="{}")
+    assert not made

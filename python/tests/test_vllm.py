@@ -29,7 +29,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def found(*words: str) -> bool:
-    """Whether a finding has all words."""
+    """Returns True if a finding has all words."""
     return any(all(word in text for word in words) for text in kvtwin.vllm.findings)
 
 

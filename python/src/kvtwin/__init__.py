@@ -21,7 +21,9 @@ from kvtwin._errors import (
     StaleViewError,
 )
 from kvtwin._kvtwin import Cache, Pool, SessionBatch, Sessions, Tensor, View
-from kvtwin._live import (
+from kvtwin._live import certify, explore, fuzz, laws, profile, run
+from kvtwin._recorder import Recorder
+from kvtwin._results import (
     Certificate,
     Finding,
     FuzzResult,
@@ -29,14 +31,7 @@ from kvtwin._live import (
     LawsResult,
     ProfileResult,
     RunResult,
-    certify,
-    explore,
-    fuzz,
-    laws,
-    profile,
-    run,
 )
-from kvtwin._recorder import Recorder
 from kvtwin._setup import (
     COMMITTED,
     NOT_A_DRAFT,

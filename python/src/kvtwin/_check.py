@@ -29,11 +29,11 @@ class Verdict:
     level: Literal["identity", "visibility", "attention", "none"]
     #: The first wrong line, counted from 1; 0: accepted.
     line: int
-    #: The error in that line; empty if there is none.
+    #: The error in that line; empty if the recording is accepted.
     reason: str
     #: The twin that disagrees; empty if all twins do.
     twin: str
-    #: The path of the file; "-" if there is no file.
+    #: The path of the file; "-" for a recording without a file.
     name: str
     _recording: bytes | None = dataclasses.field(repr=False, compare=False)
     _twins: tuple[str, ...] = dataclasses.field(repr=False, compare=False)

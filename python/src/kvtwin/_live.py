@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
-import re
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +16,15 @@ from kvtwin import _arrays, _kvtwin
 from kvtwin._errors import NotSupported
 from kvtwin._kvtwin import Tensor
 from kvtwin._pool import PoolBackend
+from kvtwin._results import (
+    Certificate,
+    Finding,
+    FuzzResult,
+    LawResult,
+    LawsResult,
+    ProfileResult,
+    RunResult,
+)
 from kvtwin._setup import (
     ABILITIES,
     CANNOT,
@@ -291,107 +298,6 @@ def _yes(what: str, answer: Any) -> bool:
     return bool(answer)
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """An error of a backend."""
-
-    #: The level at which it was found.
-    level: str
-    #: The comparison that failed: "mine: K bytes", ...
-    check: str
-    #: The shortest history that shows it, for `kvtwin.run`.
-    history: str
-    #: The error, and its place.
-    reason: str
-    #: The whole report: the calls, the wrong row, the command.
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclasses.dataclass(frozen=True)
-class FuzzResult:
-    """The result of random histories on a backend. True if the backend is right: it
-    keeps the level that it claims, and raises only refusals."""
-
-    ok: bool
-    #: The strongest level that holds.
-    level: Literal["identity", "visibility", "numeric", "attention", "none"]
-    #: Whether every history ended in a finding before a view was compared, so that
-    #: nothing shows that a level holds.
-    not_judged: bool
-    operations: int
-    histories: int
-    seed: int
-    findings: tuple[Finding, ...]
-    #: How often each known finding occurred, by its bucket; 0: never.
-    passed_over: dict[str, int]
-    #: The page of the first finding, if there is one and a page was asked for.
-    page: pathlib.Path | None
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    @property
-    def failure(self) -> str:
-        """The report of the first finding, and a list of the others; empty if there
-        are none."""
-        if not self.findings:
-            return ""
-        also = (
-            f"  also    {finding.check} ({finding.level}): {finding.history}\n"
-            for finding in self.findings[1:]
-        )
-        return self.findings[0].text + "".join(also)
-
-    @property
-    def history(self) -> str:
-        """The shortest history of the first finding; empty if there is none."""
-        return self.findings[0].history if self.findings else ""
-
-    def __str__(self) -> str:
-        counts = (
-            f"{self.operations} operations in {self.histories} histories, seed "
-            f"{self.seed}: "
-        )
-        known = "".join(
-            f"\n  known   {bucket}: {count or 'never met'}"
-            for bucket, count in self.passed_over.items()
-        )
-        if self.ok:
-            but = ", except for known findings" if any(self.passed_over.values()) else ""
-            return f"{counts}right ({self.level}){but}{known}"
-        page = f"\n  page    {self.page}" if self.page else ""
-        holds = f"wrong; the strongest level that holds: {self.level}"
-        if self.not_judged:
-            holds = "not judged: no view was compared"
-        return f"{self.failure}{page}\n{counts}{holds}{known}"
-
-
-@dataclasses.dataclass(frozen=True)
-class RunResult:
-    """The result of one history on a backend. True if nothing is wrong."""
-
-    #: Each call and its answer.
-    calls: tuple[str, ...]
-    finding: Finding | None
-    page: pathlib.Path | None
-
-    @property
-    def ok(self) -> bool:
-        return self.finding is None
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def __str__(self) -> str:
-        if self.finding is None:
-            return "\n".join(self.calls) + "\nno difference"
-        page = f"\n  page    {self.page}" if self.page else ""
-        return self.finding.text + page
-
-
 def _other_folders(folder: pathlib.Path) -> list[str]:
     """Returns the folders where this program finds modules and a new one in `folder`
     would not, such as those that pytest's `pythonpath` added."""
@@ -409,71 +315,19 @@ def _other_folders(folder: pathlib.Path) -> list[str]:
     return others
 
 
-@dataclasses.dataclass(frozen=True)
-class LawResult:
-    """The result of one law (docs/laws.md). True unless the law is broken."""
-
-    name: str
-    statement: str
-    #: The rules of docs/semantics.md that the law states: "S29, S31".
-    rules: str
-    histories: int
-    #: How many times the law was checked.
-    judged: int
-    #: Why the law is not judged; empty if it is.
-    not_judged: str
-    #: The name of the law, or of another check that failed; empty if none did.
-    check: str
-    reason: str
-    #: The shortest history that breaks the law, and the command that runs it.
-    history: str
-    rerun: str
-
-    def __bool__(self) -> bool:
-        return not self.check
-
-    def __str__(self) -> str:
-        if self.not_judged:
-            why = re.sub(
-                "KVTWIN_CAN_[A-Z_]+",  # The name that C has for the ability.
-                lambda name: repr(name[0].removeprefix("KVTWIN_CAN_").lower()),
-                self.not_judged,
-            )
-            return f"-      {self.name:22} not judged: {why}"
-        if self:
-            return f"holds  {self.name:22} judged {self.judged} times"
-        statement = self.statement + f" ({self.rules})"
-        if self.check != self.name:
-            statement = self.check
-        return (
-            f"BROKEN {self.name}\n\n  {statement}\n  {self.reason}\n"
-            f"  rerun   {self.rerun}\n"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class LawsResult:
-    """The results of all laws. True if none is broken, and one was judged."""
-
-    laws: tuple[LawResult, ...]
-    seed: int
-
-    def __bool__(self) -> bool:
-        return all(self.laws) and any(not law.not_judged for law in self.laws)
-
-    def __str__(self) -> str:
-        broken = sum(not law for law in self.laws)
-        skipped = sum(bool(law.not_judged) for law in self.laws)
-        counts = (
-            f"{broken} broken, {len(self.laws) - broken - skipped} hold, "
-            f"{skipped} not judged, seed {self.seed}"
-        )
-        return "\n".join([*(str(law) for law in self.laws), counts])
-
-
 def _rerun(cls: type) -> Callable[[str], str]:
     """Returns a function that makes the command to run a history on a class again."""
     return _command(cls, lambda name, history: f"kvtwin.run({name}, {history!r})")
+
+
+def _rerun_law(cls: type) -> Callable[[str, str], str]:
+    """Returns the same for a law and a history."""
+    return _command(
+        cls,
+        lambda name, law, history: (
+            f"kvtwin.laws({name}, law={law!r}, history={history!r})"
+        ),
+    )
 
 
 def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
@@ -585,39 +439,12 @@ def laws(
     names = _kvtwin.pool_law_names() if pools else _kvtwin.law_names()
     if law is not None and law not in names:
         raise ValueError(f"law is {law!r}, not one of {', '.join(names)}")
-    rerun = _command(
-        cls,
-        lambda made, name, line: f"kvtwin.laws({made}, law={name!r}, history={line!r})",
-    )
-    limits = ([law] if law else names, seed, histories, history)
+    asked = (_rerun_law(cls), [law] if law else names, seed, histories, history)
     if pools:
-        answers = _kvtwin.judge_pool_laws(PoolBackend(cls), rerun, *limits)
+        answers = _kvtwin.judge_pool_laws(PoolBackend(cls), *asked)
     else:
-        answers = _kvtwin.judge_laws(Backend(cls), rerun, *limits)
+        answers = _kvtwin.judge_laws(Backend(cls), *asked)
     return LawsResult(tuple(LawResult(**one) for one in answers), seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class Certificate:
-    """What holds for a class, and how it was tried. True if the class is as it claims;
-    with an earlier certificate, if nothing is worse."""
-
-    right: bool
-    text: str
-    #: One line, which `compare` and `kvtwin certify --compare` read.
-    json: str
-    #: Each level and each law as a test case of JUnit XML.
-    junit: str
-    #: Each difference from the earlier certificate.
-    changes: tuple[str, ...]
-    worse: bool
-    compared: bool
-
-    def __bool__(self) -> bool:
-        return not self.worse if self.compared else self.right
-
-    def __str__(self) -> str:
-        return self.text + "".join(f"changed {change}\n" for change in self.changes)
 
 
 def certify(
@@ -637,51 +464,20 @@ def certify(
         raise ValueError(
             f"operations is {operations}, histories is {histories}, seed is {seed}"
         )
-    law = _command(
-        cls,
-        lambda made, name: (
-            f"kvtwin.laws({made}, law={name!r}, histories={histories}, seed={seed})"
-        ),
-    )
+    limits = (operations, histories, seed, compare)
     if _is_pool(cls):
-        of_history = _command(
+        fields = _kvtwin.certify_pool(
+            PoolBackend(cls), _rerun(cls), _rerun_law(cls), *limits
+        )
+    else:
+        law = _command(
             cls,
-            lambda made, name, line: (
-                f"kvtwin.laws({made}, law={name!r}, history={line!r})"
+            lambda made, name: (
+                f"kvtwin.laws({made}, law={name!r}, histories={histories}, seed={seed})"
             ),
         )
-        fields = _kvtwin.certify_pool(
-            PoolBackend(cls), _rerun(cls), of_history, operations, histories, seed, compare
-        )
-        return Certificate(**fields, compared=compare is not None)
-    fields = _kvtwin.certify(
-        Backend(cls), _rerun(cls), law, operations, histories, seed, compare
-    )
+        fields = _kvtwin.certify(Backend(cls), _rerun(cls), law, *limits)
     return Certificate(**fields, compared=compare is not None)
-
-
-@dataclasses.dataclass(frozen=True)
-class ProfileResult:
-    """The rules that a class follows (docs/profiles.md). True if some rules explain
-    all of its answers."""
-
-    #: "like mlx except copy adds (kvt1 ...)"; `kvtwin.Description` takes it as profile.
-    summary: str
-    #: For each rule, the values that fit the answers: one, if it is known.
-    rules: dict[str, list[str]]
-    #: Histories that the class answers wrongly by any rules.
-    unexplained: list[str]
-
-    def __bool__(self) -> bool:
-        return not self.unexplained
-
-    def __str__(self) -> str:
-        lines = [self.summary, ""]
-        lines += (f"  {rule:24}{' or '.join(v)}" for rule, v in self.rules.items())
-        if self.unexplained:
-            lines += ["", "It is wrong under any rules on these histories:"]
-            lines += (f"  {line}" for line in self.unexplained)
-        return "\n".join(lines)
 
 
 def profile(cls: type) -> ProfileResult:

@@ -201,7 +201,7 @@ class PoolSetup:
     #: A block has one row, the state after its tokens, in place of a row of each.
     states: bool = False
     #: Groups of layers, each with blocks of its own (docs/hybrid.md). Layers are
-    #: numbered through all groups. If there are groups, `max_seq_len` is the only
+    #: numbered through all groups. With groups, `max_seq_len` is the only
     #: other field that counts for a new pool, and it counts for all of them; a class
     #: gets `blocks` and `layers` of all groups, and as `block_size` the least common
     #: multiple of the block sizes.
@@ -209,12 +209,13 @@ class PoolSetup:
 
     def group_of(self, layer: int) -> int:
         """Returns the number of the group of a layer; 0 without groups."""
+        end = 0
         for group, setup in enumerate(self.groups):
-            if layer < setup.layers:
+            end += setup.layers
+            if layer < end:
                 return group
-            layer -= setup.layers
         if self.groups:
-            raise ValueError("there is no such layer")
+            raise ValueError(f"layer is {layer}, the groups have {end} layers")
         return 0
 
     def of_layer(self, layer: int) -> PoolSetup:

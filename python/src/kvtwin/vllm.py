@@ -77,7 +77,7 @@ class _Group:
     kind: str
     #: The tokens of a window or of a chunk.
     reach: int = 0
-    #: Whether rows depend on the token after theirs.
+    #: True if a row depends on the token after its own, too.
     lookahead: bool = False
 
     def needed(self, done: int) -> tuple[int, int]:
@@ -131,7 +131,8 @@ class _Step(KVConnectorMetadata):
     and blocks that the step writes to."""
 
     number: int
-    reads: list[dict[int, str]]
+    #: By block: its index in the table of a request, and the request's name.
+    reads: list[dict[int, tuple[int, str]]]
     written: list[list[int]]
     #: By group: how often each (computed tokens, new tokens, needed blocks) is expected
     #: in the block table. None: not compared in this step.
@@ -156,17 +157,16 @@ def _key(request: Any, end: int) -> tuple[Any, ...]:
     )
 
 
-def _alike(one: Any, other: Any, end: int) -> bool:
-    """Whether rows before `end` are the same for both requests."""
-    if one is other:
-        return True
+def _alike(one: Any, other: Any, begin: int, end: int) -> bool:
+    """Returns True if rows before `end` are the same for both requests. Rows before
+    `begin` are known to be the same."""
     a, b = one.prompt_embeds, other.prompt_embeds
     if (a is None) != (b is None) or (
-        a is not None and not torch.equal(a[:end], b[:end])
+        a is not None and not torch.equal(a[begin:end], b[begin:end])
     ):
         return False
-    return (
-        list(one.all_token_ids[:end]) == list(other.all_token_ids[:end])
+    return bool(
+        one.all_token_ids[begin:end] == other.all_token_ids[begin:end]
         and _key(one, end) == _key(other, end)
     )
 
@@ -204,6 +204,8 @@ class _Planner:
         self.external: set[int] = set()
         #: By group and block: the requests that read it in this step, and as which.
         self.readers: dict[tuple[int, int], list[tuple[Any, int]]] = {}
+        #: By two requests: the end of the rows that this step found to be the same.
+        self.shared: dict[tuple[int, int], int] = {}
         self.compares_tables = compares_tables
 
     def add(self, request: Any, blocks: Any, external: int) -> None:
@@ -219,12 +221,14 @@ class _Planner:
         self.requests.pop(request.request_id, None)
         self.tracked.pop(request.request_id, None)
 
-    def say(self, text: str) -> None:
-        self.reporter.say(self.step, text)
+    def say(self, request: Any, g: int, i: int, text: str) -> None:
+        """Reports a finding about a block of a request."""
+        self.reporter.say(self.step, f"block {i} of {_name(request)}, group {g}: {text}")
 
     def plan(self, out: Any) -> _Step:
         self.step += 1
         self.readers.clear()
+        self.shared.clear()
         step = _Step(
             self.step,
             [{} for _ in self.groups],
@@ -241,7 +245,9 @@ class _Planner:
             if source in self.contents:
                 held = self.contents[source]
                 if held.step == self.step:
-                    self.say(f"block {to} is a copy of {held}, of this step")
+                    self.reporter.say(
+                        self.step, f"block {to} is a copy of {held}, of this step"
+                    )
                 self.contents[to] = dataclasses.replace(
                     held, step=self.step, copied=True
                 )
@@ -269,7 +275,7 @@ class _Planner:
         for i, block in self.sampled(request, g, table, first, end):
             held = self.contents.get(block)
             if held is None or held.step < self.step:
-                step.reads[g][block] = f"block {i} of {_name(request)}"
+                step.reads[g][block] = i, request.request_id
                 self.readers.setdefault((g, block), []).append((request, i))
         if step.tables is not None:
             ids = (table[i].block_id for i in range(first, min(end, len(table))))
@@ -286,21 +292,21 @@ class _Planner:
         for i in range(max(first, tracked.seen[g]), min(end, len(table))):
             if table[i].block_id % self.every == 0 or table[i].is_null:
                 self.check_entry(request, g, i, table)
-                known.append((i, table[i].block_id))
+                if not table[i].is_null:
+                    known.append((i, table[i].block_id))
         tracked.seen[g] = max(tracked.seen[g], end)
         while known and known[0][0] < first:
             known.pop(0)
-        return [entry for entry in known if entry[1]]
+        return known
 
     def check_entry(self, request: Any, g: int, i: int, table: Sequence[Any]) -> None:
         """Compares an entry of a block table whose rows are needed with its block."""
-        where = f"block {i} of {_name(request)}, group {g}"
         if i >= len(table) or table[i].is_null:
-            self.say(f"{where}: its rows are needed, and it has no block")
+            self.say(request, g, i, "its rows are needed, and it has no block")
             return
         block = table[i]
         if block.ref_cnt < 1:
-            self.say(f"{where}: block {block.block_id} was freed")
+            self.say(request, g, i, f"block {block.block_id} was freed")
         if block.block_id % self.every or block.block_id in self.external:
             return
         held = self.contents.get(block.block_id)
@@ -310,7 +316,7 @@ class _Planner:
             wrong = "was never written"
         elif (held.group, held.index) != (g, i):
             wrong = f"has rows of {held}, group {held.group}"
-        elif not _alike(held.request, request, end + group.lookahead):
+        elif not self.alike(held.request, request, end + group.lookahead):
             wrong = f"has rows of {held}, whose tokens or keys are others"
         elif held.end < end:
             wrong = f"has rows up to position {held.end} alone, {end} are needed"
@@ -318,7 +324,19 @@ class _Planner:
             wrong = f"gets its state in this step, from {held}"
         else:
             return
-        self.say(f"{where}: block {block.block_id} {wrong}")
+        self.say(request, g, i, f"block {block.block_id} {wrong}")
+
+    def alike(self, one: Any, other: Any, end: int) -> bool:
+        """Returns True if rows before `end` are the same for both requests. Blocks are
+        asked in order: each token is compared once in a step."""
+        pair = id(one), id(other)
+        begin = self.shared.get(pair, 0)
+        if one is other or end <= begin:
+            return True
+        if not _alike(one, other, begin, end):
+            return False
+        self.shared[pair] = end
+        return True
 
     def write(self, step: _Step, request: Any, g: int, table: Sequence[Any],
               count: int) -> None:
@@ -338,14 +356,15 @@ class _Planner:
                 and not held.copied
             ):
                 self.say(
-                    f"block {i} of {_name(request)}, group {g}: block {block} is "
-                    f"{held}, which is written in this step, too"
+                    request, g, i,
+                    f"block {block} is {held}, which is written in this step, too",
                 )
             for reader, index in self.readers.get((g, block), ()):
                 if reader is not request:
                     self.say(
-                        f"block {i} of {_name(request)}, group {g}: writes to block "
-                        f"{block}, which is block {index} of {_name(reader)}"
+                        request, g, i,
+                        f"writes to block {block}, which is block {index} of "
+                        f"{_name(reader)}",
                     )
             self.contents[block] = _Content(request, g, i, end, self.step)
             self.external.discard(block)
@@ -430,6 +449,10 @@ class _Worker:
         self.reporter = reporter
         self.stacks: list[list[_Stack]] = [[] for _ in self.groups]
         self.known = [[False] * self.blocks for _ in self.groups]
+        #: The first layer of each group, whose block table is compared.
+        self.first_layers = {
+            group.layers[0]: g for g, group in enumerate(self.groups) if group.layers
+        }
         self.begun = 0  # The number of the step whose rows were compared.
         #: Blocks that were compared.
         self.compared = 0
@@ -482,7 +505,7 @@ class _Worker:
         self.begun = step.number
         for g, reads in enumerate(step.reads):
             ids = []
-            for block, name in reads.items():
+            for block in reads:
                 if self.known[g][block]:
                     ids.append(block)
                 elif self.stacks[g]:
@@ -496,31 +519,31 @@ class _Worker:
                     self.tell(step, stack, ids, differs, reads)
 
     def tell(self, step: _Step, stack: _Stack, ids: list[int], differs: torch.Tensor,
-             reads: dict[int, str]) -> None:
+             reads: dict[int, tuple[int, str]]) -> None:
         for at, block in enumerate(ids):
             layers = [
                 name for name, wrong in zip(stack.names, differs[:, at]) if bool(wrong)
             ]
             if layers:
                 more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+                i, name = reads[block]
                 self.reporter.say(
                     step.number,
-                    f"{reads[block]}: the rows of block {block} are not those that were "
-                    f"written, in layer {layers[0]}{more}",
+                    f"block {i} of request {name}: the rows of block {block} are not "
+                    f"those that were written, in layer {layers[0]}{more}",
                 )
 
     def check_table(self, step: _Step, layer: str, metadata: Any) -> None:
         """Compares the block table that a layer's attention reads with the plan."""
-        if step.tables is None:
+        at = self.first_layers.get(layer)
+        if step.tables is None or at is None:
             return
-        firsts = [group.layers[0] for group in self.groups]
-        at = firsts.index(layer) if layer in firsts else -1
         if isinstance(metadata, dict):
             metadata = metadata.get(layer)
         table = getattr(metadata, "block_table", None)
         starts = getattr(metadata, "query_start_loc", None)
         lengths = getattr(metadata, "seq_lens", None)
-        if at < 0 or table is None or starts is None or lengths is None:
+        if table is None or starts is None or lengths is None:
             return
         starts, table = starts.tolist(), table.tolist()
         unseen = Counter(step.tables[at])

@@ -48,7 +48,7 @@ class Audit:
         #: Tokens of a sequence that can be followed.
         self.capacity = capacity
         self.finding: str | None = None
-        #: What was compared: layers of passes, and tokens that read.
+        #: The layers of passes, and the tokens that read, that were compared.
         self.layers = 0
         self.tokens = 0
         self._model = model
@@ -142,7 +142,7 @@ class Audit:
         return results
 
     def _padding(self, state: State) -> torch.Tensor | None:
-        """Which tokens are not padding."""
+        """Returns True for each token that is not padding."""
         mask = self._mask
         if not isinstance(mask, torch.Tensor) or mask.ndim not in (2, 4):
             return None

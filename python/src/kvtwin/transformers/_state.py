@@ -139,7 +139,7 @@ class Pass:
 
 
 class Handle:
-    """What `update` gives to attention in place of rows."""
+    """The value that `update` gives to attention in place of rows."""
 
     __slots__ = ("key", "layer", "of_pass", "state", "v_head_dim", "value")
 
