@@ -534,7 +534,7 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   backend.groups = (said.can & KVTWIN_POOL_HAS_GROUPS) != 0;
   backend.media = (said.can & KVTWIN_POOL_HAS_MEDIA) != 0;
   if (backend.media && backend.table.add_media == nullptr) {
-    return Invalid("can is {:#x}, but there is no add_media", said.can);
+    return Invalid("can is {:#x}, but the table lacks add_media", said.can);
   }
   if (rules->any() && level == KVTWIN_IDENTITY) {
     return Invalid("can is {:#x}, at identity a pool does as P1 to P18 say",
@@ -554,9 +554,10 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
     if (!of.v_dtype) params.v_dtype = params.dtype;
     return params;
   };
-  kvtwin_pool_params params = in_c(Completed(spec));
+  const PagedSpec whole = Completed(spec);
+  kvtwin_pool_params params = in_c(whole);
   std::vector<kvtwin_pool_params> groups;
-  for (const PagedSpec& group : Completed(spec).groups) {
+  for (const PagedSpec& group : whole.groups) {
     groups.push_back(in_c(group));
   }
   params.groups = groups.data();

@@ -70,8 +70,10 @@ class ForwardingPool : public PagedPool {
     return pool_->LayerDevice(layer);
   }
   PagedUsage Usage() const override { return pool_->Usage(); }
+  // A pool without groups is its own group 0: its calls stay forwarded.
   const PagedPool* Group(int group) const override {
-    return pool_->Group(group);
+    return pool_->spec().groups.empty() ? PagedPool::Group(group)
+                                        : pool_->Group(group);
   }
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
     return pool_->ExportCsr(sequences);

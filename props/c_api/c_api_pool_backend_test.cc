@@ -101,7 +101,7 @@ TEST(PoolBackend, GroupsMustBeDeclared) {
   EXPECT_THAT(why(KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_DEDUPLICATES),
               HasSubstr("not for pools with groups"));
   odd.add_media = nullptr;
-  EXPECT_THAT(why(KVTWIN_POOL_HAS_MEDIA), HasSubstr("there is no add_media"));
+  EXPECT_THAT(why(KVTWIN_POOL_HAS_MEDIA), HasSubstr("table lacks add_media"));
 }
 
 // The last line of a report is the call that failed, with the lines of its

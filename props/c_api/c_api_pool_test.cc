@@ -122,7 +122,8 @@ TEST_F(GroupsInC, HaveTablesOfTheirOwn) {
   EXPECT_EQ(usage.known.used, 2);
   EXPECT_EQ(kvtwin_pool_group_usage(pool, 2, &usage.known),
             KVTWIN_INVALID_ARGUMENT);
-  EXPECT_THAT(kvtwin_last_error(), HasSubstr("there is no group 2"));
+  EXPECT_THAT(kvtwin_last_error(),
+              HasSubstr("group is 2, the pool has 2 groups"));
 }
 
 TEST_F(GroupsInC, HaveNoGroups) {

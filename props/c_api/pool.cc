@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cstddef>
+
 #include "core/index.h"
 #include "kvtwin/paged.h"
 #include "props/c_api/c_api.h"
@@ -98,7 +101,10 @@ kvtwin_status OnGroup(kvtwin_pool* pool, std::optional<int> group,
                       const Call& call) {
   return OnPool(pool, [&](PagedPool& target) -> Status {
     const PagedPool* const of = group ? target.Group(*group) : &target;
-    if (of == nullptr) return Invalid("there is no group {}", *group);
+    if (of == nullptr) {
+      return Invalid("group is {}, the pool has {} groups", *group,
+                     std::max<std::size_t>(1, target.spec().groups.size()));
+    }
     return call(*of);
   });
 }

@@ -153,6 +153,16 @@ void CountMarks(const FuzzOptions& options, const Subject& subject,
 
 }  // namespace
 
+CertifiedFinding FindingOf(Level level, const Failure& failure) {
+  return {.level = std::string(LevelName(level)),
+          .check = failure.check,
+          .bucket = failure.bucket,
+          .rules = failure.rules,
+          .reason = failure.text,
+          .history = failure.history,
+          .rerun = failure.rerun};
+}
+
 Certificate Certify(const BackendInfo& info, const CertifyOptions& options,
                     const std::vector<Level>& levels,
                     const std::function<Subject(Level)>& subject_at,
@@ -182,14 +192,7 @@ Certificate Certify(const BackendInfo& info, const CertifyOptions& options,
   certificate.rules =
       RulesHeldTo(info, live.holds, subject.abilities, certificate);
   for (const Failure& finding : live.findings) {
-    certificate.findings.push_back(
-        {.level = std::string(LevelName(finding.level)),
-         .check = finding.check,
-         .bucket = finding.bucket,
-         .rules = finding.rules,
-         .reason = finding.text,
-         .history = finding.history,
-         .rerun = finding.rerun});
+    certificate.findings.push_back(FindingOf(finding.level, finding));
   }
   certificate.right =
       live.ran > 0 && live.Right(info) &&

@@ -69,6 +69,9 @@ struct Certificate {
   std::vector<CertifiedFinding> findings = {};
 };
 
+// Returns a failure at a level as a finding.
+CertifiedFinding FindingOf(Level level, const Failure& failure);
+
 struct CertifyOptions {
   FuzzOptions fuzz = {};
   LawHistories laws = {};

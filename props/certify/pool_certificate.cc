@@ -119,14 +119,7 @@ Certificate CertifyPool(
     certificate.operations += tried.operations;
     certificate.histories += tried.histories;
     for (const PagedFuzzResult& result : tried.failed) {
-      const Failure& failure = *result.failure;
-      certificate.findings.push_back({.level = std::string(LevelName(level)),
-                                      .check = failure.check,
-                                      .bucket = failure.bucket,
-                                      .rules = failure.rules,
-                                      .reason = failure.text,
-                                      .history = failure.history,
-                                      .rerun = failure.rerun});
+      certificate.findings.push_back(FindingOf(level, *result.failure));
     }
     if (level == info.claims) claimed = std::move(tried);
   }

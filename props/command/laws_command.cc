@@ -103,7 +103,7 @@ class LawsReport {
     }
   }
   void Add(const PoolLaw& law, const Subject& subject,
-           const PagedFuzzResult& result, const std::string& rerun) {
+           const PagedFuzzResult& result) {
     broken_ += result.failure ? 1 : 0;
     (result.ran > 0 ? judged_ : not_judged_) += 1;
     if (arguments_.json) {
@@ -119,7 +119,7 @@ class LawsReport {
                      {"shrunk_to", result.shrunk.ops.size()},
                      {"reason", result.failure->text},
                      {"rules", law.rules},
-                     {"rerun", rerun}});
+                     {"rerun", LawCommand(law, result.shrunk, subject)}});
       }
       laws_.push_back(std::move(json));
     } else if (result.ran == 0) {
@@ -133,7 +133,8 @@ class LawsReport {
                  result.ran, result.judged);
       if (result.failure) {
         fmt::print("\n  {} ({})\n  {}\n  rerun   {}\n\n", law.statement,
-                   law.rules, result.failure->text, rerun);
+                   law.rules, result.failure->text,
+                   LawCommand(law, result.shrunk, subject));
       }
     }
   }
@@ -211,25 +212,16 @@ int RunOnBackend(const LawsArguments& arguments) {
       });
 }
 
-// Judges pools by one law.
-void JudgeByLaw(const LawsArguments& arguments, const PoolLaw& law,
-                const Subject& subject, LawsReport& report) {
+int RunPoolLaws(const LawsArguments& arguments,
+                const std::optional<PagedHistory>& history) {
+  LawsReport report(arguments);
   FuzzOptions options;
   options.seed = arguments.seed;
   options.groups = arguments.kind == "groups";
-  std::optional<PagedHistory> history;
-  if (!arguments.history.empty()) {
-    history = *ParsePagedHistory(arguments.history);
-  }
-  const PagedFuzzResult result =
-      JudgePools(options, arguments.runs, history, subject);
-  const std::string rerun =
-      result.failure ? LawCommand(law, result.shrunk, subject) : "";
-  report.Add(law, subject, result, rerun);
-}
-
-int RunPoolLaws(const LawsArguments& arguments) {
-  LawsReport report(arguments);
+  const auto judge_by = [&](const PoolLaw& law, const Subject& subject) {
+    report.Add(law, subject,
+               JudgePools(options, arguments.runs, history, subject));
+  };
   const auto each = [&](const auto& judge) {
     for (const PoolLaw& law : PoolLaws()) {
       if (!arguments.law.empty() && law.name != arguments.law) continue;
@@ -237,21 +229,19 @@ int RunPoolLaws(const LawsArguments& arguments) {
     }
     return report.End();
   };
-  const bool groups = arguments.kind == "groups";
   if (arguments.backend.given()) {
-    return OnPoolHost(arguments.backend, groups,
+    return OnPoolHost(arguments.backend, options.groups,
                       [&](const PoolInfo& /*info*/, Level level,
                           const PoolSubjectAt& subject_at) {
                         return each([&](const PoolLaw& law) {
-                          JudgeByLaw(arguments, law, subject_at(level, &law),
-                                     report);
+                          judge_by(law, subject_at(level, &law));
                         });
                       });
   }
   return each([&](const PoolLaw& law) {
     for (const std::string_view twin : TwinNames()) {
       if (!arguments.twin.empty() && twin != arguments.twin) continue;
-      JudgeByLaw(arguments, law, LawSubject(law, twin), report);
+      judge_by(law, LawSubject(law, twin));
     }
   });
 }
@@ -273,12 +263,13 @@ bool AreOfPools(const LawsArguments& arguments) {
 
 int RunLaws(const LawsArguments& arguments) {
   if (AreOfPools(arguments)) {
+    if (arguments.history.empty()) return RunPoolLaws(arguments, std::nullopt);
     const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
-    if (!arguments.history.empty() && !history.ok()) {
+    if (!history.ok()) {
       fmt::print(stderr, "kvtwin laws: {}\n", history.status().message());
       return 2;
     }
-    return RunPoolLaws(arguments);
+    return RunPoolLaws(arguments, *history);
   }
   if (!arguments.history.empty()) {
     const Result<History> history = ParseHistory(arguments.history);

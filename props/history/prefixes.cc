@@ -17,9 +17,9 @@ class Prompts {
   Prompts(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
       : pick_(pick), setup_(setup), ops_(ops) {
     // The first tokens of all prompts, such as system prompts.
-    for (int i = 0; i < 2; ++i) {
-      for (int j = 0; j < std::min(setup.init.capacity, 40); ++j) {
-        bases_[AsSize(i)].push_back(pick_(0, 2));
+    for (std::vector<int>& base : bases_) {
+      for (int i = 0; i < std::min(setup.init.capacity, 40); ++i) {
+        base.push_back(pick_(0, 2));
       }
     }
   }

@@ -154,10 +154,15 @@ History ShrinkUnderLaw(const Law& law, const History& history,
 
 std::string LawCommand(const Law& law, const History& history,
                        const Subject& subject) {
+  return LawCommand(law.name, ToText(history), subject);
+}
+
+std::string LawCommand(std::string_view law, const std::string& history,
+                       const Subject& subject) {
   const std::string arguments =
       subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
-  return CommandLine(fmt::format("laws --law {} {} --history '{}'", law.name,
-                                 arguments, ToText(history)));
+  return CommandLine(
+      fmt::format("laws --law {} {} --history '{}'", law, arguments, history));
 }
 
 }  // namespace kvtwin::props

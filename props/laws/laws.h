@@ -98,6 +98,9 @@ History ShrinkUnderLaw(const Law& law, const History& history,
 // Returns "kvtwin laws --law frame --twin optimized --history 'kvt1 ...'".
 std::string LawCommand(const Law& law, const History& history,
                        const Subject& subject);
+// As above, with the name of the law and the line of the history.
+std::string LawCommand(std::string_view law, const std::string& history,
+                       const Subject& subject);
 
 }  // namespace kvtwin::props
 

@@ -13,7 +13,7 @@
 #include "core/dense_tensor.h"
 #include "core/guarded_paged.h"
 #include "core/index.h"
-#include "props/base/program.h"
+#include "props/laws/laws.h"
 #include "props/paged/paged_client.h"
 
 namespace kvtwin::props {
@@ -22,9 +22,7 @@ namespace {
 // The rows that a sequence shows, by layer and position.
 struct PoolPicture {
   int len = 0;
-  std::map<std::pair<int, int>,
-           std::pair<std::vector<std::byte>, std::vector<std::byte>>>
-      rows;
+  std::map<std::pair<int, int>, KvRows> rows;
 };
 
 }  // namespace
@@ -56,8 +54,8 @@ struct LawProbe {
       for (const PagedView& view : Need(pool.Views(sequence, layer), "Views")) {
         for (int i = 0; i < view.length; ++i) {
           picture.rows[{layer, view.start + i}] = {
-              CopyOf(Slice(view.key, 2, i), view.key.dtype).bytes,
-              CopyOf(Slice(view.value, 2, i), view.value.dtype).bytes};
+              CopyOf(Slice(view.key, 2, i), view.key.dtype),
+              CopyOf(Slice(view.value, 2, i), view.value.dtype)};
         }
       }
     }
@@ -285,20 +283,15 @@ bool Tables(LawProbe& probe) {
   const auto sequence = probe.Idle();
   if (!sequence) return false;
   const std::vector<int> sequences = {*sequence};
-  const std::vector<PagedSpec>& groups = probe.pool.spec().groups;
-  int layer = 0;
-  for (int group = 0; group < std::max(1, Size(groups)); ++group) {
-    const PagedSpec& spec =
-        groups.empty() ? probe.pool.spec() : At(groups, group);
-    const PagedPool& of =
-        groups.empty() ? probe.pool : *probe.pool.Group(group);
-    const PagedTable table = Need(of.ExportTable(sequences), "ExportTable");
+  int layer = 0;  // The first layer of the group.
+  for (int group = 0; const PagedPool* of = probe.pool.Group(group); ++group) {
+    const PagedTable table = Need(of->ExportTable(sequences), "ExportTable");
     const int len = Need(probe.pool.SeqLen(*sequence), "SeqLen");
     for (const PagedView& view :
          Need(probe.pool.Views(*sequence, layer), "Views")) {
       if (view.block < 0 || view.start >= len) continue;
       if (view.start < probe.FirstNeeded(layer, len)) continue;
-      const int at = view.start / spec.block_size;
+      const int at = view.start / of->spec().block_size;
       const int block = at < table.columns ? At(table.blocks, at) : -1;
       Expect(block == view.block, [&] {
         return fmt::format(
@@ -307,7 +300,7 @@ bool Tables(LawProbe& probe) {
             group, block, view.start, layer, view.block);
       });
     }
-    layer += spec.layers;
+    layer += of->spec().layers;
   }
   return true;
 }
@@ -322,8 +315,7 @@ constexpr std::array kPoolLaws = {
             "P2, P14", IfForks, Forked},
     PoolLaw{"keys_keep_apart",
             "A prompt under another key finds nothing: another salt, one more "
-            "extra "
-            "key, an image at the first position.",
+            "extra key, an image at the first position.",
             "P1, P17", Always, OtherKey},
     PoolLaw{"a_hit_is_whole",
             "Each layer has the rows that a found prefix needs.",
@@ -342,10 +334,7 @@ const PoolLaw* FindPoolLaw(std::string_view name) {
 
 std::string LawCommand(const PoolLaw& law, const PagedHistory& history,
                        const Subject& subject) {
-  const std::string arguments =
-      subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
-  return CommandLine(fmt::format("laws --law {} {} --history '{}'", law.name,
-                                 arguments, ToText(history)));
+  return LawCommand(law.name, ToText(history), subject);
 }
 
 RunResult JudgePool(const PoolLaw& law, const PagedHistory& history,
@@ -365,12 +354,11 @@ RunResult JudgePool(const PoolLaw& law, const PagedHistory& history,
       probe.op = history.ops[step];
       try {
         result.views += law.check(probe) ? 1 : 0;
-      } catch (const Failure& failure) {
-        Failure broken = failure;
-        if (broken.party() == Party::kSubject) {
-          broken.text = fmt::format("law {}: {}", law.name, broken.text);
+      } catch (Failure& failure) {
+        if (failure.party() == Party::kSubject) {
+          failure.text = fmt::format("law {}: {}", law.name, failure.text);
         }
-        throw broken;
+        throw;
       }
     }
     workload.End();

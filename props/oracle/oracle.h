@@ -91,6 +91,9 @@ class Oracle {
   std::string FindExcess(const TraceOp& op);
   double LedgerExcess(const TraceOp& op);
   double LedgerBytes() const;
+  // Returns LedgerBytes, or an upper bound if the ledgers and `more` bytes are
+  // within the limit.
+  double LedgerBound(double more);
   // Returns the bytes of the rows of a put.
   double PutBytes(const TraceOp& op) const;
   std::string FindWrongPrompt(const TraceOp& op) const;

@@ -76,19 +76,23 @@ double Oracle::LedgerBytes() const {
   return bytes;
 }
 
+// Visits the tokens only if they may exceed the limit, so that a call does not
+// take longer with each token.
+double Oracle::LedgerBound(double more) {
+  if (ledger_bytes_ + more - put_bytes_ > kTraceTokenBytesMax) {
+    ledger_bytes_ = LedgerBytes();
+  }
+  return ledger_bytes_;
+}
+
 // Returns the bytes that the ledgers keep besides the rows that the recording
-// brought, or an upper bound if that is within the limit. Visits the tokens
-// only if they may exceed the limit, so that a call does not take longer with
-// each token.
+// brought, or an upper bound if that is within the limit.
 double Oracle::LedgerExcess(const TraceOp& op) {
   if (op.kind == TraceOpKind::kPut) return 0;
   const double added =
       static_cast<double>(op.positions.size() * fresh_.size()) *
       (kTokenBytes + kSequenceBytes);
-  if (ledger_bytes_ + added - put_bytes_ > kTraceTokenBytesMax) {
-    ledger_bytes_ = LedgerBytes();
-  }
-  const double bytes = ledger_bytes_ + added;
+  const double bytes = LedgerBound(added) + added;
   // Other calls can at most copy the tokens, or add a sequence to them.
   ledger_bytes_ =
       op.kind == TraceOpKind::kStartForward ? bytes : 2 * ledger_bytes_;
@@ -99,9 +103,8 @@ double Oracle::LedgerExcess(const TraceOp& op) {
 // rows that were put.
 std::string Oracle::FindPromptExcess(const TraceOp& op) {
   prompt_bytes_ += static_cast<double>(op.indices.size()) * kPrefixBytes;
-  const double held = LedgerBytes();
-  ledger_bytes_ = held + put_bytes_;
-  const double bytes = prompt_bytes_ + held - put_bytes_;
+  const double bytes = LedgerBound(prompt_bytes_) + prompt_bytes_ - put_bytes_;
+  ledger_bytes_ += put_bytes_;
   if (bytes <= kTraceTokenBytesMax) return "";
   return fmt::format(
       "prompts and tokens would now need {:.3g} bytes, this program stops at "

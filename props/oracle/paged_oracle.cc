@@ -341,9 +341,8 @@ std::optional<Failure> PagedOracle::Compare(
   for (const auto& [sequence, index, block, group] : places) {
     const int size = PlaceSize(group);
     const int position = index * size;
-    const PagedPool& in =
-        header_.spec.groups.empty() ? twin : *twin.Group(group);
-    const auto slot = in.SlotMapping(sequence, position, position + 1);
+    const auto slot =
+        twin.Group(group)->SlotMapping(sequence, position, position + 1);
     if (!slot.ok()) return WrongAnswer("{}", slot.status().ToString());
     const auto expected = slot->at(0) < 0 ? -1 : AsInt(slot->at(0) / size);
     if (block == expected) continue;
@@ -606,7 +605,7 @@ std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
         op.seq, end, spec.max_seq_len);
   }
   // Blocks before the first block in the window may be gone; earlier states,
-  // too. A pool with groups divides its blocks as it likes.
+  // too. A group may take any part of the pool's blocks.
   const int group = GroupOfLayer(op.layer);
   const int gone = ledger_->Low(op.seq, group) / SpecOf(group).block_size;
   const int needed =

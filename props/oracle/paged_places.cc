@@ -218,8 +218,7 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
                                                std::int64_t line) {
   const auto& [sequence, index, block, group] = place;
   if (IsGone(sequence, index, group)) return std::nullopt;
-  // A pool with groups and a placement of its own divides all blocks as it
-  // likes.
+  // With the placement "other", a group may take any part of the pool's blocks.
   const int blocks =
       header_.visibility_only ? header_.spec.blocks : SpecOf(group).blocks;
   if (block < 0 || block >= blocks) {

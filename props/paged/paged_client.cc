@@ -169,6 +169,33 @@ PagedClient PromptOf(const PagedOp& op) {
 
 }  // namespace
 
+void PagedClient::Commit(std::span<const std::int32_t> committed) {
+  tokens.insert(tokens.end(), committed.begin(), committed.end());
+  pending.clear();
+  if (!rest.empty()) {
+    rest.erase(rest.begin(), rest.begin() + std::ssize(committed));
+  }
+}
+
+void PagedClient::Truncate(int len) {
+  const int all = Size(tokens);
+  std::erase_if(key.media, [&](const PrefixMedia& media) {
+    return media.position >= len && media.position < all;
+  });
+  if (len < all) rest.clear();
+  tokens.resize(AsSize(len));
+  pending.clear();
+}
+
+void PagedClient::Fork(int len) {
+  std::erase_if(key.media, [&](const PrefixMedia& media) {
+    return media.position >= len;
+  });
+  rest.clear();
+  tokens.resize(AsSize(len));
+  pending.clear();
+}
+
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<PagedClient>& seen) {
   if (op.kind == PagedOpKind::kOpen && op.c >= kOwnPrompt) return PromptOf(op);

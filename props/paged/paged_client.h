@@ -120,6 +120,17 @@ inline void UseRest(PagedClient& client) {
   client.pending.assign(client.rest.begin(), client.rest.begin() + most);
 }
 
+// Adds a client to the clients whose tokens later prompts are drawn from, with
+// more tokens; a workload remembers the first 20.
+inline void Remember(const PagedClient& client,
+                     std::span<const std::int32_t> more,
+                     std::vector<PagedClient>& seen) {
+  if (seen.size() >= 20) return;
+  seen.push_back(client);
+  std::vector<std::int32_t>& tokens = seen.back().tokens;
+  tokens.insert(tokens.end(), more.begin(), more.end());
+}
+
 // Draws media at a position after the appended tokens, whose rows do not depend
 // on it.
 inline PrefixMedia DrawMedia(const PagedOp& op, const PagedClient& client,

@@ -185,7 +185,6 @@ void PagedDriver::Open(const PagedOp& op) {
 }
 
 const PagedPool& PagedDriver::GroupIn(const PagedPool& pool, int group) const {
-  if (spec_.groups.empty()) return pool;
   const PagedPool* const in = pool.Group(group);
   Expect(in != nullptr, [&] { return fmt::format("Group: no {}", group); });
   return *in;
@@ -216,15 +215,6 @@ int PagedDriver::ResumeBefore(int sequence, int len) {
   return kept;
 }
 
-// Later prompts are drawn from the tokens.
-void PagedDriver::Seen(const PagedClient& client,
-                       std::span<const std::int32_t> more) {
-  if (seen_.size() >= 20) return;
-  seen_.push_back(client);
-  std::vector<std::int32_t>& tokens = seen_.back().tokens;
-  tokens.insert(tokens.end(), more.begin(), more.end());
-}
-
 void PagedDriver::Fork(const PagedOp& op) {
   if (clients_.size() > 5) return;
   const int from = Pick(op.a);
@@ -237,12 +227,7 @@ void PagedDriver::Fork(const PagedOp& op) {
   Expect(*reference == *optimized, "Fork: other numbers");
   ledger_.Fork(from, *reference, len);
   PagedClient client = clients_.at(from);
-  client.tokens.resize(AsSize(len));
-  client.pending.clear();
-  client.rest.clear();
-  std::erase_if(client.key.media, [&](const PrefixMedia& media) {
-    return media.position >= len;
-  });
+  client.Fork(len);
   clients_[*reference] = client;
 }
 
@@ -313,8 +298,8 @@ void PagedDriver::Append(const PagedOp& op) {
     if (layer == 0) client.pending = before;
     return;
   }
-  // Nobody may find tokens that are planned only.
-  if (!spec_.groups.empty()) Seen(client, client.pending);
+  // Prompts must not find planned tokens.
+  if (!spec_.groups.empty()) Remember(client, client.pending, seen_);
 }
 
 void PagedDriver::AppendLayers(const PagedOp& op) {
@@ -356,12 +341,8 @@ void PagedDriver::Commit(const PagedOp& op, bool known) {
   ledger_.Commit(sequence, count,
                  known ? std::span<const std::int32_t>(tokens)
                        : std::span<const std::int32_t>());
-  client.tokens.insert(client.tokens.end(), tokens.begin(), tokens.end());
-  client.pending.clear();
-  if (!client.rest.empty()) {
-    client.rest.erase(client.rest.begin(), client.rest.begin() + count);
-  }
-  Seen(client, {});
+  client.Commit(tokens);
+  Remember(client, {}, seen_);
 }
 
 void PagedDriver::Truncate(const PagedOp& op) {
@@ -372,13 +353,7 @@ void PagedDriver::Truncate(const PagedOp& op) {
   ExpectSame(reference_->Truncate(sequence, asked),
              optimized_->Truncate(sequence, asked), "Truncate");
   ledger_.Truncate(sequence, len);
-  PagedClient& client = clients_.at(sequence);
-  std::erase_if(client.key.media, [&](const PrefixMedia& media) {
-    return media.position >= len && media.position < all;
-  });
-  if (len < all) client.rest.clear();
-  client.tokens.resize(AsSize(len));
-  client.pending.clear();
+  clients_.at(sequence).Truncate(len);
   if (counts_ != nullptr && len < all) ++counts_->truncated;
 }
 

@@ -70,6 +70,12 @@ struct PagedClient {
     key.media.push_back(media);
     std::ranges::stable_sort(key.media, {}, &PrefixMedia::position);
   }
+  // Commits these tokens, and discards the other pending tokens.
+  void Commit(std::span<const std::int32_t> committed);
+  // Keeps the first `len` tokens, and discards the pending tokens.
+  void Truncate(int len);
+  // As Truncate, for a fork, which gets no later media and no prompt.
+  void Fork(int len);
 };
 
 // Defined in props/paged/paged_client.h.
@@ -152,7 +158,6 @@ class PagedDriver {
   // The first layer of a group.
   int FirstLayer(int group) const;
   int ResumeBefore(int sequence, int len);
-  void Seen(const PagedClient& client, std::span<const std::int32_t> more);
   using Rows = std::vector<KvRows>;  // Rows of a sequence in a layer.
   void CompareSequence(int sequence);
   void CompareViews(int sequence, int layer, const Rows& rows);

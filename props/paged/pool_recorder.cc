@@ -206,7 +206,7 @@ Status PoolRecorder::AddMedia(int sequence, const PrefixMedia& media) {
 
 const PagedPool* PoolRecorder::Group(int group) const {
   const bool exists = group >= 0 && group < Size(groups_);
-  return exists ? At(groups_, group).get() : pool_->Group(group);
+  return exists ? At(groups_, group).get() : ForwardingPool::Group(group);
 }
 
 Result<PagedCsr> PoolRecorder::Csr(const PagedPool& of, int group,

@@ -13,7 +13,6 @@ namespace kvtwin::props {
 namespace {
 
 constexpr std::size_t kSequencesMax = 5;
-constexpr std::size_t kSeenMax = 20;
 
 }  // namespace
 
@@ -71,14 +70,11 @@ void PoolWorkload::Fork(const PagedOp& op) {
   const int from = Pick(op.a);
   PagedClient client = sequences_.at(from).client;
   const int len = Mod(op.b, Size(client.tokens) + 1);
-  client.tokens.resize(AsSize(len));
+  client.Fork(len);
   const int made = Need(pool_.Fork(from, len), "Fork");
-  client.rest.clear();
   Add("Fork", made, std::move(client));
   PagedClient& forked = sequences_.at(made).client;
-  std::erase_if(forked.key.media, [&](const PrefixMedia& media) {
-    return media.position >= Size(forked.tokens);
-  });
+  forked.Fork(Size(forked.tokens));  // The pool may keep fewer tokens (P14).
 }
 
 // Returns false if the pool is full.
@@ -104,7 +100,7 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   const int count = Size(to.client.pending);
   counts_.longest = std::max<std::int64_t>(counts_.longest, count);
   At(to.appended, layer) = count;
-  to.layers = layer + 1;
+  to.client.layers = layer + 1;
   return true;
 }
 
@@ -130,20 +126,16 @@ void PoolWorkload::Append(const PagedOp& op) {
     return;
   }
   // Prompts must not find planned tokens.
-  if (has_groups() && seen_.size() < kSeenMax) {
-    seen_.push_back(client);
-    std::vector<std::int32_t>& tokens = seen_.back().tokens;
-    tokens.insert(tokens.end(), client.pending.begin(), client.pending.end());
-  }
+  if (has_groups()) Remember(client, client.pending, seen_);
 }
 
 void PoolWorkload::AppendLayers(const PagedOp& op) {
   const int sequence = Pick(op.a);
-  Sequence& to = sequences_.at(sequence);
-  if (to.client.pending.empty()) return;
+  const PagedClient& client = sequences_.at(sequence).client;
+  if (client.pending.empty()) return;
   const int all = pool_.spec().layers;
-  const int end = std::min(all, to.layers + 1 + Mod(op.b, all));
-  for (int layer = to.layers; layer < end; ++layer) {
+  const int end = std::min(all, client.layers + 1 + Mod(op.b, all));
+  for (int layer = client.layers; layer < end; ++layer) {
     if (!AppendTo(sequence, layer, op.c % 2 == 1)) return;
   }
 }
@@ -183,17 +175,8 @@ void PoolWorkload::GiveUp(int sequence) {
 // Keeps the first `len` tokens, and discards the appended tokens.
 void PoolWorkload::Keep(int sequence, int len) {
   Sequence& of = sequences_.at(sequence);
-  PagedClient& client = of.client;
-  const int all = Size(client.tokens);
-  if (len < all) {
-    of.again.reset();
-    client.rest.clear();
-  }
-  std::erase_if(client.key.media, [&](const PrefixMedia& media) {
-    return media.position >= len && media.position < all;
-  });
-  client.tokens.resize(AsSize(len));
-  client.pending.clear();
+  if (len < Size(of.client.tokens)) of.again.reset();
+  of.client.Truncate(len);
   std::fill(of.appended.begin(), of.appended.end(), 0);
 }
 
@@ -222,14 +205,10 @@ void PoolWorkload::Commit(const PagedOp& op, bool known) {
   tokens.resize(AsSize(count));
   Need(known ? pool_.Commit(sequence, tokens) : pool_.Commit(sequence, count),
        "Commit");
-  client.tokens.insert(client.tokens.end(), tokens.begin(), tokens.end());
+  client.Commit(tokens);
   if (count > 0) of.again.reset();
-  if (!client.rest.empty()) {
-    client.rest.erase(client.rest.begin(), client.rest.begin() + count);
-  }
-  client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);
-  if (seen_.size() < kSeenMax) seen_.push_back(client);
+  Remember(client, {}, seen_);
 }
 
 void PoolWorkload::Truncate(const PagedOp& op) {
@@ -261,14 +240,12 @@ void PoolWorkload::Look() {
     for (int layer = 0; layer < pool_.spec().layers; ++layer) {
       Need(pool_.Views(sequence, layer), "Views");
     }
-    if (!has_groups()) LookAtSlots(pool_, sequence);
-    for (int group = 0; group < Size(pool_.spec().groups); ++group) {
-      LookAtSlots(*pool_.Group(group), sequence);
+    for (int group = 0; const PagedPool* in = pool_.Group(group); ++group) {
+      LookAtSlots(*in, sequence);
     }
   }
-  if (!has_groups()) LookAtTables(pool_, all);
-  for (int group = 0; group < Size(pool_.spec().groups); ++group) {
-    LookAtTables(*pool_.Group(group), all);
+  for (int group = 0; const PagedPool* in = pool_.Group(group); ++group) {
+    LookAtTables(*in, all);
   }
   if (abilities_.usage) static_cast<void>(pool_.Usage());
 }

@@ -48,15 +48,13 @@ class PoolWorkload {
   // Frees all sequences.
   void End();
 
-  // What the client knows of a sequence.
+  // The client's knowledge about a sequence.
   struct Sequence {
     PagedClient client;
     std::vector<int> appended;  // Appended tokens, by layer.
     // If Open found all of the prompt but its last token, that token: the next
     // append must begin with it.
     std::optional<std::int32_t> again = {};
-    // The layers before this one have the pending tokens.
-    int layers = 0;
   };
   const std::map<int, Sequence>& sequences() const { return sequences_; }
 

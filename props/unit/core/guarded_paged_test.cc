@@ -143,10 +143,6 @@ PoolBounds SequenceBounds() {
     add("views", Views(none, 0, false), Views(1, 0, false));
     add("packed views", Views(none, 0, true), Views(1, 0, true));
     add("one tensor", Contiguous(none, 0, 1), Contiguous(0, 0, 1));
-    add("slots", Slots(none, 0, 0), Slots(1, 0, 0));
-    for (const bool table : {false, true}) {
-      add("export", Export({0, none}, table), Export({0, 1}, table));
-    }
   }
   for (const int none : {-1, 2, kMax, kLeast}) {
     const std::string text = fmt::format("layer is {}", none);
@@ -159,6 +155,25 @@ PoolBounds SequenceBounds() {
     add(Contiguous(0, none, 1), Contiguous(0, 1, 1));
     add(LayerOf(none), LayerOf(1));
     add(AllBlocks(none), AllBlocks(1));
+  }
+  return bounds;
+}
+
+// Bounds of tables and slots, which a pool with groups has only by group.
+PoolBounds TableBounds() {
+  PoolBounds bounds = {
+      {"slots from", Slots(0, -1, 2), "-1", Slots(0, 0, 2)},
+      {"slots to", Slots(0, 0, 9), "9", Slots(0, 0, 8)},
+      {"slots backwards", Slots(0, 3, 2), "3 to 2", Slots(0, 3, 3)},
+  };
+  for (const int none : {-1, 2, kMax, kLeast}) {
+    const std::string text = fmt::format("{}", none);
+    bounds.push_back(
+        {"slots of " + text, Slots(none, 0, 0), text, Slots(1, 0, 0)});
+    for (const bool table : {false, true}) {
+      bounds.push_back({"export of " + text, Export({0, none}, table), text,
+                        Export({0, 1}, table)});
+    }
   }
   return bounds;
 }
@@ -181,9 +196,6 @@ PoolBounds LengthBounds() {
       {"one tensor of none", Contiguous(0, 0, 0), "0", Contiguous(0, 0, 1)},
       {"one tensor above", Contiguous(0, 0, 8), "8", Contiguous(0, 0, 7)},
       {"of another layer", Contiguous(0, 1, 9), "9", Contiguous(0, 1, 8)},
-      {"slots from", Slots(0, -1, 2), "-1", Slots(0, 0, 2)},
-      {"slots to", Slots(0, 0, 9), "9", Slots(0, 0, 8)},
-      {"slots backwards", Slots(0, 3, 2), "3 to 2", Slots(0, 3, 3)},
       {"above max_seq_len", AppendTokens(0, 0, 5), "max_seq_len 9",
        AppendTokens(0, 0, 4), StatusCode::kCacheFull},
       {"no rows", AppendTokens(0, 0, 0), "at least one", AppendTokens(0, 0, 1)},
@@ -244,11 +256,11 @@ PoolBounds MediaBounds() {
        OpenWith({{0, "a"}})},
       {"the order of media", OpenWith({{2, "a"}, {1, "b"}}),
        "media at 1 come after media at 2", OpenWith({{2, "a"}, {2, "b"}})},
-      {"media of no sequence", AddMedia(2, 5), "there is no sequence 2",
+      {"media of an unknown sequence", AddMedia(2, 5), "there is no sequence 2",
        AddMedia(1, 0)},
       {"media of committed tokens", AddMedia(0, 4),
        "position of media is 4, sequence 0 has 5 tokens", AddMedia(0, 5)},
-      {"resume of no sequence", Before(2, 0), "there is no sequence 2",
+      {"resume of an unknown sequence", Before(2, 0), "there is no sequence 2",
        Before(1, 0)},
       {"resume below", Before(0, -1), "len is -1", Before(0, 0)},
       {"resume above", Before(0, 6), "len is 6, sequence 0 has 5 tokens",
@@ -322,29 +334,34 @@ INSTANTIATE_TEST_SUITE_P(Twins, PoolGate, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
 TEST_P(PoolGate, ArgumentsAtTheirBounds) {
-  for (const PoolBound& bound : SequenceBounds()) ExpectBound(bound);
-  for (const PoolBound& bound : LengthBounds()) ExpectBound(bound);
-  for (const PoolBound& bound : ShapeBounds()) ExpectBound(bound);
+  for (const PoolBounds& bounds :
+       {SequenceBounds(), TableBounds(), LengthBounds(), ShapeBounds()}) {
+    for (const PoolBound& bound : bounds) ExpectBound(bound);
+  }
 }
 
-TEST_P(PoolGate, ArgumentsOfGroupsAtTheirBounds) {
-  if (GetParam() == "cuda") GTEST_SKIP() << "cuda has no groups";
-  // A pool with groups has tables and slots only by group.
-  const auto of_groups = [](const PoolBound& bound) {
-    return !bound.name.starts_with("slots") &&
-           !bound.name.starts_with("export");
-  };
+// The twins with groups and media: all except cuda.
+class GroupsGate : public PoolGate {
+ public:
+  static std::vector<std::string> Twins() {
+    std::vector<std::string> twins = TwinList();
+    std::erase(twins, "cuda");
+    return twins;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Twins, GroupsGate,
+                         ::testing::ValuesIn(GroupsGate::Twins()),
+                         TwinTestName);
+
+TEST_P(GroupsGate, ArgumentsAtTheirBounds) {
   for (const PoolBounds& bounds :
        {SequenceBounds(), LengthBounds(), ShapeBounds(), MediaBounds()}) {
-    for (const PoolBound& bound : bounds) {
-      if (of_groups(bound)) ExpectBound(bound, GroupedSpec());
-    }
+    for (const PoolBound& bound : bounds) ExpectBound(bound, GroupedSpec());
   }
   for (const PoolBound& bound : MediaBounds()) ExpectBound(bound);
 }
 
-TEST_P(PoolGate, GroupsAtTheirBounds) {
-  if (GetParam() == "cuda") GTEST_SKIP() << "cuda has no groups";
+TEST_P(GroupsGate, SpecsAtTheirBounds) {
   const auto refusal = [](const std::function<void(PagedSpec&)>& change) {
     PagedSpec spec = GroupedSpec();
     change(spec);
