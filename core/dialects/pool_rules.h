@@ -24,10 +24,14 @@ struct PoolRules {
   std::optional<int> window = {};
   // In groups with states, a pass may write over the state that it reads.
   bool states_in_place = false;
+  // All groups take their blocks from one stock: a block is in one group at a
+  // time.
+  bool one_stock = false;
 
   bool any() const {
-    return deduplicates || recomputes_last || window || states_in_place;
+    return deduplicates || recomputes_last || window || need_groups();
   }
+  bool need_groups() const { return states_in_place || one_stock; }
   // The first position that the token after `len` tokens sees.
   int FirstSeen(int len) const {
     return window ? std::max(0, len - *window) : 0;

@@ -292,7 +292,8 @@ Status AppendFields(const PagedTraceOp& op, std::string& text) {
 std::string_view FirstOf(const PoolRules& rules) {
   if (rules.window) return "window";
   if (rules.deduplicates) return "deduplicates";
-  return rules.recomputes_last ? "recomputes_last" : "states_in_place";
+  if (rules.recomputes_last) return "recomputes_last";
+  return rules.states_in_place ? "states_in_place" : "one_stock";
 }
 
 // Reads the rules of a pool from the object `cache` of the first line.
@@ -305,6 +306,7 @@ PoolRules ReadRules(const JsonFields& cache, bool visibility_only) {
   rules.recomputes_last = said("recomputes_last");
   rules.window = cache.OptionalInt("window", 0);
   rules.states_in_place = said("states_in_place");
+  rules.one_stock = said("one_stock");
   if (rules.any() && !visibility_only) {
     cache.Fail(FirstOf(rules), "needs the placement other");
   }
@@ -317,6 +319,7 @@ std::string RulesText(const PoolRules& rules) {
   if (rules.recomputes_last) text += R"(,"recomputes_last":true)";
   if (rules.window) text += fmt::format(R"(,"window":{})", *rules.window);
   if (rules.states_in_place) text += R"(,"states_in_place":true)";
+  if (rules.one_stock) text += R"(,"one_stock":true)";
   return text;
 }
 
@@ -440,7 +443,7 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
   spec = groups == nullptr ? ReadPoolSpec(pool, /*is_group=*/false)
                            : ReadPoolGroups(pool, *groups, problem);
   PoolRules without = header.rules;
-  without.states_in_place = false;
+  without.states_in_place = without.one_stock = false;
   if (groups != nullptr && without.any()) {
     pool.Fail("groups", fmt::format("and the rule {} exclude each other",
                                     FirstOf(without)));

@@ -230,7 +230,7 @@ class Groups(Full):
     """Groups of full attention and of windows, with blocks of different sizes, and
     images in prompts. States are those of vllm_steps.py."""
     kvtwin = kvtwin.PoolDescription(
-        name="vLLM, groups", can={"groups", "media"})
+        name="vLLM, groups", can={"groups", "media", "one_stock"})
     operations = 4 * OPERATIONS  # Two of three pools of groups have states.
 
     def __init__(self, setup):
@@ -241,7 +241,7 @@ class Groups(Full):
 
 class GroupsDropped(Groups):
     kvtwin = kvtwin.PoolDescription(
-        name="vLLM, groups, use_eagle", can={"groups", "media"})
+        name="vLLM, groups, use_eagle", can={"groups", "media", "one_stock"})
     eagle = True
     lookahead = 3
 

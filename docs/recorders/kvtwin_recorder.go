@@ -69,7 +69,7 @@ const (
 // Fields that are "" or 0 have their default, if a default is stated.
 
 type Cache struct {
-	// "causal" (default), "swa", "swa_mem", "chunked" or "encoder".
+	// "causal" (default), "swa", "swa_mem", "chunked", "encoder" or "recurrent".
 	Type   string
 	Window int // For swa and swa_mem. Negative: not recorded.
 	Memory int // For swa_mem. Negative: not recorded.
@@ -80,12 +80,15 @@ type Cache struct {
 	RopePairing         string
 	RopeBase, RopeScale float64
 	RopeDims            int
+	// For recurrent.
+	CheckpointEvery, Checkpoints, Pins, Drafts int
 }
 
 type Header struct {
 	Producer  string  // Free text, in UTF-8.
 	Placement string  // "contiguous", "scatter" or "other" (default).
 	Caches    []Cache // Default: one cache. Several: those of a wrapper.
+	Hybrid    bool    // Several caches are those of a hybrid cache.
 
 	CachePadding, MaskBatchPadding int    // Default: 1.
 	PermutedV, TiledV              bool   // Layout of V in Get.
@@ -103,7 +106,8 @@ type Header struct {
 	AttendSoftCap   float64   // Default: none.
 	AttendSinks     []float32 // A logit for each query head; default: none.
 
-	Drafts bool // Passes have Parents, and Commit is called.
+	Drafts  bool // Passes have Parents, and Commit is called.
+	Prompts bool // FindPrefix or Checkpoint is called.
 }
 
 // Tensor has rows as f32; convert rows of other dtypes, exactly. K is
@@ -295,6 +299,22 @@ func (r *Recorder) Commit(seq int, path []int) error {
 	r.op("commit")
 	r.print(`,"seq":%d`, seq)
 	ints(r, "path", path)
+	return r.end()
+}
+
+// FindPrefix: `ids` is the prompt of a sequence without tokens, which begins
+// with `length` of them.
+func (r *Recorder) FindPrefix(seq int, ids []int32, length int) error {
+	r.op("find_prefix")
+	r.print(`,"seq":%d`, seq)
+	ints(r, "tokens", ids)
+	r.print(`,"len":%d`, length)
+	return r.end()
+}
+
+func (r *Recorder) Checkpoint(seq int) error {
+	r.op("checkpoint")
+	r.print(`,"seq":%d`, seq)
 	return r.end()
 }
 
@@ -527,7 +547,10 @@ func (r *Recorder) cache(cache Cache) {
 	if kind == "chunked" {
 		r.limit("chunk", cache.Chunk)
 	}
-	if kind != "encoder" {
+	if kind == "recurrent" {
+		r.print(`,"checkpoint_every":%d,"checkpoints":%d,"pins":%d,"drafts":%d`,
+			cache.CheckpointEvery, cache.Checkpoints, cache.Pins, cache.Drafts)
+	} else if kind != "encoder" {
 		r.textKey("shift", shift)
 	}
 	if shift == "rope" {
@@ -550,6 +573,9 @@ func (r *Recorder) header(header Header) {
 	if header.Drafts {
 		version = 3
 	}
+	if header.Prompts {
+		version = 4
+	}
 	r.print(`{"kvtrace":%d,"producer":`, version)
 	r.text(header.Producer)
 	r.textKey("placement", or(header.Placement, "other"))
@@ -559,7 +585,11 @@ func (r *Recorder) header(header Header) {
 		caches = []Cache{{}}
 	}
 	if len(caches) > 1 {
-		r.print(`{"type":"wrapper","caches":[`)
+		kind := "wrapper"
+		if header.Hybrid {
+			kind = "hybrid"
+		}
+		r.print(`{"type":"%s","caches":[`, kind)
 	}
 	for i, cache := range caches {
 		if i > 0 {

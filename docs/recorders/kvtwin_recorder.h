@@ -63,7 +63,8 @@
 /* Fields that are NULL or 0 have their default, if a default is stated. */
 
 typedef struct kvrec_cache {
-  /* "causal" (default), "swa", "swa_mem", "chunked" or "encoder". */
+  /* "causal" (default), "swa", "swa_mem", "chunked", "encoder" or "recurrent".
+   */
   const char* type;
   int32_t window; /* For swa and swa_mem. Negative: not recorded. */
   int32_t memory; /* For swa_mem. Negative: not recorded. */
@@ -74,13 +75,15 @@ typedef struct kvrec_cache {
   const char* rope_pairing;
   double rope_base, rope_scale;
   int32_t rope_dims;
+  int32_t checkpoint_every, checkpoints, pins, drafts; /* For recurrent. */
 } kvrec_cache;
 
 typedef struct kvrec_header {
   const char* producer;  /* Free text, in UTF-8. */
   const char* placement; /* "contiguous", "scatter" or "other" (default). */
-  kvrec_cache caches[KVREC_CACHES];          /* Several: those of a wrapper. */
-  int32_t cache_count;                       /* Default: 1. */
+  kvrec_cache caches[KVREC_CACHES]; /* Several: those of a wrapper. */
+  int32_t cache_count;              /* Default: 1. */
+  int hybrid;                       /* Not 0: those of a hybrid cache. */
   int32_t cache_padding, mask_batch_padding; /* Default: 1. */
   int permuted_v, tiled_v;                   /* Layout of V in kvrec_get. */
   const char* mask_dtype; /* "f32" (default), "f16", "bf16" or "bits". */
@@ -97,7 +100,8 @@ typedef struct kvrec_header {
   const float* attend_sinks; /* A logit for each query head; default: none. */
   int32_t attend_sink_count;
 
-  int drafts; /* Not 0: passes have parents, and kvrec_commit is called. */
+  int drafts;  /* Not 0: passes have parents, and kvrec_commit is called. */
+  int prompts; /* Not 0: kvrec_find_prefix or kvrec_checkpoint is called. */
 } kvrec_header;
 
 /* Rows as f32; convert rows of other dtypes, exactly. K is [k_head_dim,
@@ -431,7 +435,15 @@ static inline void kvrec_cache_object(kvrec* r, const kvrec_cache* cache) {
   if (strncmp(type, "swa", 3) == 0) kvrec_limit(r, "window", cache->window);
   if (strcmp(type, "swa_mem") == 0) kvrec_limit(r, "memory", cache->memory);
   if (strcmp(type, "chunked") == 0) kvrec_limit(r, "chunk", cache->chunk);
-  if (strcmp(type, "encoder") != 0) kvrec_text_key(r, "shift", shift);
+  if (strcmp(type, "recurrent") == 0) {
+    fprintf(r->out,
+            ",\"checkpoint_every\":%d,\"checkpoints\":%d,\"pins\":%d,"
+            "\"drafts\":%d",
+            (int)cache->checkpoint_every, (int)cache->checkpoints,
+            (int)cache->pins, (int)cache->drafts);
+  } else if (strcmp(type, "encoder") != 0) {
+    kvrec_text_key(r, "shift", shift);
+  }
   if (strcmp(shift, "rope") == 0) {
     fputs(",\"rope\":{\"pairing\":", r->out);
     kvrec_text(r, kvrec_or(cache->rope_pairing, "adjacent"));
@@ -484,15 +496,18 @@ static inline int kvrec_to(kvrec* r, FILE* out, const kvrec_header* header) {
   r->out = out;
   if (kvrec_check_header(r, header) != 0) return -1;
   fprintf(out, "{\"kvtrace\":%d,\"producer\":",
-          header->drafts                 ? 3
+          header->prompts                ? 4
+          : header->drafts               ? 3
           : header->attend_dtype == NULL ? 1
                                          : 2);
   kvrec_text(r, kvrec_or(header->producer, ""));
   kvrec_text_key(r, "placement", kvrec_or(header->placement, "other"));
   fputs(",\"cache\":", out);
   if (header->cache_count > 1) {
+    fprintf(out, "{\"type\":\"%s\",\"caches\":[",
+            header->hybrid ? "hybrid" : "wrapper");
     for (i = 0; i < header->cache_count; ++i) {
-      fputs(i == 0 ? "{\"type\":\"wrapper\",\"caches\":[" : ",", out);
+      if (i > 0) fputc(',', out);
       kvrec_cache_object(r, &header->caches[i]);
     }
     fputs("]}", out);
@@ -561,6 +576,14 @@ static inline int kvrec_start_forward(kvrec* r, const kvrec_pass* pass) {
   return kvrec_end(r);
 }
 
+/* Begins a line with a number. */
+static inline int kvrec_op(kvrec* r, const char* op, const char* key,
+                           int32_t number) {
+  if (r->error[0] != '\0') return -1;
+  fprintf(r->out, "{\"op\":\"%s\",\"%s\":%d", op, key, (int)number);
+  return 0;
+}
+
 static inline int kvrec_set_causal(kvrec* r, const int32_t* except,
                                    int32_t count) {
   if (r->error[0] != '\0') return -1;
@@ -570,9 +593,7 @@ static inline int kvrec_set_causal(kvrec* r, const int32_t* except,
 }
 
 static inline int kvrec_set_layer_type(kvrec* r, int32_t type) {
-  if (r->error[0] != '\0') return -1;
-  fprintf(r->out, "{\"op\":\"set_layer_type\",\"type\":%d", (int)type);
-  return kvrec_end(r);
+  return kvrec_op(r, "set_layer_type", "type", type) ? -1 : kvrec_end(r);
 }
 
 static inline int kvrec_put(kvrec* r, int32_t layer, kvrec_tensor key,
@@ -581,7 +602,7 @@ static inline int kvrec_put(kvrec* r, int32_t layer, kvrec_tensor key,
       kvrec_check_tensor(r, "put: value", &value) != 0) {
     return -1;
   }
-  fprintf(r->out, "{\"op\":\"put\",\"layer\":%d", (int)layer);
+  kvrec_op(r, "put", "layer", layer);
   kvrec_tensor_key(r, "key", &key);
   kvrec_tensor_key(r, "value", &value);
   return kvrec_end(r);
@@ -597,7 +618,7 @@ static inline int kvrec_get(kvrec* r, int32_t layer, int32_t first_cell,
       (mask != NULL && kvrec_check_mask(r, mask) != 0)) {
     return -1;
   }
-  fprintf(r->out, "{\"op\":\"get\",\"layer\":%d", (int)layer);
+  kvrec_op(r, "get", "layer", layer);
   kvrec_limit(r, "first_cell", first_cell);
   kvrec_tensor_key(r, "key", &key);
   if (value != NULL) kvrec_tensor_key(r, "value", value);
@@ -618,7 +639,7 @@ static inline int kvrec_attend(kvrec* r, int32_t layer, kvrec_tensor query,
       kvrec_check_tensor(r, "attend: out", &out) != 0) {
     return -1;
   }
-  fprintf(r->out, "{\"op\":\"attend\",\"layer\":%d", (int)layer);
+  kvrec_op(r, "attend", "layer", layer);
   kvrec_tensor_key(r, "query", &query);
   kvrec_tensor_key(r, "out", &out);
   return kvrec_end(r);
@@ -637,35 +658,46 @@ static inline int kvrec_reserved_mask(kvrec* r, int32_t columns, int32_t rows,
 /* `result` is "ok" (also NULL), "not_supported" or "shared_cells". */
 static inline int kvrec_remove(kvrec* r, int32_t seq, int32_t begin,
                                int32_t end, const char* result) {
-  if (r->error[0] != '\0') return -1;
-  fprintf(r->out, "{\"op\":\"remove\",\"seq\":%d,\"begin\":%d,\"end\":%d",
-          (int)seq, (int)begin, (int)end);
+  if (kvrec_op(r, "remove", "seq", seq)) return -1;
+  fprintf(r->out, ",\"begin\":%d,\"end\":%d", (int)begin, (int)end);
   kvrec_text_key(r, "result", kvrec_or(result, "ok"));
   return kvrec_end(r);
 }
 
 static inline int kvrec_copy_prefix(kvrec* r, int32_t src, int32_t dst,
                                     int32_t len) {
-  if (r->error[0] != '\0') return -1;
-  fprintf(r->out, "{\"op\":\"copy_prefix\",\"src\":%d,\"dst\":%d,\"len\":%d",
-          (int)src, (int)dst, (int)len);
+  if (kvrec_op(r, "copy_prefix", "src", src)) return -1;
+  fprintf(r->out, ",\"dst\":%d,\"len\":%d", (int)dst, (int)len);
   return kvrec_end(r);
 }
 
 /* The drafts with these numbers become tokens, the others are gone. */
 static inline int kvrec_commit(kvrec* r, int32_t seq, const int32_t* path,
                                int32_t count) {
-  if (r->error[0] != '\0') return -1;
-  fprintf(r->out, "{\"op\":\"commit\",\"seq\":%d", (int)seq);
+  if (kvrec_op(r, "commit", "seq", seq)) return -1;
   kvrec_ints(r, "path", path, count);
   return kvrec_end(r);
 }
 
+/* `ids`: the prompt of a sequence without tokens; it begins with `len` of
+ * them. */
+static inline int kvrec_find_prefix(kvrec* r, int32_t seq, const int32_t* ids,
+                                    int32_t count, int32_t len) {
+  if (kvrec_op(r, "find_prefix", "seq", seq)) return -1;
+  kvrec_ints(r, "tokens", ids, count);
+  fprintf(r->out, ",\"len\":%d", (int)len);
+  return kvrec_end(r);
+}
+
+static inline int kvrec_checkpoint(kvrec* r, int32_t seq) {
+  return kvrec_op(r, "checkpoint", "seq", seq) ? -1 : kvrec_end(r);
+}
+
 static inline int kvrec_can_resume(kvrec* r, int32_t seq, int32_t pos,
                                    int result) {
-  if (r->error[0] != '\0') return -1;
-  fprintf(r->out, "{\"op\":\"can_resume\",\"seq\":%d,\"pos\":%d,\"result\":%s",
-          (int)seq, (int)pos, result ? "true" : "false");
+  if (kvrec_op(r, "can_resume", "seq", seq)) return -1;
+  fprintf(r->out, ",\"pos\":%d,\"result\":%s", (int)pos,
+          result ? "true" : "false");
   return kvrec_end(r);
 }
 

@@ -66,7 +66,8 @@ pub const NUMBERS_MAX: usize = 64 << 20;
 
 #[derive(Clone, Copy, Default)]
 pub struct Cache<'a> {
-    /// "causal", "swa", "swa_mem", "chunked" or "encoder"; default "causal".
+    /// "causal", "swa", "swa_mem", "chunked", "encoder" or "recurrent"; default
+    /// "causal".
     pub kind: &'a str,
     /// For swa and swa_mem. A negative window, memory or chunk is left out.
     pub window: i32,
@@ -84,6 +85,11 @@ pub struct Cache<'a> {
     /// Default 1.
     pub rope_scale: f64,
     pub rope_dims: i32,
+    /// For recurrent, as are the fields below.
+    pub checkpoint_every: i32,
+    pub checkpoints: i32,
+    pub pins: i32,
+    pub drafts: i32,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -94,6 +100,8 @@ pub struct Header<'a> {
     pub placement: &'a str,
     /// The cache; several are the caches of a wrapper. Default: one cache.
     pub caches: &'a [Cache<'a>],
+    /// Several caches are those of a hybrid cache.
+    pub hybrid: bool,
     /// Default 1.
     pub cache_padding: i32,
     /// Default 1.
@@ -125,6 +133,8 @@ pub struct Header<'a> {
     pub attend_sinks: &'a [f32],
     /// Passes have parents, and `commit` is called.
     pub drafts: bool,
+    /// `find_prefix` or `checkpoint` is called.
+    pub prompts: bool,
 }
 
 /// Rows as f32; convert rows of other dtypes, exactly. K is [k_head_dim,
@@ -277,14 +287,12 @@ impl<W: Write> Recorder<W> {
     }
 
     pub fn set_layer_type(&mut self, kind: i32) -> Result<()> {
-        self.op("set_layer_type");
-        self.field("type", kind);
+        self.op_of("set_layer_type", "type", kind);
         self.end()
     }
 
     pub fn put(&mut self, layer: i32, key: Tensor, value: Tensor) -> Result<()> {
-        self.op("put");
-        self.field("layer", layer);
+        self.op_of("put", "layer", layer);
         self.tensor("put", "key", &key);
         self.tensor("put", "value", &value);
         self.end()
@@ -300,8 +308,7 @@ impl<W: Write> Recorder<W> {
         value: Option<Tensor>,
         mask: Option<Mask>,
     ) -> Result<()> {
-        self.op("get");
-        self.field("layer", layer);
+        self.op_of("get", "layer", layer);
         self.limit("first_cell", first_cell.unwrap_or(-1));
         self.tensor("get", "key", &key);
         if let Some(value) = value {
@@ -330,8 +337,7 @@ impl<W: Write> Recorder<W> {
     /// Records what attention over the batch's pass answered: query
     /// [k_head_dim, heads, tokens], out [v_head_dim, heads, tokens].
     pub fn attend(&mut self, layer: i32, query: Tensor, out: Tensor) -> Result<()> {
-        self.op("attend");
-        self.field("layer", layer);
+        self.op_of("attend", "layer", layer);
         self.tensor("attend", "query", &query);
         self.tensor("attend", "out", &out);
         self.end()
@@ -352,8 +358,7 @@ impl<W: Write> Recorder<W> {
 
     /// `result`: "ok", "not_supported" or "shared_cells"; default "ok".
     pub fn remove(&mut self, seq: i32, begin: i32, end: i32, result: &str) -> Result<()> {
-        self.op("remove");
-        self.field("seq", seq);
+        self.op_of("remove", "seq", seq);
         self.field("begin", begin);
         self.field("end", end);
         self.text_key("result", or(result, "ok"));
@@ -361,8 +366,7 @@ impl<W: Write> Recorder<W> {
     }
 
     pub fn copy_prefix(&mut self, src: i32, dst: i32, len: i32) -> Result<()> {
-        self.op("copy_prefix");
-        self.field("src", src);
+        self.op_of("copy_prefix", "src", src);
         self.field("dst", dst);
         self.field("len", len);
         self.end()
@@ -370,15 +374,27 @@ impl<W: Write> Recorder<W> {
 
     /// The drafts with these numbers become tokens, the others are gone.
     pub fn commit(&mut self, seq: i32, path: &[i32]) -> Result<()> {
-        self.op("commit");
-        self.field("seq", seq);
+        self.op_of("commit", "seq", seq);
         self.list("path", path);
         self.end()
     }
 
+    /// `ids` is the prompt of a sequence without tokens, which begins with
+    /// `len` of them.
+    pub fn find_prefix(&mut self, seq: i32, ids: &[i32], len: i32) -> Result<()> {
+        self.op_of("find_prefix", "seq", seq);
+        self.list("tokens", ids);
+        self.field("len", len);
+        self.end()
+    }
+
+    pub fn checkpoint(&mut self, seq: i32) -> Result<()> {
+        self.op_of("checkpoint", "seq", seq);
+        self.end()
+    }
+
     pub fn can_resume(&mut self, seq: i32, pos: i32, result: bool) -> Result<()> {
-        self.op("can_resume");
-        self.field("seq", seq);
+        self.op_of("can_resume", "seq", seq);
         self.field("pos", pos);
         self.field("result", result);
         self.end()
@@ -388,6 +404,11 @@ impl<W: Write> Recorder<W> {
         self.op("encoder_cached");
         self.field("result", result);
         self.end()
+    }
+
+    fn op_of(&mut self, op: &str, key: &str, number: i32) {
+        self.op(op);
+        self.field(key, number);
     }
 
     fn op(&mut self, name: &str) {
@@ -532,7 +553,12 @@ impl<W: Write> Recorder<W> {
         if kind == "chunked" {
             self.limit("chunk", cache.chunk);
         }
-        if kind != "encoder" {
+        if kind == "recurrent" {
+            self.field("checkpoint_every", cache.checkpoint_every);
+            self.field("checkpoints", cache.checkpoints);
+            self.field("pins", cache.pins);
+            self.field("drafts", cache.drafts);
+        } else if kind != "encoder" {
             self.text_key("shift", shift);
         }
         if shift == "rope" {
@@ -556,20 +582,21 @@ impl<W: Write> Recorder<W> {
         };
         let attends = !header.attend_dtype.is_empty();
         self.line += "{\"kvtrace\":";
-        self.line += match (header.drafts, attends) {
-            (true, _) => "3",
-            (false, true) => "2",
-            (false, false) => "1",
+        self.line += match (header.prompts, header.drafts, attends) {
+            (true, _, _) => "4",
+            (_, true, _) => "3",
+            (_, _, true) => "2",
+            _ => "1",
         };
         self.line += ",\"producer\":";
         self.text(header.producer);
         self.text_key("placement", or(header.placement, "other"));
         self.field(
             "cache",
-            if caches.len() > 1 {
-                "{\"type\":\"wrapper\",\"caches\":["
-            } else {
-                ""
+            match (caches.len() > 1, header.hybrid) {
+                (true, true) => "{\"type\":\"hybrid\",\"caches\":[",
+                (true, false) => "{\"type\":\"wrapper\",\"caches\":[",
+                (false, _) => "",
             },
         );
         for (i, cache) in caches.iter().enumerate() {

@@ -10,9 +10,9 @@
 extern "C" {
 #endif
 
-/* The abilities of a pool, as flags. With one of the first three, or
- * STATES_IN_PLACE, it differs from P1 to P18; it is then checked by the rules
- * that its flags state, at the level of visibility. */
+/* The abilities of a pool, as flags. With one of the first three,
+ * STATES_IN_PLACE or ONE_STOCK, it differs from P1 to P18; it is then checked
+ * by the rules that its flags state, at the level of visibility. */
 typedef enum kvtwin_pool_ability {
   /* A commit swaps the whole blocks of a sequence for others of the same tokens
    * under the same key. */
@@ -34,7 +34,10 @@ typedef enum kvtwin_pool_ability {
   KVTWIN_POOL_HAS_MEDIA = 16,
   /* In groups with states, a pass may write over the state that it reads. A
    * pass is then committed as a whole, or its sequence is freed. */
-  KVTWIN_POOL_STATES_IN_PLACE = 32
+  KVTWIN_POOL_STATES_IN_PLACE = 32,
+  /* All groups take their blocks from one stock, and number them alike. A block
+   * must be in one group at a time. */
+  KVTWIN_POOL_ONE_STOCK = 64
 } kvtwin_pool_ability;
 
 typedef struct kvtwin_pool_description_v1 {

@@ -477,7 +477,7 @@ Result<PoolRules> RulesOf(const kvtwin_pool_description_v1& said) {
   constexpr std::uint32_t kAll =
       KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
       KVTWIN_POOL_HAS_WINDOW | KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA |
-      KVTWIN_POOL_STATES_IN_PLACE;
+      KVTWIN_POOL_STATES_IN_PLACE | KVTWIN_POOL_ONE_STOCK;
   if ((said.can & ~kAll) != 0) {
     return Invalid("can is {:#x}, which has unknown flags", said.can);
   }
@@ -485,11 +485,12 @@ Result<PoolRules> RulesOf(const kvtwin_pool_description_v1& said) {
   rules.deduplicates = (said.can & KVTWIN_POOL_DEDUPLICATES) != 0;
   rules.recomputes_last = (said.can & KVTWIN_POOL_RECOMPUTES_LAST) != 0;
   rules.states_in_place = (said.can & KVTWIN_POOL_STATES_IN_PLACE) != 0;
+  rules.one_stock = (said.can & KVTWIN_POOL_ONE_STOCK) != 0;
   const bool has_groups = (said.can & KVTWIN_POOL_HAS_GROUPS) != 0;
   const bool differs =
       (said.can & (KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
                    KVTWIN_POOL_HAS_WINDOW)) != 0;
-  if (has_groups ? differs : rules.states_in_place) {
+  if (has_groups ? differs : rules.need_groups()) {
     return Invalid("can is {:#x}, which is {} groups", said.can,
                    has_groups ? "not for pools with" : "for pools with");
   }

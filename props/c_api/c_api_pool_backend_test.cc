@@ -98,6 +98,8 @@ TEST(PoolBackend, GroupsMustBeDeclared) {
   };
   EXPECT_EQ(why(KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_STATES_IN_PLACE), "");
   EXPECT_THAT(why(KVTWIN_POOL_STATES_IN_PLACE), HasSubstr("for pools with"));
+  EXPECT_EQ(why(KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_ONE_STOCK), "");
+  EXPECT_THAT(why(KVTWIN_POOL_ONE_STOCK), HasSubstr("for pools with"));
   EXPECT_THAT(why(KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_DEDUPLICATES),
               HasSubstr("not for pools with groups"));
   odd.add_media = nullptr;

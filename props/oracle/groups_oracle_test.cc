@@ -185,6 +185,32 @@ TEST(GroupsRecordings, MediaAreAPartOfTheKey) {
                       "a position of media is 3, sequence 0 has 7 tokens");
 }
 
+TEST(GroupsRecordings, ABlockOfOneStockIsInOneGroup) {
+  const std::string full = TableOfGroup(0, {0}, 4, {0, 1, 2, 3}, {7});
+  const std::string apart = TableOfGroup(1, {0}, 4, {9, 4, 5, 6}, {7});
+  // Blocks of both groups have the number 3.
+  const std::string same = TableOfGroup(1, {0}, 4, {9, 4, 5, 3}, {7});
+  const std::string stock =
+      Replaced(kGroupsHeader, R"("paged")", R"("paged","one_stock":true)");
+  ExpectRightGroups(kSeven + Recording{full, same});
+  ExpectRightGroups(kSeven + Recording{full, apart}, stock);
+  ExpectGroupsVerdict(kSeven + Recording{full, same}, "reject",
+                      "block 3 is block 3 of sequence 0 in group 0, and block "
+                      "3 of 0 in group 1",
+                      stock);
+  // The token after seven does not see block 0 of the window, and the block may
+  // be in another group.
+  ExpectRightGroups(
+      kSeven + Recording{full, TableOfGroup(1, {0}, 4, {0, 4, 5, 6}, {7})},
+      stock);
+  // A sequence that is gone has no blocks.
+  ExpectRightGroups(
+      kSeven + Recording{full, R"({"op":"free","seq":0})", Open(0),
+                         AppendTo(0, {8}), AppendTo(1, {18}), AppendTo(2, {28}),
+                         Commit(0, {8}), TableOfGroup(1, {0}, 1, {3}, {1})},
+      stock);
+}
+
 TEST(GroupsRecordings, TablesAreThoseOfAGroup) {
   ExpectRightGroups(
       kFound +

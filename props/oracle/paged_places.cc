@@ -214,6 +214,22 @@ std::optional<Failure> PagedOracle::ReadSlots(
   return std::nullopt;
 }
 
+std::optional<Failure> PagedOracle::CheckStock(const Place& place) const {
+  if (!header_.rules.one_stock) return std::nullopt;
+  const auto& [sequence, index, block, group] = place;
+  for (int other = 0; other < GroupCount(); ++other) {
+    const auto found = owners_.find({other, block});
+    if (other == group || found == owners_.end()) continue;
+    const Owners& owners = found->second;
+    return WrongAnswer(
+        "block {} is block {} of sequence {} in group {}, and block {} of {} "
+        "in group {}",
+        block, owners.index, owners.by_end.rbegin()->second, other, index,
+        sequence, group);
+  }
+  return std::nullopt;
+}
+
 std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
                                                std::int64_t line) {
   const auto& [sequence, index, block, group] = place;
@@ -225,6 +241,7 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
     return WrongAnswer("block {} of sequence {} is {}, the pool has {}", index,
                        sequence, block, blocks);
   }
+  if (auto failure = CheckStock(place)) return failure;
   const int end = ledger_->End(sequence, group);
   const Spot spot = {group, index};
   const auto known = blocks_[sequence].find(spot);

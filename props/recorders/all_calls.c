@@ -216,6 +216,51 @@ static void record_drafts(FILE* out) {
   expect(kvrec_close(&r) == 0, r.error);
 }
 
+/* A hybrid cache whose second part has recurrent state. A later sequence
+ * begins with two tokens of the first one. */
+static void record_hybrid(FILE* out) {
+  const int32_t positions[] = {0, 1}, sequences[] = {0, 0}, next[] = {2};
+  const int32_t ids[] = {7, 8, 9};
+  const float rows[] = {1, 2, 3, 4, 5, 6}, values[] = {7, 8, 9};
+  const unsigned char causal[] = {1, 0, 1, 1, 1, 1};
+  const kvrec_tensor key = kvrec_dense(rows, 2, 1, 2);
+  const kvrec_tensor value = kvrec_dense(values, 1, 1, 2);
+  const kvrec_tensor state = kvrec_dense(values + 1, 1, 1, 1);
+  const kvrec_tensor all = kvrec_dense(values, 1, 1, 3);
+  const kvrec_mask two = kvrec_mask_bool(causal, 2, 2);
+  const kvrec_mask one = kvrec_mask_bool(causal, 1, 1);
+  const kvrec_mask three = kvrec_mask_bool(causal + 2, 3, 1);
+  kvrec_header header = sizes();
+  kvrec_pass pass = kvrec_batch(2, positions, sequences, "ok");
+  kvrec r;
+  header.cache_count = 2;
+  header.hybrid = header.prompts = 1;
+  header.caches[1].type = "recurrent";
+  header.caches[1].checkpoint_every = 1;
+  header.caches[1].checkpoints = 2;
+  header.caches[1].pins = 1;
+  kvrec_to(&r, out, &header);
+  kvrec_find_prefix(&r, 0, ids, 2, 0);
+  kvrec_start_forward(&r, &pass);
+  kvrec_set_layer_type(&r, 0);
+  kvrec_put(&r, 0, key, value);
+  kvrec_get(&r, 0, KVREC_NONE, key, &value, &two);
+  kvrec_set_layer_type(&r, 1);
+  kvrec_put(&r, 0, key, value);
+  kvrec_checkpoint(&r, 0);
+  kvrec_remove(&r, 0, 0, KVREC_OPEN_END, NULL);
+  kvrec_find_prefix(&r, 0, ids, 3, 2);
+  pass = kvrec_batch(1, next, sequences, "ok");
+  kvrec_start_forward(&r, &pass);
+  kvrec_set_layer_type(&r, 0);
+  kvrec_put(&r, 0, kvrec_dense(rows + 4, 2, 1, 1),
+            kvrec_dense(values + 2, 1, 1, 1));
+  kvrec_get(&r, 0, KVREC_NONE, kvrec_dense(rows, 2, 1, 3), &all, &three);
+  kvrec_set_layer_type(&r, 1);
+  kvrec_get(&r, 0, KVREC_NONE, kvrec_dense(rows + 2, 2, 1, 1), &state, &one);
+  expect(kvrec_close(&r) == 0, r.error);
+}
+
 static void record_numbers(FILE* out, int count) {
   static float numbers[kMany];
   const int32_t zero[] = {0};
@@ -369,6 +414,7 @@ int main(int argc, char** argv) {
   record_wrapper(out);
   record_attention(out, 0);
   record_drafts(out);
+  record_hybrid(out);
   record_numbers(out, kFew);
   fclose(out);
   out = create(argv[1], "wrong_attention.jsonl");

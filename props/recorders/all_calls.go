@@ -172,6 +172,39 @@ func recordAttention(out io.Writer, wrongOne bool) {
 	expect(r.Close() == nil, "attention")
 }
 
+// A hybrid cache whose second part has recurrent state. A later sequence begins
+// with two tokens of the first one.
+func recordHybrid(out io.Writer) {
+	rows, values := []float32{1, 2, 3, 4, 5, 6}, []float32{7, 8, 9}
+	sees := []bool{true, false, true, true, true, true}
+	header := sizes()
+	header.Hybrid, header.Prompts = true, true
+	header.Caches = []record.Cache{{}, {Type: "recurrent", CheckpointEvery: 1,
+		Checkpoints: 2, Pins: 1}}
+	r := start(out, header)
+	r.FindPrefix(0, []int32{7, 8}, 0)
+	r.StartForward(record.Pass{Positions: []int32{0, 1}, Sequences: []int{0, 0}})
+	r.SetLayerType(0)
+	key, value := record.Dense(rows[:4], 2, 1, 2), record.Dense(values[:2], 1, 1, 2)
+	r.Put(0, key, value)
+	r.Get(0, record.None, key, &value, &record.Mask{Bool: sees[:4], Columns: 2, Rows: 2})
+	r.SetLayerType(1)
+	r.Put(0, key, value)
+	r.Checkpoint(0)
+	r.Remove(0, 0, record.OpenEnd, "")
+	r.FindPrefix(0, []int32{7, 8, 9}, 2)
+	r.StartForward(record.Pass{Positions: []int32{2}, Sequences: []int{0}})
+	r.SetLayerType(0)
+	r.Put(0, record.Dense(rows[4:], 2, 1, 1), record.Dense(values[2:], 1, 1, 1))
+	all, state := record.Dense(values, 1, 1, 3), record.Dense(values[1:2], 1, 1, 1)
+	r.Get(0, record.None, record.Dense(rows, 2, 1, 3), &all,
+		&record.Mask{Bool: sees[2:5], Columns: 3, Rows: 1})
+	r.SetLayerType(1)
+	r.Get(0, record.None, record.Dense(rows[2:4], 2, 1, 1), &state,
+		&record.Mask{Bool: sees[:1], Columns: 1, Rows: 1})
+	expect(r.Close() == nil, "hybrid")
+}
+
 // Two drafts of one position, of which the second is committed.
 func recordDrafts(out io.Writer) {
 	rows, values := []float32{1, 2, 3, 4, 5, 6}, []float32{7, 8, 9}
@@ -309,6 +342,7 @@ func main() {
 	recordWrapper(out)
 	recordAttention(out, false)
 	recordDrafts(out)
+	recordHybrid(out)
 	recordNumbers(out, few)
 	out.Close()
 	out = file("wrong_attention.jsonl")

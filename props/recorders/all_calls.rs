@@ -32,6 +32,8 @@ const SIZES: Header = Header {
     attend_soft_cap: 0.0,
     attend_sinks: &[],
     drafts: false,
+    hybrid: false,
+    prompts: false,
 };
 
 /// Zeros, the ends of ranges, ties in the ninth digit, powers of ten at which
@@ -243,6 +245,64 @@ fn record_attention(out: &mut File, wrong_one: bool) -> Result<()> {
     r.close()
 }
 
+/// A hybrid cache whose second part has recurrent state. A later sequence begins
+/// with two tokens of the first one.
+fn record_hybrid(out: &mut File) -> Result<()> {
+    let (rows, values) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0, 8.0, 9.0]);
+    let sees = [true, false, true, true, true, true];
+    let mask = |begin: usize, columns: usize, rows: usize| Mask::Bool {
+        data: &sees[begin..begin + columns * rows],
+        columns,
+        rows,
+    };
+    let recurrent = Cache {
+        kind: "recurrent",
+        checkpoint_every: 1,
+        checkpoints: 2,
+        pins: 1,
+        ..Cache::default()
+    };
+    let header = Header {
+        caches: &[Cache::default(), recurrent],
+        hybrid: true,
+        prompts: true,
+        ..SIZES
+    };
+    let mut r = Recorder::new(out, &header)?;
+    r.find_prefix(0, &[7, 8], 0)?;
+    r.start_forward(&Pass {
+        positions: &[0, 1],
+        sequences: &[0, 0],
+        ..Pass::default()
+    })?;
+    r.set_layer_type(0)?;
+    let key = Tensor::dense(&rows[..4], 2, 1, 2);
+    let value = Tensor::dense(&values[..2], 1, 1, 2);
+    r.put(0, key, value)?;
+    r.get(0, None, key, Some(value), Some(mask(0, 2, 2)))?;
+    r.set_layer_type(1)?;
+    r.put(0, key, value)?;
+    r.checkpoint(0)?;
+    r.remove(0, 0, OPEN_END, "")?;
+    r.find_prefix(0, &[7, 8, 9], 2)?;
+    r.start_forward(&Pass {
+        positions: &[2],
+        sequences: &[0],
+        ..Pass::default()
+    })?;
+    r.set_layer_type(0)?;
+    let added = Tensor::dense(&rows[4..], 2, 1, 1);
+    r.put(0, added, Tensor::dense(&values[2..], 1, 1, 1))?;
+    let key = Tensor::dense(&rows, 2, 1, 3);
+    let value = Tensor::dense(&values, 1, 1, 3);
+    r.get(0, None, key, Some(value), Some(mask(2, 3, 1)))?;
+    r.set_layer_type(1)?;
+    let key = Tensor::dense(&rows[2..4], 2, 1, 1);
+    let value = Tensor::dense(&values[1..2], 1, 1, 1);
+    r.get(0, None, key, Some(value), Some(mask(0, 1, 1)))?;
+    r.close()
+}
+
 /// Two drafts of one position, of which the second is committed.
 fn record_drafts(out: &mut File) -> Result<()> {
     let (rows, values) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0, 8.0, 9.0]);
@@ -411,6 +471,7 @@ fn main() -> Result<()> {
     record_wrapper(&mut out)?;
     record_attention(&mut out, false)?;
     record_drafts(&mut out)?;
+    record_hybrid(&mut out)?;
     record_numbers(&mut out, FEW)?;
     let mut wrong = File::create(folder.clone() + "/wrong_attention.jsonl")?;
     record_attention(&mut wrong, true)?;

@@ -80,7 +80,7 @@ for build in cxx "$language"; do
   runs 1 "$kvtwin" check wrong.jsonl
   prints 'misses the token .sequence 0.1, position 1.'
   runs 0 "$kvtwin" check - <calls/all_calls.jsonl
-  prints '^6 accepted, 0 rejected, 0 bad input$'
+  prints '^7 accepted, 0 rejected, 0 bad input$'
   runs 1 "$kvtwin" check calls/wrong_attention.jsonl
   prints 'row 2 .sequence 0, position 2.*as if position 0 were seen'
   diff calls/refused.txt - <<'END' || complain "other refusals"

@@ -429,6 +429,46 @@ def test_faults_of_groups(method, wrong, reason):
     assert "groups=" in result.history
 
 
+class OfOneStock(OfKvtwin):
+    """The same, with one numbering for the blocks of all groups."""
+
+    kvtwin = kvtwin.PoolDescription(name="stock", can={"groups", "media", "one_stock"})
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        del self.views
+
+    def first(self, group):
+        return sum(part.blocks for part in self.pool.setup.groups[:group])
+
+    def views(self, sequence, layer):
+        first = self.first(self.pool.setup.group_of(layer))
+        return [
+            (key, value, block + first, start)
+            for key, value, block, start in self.pool.views(sequence, layer)
+        ]
+
+    def table(self, sequences, group):
+        first = self.first(group)
+        return [[block + first for block in row] for row in super().table(sequences, group)]
+
+    def slots(self, sequence, begin, end, group):
+        first = self.first(group) * self.pool.setup.groups[group].block_size
+        return [slot + first for slot in super().slots(sequence, begin, end, group)]
+
+
+def test_groups_of_one_stock():
+    result = kvtwin.fuzz(OfOneStock, operations=5000)
+    assert result, str(result)
+
+    class Wrong(OfOneStock):
+        def first(self, group):
+            return 0
+
+    failure = kvtwin.fuzz(Wrong, operations=5000).failure
+    assert failure is not None and "in group" in failure
+
+
 def test_the_setup_of_a_pool_with_groups():
     groups = (kvtwin.PoolSetup(layers=2, window=3), kvtwin.PoolSetup(states=True))
     setup = kvtwin.PoolSetup(max_seq_len=9, groups=groups)
@@ -448,6 +488,8 @@ def test_the_setup_of_a_pool_with_groups():
         pool.append(sequence, 3, [[[1.0]]], [[[1.0]]])
     with pytest.raises(ValueError, match="for pools with groups"):
         kvtwin.PoolDescription(name="x", can={"states_in_place"})
+    with pytest.raises(ValueError, match="one_stock is for pools with groups"):
+        kvtwin.PoolDescription(name="x", can={"one_stock"})
 
     class Missing:
         kvtwin = kvtwin.PoolDescription(name="missing", can={"media"})

@@ -83,6 +83,7 @@ POOL_ABILITIES = {
     "groups": 3,
     "media": 4,
     "states_in_place": 5,
+    "one_stock": 6,
 }
 POOL_HAS_WINDOW = 1 << 2
 CANNOT = ("window_0", "copy_to_itself", "undo_remove", "bound_memory")
@@ -236,7 +237,8 @@ class PoolDescription:
     declares it gets no other setups), `media` (prompts may have images: `open` gets
     `media`, and there is a method `add_media`), `states_in_place` (in groups with
     states, a pass may write over the state that it reads; a pass is then committed as a
-    whole, or its sequence is freed).
+    whole, or its sequence is freed), `one_stock` (all groups take their blocks from one
+    stock, so that a block is in one group at a time).
     """
 
     name: str
@@ -247,8 +249,9 @@ class PoolDescription:
 
     def __post_init__(self) -> None:
         _known("can", self.can, POOL_ABILITIES)
-        if "states_in_place" in self.can and "groups" not in self.can:
-            raise ValueError("states_in_place is for pools with groups")
+        for ability in ("states_in_place", "one_stock"):
+            if ability in self.can and "groups" not in self.can:
+                raise ValueError(f"{ability} is for pools with groups")
         if self.window is not None and not 0 <= self.window < 2**31:
             raise ValueError(f"window is {self.window}, it must be from 0 to 2147483647")
 
