@@ -121,6 +121,12 @@ if(KVTWIN_C_API)
             ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
             "${CMAKE_CXX_FLAGS}")
   set_tests_properties(c_api PROPERTIES TIMEOUT 300)
+  # clang names types otherwise.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+    add_test(NAME c_api.abi COMMAND ${PROJECT_SOURCE_DIR}/props/c_api/abi_test.sh
+                                    $<TARGET_FILE:kvtwin_shared>)
+    set_tests_properties(c_api.abi PROPERTIES SKIP_RETURN_CODE 77)
+  endif()
 endif()
 
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"

@@ -11,6 +11,7 @@ history+=" | copy 0>1:2 | put 1*3 | drop 1:0-1 | reload | put 0*free"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 wrong=0
+operations=${KVTWIN_IDENTICAL_OPS:-40000}
 
 # report KVTWIN THREADS: prints the output of the command in many uses, and its
 # exit codes.
@@ -19,7 +20,8 @@ report() {
   run() { "$kvtwin" "$@" || printf 'exit code %s\n' $?; }
   local kvtwin=$1 threads=$2
   for kind in causal swa swa_mem chunked encoder wrapper; do
-    run fuzz --ops 40000 --seed 7 --kind $kind --threads "$threads" --json
+    run fuzz --ops "$operations" --seed 7 --kind $kind --threads "$threads" \
+      --json
   done
   run explore --cells 3 --positions 3 --threads "$threads" --json
   run check --json recordings/accept
