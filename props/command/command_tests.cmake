@@ -75,7 +75,7 @@ add_test(NAME command.help_of_all
           $<TARGET_FILE:kvtwin_command>)
 add_test(NAME command.completion
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/completion_test.sh
-          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/docs/install/kvtwin.bash)
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/docs/install)
 add_test(NAME command.bisect
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/bisect_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR})
