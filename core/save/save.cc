@@ -32,7 +32,8 @@
 namespace kvtwin {
 namespace {
 
-static_assert(std::endian::native == std::endian::little);
+static_assert(std::endian::native == std::endian::little,
+              "kvtwin needs a little-endian processor");
 static_assert(sizeof(CellEntry) == 3 * sizeof(std::int32_t));
 
 constexpr std::string_view kVersion = "2";

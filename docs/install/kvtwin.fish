@@ -17,6 +17,11 @@ function __kvtwin_values
         sed -n "s/^  $words[-1] [^ ]*{\([^}]*\)}.*/\1/p" | tr , '\n'
 end
 
-complete -c kvtwin -n '__fish_is_nth_token 1' -f -a '(__kvtwin_subcommands)'
-complete -c kvtwin -n 'not __fish_is_nth_token 1' -a '(__kvtwin_options)'
-complete -c kvtwin -n 'not __fish_is_nth_token 1' -a '(__kvtwin_values)'
+function __kvtwin_wants_subcommand
+    set -l words (commandline -opc)
+    test (count $words) -eq 1; or test (count $words) -eq 2 -a "$words[2]" = help
+end
+
+complete -c kvtwin -n __kvtwin_wants_subcommand -f -a '(__kvtwin_subcommands)'
+complete -c kvtwin -n 'not __kvtwin_wants_subcommand' -a '(__kvtwin_options)'
+complete -c kvtwin -n 'not __kvtwin_wants_subcommand' -a '(__kvtwin_values)'

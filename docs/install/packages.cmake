@@ -3,6 +3,7 @@
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME kvtwin)
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "attention KV cache, and a tool that finds bugs in KV caches")
 set(CPACK_PACKAGE_CONTACT "The kvtwin authors <kvtwin@users.noreply.github.com>")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)

@@ -75,7 +75,7 @@ add_test(NAME command.help_of_all
           $<TARGET_FILE:kvtwin_command>)
 add_test(NAME command.completion
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/completion_test.sh
-          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/docs/install/kvtwin.bash)
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/docs/install)
 add_test(NAME command.bisect
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/bisect_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR})
@@ -121,6 +121,12 @@ if(KVTWIN_C_API)
             ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
             "${CMAKE_CXX_FLAGS}")
   set_tests_properties(c_api PROPERTIES TIMEOUT 300)
+  # clang names types otherwise.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+    add_test(NAME c_api.abi COMMAND ${PROJECT_SOURCE_DIR}/props/c_api/abi_test.sh
+                                    $<TARGET_FILE:kvtwin_shared>)
+    set_tests_properties(c_api.abi PROPERTIES SKIP_RETURN_CODE 77)
+  endif()
 endif()
 
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"

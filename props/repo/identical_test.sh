@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# identical_test.sh KVTWIN...: do all these builds of the command print the
+# identical_test.sh [--quick] KVTWIN...: do all these builds of the command print the
 # same, byte for byte, on one and two threads, on every SIMD target and with all
 # fast paths forced on and off? Text that must differ is removed first: times,
 # rates, and the target's own name. Attention differs between targets by
@@ -11,6 +11,11 @@ history+=" | copy 0>1:2 | put 1*3 | drop 1:0-1 | reload | put 0*free"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 wrong=0
+operations=40000 forced=(on off)
+if [ "$1" = --quick ]; then
+  operations=1000 forced=(off)
+  shift
+fi
 
 # report KVTWIN THREADS: prints the output of the command in many uses, and its
 # exit codes.
@@ -19,7 +24,8 @@ report() {
   run() { "$kvtwin" "$@" || printf 'exit code %s\n' $?; }
   local kvtwin=$1 threads=$2
   for kind in causal swa swa_mem chunked encoder wrapper; do
-    run fuzz --ops 40000 --seed 7 --kind $kind --threads "$threads" --json
+    run fuzz --ops "$operations" --seed 7 --kind $kind --threads "$threads" \
+      --json
   done
   run explore --cells 3 --positions 3 --threads "$threads" --json
   run check --json recordings/accept
@@ -46,7 +52,7 @@ same() {
 attention() {
   local digest first="$work/attention-$2" run threads
   digest=$(dirname "$1")/kvtwin-attention-digest
-  for run in "off 1" "on 1" "on 2"; do
+  for run in "${forced[@]/%/ 1}" "${forced[0]} 2"; do
     threads=${run#* }
     # With fast paths forced on, threads share all work.
     KVTWIN_TARGET=$2 KVTWIN_FAST_PATHS=${run% *} OMP_NUM_THREADS=$threads \
@@ -81,10 +87,11 @@ for kvtwin in "$@"; do
     fi
     attention "$kvtwin" "$target"
   done
-  for use in on off; do
+  for use in "${forced[@]}"; do
     KVTWIN_FAST_PATHS=$use same "$name-fast-paths-$use" "$kvtwin" 1
   done
-  printf '%s: %s, 1 and 2 threads, fast paths on and off\n' "$name" "$targets"
+  printf '%s: %s, 1 and 2 threads, fast paths forced %s\n' "$name" "$targets" \
+    "${forced[*]}"
 done
 [ "$wrong" -eq 0 ] &&
   printf 'identical: %s lines from each, %s of attention from each target\n' \
