@@ -56,7 +56,8 @@ def model_of(numbers):
 class Model(Batch):
     """The model does not show what a token sees, so the logits of each sequence are
     computed again without the other sequences, and must be the same."""
-    histories = 16
+    histories = 10
+    made, known = {}, {}  # The models, and the logits of their sequences.
 
     def __init__(self, setup):
         super().__init__(setup)
@@ -65,8 +66,6 @@ class Model(Batch):
         self.model = Model.made[type(self)]
         self.held = {}  # The number of tokens of each sequence.
         self.stored = {}  # The rows, by layer, sequence and position.
-
-    made, known = {}, {}
 
     def single(self):
         return self.model.make_cache()
@@ -78,6 +77,7 @@ class Model(Batch):
         return [self.length(sequence) for sequence in self.order]
 
     def before_mask(self):
+        """Runs the model, and compares its logits."""
         tokens = numpy.zeros((len(self.order), self.queries), int)
         for row, i in self.where:
             tokens[row, i] = self.token(self.order[row], self.starts()[row] + i)
@@ -138,7 +138,7 @@ def models_of(model_type, together=False, **more):
             name=f"{model_type} in batches" + ", all together" * together,
             kinds={"causal"}, can=set() if together else {"mix"}, max_sequences=2),
         "numbers": {"model_type": model_type, **NUMBERS, **more},
-        **({"lockstep": True} if together else {})})
+        **({"lockstep": True, "histories": 20} if together else {})})
 
 
 CLASSES = [
