@@ -292,7 +292,7 @@ class Batch:
         if max(self.padding) > 0:
             for c in self.passing:
                 c.prepare(lengths=counts, right_padding=self.padding)
-        starts = self.passing[0].offset.tolist()
+        starts = self.starts()
         self.where = []
         for position, sequence in zip(positions, sequences):
             row = self.order.index(sequence)
@@ -301,12 +301,18 @@ class Batch:
             raise ValueError(f"it says that its lengths are {starts}, and the"
                              f" batch is of {positions} in {sequences}")
         self.before_mask()
-        self.mask = base.create_attention_mask(
-            mx.zeros((len(counts), self.queries, 1)), self.passing[0],
-            window_size=self.window_size)
+        self.mask = self.mask_of_pass()
+
+    def starts(self):
+        return self.passing[0].offset.tolist()
 
     def before_mask(self):
         pass
+
+    def mask_of_pass(self):
+        return base.create_attention_mask(
+            mx.zeros((len(self.order), self.queries, 1)), self.passing[0],
+            window_size=self.window_size)
 
     def put(self, layer, key, value):
         def spread(rows):
@@ -486,4 +492,5 @@ CLASSES = [
 
 
 if __name__ == "__main__":
-    kvtwin.main(CLASSES, generation, "mlx.md")
+    import mlx_states  # It imports this module.
+    kvtwin.main(CLASSES + mlx_states.CLASSES, generation, "mlx.md")
