@@ -77,6 +77,11 @@ class Block:
                 return mark.rstrip(":")
         return "run"
 
+    def needs_package(self):
+        """Whether the block needs a Python that has the package kvtwin."""
+        return self.language == "python" or bool(
+            re.search(r"\bpytest\b", self.text + self.marks.get("given", "")))
+
     def check_marks(self):
         """Checks what can be checked without running the block."""
         if "checked by" in self.marks:
@@ -169,14 +174,16 @@ class Session:
 
     def run(self, block):
         """Runs a block by its language."""
-        if block.language == "text":
-            self.compare(block)
-            return
-        self.printed = ""
         given = block.marks.get("given", "")
-        if block.language == "sh":
-            self.call(block, ["bash", "-euo", "pipefail", "-c",
-                              f"{given}\n{block.text}"])
+        shell = ["bash", "-euo", "pipefail", "-c"]
+        if block.language != "text" or given:
+            self.printed = ""
+        if block.language == "text":
+            if given:
+                self.call(block, [*shell, given])
+            self.compare(block)
+        elif block.language == "sh":
+            self.call(block, [*shell, f"{given}\n{block.text}"])
         elif block.language == "python":
             self.call(block, [self.python, "-c", f"{given}\n{block.text}"])
         elif block.language == "history":
@@ -209,11 +216,11 @@ def run_page(page, blocks, options):
         last = None  # How the last block that is not output was treated.
         for block in blocks:
             how = block.how()
-            if block.language != "text":
+            if block.language != "text" or "given" in block.marks:
                 last = how
                 if how == "slow" and options.slow:
                     last = "run"
-                if (block.language == "python") != bool(options.python):
+                if block.needs_package() != bool(options.python):
                     last = "elsewhere"
             elif how == "run" and last not in ("run", "slow", "elsewhere"):
                 wrong.append(f"{block.place}: no block before it ran that could print it")
