@@ -130,6 +130,14 @@ def blocks_of(page):
     return blocks
 
 
+def parse_json(block):
+    """Checks that a block is JSON."""
+    try:
+        json.loads(block.text)
+    except json.JSONDecodeError as error:
+        raise Wrong(f"{block.place}: {error}") from None
+
+
 class Session:
     """A scratch folder in which the blocks of a page run."""
 
@@ -190,9 +198,10 @@ class Session:
             for line in block.text.splitlines():
                 self.call(block, ["kvtwin", "run", line])
         elif block.language == "json":
-            for line in block.text.splitlines():
-                json.loads(line)
-            self.call(block, ["kvtwin", "check", "-"], stdin=block.text)
+            if block.text.startswith('{"kvtrace"'):
+                self.call(block, ["kvtwin", "check", "-"], stdin=block.text)
+            else:
+                parse_json(block)
         else:
             raise Wrong(f"{block.place}: {block.language} is not run by itself: say "
                         f"which file it is from")

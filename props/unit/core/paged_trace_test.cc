@@ -53,6 +53,7 @@ TEST(PagedTrace, AcceptsTheExamplesOfTheDocumentation) {
   std::vector<std::string> examples;
   bool inside = false;
   for (std::string line; std::getline(in, line);) {
+    if (line.find("{...}") != std::string::npos) continue;  // An outline.
     if (line.starts_with(R"({"kvtrace")")) examples.emplace_back();
     inside = line.starts_with("{\"") && !examples.empty();
     if (inside) examples.back() += line + "\n";
