@@ -14,6 +14,8 @@ PARTS = re.compile(r"(?P<code>(?:[^/]|/(?![/*]))*)(?P<comment>//.*|/\*.*)?")
 above, ended, column, open_block = [], False, None, False
 print("/// @file")
 for line in open(sys.argv[1], encoding="utf-8").read().splitlines():
+    line = re.sub(r"(?<!include )<([\w/]+\.h)>", r"\1", line)  # Not a tag of HTML.
+    line = re.sub("`([^`<&]+)`", r"<tt>\1</tt>", line)
     if open_block:  # Inside of /* */.
         open_block = "*/" not in line
         if column is None:

@@ -52,6 +52,8 @@ def on_files(files, config):
                 and not files.get_file_from_path(page)):
             files.append(
                 File.generated(config, page, content=source_text(target)))
+    search = pathlib.Path(__file__).with_name("file_search.js").read_text()
+    files.append(File.generated(config, "assets/iframe-worker.js", content=search))
     files.append(File.generated(
         config, "python/reference.md",
         content="# Python\n\n::: kvtwin\n\n::: kvtwin.transformers\n"))

@@ -80,7 +80,7 @@ struct AttentionTable {
   std::int32_t window = kOpenEnd;                 // >= 0. kOpenEnd: all.
 };
 
-// Attention on the CPU, as the top of this file defines it.
+// Attention on the CPU, as the top of the header defines it.
 class Attention {
  public:
   virtual ~Attention() = default;

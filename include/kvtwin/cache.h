@@ -152,7 +152,7 @@ struct KvView {
   void* stream = nullptr;
 };
 
-// A cache of the K and V rows of a model, as the top of this file says.
+// A cache of the K and V rows of a model, as the top of the header says.
 class Cache {
  public:
   virtual ~Cache() = default;

@@ -1,6 +1,8 @@
-/* kvtwin from C, and from any language that can call C: caches, pools,
- * recordings and their check, and the table of functions by which the harness
- * drives your own cache (`kvtwin fuzz --backend ./libyours.so`, docs/live.md).
+/* kvtwin from C, and from any language that can call C.
+ *
+ * Caches, pools, recordings and their check, and the table of functions by which
+ * the harness drives your own cache (`kvtwin fuzz --backend ./libyours.so`,
+ * docs/live.md).
  * Link with -lkvtwin (pkg-config kvtwin); docs/c_interface.md has an example.
  *
  * No exception leaves this library. Terms, units and rules are those of
@@ -976,7 +978,7 @@ kvtwin_status kvtwin_check_memory(const void* bytes, size_t count,
 
 /* The abilities that a backend declares. The harness never calls operations
  * that the backend does not declare. */
-enum {
+enum kvtwin_kind_flag {
   /* Kinds, as 1 << kvtwin_kind. 0 means causal only. */
   KVTWIN_HAS_CAUSAL = 1 << 0,
   KVTWIN_HAS_SWA = 1 << 1,
@@ -987,7 +989,7 @@ enum {
   KVTWIN_HAS_RECURRENT = 1 << 6,
   KVTWIN_HAS_HYBRID = 1 << 7
 };
-enum {
+enum kvtwin_ability {
   KVTWIN_CAN_REMOVE_TAIL = 1 << 0,   /* remove(s, begin, OPEN_END) */
   KVTWIN_CAN_REMOVE_MIDDLE = 1 << 1, /* Any remove. */
   KVTWIN_CAN_COPY_PREFIX = 1 << 2,
@@ -1025,7 +1027,7 @@ enum {
 };
 /* Abilities that most backends have. If yours declares that it lacks one, the
  * harness does not use or expect it. */
-enum {
+enum kvtwin_inability {
   /* A window of 0 positions before the query. Without it windows are >= 1. */
   KVTWIN_CANNOT_WINDOW_0 = 1 << 0,
   /* copy_prefix with source == target. */

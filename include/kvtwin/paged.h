@@ -129,7 +129,7 @@ struct PagedTable {
   bool operator==(const PagedTable&) const = default;
 };
 
-// A pool of blocks, as the top of this file says.
+// A pool of blocks, as the top of the header says.
 class PagedPool {
  public:
   virtual ~PagedPool() = default;

@@ -163,7 +163,7 @@ struct SessionGauges {
   bool operator==(const SessionGauges&) const = default;
 };
 
-// The sessions of a server, as the top of this file says.
+// The sessions of a server, as the top of the header says.
 class Sessions {
  public:
   virtual ~Sessions() = default;

@@ -7,34 +7,28 @@ import pathlib
 import kvtwin
 
 PACKAGE = pathlib.Path(kvtwin.__file__).parent
+OF_VLLM = "KvtwinAudit"  # Its methods are those of vLLM's KVConnectorBase_V1.
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef)
 
 
-def exported(tree):
-    """Returns the names in __all__ of a module, or all that do not begin with _."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return ast.literal_eval(node.value)
-    return [node.name for node in tree.body
-            if isinstance(node, DEFINITIONS) and not node.name.startswith("_")]
-
-
 def definitions(folder):
-    """Returns the definitions of the names that a package or its modules export."""
-    trees = {path: ast.parse(path.read_text())
+    """Returns the definitions that a package exports, and those of its public modules."""
+    trees = {path.stem: ast.parse(path.read_text())
              for path in [*folder.glob("*.py"), *folder.glob("*.pyi")]}
-    names = {name for path, tree in trees.items()
-             if path.name == "__init__.py" or not path.name.startswith("_")
-             for name in exported(tree)}
-    return [node for tree in trees.values() for node in tree.body
-            if isinstance(node, DEFINITIONS) and node.name in names]
+    wanted = {(node.module.split(".")[-1], name.name)
+              for node in trees["__init__"].body if isinstance(node, ast.ImportFrom)
+              and (node.module or "").startswith("kvtwin") for name in node.names}
+    return [node for module, tree in trees.items() for node in tree.body
+            if isinstance(node, DEFINITIONS) and not node.name.startswith("_")
+            and (not module.startswith("_") or (module, node.name) in wanted)]
 
 
 def undocumented(node, outer=""):
     """Yields the names of a definition, and in it, that have no docstring."""
-    if not ast.get_docstring(node):
+    setter = any(ast.unparse(each).endswith(".setter") for each in node.decorator_list)
+    if not ast.get_docstring(node) and not setter:
         yield outer + node.name
-    if isinstance(node, ast.ClassDef):
+    if isinstance(node, ast.ClassDef) and node.name != OF_VLLM:
         for member in node.body:
             if isinstance(member, DEFINITIONS) and not member.name.startswith("_"):
                 yield from undocumented(member, f"{outer}{node.name}.")
