@@ -1,9 +1,9 @@
 /* kvtwin from C, and from any language that can call C.
  *
- * Caches, pools, recordings and their check, and the table of functions by which
- * the harness drives your own cache (`kvtwin fuzz --backend ./libyours.so`,
- * docs/live.md).
- * Link with -lkvtwin (pkg-config kvtwin); docs/c_interface.md has an example.
+ * Caches, pools, recordings and their check, and the table of functions by
+ * which the harness drives your own cache (`kvtwin fuzz --backend
+ * ./libyours.so`, docs/live.md). Link with -lkvtwin (pkg-config kvtwin);
+ * docs/c_interface.md has an example.
  *
  * No exception leaves this library. Terms, units and rules are those of
  * <kvtwin/cache.h>, <kvtwin/paged.h> and docs/semantics.md. Shapes have the
