@@ -44,7 +44,7 @@ BLOCK = re.compile(
     r"(?P<marks>(?:^ *<!-- code: (?:(?!-->).)*-->\n)*)"
     r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL)
-MARK = re.compile(r"<!-- code: (exit|given|slow|from|checked by|not run:)\s*(.*?)\s*-->",
+MARK = re.compile(r"<!-- code: (exit|given|slow|from|checked by|not run:)(?=\s)\s*(.*?)\s*-->",
                   re.DOTALL)
 SECONDS, SLOW_SECONDS = 120, 3600
 
@@ -79,8 +79,9 @@ class Block:
 
     def needs_package(self):
         """Whether the block needs a Python that has the package kvtwin."""
+        commands = self.text + self.marks.get("given", "")
         return self.language == "python" or bool(
-            re.search(r"\bpytest\b", self.text + self.marks.get("given", "")))
+            re.search(r"\bpytest\b|docs/site/picture\.py", commands))
 
     def check_marks(self):
         """Checks what can be checked without running the block."""
@@ -94,8 +95,15 @@ class Block:
                 raise Wrong(f"{self.place}: is not a part of {self.marks['from']}")
 
 
+def git_files(*patterns):
+    """Returns the files of the repository, also those that are not committed yet."""
+    return subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
 def plain(text):
-    """Returns the lines of the text without indentation and line numbers."""
+    """Returns the lines of the text without indentation."""
     return "".join(f"{line.strip()}\n" for line in text.splitlines())
 
 
@@ -144,9 +152,8 @@ class Session:
     def __init__(self, folder, build, python):
         self.folder = pathlib.Path(folder)
         self.printed = None
-        for each in ROOT.iterdir():
-            if each.name not in ("build", "dev"):
-                (self.folder / each.name).symlink_to(each)
+        for name in {path.split("/")[0] for path in git_files()} - {"dev"}:
+            (self.folder / name).symlink_to(ROOT / name)
         (self.folder / "build").mkdir()
         for each in build.iterdir():  # A block that builds leaves BUILD alone.
             if each.is_file() and each.name != "CMakeCache.txt":
@@ -250,9 +257,7 @@ def main():
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("pages", nargs="*")
     options = parser.parse_args()
-    pages = options.pages or subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-        cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    pages = options.pages or git_files("*.md")
     wrong, work, counts, reasons = [], [], collections.Counter(), []
     for page in pages:
         try:
