@@ -39,7 +39,8 @@ for line in open(sys.argv[1], encoding="utf-8").read().splitlines():
         above = above * (not ended) + [code + comment]
         ended = False
     elif code.strip():
-        if ended and above and not comment and not re.match(r" *([})]|#(?!define))", code):
+        begins = not re.match(r" *([})]|#(?!define))", code)
+        if ended and above and begins and not comment:
             print(*above, sep="\n")
         ended = bool(re.search(r"[;}]\s*$|^#define.*[^\\]$", code))
         if re.search(r"\b(struct|class|enum|extern)\b.*\{\s*$", code):

@@ -131,8 +131,8 @@ typedef struct kvtwin_shift {
   int rope_dims;      /* Elements of a head that rotate, an even number; 0: all.
                          A head with fewer elements rotates all of them, without
                          the last of an odd number: min(rope_dims, k_head_dim)
-                         / 2 * 2. A NaN keeps its bits; a result that becomes NaN
-                         is 0x7FC00000. */
+                         / 2 * 2. A NaN keeps its bits; a result that becomes
+                         NaN is 0x7FC00000. */
   double rope_base;   /* > 0, finite. */
   double rope_scale;  /* Finite. */
   kvtwin_shift_fn fn; /* For KVTWIN_SHIFT_CUSTOM, which backends never get. */

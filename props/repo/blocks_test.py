@@ -7,17 +7,8 @@ blocks of all languages except Python; with it, those of Python, by a PYTHON tha
 has the package kvtwin. A page is a session: its blocks run in turn, in a scratch
 folder that looks like a clone with BUILD as its folder build/.
 
-A block is run by its language: a `sh` block must exit with 0; kvtwin must read
-each line of a `history`, and accept a recording in `json`; a `text` is printed by
-the block before it, where `...` stands for anything. CONTRIBUTING.md lists the
-comments before a block that say otherwise:
-
-    <!-- code: exit 1 -->               the exit code
-    <!-- code: given COMMANDS -->       runs these first, in the block's language
-    <!-- code: slow -->                 runs with --slow only (./dev nightly)
-    <!-- code: from FILE -->            is a part of this file
-    <!-- code: checked by FILE -->      this test runs it
-    <!-- code: not run: REASON -->
+CONTRIBUTING.md says what each language must do, and lists the comments before a
+block that say otherwise.
 """
 
 import argparse
@@ -35,7 +26,7 @@ import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LANGUAGES = {"c", "cmake", "cpp", "history", "json", "python", "sh", "text", "yaml"}
-# Pages whose blocks of these languages another test runs, all in the same way.
+# Pages whose block of each of these languages another test checks.
 ELSEWHERE = [
     (r"docs/backends/[^/]+\.md", {"text"}, "docs/backends/page.py"),
     (r"docs/found/.*", {"python", "text"}, "docs/found/check.py"),
@@ -44,8 +35,9 @@ BLOCK = re.compile(
     r"(?P<marks>(?:^ *<!-- code: (?:(?!-->).)*-->\n)*)"
     r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL)
-MARK = re.compile(r"<!-- code: (exit|given|slow|from|checked by|not run:)(?=\s)\s*(.*?)\s*-->",
-                  re.DOTALL)
+MARK = re.compile(
+    r"<!-- code: (exit|given|slow|from|checked by|not run:)(?=\s)\s*(.*?)\s*-->",
+    re.DOTALL)
 SECONDS, SLOW_SECONDS = 120, 3600
 
 
@@ -135,6 +127,10 @@ def blocks_of(page):
         raise Wrong(f"{page}:{number}: code by indentation: write ```LANGUAGE")
     for block in blocks:
         block.check_marks()
+    for pages, languages, test in ELSEWHERE:
+        for language in languages if re.fullmatch(pages, page) else ():
+            if sum(block.language == language for block in blocks) > 1:
+                raise Wrong(f"{page}: {test} checks one block of {language} only")
     return blocks
 
 
