@@ -252,7 +252,7 @@ def main():
     parser.add_argument("--python", type=os.path.abspath)
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("pages", nargs="*")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     pages = options.pages or git_files("*.md")
     wrong, work, counts, reasons = [], [], collections.Counter(), []
     for page in pages:
