@@ -41,6 +41,7 @@
 
 namespace kvtwin {
 
+// How the scores of a layer are computed, and how exactly.
 struct AttentionOptions {
   float scale = 1;     // Not 0. Usually 1 / sqrt(k_head_dim).
   float soft_cap = 0;  // >= 0; 0: none.
@@ -71,14 +72,15 @@ struct AttentionOut {
 // position lengths[i] - n + j and sees the tokens up to itself, or the last
 // `window` before itself and itself.
 struct AttentionTable {
-  std::span<const std::int32_t> blocks = {};  // [columns, sequences]
-  int columns = 0;
-  std::span<const std::int32_t> lengths = {};     // [sequences], in tokens.
+  std::span<const std::int32_t> blocks = {};   // [columns, sequences]
+  int columns = 0;                             // Entries of a row of `blocks`.
+  std::span<const std::int32_t> lengths = {};  // [sequences], in tokens.
   std::span<const std::int32_t> query_rows = {};  // [sequences]
   int block_size = 0;                             // Tokens of a block.
   std::int32_t window = kOpenEnd;                 // >= 0. kOpenEnd: all.
 };
 
+// Attention on the CPU, as the top of the header defines it.
 class Attention {
  public:
   virtual ~Attention() = default;

@@ -51,6 +51,7 @@ inline constexpr int kCommitted = -1;
 inline constexpr std::int32_t kOpenEnd =
     std::numeric_limits<std::int32_t>::max();
 
+// What a token of a cache sees, and what the cache keeps.
 enum class Kind {
   kCausal,     // Every token sees all of its past.
   kSwa,        // Sliding window: only the last `window` positions and itself.
@@ -80,9 +81,9 @@ enum class Placement {
 
 // What kind of cache to make. Fields that a kind does not use are ignored.
 struct CacheSpec {
-  Kind kind = Kind::kCausal;
-  Placement placement = Placement::kContiguous;
-  std::optional<std::int32_t> window = {};  // >= 0. Unset: unbounded.
+  Kind kind = Kind::kCausal;                     // What a token sees.
+  Placement placement = Placement::kContiguous;  // How a batch gets its cells.
+  std::optional<std::int32_t> window = {};       // >= 0. Unset: unbounded.
   std::optional<std::int32_t> memory = {};  // >= window. Unset: the window.
   std::int32_t chunk = 0;                   // > 0 for kChunked.
   // For kRecurrent: a sequence keeps its last `checkpoints` states after a
@@ -95,6 +96,7 @@ struct CacheSpec {
   // Checkpoint, or drafts, are not_supported.
   std::int32_t pins = 0;
   std::int32_t drafts = 0;
+  // How K rows change when their position does.
   Shift shift = {};
   // For kWrapper and kHybrid: at least one, and none is one of these. Each has
   // a placement.
@@ -115,9 +117,9 @@ struct CacheConfig {
 struct InitArgs {
   DType dtype = DType::kF32;  // The stored rows: any but bits. V rows too,
                               // unless CacheConfig sets v_dtype.
-  int max_sequences = 0;
-  int capacity = 0;   // Tokens of each sequence.
-  int max_batch = 0;  // Tokens of a batch.
+  int max_sequences = 0;      // Sequences for which there is room.
+  int capacity = 0;           // Tokens of each sequence.
+  int max_batch = 0;          // Tokens of a batch.
 };
 
 // The tokens of one forward pass. Entry i of each list is for token i.
@@ -150,6 +152,7 @@ struct KvView {
   void* stream = nullptr;
 };
 
+// A cache of the K and V rows of a model, as the top of the header says.
 class Cache {
  public:
   virtual ~Cache() = default;

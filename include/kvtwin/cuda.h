@@ -52,6 +52,7 @@ namespace kvtwin {
 
 using CudaStream = CUstream_st*;  // cudaStream_t. Null: the default stream.
 
+// A cache whose K, V and mask are in the memory of a GPU.
 class CudaCache {
  public:
   // Errors: as MakeCache. Init returns the error if there is no such device.
@@ -65,6 +66,7 @@ class CudaCache {
   virtual Cache& On(CudaStream stream) = 0;
 };
 
+// A pool of blocks in the memory of a GPU.
 class CudaPool {
  public:
   // Errors: as MakePagedPool; no such device; not enough memory; a head-major

@@ -1,7 +1,9 @@
-/* kvtwin from C, and from any language that can call C: caches, pools,
- * recordings and their check, and the table of functions by which the harness
- * drives your own cache (`kvtwin fuzz --backend ./libyours.so`, docs/live.md).
- * Link with -lkvtwin (pkg-config kvtwin); docs/c_interface.md has an example.
+/* kvtwin from C, and from any language that can call C.
+ *
+ * Caches, pools, recordings and their check, and the table of functions by
+ * which the harness drives your own cache (`kvtwin fuzz --backend
+ * ./libyours.so`, docs/live.md). Link with -lkvtwin (pkg-config kvtwin);
+ * docs/c_interface.md has an example.
  *
  * No exception leaves this library. Terms, units and rules are those of
  * <kvtwin/cache.h>, <kvtwin/paged.h> and docs/semantics.md. Shapes have the
@@ -66,6 +68,7 @@ const char* kvtwin_version(void);
 #define KVTWIN_NOT_A_DRAFT (-2)
 #define KVTWIN_COMMITTED (-1)
 
+/* Element types, as DType of <kvtwin/tensor.h>. */
 typedef enum kvtwin_dtype {
   KVTWIN_AS_K = -1, /* Only as v_dtype in parameters: the dtype of K. */
   KVTWIN_F32 = 0,
@@ -77,6 +80,7 @@ typedef enum kvtwin_dtype {
   KVTWIN_BITS = 6 /* Only for masks. */
 } kvtwin_dtype;
 
+/* What a token sees, and what the cache keeps, as Kind of <kvtwin/cache.h>. */
 typedef enum kvtwin_kind {
   KVTWIN_CAUSAL = 0,
   KVTWIN_SWA = 1,
@@ -88,11 +92,13 @@ typedef enum kvtwin_kind {
   KVTWIN_HYBRID = 7
 } kvtwin_kind;
 
+/* How a batch gets its cells, as Placement of <kvtwin/cache.h>. */
 typedef enum kvtwin_placement {
   KVTWIN_CONTIGUOUS = 0,
   KVTWIN_SCATTER = 1
 } kvtwin_placement;
 
+/* How the V rows of a cache lie in memory, first dimension fastest. */
 typedef enum kvtwin_v_layout {
   KVTWIN_V_PLAIN = 0,    /* [v_head_dim, kv_heads, cells] */
   KVTWIN_V_PERMUTED = 1, /* [cells, v_head_dim, kv_heads] */
@@ -118,16 +124,17 @@ typedef int (*kvtwin_shift_fn)(void* user, int32_t layer, int32_t offset,
                                int32_t k_head_dim, int32_t kv_heads,
                                float* key);
 
+/* The shift function of a cache. */
 typedef struct kvtwin_shift {
-  kvtwin_shift_kind kind;
-  int rope_halves; /* Not 0: pairs are (i, i + dims / 2); 0: (2i, 2i + 1). */
-  int rope_dims;   /* Elements of a head that rotate, an even number; 0: all.
-                      A head with fewer elements rotates all of them, without
-                      the last of an odd number: min(rope_dims, k_head_dim)
-                      / 2 * 2. A NaN keeps its bits; a result that becomes NaN
-                      is 0x7FC00000. */
-  double rope_base;
-  double rope_scale;
+  kvtwin_shift_kind kind; /* Which function. */
+  int rope_halves;    /* Not 0: pairs are (i, i + dims / 2); 0: (2i, 2i + 1). */
+  int rope_dims;      /* Elements of a head that rotate, an even number; 0: all.
+                         A head with fewer elements rotates all of them, without
+                         the last of an odd number: min(rope_dims, k_head_dim)
+                         / 2 * 2. A NaN keeps its bits; a result that becomes
+                         NaN is 0x7FC00000. */
+  double rope_base;   /* > 0, finite. */
+  double rope_scale;  /* Finite. */
   kvtwin_shift_fn fn; /* For KVTWIN_SHIFT_CUSTOM, which backends never get. */
   void* user;         /* The first argument of `fn`. */
 } kvtwin_shift;
@@ -137,21 +144,21 @@ typedef struct kvtwin_shift {
  * For bits and blocks (q8_0, q4_0) stride[0] is 0: see <kvtwin/tensor.h>.
  * Strides that are all 0 mean that the tensor is dense. */
 typedef struct kvtwin_tensor {
-  const void* data; /* NULL: there is no tensor. */
-  kvtwin_dtype dtype;
-  int64_t shape[4];
-  int64_t stride[4];
+  const void* data;   /* NULL: there is no tensor. */
+  kvtwin_dtype dtype; /* The type of the elements. */
+  int64_t shape[4];   /* Elements of each dimension. */
+  int64_t stride[4];  /* In bytes. */
 } kvtwin_tensor;
 
 /* The tokens of one forward pass. Entry i of each list is for token i. */
 typedef struct kvtwin_batch {
-  size_t size;
-  const int32_t* positions; /* `tokens` positions, >= 0. */
-  const int32_t* sequences; /* `tokens` sequences, >= 0. */
-  int32_t tokens;
+  size_t size;               /* sizeof this struct, see the top. */
+  const int32_t* positions;  /* `tokens` positions, >= 0. */
+  const int32_t* sequences;  /* `tokens` sequences, >= 0. */
+  int32_t tokens;            /* >= 1 */
   const int32_t* multimodal; /* Indices of tokens that carry an image or sound
                                 (encoder caches). */
-  int32_t multimodal_count;
+  int32_t multimodal_count;  /* Entries of `multimodal`. */
   /* Newer than 0.1.0. Speculative decoding (docs/speculation.md): NULL, or
    * `tokens` parents. Token i is a draft that follows draft number parents[i]
    * of its sequence, or KVTWIN_COMMITTED; or it is KVTWIN_NOT_A_DRAFT. */
@@ -160,7 +167,7 @@ typedef struct kvtwin_batch {
 
 /* The tensors that attention reads. They point into the cache. */
 typedef struct kvtwin_view {
-  size_t size;
+  size_t size;         /* sizeof this struct, see the top. */
   kvtwin_tensor key;   /* [k_head_dim, kv_heads, columns] */
   kvtwin_tensor value; /* [v_head_dim, kv_heads, columns], or see v_layout. */
   kvtwin_tensor mask;  /* [columns, rows]: 0 may attend, -inf may not. */
@@ -170,25 +177,25 @@ typedef struct kvtwin_view {
 
 /* A membership: `cell` holds the token of `sequence` at `position`. */
 typedef struct kvtwin_cell {
-  int32_t cell;
-  int32_t position;
-  int32_t sequence;
+  int32_t cell;     /* >= 0 */
+  int32_t position; /* >= 0 */
+  int32_t sequence; /* >= 0 */
 } kvtwin_cell;
 
 /* The parameters of a cache. */
 typedef struct kvtwin_cache_params {
-  size_t size;
-  kvtwin_kind kind;
-  kvtwin_placement placement;
-  int32_t window; /* -1: unbounded. */
-  int32_t memory; /* -1: the window. With several sequences the memory is at
-                     least window + 1 (S3 of docs/semantics.md). */
-  int32_t chunk;
-  kvtwin_shift shift;
+  size_t size;                /* sizeof this struct, see the top. */
+  kvtwin_kind kind;           /* What a token sees. */
+  kvtwin_placement placement; /* How a batch gets its cells. */
+  int32_t window;             /* -1: unbounded. */
+  int32_t memory;     /* -1: the window. With several sequences the memory is at
+                         least window + 1 (S3 of docs/semantics.md). */
+  int32_t chunk;      /* Positions, > 0 for KVTWIN_CHUNKED. */
+  kvtwin_shift shift; /* How K rows change when their position does. */
   const struct kvtwin_cache_params* caches; /* For a wrapper or a hybrid: one
                                                after another, with `size` bytes
                                                each. */
-  int32_t cache_count;
+  int32_t cache_count;                      /* Entries of `caches`. */
   /* How the kernels that read the views need them to be. */
   int32_t cache_padding;
   int32_t mask_batch_padding;
@@ -266,6 +273,8 @@ kvtwin_status kvtwin_cache_get(kvtwin_cache* cache, int32_t layer,
 kvtwin_status kvtwin_cache_copy_prefix(kvtwin_cache* cache, int32_t source,
                                        int32_t target, int32_t length);
 
+/* Sets *yes to 1 if the sequence can continue at `position` with its whole
+ * window still stored, else to 0. */
 kvtwin_status kvtwin_cache_can_resume(kvtwin_cache* cache, int32_t sequence,
                                       int32_t position, int32_t* yes);
 
@@ -290,6 +299,7 @@ kvtwin_status kvtwin_cache_commit(kvtwin_cache* cache, int32_t sequence,
  * NOT_SUPPORTED by any other cache. (Newer than 0.1.0.) */
 kvtwin_status kvtwin_cache_checkpoint(kvtwin_cache* cache, int32_t sequence);
 
+/* Sets *yes to 1 if the slot of an encoder holds something, else to 0. */
 kvtwin_status kvtwin_cache_encoder_cached(kvtwin_cache* cache, int32_t* yes);
 
 /* Returns a wrapper's active cache, else the cache itself. `cache` owns it: do
@@ -365,23 +375,26 @@ kvtwin_status kvtwin_state_with_sequence(const kvtwin_state* state,
  * destroy. */
 typedef struct kvtwin_pool kvtwin_pool;
 
+/* The order of rows in a block. */
 typedef enum kvtwin_paged_layout {
   KVTWIN_TOKEN_MAJOR = 0, /* [head_dim, kv_heads, tokens of the block] */
   KVTWIN_HEAD_MAJOR = 1   /* [head_dim, tokens of the block, kv_heads] */
 } kvtwin_paged_layout;
 
+/* The sizes of a pool, and of a group of layers in it. */
 typedef struct kvtwin_pool_params {
-  size_t size;
+  size_t size;         /* sizeof this struct, see the top. */
   int32_t block_size;  /* Tokens of a block. */
   int32_t blocks;      /* Blocks of the pool. */
   int32_t max_seq_len; /* Tokens of one sequence, at most. */
+  /* The shape of the rows: K rows of a token are [k_head_dim, kv_heads]. */
   int32_t layers;
   int32_t kv_heads;
   int32_t k_head_dim;
   int32_t v_head_dim;
-  kvtwin_dtype dtype;   /* The stored rows. */
-  kvtwin_dtype v_dtype; /* The stored V rows. */
-  kvtwin_paged_layout layout;
+  kvtwin_dtype dtype;         /* The stored rows. */
+  kvtwin_dtype v_dtype;       /* The stored V rows. */
+  kvtwin_paged_layout layout; /* The order of rows in a block. */
   int32_t window; /* Positions that a token sees before its own; 0: all. */
   int32_t states; /* Not 0: a block has one row, the state after its tokens. */
   /* Groups of layers; if there are some, only max_seq_len of the above counts.
@@ -393,22 +406,22 @@ typedef struct kvtwin_pool_params {
 /* An image or another input besides tokens. Rows from `position` on depend on
  * it. */
 typedef struct kvtwin_media {
-  int32_t position;
-  const char* hash;
+  int32_t position; /* The token where it begins. */
+  const char* hash; /* Equal hashes mean equal contents. */
 } kvtwin_media;
 
 /* The tokens of a prompt, whose blocks a new sequence may share if they were
  * committed before with the same salt and extra, and the same media before the
  * end of the block. */
 typedef struct kvtwin_prompt {
-  size_t size;
-  const int32_t* tokens;
-  size_t token_count;
+  size_t size;              /* sizeof this struct, see the top. */
+  const int32_t* tokens;    /* >= 0 */
+  size_t token_count;       /* Entries of `tokens`. */
   const char* salt;         /* Keeps tenants from sharing blocks. NULL is "". */
   const char* const* extra; /* An adapter and its version. */
-  size_t extra_count;
+  size_t extra_count;       /* Entries of `extra`. */
   const kvtwin_media* media; /* By position, ascending. */
-  size_t media_count;
+  size_t media_count;        /* Entries of `media`. */
 } kvtwin_prompt;
 
 /* The rows of a sequence that are in one block. */
@@ -418,12 +431,12 @@ typedef struct kvtwin_paged_view {
   kvtwin_tensor value; /* The same with v_head_dim. */
   int32_t start;       /* Position of the first row. */
   int32_t length;      /* Number of rows. */
-  int32_t block;
+  int32_t block;       /* The number of the block. */
 } kvtwin_paged_view;
 
 /* Numbers of blocks; the first three add up to all blocks of the pool. */
 typedef struct kvtwin_usage {
-  size_t size;
+  size_t size;    /* sizeof this struct, see the top. */
   int32_t free;   /* Blocks that hold nothing. */
   int32_t cached; /* Blocks that no sequence has, but a prompt may find. */
   int32_t used;   /* Blocks that at least one sequence has. */
@@ -504,6 +517,7 @@ kvtwin_status kvtwin_pool_truncate(kvtwin_pool* pool, int32_t sequence,
 /* Ends a sequence. */
 kvtwin_status kvtwin_pool_free(kvtwin_pool* pool, int32_t sequence);
 
+/* Counts the blocks; of a pool with groups, those of all groups. */
 kvtwin_status kvtwin_pool_usage(kvtwin_pool* pool, kvtwin_usage* usage);
 
 /* Sets *device to 0, the CPU. */
@@ -563,8 +577,9 @@ kvtwin_status kvtwin_pool_blocks(kvtwin_pool* pool, int32_t layer,
  * leave the numbers of `out` unspecified. */
 typedef struct kvtwin_attention kvtwin_attention;
 
+/* How the scores of a layer are computed, and how exactly. */
 typedef struct kvtwin_attention_options {
-  size_t size;
+  size_t size;        /* sizeof this struct, see the top. */
   float scale;        /* Not 0. Usually 1 / sqrt(k_head_dim). */
   float soft_cap;     /* >= 0; 0: none. */
   const float* sinks; /* [heads], learned logits of cells without V: finite, or
@@ -579,13 +594,13 @@ typedef struct kvtwin_attention_options {
 
 /* The numbers that attend and merge write. */
 typedef struct kvtwin_attention_out {
-  size_t size;
-  float* out; /* [v_head_dim, heads, rows], dense. */
-  size_t out_count;
+  size_t size;        /* sizeof this struct, see the top. */
+  float* out;         /* [v_head_dim, heads, rows], dense. */
+  size_t out_count;   /* v_head_dim * heads * rows. */
   float* log_sum_exp; /* [heads, rows]: the logarithm of the sum of exp(score)
                          over the cells, plus exp(sink); -infinity if the sum is
                          0. NULL: not wanted. */
-  size_t log_sum_exp_count;
+  size_t log_sum_exp_count; /* heads * rows, or 0. */
 } kvtwin_attention_out;
 
 /* Sequences of a pool, whose query rows come one after another. Sequence i has
@@ -593,14 +608,14 @@ typedef struct kvtwin_attention_out {
  * position lengths[i] - n + j and sees the tokens up to itself, or the last
  * `window` before itself and itself. */
 typedef struct kvtwin_attention_table {
-  size_t size;
+  size_t size;               /* sizeof this struct, see the top. */
   const int32_t* blocks;     /* [columns, sequences] */
   const int32_t* lengths;    /* [sequences], in tokens. */
   const int32_t* query_rows; /* [sequences] */
-  int32_t sequences;
-  int32_t columns;
-  int32_t block_size; /* Tokens of a block. */
-  int32_t window;     /* >= 0. KVTWIN_OPEN_END: all tokens. */
+  int32_t sequences;         /* Sequences of the batch. */
+  int32_t columns;           /* Entries of a row of `blocks`. */
+  int32_t block_size;        /* Tokens of a block. */
+  int32_t window;            /* >= 0. KVTWIN_OPEN_END: all tokens. */
 } kvtwin_attention_table;
 
 /* One part of an attention: the results over some of the cells. */
@@ -673,6 +688,7 @@ kvtwin_status kvtwin_attention_merge(const kvtwin_attention_part* parts,
  * slots - 1 belong to them. It may be a cache of kvtwin_pool_cache_create. */
 typedef struct kvtwin_sessions kvtwin_sessions;
 
+/* The slots in which a request may find its prefix. */
 typedef enum kvtwin_slot_choice {
   KVTWIN_OWN_PREFIX = 0, /* A prefix is looked for in free slots. */
   KVTWIN_ANY_PREFIX = 1  /* In all; it is shared with another slot if needed. */
@@ -682,22 +698,24 @@ typedef enum kvtwin_slot_choice {
  * ahead. Create the cache with these numbers as max_sequences, capacity and
  * max_batch: then no batch is refused for want of room. */
 typedef struct kvtwin_sessions_params {
-  size_t size;
-  int32_t slots;
-  int32_t context; /* Tokens of a slot, at most. */
-  int32_t batch;   /* Tokens of a batch, at most. */
-  kvtwin_slot_choice choice;
+  size_t size;               /* sizeof this struct, see the top. */
+  int32_t slots;             /* Requests that run at once, at most. */
+  int32_t context;           /* Tokens of a slot, at most. */
+  int32_t batch;             /* Tokens of a batch, at most. */
+  kvtwin_slot_choice choice; /* Where a prefix is looked for. */
   int32_t ahead; /* 1: plan one batch before the tokens are sampled. */
 } kvtwin_sessions_params;
 
+/* An input of the model. */
 typedef struct kvtwin_session_input {
   int32_t token;       /* In a batch, -1 if it is not sampled yet. */
   int32_t same_batch;  /* So many next inputs must be in the same batch. */
   uint64_t multimodal; /* The hash of an image or sound; 0: text. */
 } kvtwin_session_input;
 
+/* How a request is answered. */
 typedef struct kvtwin_request_options {
-  size_t size;
+  size_t size;   /* sizeof this struct, see the top. */
   int32_t keep;  /* First tokens that a context shift keeps; -1: the prompt. */
   int32_t reuse; /* 1, the default: look for a stored prefix. */
   int32_t shift; /* 1, the default: a full slot drops its older half. */
@@ -705,6 +723,7 @@ typedef struct kvtwin_request_options {
   int64_t limit;    /* Tokens of the answer, at most; 0: no limit. */
 } kvtwin_request_options;
 
+/* Why a request has ended, if it has. */
 typedef enum kvtwin_ending {
   KVTWIN_GOES_ON = 0,
   KVTWIN_ENDS_BY_LIMIT = 1,  /* The answer has `limit` tokens. */
@@ -714,33 +733,35 @@ typedef enum kvtwin_ending {
 /* The tokens of a pass; entry i of the first four lists is for token i. Valid
  * until the next call for these sessions. */
 typedef struct kvtwin_session_batch {
-  size_t size;
-  const kvtwin_session_input* inputs;
-  const int32_t* positions;
-  const int32_t* sequences;
-  const int32_t* requests;
-  size_t count;
+  size_t size;                        /* sizeof this struct, see the top. */
+  const kvtwin_session_input* inputs; /* The inputs of the model. */
+  const int32_t* positions;           /* >= 0 */
+  const int32_t* sequences;           /* Their sequences in the cache. */
+  const int32_t* requests;            /* The requests that they belong to. */
+  size_t count;                       /* Tokens of the batch. */
   const int32_t* outputs; /* Tokens after which a token is to be sampled. */
-  size_t output_count;
+  size_t output_count;    /* Entries of `outputs`. */
 } kvtwin_session_batch;
 
+/* Counts of requests and tokens, as SessionGauges of <kvtwin/sessions.h>. */
 typedef struct kvtwin_session_gauges {
-  size_t size;
-  int64_t waiting; /* Requests, now. */
-  int64_t running;
-  int64_t prompt_tokens; /* The rest are totals. */
-  int64_t hit_tokens;
-  int64_t planned_tokens;
-  int64_t batches;
-  int64_t forks;
-  int64_t evicted_tokens;
-  int64_t shifts;
-  int64_t reprocessed;
-  int64_t missed;
-  int64_t refusals;
+  size_t size;            /* sizeof this struct, see the top. */
+  int64_t waiting;        /* Requests, now. */
+  int64_t running;        /* Requests, now. */
+  int64_t prompt_tokens;  /* The rest are totals. */
+  int64_t hit_tokens;     /* The reused part of the prompts. */
+  int64_t planned_tokens; /* Tokens of all batches. */
+  int64_t batches;        /* Batches that were planned. */
+  int64_t forks;          /* Prefixes copied from another slot. */
+  int64_t evicted_tokens; /* They made place for another request. */
+  int64_t shifts;         /* Context shifts. */
+  int64_t reprocessed;    /* Shifts that had to compute a slot again. */
+  int64_t missed;         /* Requests with a prefix that could not resume. */
+  int64_t refusals;       /* Batches that the cache refused. */
   int64_t bytes; /* The records and the inputs still to compute, now. */
 } kvtwin_session_gauges;
 
+/* Sets the defaults above. */
 kvtwin_status kvtwin_sessions_default_params(kvtwin_sessions_params* params,
                                              size_t size);
 /* Makes a cache of a pool, for kvtwin_sessions_create with the same params. The
@@ -756,6 +777,8 @@ kvtwin_status kvtwin_pool_cache_create(kvtwin_pool* pool,
 kvtwin_status kvtwin_pool_cache_sequence(kvtwin_cache* cache, int32_t slot,
                                          int32_t* sequence);
 
+/* Makes sessions over a cache. `twin` is "reference" or "optimized"; NULL is
+ * "optimized". */
 kvtwin_status kvtwin_sessions_create(kvtwin_cache* cache,
                                      const kvtwin_sessions_params* params,
                                      const char* twin,
@@ -763,6 +786,7 @@ kvtwin_status kvtwin_sessions_create(kvtwin_cache* cache,
 /* NULL is fine. */
 void kvtwin_sessions_destroy(kvtwin_sessions* sessions);
 
+/* Sets the defaults above; keep and limit are 0. */
 kvtwin_status kvtwin_sessions_default_options(kvtwin_request_options* options,
                                               size_t size);
 /* Adds a request to the queue and sets *request to its number. `options` may be
@@ -828,8 +852,10 @@ kvtwin_status kvtwin_mask_may_attend(const kvtwin_tensor* mask, int64_t column,
  * all calls that led to a crash. */
 typedef struct kvtwin_recorder kvtwin_recorder;
 
+/* What a recording says about the cache. The rows of a token are [k_head_dim,
+ * kv_heads] and [v_head_dim, kv_heads] in each layer. */
 typedef struct kvtwin_recorder_params {
-  size_t size;
+  size_t size;                      /* sizeof this struct, see the top. */
   const kvtwin_cache_params* cache; /* The parameters of your cache, without a
                                        custom shift, which has no name in
                                        recordings. */
@@ -928,9 +954,10 @@ typedef enum kvtwin_outcome {
   KVTWIN_NOT_A_RECORDING = 2 /* Or the file cannot be read. */
 } kvtwin_outcome;
 
+/* The outcome of a check. */
 typedef struct kvtwin_verdict {
-  size_t size;
-  kvtwin_outcome outcome;
+  size_t size;            /* sizeof this struct, see the top. */
+  kvtwin_outcome outcome; /* What the check found. */
   int32_t
       level;    /* The strongest kvtwin_level that held to the end; -1: none. */
   int64_t line; /* The first wrong line, from 1; 0 if there is none. */
@@ -951,7 +978,7 @@ kvtwin_status kvtwin_check_memory(const void* bytes, size_t count,
 
 /* The abilities that a backend declares. The harness never calls operations
  * that the backend does not declare. */
-enum {
+enum kvtwin_kind_flag {
   /* Kinds, as 1 << kvtwin_kind. 0 means causal only. */
   KVTWIN_HAS_CAUSAL = 1 << 0,
   KVTWIN_HAS_SWA = 1 << 1,
@@ -962,7 +989,7 @@ enum {
   KVTWIN_HAS_RECURRENT = 1 << 6,
   KVTWIN_HAS_HYBRID = 1 << 7
 };
-enum {
+enum kvtwin_ability {
   KVTWIN_CAN_REMOVE_TAIL = 1 << 0,   /* remove(s, begin, OPEN_END) */
   KVTWIN_CAN_REMOVE_MIDDLE = 1 << 1, /* Any remove. */
   KVTWIN_CAN_COPY_PREFIX = 1 << 2,
@@ -1000,7 +1027,7 @@ enum {
 };
 /* Abilities that most backends have. If yours declares that it lacks one, the
  * harness does not use or expect it. */
-enum {
+enum kvtwin_inability {
   /* A window of 0 positions before the query. Without it windows are >= 1. */
   KVTWIN_CANNOT_WINDOW_0 = 1 << 0,
   /* copy_prefix with source == target. */
@@ -1023,9 +1050,10 @@ typedef enum kvtwin_level {
   KVTWIN_ENTITLEMENT = KVTWIN_VISIBILITY /* Former name of VISIBILITY. */
 } kvtwin_level;
 
+/* What your cache can do, and which rules it follows. */
 typedef struct kvtwin_description_v1 {
-  size_t size;
-  const char* name;
+  size_t size;      /* sizeof this struct, see the top. */
+  const char* name; /* For reports. */
   /* The rules it follows: a profile of `kvtwin profile --list`, perhaps with
    * exceptions, as `kvtwin profile` prints them: "llama.cpp except copy
    * replaces, middle removal shifts". Default: "ollama-0.15". */
@@ -1063,8 +1091,9 @@ typedef struct kvtwin_description_v1 {
 
 /* The cache to make: its parameters, and the dimensions of its model. */
 typedef struct kvtwin_setup_v1 {
-  size_t size;
-  const kvtwin_cache_params* cache;
+  size_t size;                      /* sizeof this struct, see the top. */
+  const kvtwin_cache_params* cache; /* Valid during `init` only. */
+  /* The shape of the rows: K rows of a token are [k_head_dim, kv_heads]. */
   int32_t layers;
   int32_t kv_heads;
   int32_t k_head_dim;
@@ -1171,6 +1200,7 @@ typedef struct kvtwin_backend_v1 {
 
 /* The function that your shared library exports. */
 typedef const kvtwin_backend_v1* (*kvtwin_get_backend_v1_fn)(void);
+/* The name of that function. */
 #define KVTWIN_GET_BACKEND_V1 "kvtwin_get_backend_v1"
 
 #ifdef __cplusplus

@@ -28,6 +28,7 @@ class LegacyCache {
   Status StartForward(std::span<const std::int32_t> positions,
                       std::span<const int> sequences);
 
+  // The cache, for every other call. Valid as long as this object.
   Cache& cache() { return *cache_; }
 
  private:

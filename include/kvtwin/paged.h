@@ -39,16 +39,19 @@ enum class PagedLayout {
   kHeadMajor,   // [head_dim, tokens of the block, kv_heads]
 };
 
+// The sizes of a pool, and of a group of layers in it.
 struct PagedSpec {
   int block_size = 16;  // Tokens of a block.
   int blocks = 1;       // Blocks of the pool.
   int max_seq_len = 1;  // Tokens of one sequence, at most.
+  // The shape of the rows: K rows of a token are [k_head_dim, kv_heads].
   int layers = 1;
   int kv_heads = 1;
   int k_head_dim = 1;
   int v_head_dim = 1;
   DType dtype = DType::kF16;          // The stored rows.
   std::optional<DType> v_dtype = {};  // The stored V rows. Unset: same as K.
+  // The order of rows in a block.
   PagedLayout layout = PagedLayout::kTokenMajor;
   // A token sees this many positions before its own, so that blocks are given
   // up when no later token sees them. Unset: it sees all.
@@ -64,8 +67,8 @@ struct PagedSpec {
 // An image or another input besides tokens. Rows of positions from `position`
 // on depend on it.
 struct PrefixMedia {
-  int position = 0;
-  std::string hash = {};
+  int position = 0;       // The token where it begins.
+  std::string hash = {};  // Equal hashes mean equal contents.
   bool operator==(const PrefixMedia&) const = default;
 };
 
@@ -85,9 +88,10 @@ struct PagedView {
   TensorView value;  // The same with v_head_dim.
   int start = 0;     // Position of the first row.
   int length = 0;    // Number of rows.
-  int block = 0;
+  int block = 0;     // The number of the block.
 };
 
+// What Append stored, and where.
 struct PagedAppend {
   int start = 0;                 // Position of the first row.
   std::vector<PagedView> views;  // The appended rows.
@@ -111,24 +115,26 @@ struct PagedUsage {
 // Sequence i has the blocks indices[j] with indptr[i] <= j < indptr[i + 1]. Its
 // last block has last_page_len[i] tokens; 0 if the sequence has no block.
 struct PagedCsr {
-  std::vector<std::int32_t> indptr;
-  std::vector<std::int32_t> indices;
-  std::vector<std::int32_t> last_page_len;
+  std::vector<std::int32_t> indptr;         // [sequences + 1]
+  std::vector<std::int32_t> indices;        // Numbers of blocks.
+  std::vector<std::int32_t> last_page_len;  // [sequences], in tokens.
   bool operator==(const PagedCsr&) const = default;
 };
 
 // Row i has the blocks of sequence i, padded with -1 to `columns` entries.
 struct PagedTable {
-  int columns = 0;
-  std::vector<std::int32_t> blocks;
-  std::vector<std::int32_t> seq_lens;
+  int columns = 0;                     // Blocks of the longest sequence.
+  std::vector<std::int32_t> blocks;    // [columns, sequences]
+  std::vector<std::int32_t> seq_lens;  // [sequences], in tokens.
   bool operator==(const PagedTable&) const = default;
 };
 
+// A pool of blocks, as the top of the header says.
 class PagedPool {
  public:
   virtual ~PagedPool() = default;
 
+  // The sizes with which the pool was made.
   virtual const PagedSpec& spec() const = 0;
 
   // Makes a sequence and returns its number, the lowest that is not in use. It
@@ -194,10 +200,14 @@ class PagedPool {
   // needed and none is free; the block that was released first goes first.
   virtual Status Free(int sequence) = 0;
 
+  // Where the rows of the pool lie: all layers are on one device. Errors: a
+  // layer that does not exist.
   bool IsOnGPU() const { return *LayerDevice(0) == Device::kCuda; }
   virtual Result<Device> LayerDevice(int layer) const = 0;
-  int MaxSeqLen() const { return spec().max_seq_len; }
 
+  // Tokens of a sequence, at most.
+  int MaxSeqLen() const { return spec().max_seq_len; }
+  // Counts the blocks; of a pool with groups, those of all groups.
   virtual PagedUsage Usage() const = 0;
 
   // Returns a group of layers as a pool of its own, with the same sequences,
@@ -236,8 +246,10 @@ class PagedSequence {
   PagedSequence(PagedPool& pool, int sequence)
       : pool_(&pool), sequence_(sequence) {}
 
+  // The number of the sequence in its pool.
   int sequence() const { return sequence_; }
   int SeqLen() const;  // 0 after Free.
+  // The pool's functions of the same names, for this sequence.
   Status Commit(int new_tokens) { return pool_->Commit(sequence_, new_tokens); }
   Result<PagedAppend> Append(int layer, const TensorView& key,
                              const TensorView& value) {

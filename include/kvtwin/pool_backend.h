@@ -40,9 +40,10 @@ typedef enum kvtwin_pool_ability {
   KVTWIN_POOL_ONE_STOCK = 64
 } kvtwin_pool_ability;
 
+/* What your pool can do. */
 typedef struct kvtwin_pool_description_v1 {
-  size_t size;
-  const char* name;
+  size_t size;      /* sizeof(kvtwin_pool_description_v1) */
+  const char* name; /* For reports. */
   /* Default: VISIBILITY, which does not check what a prompt finds, which blocks
    * are taken and when the pool is full. IDENTITY: everything is as P1 to P18
    * say, misuse is refused, and the table has every function. */
@@ -57,6 +58,7 @@ typedef struct kvtwin_pool_description_v1 {
 typedef struct kvtwin_pool_backend_v1 {
   size_t size; /* sizeof(kvtwin_pool_backend_v1) */
 
+  /* `out` has the defaults above; change what differs. */
   int (*describe)(kvtwin_pool_description_v1* out);
   /* NOT_SUPPORTED: you have no such pool; its histories are skipped. */
   int (*init)(const kvtwin_pool_params* params, void** pool);
@@ -116,7 +118,9 @@ typedef struct kvtwin_pool_backend_v1 {
                        int32_t* resume);
 } kvtwin_pool_backend_v1;
 
+/* The function that your shared library exports. */
 typedef const kvtwin_pool_backend_v1* (*kvtwin_get_pool_backend_v1_fn)(void);
+/* The name of that function. */
 #define KVTWIN_GET_POOL_BACKEND_V1 "kvtwin_get_pool_backend_v1"
 
 #ifdef __cplusplus

@@ -51,6 +51,7 @@
 
 namespace kvtwin {
 
+// A token of a batch that is not sampled yet.
 inline constexpr std::int32_t kUnknownToken = -1;
 
 // An input of the model. Two inputs are equal if all three members are equal.
@@ -68,10 +69,12 @@ enum class SlotChoice {
                // holds more, is shared with another one (CopyPrefix).
 };
 
+// The sizes of the sessions, and where a request looks for its prefix.
 struct SessionsSpec {
-  int slots = 1;
+  int slots = 1;    // Requests that run at once, at most.
   int context = 1;  // Tokens of a slot, at most.
   int batch = 1;    // Tokens of a batch, at most.
+  // Where a prefix is looked for.
   SlotChoice choice = SlotChoice::kAnyPrefix;
   bool ahead = false;  // Plan one batch before the tokens are sampled.
 };
@@ -84,6 +87,7 @@ constexpr InitArgs InitOf(const SessionsSpec& spec, DType dtype) {
           .max_batch = spec.batch};
 }
 
+// How a request is answered.
 struct RequestOptions {
   // A context shift keeps this many of the first tokens; -1: all of the prompt.
   // At most context - 1 are kept.
@@ -105,6 +109,8 @@ enum class Ending {
 // The tokens of one forward pass; entry i of each list is for token i. Valid
 // until the next NextBatch.
 struct SessionBatch {
+  // The inputs of the model, their positions, their sequences in the cache, and
+  // the requests that they belong to.
   std::span<const SessionInput> inputs;
   std::span<const std::int32_t> positions;
   std::span<const int> sequences;
@@ -113,6 +119,7 @@ struct SessionBatch {
   std::span<const int> outputs;
 };
 
+// A request, as far as it is answered.
 struct RequestInfo {
   int slot = -1;    // -1: it waits.
   int source = -1;  // The slot whose prefix it took over; -1: none.
@@ -126,6 +133,7 @@ struct RequestInfo {
   bool operator==(const RequestInfo&) const = default;
 };
 
+// A slot, and what its sequence holds.
 struct SlotInfo {
   int request = -1;  // -1: free.
   // The inputs that the sequence is known to hold, by position. The last may
@@ -139,26 +147,28 @@ struct SlotInfo {
 // Totals since the sessions were made, except for the first three.
 struct SessionGauges {
   std::int64_t waiting = 0;  // Requests.
-  std::int64_t running = 0;
+  std::int64_t running = 0;  // Requests.
   std::int64_t bytes = 0;  // The records and the inputs still to compute. K and
                            // V rows are the cache's.
-  std::int64_t prompt_tokens = 0;  // Counted when the request gets a slot.
-  std::int64_t hit_tokens = 0;     // The reused part of them.
-  std::int64_t planned_tokens = 0;
-  std::int64_t batches = 0;
-  std::int64_t forks = 0;
+  std::int64_t prompt_tokens = 0;   // Counted when the request gets a slot.
+  std::int64_t hit_tokens = 0;      // The reused part of them.
+  std::int64_t planned_tokens = 0;  // Tokens of all batches.
+  std::int64_t batches = 0;         // Batches that were planned.
+  std::int64_t forks = 0;           // Prefixes copied from another slot.
   std::int64_t evicted_tokens = 0;  // They made place for another request.
-  std::int64_t shifts = 0;
-  std::int64_t reprocessed = 0;  // Shifts that had to compute a slot again.
+  std::int64_t shifts = 0;          // Context shifts.
+  std::int64_t reprocessed = 0;     // Shifts that had to compute a slot again.
   std::int64_t missed = 0;    // Requests with a prefix that could not resume.
   std::int64_t refusals = 0;  // Batches that the cache refused.
   bool operator==(const SessionGauges&) const = default;
 };
 
+// The sessions of a server, as the top of the header says.
 class Sessions {
  public:
   virtual ~Sessions() = default;
 
+  // The sizes with which the sessions were made.
   virtual const SessionsSpec& spec() const = 0;
 
   // Adds a request to the queue and returns its number: 0, 1, 2, ... Errors: an
@@ -194,6 +204,7 @@ class Sessions {
   // inputs than the context has; groups as in Submit.
   virtual Status Adopt(int slot, std::span<const SessionInput> record) = 0;
 
+  // Errors: a request that has ended, or never was.
   virtual Result<RequestInfo> Request(int request) const = 0;
   // Requests that have not ended, by number.
   virtual std::vector<int> Requests() const = 0;
@@ -232,12 +243,13 @@ constexpr std::int64_t BlocksFor(const SessionsSpec& spec, int block_size) {
 
 // Numbers of cells. A wrapper is counted by its active cache.
 struct CellGauges {
-  int cells = 0;
-  int used = 0;
+  int cells = 0;                 // All cells of the cache.
+  int used = 0;                  // Cells that hold a token.
   int shared = 0;                // Cells of several sequences.
   std::int64_t memberships = 0;  // Pairs of a cell and a sequence.
   bool operator==(const CellGauges&) const = default;
 };
+// Counts them.
 CellGauges CountCells(const Cache& cache);
 
 // Checks that the cache holds what the records say, and nothing else: for use

@@ -14,6 +14,7 @@
 
 namespace kvtwin {
 
+// How a K row changes when the position of its token does.
 enum class ShiftKind {
   kNone,      // The model cannot shift: Remove from the middle is refused.
   kIdentity,  // K holds no position.
@@ -51,10 +52,11 @@ using ShiftFn =
     std::function<Status(int layer, std::int32_t offset, int k_head_dim,
                          int kv_heads, std::span<float> key)>;
 
+// The shift function of a cache.
 struct Shift {
-  ShiftKind kind = ShiftKind::kNone;
-  Rope rope;   // For kRope.
-  ShiftFn fn;  // For kCustom.
+  ShiftKind kind = ShiftKind::kNone;  // Which function.
+  Rope rope;                          // For kRope.
+  ShiftFn fn;                         // For kCustom.
 };
 
 }  // namespace kvtwin

@@ -13,15 +13,16 @@ namespace kvtwin {
 
 // One membership: `cell` holds the token at `position` of `sequence`.
 struct CellEntry {
-  int cell = 0;
-  std::int32_t position = 0;
-  int sequence = 0;
+  int cell = 0;               // >= 0
+  std::int32_t position = 0;  // >= 0
+  int sequence = 0;           // >= 0
   bool operator==(const CellEntry&) const = default;
 };
 
+// The K and V rows of a layer.
 struct KvRows {
-  DenseTensor key;
-  DenseTensor value;
+  DenseTensor key;    // [k_head_dim, kv_heads, tokens]
+  DenseTensor value;  // [v_head_dim, kv_heads, tokens]
   bool operator==(const KvRows&) const = default;
 };
 

@@ -16,6 +16,7 @@
 
 namespace kvtwin {
 
+// The outcome of a call.
 enum class StatusCode {
   kOk,
   kCacheFull,           // No cells for the batch.
@@ -33,10 +34,13 @@ std::string_view StatusName(StatusCode code);
 // A code, and for every code except kOk a message.
 class [[nodiscard]] Status {
  public:
+  // Makes kOk.
   Status() = default;
+  // Makes another status; the message names the argument and its value.
   Status(StatusCode code, std::string message)
       : code_(code), message_(std::move(message)) {}
 
+  // The parts of the status. The message of kOk is empty.
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
@@ -52,9 +56,11 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
+  // Makes a result of either; the status must not be kOk.
   Result(T value) : value_(std::move(value)) {}          // NOLINT
   Result(Status status) : status_(std::move(status)) {}  // NOLINT
 
+  // Whether there is a value, and the status: kOk if there is.
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   // Requires: ok(). Checked if the standard library has its assertions on, as

@@ -77,6 +77,7 @@ enum class VLayout {
   kTiled,     // [kTileCells, v_head_dim, kv_heads, cells / kTileCells]: read by
               // column like kPermuted, but the rows of a tile lie together.
 };
+// Cells of a tile of kTiled.
 inline constexpr int kTileCells = 32;
 
 // The device whose memory an address points to.
@@ -97,14 +98,17 @@ using Shape = std::array<std::int64_t, 4>;
 // With kQ8 and kQ4, a run (j, k, l) is blocks of kBlockElements elements, one
 // after another, and shape[0] is a multiple of kBlockElements. stride[0] is 0.
 struct TensorView {
+  // The address of element 0. Null: there is no tensor.
   const void* data = nullptr;
-  DType dtype = DType::kF32;
-  Shape shape = {1, 1, 1, 1};
-  Shape stride = {0, 0, 0, 0};
+  DType dtype = DType::kF32;    // The type of the elements.
+  Shape shape = {1, 1, 1, 1};   // Elements of each dimension.
+  Shape stride = {0, 0, 0, 0};  // In bytes.
 
+  // The number of elements.
   std::int64_t elements() const {
     return shape[0] * shape[1] * shape[2] * shape[3];
   }
+  // The address of an element; of a run, for kBits and block dtypes.
   const std::byte* at(std::int64_t i, std::int64_t j = 0, std::int64_t k = 0,
                       std::int64_t l = 0) const {
     return static_cast<const std::byte*>(data) + stride[0] * i + stride[1] * j +
@@ -131,10 +135,11 @@ constexpr std::size_t DenseBytes(DType dtype, const Shape& shape) {
 
 // A dense tensor that owns its elements.
 struct DenseTensor {
-  DType dtype = DType::kF32;
-  Shape shape = {1, 1, 1, 1};
-  std::vector<std::byte> bytes;
+  DType dtype = DType::kF32;     // The type of the elements.
+  Shape shape = {1, 1, 1, 1};    // Elements of each dimension.
+  std::vector<std::byte> bytes;  // DenseBytes(dtype, shape) of them.
 
+  // The elements. Valid until `bytes` changes.
   TensorView view() const { return DenseView(bytes.data(), dtype, shape); }
   bool operator==(const DenseTensor&) const = default;
 };

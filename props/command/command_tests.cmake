@@ -103,6 +103,18 @@ add_test(NAME command.interrupt
           $<TARGET_FILE:kvtwin_command>)
 set_tests_properties(command.write_errors command.interrupt PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
+if(KVTWIN_PYTHON)
+  add_test(NAME docs.links
+    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/repo/links_test.py)
+  # The blocks of code on our pages; ./dev python runs those of Python. Programs
+  # that a page builds are not linked with a sanitizer.
+  if(KVTWIN_C_API AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
+    add_test(NAME docs.blocks
+      COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/repo/blocks_test.py
+              ${PROJECT_BINARY_DIR})
+    set_tests_properties(docs.blocks PROPERTIES TIMEOUT 600)
+  endif()
+endif()
 add_test(NAME seeds COMMAND ${PROJECT_SOURCE_DIR}/props/repo/seeds_test.sh)
 add_test(NAME tidy COMMAND ${PROJECT_SOURCE_DIR}/props/repo/tidy_test.sh)
 add_test(NAME link

@@ -493,7 +493,7 @@ void BindCache(nb::module_& m) {
            "Of an encoder: whether there is something in it.")
       .def("close", &PyCache::Close,
            "Gives up the memory, but for what arrays still show.")
-      .def("cell_count", &PyCache::CellCount)
+      .def("cell_count", &PyCache::CellCount, "The number of cells.")
       .def("batch_cells", &PyCache::BatchCells,
            "The cell of each token of the batch.")
       .def("cells", &PyCache::Cells,

@@ -181,7 +181,8 @@ void BindPagedPool(nb::module_& m) {
                    "typing.Literal['optimized', 'reference'] = 'optimized') "
                    "-> None"))
       .def_prop_ro("setup", &PyPool::setup,
-                   nb::sig("def setup(self) -> kvtwin.PoolSetup"))
+                   nb::sig("def setup(self) -> kvtwin.PoolSetup"),
+                   "The setup with which the pool was made.")
       .def("fork", &PyPool::Fork, nb::arg("sequence"), nb::arg("length"),
            "Makes a sequence of the first tokens of another one.")
       .def("seq_len", &PyPool::SeqLen, nb::arg("sequence"),

@@ -261,9 +261,11 @@ void BindBatch(nb::module_& m) {
       .def_prop_ro("tokens", &PyBatch::tokens, "-1: not sampled yet.")
       .def_prop_ro("multimodal", &PyBatch::multimodal,
                    "The hash of an image or sound; 0: text.")
-      .def_prop_ro("positions", &PyBatch::positions)
-      .def_prop_ro("sequences", &PyBatch::sequences)
-      .def_prop_ro("requests", &PyBatch::requests)
+      .def_prop_ro("positions", &PyBatch::positions,
+                   "The position of each token.")
+      .def_prop_ro("sequences", &PyBatch::sequences,
+                   "The sequence of each token in the cache.")
+      .def_prop_ro("requests", &PyBatch::requests, "The request of each token.")
       .def_prop_ro("outputs", &PyBatch::outputs,
                    "Indices of the tokens after which one is to be sampled.");
 }
@@ -317,7 +319,7 @@ void BindSessions(nb::module_& m) {
       .def(
           "cancel",
           [](PySessions& self, int request) { self.Finish(request, 0); },
-          nb::arg("request"))
+          nb::arg("request"), "Ends a request that is given up.")
       .def("adopt", &PySessions::Adopt, nb::arg("slot"), nb::arg("record"),
            nb::sig(adopt.c_str()),
            "Says that the caller has put these inputs into the sequence of a "
@@ -330,11 +332,13 @@ void BindSessions(nb::module_& m) {
            "head_dim).")
       .def("sequence", &PySessions::Sequence, nb::arg("slot"),
            "Over a pool: the pool's sequence of a slot.")
-      .def("request", &PySessions::Request, nb::arg("request"))
+      .def("request", &PySessions::Request, nb::arg("request"),
+           "A request that has not ended.")
       .def("requests", &PySessions::Requests,
            "The requests that have not ended.")
       .def("slot", &PySessions::Slot, nb::arg("slot"), "What a slot holds now.")
-      .def("gauges", &PySessions::Gauges)
+      .def("gauges", &PySessions::Gauges,
+           "Totals, and counts of what is there now.")
       .def("check", &PySessions::CheckAll,
            "Raises RuntimeError if the cache does not hold what the records "
            "say.")

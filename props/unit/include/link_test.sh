@@ -22,7 +22,7 @@ awk '/^```cpp$/ { shown = 1; next } /^```$/ { shown = 0 } shown' \
 configure -B "$scratch/installed" -DCMAKE_PREFIX_PATH="$scratch/prefix"
 "$cmake" --build "$scratch/installed"
 "$scratch/installed/hello" >"$scratch/printed"
-sed -n 's/^    \(sequence .*\)/\1/p' "$root/README.md" | diff - "$scratch/printed"
+sed -n '/^sequence [0-9] attends/p' "$root/README.md" | diff - "$scratch/printed"
 
 if command -v pkg-config >/dev/null; then
   PKG_CONFIG_PATH=$(dirname "$(find "$scratch/prefix" -name kvtwin-cxx.pc)")

@@ -40,6 +40,7 @@ class Verdict:
 
     @property
     def accepted(self) -> bool:
+        """Whether the recording is right."""
         return self.verdict == "accept"
 
     def __bool__(self) -> bool:

@@ -187,6 +187,7 @@ class Recorder:
         reserve: bool = False,
         **more: Any,
     ) -> None:
+        """Calls start_forward and records it, also if it is refused."""
         fields: dict[str, Any] = {
             "op": "start_forward",
             "positions": [int(position) for position in positions],
@@ -205,6 +206,7 @@ class Recorder:
         self._reserving = reserve
 
     def put(self, layer: int, key: Any, value: Any) -> None:
+        """Calls put and records it, with the rows."""
         # The cache may overwrite its arguments.
         fields = {
             "op": "put",
@@ -216,6 +218,7 @@ class Recorder:
         self._line(fields)
 
     def get(self, layer: int) -> Any:
+        """Calls get, records the view, and returns it."""
         view = self._cache.get(layer)
         key, value, mask = view
         fields: dict[str, Any] = {"op": "get", "layer": int(layer)}
@@ -241,6 +244,7 @@ class Recorder:
         return view
 
     def attend(self, layer: int, query: Any) -> Any:
+        """Calls attend, records queries and outputs, and returns the outputs."""
         # The cache may overwrite its argument.
         asked = _tensor(_arrays.rows(query, "query"))
         out = self._cache.attend(layer, query)
@@ -249,6 +253,7 @@ class Recorder:
         return out
 
     def remove(self, sequence: int, begin: int, end: int = OPEN_END) -> None:
+        """Calls remove and records it, also if it is refused."""
         range_ = {"begin": int(begin), "end": int(end)}
         self._answered(
             {"op": "remove", "seq": int(sequence), **range_},
@@ -256,16 +261,19 @@ class Recorder:
         )
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Calls copy_prefix and records it."""
         self._cache.copy_prefix(source, target, length)
         ends = {"src": int(source), "dst": int(target)}
         self._line({"op": "copy_prefix", **ends, "len": int(length)})
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
+        """Calls commit and records it."""
         self._cache.commit(sequence, path)
         drafts = [int(number) for number in path]
         self._line({"op": "commit", "seq": int(sequence), "path": drafts})
 
     def find_prefix(self, sequence: int, tokens: Sequence[int]) -> int:
+        """Calls find_prefix, records its answer, and returns it."""
         length = int(self._cache.find_prefix(sequence, tokens))
         ids = [int(token) for token in tokens]
         asked = {"seq": int(sequence), "tokens": ids}
@@ -273,24 +281,29 @@ class Recorder:
         return length
 
     def checkpoint(self, sequence: int) -> None:
+        """Calls checkpoint and records it."""
         self._cache.checkpoint(sequence)
         self._line({"op": "checkpoint", "seq": int(sequence)})
 
     def can_resume(self, sequence: int, position: int) -> bool:
+        """Calls can_resume, records its answer, and returns it."""
         result = bool(self._cache.can_resume(sequence, position))
         asked = {"seq": int(sequence), "pos": int(position)}
         self._line({"op": "can_resume", **asked, "result": result})
         return result
 
     def set_causal(self, except_: Sequence[int]) -> None:
+        """Calls set_causal and records it."""
         self._cache.set_causal(except_)
         self._line({"op": "set_causal", "except": [int(index) for index in except_]})
 
     def set_layer_type(self, type: int) -> None:
+        """Calls set_layer_type and records it."""
         self._cache.set_layer_type(type)
         self._line({"op": "set_layer_type", "type": int(type)})
 
     def encoder_cached(self) -> bool:
+        """Calls encoder_cached, records its answer, and returns it."""
         result = bool(self._cache.encoder_cached())
         self._line({"op": "encoder_cached", "result": result})
         return result

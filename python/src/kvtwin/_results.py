@@ -97,6 +97,7 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
+        """Whether the cache did what it should."""
         return self.finding is None
 
     def __bool__(self) -> bool:

@@ -66,6 +66,7 @@ class Library:
         return answer
 
     def run(self, history: str, page: pathlib.Path) -> list[Found]:
+        """Runs a history, and returns what it finds."""
         answer = self._call("run", history, "--html", str(page))
         if not answer["differences"]:
             return []
@@ -73,6 +74,7 @@ class Library:
         return [Found(history, answer["reason"], rerun)]
 
     def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
+        """Runs random histories, and returns what they find."""
         answer = self._call(
             *("fuzz", "--seconds", str(seconds), "--seed", str(seed)),
             *("--html", str(page)),
@@ -105,10 +107,12 @@ class Class:
         return Found(finding.history, finding.reason, rerun)
 
     def run(self, history: str, page: pathlib.Path) -> list[Found]:
+        """Runs a history, and returns what it finds."""
         finding = kvtwin.run(self._cls, history, html=page).finding
         return [self._found(finding)] if finding else []
 
     def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
+        """Runs random histories, and returns what they find."""
         made = kvtwin.fuzz(self._cls, seconds=seconds, seed=seed, html=page)
         return [self._found(finding) for finding in made.findings]
 

@@ -30,6 +30,7 @@ class Fuzzer(Protocol):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options --kvtwin-ops and --kvtwin-seed."""
     group = parser.getgroup("kvtwin")
     group.addoption(
         "--kvtwin-ops",

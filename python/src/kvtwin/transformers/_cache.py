@@ -122,6 +122,7 @@ class Cache(transformers.Cache):  # type: ignore[misc]
         super().__init__(layers=layers)
 
     def reset(self) -> None:
+        """Removes all tokens."""
         self._state.reset()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -132,16 +133,20 @@ class Cache(transformers.Cache):  # type: ignore[misc]
             self._state.crop(-tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Makes row i continue what row beam_idx[i] has."""
         self._state.pick(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats each row."""
         self._state.pick([row for row in range(self.batch_size) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keeps these rows of the batch."""
         self._state.pick(torch.arange(self.batch_size)[indices].tolist())
 
     @property
     def batch_size(self) -> int:
+        """The number of rows."""
         return len(self._state.ids)
 
     # Methods that other caches of transformers lack.
@@ -265,6 +270,7 @@ class EncoderDecoderCache(transformers.EncoderDecoderCache):  # type: ignore[mis
         """Any method is supported."""
 
     def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last tokens of the decoder: -3 removes three."""
         self.self_attention_cache.crop(tokens_to_remove)
 
 

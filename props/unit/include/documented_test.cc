@@ -1,0 +1,243 @@
+// The blocks of C++ in docs/, as its pages show them: props/repo/blocks_test.py
+// compares each block with its lines here.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "kvtwin/attention.h"
+#include "kvtwin/cache.h"
+#include "kvtwin/paged.h"
+#include "kvtwin/sessions.h"
+#include "props/base/forwarding_cache.h"
+#include "props/search/explain.h"
+#include "props/search/fuzz.h"
+
+namespace kvtwin {
+namespace {
+
+constexpr int k_head_dim = 4, layers = 2;  // NOLINT: the names of the pages.
+
+// Stores rows of ones for a batch in each layer.
+void PutOnes(Cache& cache, int tokens) {
+  const std::vector<float> ones(
+      static_cast<std::size_t>(k_head_dim) * static_cast<std::size_t>(tokens),
+      1);
+  const TensorView rows =
+      DenseView(ones.data(), DType::kF32, {k_head_dim, 1, tokens, 1});
+  for (int layer = 0; layer < layers; ++layer) {
+    ASSERT_TRUE(cache.SetLayer(layer).ok());
+    ASSERT_TRUE(cache.Put(rows, rows).ok());
+  }
+}
+
+// A cache of f32 with one sequence of 16 tokens.
+std::unique_ptr<Cache> SmallCache() {
+  auto cache = *MakeCache({.kind = Kind::kCausal});
+  EXPECT_TRUE(
+      cache->Init({.max_sequences = 1, .capacity = 16, .max_batch = 16}).ok());
+  return cache;
+}
+
+// docs/attention.md
+TEST(Documented, AttentionOverACache) {
+  const auto cache = SmallCache();
+  ASSERT_TRUE(
+      cache->StartForward({std::vector{0, 1}, std::vector{0, 0}}, false).ok());
+  PutOnes(*cache, 2);
+  const int batch_size = 2;
+  std::vector<float> out(2 * k_head_dim), ones(2 * k_head_dim, 1);
+  const std::vector<TensorView> query(
+      layers, DenseView(ones.data(), DType::kF32, {k_head_dim, 1, 2, 1}));
+
+  auto attention = *MakeAttention();
+  Status status = attention->Plan(cache->Get()->mask, /*rows=*/batch_size);
+  for (int layer = 0; layer < layers && status.ok(); ++layer) {
+    if (status = cache->SetLayer(layer); !status.ok()) break;
+    // query = [k_head_dim, heads, rows]; out = [v_head_dim, heads, rows]
+    status = attention->Attend(query[layer], *cache->Get(), VLayout::kPlain,
+                               {.scale = 1 / std::sqrt(float{k_head_dim})},
+                               {.out = out.data()});
+  }
+
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(out, ones);
+}
+
+// docs/attention.md
+TEST(Documented, AttentionOverAPool) {
+  auto pool = *MakePagedPool({.block_size = 2,
+                              .blocks = 4,
+                              .max_seq_len = 8,
+                              .k_head_dim = k_head_dim,
+                              .v_head_dim = k_head_dim,
+                              .dtype = DType::kF32});
+  const int sequence = *pool->Open();
+  std::vector<float> out(k_head_dim), ones(3 * k_head_dim, 1);
+  const TensorView rows =
+      DenseView(ones.data(), DType::kF32, {k_head_dim, 1, 3, 1});
+  const int layer = 0;
+  ASSERT_TRUE(pool->Append(sequence, layer, rows, rows).ok());
+  ASSERT_TRUE(pool->Commit(sequence, 3).ok());
+  const auto [columns, blocks, lengths] =
+      *pool->ExportTable(std::vector{sequence});
+  const std::vector<std::int32_t> query_rows = {1};
+  const TensorView query =
+      DenseView(ones.data(), DType::kF32, {k_head_dim, 1, 1, 1});
+  const AttentionOptions options = {.scale = 0.5F};
+  auto attention = *MakeAttention();
+
+  // Sequence i has the blocks in row i, columns entries each, and lengths[i]
+  // tokens, of which query_rows[i] are new.
+  Status status = attention->Plan({.blocks = blocks,
+                                   .columns = columns,
+                                   .lengths = lengths,
+                                   .query_rows = query_rows,
+                                   .block_size = pool->spec().block_size});
+  if (status.ok()) {
+    status = attention->Attend(query, *pool->Blocks(layer), pool->spec().layout,
+                               options, {.out = out.data()});
+  }
+
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(out, std::vector<float>(k_head_dim, 1));
+}
+
+using Logits = int;
+constexpr int kEndOfText = 0;
+
+// A model whose third token ends the text.
+struct CountingModel {
+  Logits Run(Cache& cache, const SessionBatch& batch) {
+    PutOnes(cache, static_cast<int>(batch.inputs.size()));
+    return ++passes % 3;
+  }
+  int passes = 0;
+};
+
+int Sample(Logits logits, int /*output*/) { return logits; }
+
+// docs/serving.md
+TEST(Documented, Serving) {
+  const auto made = *MakeCache({.kind = Kind::kCausal});
+  Cache& cache = *made;
+  CountingModel model;
+  const std::vector<SessionInput> prompt = {{.token = 5}, {.token = 7}};
+  std::vector<int> sent, closed;
+  const auto Send = [&](int /*request*/, int token) { sent.push_back(token); };
+  const auto Close = [&](int request) { closed.push_back(request); };
+
+  const SessionsSpec spec = {.slots = 16, .context = 8192, .batch = 512};
+  Status status = cache.Init(InitOf(spec, DType::kF16));
+  auto sessions = *MakeSessions(cache, spec);
+
+  const auto request = sessions->Submit(prompt, {.keep = 4, .limit = 500});
+  while (status.ok() && request.ok()) {
+    const SessionBatch batch = *sessions->NextBatch();  // Calls StartForward.
+    if (batch.inputs.empty()) break;
+    const Logits logits = model.Run(cache, batch);  // Put, Get and attention.
+    for (const int output : batch.outputs) {
+      const int request = batch.requests[output];
+      const int token = Sample(logits, output);
+      if (token == kEndOfText) {
+        status = sessions->Finish(request);
+      } else {
+        Send(request, token);
+        const Ending ending = *sessions->Sampled(request, token);
+        if (ending != Ending::kNone) Close(request);
+      }
+    }
+  }
+
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(sent, (std::vector{1, 2}));
+  EXPECT_TRUE(closed.empty());
+  EXPECT_TRUE(sessions->Requests().empty());
+}
+
+// docs/speculation.md
+TEST(Documented, Drafts) {
+  const auto made = SmallCache();
+  Cache& cache = *made;
+  ASSERT_TRUE(
+      cache.StartForward({std::vector{0, 1}, std::vector{0, 0}}, false).ok());
+  PutOnes(cache, 2);
+
+  const std::vector<std::int32_t> positions = {2, 2, 3, 3, 4};
+  const std::vector<int> sequences = {0, 0, 0, 0, 0};
+  const std::vector<int> parents = {kCommitted, kCommitted, 0, 0, 2};
+  Status status = cache.StartForward(
+      {.positions = positions, .sequences = sequences, .parents = parents},
+      false);
+  // ... SetLayer, Put and Get of every layer, and the model's outputs.
+  const std::vector<int> accepted = {0, 2};
+  if (status.ok()) status = cache.Commit(0, accepted);
+
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  std::vector<CellEntry> cells;
+  cache.ListCells(cells);
+  EXPECT_EQ(cells.size(), 4U);
+}
+
+// docs/hybrid.md
+TEST(Documented, Hybrids) {
+  const CacheSpec recurrent = {
+      .kind = Kind::kRecurrent, .checkpoint_every = 4, .checkpoints = 2};
+  const CacheSpec with_drafts = {.kind = Kind::kRecurrent,
+                                 .checkpoint_every = 4,
+                                 .checkpoints = 2,
+                                 .drafts = 8};
+  const CacheSpec with_pins = {.kind = Kind::kRecurrent, .pins = 2};
+  const CacheSpec causal = {.kind = Kind::kCausal};
+  const CacheSpec windowed = {.kind = Kind::kSwa, .window = 2};
+  const CacheSpec hybrid = {.kind = Kind::kHybrid,
+                            .caches = {causal, recurrent, windowed}};
+  const PagedSpec groups = {
+      .max_seq_len = 4096,
+      .groups = {{.block_size = 2, .blocks = 9},
+                 {.block_size = 2, .blocks = 6, .window = 3},
+                 {.block_size = 4, .blocks = 4, .states = true}}};
+  const PrefixKey key = {.salt = "tenant",
+                         .extra = {"adapter 7", "version 2"},
+                         .media = {{5, "hash of the image"}}};
+  EXPECT_TRUE(MakeCache(recurrent).ok());
+  EXPECT_TRUE(MakeCache(with_drafts).ok());
+  EXPECT_TRUE(MakeCache(with_pins).ok());
+  EXPECT_TRUE(MakeCache(hybrid).ok());
+  const auto pool = MakePagedPool(groups);
+  ASSERT_TRUE(pool.ok());
+  EXPECT_TRUE((*pool)->Open(std::vector{1, 2, 3}, key).ok());
+}
+
+// A cache of another project.
+class MyCache : public props::ForwardingCache {
+ public:
+  explicit MyCache(const CacheSpec& spec) : ForwardingCache(*MakeCache(spec)) {}
+};
+
+// docs/adapter.md
+int TestMyCache() {
+  const props::Subject mine = {
+      .name = "mine",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        if (spec.kind == Kind::kEncoder || spec.kind == Kind::kWrapper) {
+          return Status(StatusCode::kNotSupported, "no such kind here");
+        }
+        return std::unique_ptr<Cache>(std::make_unique<MyCache>(spec));
+      }};
+  props::FuzzOptions options;
+  options.operations = 20000;
+  const props::FuzzResult result = props::Fuzz(options, mine);
+  if (!result.failure) return 0;
+  std::puts(props::FailureText(*result.failure).c_str());
+  return 1;
+}
+
+TEST(Documented, FuzzInCpp) { EXPECT_EQ(TestMyCache(), 0); }
+
+}  // namespace
+}  // namespace kvtwin
