@@ -13,6 +13,7 @@ if the campaign could not run (docs/campaign.md).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -34,6 +35,9 @@ from kvtwin.campaign._shards import (
     start_ray,
 )
 from kvtwin.campaign._store import Store, StoreError, as_uri
+
+
+_STARTS_MOST = 100
 
 
 class _Ended(BaseException):
@@ -160,6 +164,33 @@ def _print(report: dict[str, Any], cost: Cost) -> None:
     )
 
 
+def _run(run: _Shards | Explore, asked: argparse.Namespace, store: Store, cost: Cost) -> int:
+    """Runs all of a campaign. Returns the signal that ended it, or 0."""
+    progress = Progress()
+    try:
+        for start in range(_STARTS_MOST):
+            ray = start_ray(asked.workers, asked.address)
+            for one in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(one, _end)
+            try:
+                run.run(ray, store, cost, progress)
+                return 0
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None  # As it was raised in the worker.
+            except ray.exceptions.RayError as error:
+                # Ray itself died here, and not a worker.
+                if asked.address is not None or start == _STARTS_MOST - 1:
+                    raise CampaignError(f"Ray ended: {error}") from error
+                print(f"kvtwin.campaign: Ray starts again: {error}", file=sys.stderr)
+            finally:
+                ray.shutdown()
+    except _Ended as signalled:
+        return signalled.number
+    finally:
+        progress.end()
+    raise AssertionError("it has returned or raised")
+
+
 def _campaign(asked: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="kvtwin-campaign-") as scratch:
         store = Store(as_uri(asked.store or scratch))
@@ -167,19 +198,9 @@ def _campaign(asked: argparse.Namespace) -> int:
         run = Explore(asked) if explores else _Shards(SEARCHES[asked.campaign](asked))
         store.begin(run.parameters())
         cost = Cost(workers=asked.workers)
-        ray = start_ray(asked.workers, asked.address)
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, _end)
-        progress, ended = Progress(), 0
-        try:
-            run.run(ray, store, cost, progress)
-        except _Ended as signalled:
-            ended = signalled.number
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None  # As it was raised in the worker.
-        finally:
-            progress.end()
-            ray.shutdown()
+        # Ray says on the standard output that a worker died.
+        with contextlib.redirect_stdout(sys.stderr):
+            ended = _run(run, asked, store, cost)
     used = resource.getrusage(resource.RUSAGE_SELF)
     report = {"campaign": asked.campaign, **run.report()}
     if asked.json:

@@ -265,7 +265,7 @@ class Explore:
         actor = ray.remote(num_cpus=0, max_restarts=1000, max_task_retries=1000)(Partition)
         actors = [actor.remote(store.uri, i) for i in range(self._asked.partitions)]
         ray.get([one.load.remote(-1) for one in actors])
-        cost.seconds = 0
+        self._results, self._findings, cost.seconds = [], {}, 0
         for number, name in enumerate(self.cases):
             result = _Case(name)
             self._results.append(result)
