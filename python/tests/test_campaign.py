@@ -306,6 +306,26 @@ def test_museum(tmp_path):
     ]
 
 
+def test_mutants(tmp_path):
+    script = tmp_path / "props/repo/mutants.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        """
+import json, pathlib, sys
+part, work = sys.argv[sys.argv.index("--part") + 1], sys.argv[sys.argv.index("--work") + 1]
+assert "worker-" in work
+alive = [{"key": "k", "file": "a.cc", "line": 3, "after": "b"}] if part == "1/3" else []
+print(json.dumps({"counts": {"killed": 2, "survived": len(alive)}, "survived": alive}))
+sys.exit(len(alive))
+"""
+    )
+    words = ["mutants", "--parts", 3, "--repository", tmp_path, "--python", sys.executable]
+    code, report, _, _ = campaign(*words, "--workers", 2)
+    assert code == 1 and report["counts"] == {"killed": 6, "survived": 1}
+    (found,) = report["findings"]
+    assert found["reason"] == "survived: a.cc:3: b" and found["shard"] == "mutants-1"
+
+
 def test_backends(tmp_path):
     dev = tmp_path / "dev"
     dev.write_text('#!/bin/sh\necho "judged $2"\n[ "$2" = right ]\n')
@@ -405,7 +425,7 @@ def test_malformed_requests(asked, message):
 def descendants(pid):
     """Returns the processes below a process, and what each is called."""
     listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,args="], stdout=subprocess.PIPE, text=True, check=True
+        ["ps", "-wweo", "pid=,ppid=,args="], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
     children = {}
     for line in listed.splitlines():
@@ -450,7 +470,7 @@ def with_kills(words, pattern, tmp_path, draw):
     while sum(left.values()) > 0:
         number += 1
         store = tmp_path / str(number)
-        process = start(*words, "--store", store)
+        process = start(words[0], "--store", store, *words[1:])
         stored = have = 0
         while process.poll() is None:
             if count_of(store, pattern) <= have or sum(left.values()) == 0:
@@ -466,7 +486,7 @@ def with_kills(words, pattern, tmp_path, draw):
                 process.communicate()
                 left["driver"] -= 1
                 stored = have
-                process = start(*words, "--store", store)
+                process = start(words[0], "--store", store, *words[1:])
         yield (*ended(process), stored)
 
 
@@ -516,7 +536,7 @@ def test_an_interrupt_keeps_what_was_found(tmp_path):
 
 
 def test_ray_itself_dies(undisturbed, tmp_path):
-    process = start(*LONGER, "--store", tmp_path)
+    process = start(*LONGER[:-1], 1, "--store", tmp_path)
     while count_of(tmp_path, "fuzz-*.json") < 2 and process.poll() is None:
         time.sleep(0.02)
     assert kill_one(process, lambda args: "/raylet " in args, random.Random(3))

@@ -3,6 +3,7 @@
     python -m kvtwin.campaign fuzz --ops 100000000 --seed 1 --workers 64
     python -m kvtwin.campaign laws --runs 100000 --store s3://bucket/laws
     python -m kvtwin.campaign museum --patches props/museum -- --build build
+    python -m kvtwin.campaign mutants --python build/mutants/venv/bin/python
     python -m kvtwin.campaign explore --cells 6 --store runs/six
 
 The report is the same for any number of workers. What has been done is stored, and a
@@ -96,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     museum = subs.add_parser("museum", parents=[common], help="bugs of other caches")
     museum.add_argument("--patches", default="props/museum", help="the folder of the bugs")
     museum.add_argument("--seeds", type=_count, default=20, help="seeds for each bug")
+    mutants = subs.add_parser("mutants", parents=[common], help="mutants of kvtwin: ./dev mutants")
+    mutants.add_argument("--parts", type=_count, default=90, help="shards")
+    mutants.add_argument("--repository", default=".", help="the folder of kvtwin")
+    mutants.add_argument("--python", default="python3", help="which has universalmutator")
     backends = subs.add_parser(
         "backends", parents=[common], help="caches of other projects: ./dev backends"
     )

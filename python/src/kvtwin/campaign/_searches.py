@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from kvtwin.campaign._shards import CampaignError, Shard, parameters_of
+from kvtwin.campaign._shards import WORKER, CampaignError, Shard, parameters_of
 
 Answer = dict[str, Any]
 Answers = Mapping[str, Answer]  # By the name of the shard.
@@ -394,6 +394,49 @@ class Museum(Each):
         return {"bugs": bugs}
 
 
+class Mutants(Each):
+    """Mutants of kvtwin, which its tests must kill (docs/mutants.md)."""
+
+    name = "mutants"
+    unit = "parts"
+
+    def shards(self) -> list[Shard]:
+        repository = pathlib.Path(self._asked.repository).resolve()
+        script = repository / "props/repo/mutants.py"
+        if not script.is_file():
+            raise CampaignError(f"--repository {self._asked.repository}: it has no {script.name}")
+        # Each worker has a copy of the tree, which it builds once.
+        work = str(repository / f"build/mutants/{WORKER}")
+        made = []
+        for number in range(self._asked.parts):
+            part = f"{number}/{self._asked.parts}"
+            words = [self._asked.python, str(script), "--part", part, "--work", work, "--json"]
+            made.append(Shard(f"mutants-{number}", (*words, *self._asked.options), "counts"))
+        return made
+
+    def arguments(self) -> dict[str, Any]:
+        return {"parts": self._asked.parts}
+
+    def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
+        if "crash" in answer:
+            return findings_in(answer)
+        return [
+            {
+                "bucket": one["key"],
+                "reason": f"survived: {one['file']}:{one['line']}: {one['after']}",
+                "rerun": f"./dev mutants --only {one['file']}",
+            }
+            for one in answer["survived"]
+        ]
+
+    def summary(self, answers: Answers) -> dict[str, Any]:
+        counts: dict[str, int] = {}
+        for shard in self._shards:
+            for outcome, count in answers.get(shard.name, {}).get("counts", {}).items():
+                counts[outcome] = counts.get(outcome, 0) + count
+        return {"counts": counts}
+
+
 class Backends(Each):
     """The caches of other projects, judged as `./dev backends` does."""
 
@@ -421,4 +464,4 @@ class Backends(Each):
         return [{"bucket": f"not-as-its-page-{shard.name}", "reason": last, "rerun": rerun}]
 
 
-SEARCHES = {one.name: one for one in (Fuzz, Laws, Museum, Backends)}
+SEARCHES = {one.name: one for one in (Fuzz, Laws, Museum, Mutants, Backends)}

@@ -20,6 +20,7 @@ from kvtwin.campaign._store import DamagedError, Store
 _WINDOW = 4  # Shards of each worker that are handed to Ray at a time.
 _KILLED_MOST = 5  # A program that is killed this often is an error.
 _LOG_SECONDS = 30.0
+WORKER = "{worker}"  # In the words of a program: a name of the worker.
 _KEYS = {"answer": dict, "code": int, "cpu_seconds": float}
 
 
@@ -72,8 +73,9 @@ def _crash(shard: Shard, code: int, errors: str) -> dict[str, Any]:
 def run_program(shard: Shard) -> dict[str, Any]:
     """Runs the program of a shard, and returns what is stored of it."""
     before = _cpu_seconds(resource.RUSAGE_CHILDREN)
+    words = [word.replace(WORKER, f"worker-{os.getpid()}") for word in shard.words]
     for _ in range(_KILLED_MOST):
-        done = subprocess.run(shard.words, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode not in (-9, -15):  # Whoever killed it, not a bug.
             break
     else:
