@@ -807,6 +807,11 @@ add_test(NAME command.known_canary
           "findings passed over: optimized-subject-"
           $<TARGET_FILE:kvtwin_canary> fuzz --kind swa --ops 20000
           --known optimized-subject-mask-bytes)
+# A finding is reported as it was found.
+add_test(NAME command.unshrunk_canary
+  COMMAND ${PROJECT_SOURCE_DIR}/props/testing/expect.sh 1
+          "bucket: optimized-subject-[a-z-]*[+].*[+]put.*[+]put.*[+]put.*[+]put"
+          $<TARGET_FILE:kvtwin_canary> fuzz --ops 20000 --unshrunk)
 # Known findings that are passed over neither make up for unknown ones nor hide
 # them: the shortest history of all shows a known finding.
 add_test(NAME command.known_canary_of_two
@@ -894,11 +899,16 @@ if(KVTWIN_PYTHON)
     COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/scripts/json_keys_test.py
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
             $<TARGET_FILE:kvtwin_c_pool_bug> ${PROJECT_BINARY_DIR})
+  add_test(NAME command.explore_batches
+    COMMAND ${KVTWIN_PYTHON}
+            ${PROJECT_SOURCE_DIR}/props/command/scripts/explore_batches_test.py
+            $<TARGET_FILE:kvtwin_command>)
   add_test(NAME command.certify
     COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/certify/certify_test.py
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache>
             $<TARGET_FILE:kvtwin_c_cache_bug>)
-  set_tests_properties(command.json_keys command.certify PROPERTIES TIMEOUT 300)
+  set_tests_properties(command.json_keys command.explore_batches command.certify
+    PROPERTIES TIMEOUT 300)
 endif()
 kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
   ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)

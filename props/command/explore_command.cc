@@ -21,6 +21,7 @@
 #include "props/base/text_file.h"
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
+#include "props/command/explore_batches.h"
 #include "props/command/option_checks.h"
 #include "props/paged/explore_pools.h"
 #include "props/paged/paged_runner.h"
@@ -43,6 +44,7 @@ struct ExploreArguments {
   int threads = std::clamp(AsInt(std::thread::hardware_concurrency()), 1, 256);
   double seconds = 0;
   bool json = false;
+  bool batches = false;
   BackendArguments backend;  // Instead of a twin, if one is given.
 };
 
@@ -149,6 +151,14 @@ class Session {
       fmt::print(stderr, "kvtwin explore: no cache of {} cells of that kind\n",
                  arguments_.size.cells);
       return 2;
+    }
+    if (arguments_.batches) {
+      return AnswerBatches(arguments_.size, cases, subject_, expand_,
+                           [&](const ExploreResult& result) {
+                             nlohmann::ordered_json json;
+                             AddFailure(result, json);
+                             return json;
+                           });
     }
     for (const ExploreCase& explored : cases) {
       if (Interrupted()) {
@@ -257,20 +267,23 @@ class Session {
                                    {"depth", result.depth},
                                    {"fixed_point", result.fixed_point},
                                    {"seconds", result.seconds}};
-    if (result.failure) {
-      json["check"] = result.failure->check;
-      json["reason"] = result.failure->text;
-      if (!subject_.is_twin()) {
-        json["reason"] = fmt::format("in the state{}: {}", result.from,
-                                     result.failure->text);
-      }
-      const std::optional<Failure> explained =
-          IsKnown(*result.failure) ? std::nullopt : Explained(result, subject_);
-      json["history"] = explained ? explained->history : ToText(result.history);
-      if (explained && !subject_.is_twin()) json["rerun"] = explained->rerun;
-      if (explained) json["bucket"] = explained->bucket;
-    }
+    if (result.failure) AddFailure(result, json);
     cases_.push_back(json);
+  }
+
+  // Adds the keys of a failure, shrunk and explained.
+  void AddFailure(const ExploreResult& result, nlohmann::ordered_json& json) {
+    json["check"] = result.failure->check;
+    json["reason"] = result.failure->text;
+    if (!subject_.is_twin()) {
+      json["reason"] =
+          fmt::format("in the state{}: {}", result.from, result.failure->text);
+    }
+    const std::optional<Failure> explained =
+        IsKnown(*result.failure) ? std::nullopt : Explained(result, subject_);
+    json["history"] = explained ? explained->history : ToText(result.history);
+    if (explained && !subject_.is_twin()) json["rerun"] = explained->rerun;
+    if (explained) json["bucket"] = explained->bucket;
   }
 
   // Whether a failure of a third-party cache was reported before: it is shrunk
@@ -440,8 +453,9 @@ void RefuseOtherKind(const CLI::App& explore,
   const bool groups = arguments.kind == "groups";
   const bool of_states = groups && !arguments.backend.given();
   const bool paged = arguments.kind == "paged" || groups;
-  for (const char* option : {"--cells", "--sequences", "--positions", "--dtype",
-                             "--state", "--seconds", "--profile", "--depth"}) {
+  for (const char* option :
+       {"--cells", "--sequences", "--positions", "--dtype", "--state",
+        "--seconds", "--profile", "--depth", "--batches"}) {
     if (explore.count(option) == 0) continue;
     const std::string_view name = option;
     if (of_states && name == "--seconds") continue;
@@ -470,6 +484,7 @@ void CheckDrafts(const ExploreArguments& arguments) {
   }
   if (arguments.twin == "cuda") refuse("the twin cuda has no drafts");
   if (!arguments.state.empty()) refuse("the progress cannot be saved: --state");
+  if (arguments.batches) refuse("states with drafts have no number: --batches");
 }
 
 int RunExplore(const ExploreArguments& arguments) {
@@ -554,6 +569,12 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       ->check(CLI::ExistingDirectory);
   AddBackendOptions(*explore, arguments->backend);
   AddProfileOption(*explore, arguments->backend);
+  explore
+      ->add_flag("--batches", arguments->batches,
+                 "expand the states that the standard input has "
+                 "(docs/campaign.md)")
+      ->excludes("--state")
+      ->excludes("--seconds");
   explore->add_flag("--json", arguments->json, "print one JSON object");
   explore->callback([arguments, explore, &exit_code] {
     RefuseOtherKind(*explore, *arguments);

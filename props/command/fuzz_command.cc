@@ -624,6 +624,9 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       ->type_name("BUCKET ...")
       ->each(
           [&options](const std::string&) { options.known_buckets.erase(""); });
+  fuzz->add_flag("--unshrunk", options.unshrunk,
+                 "without --known: report a failure as it was found, without "
+                 "shrinking it");
   fuzz->add_flag("--dtypes", options.dtypes,
                  "draw all pairs of dtypes of K and V in turn");
   fuzz->add_flag("--speculate", options.speculate,

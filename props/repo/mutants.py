@@ -12,6 +12,7 @@ survivors are tried again.
 import argparse
 import collections
 import json
+import pathlib
 import queue
 import sys
 import threading
@@ -41,12 +42,27 @@ def print_score(counts, killers, seconds):
               f"mutants, in {seconds:.0f} s")
 
 
+def part(text):
+    """Parses "3/16"."""
+    number, _, count = text.partition("/")
+    made = int(number), int(count)
+    if not 0 <= made[0] < made[1]:
+        raise ValueError(text)
+    return made
+
+
 def main():
     parser = argparse.ArgumentParser(prog="./dev mutants")
     parser.add_argument("--sample", type=int, default=900)
     parser.add_argument("--only", action="append", metavar="FILE")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--part", type=part, default=(0, 1), metavar="I/N",
+                        help="every Nth mutant of the sample, from the Ith on")
+    parser.add_argument("--work", type=pathlib.Path, default=WORK,
+                        help="the folder of the copies and of the results")
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object")
     parser.add_argument("--arguments", action="store_true",
                         help="only see whether docs/mutants.md fits")
     options = parser.parse_args()
@@ -58,6 +74,9 @@ def main():
     start = time.monotonic()
 
     generated, kept, chosen = sample(options.sample, options.only)
+    chosen = chosen[options.part[0]::options.part[1]]
+    if options.json:
+        sys.stdout = sys.stderr
     print(f"generated {generated}, not noise {kept}, sampled {len(chosen)}",
           flush=True)
 
@@ -65,8 +84,8 @@ def main():
         return (mutant.file, one_line(mutant.before),
                 one_line(mutant.after)) in equivalent
 
-    WORK.mkdir(parents=True, exist_ok=True)
-    results_path = WORK / "results.jsonl"
+    options.work.mkdir(parents=True, exist_ok=True)
+    results_path = options.work / "results.jsonl"
     results = {}
     if results_path.exists():
         for line in results_path.read_text().splitlines():
@@ -100,7 +119,7 @@ def main():
                           f"  {entry['before']}\n  {entry['after']}",
                           flush=True)
 
-    benches = [Bench(WORK / f"tree{job}") for job in range(options.jobs)]
+    benches = [Bench(options.work / f"tree{job}") for job in range(options.jobs)]
     def try_all(mutants, how):
         todo = queue.SimpleQueue()
         for mutant in mutants:
@@ -136,6 +155,12 @@ def main():
             if known["outcome"] == "killed":
                 killers[known["by"].rsplit(" ", 1)[0]] += 1
     print_score(counts, killers, time.monotonic() - start)
+    if options.json:
+        survived = [results[mutant.key] for mutant in chosen
+                    if mutant.key in results and not is_argued(mutant)
+                    and results[mutant.key]["outcome"] == "survived"]
+        print(json.dumps({"counts": counts, "survived": survived}),
+              file=sys.__stdout__)
     return 1 if counts["survived"] else 0
 
 

@@ -29,13 +29,13 @@ namespace {
 constexpr double kMostStates = 4e9;  // One bit each: half a gigabyte.
 constexpr double kMostKeys = 1e19;   // They fit a StateKey.
 
-// The keys of the states that were seen: a bit for each, or, of a wrapper, a
-// set, because most of its keys are of no state.
+// The keys of the states that were seen: a bit for each, or, of a wrapper and
+// if there are `few` states, a set.
 class KeySet {
  public:
-  explicit KeySet(double keys)
+  KeySet(double keys, bool few)
       : keys_(static_cast<StateKey>(keys)),
-        bits_(keys <= kMostStates ? keys_ : 0) {}
+        bits_(keys <= kMostStates && !few ? keys_ : 0) {}
   bool IsKey(StateKey key) const { return key < keys_; }
   bool Has(StateKey key) const {
     return bits_.empty() ? set_.contains(key) : bits_[key];
@@ -72,7 +72,8 @@ ExploreEntry EntryOf(const ExploreWay& way,
 class ExplorerOfKeys final : public Explorer {
  public:
   ExplorerOfKeys(const ExploreSize& size, const ExploreCase& what,
-                 const Subject& subject, const ExpandFn& expand)
+                 const Subject& subject, const ExpandFn& expand,
+                 bool few = false)
       : size_(size),
         what_(what),
         subject_(subject),
@@ -80,8 +81,24 @@ class ExplorerOfKeys final : public Explorer {
         round_(expand ? 16 : 1024),
         codec_(size, Size(what.setup.spec.caches)),
         steps_(AllSteps(size, subject.abilities)),
-        seen_(codec_.keys()) {
+        seen_(codec_.keys(), few) {
     Add(0, {});
+  }
+
+  // Goes from the empty cache along `path`, and expands the last state only.
+  // Returns null if it is no path.
+  const ExploreResult* Along(std::span<const FoundState> path) {
+    for (const FoundState& next : path) {
+      if (!seen_.IsKey(next.state) || seen_.Has(next.state) ||
+          next.step >= steps_.size() || next.parent != keys_.back()) {
+        return nullptr;
+      }
+      Add(next.state, {static_cast<std::uint32_t>(keys_.size() - 1),
+                       static_cast<std::uint32_t>(next.step)});
+    }
+    expanded_ = keys_.size() - 1;
+    Expand(1, 1);
+    return &result_;
   }
 
   const ExploreResult& Run(
@@ -362,6 +379,59 @@ class ExplorerOfKeys final : public Explorer {
 };
 
 }  // namespace
+
+StateExpander::StateExpander(const ExploreSize& size, const ExploreCase& what,
+                             const Subject& subject, ExpandFn expand)
+    : size_(size),
+      what_(what),
+      subject_(subject),
+      expand_(std::move(expand)),
+      codec_(std::make_unique<StateCodec>(size, Size(what.setup.spec.caches))),
+      steps_(AllSteps(size, subject.abilities)) {}
+
+StateExpander::~StateExpander() = default;
+
+bool StateExpander::IsKey(std::uint64_t state) const {
+  return static_cast<double>(state) < std::min(codec_->keys(), kMostKeys);
+}
+
+FoundStates StateExpander::Expand(std::span<const std::uint64_t> states) {
+  FoundStates batch;
+  std::unordered_set<StateKey> seen;
+  std::vector<int> names(AsSize(size_.sequences));
+  std::iota(names.begin(), names.end(), 0);
+  if (!expand_ && !worker_) {
+    worker_ = std::make_unique<ExploreWorker>(what_.setup, *codec_, subject_);
+  }
+  for (const StateKey state : states) {
+    const Expansion expansion =
+        expand_ ? expand_(size_, what_, {.base = state, .names = names})
+                : worker_->Expand({.base = state}, steps_);
+    batch.checked += expansion.checked;
+    batch.differences += expansion.differences;
+    batch.ended = expansion.ended;
+    batch.not_made = expansion.not_made;
+    if (expansion.differences > 0 && !batch.failed) batch.failed = state;
+    for (const Expansion::Found& found : expansion.found) {
+      if (!IsKey(found.state) || !seen.insert(found.state).second) continue;
+      batch.found.push_back({found.state, state, found.step});
+    }
+    if (batch.ended) break;
+  }
+  std::ranges::sort(batch.found, {}, &FoundState::state);
+  return batch;
+}
+
+std::optional<ExploreResult> ExploreAlong(const ExploreSize& size,
+                                          const ExploreCase& what,
+                                          const Subject& subject,
+                                          const ExpandFn& expand,
+                                          std::span<const FoundState> path) {
+  ExplorerOfKeys explorer(size, what, subject, expand, /*few=*/true);
+  const ExploreResult* result = explorer.Along(path);
+  if (result == nullptr) return std::nullopt;
+  return *result;
+}
 
 Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
                       const Subject& subject, const ExploreWay& way) {

@@ -9,6 +9,7 @@
 #include <iosfwd>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -132,6 +133,60 @@ class Explorer {
   virtual void Save(std::ostream& out) const = 0;
   virtual Status Load(std::istream& in) = 0;
 };
+
+// A state, and the state and the step by which it was found: three numbers of
+// 64 bits, as programs exchange them.
+struct FoundState {
+  std::uint64_t state = 0;
+  std::uint64_t parent = 0;
+  std::uint64_t step = 0;
+};
+
+// The results of all steps from several states.
+struct FoundStates {
+  std::int64_t checked = 0;
+  std::int64_t differences = 0;
+  bool ended = false;                        // As in Expansion.
+  bool not_made = false;                     // As in Expansion.
+  std::optional<std::uint64_t> failed = {};  // The first state that failed.
+  // Each state once, in their order, by the first way to it.
+  std::vector<FoundState> found = {};
+};
+
+class ExploreWorker;
+class StateCodec;
+struct ExploreStep;
+
+// Expands states that another program keeps: an exploration without a memory of
+// what it has seen. There are no drafts.
+class StateExpander {
+ public:
+  StateExpander(const ExploreSize& size, const ExploreCase& what,
+                const Subject& subject, ExpandFn expand);
+  ~StateExpander();
+
+  // Returns whether a state can have this number.
+  bool IsKey(std::uint64_t state) const;
+  // Requires: IsKey for each state.
+  FoundStates Expand(std::span<const std::uint64_t> states);
+
+ private:
+  ExploreSize size_;
+  ExploreCase what_;
+  Subject subject_;
+  ExpandFn expand_;
+  std::unique_ptr<StateCodec> codec_;
+  std::vector<ExploreStep> steps_;
+  std::unique_ptr<ExploreWorker> worker_;
+};
+
+// Expands the last state of a path from the empty cache, where no state is
+// twice. Nothing if there is no such path.
+std::optional<ExploreResult> ExploreAlong(const ExploreSize& size,
+                                          const ExploreCase& what,
+                                          const Subject& subject,
+                                          const ExpandFn& expand,
+                                          std::span<const FoundState> path);
 
 }  // namespace kvtwin::props
 

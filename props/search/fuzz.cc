@@ -394,7 +394,9 @@ class Search {
   Failure Shortest(const History& found, const Failure& failure,
                    const Refuses& refuses) {
     result_.shrunk = found;
-    if (failure.Is(kNotTheSame)) {
+    // Whether a finding is known shows in its shortest history.
+    const bool unshrunk = options_.unshrunk && options_.known_buckets.empty();
+    if (failure.Is(kNotTheSame) || unshrunk) {
       return source_.Explained(found, failure, subject_);
     }
     const CrashReport crash([&] { return RerunCommand(found, subject_); });

@@ -20,7 +20,6 @@ import json
 import os
 import pathlib
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from typing import Any, Protocol
 from xml.etree import ElementTree
 
 import kvtwin
+from kvtwin._command import command_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,7 @@ class Library:
     """A shared library, driven by the command."""
 
     def __init__(self, path: str, options: Sequence[str]) -> None:
-        beside = pathlib.Path(sys.executable).with_name("kvtwin")
-        self._command = shutil.which("kvtwin") or str(beside)
+        self._command = command_path()
         self._options = ["--backend", path, *options]
 
     def _call(self, *arguments: str) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""Shards: what a campaign is divided into, and how they run on Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from kvtwin.campaign._store import DamagedError, Store
+
+_WINDOW = 4  # Shards of each worker that are handed to Ray at a time.
+_KILLED_MOST = 5  # A program that is killed this often is an error.
+_LOG_SECONDS = 30.0
+WORKER = "{worker}"  # In the words of a program: a name of the worker.
+_KEYS = {"answer": dict, "code": int, "cpu_seconds": float}
+
+
+class CampaignError(Exception):
+    """A campaign cannot go on. The text is for users."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A program to run, whose result is stored under a name."""
+
+    name: str
+    words: tuple[str, ...]
+    # A key of the object that the program prints as JSON; "list" if it prints a
+    # list; "printed" if it prints text.
+    key: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.json"
+
+
+@dataclasses.dataclass
+class Cost:
+    """What a campaign took. It differs from run to run, unlike the report."""
+
+    workers: int = 1
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    worker_cpu_seconds: float = 0.0
+    reused: int = 0  # Shards that were stored already.
+
+
+def _cpu_seconds(who: int) -> float:
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+def _crash(shard: Shard, code: int, errors: str) -> dict[str, Any]:
+    """Returns the answer of a program that a signal ended."""
+    lines = errors.strip().splitlines() or ["it printed nothing"]
+    return {
+        "operations": 0,
+        "crash": -code,
+        "reason": f"ended by signal {-code}: {lines[-1]}",
+        "rerun": " ".join(shard.words),
+    }
+
+
+def run_program(shard: Shard) -> dict[str, Any]:
+    """Runs the program of a shard, and returns what is stored of it."""
+    before = _cpu_seconds(resource.RUSAGE_CHILDREN)
+    words = [word.replace(WORKER, f"worker-{os.getpid()}") for word in shard.words]
+    for _ in range(_KILLED_MOST):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode not in (-9, -15):  # Whoever killed it, not a bug.
+            break
+    else:
+        raise CampaignError(f"{shard.name}: its program was killed {_KILLED_MOST} times")
+    if done.returncode < 0:
+        answer = _crash(shard, done.returncode, done.stderr)
+    elif done.returncode > 1 and not (shard.key == "laws" and done.stdout):
+        # `kvtwin laws` exits with 2 if a backend cannot be judged by the law.
+        said = (done.stderr.strip() or done.stdout.strip())[-500:]
+        raise CampaignError(
+            f"{shard.name}: {shard.words[0]} exited with {done.returncode}: {said}"
+        )
+    elif shard.key != "printed":
+        answer = json.loads(done.stdout)
+        if isinstance(answer, list):
+            answer = {"list": answer}
+    else:
+        answer = {"printed": done.stdout[-10000:], "code": done.returncode}
+    cpu = _cpu_seconds(resource.RUSAGE_CHILDREN) - before
+    return {"answer": answer, "code": done.returncode, "cpu_seconds": cpu}
+
+
+def _run_shard(uri: str, shard: Shard) -> dict[str, Any]:
+    """Runs a shard in a worker, which stores the result itself."""
+    before = _cpu_seconds(resource.RUSAGE_SELF)
+    result = run_program(shard)
+    Store(uri).write(shard.file, result)
+    return {**result, "worker_cpu_seconds": _cpu_seconds(resource.RUSAGE_SELF) - before}
+
+
+def read_result(store: Store, shard: Shard) -> dict[str, Any]:
+    """Reads the stored result of a shard. Raises DamagedError if it is none."""
+    result = store.read(shard.file)
+    for key, kind in _KEYS.items():
+        if not isinstance(result.get(key), kind):
+            raise DamagedError(f"{shard.file}: it has no {key}")
+    if not {shard.key, "crash"} & result["answer"].keys():
+        raise DamagedError(f"{shard.file}: its answer has no {shard.key}")
+    return result
+
+
+class Progress:
+    """Says how far a campaign is: one line on a terminal, else lines of a log."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._said = time.monotonic()
+
+    def show(self, text: str) -> None:
+        now = time.monotonic()
+        if self._terminal and now - self._said > 0.2:
+            print(f"\r{text:<79}", end="", file=sys.stderr, flush=True)
+        elif not self._terminal and now - self._said > _LOG_SECONDS:
+            print(f"kvtwin.campaign: {text}", file=sys.stderr, flush=True)
+        else:
+            return
+        self._said = now
+
+    def end(self) -> None:
+        if self._terminal:
+            print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)
+
+
+def start_ray(workers: int, address: str | None) -> Any:
+    """Starts Ray on this machine, or joins a cluster. Returns the module."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise CampaignError(f"{error}: pip install 'kvtwin[campaign]'") from error
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address is None:
+            ray.init(num_cpus=workers, include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise CampaignError(f"--address {address}: {error}") from error
+    return ray
+
+
+def run_shards(
+    ray: Any,
+    store: Store,
+    shards: Iterable[Shard],
+    cost: Cost,
+) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    """Yields the result of each shard, in any order; those that are stored at once.
+
+    A worker that dies is replaced, and its shard runs again.
+    """
+    task = ray.remote(num_cpus=1, max_retries=1000)(_run_shard)
+    stored = store.names()
+    running: dict[Any, Shard] = {}
+
+    def wait() -> Iterator[tuple[Shard, dict[str, Any]]]:
+        done, _ = ray.wait(list(running), num_returns=1)
+        for ref in done:
+            result = ray.get(ref)
+            cost.cpu_seconds += result["cpu_seconds"]
+            cost.worker_cpu_seconds += result.pop("worker_cpu_seconds")
+            yield running.pop(ref), result
+
+    for shard in shards:
+        if shard.file in stored:
+            try:
+                result = read_result(store, shard)
+            except DamagedError as error:
+                print(f"kvtwin.campaign: done again: {error}", file=sys.stderr)
+            else:
+                cost.reused += 1
+                yield shard, result
+                continue
+        running[task.remote(store.uri, shard)] = shard
+        if len(running) >= _WINDOW * cost.workers:
+            yield from wait()
+    while running:
+        yield from wait()
+
+
+def hash_of_file(path: str | pathlib.Path) -> str:
+    """Returns the first 16 digits of the SHA-256 of a file."""
+    try:
+        return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise CampaignError(f"{path}: {error.strerror}") from error
+
+
+def parameters_of(command: str, options: Sequence[str]) -> dict[str, Any]:
+    """Returns the parameters that every campaign with the command has."""
+    parameters: dict[str, Any] = {
+        "command": hash_of_file(command),
+        "options": list(options),
+    }
+    if "--backend" in options[:-1]:
+        library = options[list(options).index("--backend") + 1]
+        parameters["backend"] = hash_of_file(library)
+    return parameters
