@@ -30,7 +30,7 @@ namespace {
 constexpr std::int64_t kColumnsMax = 1 << 22;
 constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
 
-[[noreturn]] void Wrong(CheckName check, std::string text) {
+[[noreturn]] void ThrowWrong(CheckName check, std::string text) {
   throw MakeFailure(check, std::move(text));
 }
 
@@ -200,8 +200,8 @@ class BackendCache final : public Cache,
     });
     if (!status.ok()) return status;
     if (yes != 0 && yes != 1) {
-      Wrong("backend: garbage",
-            fmt::format("can_resume says {}, neither 0 nor 1", yes));
+      ThrowWrong("backend: garbage",
+                 fmt::format("can_resume says {}, neither 0 nor 1", yes));
     }
     return yes == 1;
   }
@@ -314,14 +314,14 @@ class BackendCache final : public Cache,
     }
     const auto damage = watch_ == nullptr ? std::nullopt : watch_->Damage();
     if (damage) {
-      Wrong("backend: out of bounds",
-            fmt::format("after {}: {}", function, *damage));
+      ThrowWrong("backend: out of bounds",
+                 fmt::format("after {}: {}", function, *damage));
     }
     if (code == KVTWIN_OK) return {};
     if (code > KVTWIN_SHARED_CELLS || code < KVTWIN_DEVICE_ERROR) {
-      Wrong("backend: garbage",
-            fmt::format("{} answers {}, which is not a kvtwin_status", function,
-                        code));
+      ThrowWrong("backend: garbage",
+                 fmt::format("{} answers {}, which is not a kvtwin_status",
+                             function, code));
     }
     const char* said = "without a message";
     if (table_.message != nullptr && open_) said = table_.message(cache_);
@@ -387,17 +387,18 @@ void BackendCache::ReadCells() const {
     });
     const auto max = AsSize(kColumnsMax);
     if (!status.ok() || count > max || batch > max) {
-      Wrong("backend: garbage",
-            fmt::format("cells answers {}, with {} memberships and {} cells of "
-                        "the batch",
-                        status.ToString(), count, batch));
+      ThrowWrong(
+          "backend: garbage",
+          fmt::format("cells answers {}, with {} memberships and {} cells of "
+                      "the batch",
+                      status.ToString(), count, batch));
     }
     const bool fits = count <= cells_.size() && batch <= batch_cells_.size();
     cells_.resize(count);
     batch_cells_.resize(batch);
     if (fits) return;
   }
-  Wrong("backend: garbage", "cells gives a different count each time");
+  ThrowWrong("backend: garbage", "cells gives a different count each time");
 }
 
 Result<CacheState> BackendCache::ReadState(int sequence) const {
@@ -411,9 +412,9 @@ Result<CacheState> BackendCache::ReadState(int sequence) const {
   Result<CacheState> state =
       StateFromBytes({static_cast<const std::byte*>(bytes), count});
   if (!state.ok()) {
-    Wrong("backend: garbage",
-          fmt::format("snapshot returns bytes that are no state (S56): {}",
-                      state.status().message()));
+    ThrowWrong("backend: garbage",
+               fmt::format("snapshot returns bytes that are no state (S56): {}",
+                           state.status().message()));
   }
   return state;
 }
@@ -428,8 +429,8 @@ Status BackendCache::WriteState(int sequence, const CacheState& state) {
 
 DType RowDTypeOf(const char* what, const kvtwin_tensor& tensor) {
   if (tensor.dtype < KVTWIN_F32 || tensor.dtype > KVTWIN_Q4_0) {
-    Wrong("backend: garbage",
-          fmt::format("get: {} has the dtype {}", what, AsInt(tensor.dtype)));
+    ThrowWrong("backend: garbage", fmt::format("get: {} has the dtype {}", what,
+                                               AsInt(tensor.dtype)));
   }
   return static_cast<DType>(tensor.dtype);
 }
@@ -452,7 +453,7 @@ std::int64_t ExtentOf(const TensorView& view) {
 TensorView BackendCache::ToView(const char* what, const kvtwin_tensor& tensor,
                                 DType dtype) const {
   const auto garbage = [&](const std::string& text) {
-    Wrong("backend: garbage", fmt::format("get: {} {}", what, text));
+    ThrowWrong("backend: garbage", fmt::format("get: {} {}", what, text));
   };
   if (tensor.dtype != static_cast<kvtwin_dtype>(dtype)) {
     garbage(fmt::format("has the dtype {}, expected is {}", AsInt(tensor.dtype),
@@ -492,10 +493,10 @@ void BackendCache::ReadAll(const char* what, const TensorView& view,
                            std::int64_t extent) const {
   const auto room = watch_->BytesFrom(view.data);
   if (room && static_cast<std::int64_t>(*room) < extent) {
-    Wrong("backend: out of bounds",
-          fmt::format("get: {} of shape {} needs {} bytes, but what was "
-                      "allocated there ends after {}",
-                      what, ShapeText(view.shape), extent, *room));
+    ThrowWrong("backend: out of bounds",
+               fmt::format("get: {} of shape {} needs {} bytes, but what was "
+                           "allocated there ends after {}",
+                           what, ShapeText(view.shape), extent, *room));
   }
   const Watched watched(watch_, "get (reading what it returned)");
   const auto* bytes = static_cast<const volatile char*>(view.data);
@@ -508,12 +509,14 @@ void BackendCache::ReadAll(const char* what, const TensorView& view,
 // Sets the number of columns in the shapes that `get` left as they were.
 void BackendCache::FillColumns(kvtwin_view& view) const {
   if (view.columns < 0 || view.columns > kColumnsMax) {
-    Wrong("backend: garbage", fmt::format("get: {} columns", view.columns));
+    ThrowWrong("backend: garbage",
+               fmt::format("get: {} columns", view.columns));
   }
   const std::int64_t columns = view.columns;
   if (config_.v_layout == VLayout::kTiled && columns % kTileCells != 0) {
-    Wrong("backend: garbage",
-          fmt::format("get: {} columns, of tiles of {}", columns, kTileCells));
+    ThrowWrong(
+        "backend: garbage",
+        fmt::format("get: {} columns, of tiles of {}", columns, kTileCells));
   }
   if (view.key.shape[2] == 0) view.key.shape[2] = columns;
   if (view.mask.shape[0] == 0) view.mask.shape[0] = columns;
@@ -544,9 +547,10 @@ Status BackendCache::Attend(const TensorView& query, std::span<float> out) {
   std::ranges::copy(answer, out.begin());
   std::ranges::fill(answer, kMark);
   if (std::ranges::count(numbers, kMark) != std::ssize(numbers)) {
-    Wrong("backend: out of bounds",
-          fmt::format("attend wrote outside of the {} numbers of its output",
-                      out.size()));
+    ThrowWrong(
+        "backend: out of bounds",
+        fmt::format("attend wrote outside of the {} numbers of its output",
+                    out.size()));
   }
   return status;
 }

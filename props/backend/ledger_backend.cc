@@ -272,8 +272,8 @@ const char* Message(void* session) {
   return static_cast<Session*>(session)->message.c_str();
 }
 
-int Shift(void* session, std::int32_t sequence, std::int32_t begin,
-          std::int32_t end, std::int32_t delta) {
+int ShiftRange(void* session, std::int32_t sequence, std::int32_t begin,
+               std::int32_t end, std::int32_t delta) {
   return Do(session, [&](LedgerCache& cache) {
     return cache.Shift(sequence, begin, end, delta);
   });
@@ -310,7 +310,7 @@ const kvtwin_backend_v1 kTable = {
     .copy_prefix = CopyPrefix,
     .can_resume = CanResume,
     .message = Message,
-    .shift = Shift,
+    .shift = ShiftRange,
     .set_causal = SetCausal,
     .set_layer_type = nullptr,
     .encoder_cached = nullptr,

@@ -26,7 +26,7 @@ namespace {
 constexpr std::size_t kErrorsShown = 500;
 constexpr int kLookEvery = 20;  // Milliseconds.
 
-Status Wrong(std::string text) {
+Status FilterError(std::string text) {
   return {StatusCode::kFailedPrecondition, std::move(text)};
 }
 
@@ -62,7 +62,7 @@ class Child {
     }
     if (failed == 0) return {};
     child_ = -1;
-    return Wrong(fmt::format("it cannot be run: {}", strerror(failed)));
+    return FilterError(fmt::format("it cannot be run: {}", strerror(failed)));
   }
 
   // Writes a part of `rest` and removes it from `rest`; appends what it reads
@@ -171,18 +171,18 @@ Result<std::string> Filter(const std::string& command, const std::string& input,
   std::string output;
   while (child.Exchange(rest, output)) {
     if (output.size() > limits.bytes) {
-      return Wrong(
+      return FilterError(
           fmt::format("it prints more than {} MiB", limits.bytes >> 20));
     }
     if (Now() > end) break;
   }
   const int status = child.WaitUntil(end);
   if (status < 0) {
-    return Wrong(fmt::format("it takes longer than {:g} seconds{}",
-                             limits.seconds, child.Errors()));
+    return FilterError(fmt::format("it takes longer than {:g} seconds{}",
+                                   limits.seconds, child.Errors()));
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return output;
-  return Wrong(fmt::format(
+  return FilterError(fmt::format(
       "it ends with {}{}",
       WIFSIGNALED(status) ? fmt::format("SIG{}", sigabbrev_np(WTERMSIG(status)))
                           : fmt::format("exit code {}", WEXITSTATUS(status)),

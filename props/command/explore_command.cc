@@ -123,10 +123,10 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
   return "";
 }
 
-class Session {
+class Exploration {
  public:
-  Session(const ExploreArguments& arguments, Subject subject,
-          ExpandFn expand = nullptr)
+  Exploration(const ExploreArguments& arguments, Subject subject,
+              ExpandFn expand = nullptr)
       : arguments_(arguments),
         subject_(std::move(subject)),
         expand_(std::move(expand)),
@@ -443,7 +443,7 @@ int RunOnBackend(const ExploreArguments& arguments) {
         const ExpandFn expand =
             [&](const ExploreSize& size, const ExploreCase& what,
                 const ExploreWay& way) { return host.Expand(size, what, way); };
-        return Session(arguments, subject, expand).Run();
+        return Exploration(arguments, subject, expand).Run();
       });
 }
 
@@ -499,7 +499,7 @@ int RunExplore(const ExploreArguments& arguments) {
     }
     return RunGroups(arguments, TwinSubject(arguments.twin));
   }
-  return Session(arguments, TwinSubject(arguments.twin)).Run();
+  return Exploration(arguments, TwinSubject(arguments.twin)).Run();
 }
 
 // Adds the options of the caches to explore.

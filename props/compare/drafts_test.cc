@@ -124,7 +124,7 @@ TEST(FaultyDrafts, AreFoundInViewsAndCells) {
         Shows(SeesColumn(0, 2)), "subject: mask bytes", "row 0 of the mask"},
        {"a draft is hidden from its child", "| put 0*2:-1",
         Shows([](OwnedView& view) {
-          if (view.mask.shape[1] == 2) Change(view.mask.bytes[8]);
+          if (view.mask.shape[1] == 2) ChangeByte(view.mask.bytes[8]);
         }),
         "subject: mask bytes", "row 1 of the mask"},
        {"the drafts' positions evict",

@@ -110,7 +110,7 @@ TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
       {"a view after SetCausal", "| put 0*3 | causal 0",
        Shows([](OwnedView& view) {
          // Row 0 is excepted and sees all tokens.
-         if (view.mask.bytes[8] == std::byte{0}) Change(view.mask.bytes[8]);
+         if (view.mask.bytes[8] == std::byte{0}) ChangeByte(view.mask.bytes[8]);
        }),
        "subject: mask bytes", "row 0"},
       {"a view after a removal", "| put 0*2 | drop 0:1- | get",
@@ -145,7 +145,8 @@ TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
 
 TEST(FaultyTwins, EveryBitOfAMaskIsCompared) {
   const auto bit = [](std::size_t row, std::size_t byte) {
-    return [=](OwnedView& view) { Change(view.mask.bytes[row * 8 + byte]); };
+    return
+        [=](OwnedView& view) { ChangeByte(view.mask.bytes[row * 8 + byte]); };
   };
   ExpectFound({{"a bit", "mask=bits | put 0*3", Shows(bit(2, 0)),
                 "subject: mask bytes", "row 2 of the mask (#"},
@@ -428,7 +429,7 @@ TEST(FaultyTwins, RowsAreComparedUntilTheMaskIsStale) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
-      if (++*gets > 2) Change(view.key.bytes.front());  // In both caches.
+      if (++*gets > 2) ChangeByte(view.key.bytes.front());  // In both caches.
     });
     const auto wrong = Seen(history, later, Level::kIdentity, Who::kBoth);
     return wrong ? wrong->check : "";
@@ -446,7 +447,7 @@ TEST(FaultyTwins, RowsAreComparedUntilTheMaskIsStale) {
 
 void ChangeLastRow(CacheState& state) {
   if (!state.layers.empty() && !state.cells.empty()) {
-    Change(state.layers.rbegin()->second.value.bytes.back());
+    ChangeByte(state.layers.rbegin()->second.value.bytes.back());
   }
 }
 
@@ -587,7 +588,7 @@ TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
                          DenseTensor key = CopyOf(view.key, DType::kF32);
                          DenseTensor value = CopyOf(view.value, DType::kF32);
                          const bool of_key = tensor == &KvView::key;
-                         Change((of_key ? key : value).bytes.back());
+                         ChangeByte((of_key ? key : value).bytes.back());
                          EXPECT_TRUE(cache.Put(key.view(), value.view()).ok());
                          return status;
                        }),

@@ -136,7 +136,7 @@ TEST(FaultyTwins, VisibilityIsComparedUntilTheMaskIsStale) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
-      if (++*gets > 1) Change(view.key.bytes.front());
+      if (++*gets > 1) ChangeByte(view.key.bytes.front());
     });
     return Seen(history, later, Level::kVisibility).has_value();
   };
@@ -171,9 +171,10 @@ TEST(FaultyTwins, VisibilityCountsRowsThatWereNeverPut) {
        {"K of one that was put", never, at_last(First(kKey)), check, "row 0 "}},
       Level::kVisibility);
   // No rule says what rows such a token shows.
-  EXPECT_FALSE(Seen(
-      never, at_last([](OwnedView& view) { Change(view.key.bytes[2 * 4]); }),
-      Level::kVisibility));
+  EXPECT_FALSE(Seen(never, at_last([](OwnedView& view) {
+                      ChangeByte(view.key.bytes[2 * 4]);
+                    }),
+                    Level::kVisibility));
 }
 
 TEST(FaultyTwins, VisibilitySeesWrongShapes) {

@@ -42,7 +42,7 @@ std::optional<Held> RowToken(std::int64_t row,
 }
 
 // Returns how a row of the mask sees a column.
-char Sight(MaskElement element, bool expected, bool differs) {
+char SightLetter(MaskElement element, bool expected, bool differs) {
   if (element == MaskElement::kNeither) return '?';
   const bool seen = element == MaskElement::kAllows;
   if (seen != expected) return seen ? '+' : '-';
@@ -198,8 +198,9 @@ void AddSights(const TensorView& mask, const TensorView& right, std::int64_t to,
   for (MaskPicture::Row& row : picture.rows) {
     for (std::int64_t column = picture.from; column < to; ++column) {
       const auto i = AsSize(column - picture.from);
-      row.sights += Sight(MaskElementAt(mask, column, row.row),
-                          MaskAllows(right, column, row.row), found[i].differs);
+      row.sights +=
+          SightLetter(MaskElementAt(mask, column, row.row),
+                      MaskAllows(right, column, row.row), found[i].differs);
     }
   }
 }

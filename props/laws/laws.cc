@@ -15,7 +15,7 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr int kOpsInHistory = 20;
+constexpr int kOpsOfLaw = 20;
 
 LawResult JudgeBy(const LawJudge& judge, const Law& law, const History& history,
                   const Subject& subject, bool known_to_hang) {
@@ -112,7 +112,7 @@ LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
   LawRun run;
   while (run.histories < histories && !Interrupted()) {
     const auto number = static_cast<std::uint64_t>(run.histories++);
-    History history = MakeHistory(seed, number, std::nullopt, kOpsInHistory);
+    History history = MakeHistory(seed, number, std::nullopt, kOpsOfLaw);
     if (!subject.is_twin()) subject.abilities.Fit(history.setup);
     const LawResult result =
         JudgeBy(judge, law, history, subject, /*known_to_hang=*/false);

@@ -22,22 +22,22 @@ bool IsMisuse(StatusCode code) {
          code == StatusCode::kFailedPrecondition;
 }
 
-class Recorder;
+class ScriptRecorder;
 
 // The data that the recorders of one history share.
 struct Tape {
-  std::vector<Recorder*> alive;  // The oldest is the history's own cache.
-  std::vector<Call> calls;       // The calls of the last recorder.
-  std::string lost;              // A recorded call that no script can have.
+  std::vector<ScriptRecorder*> alive;  // The oldest is the history's own cache.
+  std::vector<Call> calls;             // The calls of the last recorder.
+  std::string lost;  // A recorded call that no script can have.
 };
 
 // Records every call that changes the cache, except misuse. If a history calls
 // two caches at once (`reload`), their calls are kept apart: a new recorder
 // begins with the calls of the one that it takes over from, and the script has
 // the calls of the recorder that the history kept.
-class Recorder final : public ForwardingCache {
+class ScriptRecorder final : public ForwardingCache {
  public:
-  Recorder(std::unique_ptr<Cache> cache, Tape& tape)
+  ScriptRecorder(std::unique_ptr<Cache> cache, Tape& tape)
       : ForwardingCache(std::move(cache)), tape_(tape) {
     if (!tape_.alive.empty()) {
       before_ = tape_.alive.front();
@@ -46,9 +46,9 @@ class Recorder final : public ForwardingCache {
     }
     tape_.alive.push_back(this);
   }
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
-  ~Recorder() override {
+  ScriptRecorder(const ScriptRecorder&) = delete;
+  ScriptRecorder& operator=(const ScriptRecorder&) = delete;
+  ~ScriptRecorder() override {
     std::erase(tape_.alive, this);
     if (!tape_.alive.empty()) return;
     tape_.calls = std::move(calls_);
@@ -104,7 +104,7 @@ class Recorder final : public ForwardingCache {
   // A script contains no state: each cache that plays it, of any dtype and
   // size, restores its own snapshot.
   Status Restore(const CacheState& state) override {
-    const Recorder& from = before_ != nullptr ? *before_ : *this;
+    const ScriptRecorder& from = before_ != nullptr ? *before_ : *this;
     const Result<CacheState> held = from.cache_->Snapshot();
     Status status = cache_->Restore(state);
     if (IsMisuse(status.code())) return status;
@@ -163,7 +163,8 @@ class Recorder final : public ForwardingCache {
   }
 
   Tape& tape_;
-  const Recorder* before_ = nullptr;  // The recorder before, until Restore.
+  const ScriptRecorder* before_ =
+      nullptr;  // The recorder before, until Restore.
   std::vector<Call> calls_;
   std::string lost_;
   mutable int last_asked_ = 0;
@@ -242,7 +243,7 @@ Script Resolve(const History& history, const Subject& subject) {
       -> Result<std::unique_ptr<Cache>> {
     if (!cache.ok()) return cache.status();
     return std::unique_ptr<Cache>(
-        std::make_unique<Recorder>(std::move(*cache), tape));
+        std::make_unique<ScriptRecorder>(std::move(*cache), tape));
   };
   Subject recorder = {.name = "recorder", .make = [&](const CacheSpec& spec) {
                         return recorded(MakeCache(spec, "reference"));

@@ -201,7 +201,7 @@ std::vector<Fault> FaultsOfViewsAndCalls() {
   };
   const auto neither = [](OwnedView& view) {
     if (view.mask.bytes.empty()) return;
-    Change(view.mask.bytes.front());
+    ChangeByte(view.mask.bytes.front());
   };
   const auto lists = [](const std::function<void(std::vector<CellEntry>&)>& f) {
     return Fault{.cells = f};

@@ -161,7 +161,7 @@ class WrongPool final : public PagedPool {
 
 enum class Who { kOptimized, kReference, kBoth };
 
-struct Case {
+struct PoolCase {
   std::string name;
   std::string history;  // Without "kvp1 ".
   Wrong wrong;
@@ -183,9 +183,9 @@ PagedMaker WrongPools(const Wrong& wrong, Who who) {
 }
 
 // Each label on the page of each failure is true, too.
-void ExpectFound(const std::vector<Case>& cases) {
+void ExpectFound(const std::vector<PoolCase>& cases) {
   std::int64_t labels = 0;
-  for (const Case& one : cases) {
+  for (const PoolCase& one : cases) {
     SCOPED_TRACE(one.name);
     const auto history = ParsePagedHistory("kvp1 " + one.history);
     ASSERT_TRUE(history.ok()) << history.status().ToString();
@@ -240,7 +240,7 @@ const std::string kAppend = "| open 0 0 0 | append 0 2 2 ";
 const std::string kCommit = kAppend + "| commit 0 1 0 ";
 
 TEST(FaultyPools, EveryPartOfAViewIsCompared) {
-  std::vector<Case> cases;
+  std::vector<PoolCase> cases;
   const auto add = [&](const std::string& name, const ChangeViews& change,
                        const std::string& text) {
     for (const char* layout : {"", "layout=head "}) {
@@ -303,7 +303,7 @@ TEST(FaultyPools, EveryPartOfAViewIsCompared) {
 
 TEST(FaultyPools, PackedViewsAreCompared) {
   const std::string head = kPool + "layout=head " + kAppend;
-  std::vector<Case> cases;
+  std::vector<PoolCase> cases;
   for (const bool last : {false, true}) {
     for (const auto tensor : {&PagedView::key, &PagedView::value}) {
       cases.push_back({"bytes",
@@ -348,7 +348,7 @@ TEST(FaultyPools, PackedViewsAreCompared) {
 TEST(FaultyPools, TensorsAreComparedCompletely) {
   // The tokens fit in one block, so that the view is in one piece.
   const std::string one = kPool + "| open 0 0 0 | append 0 1 2 ";
-  std::vector<Case> cases;
+  std::vector<PoolCase> cases;
   for (const Who who : {Who::kOptimized, Who::kReference}) {
     const std::string text = who == Who::kReference
                                  ? "ContiguousKV of the reference: other rows"
@@ -384,7 +384,7 @@ TEST(FaultyPools, TensorsAreComparedCompletely) {
 }
 
 TEST(FaultyPools, AppendsAnswerWithTheRowsThatTheyStored) {
-  std::vector<Case> cases;
+  std::vector<PoolCase> cases;
   const auto in_last = [](const auto& change) {
     return [=](PagedAppend& append) { change(append.views.back()); };
   };
@@ -423,7 +423,7 @@ TEST(FaultyPools, AppendsAnswerWithTheRowsThatTheyStored) {
 
 TEST(FaultyPools, EveryResultIsCompared) {
   const std::string two = kPool + kCommit;
-  std::vector<Case> cases;
+  std::vector<PoolCase> cases;
   for (const auto& [call, more] :
        std::vector<std::pair<std::string, std::string>>{
            {"Open", ""},
@@ -479,7 +479,7 @@ TEST(FaultyPools, EveryResultIsCompared) {
 }
 
 TEST(FaultyPools, BlocksAreCompared) {
-  std::vector<Case> cases;
+  std::vector<PoolCase> cases;
   const auto add = [&](const auto& change) {
     for (const Who who : {Who::kOptimized, Who::kReference}) {
       for (const auto tensor : {&PagedKv::key, &PagedKv::value}) {
@@ -520,7 +520,7 @@ TEST(FaultyPools, TablesAreCompared) {
   const auto len = [](PagedTable& table) {
     if (!table.seq_lens.empty()) ++table.seq_lens.back();
   };
-  const std::vector<Case> cases = {
+  const std::vector<PoolCase> cases = {
       {"a slot of the reference",
        two,
        {.slots = slot},
@@ -566,7 +566,7 @@ TEST(FaultyPools, TablesAreCompared) {
 
 TEST(FaultyPools, UsageIsCompared) {
   const std::string two = kPool + kCommit + "| fork 0 1 0";
-  std::vector<Case> cases;
+  std::vector<PoolCase> cases;
   for (int PagedUsage::*count : {&PagedUsage::free, &PagedUsage::cached,
                                  &PagedUsage::used, &PagedUsage::shared}) {
     const auto more = [=](PagedUsage& usage) { ++(usage.*count); };
@@ -603,7 +603,7 @@ TEST(FaultyPools, RefusalsAreCompared) {
   EXPECT_EQ(TextOf(RunPaged(history, nullptr,
                             WrongPools({.refusals_cost = true}, Who::kBoth))),
             "Append: refused, but not nothing");
-  std::vector<Case> cases;
+  std::vector<PoolCase> cases;
   for (int which = 0; which < 18; ++which) {
     const std::string misuse = kPool + "layout=head " + kCommit +
                                fmt::format("| misuse 0 0 {}", which);

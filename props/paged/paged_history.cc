@@ -241,7 +241,7 @@ class PagedNumbers {
   // Draws the `b` of an append of many tokens: half of these appends fill the
   // pool, or almost fill it.
   int LongB(const PagedSpec& spec) const {
-    const int most = TokensOf(spec);
+    const int most = props::TokensOf(spec);
     const int least = pick_(0, 1) == 0 ? 0 : std::max(0, most - 2);
     return kLongAppend + pick_(least, most);
   }

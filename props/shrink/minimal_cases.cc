@@ -37,7 +37,8 @@ CacheSpec Windowed(Kind kind, int window, std::optional<int> memory = {}) {
   return spec;
 }
 
-CacheSpec Wrapped(std::vector<CacheSpec> caches, Kind kind = Kind::kWrapper) {
+CacheSpec WrapperSpec(std::vector<CacheSpec> caches,
+                      Kind kind = Kind::kWrapper) {
   CacheSpec spec;
   spec.kind = kind;
   spec.caches = std::move(caches);
@@ -59,18 +60,18 @@ std::vector<CacheSpec> SpecsLike(const CacheSpec& model) {
   CacheSpec encoder;
   encoder.kind = Kind::kEncoder;
   if (model.kind == Kind::kWrapper) {
-    return {Wrapped({causal, causal}),
-            Wrapped({causal, windowed}),
-            Wrapped({windowed, causal}),
-            Wrapped({causal, encoder}),
-            Wrapped({encoder, causal}),
-            Wrapped({causal}),
+    return {WrapperSpec({causal, causal}),
+            WrapperSpec({causal, windowed}),
+            WrapperSpec({windowed, causal}),
+            WrapperSpec({causal, encoder}),
+            WrapperSpec({encoder, causal}),
+            WrapperSpec({causal}),
             model};
   }
   if (model.kind == Kind::kHybrid) {
-    return {Wrapped({causal, Recurrent(0, 0)}, Kind::kHybrid),
-            Wrapped({causal, Recurrent(2, 1)}, Kind::kHybrid),
-            Wrapped({Recurrent(2, 1)}, Kind::kHybrid), model};
+    return {WrapperSpec({causal, Recurrent(0, 0)}, Kind::kHybrid),
+            WrapperSpec({causal, Recurrent(2, 1)}, Kind::kHybrid),
+            WrapperSpec({Recurrent(2, 1)}, Kind::kHybrid), model};
   }
   if (model.kind == Kind::kRecurrent) {
     return {Recurrent(0, 0), Recurrent(1, 1), Recurrent(2, 1), Recurrent(2, 2),

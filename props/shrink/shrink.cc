@@ -42,11 +42,11 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
 }
 
 // Steps that may make a history plainer. Each step may also do nothing.
-class Moves {
+class MoveList {
  public:
   // With `all`, makes all steps; without, operations are only dropped or
   // joined.
-  Moves(const History& history, bool all) : all_(all) {
+  MoveList(const History& history, bool all) : all_(all) {
     moves_.emplace_back([](History& h) { RenameSequences(h); });
     AddSetup();
     for (std::size_t i = 0; i < history.setup.spec.caches.size(); ++i) {
@@ -536,7 +536,7 @@ class CacheDomain {
   }
 
   static std::vector<Move> Moves(const History& history, bool all) {
-    return props::Moves(history, all).Take();
+    return MoveList(history, all).Take();
   }
 
   // Searches for a plainer history that no step leads to.

@@ -84,16 +84,16 @@ inline void ExpectFound(const std::vector<Case>& cases, Level level) {
   }
 }
 
-inline void Change(std::byte& byte) { byte ^= std::byte{1}; }
+inline void ChangeByte(std::byte& byte) { byte ^= std::byte{1}; }
 
 using View = std::function<void(OwnedView&)>;
 
 // Changes the first or the last element of a tensor.
 inline View First(DenseTensor OwnedView::*tensor) {
-  return [=](OwnedView& view) { Change((view.*tensor).bytes.front()); };
+  return [=](OwnedView& view) { ChangeByte((view.*tensor).bytes.front()); };
 }
 inline View Last(DenseTensor OwnedView::*tensor) {
-  return [=](OwnedView& view) { Change((view.*tensor).bytes.back()); };
+  return [=](OwnedView& view) { ChangeByte((view.*tensor).bytes.back()); };
 }
 
 // Faults in one answer.

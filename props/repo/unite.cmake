@@ -1,0 +1,66 @@
+# How sources are divided into objects: kvtwin_unite, and how much each is optimized.
+
+# Replaces the sources of a list by a source for each folder, which includes them:
+# the headers and templates of a folder are then compiled once. Every source compiles
+# alone as well, as the preset clang has it. Sources stay alone that share names with
+# others of their folder, those that the museum plants bugs in, and core/factory.cc,
+# which the emulator replaces.
+set(alone core/factory core/guarded_cache core/mask_elements core/save/save[.] core/trace/trace[.]
+    core/wrapper bench/putter props/base/program[.] props/sessions/session_runner props/page_judge/.*_test props/search/museum)
+list(JOIN alone "|" alone)
+# Folders that are compiled with others, because most of the time goes into headers and
+# templates that they share, and tests that share names with others of their folder: a
+# regular expression, then the name of the united source.
+set(united_as
+    "props/(page_judge/|search/judged_page|command/museum_command)" museum
+    "props/(unit/core/(rope|trace)|oracle/paged_oracle|compare/faulty_visibility)_test" tests_1
+    "props/(unit/core/(guarded_paged|narrow|wrapper)|report/page|oracle/prefixes)_test" tests_2
+    "props/(base|history|search|shrink)/.*_test" tests_of_search
+    "props/(command|report)/.*_test|props/testing/" tests_of_report
+    "props/(backend|c_api)/.*_test" tests_of_backend
+    "props/unit/(include|optimized|reference)/" tests_of_units
+    "props/(attention|certify|compare|unit/attention)/.*_(test|props)[.]" tests_of_compare
+    "props/(oracle|paged)/.*_(test|props)[.]" tests_of_oracle
+    "props/(laws|sessions)/.*_(test|props)[.]" tests_of_sessions
+    "core/" core
+    "props/(backend|certify|command|report|shrink)/" command
+    "props/(laws|search)/" search
+    "props/(oracle|paged)/" oracle
+    "props/(attention|base|compare|history|sessions)/" histories)
+# In a release build, tests and what runs once per command are optimized little: they
+# are compiled more often than they are run. (g++ takes as long at -O0 as at -Og.) What
+# calls the twins many times in little time is optimized a bit more.
+set(cold $<$<CONFIG:Release>:-Og>)
+set(cold_sources "props.(backend|certify|command|page_judge|report|search.museum|shrink).|sources_(command|museum)[.]")
+set(warm $<$<CONFIG:Release>:-O1>)
+set(warm_sources "props.(laws|oracle|paged|search).|sources_(oracle|search)[.]")
+function(kvtwin_unite list)
+  set(all "")
+  set(sources "")
+  foreach(source ${${list}})
+    file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR} ${source})
+    if(NOT KVTWIN_UNITE OR name MATCHES "^(${alone})")
+      list(APPEND sources ${source})
+      continue()
+    endif()
+    get_filename_component(folder ${name} DIRECTORY)
+    set(rules ${united_as})
+    while(rules)
+      list(POP_FRONT rules rule as)
+      if(name MATCHES "^(${rule})")
+        set(folder ${as})
+        break()
+      endif()
+    endwhile()
+    string(MAKE_C_IDENTIFIER "${list} ${folder}" united)
+    list(APPEND all ${united})
+    string(APPEND ${united} "#include \"${name}\"\n")
+  endforeach()
+  list(REMOVE_DUPLICATES all)
+  foreach(united ${all})
+    file(CONFIGURE OUTPUT ${KVTWIN_UNITED}/${united}.cc CONTENT "${${united}}"
+         @ONLY)
+    list(APPEND sources ${KVTWIN_UNITED}/${united}.cc)
+  endforeach()
+  set(${list} ${sources} PARENT_SCOPE)
+endfunction()
