@@ -82,7 +82,7 @@ def test_another_seed_gives_another_report(fuzzed):
     assert campaign(*words)[1]["digest"] != fuzzed["digest"]
 
 
-def test_a_campaign_goes_on_from_its_store(fuzzed, tmp_path):
+def test_a_campaign_continues_from_its_store(fuzzed, tmp_path):
     store = tmp_path / "run"
     assert campaign(*FUZZ, "--store", store)[:2] == (0, fuzzed)
     (store / "fuzz-1.json").unlink()
@@ -132,7 +132,7 @@ def hostile(tmp_path, name):
         path.write_bytes(path.read_bytes()[:-1])
         return tmp_path, "run.json: it was changed or cut short"
     _store.Store(str(tmp_path)).write_bytes("run.json", b"[1, 2]")
-    return tmp_path, "run.json: it is no object"
+    return tmp_path, "run.json: it is not an object"
 
 
 @pytest.mark.parametrize("name", ["a file", "a scheme", "other files", "cut", "a list"])
@@ -164,6 +164,10 @@ def test_a_stored_result_without_its_keys_is_done_again(fuzzed, tmp_path):
         (["fuzz", "--ops", "9", "--command", "/no/such"], "/no/such: No such file"),
         (["fuzz", "--ops", "9", "--", "--no-such-option"], "unknown option"),
         (["fuzz", "--ops", "9", "--", "--backend", "/no/such.so"], "/no/such.so: No such"),
+        (["fuzz", "--ops", "9", "--command", "/bin/true"], "/bin/true printed no operations"),
+        (["laws", "--command", "/no/such"], "/no/such: No such file"),
+        (["explore", "--command", "/no/such"], "/no/such: No such file"),
+        (["explore", "--command", "/bin/true"], "/bin/true exited with 0"),
         (["museum", "--patches", "/no/such"], "it has no patches"),
         (["backends", "mlx", "--repository", "/no/such"], "it has no ./dev"),
         (["explore", "--cells", "99"], "--cells"),
@@ -250,9 +254,10 @@ def program(tmp_path, text):
 
 
 def test_a_killed_program_runs_again(tmp_path):
-    again = f'[ -e {tmp_path}/was ] || {{ touch {tmp_path}/was; kill -9 $$; }}; echo "{{}}"'
+    again = f'[ -e {tmp_path}/was ] || {{ touch {tmp_path}/was; kill -9 $$; }}'
+    again += """; echo '{"operations": 0}'"""
     result = _shards.run_program(program(tmp_path, again))
-    assert (result["answer"], result["code"]) == ({}, 0)
+    assert (result["answer"], result["code"]) == ({"operations": 0}, 0)
     with pytest.raises(_shards.CampaignError, match="killed 5 times"):
         _shards.run_program(program(tmp_path, "kill -9 $$"))
 
@@ -261,6 +266,12 @@ def test_a_crash_is_a_finding(tmp_path):
     result = _shards.run_program(program(tmp_path, "echo rerun this >&2; kill -SEGV $$"))
     (found,) = _searches.findings_in(result["answer"])
     assert found["bucket"] == "crash-11" and "rerun this" in found["reason"]
+
+
+@pytest.mark.parametrize("printed", ["", "nonsense", "{}", "[1]", '"operations"', r"\377"])
+def test_a_program_that_prints_something_else(printed, tmp_path):
+    with pytest.raises(_shards.CampaignError, match="one: .* printed no operations"):
+        _shards.run_program(program(tmp_path, f"printf '{printed}'"))
 
 
 def test_an_error_names_the_shard(tmp_path):
@@ -328,13 +339,14 @@ sys.exit(len(alive))
 
 def test_backends(tmp_path):
     dev = tmp_path / "dev"
-    dev.write_text('#!/bin/sh\necho "judged $2"\n[ "$2" = right ]\n')
+    dev.write_text('#!/bin/sh\ndate +%N\necho "judged $2"\n[ "$2" = right ]\n')
     dev.chmod(0o755)
     words = ["backends", "right", "wrong", "--repository", tmp_path]
     code, report, _, _ = campaign(*words)
     (found,) = report["findings"]
     assert (code, report["shards"], found["shard"]) == (1, 2, "backend-wrong")
     assert found["reason"] == "judged wrong"
+    assert campaign(*words)[1] == report  # Whatever was printed as well.
 
 
 # The explorer.
@@ -344,7 +356,7 @@ SMALL = ("explore", "--cells", 3, "--positions", 3)
 
 @pytest.fixture(scope="module")
 def explored():
-    """What one process says."""
+    """The report of one process."""
     words = [COMMAND, "explore", "--cells=3", "--positions=3", "--threads=1", "--json"]
     whole = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
     assert whole["states"] > 1000
@@ -399,31 +411,43 @@ def test_merged_keeps_the_least_origin():
     assert _explore.merged(seen, iter(batches)).tolist() == [[1, 8, 9], [7, 3, 2]]
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ("nonsense", "not a request: 'nonsense'"),
-        ("expand 99 0", "no such case"),
-        ("expand 0 -1", "not a request"),
-        ("expand 0 99999999999", "not a request"),
-        ("expand 0 2\n12345678", "the states end too early"),
-        ("expand 0 1\n" + "\xff" * 8, "no state has the number"),
-        ("along 0 1\n" + "\x01" * 24, "not a path"),
-        ("x" * 1000, "not a request: ''"),
-    ],
-)
-def test_malformed_requests(asked, message):
-    words = [COMMAND, "explore", "--batches", "--cells", "3"]
-    body = asked.encode("latin-1") + ("" if "\n" in asked else "\n").encode()
-    done = subprocess.run(words, input=body, capture_output=True, check=False)
-    assert done.returncode == 2 and message in done.stderr.decode()
+def test_a_crash_of_the_explorer(tmp_path):
+    """The report does not depend on how the states are divided into batches."""
+    crashing = tmp_path / "kvtwin"
+    crashing.write_text(
+        f"""#!{sys.executable}
+import json, os, struct, sys
+for line in sys.stdin.buffer:
+    words = line.split()
+    if words[0] == b"cases":
+        print(json.dumps(["toy"]), flush=True)
+        continue
+    count = int(words[2])
+    states = struct.unpack(f"<{{count}}Q", sys.stdin.buffer.read(8 * count))
+    if states != (0,):
+        print("x" * 200_000, file=sys.stderr, flush=True)
+        os.abort()
+    rows = b"".join(struct.pack("<3Q", state, 0, 0) for state in range(1, 1000))
+    counts = dict.fromkeys(["differences", "cpu_seconds"], 0) | dict(checked=999, found=999)
+    counts |= dict.fromkeys(["ended", "not_made"], False) | dict(failed=None)
+    sys.stdout.buffer.write(json.dumps(counts).encode() + b"\\n" + rows)
+    sys.stdout.flush()
+"""
+    )
+    crashing.chmod(0o755)
+    words = ["explore", "--command", crashing]
+    code, report, _, _ = campaign(*words, "--workers", 1)
+    assert (code, report["complete"], report["differences"]) == (1, False, 1)
+    (found,) = report["findings"]
+    assert found["bucket"] == "crash-6" and found["reason"].startswith("ended by signal 6")
+    assert campaign(*words, "--workers", 2)[1] == report
 
 
 # Kills.
 
 
 def descendants(pid):
-    """Returns the processes below a process, and what each is called."""
+    """Returns the processes below a process, and the command line of each."""
     listed = subprocess.run(
         ["ps", "-wweo", "pid=,ppid=,args="], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
@@ -440,7 +464,7 @@ def descendants(pid):
 
 
 def kill_one(process, is_one, draw):
-    """Kills a process below another; returns whether there was one."""
+    """Kills a process below another. Returns whether it found one."""
     ones = [pid for pid, args in descendants(process.pid) if is_one(args)]
     if not ones:
         return False
@@ -463,7 +487,8 @@ def count_of(store, pattern):
 def with_kills(words, pattern, tmp_path, draw):
     """Runs campaigns until KILLS workers and KILLS drivers were killed.
 
-    Yields of each how it ended, and how much was stored when its last driver began.
+    Yields the end of each campaign, and the number of files that were stored when its
+    last driver began.
     """
     left = {"worker": KILLS, "driver": KILLS}
     number = 0

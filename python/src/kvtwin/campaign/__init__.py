@@ -180,9 +180,10 @@ def _run(run: _Shards | Explore, asked: argparse.Namespace, store: Store, cost: 
             try:
                 run.run(ray, store, cost, progress)
                 return 0
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None  # As it was raised in the worker.
             except ray.exceptions.RayError as error:
+                cause = getattr(error, "cause", None)
+                if cause is not None and not isinstance(cause, ray.exceptions.ObjectLostError):
+                    raise cause from None  # As it was raised in the worker.
                 # Ray itself died here, and not a worker.
                 if asked.address is not None or start == _STARTS_MOST - 1:
                     raise CampaignError(f"Ray ended: {error}") from error

@@ -1,10 +1,11 @@
 """The explorer on many processors.
 
 States are numbers, as `kvtwin explore --batches` has them. They are divided by hash
-among partitions, each an actor, which knows the states that it has seen. A round
-expands all states of one depth, in batches, by tasks without a memory; what they find
-goes from task to actor without passing through the driver. What a partition has found
-in a round depends on the partition alone, and is stored when the round ends.
+among partitions. A partition is an actor that knows the states that it has seen. A
+round expands all states of one depth in batches. A batch is a task without a memory;
+the states that it finds go to the actors without passing through the driver. The new
+states of a partition in a round depend on the partition alone, and are stored when the
+round ends.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import resource
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtwin.campaign._searches import Answer, digest_of
-from kvtwin.campaign._shards import CampaignError, Cost, Progress, parameters_of
+from kvtwin.campaign._shards import (
+    KILLED_MOST,
+    KILLS,
+    CampaignError,
+    Cost,
+    Progress,
+    cpu_seconds,
+    crash,
+    parameters_of,
+)
 from kvtwin.campaign._store import DamagedError, Store
 
 States = NDArray[np.uint64]
@@ -31,9 +42,8 @@ Found = NDArray[np.uint64]  # (n, 3): the state, its parent, the step.
 
 _BATCH_MOST = 20_000
 _BATCH_LEAST = 64
-_BATCHES = 8  # Of each worker in a round, if the batches are not too small.
+_BATCHES = 8  # A round has this many for each worker, unless they are too small.
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_KILLED_MOST = 5
 
 
 def partition_of(states: States, partitions: int) -> NDArray[np.int64]:
@@ -55,32 +65,49 @@ class Program:
     def __init__(self, words: tuple[str, ...]) -> None:
         self._words = words
         self._process: subprocess.Popen[bytes] | None = None
+        # A pipe, which is read only at the end, would block a program that prints much.
+        self._errors = tempfile.TemporaryFile(buffering=0)
 
     def ask(self, request: str, body: bytes = b"") -> tuple[Answer, bytes]:
-        """Returns the answer and the states that it found.
+        """Returns the answer and the states that were found.
 
         The answer of a program that a signal ended has the signal as `crash`.
         """
-        for _ in range(_KILLED_MOST):
-            if self._process is None:
-                self._process = subprocess.Popen(
-                    self._words,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
-            answer = self._ask(self._process, request, body)
+        for _ in range(KILLED_MOST):
+            process = self._process or self._start()
+            answer = self._ask(process, request, body)
             if answer is not None:
                 return answer
-            error = self._process.communicate()[1].decode(errors="replace").strip()
-            code, self._process = self._process.returncode, None
-            if code not in (-9, -15):  # Whoever killed it, not a bug.
+            process.communicate()
+            code, self._process = process.returncode, None
+            if code not in KILLS:
                 break
-        if code in (-9, -15):
-            raise CampaignError(f"{self._words[0]}: it was killed {_KILLED_MOST} times")
+        if code in KILLS:
+            raise CampaignError(f"{self._words[0]}: it was killed {KILLED_MOST} times")
+        error = self._error_text()
         if code >= 0:
             raise CampaignError(f"{self._words[0]} exited with {code}: {error}")
-        return {"crash": -code, "reason": error}, b""
+        return crash(code, error), b""
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._errors.seek(0)
+        self._errors.truncate()
+        try:
+            self._process = subprocess.Popen(
+                self._words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+            )
+        except OSError as error:
+            raise CampaignError(f"{self._words[0]}: {error.strerror}") from error
+        return self._process
+
+    def _error_text(self) -> str:
+        """Returns the end of what the program printed as errors."""
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - 500))
+        return self._errors.read().decode(errors="replace").strip()
 
     @staticmethod
     def _ask(
@@ -95,7 +122,10 @@ class Program:
         line = process.stdout.readline()
         if not line.endswith(b"\n"):
             return None
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError as error:
+            raise CampaignError(f"--command: an answer is not JSON: {line[:200]!r}") from error
         size = 24 * answer.get("found", 0) if isinstance(answer, dict) else 0
         found = process.stdout.read(size)
         return (answer, found) if len(found) == size else None
@@ -106,29 +136,25 @@ class Program:
             self._process = None
 
 
-_programs: dict[tuple[str, ...], Program] = {}  # Of this worker.
+_programs: dict[tuple[str, ...], Program] = {}  # The programs of this worker.
 
 
 def _program(words: tuple[str, ...]) -> Program:
     return _programs.setdefault(words, Program(words))
 
 
-def _self_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def _expand(
     words: tuple[str, ...], case: int, states: States, begin: int, end: int, partitions: int
 ) -> list[Any]:
-    """Expands a batch. Returns the answer, and what is found, by partition."""
-    start = _self_seconds()
+    """Expands a batch. Returns the answer, and the states that it found by partition."""
+    start = cpu_seconds()
     body = states[begin:end].astype("<u8").tobytes()
     answer, found = _program(words).ask(f"expand {case} {end - begin}", body)
     rows: Found = np.frombuffer(found, dtype="<u8").reshape(-1, 3)
     owner = partition_of(rows[:, 0], partitions)
     by_owner = [rows[owner == number] for number in range(partitions)]
-    answer["worker_cpu_seconds"] = _self_seconds() - start
+    answer["first"] = int(states[begin])
+    answer["worker_cpu_seconds"] = cpu_seconds() - start
     return [answer, *by_owner]
 
 
@@ -197,8 +223,10 @@ class Partition:
         """Keeps the states of a round that are new, and returns them."""
         import ray
 
-        start = _self_seconds()
+        start = cpu_seconds()
         if not self.has(case, round_):
+            if round_ != len(self._rounds):
+                raise CampaignError(f"{self._name(len(self._rounds))}: it was damaged just now")
             rows = merged(self._seen, (ray.get(ref) for ref in refs))
             self._store.write_array(self._name(round_), rows)
             self._add(rows)
@@ -206,7 +234,7 @@ class Partition:
         answer = {
             "states": len(states),
             "digest": digest_of_states(states, round_),
-            "cpu_seconds": _self_seconds() - start,
+            "cpu_seconds": cpu_seconds() - start,
         }
         return answer, states
 
@@ -232,7 +260,7 @@ class _Case:
     not_made: bool = False
     # The first state that failed: the least of the first round that has any.
     failed: tuple[int, int] | None = None  # The round, and the state.
-    crash: Answer | None = None
+    crash: Answer | None = None  # The crash of the batch with the least first state.
 
 
 class Explore:
@@ -275,9 +303,10 @@ class Explore:
                 self._add_finding(run, result)
 
     def _add_finding(self, run: _CaseRun, result: _Case) -> None:
-        found = {"bucket": f"crash-{result.crash['crash']}", **result.crash} if (
-            result.crash) else run.finding()
-        found.setdefault("bucket", f"{found.get('check', 'failed')}")
+        found = result.crash or run.finding()
+        if "crash" in found:
+            found = {"bucket": f"crash-{found['crash']}", **found}
+        found.setdefault("bucket", found.get("check", "failed"))
         self._findings.setdefault(found["bucket"], {**found, "shard": result.case})
 
     def report(self) -> dict[str, Any]:
@@ -322,6 +351,7 @@ class _CaseRun:
     actors: list[Any]
     number: int
     result: _Case
+    crashed: int = 0  # The first state of the batch that crashed.
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     def _summary(self, round_: int) -> str:
@@ -360,7 +390,7 @@ class _CaseRun:
         self.cost.seconds = before + time.monotonic() - self.began
 
     def _absorb(self, round_: int, found: list[list[Any]]) -> list[tuple[int, Any]]:
-        """Gives the actors what was found. Returns the new states of each."""
+        """Gives the found states to the actors. Returns the new states of each actor."""
         calls = [
             one.absorb.options(num_returns=2).remote(self.number, round_, refs)
             for one, refs in zip(self.actors, found, strict=True)
@@ -399,7 +429,7 @@ class _CaseRun:
     def _round(
         self, expand: Any, round_: int, frontier: list[tuple[int, Any]]
     ) -> tuple[Answer | None, list[list[Any]]]:
-        """Expands all states of a round. Returns its summary, and what was found."""
+        """Expands all states of a round. Returns its summary, and the found states."""
         size = -(-sum(size for size, _ in frontier) // (_BATCHES * self.cost.workers))
         size = min(max(size, _BATCH_LEAST), _BATCH_MOST)
         partitions = len(self.actors)
@@ -427,8 +457,8 @@ class _CaseRun:
                 take(3 * self.cost.workers)
         take(0)
         if ended:
-            self.result.transitions += summary["checked"]
-            self.result.differences += summary["differences"]
+            # The counts of this round depend on the batches, and so on the workers.
+            self.result.differences += 0 if self.result.not_made else 1
             if summary["failed"] is not None and self.result.failed is None:
                 self.result.failed = (round_, summary["failed"])
             return None, found
@@ -437,9 +467,11 @@ class _CaseRun:
 
     def _count(self, answer: Answer, summary: Answer) -> bool:
         """Adds the answer for a batch. Returns whether the exploration ends."""
-        self.cost.worker_cpu_seconds += answer["worker_cpu_seconds"]
+        self.cost.worker_cpu_seconds += answer.pop("worker_cpu_seconds")
+        first = answer.pop("first")
         if "crash" in answer:
-            self.result.crash = answer
+            if self.result.crash is None or first < self.crashed:
+                self.result.crash, self.crashed = answer, first
             summary["differences"] += 1
             return True
         self.cost.cpu_seconds += answer["cpu_seconds"]

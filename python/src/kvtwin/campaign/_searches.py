@@ -1,6 +1,6 @@
-"""What each campaign runs, and how its results become a report.
+"""The programs that each campaign runs, and the report of their results.
 
-A report depends on what was asked alone: neither on the number of workers nor on the
+A report depends on the options alone: neither on the number of workers nor on the
 order in which shards end.
 """
 
@@ -11,18 +11,24 @@ import hashlib
 import json
 import pathlib
 import shlex
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from kvtwin.campaign._shards import WORKER, CampaignError, Shard, parameters_of
+from kvtwin.campaign._shards import (
+    WORKER,
+    CampaignError,
+    Shard,
+    hash_of_file,
+    parameters_of,
+    run_program,
+)
 
 Answer = dict[str, Any]
 Answers = Mapping[str, Answer]  # By the name of the shard.
 
-_WAVES = 12  # A shard passes over the findings of so many waves before it, less one.
+_LAST_WAVE = 11  # The first wave is 1. In each later wave, shards run again.
 # Keys that differ from run to run.
-_TIMES = {"seconds", "operations_per_second", "worst_seconds"}
+_VARYING = {"seconds", "operations_per_second", "worst_seconds", "printed"}
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -39,40 +45,40 @@ def digest_of(parts: Iterable[tuple[str, Any]]) -> str:
     return whole.hexdigest()[:16]
 
 
-def without_times(value: Any) -> Any:
+def without_varying(value: Any) -> Any:
     """Returns a copy of an answer without the keys that differ from run to run."""
     if isinstance(value, dict):
-        return {k: without_times(v) for k, v in value.items() if k not in _TIMES}
+        return {k: without_varying(v) for k, v in value.items() if k not in _VARYING}
     if isinstance(value, list):
-        return [without_times(one) for one in value]
+        return [without_varying(one) for one in value]
     return value
 
 
 def text_of(answer: Answer) -> str:
-    return json.dumps(without_times(answer), sort_keys=True)
+    return json.dumps(without_varying(answer), sort_keys=True)
 
 
 class Search(Protocol):
     """A campaign of shards."""
 
     name: str
-    unit: str  # What progress counts.
+    unit: str  # Progress counts these.
 
     def parameters(self) -> dict[str, Any]:
-        """Returns all that the report depends on."""
+        """Returns the parameters that the report depends on."""
 
     def next(self, answers: Answers) -> Sequence[Shard]:
         """Returns the shards to run next; none at the end."""
 
     def count(self, answer: Answer) -> int:
-        """Returns how much an answer adds to the progress."""
+        """Returns the number of units that an answer adds to the progress."""
 
     def report(self, answers: Answers) -> dict[str, Any]:
         """Returns the report. Its `findings` have a bucket each."""
 
 
 def _parts(finding: Answer) -> tuple[str, list[str]]:
-    """Returns what failed, and the kinds and operations of the history."""
+    """Returns the check that failed, and the kinds and operations of the history."""
     signature, *parts = str(finding["bucket"]).split("+")
     return signature, parts
 
@@ -108,7 +114,7 @@ class Buckets:
         return sorted(found)
 
     def add(self, shard: str, found: Sequence[Answer], shrunk: Sequence[Answer]) -> None:
-        """Adds what a shard found, and the same after shrinking."""
+        """Adds the findings of a shard, and the same findings after shrinking."""
         for finding in shrunk:
             key = (finding.get("level"), finding["bucket"])
             self.kept.setdefault(key, {**finding, "shard": shard})
@@ -135,7 +141,7 @@ def findings_in(answer: Answer) -> list[Answer]:
 
 
 class Fuzz:
-    """Random histories: shards of so many operations, each with a seed of its own."""
+    """Random histories: shards of --shard-ops operations, each with its own seed."""
 
     name = "fuzz"
     unit = "operations"
@@ -175,14 +181,14 @@ class Fuzz:
         return Shard(name, (*shard.words[:2], *words), shard.key)
 
     def _plan(self, answers: Answers) -> tuple[Buckets, dict[str, Answer], list[Shard]]:
-        """Returns the bugs, the last answer of each shard, and what to run next.
+        """Returns the bugs, the last answer of each shard, and the shards to run next.
 
         A shard ends with its first finding. The first wave has all shards; each
         further wave has those that ended early, past the bugs that are known by then.
         """
         buckets, last, known = Buckets(), dict[str, Answer](), list[str]()
         wave = {shard.name: shard for shard in self._shards}
-        for number in range(1, _WAVES):
+        for number in range(1, _LAST_WAVE + 1):
             wanted = [one for one in wave.values() if one.name not in answers]
             early = []
             for name, shard in wave.items():
@@ -234,7 +240,7 @@ class Fuzz:
 
 
 class Each:
-    """A campaign whose shards are known before and are of equal rank."""
+    """A campaign whose shards are known at the start and do not depend on others."""
 
     name = ""
     unit = "shards"
@@ -305,10 +311,10 @@ class Laws(Each):
 
     def _laws(self) -> list[str]:
         words = [self._asked.command, "laws", "--runs", "1", "--json", *self._asked.options]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode not in (0, 1):
-            raise CampaignError(done.stderr.strip() or f"{words[0]}: {done.returncode}")
-        return list(dict.fromkeys(one["law"] for one in json.loads(done.stdout)["laws"]))
+        result = run_program(Shard("laws", tuple(words), "laws"))
+        if "crash" in result["answer"]:
+            raise CampaignError(f"{words[0]}: {result['answer']['reason']}")
+        return list(dict.fromkeys(one["law"] for one in result["answer"]["laws"]))
 
     def arguments(self) -> dict[str, Any]:
         return {
@@ -321,7 +327,7 @@ class Laws(Each):
         if "crash" in answer:
             return findings_in(answer)
         return [
-            {"bucket": f"{_who(one)}-{one['law']}", **without_times(one)}
+            {"bucket": f"{_who(one)}-{one['law']}", **without_varying(one)}
             for one in answer["laws"]
             if one["holds"] is False
         ]
@@ -369,7 +375,9 @@ class Museum(Each):
         return made
 
     def arguments(self) -> dict[str, Any]:
-        return {"seeds": self._asked.seeds}
+        folder = pathlib.Path(self._asked.patches)
+        patches = digest_of((one.name, hash_of_file(one)) for one in sorted(folder.glob("*.patch")))
+        return {"seeds": self._asked.seeds, "patches": patches}
 
     def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
         if "crash" in answer:

@@ -9,6 +9,8 @@ import logging
 import os
 import pathlib
 import resource
+import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -18,14 +20,15 @@ from typing import Any
 from kvtwin.campaign._store import DamagedError, Store
 
 _WINDOW = 4  # Shards of each worker that are handed to Ray at a time.
-_KILLED_MOST = 5  # A program that is killed this often is an error.
+KILLED_MOST = 5  # A program that is killed this often is an error.
+KILLS = (-9, -15)  # Exit codes of a program that was killed from outside.
 _LOG_SECONDS = 30.0
 WORKER = "{worker}"  # In the words of a program: a name of the worker.
 _KEYS = {"answer": dict, "code": int, "cpu_seconds": float}
 
 
 class CampaignError(Exception):
-    """A campaign cannot go on. The text is for users."""
+    """A campaign cannot continue. The text is for users."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,34 +57,53 @@ class Cost:
     reused: int = 0  # Shards that were stored already.
 
 
-def _cpu_seconds(who: int) -> float:
+def cpu_seconds(who: int = resource.RUSAGE_SELF) -> float:
+    """Returns the processor time that this process, or its children, used."""
     used = resource.getrusage(who)
     return used.ru_utime + used.ru_stime
 
 
-def _crash(shard: Shard, code: int, errors: str) -> dict[str, Any]:
-    """Returns the answer of a program that a signal ended."""
+def crash(code: int, errors: str) -> dict[str, Any]:
+    """Returns the keys of an answer of a program that a signal ended."""
     lines = errors.strip().splitlines() or ["it printed nothing"]
-    return {
-        "operations": 0,
-        "crash": -code,
-        "reason": f"ended by signal {-code}: {lines[-1]}",
-        "rerun": " ".join(shard.words),
-    }
+    return {"crash": -code, "reason": f"ended by signal {-code}: {lines[-1]}"}
+
+
+def _parsed(shard: Shard, text: str) -> dict[str, Any]:
+    """Returns the object that a program printed. A list is put into an object."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None
+    if isinstance(answer, list):
+        answer = {"list": answer}
+    if not isinstance(answer, dict) or shard.key not in answer:
+        raise CampaignError(
+            f"{shard.name}: {shard.words[0]} printed no {shard.key}: {text[:200]!r}"
+        )
+    return answer
 
 
 def run_program(shard: Shard) -> dict[str, Any]:
     """Runs the program of a shard, and returns what is stored of it."""
-    before = _cpu_seconds(resource.RUSAGE_CHILDREN)
-    words = [word.replace(WORKER, f"worker-{os.getpid()}") for word in shard.words]
-    for _ in range(_KILLED_MOST):
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode not in (-9, -15):  # Whoever killed it, not a bug.
+    before = cpu_seconds(resource.RUSAGE_CHILDREN)
+    # Machines that share a folder have workers of the same process id.
+    worker = f"worker-{socket.gethostname()}-{os.getpid()}"
+    words = [word.replace(WORKER, worker) for word in shard.words]
+    for _ in range(KILLED_MOST):
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, errors="replace", check=False
+            )
+        except OSError as error:
+            raise CampaignError(f"{shard.name}: {words[0]}: {error.strerror}") from error
+        if done.returncode not in KILLS:
             break
     else:
-        raise CampaignError(f"{shard.name}: its program was killed {_KILLED_MOST} times")
+        raise CampaignError(f"{shard.name}: its program was killed {KILLED_MOST} times")
     if done.returncode < 0:
-        answer = _crash(shard, done.returncode, done.stderr)
+        answer = crash(done.returncode, done.stderr)
+        answer |= {"operations": 0, "rerun": shlex.join(shard.words)}
     elif done.returncode > 1 and not (shard.key == "laws" and done.stdout):
         # `kvtwin laws` exits with 2 if a backend cannot be judged by the law.
         said = (done.stderr.strip() or done.stdout.strip())[-500:]
@@ -89,25 +111,23 @@ def run_program(shard: Shard) -> dict[str, Any]:
             f"{shard.name}: {shard.words[0]} exited with {done.returncode}: {said}"
         )
     elif shard.key != "printed":
-        answer = json.loads(done.stdout)
-        if isinstance(answer, list):
-            answer = {"list": answer}
+        answer = _parsed(shard, done.stdout)
     else:
         answer = {"printed": done.stdout[-10000:], "code": done.returncode}
-    cpu = _cpu_seconds(resource.RUSAGE_CHILDREN) - before
+    cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - before
     return {"answer": answer, "code": done.returncode, "cpu_seconds": cpu}
 
 
 def _run_shard(uri: str, shard: Shard) -> dict[str, Any]:
     """Runs a shard in a worker, which stores the result itself."""
-    before = _cpu_seconds(resource.RUSAGE_SELF)
+    before = cpu_seconds()
     result = run_program(shard)
     Store(uri).write(shard.file, result)
-    return {**result, "worker_cpu_seconds": _cpu_seconds(resource.RUSAGE_SELF) - before}
+    return {**result, "worker_cpu_seconds": cpu_seconds() - before}
 
 
 def read_result(store: Store, shard: Shard) -> dict[str, Any]:
-    """Reads the stored result of a shard. Raises DamagedError if it is none."""
+    """Reads the stored result of a shard. Raises DamagedError if the file has none."""
     result = store.read(shard.file)
     for key, kind in _KEYS.items():
         if not isinstance(result.get(key), kind):
@@ -118,7 +138,7 @@ def read_result(store: Store, shard: Shard) -> dict[str, Any]:
 
 
 class Progress:
-    """Says how far a campaign is: one line on a terminal, else lines of a log."""
+    """Prints how far a campaign is: a line on a terminal, else lines of a log."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -154,7 +174,8 @@ def start_ray(workers: int, address: str | None) -> Any:
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise CampaignError(f"--address {address}: {error}") from error
+        where = "Ray does not start" if address is None else f"--address {address}"
+        raise CampaignError(f"{where}: {error}") from error
     return ray
 
 
@@ -164,7 +185,7 @@ def run_shards(
     shards: Iterable[Shard],
     cost: Cost,
 ) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    """Yields the result of each shard, in any order; those that are stored at once.
+    """Yields the result of each shard, in any order. A stored result is not made again.
 
     A worker that dies is replaced, and its shard runs again.
     """

@@ -1,8 +1,8 @@
 """The folder of a campaign: its parameters, and the result of each shard.
 
-A file begins with the SHA-256 of what follows, so that a damaged file is told from
-a whole file. Files are never changed: a file is written under another name and then
-renamed, or, on a store of objects such as S3, put whole.
+A file begins with the SHA-256 of its other bytes, so that a damaged file is
+recognized. Files are never changed: a file is written under another name and then
+renamed; a store of objects, such as S3, takes it as a whole.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class StoreError(Exception):
 
 
 class DamagedError(Exception):
-    """A stored file is not what was written."""
+    """A stored file was changed since it was written."""
 
 
 def as_uri(place: str) -> str:
-    """Returns a path as an absolute path; a URI stays what it is."""
+    """Returns a path as an absolute path, and a URI unchanged."""
     return place if "://" in place else os.path.abspath(place)
 
 
@@ -98,7 +98,7 @@ class Store:
         except ValueError as error:
             raise DamagedError(f"{self._path(name)}: {error}") from error
         if not isinstance(value, dict):
-            raise DamagedError(f"{self._path(name)}: it is no object")
+            raise DamagedError(f"{self._path(name)}: it is not an object")
         return value
 
     def write_array(self, name: str, array: NDArray[Any]) -> None:
@@ -115,9 +115,9 @@ class Store:
         return array
 
     def begin(self, parameters: dict[str, Any]) -> None:
-        """Writes the parameters of a new campaign, or compares those of an old.
+        """Writes the parameters of a new campaign, or compares stored parameters.
 
-        Raises StoreError if a parameter has another value, with its name.
+        Raises StoreError, with the name of a parameter that has another value.
         """
         if "run.json" not in self.names():
             if others := self.names():
