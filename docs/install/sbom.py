@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""sbom.py BUILD PACKAGES VERSION: writes PACKAGES/kvtwin-VERSION.cdx.json, which says
-in CycloneDX what the packages of that folder consist of: kvtwin, the Debian packages
+"""sbom.py BUILD PACKAGES VERSION: writes PACKAGES/kvtwin-VERSION.cdx.json, which lists
+in CycloneDX the parts of the packages in that folder: kvtwin, the Debian packages
 whose headers the build folder read or whose libraries its programs need, and nanobind.
-SOURCE_DATE_EPOCH is its date. Needs cyclonedx-python-lib[json-validation],
+SOURCE_DATE_EPOCH is the date of the list. Needs cyclonedx-python-lib[json-validation],
 python-debian and nanobind from PyPI, and ninja."""
 
 import os
@@ -35,7 +35,7 @@ def printed(*command: str, check: bool = True) -> str:
 
 
 def system_files(build: Path) -> Iterator[tuple[str, str]]:
-    """The files of the system that the build used, and how it used them."""
+    """Yields the files of the system that the build used, each with its use."""
     for line in printed("ninja", "-C", str(build), "-t", "deps").splitlines():
         if (path := line.strip()).startswith("/usr/"):
             yield str(Path(path).resolve()), "compiled in"
@@ -45,9 +45,9 @@ def system_files(build: Path) -> Iterator[tuple[str, str]]:
 
 
 def debian_packages(build: Path) -> dict[str, set[str]]:
-    """The packages of these files, and how the build used them."""
+    """Returns the packages of these files, each with its uses."""
     uses = dict(system_files(build))
-    # Files of /lib may be listed as files of /usr/lib, and the other way.
+    # Files of /lib may be listed as files of /usr/lib, and vice versa.
     names = [*uses, *(path.removeprefix("/usr") for path in uses)]
     packages: dict[str, set[str]] = {}
     found = set()

@@ -51,7 +51,7 @@ inline constexpr int kCommitted = -1;
 inline constexpr std::int32_t kOpenEnd =
     std::numeric_limits<std::int32_t>::max();
 
-// What a token of a cache sees, and what the cache keeps.
+// The tokens that a token of a cache sees, and the tokens that the cache keeps.
 enum class Kind {
   kCausal,     // Every token sees all of its past.
   kSwa,        // Sliding window: only the last `window` positions and itself.
@@ -81,7 +81,7 @@ enum class Placement {
 
 // What kind of cache to make. Fields that a kind does not use are ignored.
 struct CacheSpec {
-  Kind kind = Kind::kCausal;                     // What a token sees.
+  Kind kind = Kind::kCausal;  // The tokens that a token sees.
   Placement placement = Placement::kContiguous;  // How a batch gets its cells.
   std::optional<std::int32_t> window = {};       // >= 0. Unset: unbounded.
   std::optional<std::int32_t> memory = {};  // >= window. Unset: the window.

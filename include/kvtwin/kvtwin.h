@@ -80,7 +80,7 @@ typedef enum kvtwin_dtype {
   KVTWIN_BITS = 6 /* Only for masks. */
 } kvtwin_dtype;
 
-/* What a token sees, and what the cache keeps, as Kind of <kvtwin/cache.h>. */
+/* The tokens that a token sees, as Kind of <kvtwin/cache.h>. */
 typedef enum kvtwin_kind {
   KVTWIN_CAUSAL = 0,
   KVTWIN_SWA = 1,
@@ -185,7 +185,7 @@ typedef struct kvtwin_cell {
 /* The parameters of a cache. */
 typedef struct kvtwin_cache_params {
   size_t size;                /* sizeof this struct, see the top. */
-  kvtwin_kind kind;           /* What a token sees. */
+  kvtwin_kind kind;           /* The tokens that a token sees. */
   kvtwin_placement placement; /* How a batch gets its cells. */
   int32_t window;             /* -1: unbounded. */
   int32_t memory;     /* -1: the window. With several sequences the memory is at
@@ -852,8 +852,8 @@ kvtwin_status kvtwin_mask_may_attend(const kvtwin_tensor* mask, int64_t column,
  * all calls that led to a crash. */
 typedef struct kvtwin_recorder kvtwin_recorder;
 
-/* What a recording says about the cache. The rows of a token are [k_head_dim,
- * kv_heads] and [v_head_dim, kv_heads] in each layer. */
+/* The cache of a recording. The rows of a token are [k_head_dim, kv_heads] and
+ * [v_head_dim, kv_heads] in each layer. */
 typedef struct kvtwin_recorder_params {
   size_t size;                      /* sizeof this struct, see the top. */
   const kvtwin_cache_params* cache; /* The parameters of your cache, without a
@@ -957,7 +957,7 @@ typedef enum kvtwin_outcome {
 /* The outcome of a check. */
 typedef struct kvtwin_verdict {
   size_t size;            /* sizeof this struct, see the top. */
-  kvtwin_outcome outcome; /* What the check found. */
+  kvtwin_outcome outcome; /* The outcome of the check. */
   int32_t
       level;    /* The strongest kvtwin_level that held to the end; -1: none. */
   int64_t line; /* The first wrong line, from 1; 0 if there is none. */
@@ -1050,7 +1050,7 @@ typedef enum kvtwin_level {
   KVTWIN_ENTITLEMENT = KVTWIN_VISIBILITY /* Former name of VISIBILITY. */
 } kvtwin_level;
 
-/* What your cache can do, and which rules it follows. */
+/* The abilities of your cache, and the rules that it follows. */
 typedef struct kvtwin_description_v1 {
   size_t size;      /* sizeof this struct, see the top. */
   const char* name; /* For reports. */

@@ -91,7 +91,7 @@ struct PagedView {
   int block = 0;     // The number of the block.
 };
 
-// What Append stored, and where.
+// The rows that Append stored.
 struct PagedAppend {
   int start = 0;                 // Position of the first row.
   std::vector<PagedView> views;  // The appended rows.

@@ -40,7 +40,7 @@ typedef enum kvtwin_pool_ability {
   KVTWIN_POOL_ONE_STOCK = 64
 } kvtwin_pool_ability;
 
-/* What your pool can do. */
+/* The abilities of your pool. */
 typedef struct kvtwin_pool_description_v1 {
   size_t size;      /* sizeof(kvtwin_pool_description_v1) */
   const char* name; /* For reports. */

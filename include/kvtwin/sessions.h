@@ -133,7 +133,7 @@ struct RequestInfo {
   bool operator==(const RequestInfo&) const = default;
 };
 
-// A slot, and what its sequence holds.
+// A slot, and the inputs that its sequence holds.
 struct SlotInfo {
   int request = -1;  // -1: free.
   // The inputs that the sequence is known to hold, by position. The last may
@@ -249,7 +249,7 @@ struct CellGauges {
   std::int64_t memberships = 0;  // Pairs of a cell and a sequence.
   bool operator==(const CellGauges&) const = default;
 };
-// Counts them.
+// Returns these counts of a cache.
 CellGauges CountCells(const Cache& cache);
 
 // Checks that the cache holds what the records say, and nothing else: for use

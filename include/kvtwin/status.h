@@ -56,11 +56,11 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  // Makes a result of either; the status must not be kOk.
+  // Makes a result of a value or of a status, which must not be kOk.
   Result(T value) : value_(std::move(value)) {}          // NOLINT
   Result(Status status) : status_(std::move(status)) {}  // NOLINT
 
-  // Whether there is a value, and the status: kOk if there is.
+  // Whether the result has a value. The status is kOk if it has.
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   // Requires: ok(). Checked if the standard library has its assertions on, as

@@ -21,22 +21,23 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Numbers go as they lie in memory.
+// Numbers are written as they lie in memory.
 static_assert(std::endian::native == std::endian::little);
 static_assert(sizeof(FoundState) == 3 * sizeof(std::uint64_t));
 
 constexpr std::size_t kLineMost = 100;
 constexpr std::size_t kBatchMost = std::size_t{1} << 24;
 
-// "expand 3 1000": a word, the number of a case, and how many follow.
+// "expand 3 1000": a word, the number of a case, and the number of the states
+// that follow the line.
 struct Request {
   std::string word;
   std::size_t case_number = 0;
   std::size_t count = 0;
 };
 
-// Reads a line; nothing at the end of the input, "" for a line that is too
-// long.
+// Reads a line. Returns nothing at the end of the input, and "" for a line that
+// is too long.
 std::optional<std::string> ReadLine() {
   std::string line;
   for (int c = std::getchar(); c != '\n'; c = std::getchar()) {
@@ -61,7 +62,10 @@ std::optional<Request> Parse(std::string_view line) {
     return error == std::errc() && end == word.data() + word.size();
   };
   request.word = next();
-  if (request.word == "cases" && line.empty()) return request;
+  if (request.word == "cases") {
+    if (!line.empty()) return std::nullopt;
+    return request;
+  }
   if (!number(request.case_number) || !number(request.count) || !line.empty() ||
       request.count > kBatchMost) {
     return std::nullopt;
@@ -78,7 +82,7 @@ std::optional<std::vector<Number>> ReadNumbers(std::size_t count) {
   return numbers;
 }
 
-// Returns whether all of it was written.
+// Returns whether everything was written.
 bool Print(const Json& json, std::span<const FoundState> found = {}) {
   PrintJson(json);
   const bool whole = std::fwrite(found.data(), sizeof(FoundState), found.size(),

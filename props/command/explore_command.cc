@@ -571,7 +571,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   AddProfileOption(*explore, arguments->backend);
   explore
       ->add_flag("--batches", arguments->batches,
-                 "expand the states that the standard input has "
+                 "expand the states that are in the standard input "
                  "(docs/campaign.md)")
       ->excludes("--state")
       ->excludes("--seconds");

@@ -150,7 +150,7 @@ class PagedOracle {
   std::string WhyNotFoundText(const PagedTraceOp& op) const;
   std::string OtherKeyText(const PagedTraceOp& op) const;
   std::optional<Failure> CheckViews(const PagedTraceOp& op);
-  // Whether another group has the block, although all take from one stock.
+  // Whether another group has the block, although all groups share one stock.
   std::optional<Failure> CheckStock(const Place& place) const;
   std::optional<Failure> CheckPlace(const Place& place, std::int64_t line);
   std::optional<Failure> CheckUsage(const PagedUsage& usage);

@@ -29,8 +29,8 @@ namespace {
 constexpr double kMostStates = 4e9;  // One bit each: half a gigabyte.
 constexpr double kMostKeys = 1e19;   // They fit a StateKey.
 
-// The keys of the states that were seen: a bit for each, or, of a wrapper and
-// if there are `few` states, a set.
+// The keys of the states that were seen: a bit for each key, or a set of keys
+// if `few` states are seen, or for a wrapper, where most keys have no state.
 class KeySet {
  public:
   KeySet(double keys, bool few)
@@ -85,8 +85,8 @@ class ExplorerOfKeys final : public Explorer {
     Add(0, {});
   }
 
-  // Goes from the empty cache along `path`, and expands the last state only.
-  // Returns null if it is no path.
+  // Adds the states of `path`, which begins at the empty cache, and expands the
+  // last one. Returns null if `path` is not a path.
   const ExploreResult* Along(std::span<const FoundState> path) {
     for (const FoundState& next : path) {
       if (!seen_.IsKey(next.state) || seen_.Has(next.state) ||
@@ -392,7 +392,7 @@ StateExpander::StateExpander(const ExploreSize& size, const ExploreCase& what,
 StateExpander::~StateExpander() = default;
 
 bool StateExpander::IsKey(std::uint64_t state) const {
-  return static_cast<double>(state) < std::min(codec_->keys(), kMostKeys);
+  return state < static_cast<StateKey>(std::min(codec_->keys(), kMostKeys));
 }
 
 FoundStates StateExpander::Expand(std::span<const std::uint64_t> states) {

@@ -149,7 +149,7 @@ struct FoundStates {
   bool ended = false;                        // As in Expansion.
   bool not_made = false;                     // As in Expansion.
   std::optional<std::uint64_t> failed = {};  // The first state that failed.
-  // Each state once, in their order, by the first way to it.
+  // Each state once, in ascending order, with the first way that led to it.
   std::vector<FoundState> found = {};
 };
 
@@ -157,8 +157,8 @@ class ExploreWorker;
 class StateCodec;
 struct ExploreStep;
 
-// Expands states that another program keeps: an exploration without a memory of
-// what it has seen. There are no drafts.
+// Expands states that another program keeps: an exploration that does not
+// remember the states that it has seen. Batches have no drafts.
 class StateExpander {
  public:
   StateExpander(const ExploreSize& size, const ExploreCase& what,
@@ -180,8 +180,8 @@ class StateExpander {
   std::unique_ptr<ExploreWorker> worker_;
 };
 
-// Expands the last state of a path from the empty cache, where no state is
-// twice. Nothing if there is no such path.
+// Expands the last state of a path from the empty cache. Returns nothing if
+// `path` is not a path, or has a state twice.
 std::optional<ExploreResult> ExploreAlong(const ExploreSize& size,
                                           const ExploreCase& what,
                                           const Subject& subject,

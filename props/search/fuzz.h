@@ -36,7 +36,7 @@ struct FuzzOptions {
   bool groups = false;      // Only pools with groups.
   std::uint64_t first = 0;  // The number of the first history.
   bool drawn = false;       // Draw the failure's calls, for a page.
-  // Report the failure as it was found, if there are no known buckets.
+  // Report the failure as it was found. Ignored if known buckets are given.
   bool unshrunk = false;
   // Checks that are known to fail: histories that fail them are only counted.
   std::set<std::string> known = {};

@@ -1,7 +1,7 @@
 """explore_batches_test.py KVTWIN: `kvtwin explore --batches`.
 
-A toy explorer that keeps the states itself counts as many states and transitions
-as `kvtwin explore`; malformed requests are refused by name.
+A toy explorer, which keeps the states itself, has the counts of `kvtwin explore`;
+malformed requests are refused with a message.
 """
 
 import json
@@ -57,6 +57,7 @@ def main():
 
     for request, message in [
             (b"nonsense\n", "not a request: 'nonsense'"),
+            (b"cases 1 2\n", "not a request: 'cases 1 2'"),
             (b"expand 99 0\n", "no such case"),
             (b"expand 0 -1\n", "not a request"),
             (b"expand 0 99999999999\n", "not a request"),
