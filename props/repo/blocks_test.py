@@ -80,8 +80,10 @@ class Block:
         if "checked by" in self.marks:
             file = self.marks["checked by"].split(":")[0].split()[0]
             if not (ROOT / file).exists():
-                raise Wrong(f"{self.place}: there is no {file}")
+                raise Wrong(f"{self.place}: {file} does not exist")
         if "from" in self.marks:
+            if not (ROOT / self.marks["from"]).is_file():
+                raise Wrong(f"{self.place}: {self.marks['from']} does not exist")
             whole = (ROOT / self.marks["from"]).read_text()
             if plain(self.text) not in plain(whole):
                 raise Wrong(f"{self.place}: is not a part of {self.marks['from']}")
@@ -206,11 +208,11 @@ class Session:
             else:
                 parse_json(block)
         else:
-            raise Wrong(f"{block.place}: {block.language} is not run by itself: say "
-                        f"which file it is from")
+            raise Wrong(f"{block.place}: {block.language} is not run by itself: name "
+                        f"its file by 'code: from'")
 
     def compare(self, block):
-        """What ran last has printed the block's lines, one after the other."""
+        """Checks that the last run printed the block's lines, one after the other."""
         pattern = "".join(
             "(?:.*\n)*?" if line == "..." else
             re.escape(line).replace(r"\.\.\.", ".*") + r"\n"
@@ -221,7 +223,7 @@ class Session:
 
 
 def run_page(page, blocks, options):
-    """Runs the blocks of a page. Returns how many ran, and what is wrong."""
+    """Runs the blocks of a page. Returns how many ran, and the errors."""
     ran, wrong = 0, []
     with tempfile.TemporaryDirectory(prefix="kvtwin-blocks-") as folder:
         session = Session(folder, options.build, options.python)

@@ -190,7 +190,7 @@ class Fuzz:
         wave = {shard.name: shard for shard in self._shards}
         for number in range(1, _LAST_WAVE + 1):
             wanted = [one for one in wave.values() if one.name not in answers]
-            early = []
+            early, shrinks = [], False
             for name, shard in wave.items():
                 if shard.name not in answers:
                     continue
@@ -202,11 +202,11 @@ class Fuzz:
                 shrunk = found
                 if found and number == 1 and "crash" not in answer:
                     shrinking = self._shrinking(shard)
-                    if shrinking.name not in answers:
-                        wanted = wanted or [shrinking]
+                    if shrinking.name not in answers and not wanted:
+                        wanted, shrinks = [shrinking], True
                     shrunk = findings_in(answers.get(shrinking.name, {})) or found
                 buckets.add(name, found, shrunk)
-                if wanted and wanted[0].name.startswith("shrunk-"):
+                if shrinks:
                     break
             before, known = known, buckets.names()
             if wanted or not early or known == before:
