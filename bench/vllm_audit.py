@@ -92,8 +92,10 @@ def main():
             process.stdin.write("\n")
             process.stdin.flush()
             line = process.stdout.readline()
-            while not line.startswith("["):
+            while line and not line.startswith("["):
                 line = process.stdout.readline()
+            if not line:
+                sys.exit("a process failed")
             results[every].append(json.loads(line))
     for process in running.values():
         process.stdin.close()

@@ -1,7 +1,7 @@
 # cpack runs this script before it makes the packages: it puts the license and the
 # changes of each Debian package into /usr/share/doc, and compresses manual pages.
 
-# It is SOURCE_DATE_EPOCH, if that is set.
+# The date is SOURCE_DATE_EPOCH, if that is set.
 string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
 
 foreach(component ${CPACK_COMPONENTS_ALL})

@@ -1,8 +1,8 @@
 """comments.py HEADER: prints a header with its comments as Doxygen reads them.
 
 Doxygen calls this as its INPUT_FILTER (docs/site/Doxyfile). A comment above a
-declaration gets a third slash or a second asterisk, and a comment behind it a `<`
-as well. A comment stands for all declarations that follow it without a blank line:
+declaration gets a third slash or a second asterisk, and a comment after it also a
+`<`. A comment stands for all declarations that follow it without a blank line:
 each of them gets it.
 """
 

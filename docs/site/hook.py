@@ -1,4 +1,4 @@
-"""What mkdocs does not do itself: pages of the sources that our pages link to.
+"""Adds to mkdocs the pages of the sources that our pages link to.
 
 On GitHub such a link opens the file or the folder. Here it opens a page with the
 text of the file, or the list of the folder. The Python reference is added, too.
@@ -17,7 +17,7 @@ LANGUAGES = {".cc": "cpp", ".h": "cpp", ".c": "c", ".py": "python", ".go": "go",
 
 
 def target_of(link, page):
-    """Returns where in the repository the link of a page leads."""
+    """Returns the path in the repository to which the link of a page leads."""
     return posixpath.normpath(
         posixpath.join(posixpath.dirname(page.src_uri), link))
 

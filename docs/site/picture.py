@@ -1,4 +1,4 @@
-"""picture.py HISTORY: draws what kvtwin's cache does with the calls of a history.
+"""picture.py HISTORY: draws the calls of a history and the cells of kvtwin's cache.
 
 The pictures of docs/semantics.md are the output of this, for blocks_test.py to compare.
 """

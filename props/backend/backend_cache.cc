@@ -412,9 +412,10 @@ Result<CacheState> BackendCache::ReadState(int sequence) const {
   Result<CacheState> state =
       StateFromBytes({static_cast<const std::byte*>(bytes), count});
   if (!state.ok()) {
-    ThrowWrong("backend: garbage",
-               fmt::format("snapshot returns bytes that are no state (S56): {}",
-                           state.status().message()));
+    ThrowWrong(
+        "backend: garbage",
+        fmt::format("snapshot returns bytes that are not a state (S56): {}",
+                    state.status().message()));
   }
   return state;
 }

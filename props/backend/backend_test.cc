@@ -246,7 +246,7 @@ TEST(Backend, SnapshotsInAnotherFormAreGarbage) {
     FAIL() << "is taken for a state";
   } catch (const Failure& failure) {
     EXPECT_EQ(failure.check, "backend: garbage");
-    EXPECT_THAT(failure.text, HasSubstr("no state (S56): "));
+    EXPECT_THAT(failure.text, HasSubstr("not a state (S56): "));
   }
 }
 

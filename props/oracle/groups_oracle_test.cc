@@ -196,7 +196,7 @@ TEST(GroupsRecordings, ABlockOfOneStockIsInOneGroup) {
   ExpectRightGroups(kSeven + Recording{full, apart}, stock);
   ExpectGroupsVerdict(kSeven + Recording{full, same}, "reject",
                       "block 3 is block 3 of sequence 0 in group 0, and block "
-                      "3 of 0 in group 1",
+                      "3 of sequence 0 in group 1",
                       stock);
   // The token after seven does not see block 0 of the window, and the block may
   // be in another group.

@@ -222,8 +222,8 @@ std::optional<Failure> PagedOracle::CheckStock(const Place& place) const {
     if (other == group || found == owners_.end()) continue;
     const Owners& owners = found->second;
     return WrongAnswer(
-        "block {} is block {} of sequence {} in group {}, and block {} of {} "
-        "in group {}",
+        "block {} is block {} of sequence {} in group {}, and block {} of "
+        "sequence {} in group {}",
         block, owners.index, owners.by_end.rbegin()->second, other, index,
         sequence, group);
   }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import pathlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -455,7 +456,7 @@ class Backends(Each):
         dev = pathlib.Path(self._asked.repository).resolve() / "dev"
         if not dev.is_file():
             raise CampaignError(f"--repository {self._asked.repository}: it has no ./dev")
-        command = f"KVTWIN={self._asked.command}"
+        command = f"KVTWIN={os.path.abspath(self._asked.command)}"
         return [
             Shard(f"backend-{name}", ("env", command, str(dev), "backends", name), "printed")
             for name in self._asked.names
