@@ -1,5 +1,6 @@
 """Campaigns: the same report for any number of workers, and after any kill."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -317,6 +318,19 @@ def test_museum(tmp_path):
     ]
 
 
+def test_patches_are_parameters_of_the_museum(tmp_path):
+    def parameters():
+        asked = argparse.Namespace(patches=tmp_path, seeds=1, command=COMMAND, options=[])
+        return _searches.SEARCHES["museum"](asked).parameters()
+
+    patch = tmp_path / "X01.patch"
+    patch.write_text("twin: optimized\n---\n+a\n")
+    before = parameters()
+    assert parameters() == before
+    patch.write_text("twin: optimized\n---\n+b\n")
+    assert parameters() != before
+
+
 def test_mutants(tmp_path):
     script = tmp_path / "props/repo/mutants.py"
     script.parent.mkdir(parents=True)
@@ -399,6 +413,16 @@ def test_the_explorer_finds_a_planted_bug():
     same_counts(report, one)
     buckets = {case["bucket"] for case in one["cases"] if "bucket" in case}
     assert {found["bucket"] for found in report["findings"]} == buckets
+
+
+def test_a_stored_round_that_is_gone_is_an_error(tmp_path):
+    partition = _explore.Partition(str(tmp_path), 0)
+    partition.load(0)
+    partition.absorb(0, 0, [])
+    with pytest.raises(_shards.CampaignError, match="case-0-round-1-part-0.npy: it was damaged"):
+        partition.absorb(0, 1, [])
+    with pytest.raises(_shards.CampaignError, match="case-0-round-1-part-0.npy: it was damaged"):
+        partition.absorb(0, 2, ["a reference"])
 
 
 def test_merged_keeps_the_least_origin():

@@ -225,7 +225,8 @@ class Partition:
 
         start = cpu_seconds()
         if not self.has(case, round_):
-            if round_ != len(self._rounds):
+            # A stored round has no refs: it must be there when the actor is restarted.
+            if round_ != len(self._rounds) or (round_ > 0 and not refs):
                 raise CampaignError(f"{self._name(len(self._rounds))}: it was damaged just now")
             rows = merged(self._seen, (ray.get(ref) for ref in refs))
             self._store.write_array(self._name(round_), rows)

@@ -69,19 +69,21 @@ def crash(code: int, errors: str) -> dict[str, Any]:
     return {"crash": -code, "reason": f"ended by signal {-code}: {lines[-1]}"}
 
 
-def _parsed(shard: Shard, text: str) -> dict[str, Any]:
+def _parsed(shard: Shard, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """Returns the object that a program printed. A list is put into an object."""
     try:
-        answer = json.loads(text)
+        answer = json.loads(done.stdout)
     except ValueError:
         answer = None
     if isinstance(answer, list):
         answer = {"list": answer}
     if not isinstance(answer, dict) or shard.key not in answer:
-        raise CampaignError(
-            f"{shard.name}: {shard.words[0]} printed no {shard.key}: {text[:200]!r}"
-        )
+        raise CampaignError(f"{shard.name}: {shard.words[0]} printed no {shard.key}: {_said(done)}")
     return answer
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip() or done.stdout.strip())[-500:]
 
 
 def run_program(shard: Shard) -> dict[str, Any]:
@@ -106,12 +108,11 @@ def run_program(shard: Shard) -> dict[str, Any]:
         answer |= {"operations": 0, "rerun": shlex.join(shard.words)}
     elif done.returncode > 1 and not (shard.key == "laws" and done.stdout):
         # `kvtwin laws` exits with 2 if a backend cannot be judged by the law.
-        said = (done.stderr.strip() or done.stdout.strip())[-500:]
         raise CampaignError(
-            f"{shard.name}: {shard.words[0]} exited with {done.returncode}: {said}"
+            f"{shard.name}: {shard.words[0]} exited with {done.returncode}: {_said(done)}"
         )
     elif shard.key != "printed":
-        answer = _parsed(shard, done.stdout)
+        answer = _parsed(shard, done)
     else:
         answer = {"printed": done.stdout[-10000:], "code": done.returncode}
     cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - before
