@@ -20,11 +20,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Watch(threading.Thread):
-    """Adds up the processor time of all processes below this one."""
+    """Adds up the processor time of all descendants of this process."""
 
     def __init__(self):
         super().__init__(daemon=True)
-        self.used = {}  # By process, and the time at which it began.
+        self.used = {}  # Name and seconds, by the process and its start time.
         self.memory = 0  # The largest sum of resident sets.
         self.ends = threading.Event()
 
@@ -123,12 +123,12 @@ def main():
                 f"{unit} a second; 2 workers "
                 f"{max(speeds[2]) / (alone['transitions'] / alone['seconds']):.2f} of it"
             )
-            same = all(alone[key] == reports[0][key] for key in ("states", "transitions"))
-            right = right and same
-        right = right and all(report == reports[0] for report in reports)
+            reports.append({**reports[0], **{key: alone[key] for key in ("states", "transitions")}})
+        same = all(report == reports[0] for report in reports)
+        right = right and same
         print(
             f"{name}: 2 workers {max(speeds[2]) / max(speeds[1]):.2f} of 1; reports "
-            f"{'the same' if right else 'DIFFERENT'}"
+            f"{'the same' if same else 'DIFFERENT'}"
         )
     return 0 if right else 1
 
