@@ -6,8 +6,8 @@
     python -m kvtwin.campaign mutants --python build/mutants/venv/bin/python
     python -m kvtwin.campaign explore --cells 6 --store runs/six
 
-The report is the same for any number of workers. What has been done is stored, and a
-campaign that was ended continues from there. The exit code is 1 after a finding, and 2
+The report is the same for any number of workers. Results are stored, and a campaign
+that was ended continues from them. The exit code is 1 after a finding, and 2
 if the campaign could not run (docs/campaign.md).
 """
 
@@ -50,8 +50,8 @@ class _Ended(BaseException):
 
 
 def _end(number: int, _frame: object) -> NoReturn:
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_DFL)  # A second signal ends it at once.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_DFL)  # A second signal ends it at once.
     raise _Ended(number)
 
 
@@ -155,7 +155,7 @@ class _Shards:
 
 def _print(report: dict[str, Any], cost: Cost) -> None:
     for found in report["findings"]:
-        print(f"{found['reason']}")
+        print(found["reason"])
         print(f"  bucket  {found['bucket']}, found by {found['shard']}")
         if "rerun" in found:
             print(f"  rerun   {found['rerun']}")
@@ -175,8 +175,8 @@ def _run(run: _Shards | Explore, asked: argparse.Namespace, store: Store, cost: 
     try:
         for start in range(_STARTS_MOST):
             ray = start_ray(asked.workers, asked.address)
-            for one in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(one, _end)
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, _end)
             try:
                 run.run(ray, store, cost, progress)
                 return 0

@@ -104,7 +104,7 @@ class Program:
         return self._process
 
     def _error_text(self) -> str:
-        """Returns the end of what the program printed as errors."""
+        """Returns the end of the program's standard error."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 500))
         return self._errors.read().decode(errors="replace").strip()
@@ -199,7 +199,7 @@ class Partition:
         self._seen = both
 
     def load(self, case: int) -> list[str]:
-        """Reads what is stored of a case. Returns the names of damaged files."""
+        """Reads the stored rounds of a case. Returns the names of damaged files."""
         self._case, self._rounds = case, []
         self._seen = np.zeros(0, np.uint64)
         names = self._store.names()
@@ -293,7 +293,7 @@ class Explore:
         """Explores all cases."""
         actor = ray.remote(num_cpus=0, max_restarts=1000, max_task_retries=1000)(Partition)
         actors = [actor.remote(store.uri, i) for i in range(self._asked.partitions)]
-        ray.get([one.load.remote(-1) for one in actors])
+        ray.get([actor.load.remote(-1) for actor in actors])
         self._results, self._findings, cost.seconds = [], {}, 0
         for number, name in enumerate(self.cases):
             result = _Case(name)
@@ -311,21 +311,21 @@ class Explore:
         self._findings.setdefault(found["bucket"], {**found, "shard": result.case})
 
     def report(self) -> dict[str, Any]:
-        made = [one for one in self._results if not one.not_made]
+        made = [result for result in self._results if not result.not_made]
         complete = len(self._results) == len(self.cases) and all(
-            one.fixed_point for one in made
+            result.fixed_point for result in made
         )
         cases = []
-        for one in made:
-            case = dataclasses.asdict(one)
+        for result in made:
+            case = dataclasses.asdict(result)
             for key in ("not_made", "failed", "crash"):
                 del case[key]
-            cases.append({**case, "digest": f"{one.digest:016x}"})
+            cases.append({**case, "digest": f"{result.digest:016x}"})
         return {
-            "states": sum(one.states for one in made),
-            "transitions": sum(one.transitions for one in made),
-            "differences": sum(one.differences for one in made),
-            "digest": digest_of((one["case"], one["digest"]) for one in cases),
+            "states": sum(result.states for result in made),
+            "transitions": sum(result.transitions for result in made),
+            "differences": sum(result.differences for result in made),
+            "digest": digest_of((case["case"], case["digest"]) for case in cases),
             "complete": complete,
             "cases": cases,
             "findings": list(self._findings.values()),
@@ -360,7 +360,8 @@ class _CaseRun:
 
     def run(self) -> None:
         result, before = self.result, self.cost.seconds
-        for damaged in self.ray.get([one.load.remote(self.number) for one in self.actors]):
+        loads = [actor.load.remote(self.number) for actor in self.actors]
+        for damaged in self.ray.get(loads):
             for text in damaged:
                 print(f"kvtwin.campaign: done again: {text}", file=sys.stderr)
         expand = self.ray.remote(num_cpus=1, max_retries=1000)(_expand)
@@ -393,8 +394,8 @@ class _CaseRun:
     def _absorb(self, round_: int, found: list[list[Any]]) -> list[tuple[int, Any]]:
         """Gives the found states to the actors. Returns the new states of each actor."""
         calls = [
-            one.absorb.options(num_returns=2).remote(self.number, round_, refs)
-            for one, refs in zip(self.actors, found, strict=True)
+            actor.absorb.options(num_returns=2).remote(self.number, round_, refs)
+            for actor, refs in zip(self.actors, found, strict=True)
         ]
         frontier = []
         for answer_ref, states in calls:
@@ -414,7 +415,8 @@ class _CaseRun:
         ]
         if self._summary(round_) not in names or not names.issuperset(parts):
             return None
-        loaded = self.ray.get([one.has.remote(self.number, round_ + 1) for one in self.actors])
+        calls = [actor.has.remote(self.number, round_ + 1) for actor in self.actors]
+        loaded = self.ray.get(calls)
         if not all(loaded):
             return None
         try:

@@ -51,7 +51,7 @@ def without_varying(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: without_varying(v) for k, v in value.items() if k not in _VARYING}
     if isinstance(value, list):
-        return [without_varying(one) for one in value]
+        return [without_varying(item) for item in value]
     return value
 
 
@@ -111,8 +111,8 @@ class Buckets:
 
     def names(self) -> list[str]:
         """Returns the buckets that the command can pass over."""
-        found = {bucket for (_, bucket), one in self.kept.items() if "crash" not in one}
-        return sorted(found)
+        kept = self.kept.items()
+        return sorted({bucket for (_, bucket), finding in kept if "crash" not in finding})
 
     def add(self, shard: str, found: Sequence[Answer], shrunk: Sequence[Answer]) -> None:
         """Adds the findings of a shard, and the same findings after shrinking."""
@@ -122,10 +122,10 @@ class Buckets:
         for finding in found:
             signature, _ = _parts(finding)
             level = finding.get("level")
-            at_level = [one for one in shrunk if one.get("level") == level] or shrunk
-            same = [one for one in at_level if _parts(one)[0] == signature]
-            for one in same or at_level:
-                self._known.append((level, signature, _parts(one)[1]))
+            at_level = [known for known in shrunk if known.get("level") == level] or shrunk
+            same = [known for known in at_level if _parts(known)[0] == signature]
+            for known in same or at_level:
+                self._known.append((level, signature, _parts(known)[1]))
 
 
 _FINDING_KEYS = ("level", "check", "bucket", "history", "shrunk_to", "reason", "rules", "rerun")
@@ -138,7 +138,7 @@ def findings_in(answer: Answer) -> list[Answer]:
     found = answer.get("findings")
     if found is None:
         found = [answer] if "bucket" in answer else []
-    return [{key: one[key] for key in _FINDING_KEYS if key in one} for one in found]
+    return [{key: finding[key] for key in _FINDING_KEYS if key in finding} for finding in found]
 
 
 class Fuzz:
@@ -190,7 +190,7 @@ class Fuzz:
         buckets, last, known = Buckets(), dict[str, Answer](), list[str]()
         wave = {shard.name: shard for shard in self._shards}
         for number in range(1, _LAST_WAVE + 1):
-            wanted = [one for one in wave.values() if one.name not in answers]
+            wanted = [shard for shard in wave.values() if shard.name not in answers]
             early, shrinks = [], False
             for name, shard in wave.items():
                 if shard.name not in answers:
@@ -199,7 +199,8 @@ class Fuzz:
                 found = findings_in(answer)
                 if found and "crash" not in answer:
                     early.append(name)
-                found = [one for one in found if number > 1 or not buckets.is_known(one)]
+                if number == 1:
+                    found = [finding for finding in found if not buckets.is_known(finding)]
                 shrunk = found
                 if found and number == 1 and "crash" not in answer:
                     shrinking = self._shrinking(shard)
@@ -284,7 +285,7 @@ class Each:
         return {
             **self.summary(answers),
             "differences": len(kept),
-            "digest": digest_of((one.name, text_of(answers[one.name])) for one in done),
+            "digest": digest_of((shard.name, text_of(answers[shard.name])) for shard in done),
             "shards": len(done),
             "complete": not self.next(answers),
             "findings": list(kept.values()),
@@ -315,7 +316,7 @@ class Laws(Each):
         result = run_program(Shard("laws", tuple(words), "laws"))
         if "crash" in result["answer"]:
             raise CampaignError(f"{words[0]}: {result['answer']['reason']}")
-        return list(dict.fromkeys(one["law"] for one in result["answer"]["laws"]))
+        return list(dict.fromkeys(law["law"] for law in result["answer"]["laws"]))
 
     def arguments(self) -> dict[str, Any]:
         return {
@@ -328,24 +329,24 @@ class Laws(Each):
         if "crash" in answer:
             return findings_in(answer)
         return [
-            {"bucket": f"{_who(one)}-{one['law']}", **without_varying(one)}
-            for one in answer["laws"]
-            if one["holds"] is False
+            {"bucket": f"{_who(law)}-{law['law']}", **without_varying(law)}
+            for law in answer["laws"]
+            if law["holds"] is False
         ]
 
     def summary(self, answers: Answers) -> dict[str, Any]:
         laws: dict[tuple[str, str], Answer] = {}
         for shard in self._shards:
-            for one in answers.get(shard.name, {}).get("laws", []):
+            for run in answers.get(shard.name, {}).get("laws", []):
                 law = laws.setdefault(
-                    (one["law"], _who(one)),
-                    {"law": one["law"], "on": _who(one), "histories": 0, "judged": 0,
+                    (run["law"], _who(run)),
+                    {"law": run["law"], "on": _who(run), "histories": 0, "judged": 0,
                      "holds": None},
                 )
-                law["histories"] += one["histories"]
-                law["judged"] += one["judged"]
-                if one["holds"] is not None and law["holds"] is not False:
-                    law["holds"] = one["holds"]
+                law["histories"] += run["histories"]
+                law["judged"] += run["judged"]
+                if run["holds"] is not None and law["holds"] is not False:
+                    law["holds"] = run["holds"]
         return {"seed": self._asked.seed, "laws": list(laws.values())}
 
 
@@ -377,7 +378,9 @@ class Museum(Each):
 
     def arguments(self) -> dict[str, Any]:
         folder = pathlib.Path(self._asked.patches)
-        patches = digest_of((one.name, hash_of_file(one)) for one in sorted(folder.glob("*.patch")))
+        patches = digest_of(
+            (patch.name, hash_of_file(patch)) for patch in sorted(folder.glob("*.patch"))
+        )
         return {"seeds": self._asked.seeds, "patches": patches}
 
     def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
@@ -385,20 +388,20 @@ class Museum(Each):
             return findings_in(answer)
         return [
             {
-                "bucket": f"not-found-{one['id']}",
-                "reason": one.get("error")
-                or f"found by {one['found_by_seeds']} of {one['seeds']} seeds: {one['wrong']}",
+                "bucket": f"not-found-{bug['id']}",
+                "reason": bug.get("error")
+                or f"found by {bug['found_by_seeds']} of {bug['seeds']} seeds: {bug['wrong']}",
                 "rerun": shlex.join(shard.words),
             }
-            for one in answer["list"]
-            if not one["found"]
+            for bug in answer["list"]
+            if not bug["found"]
         ]
 
     def summary(self, answers: Answers) -> dict[str, Any]:
         bugs = [
-            {"id": one["id"], "found": one["found"], "history": one.get("history")}
+            {"id": bug["id"], "found": bug["found"], "history": bug.get("history")}
             for shard in self._shards
-            for one in answers.get(shard.name, {}).get("list", [])
+            for bug in answers.get(shard.name, {}).get("list", [])
         ]
         return {"bugs": bugs}
 
@@ -431,11 +434,11 @@ class Mutants(Each):
             return findings_in(answer)
         return [
             {
-                "bucket": one["key"],
-                "reason": f"survived: {one['file']}:{one['line']}: {one['after']}",
-                "rerun": f"./dev mutants --only {one['file']}",
+                "bucket": mutant["key"],
+                "reason": f"survived: {mutant['file']}:{mutant['line']}: {mutant['after']}",
+                "rerun": f"./dev mutants --only {mutant['file']}",
             }
-            for one in answer["survived"]
+            for mutant in answer["survived"]
         ]
 
     def summary(self, answers: Answers) -> dict[str, Any]:
@@ -473,4 +476,4 @@ class Backends(Each):
         return [{"bucket": f"not-as-its-page-{shard.name}", "reason": last, "rerun": rerun}]
 
 
-SEARCHES = {one.name: one for one in (Fuzz, Laws, Museum, Mutants, Backends)}
+SEARCHES = {search.name: search for search in (Fuzz, Laws, Museum, Mutants, Backends)}

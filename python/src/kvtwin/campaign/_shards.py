@@ -1,4 +1,4 @@
-"""Shards: what a campaign is divided into, and how they run on Ray."""
+"""Shards, the parts of a campaign, and their runs on Ray."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def run_program(shard: Shard) -> dict[str, Any]:
-    """Runs the program of a shard, and returns what is stored of it."""
+    """Runs the program of a shard, and returns the result that is stored."""
     before = cpu_seconds(resource.RUSAGE_CHILDREN)
     # Machines that share a folder have workers of the same process id.
     worker = f"worker-{socket.gethostname()}-{os.getpid()}"
