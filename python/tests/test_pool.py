@@ -37,7 +37,7 @@ def test_the_example(repository, example, pytester):
     shown = (repository / "docs/python.md").read_text()
     [line] = [line for line in result.outlines if line.strip().startswith("rerun")]
     # The page is up to date.
-    assert f"\n    {line[line.index('kvp1') :].split(chr(39))[0]}\n" in shown
+    assert f"\n{line[line.index('kvp1') :].split(chr(39))[0]}\n" in shown
     [reason] = [line for line in result.outlines if line.startswith("  views: ")]
     assert f"\n  {reason}\n" in shown
     pytester.makepyfile(test_example=example.replace(*MENDED))
@@ -453,7 +453,8 @@ class OfOneStock(OfKvtwin):
         return [[block + first for block in row] for row in super().table(sequences, group)]
 
     def slots(self, sequence, begin, end, group):
-        first = self.first(group) * self.pool.setup.groups[group].block_size
+        part = self.pool.setup.groups[group]
+        first = self.first(group) * (1 if part.states else part.block_size)
         return [slot + first for slot in super().slots(sequence, begin, end, group)]
 
 
