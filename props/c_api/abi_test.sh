@@ -4,7 +4,7 @@
 # --write, kvtwin.abi describes this library from now on. Exits with 77 without
 # abidiff.
 set -euo pipefail
-library=$1
+library=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")"
 command -v abidiff >/dev/null || {
   echo "skipped: the Debian package abigail-tools is not installed"
