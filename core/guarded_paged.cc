@@ -150,7 +150,7 @@ Status CheckPagedSpec(const PagedSpec& spec) {
 // Misuse is refused before anything changes (P11).
 Status GuardedPaged::CheckSequence(int sequence) const {
   if (sequences_.contains(sequence)) return {};
-  return Invalid("there is no sequence {}", sequence);
+  return Invalid("sequence {} does not exist", sequence);
 }
 
 Status GuardedPaged::CheckLayer(int layer) const {

@@ -144,7 +144,7 @@ typedef struct kvtwin_shift {
  * For bits and blocks (q8_0, q4_0) stride[0] is 0: see <kvtwin/tensor.h>.
  * Strides that are all 0 mean that the tensor is dense. */
 typedef struct kvtwin_tensor {
-  const void* data;   /* NULL: there is no tensor. */
+  const void* data;   /* NULL if the tensor is absent. */
   kvtwin_dtype dtype; /* The type of the elements. */
   int64_t shape[4];   /* Elements of each dimension. */
   int64_t stride[4];  /* In bytes. */

@@ -98,7 +98,7 @@ using Shape = std::array<std::int64_t, 4>;
 // With kQ8 and kQ4, a run (j, k, l) is blocks of kBlockElements elements, one
 // after another, and shape[0] is a multiple of kBlockElements. stride[0] is 0.
 struct TensorView {
-  // The address of element 0. Null: there is no tensor.
+  // The address of element 0; null if the tensor is absent.
   const void* data = nullptr;
   DType dtype = DType::kF32;    // The type of the elements.
   Shape shape = {1, 1, 1, 1};   // Elements of each dimension.

@@ -478,7 +478,7 @@ void Client::Do(const Op& op) {
       if (!abilities_.Can(KVTWIN_CAN_PIN)) return;
       Note(op);
       return driver_.Checkpoint(IdOf(op.seq));
-    // A sequence that is no longer shared takes up more room.
+    // The operation ends sharing, and the sequence then takes up more room.
     case OpKind::kAdd:
       if (setup_.legal) return;
       [[fallthrough]];
