@@ -249,7 +249,7 @@ TEST(PagedTrace, RefusesMisuse) {
   ExpectBad({
       {2, "[7,8,9]", "[7,-8,9]", "a token is -8"},
       {3, R"("seq":0)", R"("seq":2)",
-       "append: invalid_argument: there is no s"},
+       "append: invalid_argument: sequence 2 does"},
       {3, R"("seq":0)", R"("seq":-1)", "sequence -1 does not exist"},
       {3, R"("shape":[2,1,3])", R"("shape":[1,2,3])",
        "key has shape [1, 2, 3]"},
