@@ -282,14 +282,14 @@ TEST(PoolBackend, ABugShrinksToTheSameLine) {
   for (const kvtwin_pool_backend_v1& table :
        {shares, forgets, *bad_example::kvtwin_get_pool_backend_v1()}) {
     std::map<std::string, int> lines;
-    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    for (std::uint64_t seed = 1; seed <= 5; ++seed) {
       const PagedFuzzResult result = FuzzAt(Level::kVisibility, table, seed);
       EXPECT_NE(TextOf(result.failure), "");
       ++lines[ToText(result.shrunk)];
     }
     int most = 0;
     for (const auto& [line, count] : lines) most = std::max(most, count);
-    EXPECT_GE(most, 8) << testing::PrintToString(lines);
+    EXPECT_GE(most, 4) << testing::PrintToString(lines);
   }
 }
 

@@ -17,7 +17,7 @@ folder = pathlib.Path(tempfile.mkdtemp())
 def certify(library, code, *more):
     """Returns what certify prints, after it ended with `code`."""
     done = subprocess.run(
-        [kvtwin, "certify", "--backend", library, "--ops", "3000", "--runs", "20", *more],
+        [kvtwin, "certify", "--backend", library, "--ops", "2000", "--runs", "5", *more],
         capture_output=True, text=True, timeout=200)
     if done.returncode != code:
         sys.exit(f"{more} on {library}: {done.returncode}, not {code}\n"

@@ -171,7 +171,7 @@ kvtwin_command_test(run_drafts EXIT 0 PRINTS "Commit\\(0, \\[0 2\\]\\) -> ok"
 kvtwin_command_test(fuzz_dtypes EXIT 0 PRINTS "\"differences\": ?0[,}]"
   ARGS fuzz --dtypes --ops 200000 --json)
 kvtwin_command_test(fuzz_paged EXIT 0 PRINTS "0 differences.* 36 pairs of d"
-  ARGS fuzz --kind paged --ops 200000)
+  ARGS fuzz --kind paged --ops 50000)
 foreach(kind recurrent hybrid)
   kvtwin_command_test(fuzz_${kind} EXIT 0 PRINTS "\"differences\": ?0[,}]"
     ARGS fuzz --kind ${kind} --ops 50000 --json)
@@ -188,8 +188,8 @@ kvtwin_command_test(run_no_sessions EXIT 2 PRINTS "part 1 is not 'step NUMBER"
   ARGS run "kvs1 1 | fly")
 kvtwin_command_test(gen_sessions EXIT 2 ARGS gen --kind sessions)
 kvtwin_command_test(explore_paged EXIT 0
-  PRINTS "^paged: 130321 histories, all of 4 operations, 0 differences"
-  ARGS explore --kind paged)
+  PRINTS "^paged: 6859 histories, all of 3 operations, 0 differences"
+  ARGS explore --kind paged --depth 3)
 kvtwin_command_test(run_half_a_block EXIT 2 PRINTS "multiples of 32"
   ARGS run "kvt1 dtype=q8_0 dims=32,1,33 | put 0*1")
 kvtwin_command_test(run_permuted_blocks EXIT 2 PRINTS "nor tiled: vdtype"
@@ -252,9 +252,9 @@ set_tests_properties(command.fuzz_forced_target PROPERTIES
 # The number of operations of every push; debug and sanitizer builds are too
 # slow for it.
 if(CMAKE_BUILD_TYPE STREQUAL Release)
-  kvtwin_command_test(fuzz_ten_million EXIT 0 PRINTS "\"differences\": ?0[,}]"
-    ARGS fuzz --ops 10000000 --seed 1 --threads 2 --json)
-  set_tests_properties(command.fuzz_ten_million PROPERTIES PROCESSORS 2)
+  kvtwin_command_test(fuzz_two_million EXIT 0 PRINTS "\"differences\": ?0[,}]"
+    ARGS fuzz --ops 2000000 --seed 2 --threads 2 --json)
+  set_tests_properties(command.fuzz_two_million PROPERTIES PROCESSORS 2)
 endif()
 
 # The bugs of the canary are found, and within a second.
@@ -344,10 +344,6 @@ kvtwin_command_test(gen_pools EXIT 0 PRINTS "\"cache\":{\"type\":\"paged\"}"
   ARGS gen --kind paged --histories 2)
 kvtwin_command_test(gen_groups EXIT 0 PRINTS "\"groups\":.*\"states\":true"
   ARGS gen --kind groups --histories 20)
-kvtwin_command_test(explore_groups EXIT 0
-  PRINTS "^53945 states, 628998 transitions, 0 differences, fixed point"
-  ARGS explore --kind groups)
-set_tests_properties(command.explore_groups PROPERTIES TIMEOUT 400)
 kvtwin_command_test(explore_groups_for_a_while EXIT 0 PRINTS "not finished"
   ARGS explore --kind groups --seconds 0.2 --twin reference)
 kvtwin_command_test(explore_groups_by_depth EXIT 2
@@ -590,10 +586,10 @@ if(TARGET kvtwin_shared)
     ARGS laws --runs 20 --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
   foreach(backend twin few)
     kvtwin_command_test(laws_of_${backend} EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
-      ARGS laws --runs 100 --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
+      ARGS laws --runs 30 --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
     kvtwin_command_test(laws_of_${backend}_visibility EXIT 0
       PRINTS "^0 broken, [0-9]+ hold"
-      ARGS laws --runs 100 --seed 2 --level visibility
+      ARGS laws --runs 30 --seed 2 --level visibility
            --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
   endforeach()
   kvtwin_command_test(explore_twin_backend EXIT 0
@@ -657,12 +653,12 @@ if(TARGET kvtwin_shared)
   # Every history fails, so no level is reported to hold.
   kvtwin_command_test(backend_unjudged EXIT 1
     PRINTS "^visibility  not judged: no view was compared .claimed.$"
-    ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
+    ARGS fuzz --ops 100 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_unjudged PROPERTIES
     ENVIRONMENT KVTWIN_FAULT=init)
   kvtwin_command_test(backend_unjudged_json EXIT 1
     PRINTS "\"holds\":\"none\",\"not_judged\":\"visibility\",\"right\":false"
-    ARGS fuzz --ops 500 --json --backend $<TARGET_FILE:kvtwin_faulty_backend>)
+    ARGS fuzz --ops 100 --json --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_unjudged_json PROPERTIES
     ENVIRONMENT KVTWIN_FAULT=init)
   # A crash is the same by all rules: it is tried once, and reported.
@@ -687,8 +683,8 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(certify_groups EXIT 0 PRINTS "P17, P18"
     ARGS certify --pool --ops 1000 --runs 5
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(museum_backend EXIT 0 PRINTS "^2 of 2 found"
-    ARGS museum --backend --seeds 1 --only X01 A03p)
+  kvtwin_command_test(museum_backend EXIT 0 PRINTS "^1 of 1 found"
+    ARGS museum --backend --seeds 1 --only A03p)
 endif()
 
 # kvtwin drives no other kind instead, and options for backends need --backend.
@@ -731,7 +727,7 @@ kvtwin_command_test(run_says_yes EXIT 0 PRINTS "CanResume.0, 1. -> yes"
 kvtwin_command_test(run_says_no EXIT 0 PRINTS "CanResume.0, 1. -> no"
   ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1")
 kvtwin_command_test(laws_of_c_cache EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
-  ARGS laws --runs 300 --backend $<TARGET_FILE:kvtwin_c_cache>)
+  ARGS laws --runs 60 --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(laws_not_judged EXIT 2
   PRINTS "^- +snapshot_is_all +c_cache +not judged: the backend has no snapshot"
   ARGS laws --law snapshot_is_all --backend $<TARGET_FILE:kvtwin_c_cache>)
@@ -1098,7 +1094,7 @@ kvtwin_command_test(profile_library EXIT 0
 
 # The longest tests begin first, so that none of them ends alone.
 foreach(test museum.find emulated.museum c_api link command.shrink
-        command.fuzz_ten_million command.explore_twin_backend
+        command.fuzz_two_million command.explore_twin_backend
         command.laws_hold_at_their_default_size command.laws_of_a_faulty_hang
         command.backend_floods command.backend_hang command.backend_share
         command.backend_closes command.backend_goes_on)

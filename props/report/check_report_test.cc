@@ -160,10 +160,12 @@ TEST(CheckReport, CallsOfPoolsCanBeLimited) {
                            R"("extra":)", R"("dtype":"q4_0")"}) {
     EXPECT_TRUE(has(all, what)) << what;
   }
-  EXPECT_FALSE(has(Calls({.fork = true, .dtype = {}}), kFork));
-  EXPECT_TRUE(has(Calls({.fork = true, .dtype = {}}), kTruncate));
-  EXPECT_FALSE(has(Calls({.truncate = true, .dtype = {}}), kTruncate));
-  EXPECT_TRUE(has(Calls({.truncate = true, .dtype = {}}), kUnknown));
+  const std::string no_fork = Calls({.fork = true, .dtype = {}});
+  EXPECT_FALSE(has(no_fork, kFork));
+  EXPECT_TRUE(has(no_fork, kTruncate));
+  const std::string no_truncate = Calls({.truncate = true, .dtype = {}});
+  EXPECT_FALSE(has(no_truncate, kTruncate));
+  EXPECT_TRUE(has(no_truncate, kUnknown));
   EXPECT_FALSE(has(Calls({.commit_unknown = true, .dtype = {}}), kUnknown));
   const std::string keyless = Calls({.keys = true, .dtype = {}});
   EXPECT_FALSE(has(keyless, R"("salt":)"));

@@ -323,7 +323,7 @@ def test_the_example(repository, pytester):
 def test_examples_of_drafts_and_states(repository, pytester, name, found):
     example = (repository / f"docs/examples/{name}.py").read_text()
     pytester.makepyfile(**{f"test_{name}": example})
-    result = pytester.runpytest_subprocess("--kvtwin-ops", "20000", "-rN")
+    result = pytester.runpytest_subprocess("--kvtwin-ops", "5000", "-rN")
     result.assert_outcomes(failed=len(found))
     for cls, text in found:
         result.stdout.fnmatch_lines([f"*{cls} is wrong*"])
@@ -331,7 +331,7 @@ def test_examples_of_drafts_and_states(repository, pytester, name, found):
     right = example.replace("BUG = True", "BUG = False")
     assert right != example
     pytester.makepyfile(**{f"test_{name}": right})
-    result = pytester.runpytest_subprocess("--kvtwin-ops", "20000")
+    result = pytester.runpytest_subprocess("--kvtwin-ops", "5000")
     result.assert_outcomes(passed=len(found))
 
 
@@ -376,9 +376,9 @@ def test_drafts():
             self.commit(sequence, [])
             super().remove(sequence, begin, end)
 
-    assert kvtwin.fuzz(Drafts, operations=10000)
+    assert kvtwin.fuzz(Drafts, operations=3000)
     assert None in batches and [kvtwin.COMMITTED, 0, 1] in batches
-    laws = {law.name: law for law in kvtwin.laws(Drafts, histories=30).laws}
+    laws = {law.name: law for law in kvtwin.laws(Drafts, histories=10).laws}
     for name in ("reject_is_never", "path_is_tokens", "drafts_are_hidden"):
         assert laws[name] and laws[name].judged > 0, str(laws[name])
     assert "'draft_trees'" in str(laws["tree_is_chains"])
@@ -389,7 +389,7 @@ def test_drafts():
         def commit(self, sequence, path):
             super().commit(sequence, [*path, -1])
 
-    assert "Commit(" in kvtwin.fuzz(Keeps, operations=10000).failure
+    assert "Commit(" in kvtwin.fuzz(Keeps, operations=3000).failure
 
     class NoCommit(toys.Right):
         kvtwin = dataclasses.replace(toys.Right.kvtwin, can={"draft"})
@@ -510,17 +510,17 @@ def test_not_judged_where_each_history_raises():
 def test_certify():
     good = kvtwin.certify(toys.Right, operations=2000, histories=5)
     assert good and good.right and "visibility" in good.text, str(good)
-    bad = kvtwin.certify(toys.CopiesOneTooFew, operations=2000, histories=20)
+    bad = kvtwin.certify(toys.CopiesOneTooFew, operations=2000, histories=5)
     assert not bad
     finding = json.loads(bad.json)["findings"][0]
     assert "kvtwin.run(CopiesOneTooFew, " in finding["rerun"]
     assert bad.junit.startswith("<?xml") and "<failure" in bad.junit
     again = kvtwin.certify(
-        toys.CopiesOneTooFew, operations=2000, histories=20, compare=bad.json
+        toys.CopiesOneTooFew, operations=2000, histories=5, compare=bad.json
     )
     assert again and not again.right and again.changes == ()
     worse = kvtwin.certify(
-        toys.CopiesOneTooFew, operations=2000, histories=20, compare=good.json
+        toys.CopiesOneTooFew, operations=2000, histories=5, compare=good.json
     )
     assert not worse and any("level visibility" in line for line in worse.changes)
     with pytest.raises(ValueError, match="not a certificate"):

@@ -324,13 +324,13 @@ def test_the_example_of_groups(repository, pytester):
     example = (repository / "docs/examples/python_groups.py").read_text()
     assert MENDED_GROUPS[0] in example
     pytester.makepyfile(test_example=example)
-    result = pytester.runpytest_subprocess("--kvtwin-ops", "20000", "-rN")
+    result = pytester.runpytest_subprocess("--kvtwin-ops", "5000", "-rN")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["*GroupsPool is wrong*", "*rerun *kvp1 *groups=*open*"]
     )
     pytester.makepyfile(test_example=example.replace(*MENDED_GROUPS))
-    pytester.runpytest_subprocess("--kvtwin-ops", "20000").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("--kvtwin-ops", "5000").assert_outcomes(passed=1)
 
 
 class OfKvtwin:
@@ -539,10 +539,10 @@ def test_certificates_of_pools(pool, repository, example):
     assert again and not again.changes
     space = {"__name__": "python_pool"}
     exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
-    wrong = kvtwin.certify(space["BlockPool"], operations=3000, histories=50)
+    wrong = kvtwin.certify(space["BlockPool"], operations=3000, histories=5)
     assert not wrong and "broken" in wrong.text and "kvtwin.run(BlockPool" in wrong.text
     worse = kvtwin.certify(
-        space["BlockPool"], operations=3000, histories=50, compare=right.json
+        space["BlockPool"], operations=3000, histories=5, compare=right.json
     )
     assert worse.worse and worse.changes
 
