@@ -11,7 +11,7 @@ function(kvtwin_add_cuda_tests target prefix)
             GTest::gtest_main)
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST TEST_PREFIX ${prefix}
                        PROPERTIES LABELS cuda TIMEOUT 600 ENVIRONMENT
-                       "RC_PARAMS=seed=1 max_success=400")
+                       "RC_PARAMS=seed=1 max_success=200")
 endfunction()
 
 if(KVTWIN_CUDA)
