@@ -29,9 +29,12 @@ from packageurl import PackageURL
 PROGRAMS = ["kvtwin", "kvtwin-host", "libkvtwin.so"]
 
 
-def printed(*command: str, check: bool = True) -> str:
-    return subprocess.run(command, check=check, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL).stdout
+def printed(*command: str, codes: tuple[int, ...] = (0,)) -> str:
+    done = subprocess.run(command, text=True, capture_output=True)
+    if done.returncode not in codes:
+        raise SystemExit(f"{' '.join(command[:3])} exited with {done.returncode}: "
+                         f"{done.stderr or done.stdout}")
+    return done.stdout
 
 
 def system_files(build: Path) -> Iterator[tuple[str, str]]:
@@ -51,7 +54,8 @@ def debian_packages(build: Path) -> dict[str, set[str]]:
     names = [*uses, *(path.removeprefix("/usr") for path in uses)]
     packages: dict[str, set[str]] = {}
     found = set()
-    for line in printed("dpkg-query", "--search", *names, check=False).splitlines():
+    # 1: no package has one of them.
+    for line in printed("dpkg-query", "--search", *names, codes=(0, 1)).splitlines():
         owners, path = line.rsplit(": ", 1)
         path = path if path in uses else "/usr" + path
         found.add(path)

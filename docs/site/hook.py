@@ -12,6 +12,9 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=\))")
+# Those of the Python reference.
+MODULES = ["kvtwin", "kvtwin.campaign", "kvtwin.ci", "kvtwin.pytest_plugin",
+           "kvtwin.transformers", "kvtwin.vllm"]
 LANGUAGES = {".cc": "cpp", ".h": "cpp", ".c": "c", ".py": "python", ".go": "go",
              ".rs": "rust", ".yml": "yaml", ".txt": "text", ".sh": "sh"}
 
@@ -56,7 +59,7 @@ def on_files(files, config):
     files.append(File.generated(config, "assets/iframe-worker.js", content=search))
     files.append(File.generated(
         config, "python/reference.md",
-        content="# Python\n\n::: kvtwin\n\n::: kvtwin.transformers\n"))
+        content="# Python\n\n" + "".join(f"::: {each}\n\n" for each in MODULES)))
     return files
 
 

@@ -27,6 +27,7 @@ static_assert(sizeof(FoundState) == 3 * sizeof(std::uint64_t));
 
 constexpr std::size_t kLineMost = 100;
 constexpr std::size_t kBatchMost = std::size_t{1} << 24;
+constexpr std::size_t kReadMost = std::size_t{1} << 16;
 
 // "expand 3 1000": a word, the number of a case, and the number of the states
 // that follow the line.
@@ -66,18 +67,23 @@ std::optional<Request> Parse(std::string_view line) {
     if (!line.empty()) return std::nullopt;
     return request;
   }
-  if (!number(request.case_number) || !number(request.count) || !line.empty() ||
-      request.count > kBatchMost) {
+  if (!number(request.case_number) || !number(request.count) || !line.empty()) {
     return std::nullopt;
   }
   return request;
 }
 
+// The memory grows with what is read, and not with what a line announces.
 template <class Number>
 std::optional<std::vector<Number>> ReadNumbers(std::size_t count) {
-  std::vector<Number> numbers(count);
-  if (std::fread(numbers.data(), sizeof(Number), count, stdin) != count) {
-    return std::nullopt;
+  std::vector<Number> numbers;
+  while (numbers.size() < count) {
+    const std::size_t begin = numbers.size();
+    numbers.resize(std::min(count, begin + kReadMost));
+    const std::size_t wanted = numbers.size() - begin;
+    if (std::fread(&numbers[begin], sizeof(Number), wanted, stdin) != wanted) {
+      return std::nullopt;
+    }
   }
   return numbers;
 }
@@ -110,6 +116,10 @@ int AnswerBatches(
       continue;
     }
     if (request->case_number >= cases.size()) return refuse("no such case");
+    if (request->count > kBatchMost) {
+      return refuse(fmt::format("COUNT is {}, it may be at most {}",
+                                request->count, kBatchMost));
+    }
     const ExploreCase& what = cases[request->case_number];
     if (request->word == "expand") {
       const auto states = ReadNumbers<std::uint64_t>(request->count);

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -326,7 +327,12 @@ def test_patches_are_parameters_of_the_museum(tmp_path):
     assert parameters() != before
 
 
+def make_clone(folder):
+    subprocess.run(["git", "init", "-q", folder], check=True)
+
+
 def test_mutants(tmp_path):
+    make_clone(tmp_path)
     script = tmp_path / "props/repo/mutants.py"
     script.parent.mkdir(parents=True)
     script.write_text(
@@ -346,16 +352,56 @@ sys.exit(len(alive))
     assert found["reason"] == "survived: a.cc:3: b" and found["shard"] == "mutants-1"
 
 
-def test_backends(tmp_path):
-    dev = tmp_path / "dev"
+def make_dev(folder):
+    make_clone(folder)
+    dev = folder / "dev"
     dev.write_text('#!/bin/sh\ndate +%N\necho "judged $2"\n[ "$2" = right ]\n')
     dev.chmod(0o755)
+
+
+def test_backends(tmp_path):
+    make_dev(tmp_path)
     words = ["backends", "right", "wrong", "--repository", tmp_path]
     code, report, _, _ = campaign(*words)
     (found,) = report["findings"]
     assert (code, report["shards"], found["shard"]) == (1, 2, "backend-wrong")
     assert found["reason"] == "judged wrong"
     assert campaign(*words)[1] == report  # Whatever was printed as well.
+
+
+def test_results_of_other_sources_are_not_used(tmp_path):
+    make_dev(tmp_path)
+    (tmp_path / ".gitignore").write_text("/build/\n")
+    words = ["backends", "right", "--repository", tmp_path, "--store", tmp_path / "runs"]
+    code, report, _, _ = campaign(*words)
+    assert code == 0
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/made.o").write_text("ignored")
+    code, same, cost, _ = campaign(*words)  # The store is in the clone, too.
+    assert (code, same, cost["reused"]) == (0, report, 1)
+    (tmp_path / "page.md").write_text("new")
+    code, _, _, errors = campaign(*words)
+    assert code == 2 and "sources is " in errors
+    other = tmp_path / "other"
+    other.mkdir()
+    asked = argparse.Namespace(
+        names=["right"], repository=str(other), store=None, command=COMMAND, options=[]
+    )
+    (other / "dev").write_text("")
+    shutil.rmtree(tmp_path / ".git")
+    with pytest.raises(_shards.CampaignError, match="not a git repository"):
+        _searches.Backends(asked).parameters()
+
+
+def test_the_bucket_of_a_crash_names_what_ran():
+    def bucket(reason, *what):
+        return _searches.crash_of({"crash": 6, "reason": reason}, *what)["bucket"]
+
+    assert bucket("rerun kvtwin run 'kvt1 cells=2 | put 0*1'") == "crash-6-causal"
+    assert bucket("rerun kvtwin run 'kvt1 kind=swa cells=2 | put'") == "crash-6-swa"
+    assert bucket("rerun kvtwin run 'kvp1 blocks=2 | kind=1'") == "crash-6-paged"
+    assert bucket("it printed nothing") == "crash-6"
+    assert bucket("anything", "museum-X01") == "crash-6-museum-X01"
 
 
 # The explorer.
@@ -457,7 +503,7 @@ for line in sys.stdin.buffer:
     code, report, _, _ = campaign(*words, "--workers", 1)
     assert (code, report["complete"], report["differences"]) == (1, False, 1)
     (found,) = report["findings"]
-    assert found["bucket"] == "crash-6" and found["reason"].startswith("ended by signal 6")
+    assert found["bucket"] == "crash-6-toy" and found["reason"].startswith("ended by signal 6")
     assert campaign(*words, "--workers", 2)[1] == report
 
 

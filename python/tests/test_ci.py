@@ -6,6 +6,7 @@ import subprocess
 import sys
 from xml.etree import ElementTree
 
+import ci_jobs
 import pytest
 import toys
 import yaml
@@ -116,29 +117,107 @@ def test_wrong_options(words, capsys):
     assert f"{words[0]} is {words[1]}".rstrip("0") in capsys.readouterr().err
 
 
-def test_the_steps_of_the_action(tmp_path):
-    """Runs the shell step of the Action as GitHub would, with its environment."""
-    path = ROOT / ".github/actions/check/action.yml"
-    action = yaml.safe_load(path.read_text())
-    given = {name: i.get("default", "") for name, i in action["inputs"].items()}
-    given |= {"backend": f"{TOYS}:SeesTooFew", "seconds": "0.5", "seed": "1"}
-    (step,) = [s for s in action["runs"]["steps"] if "kvtwin.ci" in s.get("run", "")]
-    env = dict(os.environ, GITHUB_ACTIONS="true")
-    env["GITHUB_STEP_SUMMARY"] = str(tmp_path / "summary.md")
-    env["PATH"] = f"{pathlib.Path(sys.executable).parent}:{env['PATH']}"
-    for name, value in step["env"].items():
-        key = value.removeprefix("${{ inputs.").removesuffix(" }}")
-        env[name] = given[key]
-    done = subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", step["run"]],
-        cwd=tmp_path, env=env, capture_output=True, text=True, check=False,
+@pytest.fixture(scope="module")
+def clean_path(tmp_path_factory):
+    """A PATH on which `python3` is that of an empty virtual environment."""
+    home = tmp_path_factory.mktemp("python") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    return f"{home}/bin:{os.environ['PATH']}"
+
+
+@pytest.fixture
+def wheel():
+    """The wheel that ./dev python has built."""
+    found = sorted((ROOT / "build/python/wheel").glob("kvtwin-*.whl"))
+    if not found:
+        pytest.skip("it needs build/python/wheel, which ./dev python makes")
+    return str(found[-1])
+
+
+def make_project(folder, flags):
+    """Makes a project whose `make libmine.so` builds the cache of docs/examples."""
+    folder.mkdir()
+    source = ROOT / "docs/examples/c_cache.c"
+    (folder / "Makefile").write_text(
+        f"libmine.so:\n\tcc {flags} -shared -fPIC -I{ROOT}/include {source} -o $@\n"
     )
-    assert done.returncode == 1, done.stderr
-    (annotation,) = [x for x in done.stdout.splitlines() if x.startswith("::error")]
-    assert annotation.startswith("::error title=kvtwin::") and "%0Akvt1" in annotation
-    assert "kvt1" in (tmp_path / "summary.md").read_text()
-    (upload,) = [s for s in action["runs"]["steps"] if "artifact" in s.get("uses", "")]
-    pages = tmp_path / upload["with"]["path"]
+    return folder
+
+
+def steps_of_page(wheel):
+    """Returns the steps that docs/ci.md has, with a short time and this wheel."""
+    page = (ROOT / "docs/ci.md").read_text(encoding="utf-8")
+    steps = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    steps[-1]["with"] |= {"seconds": 2, "seed": 1, "kvtwin": wheel}
+    return steps
+
+
+def test_a_job_of_github(tmp_path, wheel, clean_path):
+    """Runs the job of docs/ci.md with all steps of the Action: three times, and the
+    cache is mended before the last."""
+    name = "kvtwin/kvtwin/.github/actions/check"
+    actions = {name: ROOT / ".github/actions/check"}
+    caches = ci_jobs.Caches(tmp_path / "caches")
+    jobs = []
+    for number, flags in enumerate(["-DBUG", "-DBUG", ""]):
+        work = make_project(tmp_path / f"work-{number}", flags)
+        job = ci_jobs.GitHub(work, clean_path, caches, str(number), actions)
+        jobs.append(job.run(steps_of_page(wheel)))
+    first, second, last = jobs
+    assert [job.code for job in jobs] == [1, 1, 0], first.log
+
+    (annotation,) = [x for x in first.log.splitlines() if x.startswith("::error")]
+    assert annotation.startswith("::error title=kvtwin::")
+    history = "kvt1" + annotation.partition("%0Akvt1")[2].partition("%0A")[0]
+    assert history in (first.work / "summary.md").read_text()
+    (page,) = first.artifacts["kvtwin-pages"]
+    assert page.name == "found.html" and "<html" in page.read_text()[:200]
+
+    assert "1 earlier histories, 1 of them fail" in second.log
+    assert len(second.artifacts["kvtwin-pages"]) == 2
+    assert "1 earlier histories, 0 of them fail" in last.log
+    assert "::error" not in last.log and not last.artifacts
+    upload = "actions/upload-artifact@v4"
+    assert [upload in job.ran for job in jobs] == [True, True, False]
+    assert (last.work / ".kvtwin/corpus.txt").read_text() == f"{history}\n"
+
+
+def test_a_job_of_github_with_a_class(tmp_path, wheel, clean_path):
+    """The other inputs: a class, and options, which a class does not have."""
+    def run(**inputs):
+        work = tmp_path / inputs["backend"].partition(":")[2]
+        work.mkdir(exist_ok=True)
+        caches = ci_jobs.Caches(tmp_path / "caches")
+        actions = {"check": ROOT / ".github/actions/check"}
+        job = ci_jobs.GitHub(work, clean_path, caches, "1", actions)
+        given = {"seconds": "0.5", "kvtwin": wheel, **inputs}
+        return job.run([{"uses": "check@main", "with": given}])
+
+    assert run(backend=f"{TOYS}:SeesTooFew").code == 1
+    assert run(backend=f"{TOYS}:Right").code == 0
+    failed = run(backend=f"{TOYS}:Right", options="--profile mlx")
+    assert failed.code == 2 and "a class has no options" in failed.log
+    with pytest.raises(ValueError, match="no input {'second'}"):
+        run(backend=f"{TOYS}:Right", second="1")
+
+
+def test_a_job_of_gitlab(tmp_path, wheel, clean_path):
+    template = yaml.safe_load((ROOT / "docs/install/gitlab.yml").read_text())
+    ends = []
+    for number, name in enumerate(["SeesTooFew", "SeesTooFew", "Right"]):
+        work = tmp_path / f"work-{number}"
+        work.mkdir()
+        variables = {
+            "KVTWIN_BACKEND": f"{TOYS}:{name}", "KVTWIN_PACKAGE": wheel,
+            "KVTWIN_SECONDS": "0.5",
+        }
+        job = template[".kvtwin"]
+        ends.append(
+            ci_jobs.run_gitlab(job, variables, work, clean_path, tmp_path / "cache")
+        )
+    assert [code for code, _, _ in ends] == [1, 1, 0], ends
+    assert "1 earlier histories, 1 of them fail" in ends[1][1]
+    assert "1 earlier histories, 0 of them fail" in ends[2][1]
+    pages, junit = ends[0][2]
     assert (pages / "found.html").exists()
-    (cache,) = [s for s in action["runs"]["steps"] if "cache" in s.get("uses", "")]
-    assert (tmp_path / cache["with"]["path"]).read_text().startswith("kvt1")
+    assert ElementTree.parse(junit).getroot().get("failures") == "1"

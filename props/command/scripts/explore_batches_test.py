@@ -5,6 +5,7 @@ malformed requests are refused with a message.
 """
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -34,6 +35,17 @@ def explore(ask, case):
     return len(seen), checked, depth
 
 
+def memory(request):
+    """Returns the most bytes of memory that a process with the request had."""
+    process = subprocess.Popen(
+        [kvtwin, *SIZE, "--batches"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdin.write(request)
+    process.stdin.close()
+    _, _, used = os.wait4(process.pid, 0)
+    process.returncode = 2  # Popen waits for nothing.
+    return used.ru_maxrss * 1024
+
+
 def main():
     process = subprocess.Popen(
         [kvtwin, *SIZE, "--batches"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -60,7 +72,8 @@ def main():
             (b"cases 1 2\n", "not a request: 'cases 1 2'"),
             (b"expand 99 0\n", "no such case"),
             (b"expand 0 -1\n", "not a request"),
-            (b"expand 0 99999999999\n", "not a request"),
+            (b"expand 0 99999999999\n", "COUNT is 99999999999, it may be at most 16777216"),
+            (b"along 0 16777217\n", "COUNT is 16777217, it may be at most 16777216"),
             (b"expand 0 1 1\n", "not a request"),
             (b"expand 0 2\n12345678", "the states end too early"),
             (b"expand 0 1\n" + b"\xff" * 8, "no state has the number"),
@@ -71,6 +84,9 @@ def main():
         done = subprocess.run(
             [kvtwin, *SIZE, "--batches"], input=request, capture_output=True)
         assert done.returncode == 2 and message in done.stderr.decode(), request
+    # A request that announces 384 MiB, and ends, takes no such memory.
+    small, large = memory(b"along 0 1\n123"), memory(b"along 0 16777216\n123")
+    assert large - small < 100 << 20, (small, large)
 
 
 main()

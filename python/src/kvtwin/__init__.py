@@ -9,42 +9,43 @@ checks a class of caches by laws, `profile` works out whose rules it follows, an
 `explore` runs all short histories on a pool.
 """
 
-from importlib.metadata import version as _version
+TYPE_CHECKING = False  # Type checkers take it for that of typing, which is slow to import.
 
-from kvtwin._attention import Attended, Attention
-from kvtwin._check import Verdict, check
-from kvtwin._errors import (
-    CacheFull,
-    NotSupported,
-    Refusal,
-    SharedCells,
-    StaleViewError,
-)
-from kvtwin._kvtwin import Cache, Pool, SessionBatch, Sessions, Tensor, View
-from kvtwin._live import certify, explore, fuzz, laws, profile, run
-from kvtwin._recorder import Recorder
-from kvtwin._results import (
-    Certificate,
-    Finding,
-    FuzzResult,
-    LawResult,
-    LawsResult,
-    ProfileResult,
-    RunResult,
-)
-from kvtwin._setup import (
-    COMMITTED,
-    NOT_A_DRAFT,
-    OPEN_END,
-    Description,
-    PoolDescription,
-    PoolSetup,
-    Rope,
-    Setup,
-)
-from kvtwin._types import Array, Float32Array
+if TYPE_CHECKING:
+    from kvtwin._attention import Attended, Attention
+    from kvtwin._check import Verdict, check
+    from kvtwin._errors import (
+        CacheFull,
+        NotSupported,
+        Refusal,
+        SharedCells,
+        StaleViewError,
+    )
+    from kvtwin._kvtwin import Cache, Pool, SessionBatch, Sessions, Tensor, View
+    from kvtwin._live import certify, explore, fuzz, laws, profile, run
+    from kvtwin._recorder import Recorder
+    from kvtwin._results import (
+        Certificate,
+        Finding,
+        FuzzResult,
+        LawResult,
+        LawsResult,
+        ProfileResult,
+        RunResult,
+    )
+    from kvtwin._setup import (
+        COMMITTED,
+        NOT_A_DRAFT,
+        OPEN_END,
+        Description,
+        PoolDescription,
+        PoolSetup,
+        Rope,
+        Setup,
+    )
+    from kvtwin._types import Array, Float32Array
 
-__version__ = _version("kvtwin")
+    __version__: str
 
 __all__ = [
     "COMMITTED",
@@ -87,3 +88,37 @@ __all__ = [
     "profile",
     "run",
 ]
+
+# The module of each public name. It is imported when the name is first used: numpy
+# alone takes longer than all the rest. A test compares this with the imports above.
+_HOMES = {
+    "_attention": "Attended Attention",
+    "_check": "Verdict check",
+    "_errors": "CacheFull NotSupported Refusal SharedCells StaleViewError",
+    "_kvtwin": "Cache Pool SessionBatch Sessions Tensor View",
+    "_live": "certify explore fuzz laws profile run",
+    "_recorder": "Recorder",
+    "_results": "Certificate Finding FuzzResult LawResult LawsResult ProfileResult "
+    "RunResult",
+    "_setup": "COMMITTED NOT_A_DRAFT OPEN_END Description PoolDescription PoolSetup "
+    "Rope Setup",
+    "_types": "Array Float32Array",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # With it, a type checker would accept kvtwin.any_name.
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name == "__version__":
+            found = import_module("importlib.metadata").version(__name__)
+        elif name in _HOME_OF:
+            found = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__, "__version__"} - {"TYPE_CHECKING"})

@@ -37,6 +37,7 @@ from kvtwin.campaign._shards import (
 )
 from kvtwin.campaign._store import Store, StoreError, as_uri
 
+__all__ = ["main"]
 
 _STARTS_MOST = 100
 

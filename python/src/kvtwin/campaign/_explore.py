@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtwin.campaign._searches import Answer, digest_of
+from kvtwin.campaign._searches import Answer, crash_of, digest_of
 from kvtwin.campaign._shards import (
     KILLED_MOST,
     KILLS,
@@ -306,7 +306,7 @@ class Explore:
     def _add_finding(self, run: _CaseRun, result: _Case) -> None:
         found = result.crash or run.finding()
         if "crash" in found:
-            found = {"bucket": f"crash-{found['crash']}", **found}
+            found = crash_of(found, result.case)
         found.setdefault("bucket", found.get("check", "failed"))
         self._findings.setdefault(found["bucket"], {**found, "shard": result.case})
 

@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shlex
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -131,10 +133,26 @@ class Buckets:
 _FINDING_KEYS = ("level", "check", "bucket", "history", "shrunk_to", "reason", "rules", "rerun")
 
 
+def _kind_of(text: str) -> str:
+    """Returns the kind of cache of the history in a text; empty without a history."""
+    found = re.search(r"\bkv([tp])1 ([^|]*)", text)
+    if found is None:
+        return ""
+    kind = re.search(r"\bkind=(\w+)", found[2])
+    return kind[1] if kind else {"t": "causal", "p": "paged"}[found[1]]
+
+
+def crash_of(answer: Answer, what: str = "") -> Answer:
+    """Returns the finding of a program that a signal ended. Its bucket names the signal
+    and `what` ran, or else the kind of cache of the history that ran."""
+    parts = ["crash", str(answer["crash"]), what or _kind_of(answer["reason"])]
+    return {**answer, "bucket": "-".join(filter(None, parts))}
+
+
 def findings_in(answer: Answer) -> list[Answer]:
     """Returns the findings of `kvtwin fuzz`."""
     if "crash" in answer:
-        return [{**answer, "bucket": f"crash-{answer['crash']}"}]
+        return [crash_of(answer)]
     found = answer.get("findings")
     if found is None:
         found = [answer] if "bucket" in answer else []
@@ -327,7 +345,7 @@ class Laws(Each):
 
     def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
         if "crash" in answer:
-            return findings_in(answer)
+            return [crash_of(answer, shard.name.rpartition("-")[0])]
         return [
             {"bucket": f"{_who(law)}-{law['law']}", **without_varying(law)}
             for law in answer["laws"]
@@ -385,7 +403,7 @@ class Museum(Each):
 
     def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
         if "crash" in answer:
-            return findings_in(answer)
+            return [crash_of(answer, shard.name)]
         return [
             {
                 "bucket": f"not-found-{bug['id']}",
@@ -404,6 +422,24 @@ class Museum(Each):
             for bug in answers.get(shard.name, {}).get("list", [])
         ]
         return {"bugs": bugs}
+
+
+def hash_of_sources(repository: str, store: str | None) -> str:
+    """Returns a hash of the files of a clone, without ignored files and the store."""
+    root = pathlib.Path(repository).resolve()
+    words = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others"]
+    done = subprocess.run(
+        [*words, "--exclude-standard"], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise CampaignError(f"--repository {repository}: {done.stderr.strip()}")
+    results = pathlib.Path(store).resolve() if store else None
+    files = [root / name for name in sorted(done.stdout.split("\0"))]
+    return digest_of(
+        (str(file.relative_to(root)), hash_of_file(file))
+        for file in files
+        if file.is_file() and results not in file.parents
+    )
 
 
 class Mutants(Each):
@@ -427,11 +463,11 @@ class Mutants(Each):
         return made
 
     def arguments(self) -> dict[str, Any]:
-        return {"parts": self._asked.parts}
+        return {"parts": self._asked.parts, "sources": hash_of_sources(self._asked.repository, self._asked.store)}
 
     def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
         if "crash" in answer:
-            return findings_in(answer)
+            return [crash_of(answer, self.name)]
         return [
             {
                 "bucket": mutant["key"],
@@ -466,7 +502,7 @@ class Backends(Each):
         ]
 
     def arguments(self) -> dict[str, Any]:
-        return {"names": self._asked.names}
+        return {"names": self._asked.names, "sources": hash_of_sources(self._asked.repository, self._asked.store)}
 
     def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
         if answer.get("code", 0) == 0:
