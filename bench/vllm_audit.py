@@ -1,12 +1,14 @@
 """Measures the cost of the audit of kvtwin.vllm: steps of a model of random weights, of
-the sizes of SmolLM2-135M, on vLLM's CPU backend, without the audit, with an audit of 1
-of 16 blocks, and of all blocks. The three processes take turns of a few decode steps,
-and their processor time is compared, so that other work on the machine counts little.
-docs/vllm-audit.md has results.
+the sizes of SmolLM2-135M, on vLLM's CPU backend, without a connector, with a connector
+that does nothing, with an audit of 1 of 16 blocks, and of all blocks. The four processes
+take turns of a few decode steps, and their processor time is compared, so that other
+work on the machine counts little. Then four new processes do the same, since where a
+process got its memory counts as well. docs/vllm-audit.md has results.
 
-    build/backends/vllm_manager/bin/python bench/vllm_audit.py [--turns 12]
+    build/backends/vllm_manager/bin/python bench/vllm_audit.py [--turns 16] [--rounds 3]
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 MODEL = dict(
     architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=576,
@@ -22,11 +25,61 @@ MODEL = dict(
     num_key_value_heads=3, head_dim=64, vocab_size=4096, hidden_act="silu",
     max_position_embeddings=4096, rms_norm_eps=1e-5, torch_dtype="bfloat16")
 PROMPT, REQUESTS, STEPS = 900, 4, 4
+LEGS = {
+    "none": "no connector",
+    "empty": "an empty connector",
+    "16": '"every": 16',
+    "1": '"every": 1',
+}
 
 
-def measure(every):
+def empty_connector():
+    """Makes a module with the least that vLLM takes as a connector."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+    class Nothing(base.KVConnectorMetadata):
+        pass
+
+    class Empty(base.KVConnectorBase_V1, base.SupportsHMA):
+        requires_kv_delivery = False
+
+        def __init__(self, vllm_config, role, kv_cache_config):
+            super().__init__(vllm_config, role, kv_cache_config)
+
+        def get_num_new_matched_tokens(self, *_):
+            return 0, False
+
+        def build_connector_meta(self, _):
+            return Nothing()
+
+        def request_finished_all_groups(self, *_):
+            return False, None
+
+        def nothing(self, *_, **__):
+            pass
+
+        update_state_after_alloc = start_load_kv = nothing
+        wait_for_layer_load = save_kv_layer = wait_for_save = nothing
+
+    sys.modules["empty_connector"] = types.ModuleType("empty_connector")
+    sys.modules["empty_connector"].Empty = Empty
+
+
+def connector_of(leg):
+    """Returns the options of vLLM for a leg."""
+    if leg == "none":
+        return None
+    if leg == "empty":
+        empty_connector()
+        return dict(kv_connector="Empty", kv_connector_module_path="empty_connector",
+                    kv_role="kv_both")
+    return dict(kv_connector="KvtwinAudit", kv_connector_module_path="kvtwin.vllm",
+                kv_role="kv_both", kv_connector_extra_config={"every": int(leg)})
+
+
+def measure(leg):
     """Answers each line of the input by the median seconds of a decode step, by the clock
-    and of processors, and the part that the audit took."""
+    and of processors."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="2",
                       VLLM_LOGGING_LEVEL="CRITICAL",
                       OMP_NUM_THREADS="1")
@@ -34,32 +87,10 @@ def measure(every):
 
     home = pathlib.Path(tempfile.mkdtemp())
     (home / "config.json").write_text(json.dumps(MODEL))
-    audit = dict(
-        kv_connector="KvtwinAudit", kv_connector_module_path="kvtwin.vllm",
-        kv_role="kv_both", kv_connector_extra_config={"every": every})
     llm = LLM(str(home), skip_tokenizer_init=True, load_format="dummy",
               dtype="bfloat16", enforce_eager=True, max_model_len=2048,
               max_num_seqs=REQUESTS, max_num_batched_tokens=2048, block_size=32,
-              kv_transfer_config=audit if every else None)
-    spent = [0.0]
-
-    def timed(cls, name):
-        call = getattr(cls, name)
-
-        def wrapped(*args):
-            start = time.perf_counter()
-            try:
-                return call(*args)
-            finally:
-                spent[0] += time.perf_counter() - start
-
-        setattr(cls, name, wrapped)
-
-    if every:
-        import kvtwin.vllm
-        timed(kvtwin.vllm._Planner, "plan")
-        for name in ("before", "after", "check_table"):
-            timed(kvtwin.vllm._Worker, name)
+              kv_transfer_config=connector_of(leg))
     engine = llm.llm_engine
     params = SamplingParams(max_tokens=1000, temperature=0, detokenize=False,
                             ignore_eos=True)
@@ -69,26 +100,24 @@ def measure(every):
     for _ in range(8):  # The prompts, and a few steps.
         engine.step()
     for _ in sys.stdin:  # A line for each turn.
-        spent[0], times = 0.0, []
+        times = []
         for _ in range(STEPS):
             start, used = time.perf_counter(), time.process_time()
             engine.step()
             times.append((time.perf_counter() - start, time.process_time() - used))
-        clock, used = map(statistics.median, zip(*times))
-        part = spent[0] / sum(step for step, _ in times)
-        print(json.dumps([clock, used, part]), flush=True)
-    if every:
+        print(json.dumps([statistics.median(part) for part in zip(*times)]), flush=True)
+    if leg.isdigit():
+        import kvtwin.vllm
         assert not kvtwin.vllm.findings
 
 
-def main():
-    turns = int(sys.argv[2]) if sys.argv[1:2] == ["--turns"] else 12
-    results = {0: [], 16: [], 1: []}
-    running = {every: subprocess.Popen(
-        [sys.executable, __file__, "--measure", str(every)], text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE) for every in results}
-    for _ in range(turns + 1):
-        for every, process in running.items():
+def take_turns(turns, results):
+    """Starts a process for each leg, and adds what a turn of each takes to its list."""
+    running = {leg: subprocess.Popen(
+        [sys.executable, __file__, "--measure", leg], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE) for leg in LEGS}
+    for turn in range(turns + 1):
+        for leg, process in running.items():
             process.stdin.write("\n")
             process.stdin.flush()
             line = process.stdout.readline()
@@ -96,24 +125,39 @@ def main():
                 line = process.stdout.readline()
             if not line:
                 sys.exit("a process failed")
-            results[every].append(json.loads(line))
+            if turn > 0:  # The first one waited for the start of the others.
+                results[leg].append(json.loads(line))
     for process in running.values():
         process.stdin.close()
         if process.wait():
             sys.exit("a process failed")
-    for every, out in results.items():
-        del out[0]  # Its start waited for the start of the others.
-        clock, used, part = map(statistics.median, zip(*out))
-        ratios = [statistics.median(mine[i] / off[i]
-                                    for mine, off in zip(out, results[0]))
-                  for i in (0, 1)]
-        print(f"every={every}: a decode step takes {clock * 1e3:.1f} ms, {ratios[0]:.3f} "
-              f"of that without the connector, and {used * 1e3:.1f} ms of processor "
-              f"time, {ratios[1]:.3f} of it; in the audit: {part:.2%}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--measure", choices=LEGS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        measure(options.measure)
+        return
+    results = {leg: [] for leg in LEGS}
+    for _ in range(options.rounds):
+        take_turns(options.turns, results)
+
+    def ratio(leg, other, part):
+        return statistics.median(
+            mine[part] / its[part] for mine, its in zip(results[leg], results[other]))
+
+    print("| | a decode step | of that without | processor time | of that without | "
+          "of that with an empty one |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for leg, name in LEGS.items():
+        clock, used = (1e3 * statistics.median(part) for part in zip(*results[leg]))
+        print(f"| {name} | {clock:.1f} ms | {ratio(leg, 'none', 0):.3f} | {used:.1f} ms | "
+              f"{ratio(leg, 'none', 1):.3f} | {ratio(leg, 'empty', 1):.3f} |")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        measure(int(sys.argv[2]))
-    else:
-        main()
+    main()

@@ -25,7 +25,7 @@ import tempfile
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LANGUAGES = {"c", "cmake", "cpp", "history", "json", "python", "sh", "text", "yaml"}
+LANGUAGES = {"c", "cmake", "cpp", "go", "history", "json", "python", "sh", "text", "yaml"}
 # Pages whose block of each of these languages another test checks.
 ELSEWHERE = [
     (r"docs/backends/[^/]+\.md", {"text"}, "docs/backends/page.py"),

@@ -60,8 +60,15 @@ def test_a_right_manager_has_no_findings(name: str) -> None:
         assert not findings
 
 
+@pytest.mark.parametrize("digests", ["xxhash", "sums"])
 @pytest.mark.parametrize("groups", [("all:4",), ("window:4:6",), ("all:4", "state:4")])
-def test_a_row_that_is_overwritten(groups: tuple[str, ...]) -> None:
+def test_a_row_that_is_overwritten(groups: tuple[str, ...], digests: str,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sums` is the way of other memory than CPUs'."""
+    if digests == "sums":
+        monkeypatch.setattr(kvtwin.vllm, "xxhash", None)
+    else:
+        assert kvtwin.vllm.xxhash
     engine = begun(groups)
     g = len(groups) - 1
     block = engine.tables["1"][g][(engine.scheduler.requests["1"].num_computed_tokens
@@ -69,6 +76,7 @@ def test_a_row_that_is_overwritten(groups: tuple[str, ...]) -> None:
     engine.rows[g][block].view(-1)[0] += 1
     go_on(engine)
     assert found(f"rows of block {block} are not those that were written")
+    assert len(kvtwin.vllm.findings) == 1
 
 
 def test_rows_that_are_lost() -> None:

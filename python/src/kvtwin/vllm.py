@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,11 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
+
+try:
+    import xxhash
+except ImportError:  # It makes the audit faster on CPUs.
+    xxhash = None  # type: ignore[assignment]
 
 #: The findings of this process, the oldest first.
 findings: list[str] = []
@@ -380,14 +386,27 @@ class _Stack:
     words: torch.Tensor
     hashes: torch.Tensor
     weights: torch.Tensor
+    #: The bytes of each layer, from its first block on; empty in other memory than CPUs'.
+    layers: list[memoryview]
 
-    def hash(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Returns the hashes of these blocks: sums of products, modulo 2 to the 64."""
+    def hash(self, blocks: list[int]) -> torch.Tensor:
+        """Returns the hashes of these blocks: XXH3, which reads them once, or sums of
+        products, modulo 2 to the 64."""
         layers, _, words = self.words.shape
-        size = max(1, _CHUNK // (layers * words))
+        if self.layers:
+            unit = self.words.element_size()
+            step, size = self.words.stride(1) * unit, words * unit
+            starts = [block * step for block in blocks]
+            digests = array("Q", [
+                xxhash.xxh3_64_intdigest(layer[start : start + size])
+                for layer in self.layers
+                for start in starts
+            ])
+            return torch.frombuffer(digests, dtype=torch.int64).view(layers, -1)
+        chosen = torch.tensor(blocks, device=self.words.device)
         parts = [
             (self.words.index_select(1, part).to(torch.int64) * self.weights).sum(-1)
-            for part in blocks.split(size)
+            for part in chosen.split(max(1, _CHUNK // (layers * words)))
         ]
         return torch.cat(parts, 1)
 
@@ -487,6 +506,16 @@ class _Worker:
         )
         made = torch.Generator().manual_seed(1)
         weights = torch.randint(-(2**62), 2**62, words.shape[1:], generator=made)
+        storage = words.untyped_storage()
+        bytes_of: list[memoryview] = []
+        if xxhash and words.device.type == "cpu":
+            every = torch.empty(0, dtype=torch.uint8).set_(
+                storage, 0, (storage.nbytes(),), (1,)
+            )
+            bytes_of = [
+                memoryview(every.numpy())[offset * words.element_size() :]
+                for offset in offsets
+            ]
         return [
             _Stack(
                 [name for name, _ in layers],
@@ -495,6 +524,7 @@ class _Worker:
                     whole.shape[:2], dtype=torch.int64, device=words.device
                 ),
                 (weights * 2 + 1).to(words.device),
+                bytes_of,
             )
         ]
 
@@ -513,8 +543,7 @@ class _Worker:
                     step.written[g].append(block)  # Another connector wrote it.
             self.compared += len(ids)
             for stack in self.stacks[g] if ids else ():
-                blocks = torch.tensor(ids, device=stack.words.device)
-                differs = stack.hash(blocks) != stack.hashes[:, blocks]
+                differs = stack.hash(ids) != stack.hashes[:, ids]
                 if bool(differs.any()):
                     self.tell(step, stack, ids, differs, reads)
 
@@ -566,8 +595,7 @@ class _Worker:
             if not written:
                 continue
             for stack in self.stacks[g]:
-                blocks = torch.tensor(written, device=stack.words.device)
-                stack.hashes[:, blocks] = stack.hash(blocks)
+                stack.hashes[:, written] = stack.hash(written)
             for block in written:
                 self.known[g][block] = True
 
@@ -588,6 +616,8 @@ class KvtwinAudit(KVConnectorBase_V1, SupportsHMA):
         self._compares_tables = vllm_config.speculative_config is None
         self._planner: _Planner | None = None
         self._worker: _Worker | None = None
+        #: In a worker, the step if it compares block tables: layers are many.
+        self._compared: _Step | None = None
         if role == KVConnectorRole.WORKER:
             self._worker = _Worker(kv_cache_config, self._reporter)
 
@@ -641,6 +671,7 @@ class KvtwinAudit(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
         assert self._worker
+        self._compared = connector_metadata if connector_metadata.tables else None
         self._worker.before(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -652,10 +683,8 @@ class KvtwinAudit(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        if self._worker and self.has_connector_metadata():
-            self._worker.check_table(
-                self._get_connector_metadata(), layer_name, attn_metadata
-            )
+        if self._compared and self._worker:
+            self._worker.check_table(self._compared, layer_name, attn_metadata)
 
     def wait_for_save(self) -> None:
         assert self._worker
