@@ -1,7 +1,8 @@
 // The goals of attention: 32 query heads on 8 KV heads of 128 elements. The
-// limit of decode is to read K and V; the limit of prefill is to do its
-// multiplications and additions in registers; the limit of decode over the
-// blocks of many sequences is decode over a view with as many cells.
+// limits of decode are to read K and V, and to do no more than its products
+// with them; the limit of prefill is to do its multiplications and additions in
+// registers; the limit of decode over the blocks of many sequences is decode
+// over a view with as many cells.
 
 #include <fmt/format.h>
 
@@ -29,9 +30,9 @@
 namespace kvtwin::bench {
 namespace {
 
-constexpr int kQueryHeads = 32;
+constexpr int kElements = kDecodeElements;
 constexpr int kSharedHeads = 8;
-constexpr int kElements = 128;
+constexpr int kQueryHeads = kSharedHeads * kDecodeQueries;
 
 struct AttendCase {
   DType dtype = DType::kF32;
@@ -108,6 +109,17 @@ class Attender {
     return key_.buffer.bytes() + value_.buffer.bytes();
   }
   const std::vector<float>& out() const { return out_; }
+
+  // The time of the products alone.
+  double TimeProducts(bool fetch) const {
+    double time = 0;
+    for (const Rows* rows : {&key_, &value_}) {
+      time += MultiplyRows(rows->view.dtype, rows->buffer.data(),
+                           AsSize(rows->view.shape[1] * rows->view.shape[2]),
+                           fetch);
+    }
+    return time;
+  }
 
   double Time() {
     const AttentionOptions options = {.scale = 1 / std::sqrt(float{kElements}),
@@ -226,6 +238,9 @@ struct Row {
   bool bf16_products = false;
 };
 
+// The least speed of decode, as a part of the speed of its products alone.
+constexpr double kShareOfProducts = 0.9;
+
 void AttendDecodeGoals(Goals& goals, int threads) {
   for (const Row& row :
        {Row{DType::kF32, 1 << 15, 0.9}, Row{DType::kF32, 1 << 18, 0.9},
@@ -235,19 +250,33 @@ void AttendDecodeGoals(Goals& goals, int threads) {
         Row{DType::kQ8, 1 << 15, 0.65, true},
         Row{DType::kF8, 1 << 15, 0.65, true}}) {
     const int cells = goals.Cells(row.cells);
-    const std::string name =
-        fmt::format("attend, decode {}{}, {} cells / read, {}",
-                    DTypeName(row.dtype), row.bf16_products ? " in bf16" : "",
-                    SizeName(cells), ThreadsName(threads));
-    if (!goals.Wanted(name)) continue;
+    const auto name_of = [&](std::string_view limit) {
+      return fmt::format("attend, decode {}{}, {} cells / {}, {}",
+                         DTypeName(row.dtype),
+                         row.bf16_products ? " in bf16" : "", SizeName(cells),
+                         limit, ThreadsName(threads));
+    };
+    const std::string name = name_of("read");
+    const std::string of_products = name_of("products");
+    const bool has_products = !row.bf16_products && goals.Wanted(of_products);
+    if (!goals.Wanted(name) && !has_products) continue;
     const AttendCase decode = {
         .dtype = row.dtype, .cells = cells, .bf16_products = row.bf16_products};
     CheckAttention(name, decode);
     Attender attender(decode, "optimized");
-    const Buffer read = WrittenBuffer(attender.bytes());
-    goals.Judge(
-        name, 1 / row.share, [&] { return attender.Time(); },
-        {[&] { return ReadOnThreads(read.data(), read.bytes()); }}, 7);
+    const Timing time = [&] { return attender.Time(); };
+    if (goals.Wanted(name)) {
+      const Buffer read = WrittenBuffer(attender.bytes());
+      goals.Judge(name, 1 / row.share, time,
+                  {[&] { return ReadOnThreads(read.data(), read.bytes()); }},
+                  7);
+    }
+    if (has_products) {
+      goals.Judge(of_products, 1 / kShareOfProducts, time,
+                  {[&] { return attender.TimeProducts(/*fetch=*/false); },
+                   [&] { return attender.TimeProducts(/*fetch=*/true); }},
+                  7);
+    }
   }
 }
 

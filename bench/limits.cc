@@ -3,9 +3,11 @@
 #include "bench/limits.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <iostream>
 
+#include "core/elements.h"
 #include "core/index.h"
 #ifdef _OPENMP
 #include <omp.h>
@@ -16,6 +18,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "optimized/tile_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::bench::HWY_NAMESPACE {
@@ -117,6 +120,58 @@ std::uint32_t ReadPiece(const std::byte* bytes, std::size_t count) {
   return hn::GetLane(hn::SumOfLanes(d, hn::Xor(hn::Xor(a, b), hn::Xor(c, e))));
 }
 
+// See MultiplyRows: four rows at a time, each of another quarter of the rows.
+template <class Format>
+float MultiplyRowsOf(const std::byte* rows, std::size_t row_bytes,
+                     std::size_t count, const float* queries, bool fetch) {
+  namespace tiles = optimized::HWY_NAMESPACE;
+  using V = tiles::V;
+  constexpr std::size_t kAhead = 16;  // Rows from a fetch to its use.
+  const tiles::F32 d;
+  const std::size_t quarter = count / 4 * row_bytes;
+  V sums[kDecodeQueries][4];
+  HWY_UNROLL(4)
+  for (auto& sum : sums) sum[0] = sum[1] = sum[2] = sum[3] = hn::Zero(d);
+  for (std::size_t r = 0; r < count / 4; ++r, rows += row_bytes) {
+    for (std::size_t at = 0; fetch && at < 4 * row_bytes; at += kLine) {
+      const std::byte* row = rows + at / row_bytes * quarter;
+      __builtin_prefetch(row + kAhead * row_bytes + at % row_bytes, 0, 2);
+    }
+    for (std::size_t i = 0; i < kDecodeElements; i += tiles::kLanes) {
+      const V row0 = Format::Load(rows, i);
+      const V row1 = Format::Load(rows + quarter, i);
+      const V row2 = Format::Load(rows + 2 * quarter, i);
+      const V row3 = Format::Load(rows + 3 * quarter, i);
+      HWY_UNROLL(4)
+      for (std::size_t q = 0; q < kDecodeQueries; ++q) {
+        const V query = hn::Load(d, queries + q * kDecodeElements + i);
+        sums[q][0] = hn::MulAdd(query, row0, sums[q][0]);
+        sums[q][1] = hn::MulAdd(query, row1, sums[q][1]);
+        sums[q][2] = hn::MulAdd(query, row2, sums[q][2]);
+        sums[q][3] = hn::MulAdd(query, row3, sums[q][3]);
+      }
+    }
+  }
+  V all = hn::Zero(d);
+  HWY_UNROLL(4)
+  for (const auto& sum : sums) {
+    all = hn::Add(all, hn::Add(hn::Add(sum[0], sum[1]),  //
+                               hn::Add(sum[2], sum[3])));
+  }
+  return hn::GetLane(hn::SumOfLanes(d, all));
+}
+
+float MultiplyRowsPiece(DType dtype, const std::byte* rows,
+                        std::size_t row_bytes, std::size_t count,
+                        const float* queries, bool fetch) {
+  float sum = 0;
+  optimized::HWY_NAMESPACE::WithRows(dtype, [&](auto format) HWY_ATTR {
+    sum = MultiplyRowsOf<decltype(format)>(rows, row_bytes, count, queries,
+                                           fetch);
+  });
+  return sum;
+}
+
 }  // namespace kvtwin::bench::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -129,6 +184,7 @@ HWY_EXPORT(HalveStreamed);
 HWY_EXPORT(ModifyPiece);
 HWY_EXPORT(ReadPiece);
 HWY_EXPORT(MultiplyAddInRegisters);
+HWY_EXPORT(MultiplyRowsPiece);
 
 namespace {
 
@@ -241,6 +297,18 @@ double MultiplyAdd(std::size_t operations) {
   // The operations are counted in pages, which no thread shares.
   return TimePieces(operations, [&](std::size_t begin, std::size_t end) {
     KeepAlive(HWY_DYNAMIC_DISPATCH(MultiplyAddInRegisters)(end - begin));
+  });
+}
+
+double MultiplyRows(DType dtype, const std::byte* rows, std::size_t count,
+                    bool fetch) {
+  alignas(64) std::array<float, kDecodeQueries * kDecodeElements> queries;
+  queries.fill(0.5f);
+  const auto bytes = AsSize(RunBytes(dtype, kDecodeElements));
+  return TimePieces(count, [&](std::size_t begin, std::size_t end) {
+    KeepAlive(HWY_DYNAMIC_DISPATCH(MultiplyRowsPiece)(
+        dtype, rows + begin * bytes, bytes, end - begin, queries.data(),
+        fetch));
   });
 }
 

@@ -11,6 +11,7 @@
 #include <functional>
 #include <vector>
 
+#include "kvtwin/tensor.h"
 #include "optimized/aligned_buffer.h"
 
 namespace kvtwin::bench {
@@ -80,6 +81,15 @@ double ReadBytes(const std::byte* bytes, std::size_t count);
 double ReadOnThreads(const std::byte* bytes, std::size_t count);
 // Multiplies and adds this many floats, in registers.
 double MultiplyAdd(std::size_t operations);
+
+// What attention of one row over K or V cannot do without: loads each head of
+// each cell, kDecodeElements numbers of a dtype, converts them to f32, and does
+// their products with kDecodeQueries queries. `fetch`: into the second-level
+// cache ahead, besides the fetches that the processor does. Rows are dense.
+inline constexpr std::size_t kDecodeQueries = 4;
+inline constexpr std::size_t kDecodeElements = 128;
+double MultiplyRows(DType dtype, const std::byte* rows, std::size_t count,
+                    bool fetch);
 
 // Prints for each line of stdin, a number of threads, the bytes that they read
 // and the floats that they multiply or add, in billions a second. Returns the

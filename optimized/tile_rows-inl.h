@@ -125,8 +125,8 @@ HWY_INLINE bool IsReadable(const TileRows& rows) {
 }
 
 // Copies one head of the rows to [padded head_dim, cells].
-void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
-            float* to) {
+inline void Unpack(const TileRows& rows, std::size_t cells, std::size_t kv_head,
+                   float* to) {
   const std::size_t padded = Padded(rows.head_dim);
   const std::ptrdiff_t offset = HeadOffset(rows, kv_head);
   if (IsReadable(rows)) {

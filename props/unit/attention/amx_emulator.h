@@ -96,15 +96,17 @@ class EmulatedTiles {
                       Bytes(a) == 4 * Rows(b);
     if (!fits) return Fault("tdpbf16ps: #UD");
     ++multiplications_;
+    const Numbers left = NumbersOf(a);
+    const Numbers right = NumbersOf(b);
     Tile result = {};
     for (std::size_t row = 0; row < Rows(sum); ++row) {
       for (std::size_t n = 0; n < Bytes(sum) / 4; ++n) {
         std::array<float, 2> sums = {};
         for (std::size_t k = 0; k < Rows(b); ++k) {
-          const std::uint32_t left = Word(a, row, k);
-          const std::uint32_t right = Word(b, k, n);
-          sums[0] = MultiplyAdd(left << 16, right << 16, sums[0]);
-          sums[1] = MultiplyAdd(left & kUpper, right & kUpper, sums[1]);
+          const auto& x = left[row][k];
+          const auto& y = right[k][n];
+          sums[0] = Flushed(std::fma(x[0], y[0], sums[0]));
+          sums[1] = Flushed(std::fma(x[1], y[1], sums[1]));
         }
         const float before = Flushed(std::bit_cast<float>(Word(sum, row, n)));
         const float both = Flushed(sums[0] + sums[1]);
@@ -147,13 +149,28 @@ class EmulatedTiles {
         sizeof(word));
     return word;
   }
+  // Zero in the place of a number that is subnormal.
   static float Flushed(float number) {
-    return std::fpclassify(number) == FP_SUBNORMAL ? std::copysign(0.0f, number)
-                                                   : number;
+    constexpr std::uint32_t kExponent = 0x7F800000;
+    constexpr std::uint32_t kSign = 0x80000000;
+    const auto bits = std::bit_cast<std::uint32_t>(number);
+    return (bits & kExponent) == 0 ? std::bit_cast<float>(bits & kSign)
+                                   : number;
   }
-  static float MultiplyAdd(std::uint32_t a, std::uint32_t b, float sum) {
-    return Flushed(std::fma(Flushed(std::bit_cast<float>(a)),
-                            Flushed(std::bit_cast<float>(b)), sum));
+  // The pairs of a tile, flushed.
+  using Numbers =
+      std::array<std::array<std::array<float, 2>, TileState::kRowBytes / 4>,
+                 TileState::kRows>;
+  static Numbers NumbersOf(int tile) {
+    Numbers numbers = {};
+    for (std::size_t r = 0; r < Rows(tile); ++r) {
+      for (std::size_t i = 0; i < Bytes(tile) / 4; ++i) {
+        const std::uint32_t word = Word(tile, r, i);
+        numbers[r][i] = {Flushed(std::bit_cast<float>(word << 16)),
+                         Flushed(std::bit_cast<float>(word & kUpper))};
+      }
+    }
+    return numbers;
   }
   static void Fault(std::string_view text) {
     const std::lock_guard lock(mutex_);

@@ -4,12 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,35 +31,82 @@
 namespace kvtwin::props::attention {
 namespace {
 
+// How K, V, queries and weights are multiplied.
+enum class Products { kF32, kBf16, kEmulatedAmx };
+
+constexpr std::array kProducts = {Products::kF32, Products::kBf16,
+                                  Products::kEmulatedAmx};
+
+std::string_view NameOf(Products products) {
+  constexpr std::array<std::string_view, kProducts.size()> kNames = {
+      "f32", "bf16", "amx"};
+  return kNames.at(AsSize(products));
+}
+
 // Each case is drawn, and computed in double, once for all instruction sets.
 class AttentionOfSizes : public ::testing::Test {
  protected:
-  void TearDown() override { EXPECT_TRUE(optimized::SelectTarget(before_)); }
+  void TearDown() override {
+    optimized::ForceBf16Multiplier(nullptr);
+    EXPECT_TRUE(optimized::SelectTarget(before_));
+  }
   static void TearDownTestSuite() {
-    for (const auto& [name, error] : largest_) {
-      std::printf("%-7s K of %-8s: errors of at most %.3f bounds\n",
-                  name.first.c_str(), name.second.c_str(), error);
+    for (const auto& [key, found] : found_) {
+      const auto& [products, target, dtype] = key;
+      std::printf(
+          "products of %-4s %-7s K of %-8s: %d cases, errors of at most %.3f "
+          "bounds\n",
+          NameOf(products).data(), target.c_str(), dtype.c_str(), found.cases,
+          found.largest);
     }
   }
 
-  void Check(const Case& drawn) {
-    const std::vector<ExactRow> exact = ExactRows(drawn);
+  // Products of bf16 are tried on the instruction sets that have them. A case
+  // counts for emulated tiles if it multiplies them.
+  void Check(const Case& drawn, Products products) {
+    std::optional<std::vector<ExactRow>> exact;
     const std::string dtype(DTypeName(drawn.key.view.dtype));
     for (const std::string& target : targets_) {
       SCOPED_TRACE(target);
       ASSERT_TRUE(optimized::SelectTarget(target));
-      double& largest = largest_[{target, dtype}];
-      largest =
-          std::max(largest, LargestError(drawn, exact, Attend(drawn, *twin_)));
+      const bool rounds = optimized::Bf16Multiplier() != nullptr;
+      if (products != Products::kF32 && !rounds) continue;
+      const std::size_t before = EmulatedTiles::Multiplications();
+      const Results got = Attend(drawn, *twin_);
+      if (products == Products::kEmulatedAmx &&
+          EmulatedTiles::Multiplications() == before) {
+        continue;
+      }
+      if (!exact) exact = ExactRows(drawn);
+      Found& found = found_[{products, target, dtype}];
+      ++found.cases;
+      const double error = LargestError(drawn, *exact, got);
+      found.largest = std::max(found.largest, error);
+      largest_ = std::max(largest_, error);
+      ++computed_;
     }
   }
 
-  const std::vector<std::string> targets_ = optimized::SupportedTargets();
+  void PrintProgress(int drawn) const {
+    std::printf(
+        "%d cases drawn, %d computed on %d targets, errors of at most %.3f "
+        "bounds\n",
+        drawn, computed_, Size(targets_), largest_);
+    std::fflush(stdout);
+  }
 
  private:
-  // For each instruction set and dtype of K, in bounds.
-  inline static std::map<std::pair<std::string, std::string>, double> largest_;
+  struct Found {
+    int cases = 0;
+    double largest = 0;  // The largest error, in bounds.
+  };
+  // For each kind of products, instruction set and dtype of K.
+  inline static std::map<std::tuple<Products, std::string, std::string>, Found>
+      found_;
 
+  const std::vector<std::string> targets_ = optimized::SupportedTargets();
+  int computed_ = 0;  // By this test, on all targets.
+  double largest_ = 0;
   const std::string before_ = optimized::ActiveTarget();
   std::unique_ptr<Attention> twin_ = *MakeAttention();
 };
@@ -63,26 +114,39 @@ class AttentionOfSizes : public ::testing::Test {
 // The random cases are dealt out to this many tests, which can run at once.
 constexpr int kDeals = 4;
 
-class AttentionOnEachTarget : public AttentionOfSizes,
-                              public ::testing::WithParamInterface<int> {};
+class AttentionOnEachTarget
+    : public AttentionOfSizes,
+      public ::testing::WithParamInterface<std::tuple<Products, int>> {};
 
 TEST_P(AttentionOnEachTarget, IsWithinTheBound) {
-  const int count = CaseCount(2000);
-  int checked = 0;
-  for (int number = GetParam(); number < count; number += kDeals) {
-    Check(DrawCase(SeededPick(1, AsSize(number))));
-    ASSERT_FALSE(HasFailure()) << "case " << number;
-    if (++checked % 10'000 == 0) {
-      std::printf("%d cases on %d targets\n", checked, Size(targets_));
-      std::fflush(stdout);
-    }
+  const auto [products, deal] = GetParam();
+  if (products != Products::kF32 && optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "this processor has no AVX-512 BF16";
   }
-  std::printf("%d cases on %d targets: 0 differences\n", checked,
-              Size(targets_));
+  constexpr std::array<int, kProducts.size()> kFew = {2000, 600, 200};
+  const int count = CaseCount(kFew.at(AsSize(products)));
+  if (products == Products::kEmulatedAmx) {
+    optimized::ForceBf16Multiplier(optimized::MultiplyInTiles<EmulatedTiles>);
+  }
+  int cases = 0;
+  for (int number = deal; number < count; number += kDeals) {
+    Case drawn = DrawCase(SeededPick(1, AsSize(number)));
+    if (products != Products::kF32) drawn = InBf16(std::move(drawn));
+    Check(drawn, products);
+    ASSERT_FALSE(HasFailure()) << "case " << number;
+    if (++cases % 10'000 == 0) PrintProgress(cases);
+  }
+  PrintProgress(cases);
+  EXPECT_EQ(EmulatedTiles::TakeFaults(), std::vector<std::string>());
 }
 
 INSTANTIATE_TEST_SUITE_P(Deals, AttentionOnEachTarget,
-                         ::testing::Range(0, kDeals));
+                         ::testing::Combine(::testing::ValuesIn(kProducts),
+                                            ::testing::Range(0, kDeals)),
+                         [](const auto& info) {
+                           return std::string(NameOf(std::get<0>(info.param))) +
+                                  "_" + std::to_string(std::get<1>(info.param));
+                         });
 
 // Sizes around each constant of the optimized twin.
 TEST_F(AttentionOfSizes, AroundEachConstant) {
@@ -134,7 +198,7 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
       drawn.options.splits = sizes.splits;
       drawn.sees_all = number % 2 == 0;
       DrawTensors(pick, drawn, DType::kF32, DType::kF16);
-      Check(drawn);
+      Check(drawn, Products::kF32);
       ASSERT_FALSE(HasFailure()) << "sizes " << i << ", case " << number;
     }
   }
@@ -149,47 +213,28 @@ TEST(Attention, OfTheReferenceIsWithinTheBound) {
   }
 }
 
-// Checks `few` random cases with products of bf16, which have other results
-// than those of f32 if there is an instruction for them.
-void ExpectExactCasesInBf16(int few) {
-  auto attention = *MakeAttention();
-  const int count = CaseCount(few);
-  bool differs = false;
-  for (int number = 0; number < count; ++number) {
-    Case drawn = InBf16(DrawCase(SeededPick(1, AsSize(number))));
-    drawn.options.bf16_products = false;
-    const Results plain = Attend(drawn, *attention);
-    drawn.options.bf16_products = true;
-    const Results got = Attend(drawn, *attention);
-    ExpectExact(drawn, got);
-    ASSERT_FALSE(::testing::Test::HasFailure()) << "case " << number;
-    differs = differs || std::memcmp(got.out.data(), plain.out.data(),
-                                     got.out.size() * sizeof(float)) != 0;
-  }
-  EXPECT_EQ(differs, optimized::Bf16Multiplier() != nullptr);
-}
-
+// Products of bf16 have other results if there is an instruction for them, and
+// no others if there is none.
 class AttentionInBf16 : public EachTarget {};
 
-TEST_P(AttentionInBf16, IsWithinTheBound) {
-  ExpectExactCasesInBf16(optimized::Bf16Multiplier() == nullptr ? 20 : 300);
+TEST_P(AttentionInBf16, DiffersFromF32IfItRounds) {
+  const bool rounds = optimized::Bf16Multiplier() != nullptr;
+  auto attention = *MakeAttention();
+  int differing = 0;
+  for (int number = 0; number < 20; ++number) {
+    Case drawn = InBf16(DrawCase(SeededPick(1, AsSize(number))));
+    const Results got = Attend(drawn, *attention);
+    drawn.options.bf16_products = false;
+    const Results plain = Attend(drawn, *attention);
+    differing += std::memcmp(got.out.data(), plain.out.data(),
+                             got.out.size() * sizeof(float)) != 0;
+  }
+  EXPECT_EQ(differing > 0, rounds);
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionInBf16,
                          ::testing::ValuesIn(optimized::SupportedTargets()),
                          [](const auto& info) { return info.param; });
-
-// As on a processor with AMX, except that the tiles are emulated. They are not
-// used without AVX-512 BF16, which rounds the numbers.
-TEST(Attention, OfEmulatedTilesIsWithinTheBoundInBf16) {
-  const bool rounds = optimized::Bf16Multiplier() != nullptr;
-  optimized::ForceBf16Multiplier(optimized::MultiplyInTiles<EmulatedTiles>);
-  const std::size_t before = EmulatedTiles::Multiplications();
-  ExpectExactCasesInBf16(100);
-  optimized::ForceBf16Multiplier(nullptr);
-  EXPECT_EQ(EmulatedTiles::Multiplications() > before, rounds);
-  EXPECT_EQ(EmulatedTiles::TakeFaults(), std::vector<std::string>());
-}
 
 }  // namespace
 }  // namespace kvtwin::props::attention
