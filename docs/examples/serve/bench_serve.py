@@ -5,6 +5,9 @@
     bench_serve.py first -- COMMAND       time to first token of 16 users with
                                           one system prompt of 2k tokens
     --streams N, --tokens N (of a prompt), --answer N, --name MODEL
+    --peer COMMAND2                       streams: measures it, too, and prints
+                                          the ratios
+    --limit SECONDS                       ends each server after this time
 
 Tokens a second depend on what else the machine does; the processor time of the
 server for each token, which is printed, too, depends less on that.
@@ -18,6 +21,7 @@ import json
 import os
 import pathlib
 import random
+import shlex
 import socket
 import subprocess
 import threading
@@ -66,7 +70,7 @@ class Stream(threading.Thread):
     time."""
 
     def __init__(self, process, name, prompt, answer):
-        super().__init__()
+        super().__init__(daemon=True)
         self.process = process
         self.body = {"model": name, "prompt": prompt, "max_tokens": answer,
                      "temperature": 0, "stream": True, "ignore_eos": True,
@@ -92,9 +96,11 @@ class Stream(threading.Thread):
         connection.close()
 
 
-def wait(streams):
+def wait(streams, limit=None):
+    """Whether all streams end before the limit, in seconds."""
     for stream in streams:
-        stream.join()
+        stream.join(limit and max(streams[0].begin + limit - time.monotonic(), 0))
+    return not any(stream.is_alive() for stream in streams)
 
 
 def texts():
@@ -103,13 +109,19 @@ def texts():
 
 
 def measure_streams(options, process):
-    """Tokens a second while all streams are answered."""
+    """Tokens a second while all streams are answered, and CPU ms of each; None if
+    the time was over."""
     draw = random.Random(1)
     began = cpu_seconds(process)
     streams = [Stream(process, options.name,
                       draw.choices(range(300, 5000), k=options.tokens),
                       options.answer) for _ in range(options.streams)]
-    wait(streams)
+    if not wait(streams, options.limit):
+        print(f"stopped after {options.limit} s and "
+              f"{cpu_seconds(process) - began:.0f} s of CPU time: "
+              f"{sum(bool(stream.times) for stream in streams)} of {len(streams)} "
+              "streams had a first token")
+        return None
     prompt = sum(stream.usage["prompt_tokens"] for stream in streams)
     begin, cpu_begin = max(stream.times[0] for stream in streams)
     end, cpu_end = min(stream.times[-1] for stream in streams)
@@ -118,9 +130,11 @@ def measure_streams(options, process):
     print(f"prompts of {prompt / len(streams):.0f} tokens: {prompt / first:.0f} "
           f"tokens/s until all have a first token, "
           f"{(cpu_begin - began) / prompt * 1000:.3f} CPU ms a token")
-    print(f"{len(streams)} streams: {count / (end - begin):.1f} tokens/s "
-          f"({count} tokens in {end - begin:.1f} s), "
-          f"{(cpu_end - cpu_begin) / count * 1000:.2f} CPU ms a token")
+    speed = count / (end - begin)
+    cpu = (cpu_end - cpu_begin) / count * 1000
+    print(f"{len(streams)} streams: {speed:.1f} tokens/s ({count} tokens in "
+          f"{end - begin:.1f} s), {cpu:.2f} CPU ms a token", flush=True)
+    return speed, cpu
 
 
 def measure_first(options, process):
@@ -146,19 +160,26 @@ def main():
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--answer", type=int, default=64)
     parser.add_argument("--name", default="smollm2")
+    parser.add_argument("--peer", default="")
+    parser.add_argument("--limit", type=float)
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
-    process = start(options.command)
-    try:
-        if options.what == "streams":
-            options.tokens = options.tokens or 4096
-            measure_streams(options, process)
-        else:
-            options.tokens = options.tokens or 2048
-            measure_first(options, process)
-    finally:
-        process.terminate()
-        process.wait()
+    measure = measure_streams if options.what == "streams" else measure_first
+    options.tokens = options.tokens or (4096 if options.what == "streams" else 2048)
+    results = []
+    for command in (options.command, shlex.split(options.peer)):
+        if not command:
+            continue
+        process = start(command)
+        try:
+            results.append(measure(options, process))
+        finally:
+            process.kill()
+            process.wait()
+    if options.what == "streams" and options.peer and all(results):
+        (speed, cpu), (peer_speed, peer_cpu) = results
+        print(f"ratio: {speed / peer_speed:.2f} in tokens/s, "
+              f"{peer_cpu / cpu:.2f} in CPU time of answers")
 
 
 if __name__ == "__main__":

@@ -1,113 +1,436 @@
 // The engine: a thread that computes the answers of all requests together.
-//
-// kvtwin's sessions say which request uses which sequence of the cache, what of
-// its prompt is stored already, and which tokens the next batch has. The engine
-// computes the batches and draws the tokens.
+// kvtwin's sessions say which request uses which sequence of the
+// cache, what of its prompt is stored already, and which tokens the next batch
+// has; the engine computes the batches and draws the tokens.
 
 #ifndef SERVE_ENGINE_H_
 #define SERVE_ENGINE_H_
 
+#include <kvtwin/save.h>
 #include <kvtwin/sessions.h>
+#include <omp.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
+#include <filesystem>
+#include <future>
+#include <iostream>
 #include <list>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <random>
-#include <string>
+#include <span>
+#include <sstream>
 #include <thread>
-#include <vector>
 
 #include "model.h"
-#include "park.h"
-#include "tokenizer.h"
 
 namespace serve {
+
+using Clock = std::chrono::steady_clock;
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string model;             // The folder that convert.py made.
+  std::string weights = "bf16";  // Products are of f32 or bf16.
+  std::string rows = "f16";      // K and V.
+  kvtwin::SessionsSpec sessions = {.slots = 16, .context = 4096, .batch = 512};
+  int threads = 2;
+  bool share = true;  // Prefixes of prompts.
+  int keep = -1;  // Tokens that a context shift keeps; -1: answers end instead.
+  // The folder of parked conversations, and how many it keeps. Empty: none.
+  std::string park;
+  int parked = 64;
+};
 
 // A request, and its answer in the making.
 struct Answer {
   // The request. It does not change after Engine::Ask.
-  Inputs prompt;
+  Tokens prompt;
   int max_tokens = 16;
   double temperature = 1;  // 0: the likeliest token.
   double top_p = 1;
   std::vector<std::string> stop;
   std::mt19937_64 random;
-  std::chrono::steady_clock::time_point asked;
 
   std::atomic<bool> cancelled = false;  // The client does not want the rest.
 
   // The engine writes these. Others read them when Engine::Next has returned a
   // finish.
-  int tokens = 0;  // The tokens of the answer.
-  int cached = 0;  // The tokens of the prompt that the cache had.
-  int slot = -1;
-  std::string text;  // Not shown yet.
-  std::string held;  // May be the begin of a stop string or of a character.
-  std::string finish;
-  std::condition_variable changed;
+  Clock::time_point asked;
+  int tokens = 0;            // The tokens of the answer.
+  kvtwin::RequestInfo info;  // At the first token.
+  std::string text;          // Not shown yet.
+  std::string held;    // May be the begin of a stop string or of a character.
+  std::string finish;  // "stop" or "length" with the last text.
 };
 
-struct EngineOptions {
-  kvtwin::SessionsSpec sessions = {.slots = 16, .context = 4096, .batch = 512};
-  int threads = 2;
-  bool share = true;  // Prefixes of prompts.
-  int keep = -1;  // Tokens that a context shift keeps; -1: answers end instead.
-  kvtwin::DType rows = kvtwin::DType::kF16;  // K and V.
+// A file is loaded, or a prompt waits for another one to be computed, only if
+// that saves this many tokens.
+constexpr int kWorthIt = 32;
+
+// Returns the number of tokens that two lists begin with.
+inline int Common(std::span<const kvtwin::SessionInput> left,
+                  std::span<const kvtwin::SessionInput> right) {
+  return std::ranges::mismatch(left, right).in1 - left.begin();
+}
+
+// Conversations parked on disk, so that they outlive the process and their
+// slot. Each is a file that kvtwin's SaveState writes, complete or not at all.
+// Its label says which model computed the rows, and for which tokens.
+class ParkingLot {
+ public:
+  // Finds the files of a model in a folder, which is made if it is missing.
+  explicit ParkingLot(const Options& options)
+      : folder_(options.park), limit_(options.parked) {
+    if (folder_.empty()) return;
+    const auto changed =
+        fs::last_write_time(options.model + "/model.safetensors")
+            .time_since_epoch();
+    model_ = options.model + " " + options.weights + " " +
+             std::to_string(changed.count());
+    fs::create_directories(folder_);
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      const std::string path = entry.path();
+      const auto label = kvtwin::ModelOf(path);
+      if (!label.ok() || !label->starts_with(model_)) continue;
+      std::istringstream numbers(label->substr(model_.size()));
+      Tokens tokens;
+      for (std::int32_t token; numbers >> token;) tokens.push_back({token});
+      if (Label(tokens) == *label) files_[path] = tokens;
+    }
+  }
+
+  // Writes a conversation in the background, in place of those that it
+  // continues. A state may have more tokens than these, after them.
+  void Park(const Tokens& tokens, kvtwin::CacheState state) {
+    std::vector<std::string> replaced;
+    for (const auto& [path, old] : files_) {
+      const std::size_t common = Common(old, tokens);
+      if (common == tokens.size()) return;  // A parked conversation has it all.
+      if (common == old.size()) replaced.push_back(path);
+    }
+    if (replaced.empty() && size() >= limit_) {
+      replaced.push_back(files_.begin()->first);
+    }
+    for (const std::string& path : replaced) files_.erase(path);
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const std::string path =
+        folder_ + "/" + std::to_string(now.count()) + ".safetensors";
+    files_[path] = tokens;
+    // The assignment waits for the file before this one.
+    writing_ = std::async(std::launch::async, [=, label = Label(tokens),
+                                               state = std::move(state)] {
+      const kvtwin::Status status = kvtwin::SaveState(state, path, label);
+      if (!status.ok()) {
+        std::cerr << "park: " << status.ToString() << "\n";
+        return;
+      }
+      std::error_code error;
+      for (const std::string& old : replaced) fs::remove(old, error);
+    });
+  }
+
+  // Returns the file of the parked conversation that shares most tokens with
+  // the prompt, and how many. The name is empty if there is none.
+  std::pair<std::string, int> Find(const Tokens& prompt) const {
+    std::pair<std::string, int> best;
+    for (const auto& [path, tokens] : files_) {
+      const int common = Common(tokens, prompt);
+      if (common > best.second) best = {path, common};
+    }
+    return best;
+  }
+
+  // A file that cannot be read is forgotten.
+  kvtwin::Result<kvtwin::CacheState> Load(const std::string& path) {
+    if (writing_.valid()) writing_.wait();
+    auto state = kvtwin::LoadState(path, Label(files_.at(path)));
+    if (!state.ok()) files_.erase(path);
+    return state;
+  }
+
+  int size() const { return static_cast<int>(files_.size()); }
+
+ private:
+  std::string Label(const Tokens& tokens) const {
+    std::string label = model_;
+    for (const auto& input : tokens) {
+      label.append(" ").append(std::to_string(input.token));
+    }
+    return label;
+  }
+
+  const std::string folder_;
+  const int limit_;
+  std::string model_;  // Rows of other weights would give other answers.
+  std::map<std::string, Tokens> files_;  // By path, which begins with the time.
+  std::future<void> writing_;
 };
+
+// Draws a token.
+inline int Sample(const Eigen::Ref<const Eigen::ArrayXf>& logits,
+                  Answer& answer) {
+  Eigen::Index token = 0;
+  const float largest = logits.maxCoeff(&token);
+  if (answer.temperature == 0) return token;
+  Eigen::ArrayXd weights =
+      ((logits - largest).cast<double>() / answer.temperature).exp();
+  const double most = answer.top_p * weights.sum();
+  for (;;) {
+    token = std::discrete_distribution<int>(weights.begin(),
+                                            weights.end())(answer.random);
+    // A token is refused, and all that are less likely, if those that are
+    // likelier have the weight top_p.
+    Eigen::ArrayXd likelier = (weights > weights[token]).select(weights, 0);
+    if (!(likelier.sum() > most)) return token;
+    weights = likelier;
+  }
+}
+
+// Returns how much of a text can be shown now: its end may be a part of a
+// character, or the begin of a stop string.
+inline std::size_t Showable(const std::string& text,
+                            const std::vector<std::string>& stops) {
+  std::size_t end = text.size();
+  // The last byte that begins a character of n bytes begins with n ones, or
+  // none.
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, end); ++back) {
+    const int ones = std::countl_one<unsigned char>(text[end - back]);
+    if (ones == 1) continue;
+    if (ones > static_cast<int>(back)) end -= back;
+    break;
+  }
+  for (const std::string& stop : stops) {
+    std::size_t at = text.size() - std::min(text.size(), stop.size());
+    while (!stop.starts_with(text.substr(at))) ++at;
+    end = std::min(end, at);
+  }
+  return end;
+}
 
 class Engine {
  public:
-  // Does not own the model, the tokenizer and the parked conversations; the
-  // latter may be null. Throws what the cache refuses.
-  Engine(Model& model, const Tokenizer& tokenizer, const EngineOptions& options,
-         ParkingLot* parked);
-  ~Engine();
+  // Does not own the model and the tokenizer. Throws what the cache refuses.
+  Engine(Model& model, const Tokenizer& tokenizer, const Options& options)
+      : model_(model),
+        tokenizer_(tokenizer),
+        options_(options),
+        parked_(options),
+        cache_(model.MakeCache(kvtwin::InitOf(
+            options.sessions, *kvtwin::DTypeFromName(options.rows)))),
+        sessions_(Value(kvtwin::MakeSessions(*cache_, options.sessions))),
+        thread_([this](std::stop_token stop) { Loop(stop); }) {}
 
   // These are thread-safe.
-  //
+
   // Requires: 1 to context tokens; with a context shift, any number but 0.
-  void Ask(std::shared_ptr<Answer> answer);
-  // Waits up to 100 ms for new text, in whole characters. The finish is "stop",
-  // "length" or "error" with the last part.
-  struct Part {
-    std::string text, finish;
-  };
-  Part Next(Answer& answer);
-  std::string Metrics();  // For Prometheus.
+  void Ask(std::shared_ptr<Answer> answer) {
+    answer->asked = Clock::now();
+    const std::lock_guard lock(mutex_);
+    ++requests_;
+    waiting_.push_back(std::move(answer));
+    changed_.notify_all();
+  }
+
+  // Waits up to 100 ms for new text, in whole characters, or for the `whole`
+  // answer. Returns it, and the finish.
+  std::pair<std::string, std::string> Next(Answer& answer, bool whole) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::milliseconds(100), [&] {
+      return !answer.finish.empty() || (!whole && !answer.text.empty());
+    });
+    if (whole && answer.finish.empty()) return {};
+    return {std::exchange(answer.text, ""), answer.finish};
+  }
+
+  // For Prometheus.
+  std::string Metrics() {
+    const std::lock_guard lock(mutex_);
+    const kvtwin::SessionGauges gauges = sessions_->Gauges();
+    const std::pair<const char*, double> metrics[] = {
+        {"requests_total", requests_},
+        {"cancelled_total", cancelled_},
+        {"prompt_tokens_total", gauges.prompt_tokens},
+        {"hit_tokens_total", gauges.hit_tokens},
+        {"evicted_tokens_total", gauges.evicted_tokens},
+        {"shifts_total", gauges.shifts},
+        {"answer_tokens_total", tokens_},
+        {"batches_total", gauges.batches},
+        {"refusals_total", gauges.refusals},
+        {"forward_seconds_total", forward_.count()},
+        {"first_token_seconds_total", first_token_.count()},
+        {"requests_waiting", waiting_.size()},
+        {"requests_running", gauges.running},
+        {"cells_used", cells_used_},
+        {"cells_free", cache_->CellCount() - cells_used_},
+        {"conversations_parked", parked_.size()}};
+    std::ostringstream out;
+    out.precision(15);
+    for (const auto& [name, value] : metrics) {
+      const bool total = std::string_view(name).ends_with("_total");
+      out << "# TYPE kvtwin_" << name << (total ? " counter" : " gauge")
+          << "\nkvtwin_" << name << " " << value << "\n";
+    }
+    return std::move(out).str();
+  }
 
  private:
-  void Loop();
-  void SubmitWaiting();
-  bool MustWait(const Answer& answer) const;
-  void Unpark(const Inputs& prompt);
-  void DropCancelled();
-  void Pass(std::unique_lock<std::mutex>& lock);
-  void Add(int number, std::int32_t token);
-  void Report(Answer& answer, const std::string& finish);
-  void End(int number, const std::string& finish);
-  void Park(const Answer& answer);
+  void Loop(const std::stop_token& stop) {
+    omp_set_num_threads(options_.threads);
+    std::unique_lock lock(mutex_);
+    const auto busy = [this] { return !waiting_.empty() || !running_.empty(); };
+    while (changed_.wait(lock, stop, busy) && !stop.stop_requested()) {
+      DropCancelled();
+      std::erase_if(waiting_, [this](auto& answer) { return Submit(answer); });
+      Pass(lock);
+      changed_.notify_all();
+    }
+  }
+
+  // Ends the requests of clients that have left.
+  void DropCancelled() {
+    const auto left = [](const auto& answer) -> bool {
+      return answer->cancelled;
+    };
+    cancelled_ += std::erase_if(waiting_, left);
+    for (const int number : sessions_->Requests()) {
+      if (!left(running_.at(number))) continue;
+      End(number, "stop");
+      ++cancelled_;
+    }
+  }
+
+  // Submits a request, unless it must wait for a slot, or for another request
+  // that is about to compute more of its prompt than is stored.
+  bool Submit(const std::shared_ptr<Answer>& answer) {
+    if (std::ssize(running_) == options_.sessions.slots) return false;
+    if (options_.share) {
+      int stored = 0, unused = -1;  // Tokens; the free slot that holds least.
+      std::size_t least = SIZE_MAX;
+      for (int i = 0; i < options_.sessions.slots; ++i) {
+        const kvtwin::SlotInfo slot = *sessions_->Slot(i);
+        stored = std::max(
+            stored,
+            std::min(slot.reusable, Common(slot.record, answer->prompt)));
+        if (slot.request < 0 && slot.record.size() < least) {
+          least = slot.record.size();
+          unused = i;
+        }
+      }
+      const int wanted = stored + kWorthIt;
+      for (const auto& [number, other] : running_) {
+        if (other->tokens == 0 &&
+            Common(other->prompt, answer->prompt) >= wanted) {
+          return false;
+        }
+      }
+      Unpark(answer->prompt, wanted, unused);
+    }
+    const bool shift = options_.keep >= 0;
+    const int number = Value(
+        sessions_->Submit(answer->prompt, {.keep = std::max(options_.keep, 0),
+                                           .limit = answer->max_tokens,
+                                           .reuse = options_.share,
+                                           .shift = shift,
+                                           .truncate = shift}));
+    running_[number] = answer;
+    return true;
+  }
+
+  // Loads the parked conversation that has most of the prompt, if that is at
+  // least `wanted` tokens, into a free slot.
+  void Unpark(const Tokens& prompt, int wanted, int slot) {
+    const auto [file, common] = parked_.Find(prompt);
+    if (common < wanted) return;
+    try {
+      const kvtwin::CacheState state = Value(parked_.Load(file));
+      Check(sessions_->Adopt(slot, {}));
+      Check(cache_->CopyPrefix(slot, slot, 0));
+      Check(cache_->AddSequence(slot, state));
+      Check(cache_->CopyPrefix(slot, slot, common));
+      Check(sessions_->Adopt(slot, std::span(prompt).first(common)));
+    } catch (const std::runtime_error& error) {  // Then the prompt is computed.
+      std::cerr << "unpark: " << error.what() << "\n";
+    }
+  }
+
+  // Computes a batch, and gives its requests a token each.
+  void Pass(std::unique_lock<std::mutex>& lock) {
+    const kvtwin::SessionBatch batch = Value(sessions_->NextBatch());
+    if (batch.inputs.empty()) return;
+    cells_used_ = kvtwin::CountCells(*cache_).used;
+    const auto begin = Clock::now();
+    lock.unlock();
+    const Eigen::ArrayXXf logits = model_.Forward(*cache_, batch);
+    lock.lock();
+    forward_ += Clock::now() - begin;
+    for (Eigen::Index i = 0; i < logits.cols(); ++i) {
+      const int number = batch.requests[batch.outputs[i]];
+      Answer& answer = *running_.at(number);
+      if (answer.tokens == 0) {
+        first_token_ += Clock::now() - answer.asked;
+        answer.info = *sessions_->Request(number);
+      }
+      Add(number, Sample(logits.col(i), answer));
+    }
+  }
+
+  // Adds a token to an answer, which may end it.
+  void Add(int number, int token) {
+    Answer& answer = *running_.at(number);
+    ++answer.tokens;
+    ++tokens_;
+    if (token == model_.config.end) return End(number, "stop");
+    answer.held += tokenizer_.Bytes(token);
+    std::size_t stop = std::string::npos;
+    for (const std::string& text : answer.stop) {
+      stop = std::min(stop, answer.held.find(text));
+    }
+    if (stop != std::string::npos) {
+      answer.held.resize(stop);
+      return End(number, "stop");
+    }
+    if (Value(sessions_->Sampled(number, token)) != kvtwin::Ending::kNone) {
+      return End(number, "length");
+    }
+    const std::size_t end = Showable(answer.held, answer.stop);
+    answer.text += answer.held.substr(0, end);
+    answer.held.erase(0, end);
+  }
+
+  // Ends an answer, and parks what a later prompt may continue.
+  void End(int number, const std::string& finish) {
+    const auto answer = running_.extract(number).mapped();
+    // Refused if the answer has as many tokens as it may have: it has ended.
+    (void)sessions_->Finish(number);
+    answer->text += answer->held;
+    answer->finish = finish;
+    if (options_.park.empty() || answer->tokens == 0) return;
+    const kvtwin::SlotInfo slot = *sessions_->Slot(answer->info.slot);
+    auto state = cache_->SnapshotOf(answer->info.slot);
+    if (slot.reusable < kWorthIt || !state.ok()) return;
+    const auto tokens = slot.record.first(slot.reusable);
+    parked_.Park({tokens.begin(), tokens.end()}, *std::move(state));
+  }
 
   Model& model_;
   const Tokenizer& tokenizer_;
-  ParkingLot* parked_;
-  const EngineOptions options_;
-  std::unique_ptr<kvtwin::Cache> cache_;
-  std::unique_ptr<kvtwin::Sessions> sessions_;
+  const Options options_;
+  ParkingLot parked_;
+  const std::unique_ptr<kvtwin::Cache> cache_;
+  const std::unique_ptr<kvtwin::Sessions> sessions_;
 
-  std::mutex mutex_;  // Guards the rest and the sessions, but not the cache.
-  std::condition_variable asked_;
+  std::mutex mutex_;  // Guards the rest, and all of the above but the cache.
+  std::condition_variable_any changed_;
   std::list<std::shared_ptr<Answer>> waiting_;
   std::map<int, std::shared_ptr<Answer>> running_;  // By number in sessions.
-  std::int64_t requests_ = 0, cancelled_ = 0, tokens_ = 0;
-  double forward_seconds_ = 0, first_token_seconds_ = 0;
-  int cells_used_ = 0;
-  bool stopping_ = false;
-  std::thread thread_;
+  std::int64_t requests_ = 0, cancelled_ = 0, tokens_ = 0, cells_used_ = 0;
+  std::chrono::duration<double> forward_{}, first_token_{};
+  std::jthread thread_;  // Ends first.
 };
 
 }  // namespace serve

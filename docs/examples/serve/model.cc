@@ -1,9 +1,14 @@
+// A Llama: RMSNorm, RoPE, attention over kvtwin's cache, SwiGLU. Products of
+// matrices are by oneDNN, all else by Eigen.
+
 #include "model.h"
 
+#include <kvtwin/attention.h>
 #include <kvtwin/rows.h>
 
 #include <array>
 #include <cmath>
+#include <dnnl.hpp>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -19,34 +24,17 @@ namespace {
 
 using dnnl::memory, dnnl::matmul;
 using DataType = memory::data_type;
+using Eigen::ArrayXf, Eigen::Index;
 using Json = nlohmann::json;
 using kvtwin::DType;
 
+// Numbers of some tokens, [numbers, tokens], or weights, [inputs, outputs].
+using Rows = Eigen::ArrayXXf;
+
 // The order of the weights is chosen for batches of this size.
 constexpr int kUsualRows = 16;
-constexpr std::uint64_t kMaxHeader = 100'000'000;
-constexpr int kMaxNumber = 1 << 20;
-
-ModelConfig ReadConfig(const std::string& path) try {
-  const ModelConfig config = Json::parse(std::ifstream(path)).at("model");
-  for (const int number :
-       {config.hidden, config.layers, config.heads, config.kv_heads,
-        config.head_dim, config.inner, config.vocab, config.context}) {
-    if (number < 1 || number > kMaxNumber) {
-      throw std::runtime_error("a number of the model is not from 1 to " +
-                               std::to_string(kMaxNumber));
-    }
-  }
-  if (config.heads % config.kv_heads != 0 || config.head_dim % 2 != 0 ||
-      !(config.epsilon > 0) || !(config.rope_base >= 1)) {
-    throw std::runtime_error(
-        "heads must share KV heads evenly, head_dim be "
-        "even, epsilon > 0, rope_base >= 1");
-  }
-  return config;
-} catch (const std::exception& error) {
-  throw std::runtime_error(path + ": " + error.what());
-}
+const std::map<std::string, DType> kDTypes = {
+    {"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}};
 
 // A safetensors file.
 class Weights {
@@ -56,40 +44,33 @@ class Weights {
     file_.exceptions(std::ios::failbit | std::ios::badbit);
     std::uint64_t length = 0;
     file_.read(reinterpret_cast<char*>(&length), sizeof length);
-    if (length > kMaxHeader) throw std::runtime_error("its header is too long");
-    std::string header(length, '\0');
-    file_.read(header.data(), static_cast<std::streamsize>(length));
+    std::string header(std::min(length, size_), ' ');
+    file_.read(header.data(), std::ssize(header));
     header_ = Json::parse(header);
     begin_ = sizeof length + length;
   }
 
-  // Returns the numbers of a tensor: [columns, rows], or, without rows,
-  // [columns].
-  Rows Read(std::string name, int columns, int rows = 0) {
-    static const std::map<std::string, DType> kDTypes = {
-        {"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}};
-    name += ".weight";
-    const Json& entry = header_.at(name);
-    const auto dtype = kDTypes.find(entry.at("dtype"));
+  // Returns the numbers of a tensor, [columns, rows]. A tensor of one row has
+  // only columns in the file.
+  Rows Read(const std::string& name, int columns, int rows = 1) {
+    const Json& entry = header_.at(name + ".weight");
+    const Json shape = rows > 1 ? Json{rows, columns} : Json::array({columns});
     const std::array<std::uint64_t, 2> range = entry.at("data_offsets");
-    const std::uint64_t size = range[1] - range[0];
-    const Json shape =
-        rows > 0 ? Json::array({rows, columns}) : Json::array({columns});
-    Rows numbers(columns, std::max(rows, 1));
+    const auto dtype = kDTypes.find(entry.at("dtype"));
+    const std::int64_t count = std::int64_t{rows} * columns;
     if (dtype == kDTypes.end() || entry.at("shape") != shape ||
         range[1] > size_ ||
-        size != static_cast<std::uint64_t>(
-                    kvtwin::RunBytes(dtype->second, numbers.size()))) {
+        range[1] - range[0] !=
+            std::uint64_t(kvtwin::RunBytes(dtype->second, count))) {
       throw std::runtime_error(name + " is " + entry.dump() +
                                ", expected the shape " + shape.dump());
     }
-    std::vector<std::byte> bytes(size);
-    file_.seekg(static_cast<std::streamoff>(begin_ + range[0]));
-    file_.read(reinterpret_cast<char*>(bytes.data()),
-               static_cast<std::streamsize>(size));
-    Check(kvtwin::RowToF32(
-        bytes, dtype->second,
-        {numbers.data(), static_cast<std::size_t>(numbers.size())}));
+    std::vector<std::byte> bytes(range[1] - range[0]);
+    file_.seekg(begin_ + range[0]);
+    file_.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes));
+    Rows numbers(columns, rows);
+    Check(kvtwin::RowToF32(bytes, dtype->second,
+                           std::span(numbers.data(), count)));
     return numbers;
   }
 
@@ -99,207 +80,225 @@ class Weights {
   Json header_;
 };
 
-const dnnl::engine& Engine() {
-  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  return engine;
+const dnnl::engine& Cpu() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
 }
 
-memory::desc Dense(memory::dim rows, memory::dim columns, DataType dtype) {
+memory::desc Dense(Index rows, Index columns, DataType dtype) {
   return {{rows, columns}, dtype, memory::format_tag::ab};
 }
 
-matmul::primitive_desc Describe(memory::dim rows, memory::dim inputs,
-                                memory::dim outputs, DataType dtype,
-                                const memory::desc& weights) {
-  return {{Dense(rows, inputs, dtype), weights,
-           Dense(rows, outputs, DataType::f32)},
-          Engine()};
+// Copies numbers into memory of another dtype or order.
+void Convert(const memory::desc& from, const Rows& numbers, memory& to) {
+  memory given(from, Cpu(), const_cast<float*>(numbers.data()));
+  dnnl::stream stream(Cpu());
+  dnnl::reorder(given, to).execute(stream, given, to);
+  stream.wait();
 }
 
-// out = in * weights / sqrt(mean(in^2) + epsilon), for each token.
-void Normalize(const Rows& in, const Eigen::ArrayXf& weights, float epsilon,
-               Rows& out) {
-  out = (in.rowwise() * (in.square().colwise().mean() + epsilon).rsqrt())
-            .colwise() *
-        weights;
+// The product of `rows` rows with weights. The numbers of both factors are of
+// the weights' dtype, sums are f32.
+matmul::primitive_desc Product(Index rows, const memory::desc& weights) {
+  const memory::dims size = weights.dims();
+  return {{Dense(rows, size[0], weights.data_type()), weights,
+           Dense(rows, size[1], DataType::f32)},
+          Cpu()};
 }
+
+// Returns weights rounded to a dtype, in the order that oneDNN chooses.
+memory Pack(const Rows& weights, DataType dtype) {
+  const memory::dims size = {weights.rows(), weights.cols()};
+  const memory::desc any(size, dtype, memory::format_tag::any);
+  memory packed(Product(kUsualRows, any).weights_desc(), Cpu());
+  Convert({size, DataType::f32, memory::format_tag::ba}, weights, packed);
+  return packed;
+}
+
+Rows Multiply(const Rows& in, const memory& weights) {
+  // oneDNN compiles a kernel for each shape. Layers of one shape share it.
+  static std::map<std::array<Index, 4>, matmul> kernels;
+  static dnnl::stream stream(Cpu());
+  const memory::desc desc = weights.get_desc();
+  const Index rows = in.cols(), inputs = in.rows(), outputs = desc.dims()[1];
+  const auto dtype = desc.data_type();
+  auto& kernel = kernels[{rows, inputs, outputs, Index(dtype)}];
+  if (!kernel) kernel = matmul(Product(rows, desc));
+  memory rounded(Dense(rows, inputs, dtype), Cpu());
+  Convert(Dense(rows, inputs, DataType::f32), in, rounded);
+  Rows out(outputs, rows);
+  const memory to(Dense(rows, outputs, DataType::f32), Cpu(), out.data());
+  kernel.execute(stream, {{DNNL_ARG_SRC, rounded},
+                          {DNNL_ARG_WEIGHTS, weights},
+                          {DNNL_ARG_DST, to}});
+  stream.wait();
+  return out;
+}
+
+struct Layer {
+  ArrayXf attention_norm, inner_norm;
+  memory qkv, out;       // Q, K and V, one after another.
+  memory gate_up, down;  // Gate and up, one after another.
+};
+
+class Llama : public Model {
+ public:
+  Llama(const ModelConfig& config, const std::string& path, DType dtype)
+      : Model(config), bf16_(dtype == DType::kBF16) {
+    Weights file(path);
+    const auto pack = [this](const Rows& weights) {
+      return Pack(weights, bf16_ ? DataType::bf16 : DataType::f32);
+    };
+    const int hidden = config.hidden, inner = config.inner;
+    const int q = config.heads * config.head_dim;
+    const int kv = config.kv_heads * config.head_dim;
+    embedding_ = file.Read("model.embed_tokens", hidden, config.vocab);
+    final_norm_ = file.Read("model.norm", hidden);
+    logits_ = pack(config.tied ? embedding_
+                               : file.Read("lm_head", hidden, config.vocab));
+    for (int i = 0; i < config.layers; ++i) {
+      const auto read = [&](const char* name, int columns, int rows = 1) {
+        return file.Read("model.layers." + std::to_string(i) + "." + name,
+                         columns, rows);
+      };
+      Rows qkv(hidden, q + 2 * kv), gate_up(hidden, 2 * inner);
+      qkv << read("self_attn.q_proj", hidden, q),
+          read("self_attn.k_proj", hidden, kv),
+          read("self_attn.v_proj", hidden, kv);
+      gate_up << read("mlp.gate_proj", hidden, inner),
+          read("mlp.up_proj", hidden, inner);
+      layers_.push_back({read("input_layernorm", hidden),
+                         read("post_attention_layernorm", hidden), pack(qkv),
+                         pack(read("self_attn.o_proj", q, hidden)),
+                         pack(gate_up),
+                         pack(read("mlp.down_proj", inner, hidden))});
+    }
+  }
+
+  std::unique_ptr<kvtwin::Cache> MakeCache(
+      const kvtwin::InitArgs& init) const override {
+    kvtwin::CacheSpec spec{.placement = kvtwin::Placement::kScatter};
+    spec.shift.kind = kvtwin::ShiftKind::kRope;
+    spec.shift.rope = {.pairing = kvtwin::Rope::Pairing::kHalves,
+                       .base = config.rope_base};
+    auto cache = Value(kvtwin::MakeCache(spec));
+    Check(cache->SetConfig({.mask_dtype = DType::kBits}));
+    Check(cache->Init(init));
+    return cache;
+  }
+
+  Rows Forward(kvtwin::Cache& cache,
+               const kvtwin::SessionBatch& batch) override {
+    const Index rows = std::ssize(batch.inputs), half = config.head_dim / 2;
+    Rows hidden(config.hidden, rows);
+    cosines_.resize(half, rows);
+    sines_.resize(half, rows);
+    for (Index row = 0; row < rows; ++row) {
+      hidden.col(row) = embedding_.col(batch.inputs[row].token);
+      const Eigen::ArrayXd angles = batch.positions[row] * frequencies_;
+      cosines_.col(row) = angles.cos().cast<float>();
+      sines_.col(row) = angles.sin().cast<float>();
+    }
+    for (int i = 0; i < config.layers; ++i) {
+      const Layer& layer = layers_[i];
+      Rows qkv = Multiply(Normalize(hidden, layer.attention_norm), layer.qkv);
+      hidden += Multiply(Attend(cache, i, qkv), layer.out);
+      const Rows gate_up =
+          Multiply(Normalize(hidden, layer.inner_norm), layer.gate_up);
+      hidden += Multiply(Gate(gate_up), layer.down);
+    }
+    if (batch.outputs.empty()) return {};
+    return Multiply(Normalize(hidden(Eigen::all, batch.outputs), final_norm_),
+                    logits_);
+  }
+
+ private:
+  // Returns in * weights / sqrt(mean(in^2) + epsilon), for each token.
+  Rows Normalize(const Rows& in, const ArrayXf& weights) const {
+    const auto mean = in.square().colwise().mean() + config.epsilon;
+    return (in.rowwise() * mean.rsqrt()).colwise() * weights;
+  }
+
+  // Attention. This is all that a model has to do with kvtwin.
+  Rows Attend(kvtwin::Cache& cache, int layer, Rows& qkv) {
+    const int head_dim = config.head_dim, half = head_dim / 2;
+    const int turning = config.heads + config.kv_heads;  // Those of Q and K.
+    const Index rows = qkv.cols();
+#pragma omp parallel for if (rows > 16)
+    for (Index row = 0; row < rows; ++row) {
+      Eigen::Map<Rows> heads(qkv.col(row).data(), head_dim, turning);
+      const Rows low = heads.topRows(half), high = heads.bottomRows(half);
+      const ArrayXf cosine = cosines_.col(row), sine = sines_.col(row);
+      heads.topRows(half) = low.colwise() * cosine - high.colwise() * sine;
+      heads.bottomRows(half) = low.colwise() * sine + high.colwise() * cosine;
+    }
+    // Q, K and V are columns of the same rows.
+    const auto part = [&](int first, int count) {
+      kvtwin::TensorView view =
+          DenseView(qkv.data() + first * head_dim, DType::kF32,
+                    {head_dim, turning + config.kv_heads, rows, 1});
+      view.shape[1] = count;
+      return view;
+    };
+    Check(cache.SetLayer(layer));
+    Check(cache.Put(part(config.heads, config.kv_heads),
+                    part(turning, config.kv_heads)));
+    const kvtwin::KvView view = Value(cache.Get());
+    // All layers have the same mask.
+    if (layer == 0) Check(attention_->Plan(view.mask, rows));
+    Rows out(config.heads * head_dim, rows);
+    Check(attention_->Attend(
+        part(0, config.heads), view, kvtwin::VLayout::kPlain,
+        {.scale = 1 / std::sqrt(float(head_dim)), .bf16_products = bf16_},
+        {.out = out.data()}));
+    return out;
+  }
+
+  // SwiGLU.
+  Rows Gate(const Rows& gate_up) const {
+    Rows out(config.inner, gate_up.cols());
+#pragma omp parallel for if (out.cols() > 4)
+    for (Index row = 0; row < out.cols(); ++row) {
+      const auto gate = gate_up.col(row).head(config.inner);
+      const auto up = gate_up.col(row).tail(config.inner);
+      out.col(row) = gate / (1 + (-gate).exp()) * up;
+    }
+    return out;
+  }
+
+  const bool bf16_;  // Products are of bf16.
+  const Eigen::ArrayXd frequencies_ = Eigen::pow(
+      config.rope_base, -Eigen::ArrayXd::LinSpaced(config.head_dim / 2, 0,
+                                                   1 - 2. / config.head_dim));
+  Rows embedding_;
+  ArrayXf final_norm_;
+  memory logits_;
+  std::vector<Layer> layers_;
+  const std::unique_ptr<kvtwin::Attention> attention_ =
+      Value(kvtwin::MakeAttention());
+  Rows cosines_, sines_;  // Of the batch: [head_dim / 2, tokens].
+};
 
 }  // namespace
 
-Linear::Linear(const Rows& weights, DType dtype)
-    : inputs_(weights.rows()),
-      outputs_(weights.cols()),
-      dtype_(dtype == DType::kBF16 ? DataType::bf16 : DataType::f32) {
-  const memory::dims size = {inputs_, outputs_};
-  const memory::desc any(size, dtype_, memory::format_tag::any);
-  memory given({size, DataType::f32, memory::format_tag::ba}, Engine(),
-               const_cast<float*>(weights.data()));
-  weights_ = memory(
-      Describe(kUsualRows, inputs_, outputs_, dtype_, any).weights_desc(),
-      Engine());
-  dnnl::stream stream(Engine());
-  dnnl::reorder(given, weights_).execute(stream, given, weights_);
-  stream.wait();
-}
-
-void Linear::Run(const Rows& in, Rows& out) const {
-  // oneDNN compiles a kernel for each shape. Layers of one shape share it.
-  thread_local std::map<std::array<memory::dim, 4>, matmul> kernels;
-  thread_local dnnl::stream stream(Engine());
-  thread_local std::vector<std::uint16_t> rounded;
-  const memory::dim rows = in.cols();
-  auto& kernel = kernels[{rows, inputs_, outputs_, memory::dim(dtype_)}];
-  if (!kernel) {
-    kernel =
-        matmul(Describe(rows, inputs_, outputs_, dtype_, weights_.get_desc()));
-  }
-  memory from(Dense(rows, inputs_, DataType::f32), Engine(),
-              const_cast<float*>(in.data()));
-  memory factor = from;
-  if (dtype_ == DataType::bf16) {
-    rounded.resize(static_cast<std::size_t>(in.size()));
-    factor = memory(Dense(rows, inputs_, dtype_), Engine(), rounded.data());
-    dnnl::reorder(from, factor).execute(stream, from, factor);
-  }
-  out.resize(outputs_, rows);
-  const memory to(Dense(rows, outputs_, DataType::f32), Engine(), out.data());
-  kernel.execute(stream, {{DNNL_ARG_SRC, factor},
-                          {DNNL_ARG_WEIGHTS, weights_},
-                          {DNNL_ARG_DST, to}});
-  stream.wait();
-}
-
-Model::Model(const std::string& folder, DType dtype)
-    : config_(ReadConfig(folder + "/serve.json")),
-      bf16_(dtype == DType::kBF16),
-      attention_(Value(kvtwin::MakeAttention())) {
-  const std::string path = folder + "/model.safetensors";
+std::unique_ptr<Model> LoadModel(const std::string& folder, DType dtype) {
+  std::string path = folder + "/serve.json";
   try {
-    LoadWeights(path, dtype);
+    const ModelConfig c = Json::parse(std::ifstream(path)).at("model");
+    const auto [least, most] =
+        std::minmax({c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim,
+                     c.inner, c.vocab, c.context});
+    if (least < 1 || most > 1 << 20 || c.heads % c.kv_heads != 0 ||
+        c.head_dim % 2 != 0 || !(c.epsilon > 0) || !(c.rope_base >= 1)) {
+      throw std::runtime_error(
+          "sizes must be from 1 to 1048576, heads share KV heads evenly, "
+          "head_dim be even, epsilon > 0, rope_base >= 1");
+    }
+    path = folder + "/model.safetensors";
+    return std::make_unique<Llama>(c, path, dtype);
   } catch (const std::exception& error) {
     throw std::runtime_error(path + ": " + error.what());
   }
-}
-
-void Model::LoadWeights(const std::string& path, DType dtype) {
-  Weights file(path);
-  const int hidden = config_.hidden, inner = config_.inner;
-  const int q = config_.heads * config_.head_dim;
-  const int kv = config_.kv_heads * config_.head_dim;
-  embedding_ = file.Read("model.embed_tokens", hidden, config_.vocab);
-  final_norm_ = file.Read("model.norm", hidden);
-  logits_ = Linear(
-      config_.tied ? embedding_ : file.Read("lm_head", hidden, config_.vocab),
-      dtype);
-  for (int i = 0; i < config_.layers; ++i) {
-    const std::string layer = "model.layers." + std::to_string(i) + ".";
-    Rows qkv(hidden, q + 2 * kv), gate_up(hidden, 2 * inner);
-    qkv << file.Read(layer + "self_attn.q_proj", hidden, q),
-        file.Read(layer + "self_attn.k_proj", hidden, kv),
-        file.Read(layer + "self_attn.v_proj", hidden, kv);
-    gate_up << file.Read(layer + "mlp.gate_proj", hidden, inner),
-        file.Read(layer + "mlp.up_proj", hidden, inner);
-    layers_.push_back(
-        {.attention_norm = file.Read(layer + "input_layernorm", hidden),
-         .inner_norm = file.Read(layer + "post_attention_layernorm", hidden),
-         .qkv = Linear(qkv, dtype),
-         .out = Linear(file.Read(layer + "self_attn.o_proj", q, hidden), dtype),
-         .gate_up = Linear(gate_up, dtype),
-         .down =
-             Linear(file.Read(layer + "mlp.down_proj", inner, hidden), dtype)});
-  }
-}
-
-kvtwin::CacheSpec Model::cache_spec() const {
-  kvtwin::CacheSpec spec{.placement = kvtwin::Placement::kScatter};
-  spec.shift.kind = kvtwin::ShiftKind::kRope;
-  spec.shift.rope = {.pairing = kvtwin::Rope::Pairing::kHalves,
-                     .base = config_.rope_base};
-  return spec;
-}
-
-const Rows& Model::Forward(kvtwin::Cache& cache,
-                           std::span<const std::int32_t> tokens,
-                           std::span<const std::int32_t> positions,
-                           std::span<const int> outputs) {
-  const auto rows = static_cast<Eigen::Index>(tokens.size());
-  const int half = config_.head_dim / 2;
-  const Eigen::ArrayXd frequencies = Eigen::pow(
-      config_.rope_base, -Eigen::ArrayXd::LinSpaced(half, 0, half - 1) / half);
-  hidden_.resize(config_.hidden, rows);
-  cosines_.resize(half, rows);
-  sines_.resize(half, rows);
-  for (Eigen::Index row = 0; row < rows; ++row) {
-    const auto at = static_cast<std::size_t>(row);
-    hidden_.col(row) = embedding_.col(tokens[at]);
-    const Eigen::ArrayXd angles = positions[at] * frequencies;
-    cosines_.col(row) = angles.cos().cast<float>();
-    sines_.col(row) = angles.sin().cast<float>();
-  }
-  for (int layer = 0; layer < config_.layers; ++layer) {
-    Attend(cache, layer);
-    Inner(layers_[static_cast<std::size_t>(layer)]);
-  }
-  const Rows last = hidden_(Eigen::all, outputs);
-  Normalize(last, final_norm_, config_.epsilon, normed_);
-  output_.resize(config_.vocab, 0);
-  if (!outputs.empty()) logits_.Run(normed_, output_);
-  return output_;
-}
-
-// The first half of a layer. This is all that a model has to do with kvtwin.
-void Model::Attend(kvtwin::Cache& cache, int index) {
-  const Layer& layer = layers_[static_cast<std::size_t>(index)];
-  const int head_dim = config_.head_dim, half = head_dim / 2;
-  const int turning = config_.heads + config_.kv_heads;  // Those of Q and K.
-  const Eigen::Index rows = hidden_.cols();
-  Normalize(hidden_, layer.attention_norm, config_.epsilon, normed_);
-  layer.qkv.Run(normed_, qkv_);
-#pragma omp parallel for if (rows > 16)
-  for (Eigen::Index row = 0; row < rows; ++row) {
-    Eigen::Map<Rows> heads(qkv_.col(row).data(), head_dim, turning);
-    const Rows low = heads.topRows(half), high = heads.bottomRows(half);
-    const Eigen::ArrayXf cosine = cosines_.col(row), sine = sines_.col(row);
-    heads.topRows(half) = low.colwise() * cosine - high.colwise() * sine;
-    heads.bottomRows(half) = low.colwise() * sine + high.colwise() * cosine;
-  }
-  // Q, K and V are columns of the same rows.
-  const auto part = [&](int first, int count) {
-    kvtwin::TensorView view =
-        DenseView(qkv_.data() + first * head_dim, DType::kF32,
-                  {head_dim, turning + config_.kv_heads, rows, 1});
-    view.shape[1] = count;
-    return view;
-  };
-  Check(cache.SetLayer(index));
-  Check(cache.Put(part(config_.heads, config_.kv_heads),
-                  part(turning, config_.kv_heads)));
-  const kvtwin::KvView view = Value(cache.Get());
-  // All layers have the same mask.
-  if (index == 0) Check(attention_->Plan(view.mask, static_cast<int>(rows)));
-  attended_.resize(config_.heads * head_dim, rows);
-  Check(
-      attention_->Attend(part(0, config_.heads), view, kvtwin::VLayout::kPlain,
-                         {.scale = 1 / std::sqrt(static_cast<float>(head_dim)),
-                          .bf16_products = bf16_},
-                         {.out = attended_.data()}));
-  layer.out.Run(attended_, normed_);
-  hidden_ += normed_;
-}
-
-// The second half of a layer: SwiGLU.
-void Model::Inner(const Layer& layer) {
-  Normalize(hidden_, layer.inner_norm, config_.epsilon, normed_);
-  layer.gate_up.Run(normed_, gates_);
-  attended_.resize(config_.inner, gates_.cols());
-#pragma omp parallel for if (gates_.cols() > 4)
-  for (Eigen::Index row = 0; row < gates_.cols(); ++row) {
-    const auto gate = gates_.col(row).head(config_.inner);
-    const auto up = gates_.col(row).tail(config_.inner);
-    attended_.col(row) = gate / (1 + (-gate).exp()) * up;
-  }
-  layer.down.Run(attended_, normed_);
-  hidden_ += normed_;
 }
 
 }  // namespace serve

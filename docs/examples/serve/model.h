@@ -1,21 +1,21 @@
-// A model of the Llama type, whose K and V rows are in a cache of kvtwin.
+// A language model and its tokenizer, as the engine needs them.
 
 #ifndef SERVE_MODEL_H_
 #define SERVE_MODEL_H_
 
-#include <kvtwin/attention.h>
-#include <kvtwin/cache.h>
+#include <kvtwin/sessions.h>
 
 #include <Eigen/Core>
-#include <cstdint>
-#include <dnnl.hpp>
 #include <memory>
-#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace serve {
+
+// Tokens, as sessions have them.
+using Tokens = std::vector<kvtwin::SessionInput>;
 
 // Check and Value throw the status if it is an error.
 inline void Check(const kvtwin::Status& status) {
@@ -27,78 +27,55 @@ T Value(kvtwin::Result<T> result) {
   return *std::move(result);
 }
 
-// Numbers of some tokens, [numbers, tokens], or weights, [inputs, outputs].
-using Rows = Eigen::ArrayXXf;
-
-// A linear layer: products with a matrix of weights, by oneDNN.
-class Linear {
- public:
-  Linear() = default;
-  // `dtype` is f32 or bf16: the numbers of both factors are rounded to it
-  // before they are multiplied. Sums are f32.
-  Linear(const Rows& weights, kvtwin::DType dtype);
-
-  void Run(const Rows& in, Rows& out) const;
-
- private:
-  dnnl::memory::dim inputs_ = 0, outputs_ = 0;
-  dnnl::memory::data_type dtype_ = dnnl::memory::data_type::undef;
-  dnnl::memory weights_;  // In the order that oneDNN has chosen.
-};
-
-// The part "model" of the file serve.json.
+// The part "model" of serve.json.
 struct ModelConfig {
-  int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, inner = 0;
-  int vocab = 0;
-  int context = 0;  // Positions.
-  int end = 0;      // The token that ends an answer.
-  float epsilon = 0;
-  double rope_base = 0;
-  bool tied = false;  // The output layer has the weights of the embedding.
+  int hidden, layers, heads, kv_heads, head_dim, inner, vocab;
+  int context;  // Positions, at most.
+  int end;      // The token that ends an answer.
+  float epsilon;
+  double rope_base;
+  bool tied;  // The output layer has the weights of the embedding.
 };
 
-class Model {
+// A model of the Llama type, whose K and V rows are in a cache of kvtwin.
+struct Model {
+  explicit Model(const ModelConfig& numbers) : config(numbers) {}
+  virtual ~Model() = default;
+
+  // Makes a cache for this model, which moves K rows to other positions.
+  virtual std::unique_ptr<kvtwin::Cache> MakeCache(
+      const kvtwin::InitArgs& init) const = 0;
+
+  // Computes a batch, which StartForward began, and puts its K and V rows into
+  // the cache. Returns the logits after the tokens of its outputs, [vocab,
+  // outputs]. Throws what the cache refuses.
+  virtual Eigen::ArrayXXf Forward(kvtwin::Cache& cache,
+                                  const kvtwin::SessionBatch& batch) = 0;
+
+  const ModelConfig config;
+};
+
+// A byte-level BPE tokenizer.
+class Tokenizer {
  public:
-  // Reads serve.json and model.safetensors of a folder. The products are of
-  // `dtype`, f32 or bf16. Throws an std::exception that names the file.
-  Model(const std::string& folder, kvtwin::DType dtype);
+  virtual ~Tokenizer() = default;
 
-  const ModelConfig& config() const { return config_; }
+  // Adds the tokens of a text, which is UTF-8, to others. Special tokens, such
+  // as "<|im_end|>", are found in it only if `special`.
+  virtual void Encode(std::string_view text, bool special,
+                      Tokens& tokens) const = 0;
 
-  // The spec of a cache for this model, which moves K rows to other positions.
-  kvtwin::CacheSpec cache_spec() const;
-
-  // Computes the batch of the cache's pass, which StartForward began, and puts
-  // its K and V rows into the cache. Returns the logits after the tokens at the
-  // indices `outputs`, [vocab, outputs], which are valid until the next call.
-  // Throws what the cache refuses.
-  const Rows& Forward(kvtwin::Cache& cache,
-                      std::span<const std::int32_t> tokens,
-                      std::span<const std::int32_t> positions,
-                      std::span<const int> outputs);
-
- private:
-  struct Layer {
-    Eigen::ArrayXf attention_norm, inner_norm;
-    Linear qkv, out;       // Rows of Q, K and V, one after another.
-    Linear gate_up, down;  // Rows of gate and up.
-  };
-
-  void LoadWeights(const std::string& path, kvtwin::DType dtype);
-  void Attend(kvtwin::Cache& cache, int layer);
-  void Inner(const Layer& layer);
-
-  ModelConfig config_;
-  bool bf16_;  // Products are of bf16.
-  Rows embedding_;
-  Eigen::ArrayXf final_norm_;
-  std::vector<Layer> layers_;
-  Linear logits_;
-  std::unique_ptr<kvtwin::Attention> attention_;
-  // The batch between the steps of a pass.
-  Rows cosines_, sines_;  // [head_dim / 2, tokens]
-  Rows hidden_, normed_, qkv_, attended_, gates_, output_;
+  // Returns the bytes of a token: of some characters, or a part of one. Those
+  // of a special token are empty.
+  virtual const std::string& Bytes(std::int32_t token) const = 0;
 };
+
+// Read files of convert.py: a folder's serve.json and model.safetensors for a
+// model whose products are of f32 or bf16; serve.json for the tokenizer of a
+// model. Throw an std::exception that names the file.
+std::unique_ptr<Model> LoadModel(const std::string& folder,
+                                 kvtwin::DType dtype);
+std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& folder, int vocab);
 
 }  // namespace serve
 

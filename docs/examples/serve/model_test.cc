@@ -11,8 +11,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "tokenizer.h"
-
 namespace {
 
 using namespace serve;
@@ -20,29 +18,28 @@ using Json = nlohmann::json;
 
 Json Encode(const Tokenizer& tokenizer, const Json& line) {
   const std::string text = line["text"];
-  const Tokens tokens = tokenizer.Encode(text, line["special"]);
+  Tokens tokens;
+  tokenizer.Encode(text, line["special"], tokens);
   std::string hex;
-  for (const std::int32_t token : tokens) {
-    for (const char byte : tokenizer.Bytes(token)) {
+  std::vector<std::int32_t> numbers;
+  for (const auto& input : tokens) {
+    numbers.push_back(input.token);
+    for (const char byte : tokenizer.Bytes(input.token)) {
       const char* digits = "0123456789abcdef";
       hex += digits[static_cast<unsigned char>(byte) >> 4];
       hex += digits[byte & 15];
     }
   }
-  return {{"tokens", tokens}, {"bytes", hex}};
+  return {{"tokens", numbers}, {"bytes", hex}};
 }
 
 Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
-  const Tokens tokens = line["tokens"];
+  Tokens tokens;
+  for (const std::int32_t token : line["tokens"]) tokens.push_back({token});
   const int size = static_cast<int>(tokens.size());
-  const auto cache = Value(kvtwin::MakeCache(model.cache_spec()));
-  Check(cache->SetConfig({.mask_dtype = kvtwin::DType::kBits}));
-  Check(cache->Init({.dtype = rows,
-                     .max_sequences = 1,
-                     .capacity = size,
-                     .max_batch = size}));
+  const auto cache = model.MakeCache(
+      {.dtype = rows, .max_sequences = 1, .capacity = size, .max_batch = size});
   Json logits = Json::array();
-  const int vocab = model.config().vocab;
   std::int32_t done = 0;
   for (const int chunk : line["chunks"]) {
     std::vector<std::int32_t> positions(static_cast<std::size_t>(chunk));
@@ -51,14 +48,15 @@ Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
     std::iota(outputs.begin(), outputs.end(), 0);
     const std::vector<int> sequences(positions.size(), 0);
     Check(cache->StartForward({positions, sequences}, false));
-    const Rows& numbers =
-        model.Forward(*cache,
-                      std::span(tokens).subspan(static_cast<std::size_t>(done),
-                                                positions.size()),
-                      positions, outputs);
-    for (int i = 0; i < chunk; ++i) {
-      const float* from = numbers.col(i).data();
-      logits.push_back(std::vector<float>(from, from + vocab));
+    const Eigen::ArrayXXf numbers = model.Forward(
+        *cache, {.inputs = std::span(tokens).subspan(
+                     static_cast<std::size_t>(done), positions.size()),
+                 .positions = positions,
+                 .sequences = sequences,
+                 .requests = {},
+                 .outputs = outputs});
+    for (const auto& column : numbers.colwise()) {
+      logits.push_back(std::vector<float>(column.begin(), column.end()));
     }
     done += chunk;
   }
@@ -69,13 +67,13 @@ Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
 
 int main(int, char** argv) try {
   const std::string folder = argv[1];
-  Model model(folder, *kvtwin::DTypeFromName(argv[2]));
-  const Tokenizer tokenizer(folder + "/serve.json", model.config().vocab);
+  const auto model = LoadModel(folder, *kvtwin::DTypeFromName(argv[2]));
+  const auto tokenizer = LoadTokenizer(folder, model->config.vocab);
   for (std::string text; std::getline(std::cin, text);) {
     const Json line = Json::parse(text);
     std::cout << (line.contains("text")
-                      ? Encode(tokenizer, line)
-                      : Logits(model, *kvtwin::DTypeFromName(argv[3]), line))
+                      ? Encode(*tokenizer, line)
+                      : Logits(*model, *kvtwin::DTypeFromName(argv[3]), line))
               << std::endl;
   }
 } catch (const std::exception& error) {

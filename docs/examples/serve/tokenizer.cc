@@ -1,123 +1,146 @@
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include "tokenizer.h"
+// Byte-level BPE: expressions of PCRE2 split a text into pieces, and merges
+// join the bytes of a piece to tokens.
 
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include <algorithm>
+#include <array>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
+
+#include "model.h"
 
 namespace serve {
 namespace {
 
 constexpr std::size_t kLongest = 1 << 12;  // Bytes of a token.
-constexpr std::int32_t kNone = -1;         // A byte without a token.
 
-std::shared_ptr<pcre2_code> Compile(const std::string& pattern) {
-  int error = 0;
-  PCRE2_SIZE offset = 0;
-  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
-                                   pattern.size(), PCRE2_UTF | PCRE2_UCP,
-                                   &error, &offset, nullptr);
-  if (code == nullptr) throw std::runtime_error("wrong pattern: " + pattern);
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
-  return {code, pcre2_code_free};
-}
-
-// Returns the parts of a text: the odd ones match the pattern, the even ones
-// lie between them.
-std::vector<std::string_view> Split(const pcre2_code* code,
-                                    std::string_view text) {
-  const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(
-      pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
-  const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
-  std::vector<std::string_view> parts;
-  std::size_t end = 0;
-  while (pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()),
-                     text.size(), end, 0, data.get(), nullptr) > 0 &&
-         range[1] > range[0]) {
-    parts.push_back(text.substr(end, range[0] - end));
-    parts.push_back(text.substr(range[0], range[1] - range[0]));
-    end = range[1];
+// A regular expression.
+class Pattern {
+ public:
+  explicit Pattern(const std::string& text) {
+    int error = 0;
+    PCRE2_SIZE offset = 0;
+    code_.reset(
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
+                      PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr),
+        pcre2_code_free);
+    if (code_ == nullptr) throw std::runtime_error("wrong pattern: " + text);
+    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);
   }
-  parts.push_back(text.substr(end));
-  return parts;
-}
 
-std::uint64_t Pair(std::int32_t left, std::int32_t right) {
-  return static_cast<std::uint64_t>(left) << 32 |
-         static_cast<std::uint32_t>(right);
-}
-
-}  // namespace
-
-Tokenizer::Tokenizer(const std::string& path, int size) try
-    : bytes_(static_cast<std::size_t>(size)) {
-  const auto json = nlohmann::json::parse(std::ifstream(path)).at("tokenizer");
-  json.at("byte_tokens").get_to(byte_tokens_);
-  json.at("merges").get_to(merges_);
-  json.at("special").get_to(special_);
-  pieces_ = Compile(json.at("pieces"));
-  specials_ = Compile(json.at("specials"));
-  const auto bytes = [this](std::int32_t token) -> std::string& {
-    return bytes_.at(static_cast<std::size_t>(token));
-  };
-  for (std::size_t byte = 0; byte < byte_tokens_.size(); ++byte) {
-    const std::int32_t token = byte_tokens_[byte];
-    if (token != kNone) bytes(token) = static_cast<char>(byte);
+  // Returns the parts of a text: the odd ones match the pattern, the even ones
+  // lie between them.
+  std::vector<std::string_view> Split(std::string_view text) const {
+    const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(
+        pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
+    std::vector<std::string_view> parts;
+    std::size_t end = 0;
+    while (pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()),
+                       text.size(), end, 0, data.get(), nullptr) > 0 &&
+           range[1] > range[0]) {
+      parts.push_back(text.substr(end, range[0] - end));
+      parts.push_back(text.substr(range[0], range[1] - range[0]));
+      end = range[1];
+    }
+    parts.push_back(text.substr(end));
+    return parts;
   }
-  for (std::size_t rank = 0; rank < merges_.size(); ++rank) {
-    const auto [left, right, merged] = merges_[rank];
-    ranks_.try_emplace(Pair(left, right), rank);
-    bytes(merged) = bytes(left) + bytes(right);
-    if (bytes(merged).size() > kLongest) throw std::length_error("long token");
-  }
-  for (const auto& special : special_) bytes(special.second).clear();
-} catch (const std::exception& error) {
-  throw std::runtime_error(path + ": " + error.what());
-}
 
-Tokens Tokenizer::Encode(std::string_view text, bool special) const {
-  Tokens tokens;
-  const auto parts = special ? Split(specials_.get(), text) : std::vector{text};
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (i % 2 == 1) {
-      tokens.push_back(special_.at(std::string(parts[i])));
-    } else {
-      for (const std::string_view piece : Split(pieces_.get(), parts[i])) {
-        EncodePiece(piece, tokens);
+ private:
+  std::shared_ptr<pcre2_code> code_;
+};
+
+using Pair = std::pair<int, int>;
+
+class Bpe : public Tokenizer {
+ public:
+  Bpe(const nlohmann::json& json, int vocab)
+      : bytes_(vocab),
+        byte_tokens_(json.at("byte_tokens")),
+        special_(json.at("special")),
+        pieces_(json.at("pieces")),
+        specials_(json.at("specials")) {
+    for (int byte = 0; byte < 256; ++byte) {
+      const int token = byte_tokens_[byte];
+      if (token != -1) bytes_.at(token) = static_cast<char>(byte);
+    }
+    const std::vector<std::array<int, 3>> merges = json.at("merges");
+    for (const auto& [left, right, merged] : merges) {
+      const int rank = static_cast<int>(merges_.size());
+      merges_.try_emplace({left, right}, rank, merged);
+      bytes_.at(merged) = bytes_.at(left) + bytes_.at(right);
+      if (bytes_[merged].size() > kLongest)
+        throw std::length_error("too long a token");
+    }
+    for (const auto& [name, token] : special_) bytes_.at(token).clear();
+  }
+
+  void Encode(std::string_view text, bool special,
+              Tokens& tokens) const override {
+    const auto parts = special ? specials_.Split(text) : std::vector{text};
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (i % 2 == 1) {
+        tokens.push_back({special_.at(std::string(parts[i]))});
+      } else {
+        for (const auto piece : pieces_.Split(parts[i])) Merge(piece, tokens);
       }
     }
   }
-  return tokens;
-}
 
-// Merges the pair of the lowest rank, wherever it is, until there is none.
-void Tokenizer::EncodePiece(std::string_view piece, Tokens& out) const {
-  Tokens parts;
-  for (const char byte : piece) {
-    const auto token = byte_tokens_[static_cast<unsigned char>(byte)];
-    if (token != kNone) parts.push_back(token);
+  const std::string& Bytes(std::int32_t token) const override {
+    return bytes_[token];
   }
-  for (;;) {
-    std::size_t best = merges_.size();
-    for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
-      const auto rank = ranks_.find(Pair(parts[i], parts[i + 1]));
-      if (rank != ranks_.end()) best = std::min(best, rank->second);
+
+ private:
+  // Merges the pair of the lowest rank, wherever it is, until there is none.
+  void Merge(std::string_view piece, Tokens& out) const {
+    std::vector<int> parts;
+    for (const unsigned char byte : piece) {
+      if (byte_tokens_[byte] >= 0) parts.push_back(byte_tokens_[byte]);
     }
-    if (best == merges_.size()) break;
-    const auto [left, right, merged] = merges_[best];
-    std::size_t end = 0;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const bool pair =
-          i + 1 < parts.size() && parts[i] == left && parts[i + 1] == right;
-      parts[end++] = pair ? merged : parts[i];
-      i += pair;
+    for (;;) {
+      const std::pair<const Pair, Pair>* best = nullptr;
+      for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+        const auto found = merges_.find({parts[i], parts[i + 1]});
+        if (found != merges_.end() &&
+            (best == nullptr || found->second < best->second)) {
+          best = &*found;
+        }
+      }
+      if (best == nullptr) break;
+      std::size_t end = 0;
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const bool pair =
+            i + 1 < parts.size() && Pair(parts[i], parts[i + 1]) == best->first;
+        parts[end++] = pair ? best->second.second : parts[i];
+        i += pair;
+      }
+      parts.resize(end);
     }
-    parts.resize(end);
+    for (const int token : parts) out.push_back({token});
   }
-  out.insert(out.end(), parts.begin(), parts.end());
+
+  std::vector<std::string> bytes_;    // By token.
+  std::array<int, 256> byte_tokens_;  // By byte; -1: it has none.
+  // Rank and merged token, by left and right token.
+  std::map<Pair, Pair> merges_;
+  std::map<std::string, int> special_;
+  Pattern pieces_, specials_;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& folder, int vocab) {
+  const std::string path = folder + "/serve.json";
+  try {
+    const auto json = nlohmann::json::parse(std::ifstream(path));
+    return std::make_unique<Bpe>(json.at("tokenizer"), vocab);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(path + ": " + error.what());
+  }
 }
 
 }  // namespace serve
