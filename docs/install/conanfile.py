@@ -24,7 +24,7 @@ class Kvtwin(ConanFile):
 
     def export_sources(self):
         for what in ("CMakeLists.txt", "LICENSE", "include/*", "core/*",
-                     "reference/*", "optimized/*"):
+                     "reference/*", "optimized/*", "props/repo/unite.cmake"):
             copy(self, what, ROOT, self.export_sources_folder)
 
     def layout(self):
