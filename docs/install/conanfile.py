@@ -47,3 +47,6 @@ class Kvtwin(ConanFile):
     def package_info(self):
         self.cpp_info.libs = ["kvtwin"]
         self.cpp_info.system_libs = ["fmt", "hwy", "gomp", "pthread"]
+        # CMake takes kvtwin's own package, which asks for C++20, whatever the profile says.
+        self.cpp_info.set_property("cmake_find_mode", "none")
+        self.cpp_info.builddirs = ["lib/cmake/kvtwin"]
