@@ -11,11 +11,13 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import threading
 import time
 
+SIZES = ("cells", "sequences", "positions")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -74,63 +76,104 @@ def measured(words):
     return report, cost
 
 
+def alone(words):
+    """Runs the explorer in one process. Returns its report and its processor time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return json.loads(done.stdout), used
+
+
+class Bench:
+    """Runs campaigns, prints a row for each, and remembers whether reports differ."""
+
+    def __init__(self, command, rounds):
+        self.command = command
+        self.rounds = rounds
+        self.campaign = [sys.executable, "-m", "kvtwin.campaign"]
+        self.right = True
+
+    def run(self, name, workers, words):
+        own = ["--json", "--command", self.command, "--workers", str(workers)]
+        return measured([*self.campaign, name, *own, *words])
+
+    def row(self, name, unit, workers, words, begin):
+        """Runs a campaign once. Returns its report, clock, and processor time."""
+        report, cost = self.run(name, workers, words)
+        others = max(cost["other_cpu_seconds"] - begin, 0)
+        share = cost["cpu_seconds"] / (cost["cpu_seconds"] + others)
+        print(
+            f"{name}, {workers} workers: {report[unit]} {unit}, "
+            f"{cost['seconds']:.1f} s ({cost['whole_seconds']:.1f} s with Ray's "
+            f"start), {report[unit] / cost['seconds']:.0f} a second; processor time "
+            f"{cost['cpu_seconds']:.1f} s of the command, {others:.1f} s of others, share "
+            f"of the command {100 * share:.1f} %; memory {cost['memory_mib']:.0f} MiB",
+            flush=True,
+        )
+        return report, cost["seconds"], cost["cpu_seconds"] + others
+
+    def rows(self, name, unit, words, least):
+        """Runs a campaign by 1 and 2 workers. Returns the best clock and processor time
+        of 2 workers, and the report. The options `least` ask for next to nothing: the
+        start and the end of a campaign."""
+        clocks, used, reports = {1: [], 2: []}, [], []
+        begin = {}
+        for workers in clocks:
+            begin[workers] = self.run(name, workers, least)[1]["other_cpu_seconds"]
+            print(
+                f"{name}, {workers} workers: start and end: {begin[workers]:.1f} s of "
+                "processor time", flush=True,
+            )
+        for _ in range(self.rounds):
+            for workers in clocks:
+                report, seconds, processors = self.row(
+                    name, unit, workers, words, begin[workers])
+                clocks[workers].append(seconds)
+                reports.append(report)
+            used.append(processors)
+        same = all(report == reports[0] for report in reports)
+        self.right = self.right and same
+        ratio = min(clocks[1]) / min(clocks[2])
+        said = "the same" if same else "DIFFERENT"
+        print(f"{name}: 2 workers {ratio:.2f} of 1; reports {said}", flush=True)
+        return min(clocks[2]), min(used), reports[0]
+
+    def explorer(self, words):
+        """Compares 2 workers with one process."""
+        least = ["--cells=2", "--positions=1", "--", "--kind", "causal"]
+        seconds, used, report = self.rows("explore", "transitions", words, least)
+        words = ["explore", "--threads=1", "--json", *(w for w in words if w != "--")]
+        whole, one = alone([self.command, *words])
+        same = all(report[key] == whole[key] for key in ("states", "transitions"))
+        self.right = self.right and same
+        print(
+            f"explore: one process {whole['seconds']:.1f} s, {one:.1f} s of processor time: "
+            f"2 workers {whole['seconds'] / seconds:.2f} of it, and at most "
+            f"{2 * one / used:.2f} by processor time; states and transitions "
+            f"{'the same' if same else 'DIFFERENT'}"
+        )
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ops", type=int, default=20_000_000)
     parser.add_argument("--cells", type=int, default=5)
+    parser.add_argument("--sequences", type=int, default=2)
+    parser.add_argument("--positions", type=int, default=4)
     parser.add_argument("--command", default="build/kvtwin")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("options", nargs="*", help="of explore, after --")
+    parser.add_argument("--only", choices=["fuzz", "explore"])
+    parser.add_argument("options", nargs="*", default=["--kind", "causal"],
+                        help="of explore, after --; by default --kind causal")
     asked = parser.parse_args()
-    command = str(pathlib.Path(asked.command).resolve())
-    campaign = [sys.executable, "-m", "kvtwin.campaign"]
-    words = ["fuzz", "--ops", "1", "--json", "--command", command, "--workers", "2"]
-    begin = measured([*campaign, *words])[1]["other_cpu_seconds"]
-    print(f"start and end of a campaign: {begin:.1f} s of processor time", flush=True)
-    right = True
-    for name, words, unit in (
-        ("fuzz", ["--ops", str(asked.ops)], "operations"),
-        ("explore", ["--cells", str(asked.cells), "--", *asked.options], "transitions"),
-    ):
-        speeds, reports = {}, []
-        for _ in range(asked.rounds):
-            for workers in (1, 2):
-                own = ["--json", "--command", command, "--workers", str(workers)]
-                report, cost = measured([*campaign, name, *own, *words])
-                reports.append(report)
-                speed = report[unit] / cost["seconds"]
-                speeds.setdefault(workers, []).append(speed)
-                others = max(cost["other_cpu_seconds"] - begin, 0)
-                share = cost["cpu_seconds"] / (cost["cpu_seconds"] + others)
-                print(
-                    f"{name}, {workers} workers: {report[unit]} {unit}, "
-                    f"{cost['seconds']:.1f} s ({cost['whole_seconds']:.1f} s with Ray's "
-                    f"start), {speed:.0f} a second; processor time "
-                    f"{cost['cpu_seconds']:.1f} s of the command, "
-                    f"{others:.1f} s of others, share of the command "
-                    f"{100 * share:.1f} %; memory {cost['memory_mib']:.0f} MiB",
-                    flush=True,
-                )
-        if name == "explore":
-            words = ["--cells", str(asked.cells), "--threads=1", "--json"]
-            done = subprocess.run(
-                [command, "explore", *words, *asked.options], stdout=subprocess.PIPE,
-                check=False,
-            )
-            alone = json.loads(done.stdout)
-            print(
-                f"explore, one process: {alone['transitions'] / alone['seconds']:.0f} "
-                f"{unit} a second; 2 workers "
-                f"{max(speeds[2]) / (alone['transitions'] / alone['seconds']):.2f} of it"
-            )
-            reports.append({**reports[0], **{key: alone[key] for key in ("states", "transitions")}})
-        same = all(report == reports[0] for report in reports)
-        right = right and same
-        print(
-            f"{name}: 2 workers {max(speeds[2]) / max(speeds[1]):.2f} of 1; reports "
-            f"{'the same' if same else 'DIFFERENT'}"
-        )
-    return 0 if right else 1
+    bench = Bench(str(pathlib.Path(asked.command).resolve()), asked.rounds)
+    if asked.only != "explore":
+        bench.rows("fuzz", "operations", ["--ops", str(asked.ops)], ["--ops", "1"])
+    if asked.only != "fuzz":
+        sizes = [f"--{name}={getattr(asked, name)}" for name in SIZES]
+        bench.explorer([*sizes, "--", *asked.options])
+    return 0 if bench.right else 1
 
 
 if __name__ == "__main__":

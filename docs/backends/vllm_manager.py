@@ -12,6 +12,7 @@ import kvtwin
 import numpy as np
 import page
 import torch
+import vllm_offload
 import vllm_steps
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -283,4 +284,5 @@ if __name__ == "__main__":
     for name, setup in vllm_steps.SETUPS.items():
         LINES += page.say(f"Scheduler, {name}: {' '.join(setup.groups)}",
                           stepped(setup))
+    LINES += vllm_offload.lines(page.say)
     page.compare(LINES, "vllm-manager.md")

@@ -41,8 +41,8 @@ MODEL = dict(
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """Groups of layers as "all:4", "window:4:6" or "state:4": the kind, the tokens of
-    a block, and the window."""
+    """Groups of layers as "all:4", "window:4:6", "state:4" or "states:4", which is
+    Mamba in the mode align or all: the kind, the tokens of a block, and the window."""
     groups: tuple
     blocks: int = 12
     budget: int = 8  # The most tokens of a step.
@@ -57,9 +57,9 @@ class Setup:
 def spec_of(text):
     kind, size, *window = text.split(":")
     size = int(size)
-    if kind == "state":
+    if kind in ("state", "states"):
         return MambaSpec(block_size=size, shapes=((2,),), dtypes=(torch.int64,),
-                         mamba_cache_mode="align")
+                         mamba_cache_mode="align" if kind == "state" else "all")
     common = dict(block_size=size, num_kv_heads=1, head_size=1,
                   dtype=torch.float32)
     if kind == "window":
@@ -72,7 +72,8 @@ CONFIGS = {}
 
 def config_of(setup, specs, audit):
     """vLLM's configuration; its model is never loaded."""
-    state = any(isinstance(spec, MambaSpec) for spec in specs)
+    state = next((spec.mamba_cache_mode for spec in specs
+                  if isinstance(spec, MambaSpec)), None)
     key = setup.budget, setup.running, setup.drafts, setup.policy, state
     if key not in CONFIGS:
         home = pathlib.Path(tempfile.mkdtemp())
@@ -102,7 +103,7 @@ def config_of(setup, specs, audit):
     config.cache_config.num_gpu_blocks = setup.blocks + 1
     config.cache_config.block_size = math.lcm(*(spec.block_size for spec in specs))
     if state:
-        config.cache_config.mamba_cache_mode = "align"
+        config.cache_config.mamba_cache_mode = state
     return config
 
 
@@ -246,20 +247,24 @@ class Engine:
             plans.append((request, done, count, drafts, chain(request, drafts)))
         for g, spec in enumerate(self.specs):
             if isinstance(spec, MambaSpec):
-                self.run_states(g, spec.block_size, plans)
+                self.run_states(g, spec, plans)
             else:
                 self.run_rows(g, spec, plans)
         return [self.sample(*plan[:4]) for plan in plans]
 
-    def run_states(self, g, size, plans):
+    def run_states(self, g, spec, plans):
+        size = spec.block_size
         # A step reads the states of all requests before it writes any state.
         for request, done, _, _, expected in plans:
             if done:
                 self.read(request, g, done - 1, (done - 1) // size, None, expected)
         for request, done, count, _, expected in plans:
-            block = self.block(request, g, (done + count - 1) // size)
-            self.rows[g][block] = torch.tensor(
-                [expected[done + count], done + count - 1])
+            last = (done + count - 1) // size
+            first = done // size if spec.mamba_cache_mode == "all" else last
+            for i in range(first, last + 1):
+                end = min(done + count, (i + 1) * size)
+                self.rows[g][self.block(request, g, i)] = torch.tensor(
+                    [expected[end], end - 1])
 
     def run_rows(self, g, spec, plans):
         # In a layer, all rows of a step are written before they are read.
@@ -410,6 +415,11 @@ SETUPS = {
     "PriorityChunkState": Setup(("all:2", "state:2"), blocks=10, longest=14,
                                 chunk=4, policy="priority"),
     "ChunkState": Setup(("all:2", "state:2"), blocks=10, longest=14, chunk=4),
+    "FullStates": Setup(("all:4", "states:4"), blocks=24),
+    "ShortStates": Setup(("all:2", "states:2"), blocks=14, longest=14),
+    "PriorityStates": Setup(("all:2", "states:2"), blocks=14, longest=14,
+                            policy="priority"),
+    "ChunkStates": Setup(("all:2", "states:2"), blocks=16, longest=14, chunk=4),
 }
 
 # A request that is scheduled, and then preempted in the same step.

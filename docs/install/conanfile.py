@@ -24,7 +24,7 @@ class Kvtwin(ConanFile):
 
     def export_sources(self):
         for what in ("CMakeLists.txt", "LICENSE", "include/*", "core/*",
-                     "reference/*", "optimized/*"):
+                     "reference/*", "optimized/*", "props/repo/unite.cmake"):
             copy(self, what, ROOT, self.export_sources_folder)
 
     def layout(self):
@@ -47,3 +47,6 @@ class Kvtwin(ConanFile):
     def package_info(self):
         self.cpp_info.libs = ["kvtwin"]
         self.cpp_info.system_libs = ["fmt", "hwy", "gomp", "pthread"]
+        # CMake takes kvtwin's own package, which asks for C++20, whatever the profile says.
+        self.cpp_info.set_property("cmake_find_mode", "none")
+        self.cpp_info.builddirs = ["lib/cmake/kvtwin"]

@@ -70,7 +70,9 @@ class Driver {
   Finding Report(props::Failure failure,
                  const std::optional<std::string>& page) const {
     // A failed init has no cache whose message() could be read.
-    if (failure.function == "init") failure.text += backend_.init_error();
+    if (failure.function == "init") {
+      failure.text = fmt::format("init fails: {}", backend_.init_error());
+    }
     failure.rerun = nb::cast<std::string>(rerun_(failure.history));
     failure.report.clear();
     failure.report =

@@ -507,6 +507,15 @@ for line in sys.stdin.buffer:
     assert campaign(*words, "--workers", 2)[1] == report
 
 
+def test_ray_that_does_not_start(monkeypatch):
+    def init(**_):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(_shards.CampaignError, match="Ray does not start: .* timed out"):
+        _shards.start_ray(1, None)
+
+
 # Kills.
 
 

@@ -20,7 +20,7 @@ def definitions(folder):
     wanted = {(node.module.split(".")[-1], name.name)
               for node in ast.walk(trees["__init__"]) if isinstance(node, ast.ImportFrom)
               and (node.module or "").startswith("kvtwin") for name in node.names
-              if name.name in exported}
+              if name.name in exported} | {("__init__", name) for name in exported}
     return [node for module, tree in trees.items() for node in tree.body
             if isinstance(node, DEFINITIONS) and not node.name.startswith("_")
             and (not module.startswith("_") or (module, node.name) in wanted)]

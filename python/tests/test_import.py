@@ -1,7 +1,6 @@
 """`import kvtwin` is fast: each public name imports its module when it is first used."""
 
 import ast
-import json
 import pathlib
 import subprocess
 import sys
@@ -23,13 +22,8 @@ def printed(code):
 
 def imported_by(statement):
     """Returns the names of the modules that a statement imports."""
-    code = f"""
-        import json, sys
-        before = set(sys.modules)
-        {statement}
-        print(json.dumps(sorted(set(sys.modules) - before)))
-    """
-    return json.loads(printed("\n".join(line.strip() for line in code.splitlines())))
+    lines = ["import sys", "before = set(sys.modules)", statement]
+    return printed("\n".join([*lines, "print(*(sys.modules.keys() - before))"])).split()
 
 
 def test_the_import_alone_imports_nothing_else():

@@ -590,3 +590,15 @@ def test_laws_refuse():
         kvtwin.laws(Mlx)
     with pytest.raises(kvtwin.NotSupported, match="cannot restore a state"):
         kvtwin.explore(toys.Right)
+
+
+def test_an_init_that_fails_for_some_setups():
+    class Windowed(toys.Right):
+        kvtwin = dataclasses.replace(toys.Right.kvtwin, kinds={"swa"})
+
+        def __init__(self, setup):
+            super().__init__(setup)
+            self.slots = [0, 0][setup.window]
+
+    failure = kvtwin.fuzz(Windowed, operations=3000).failure
+    assert "\n  init fails: exception: IndexError: list index out of range" in failure

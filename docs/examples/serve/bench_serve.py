@@ -80,10 +80,15 @@ class Stream(threading.Thread):
         self.start()
 
     def run(self):
-        connection = connect()
-        connection.request("POST", "/v1/completions", json.dumps(self.body),
-                           {"Content-Type": "application/json"})
-        response = connection.getresponse()
+        response = None
+        while response is None:
+            try:
+                connection = connect()
+                connection.request("POST", "/v1/completions", json.dumps(self.body),
+                                   {"Content-Type": "application/json"})
+                response = connection.getresponse()
+            except ConnectionResetError:
+                pass  # cpp-httplib lets five connections wait, not more.
         assert response.status == 200, response.read()
         for line in response:
             if not line.startswith(b"data: {"):

@@ -1,7 +1,8 @@
 // The engine: a thread that computes the answers of all requests together.
-// kvtwin's sessions say which request uses which sequence of the
-// cache, what of its prompt is stored already, and which tokens the next batch
-// has; the engine computes the batches and draws the tokens.
+// kvtwin's sessions say which request uses which sequence of the cache, what of
+// its prompt is stored already, and which tokens the next batch has; the engine
+// computes the batches and draws the tokens. An error of the cache ends the
+// program.
 
 #ifndef SERVE_ENGINE_H_
 #define SERVE_ENGINE_H_
@@ -196,8 +197,8 @@ inline int Sample(const Eigen::Ref<const Eigen::ArrayXf>& logits,
 inline std::size_t Showable(const std::string& text,
                             const std::vector<std::string>& stops) {
   std::size_t end = text.size();
-  // The last byte that begins a character of n bytes begins with n ones, or
-  // none.
+  // The first byte of a character of n bytes begins with n ones, those after it
+  // with one.
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, end); ++back) {
     const int ones = std::countl_one<unsigned char>(text[end - back]);
     if (ones == 1) continue;

@@ -64,12 +64,12 @@ Json ReadFields(const Json& body) {
     if (value.is_null()) {
       value = rule[0];
     } else {
-      Require(value.type() == rule[0].type() ||
-                  (value.is_number() && rule[0].is_number()),
-              name, "has a wrong type");
-      Require(rule.size() == 1 || (value >= rule[1] && value <= rule[2]), name,
-              "is " + Dump(value) + ", expected a value from " + Dump(rule[1]) +
-                  " to " + Dump(rule[2]));
+      const bool typed = value.type() == rule[0].type() ||
+                         (value.is_number() && rule[0].is_number());
+      const bool inside =
+          rule.size() == 1 || (value >= rule[1] && value <= rule[2]);
+      Require(typed && inside, name,
+              "has a wrong type or value, expected one like " + Dump(rule));
     }
     fields[name] = value;
   }
@@ -282,6 +282,7 @@ void Serve(const Options& options, const std::string& host, int port) {
   } else if (!http.bind_to_port(host.c_str(), port)) {
     throw std::runtime_error("cannot listen on that port");
   }
+  // `stop` only closes a socket, which a handler of signals may do.
   for (const int signal : {SIGINT, SIGTERM}) {
     std::signal(signal,
                 [](int) { http.is_running() ? http.stop() : std::_Exit(0); });

@@ -6,7 +6,8 @@ from conan import ConanFile
 from conan.tools.build import can_run
 from conan.tools.cmake import CMake, cmake_layout
 
-LINK = pathlib.Path(__file__).resolve().parents[2] / "examples" / "link"
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+LINK = ROOT / "docs/examples/link"
 
 
 class Test(ConanFile):
@@ -17,7 +18,7 @@ class Test(ConanFile):
         self.requires(self.tested_reference_str)
 
     def layout(self):
-        cmake_layout(self)
+        cmake_layout(self, build_folder=str(ROOT / "build/conan"))
 
     def build(self):
         cmake = CMake(self)

@@ -39,3 +39,11 @@ configure -B "$scratch/folder" -DKVTWIN_FOLDER="$root"
   { echo "installed what is not built"; exit 1; }
 grep -q 'is not built yet' "$scratch/log"
 [ ! -e "$scratch/empty" ] || { echo "copied a part of it"; exit 1; }
+
+# CMake finds all that it needs in what the recipe for Conan exports.
+mapfile -t exported < <(sed -n '/for what in/,/:$/p' \
+  "$root/docs/install/conanfile.py" | grep -o '"[^"]*"' | tr -d '"')
+mkdir "$scratch/exported"
+tar -c -C "$root" "${exported[@]%/\*}" | tar -x -C "$scratch/exported"
+"$cmake" -S "$scratch/exported" -B "$scratch/recipe" \
+  -DCMAKE_CXX_COMPILER="$cxx" -DKVTWIN_COMMAND=OFF -DKVTWIN_OPENMP="$openmp"

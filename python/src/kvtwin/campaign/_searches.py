@@ -463,7 +463,8 @@ class Mutants(Each):
         return made
 
     def arguments(self) -> dict[str, Any]:
-        return {"parts": self._asked.parts, "sources": hash_of_sources(self._asked.repository, self._asked.store)}
+        sources = hash_of_sources(self._asked.repository, self._asked.store)
+        return {"parts": self._asked.parts, "sources": sources}
 
     def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
         if "crash" in answer:
@@ -502,7 +503,8 @@ class Backends(Each):
         ]
 
     def arguments(self) -> dict[str, Any]:
-        return {"names": self._asked.names, "sources": hash_of_sources(self._asked.repository, self._asked.store)}
+        sources = hash_of_sources(self._asked.repository, self._asked.store)
+        return {"names": self._asked.names, "sources": sources}
 
     def findings(self, shard: Shard, answer: Answer) -> list[Answer]:
         if answer.get("code", 0) == 0:

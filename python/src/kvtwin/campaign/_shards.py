@@ -174,7 +174,7 @@ def start_ray(workers: int, address: str | None) -> Any:
             ray.init(num_cpus=workers, include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises an Exception if it starts too slowly.
         where = "Ray does not start" if address is None else f"--address {address}"
         raise CampaignError(f"{where}: {error}") from error
     return ray
