@@ -122,7 +122,8 @@ class ParkingLot {
     const std::string path =
         folder_ + "/" + std::to_string(now.count()) + ".safetensors";
     files_[path] = tokens;
-    // The assignment waits for the file before this one.
+    // The file before this one may be replaced.
+    if (writing_.valid()) writing_.wait();
     writing_ = std::async(std::launch::async, [=, label = Label(tokens),
                                                state = std::move(state)] {
       const kvtwin::Status status = kvtwin::SaveState(state, path, label);

@@ -59,11 +59,11 @@ class Weights {
     const auto dtype = kDTypes.find(entry.at("dtype"));
     const std::int64_t count = std::int64_t{rows} * columns;
     if (dtype == kDTypes.end() || entry.at("shape") != shape ||
-        range[1] > size_ ||
+        range[0] > range[1] || range[1] > size_ ||
         range[1] - range[0] !=
             std::uint64_t(kvtwin::RunBytes(dtype->second, count))) {
-      throw std::runtime_error(name + " is " + entry.dump() +
-                               ", expected the shape " + shape.dump());
+      throw std::runtime_error(name + " is wrong, expected the shape " +
+                               shape.dump());
     }
     std::vector<std::byte> bytes(range[1] - range[0]);
     file_.seekg(begin_ + range[0]);
@@ -289,10 +289,12 @@ std::unique_ptr<Model> LoadModel(const std::string& folder, DType dtype) {
         std::minmax({c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim,
                      c.inner, c.vocab, c.context});
     if (least < 1 || most > 1 << 20 || c.heads % c.kv_heads != 0 ||
-        c.head_dim % 2 != 0 || !(c.epsilon > 0) || !(c.rope_base >= 1)) {
+        c.head_dim % 2 != 0 || std::int64_t{c.heads} * c.head_dim > 1 << 20 ||
+        !(c.epsilon > 0) || !(c.rope_base >= 1)) {
       throw std::runtime_error(
-          "sizes must be from 1 to 1048576, heads share KV heads evenly, "
-          "head_dim be even, epsilon > 0, rope_base >= 1");
+          "sizes and heads * head_dim must be from 1 to 1048576, heads share "
+          "KV "
+          "heads evenly, head_dim be even, epsilon > 0, rope_base >= 1");
     }
     path = folder + "/model.safetensors";
     return std::make_unique<Llama>(c, path, dtype);

@@ -69,7 +69,7 @@ Json ReadFields(const Json& body) {
       const bool inside =
           rule.size() == 1 || (value >= rule[1] && value <= rule[2]);
       Require(typed && inside, name,
-              "has a wrong type or value, expected one like " + Dump(rule));
+              "has a wrong type or value, default and range are " + Dump(rule));
     }
     fields[name] = value;
   }
@@ -141,7 +141,12 @@ struct Api {
   }
 
   void Complete(const Request& request, Response& response, bool chat) try {
-    const Json body = Json::parse(request.body, nullptr, false);
+    // Copies of values recurse: deep values would overflow the stack.
+    const auto keep = [](int depth, Json::parse_event_t, Json&) {
+      if (depth > 64) throw BadRequest{"the body is nested too deeply"};
+      return true;
+    };
+    const Json body = Json::parse(request.body, keep, false);
     if (!body.is_object()) throw BadRequest{"the body is not a JSON object"};
     const Json wanted = body.value("model", Json(name));
     if (wanted != name) {
@@ -173,6 +178,7 @@ struct Api {
     const std::int64_t seed = fields["seed"];
     answer->random.seed(seed == -1 ? std::random_device()() : seed);
     const bool stream = fields["stream"];
+    const bool usage = fields["stream_options"].value("include_usage", false);
     const Json frame = {
         {"id", (chat ? "chatcmpl-" : "cmpl-") + std::to_string(next_id++)},
         {"object", !chat    ? "text_completion"
@@ -181,8 +187,7 @@ struct Api {
         {"created", std::time(nullptr)},
         {"model", name}};
     engine.Ask(answer);
-    Send(response, answer, frame, chat, stream,
-         fields["stream_options"].value("include_usage", false));
+    Send(response, answer, frame, chat, stream, usage);
   } catch (const BadRequest& bad) {
     Fail(response, bad);
   } catch (const Json::exception& error) {
@@ -277,9 +282,9 @@ void Serve(const Options& options, const std::string& host, int port) {
     }
   });
 
-  if (port == 0) {
-    port = http.bind_to_any_port(host.c_str());
-  } else if (!http.bind_to_port(host.c_str(), port)) {
+  const bool any = port == 0;
+  if (any) port = http.bind_to_any_port(host.c_str());
+  if (any ? port < 0 : !http.bind_to_port(host.c_str(), port)) {
     throw std::runtime_error("cannot listen on that port");
   }
   // `stop` only closes a socket, which a handler of signals may do.

@@ -307,6 +307,8 @@ def test_hostile_files(build, model, scratch):
             b'"shape": [64, 96]', b'"shape": [4294967296, 4294967296]')),
         "name": with_header(header.replace(b"lm_head", b"head_lm")),
         "dtype": with_header(header.replace(b'"F32"', b'"I64"')),
+        "deep": with_header(header.replace(
+            b'"shape": [64, 96]', b'"shape": ' + b"[" * 500000 + b"]" * 500000)),
     }
     noise = []
     for _ in range(20):
@@ -335,7 +337,8 @@ def test_hostile_files(build, model, scratch):
     (folder / "model.safetensors").write_bytes(whole)
     text = (model / "serve.json").read_text()
     changes = (
-        ('"head_dim": 32', '"head_dim": 31'), ('"vocab": ', '"vocab": -'),
+        ('"head_dim": 32', '"head_dim": 31'), ('"head_dim": 32', '"head_dim": 524288'),
+        ('"vocab": ', '"vocab": -'),
         ('"kv_heads": 2', '"kv_heads": 3'), ('"layers": 2', '"layers": "2"'),
         ('"rope_base": 1', '"rope_base": 0.000001'), ("{", ""),
         ('"special"', '"others"'), (", 256", ", 999999"), ("256,", "-2,"),
@@ -447,8 +450,14 @@ def text_of(answer):
 
 
 def test_errors(server):
+    deep = "[" * 500000 + "]" * 500000
     for path, status, parameter, code, body in (
             ("/v1/completions", 400, None, None, "{"),
+            ("/v1/completions", 400, None, None, '{"model": %s}' % deep),
+            ("/v1/completions", 400, None, None, '{"logit_bias": %s}' % deep),
+            ("/v1/chat/completions", 400, None, None, '{"messages": %s}' % deep),
+            ("/v1/completions", 400, None, None,
+             {"prompt": "x", "stream_options": {"include_usage": "yes"}}),
             ("/v1/completions", 404, "model", "model_not_found",
              {"model": "gpt-9", "prompt": "x"}),
             ("/v1/completions", 400, "prompt", None, {"prompt": ""}),
@@ -478,6 +487,8 @@ def test_errors(server):
         assert error["message"] and error["type"] == "invalid_request_error"
         assert error["param"] == parameter, (body, error)
         assert error["code"] == code, (body, error)
+    # The engine has none of these requests.
+    assert server.metrics()["requests_total"] == 0
 
 
 def test_answers(server, model):

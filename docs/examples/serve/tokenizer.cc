@@ -38,8 +38,10 @@ class Pattern {
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
     std::vector<std::string_view> parts;
     std::size_t end = 0;
+    // The first match checks that all of the text is UTF-8.
     while (pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()),
-                       text.size(), end, 0, data.get(), nullptr) > 0 &&
+                       text.size(), end, end > 0 ? PCRE2_NO_UTF_CHECK : 0,
+                       data.get(), nullptr) > 0 &&
            range[1] > range[0]) {
       parts.push_back(text.substr(end, range[0] - end));
       parts.push_back(text.substr(range[0], range[1] - range[0]));
