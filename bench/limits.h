@@ -82,9 +82,9 @@ double ReadOnThreads(const std::byte* bytes, std::size_t count);
 // Multiplies and adds this many floats, in registers.
 double MultiplyAdd(std::size_t operations);
 
-// What attention of one row over K or V cannot do without: loads each head of
-// each cell, kDecodeElements numbers of a dtype, converts them to f32, and does
-// their products with kDecodeQueries queries. `fetch`: into the second-level
+// Does the least work of attention over K or V: loads each head of each cell,
+// kDecodeElements numbers of a dtype, converts them to f32, and does their
+// products with kDecodeQueries queries. `fetch`: into the second-level
 // cache ahead, besides the fetches that the processor does. Rows are dense.
 inline constexpr std::size_t kDecodeQueries = 4;
 inline constexpr std::size_t kDecodeElements = 128;

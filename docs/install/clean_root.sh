@@ -6,7 +6,7 @@
 set -eu
 here=$(cd "$(dirname "$0")/../.." && pwd)
 
-# timed LABEL COMMAND...
+# timed LABEL COMMAND...: set -e has no effect in a COMMAND that is a function.
 timed() {
   label=$1
   shift
@@ -24,26 +24,26 @@ install() {
 
 # From nothing to a caught bug, by pip.
 use_wheel() {
-  python3 -m venv venv
-  venv/bin/pip install -q packages/*.whl
-  venv/bin/kvtwin fuzz --ops 10000
+  python3 -m venv venv &&
+    venv/bin/pip install -q packages/*.whl &&
+    venv/bin/kvtwin fuzz --ops 10000 || return 2
   code=0
   venv/bin/python -m kvtwin.ci --seconds 5 --pages pages \
     docs/examples/python_tree.py:TreeCache || code=$?
-  [ $code -eq 1 ]
+  [ $code -eq 1 ] && [ -e pages/found.html ]
 }
 
 use_c() {
   # shellcheck disable=SC2046
-  cc -std=c99 docs/examples/c/main.c $(pkg-config --cflags --libs kvtwin) -o pass
-  ./pass pass.jsonl
+  cc -std=c99 docs/examples/c/main.c $(pkg-config --cflags --libs kvtwin) -o pass &&
+    ./pass pass.jsonl
 }
 
 use_cxx() {
   # shellcheck disable=SC2046
   c++ -std=c++20 docs/examples/link/main.cc \
-    $(pkg-config --cflags --libs kvtwin-cxx) -o hello
-  ./hello
+    $(pkg-config --cflags --libs kvtwin-cxx) -o hello &&
+    ./hello
 }
 
 use_cmake() {
@@ -51,9 +51,9 @@ use_cmake() {
 }
 
 purge() {
-  apt-get purge -y -q kvtwin libkvtwin0 libkvtwin-dev libkvtwin-cxx-dev
-  [ -z "$(find / -xdev -name '*kvtwin*' -not -path '/work/*' \
-    -not -path '/var/lib/dpkg/*' -not -path '/proc/*')" ]
+  apt-get purge -y -q kvtwin libkvtwin0 libkvtwin-dev libkvtwin-cxx-dev &&
+    [ -z "$(find / -xdev -name '*kvtwin*' -not -path '/work/*' \
+      -not -path '/var/lib/dpkg/*' -not -path '/proc/*')" ]
 }
 
 if [ "$1" = --inside ]; then
@@ -75,7 +75,7 @@ if [ "$1" = --inside ]; then
   exit
 fi
 
-root=$1
+root=${1:?}
 rm -rf "$root/work"
 mkdir -p "$root/work/docs"
 cp -r "$2" "$root/work/packages"

@@ -12,7 +12,7 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=\))")
-# Those of the Python reference.
+# The modules of the Python reference.
 MODULES = ["kvtwin", "kvtwin.campaign", "kvtwin.ci", "kvtwin.pytest_plugin",
            "kvtwin.transformers", "kvtwin.vllm"]
 LANGUAGES = {".cc": "cpp", ".h": "cpp", ".c": "c", ".py": "python", ".go": "go",

@@ -386,7 +386,8 @@ class _Stack:
     words: torch.Tensor
     hashes: torch.Tensor
     weights: torch.Tensor
-    #: The bytes of each layer, from its first block on; empty in other memory than CPUs'.
+    #: The bytes of each layer from its first block on. The list is empty on GPUs, and
+    #: without xxhash.
     layers: list[memoryview]
 
     def hash(self, blocks: list[int]) -> torch.Tensor:
@@ -616,7 +617,7 @@ class KvtwinAudit(KVConnectorBase_V1, SupportsHMA):
         self._compares_tables = vllm_config.speculative_config is None
         self._planner: _Planner | None = None
         self._worker: _Worker | None = None
-        #: In a worker, the step if it compares block tables: layers are many.
+        #: In a worker: the step, if it has block tables to compare. Each layer asks.
         self._compared: _Step | None = None
         if role == KVConnectorRole.WORKER:
             self._worker = _Worker(kv_cache_config, self._reporter)
