@@ -26,7 +26,7 @@ CHUNKS = 6
 
 
 class Theirs:
-    """A store for `room` chunks, of one object each, or of one for each of 2 layers."""
+    """A store for `room` chunks, with an object for each, or for each of its 2 layers."""
 
     def __init__(self, policy, layers, room):
         self.layers = layers

@@ -119,7 +119,7 @@ def test_wrong_options(words, capsys):
 
 @pytest.fixture(scope="module")
 def clean_path(tmp_path_factory):
-    """A PATH on which `python3` is that of an empty virtual environment."""
+    """A PATH whose `python3` belongs to an empty virtual environment."""
     home = tmp_path_factory.mktemp("python") / "venv"
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
     return f"{home}/bin:{os.environ['PATH']}"

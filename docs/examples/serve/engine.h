@@ -105,7 +105,7 @@ class ParkingLot {
     }
   }
 
-  // Writes a conversation in the background, in place of those that it
+  // Writes a conversation in the background, in place of the files that it
   // continues. A state may have more tokens than these, after them.
   void Park(const Tokens& tokens, kvtwin::CacheState state) {
     std::vector<std::string> replaced;
@@ -137,7 +137,7 @@ class ParkingLot {
   }
 
   // Returns the file of the parked conversation that shares most tokens with
-  // the prompt, and how many. The name is empty if there is none.
+  // the prompt, and their number. Without such a file the name is empty.
   std::pair<std::string, int> Find(const Tokens& prompt) const {
     std::pair<std::string, int> best;
     for (const auto& [path, tokens] : files_) {
@@ -185,8 +185,8 @@ inline int Sample(const Eigen::Ref<const Eigen::ArrayXf>& logits,
   for (;;) {
     token = std::discrete_distribution<int>(weights.begin(),
                                             weights.end())(answer.random);
-    // A token is refused, and all that are less likely, if those that are
-    // likelier have the weight top_p.
+    // A token is refused, with all less likely tokens, if the likelier tokens
+    // have the weight top_p.
     Eigen::ArrayXd likelier = (weights > weights[token]).select(weights, 0);
     if (!(likelier.sum() > most)) return token;
     weights = likelier;

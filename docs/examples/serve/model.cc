@@ -222,7 +222,7 @@ class Llama : public Model {
   // Attention. This is all that a model has to do with kvtwin.
   Rows Attend(kvtwin::Cache& cache, int layer, Rows& qkv) {
     const int head_dim = config.head_dim, half = head_dim / 2;
-    const int turning = config.heads + config.kv_heads;  // Those of Q and K.
+    const int turning = config.heads + config.kv_heads;  // Heads of Q and K.
     const Index rows = qkv.cols();
 #pragma omp parallel for if (rows > 16)
     for (Index row = 0; row < rows; ++row) {
@@ -276,7 +276,7 @@ class Llama : public Model {
   std::vector<Layer> layers_;
   const std::unique_ptr<kvtwin::Attention> attention_ =
       Value(kvtwin::MakeAttention());
-  Rows cosines_, sines_;  // Of the batch: [head_dim / 2, tokens].
+  Rows cosines_, sines_;  // For a batch: [head_dim / 2, tokens].
 };
 
 }  // namespace

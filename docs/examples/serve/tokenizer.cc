@@ -97,7 +97,8 @@ class Bpe : public Tokenizer {
   }
 
  private:
-  // Merges the pair of the lowest rank, wherever it is, until there is none.
+  // Merges the pair of the lowest rank, wherever it is, until no pair has a
+  // rank.
   void Merge(std::string_view piece, Tokens& out) const {
     std::vector<int> parts;
     for (const unsigned char byte : piece) {

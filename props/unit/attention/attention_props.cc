@@ -215,8 +215,8 @@ TEST(Attention, OfTheReferenceIsWithinTheBound) {
   }
 }
 
-// Products of bf16 have other results if there is an instruction for them, and
-// no others if there is none.
+// Products of bf16 have other results than products of f32 if there is an
+// instruction for them, and otherwise the same results.
 class AttentionInBf16 : public EachTarget {};
 
 TEST_P(AttentionInBf16, DiffersFromF32IfItRounds) {

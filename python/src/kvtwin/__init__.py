@@ -9,7 +9,7 @@ checks a class of caches by laws, `profile` works out whose rules it follows, an
 `explore` runs all short histories on a pool.
 """
 
-TYPE_CHECKING = False  # Type checkers take it for that of typing, which is slow to import.
+TYPE_CHECKING = False  # For type checkers, as in typing, whose import is slow.
 
 if TYPE_CHECKING:
     from kvtwin._attention import Attended, Attention
