@@ -770,6 +770,10 @@ def test_tiny(build, scratch):
         test_cancel(server)
         test_openai(server)
     test_kill(build, tiny, scratch, *options)
+    wrong = subprocess.run(  # An address that no machine has.
+        [build / "serve", tiny, "--host", "192.0.2.1", "--port", "0", "--context", "64"],
+        capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 1 and "cannot listen" in wrong.stderr, wrong
 
 
 def main():
