@@ -292,9 +292,8 @@ std::unique_ptr<Model> LoadModel(const std::string& folder, DType dtype) {
         c.head_dim % 2 != 0 || std::int64_t{c.heads} * c.head_dim > 1 << 20 ||
         !(c.epsilon > 0) || !(c.rope_base >= 1)) {
       throw std::runtime_error(
-          "sizes and heads * head_dim must be from 1 to 1048576, heads share "
-          "KV "
-          "heads evenly, head_dim be even, epsilon > 0, rope_base >= 1");
+          "sizes and heads * head_dim must be from 1 to 1048576, head_dim be "
+          "even, heads share KV heads evenly, epsilon > 0, rope_base >= 1");
     }
     path = folder + "/model.safetensors";
     return std::make_unique<Llama>(c, path, dtype);
