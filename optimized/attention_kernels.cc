@@ -38,7 +38,8 @@ constexpr std::size_t kBlockRows = 4;
 HWY_INLINE V Exp2(V x) {
   const F32 d;
   const auto large = hn::Ge(x, hn::Set(d, -126.0f));
-  const V bounded = hn::Max(x, hn::Set(d, -126.0f));
+  // For NaN as well, which cannot be converted to an integer.
+  const V bounded = hn::IfThenElse(large, x, hn::Set(d, -126.0f));
   const auto whole = hn::NearestInt(bounded);
   const V f = hn::Sub(bounded, hn::ConvertTo(d, whole));
   V p = hn::Set(d, 0.000154614449f);

@@ -164,6 +164,13 @@ class CacheLedger final : public StateLedger {
     }
     return CanResumeWith(stored, pos);
   }
+  // Whether a yes of CanResume is right: S28 says yes, or a row at `pos` sees
+  // no token before it, at the first position or with a window of 0.
+  bool MayResume(int seq, std::int32_t pos) const {
+    if (CanResume(seq, pos)) return true;
+    if (recurrent() || (IsFull(seq) && pos < SureNext(seq))) return false;
+    return pos == 0 || (*window_ == 0 && pos <= Next(seq));
+  }
   // Whether the position after the sequence's last token depends on which
   // tokens were evicted.
   bool EndIsOpen(int seq) const {
@@ -642,6 +649,10 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   bool CanResume(int seq, std::int32_t pos, bool surely) const {
     return std::ranges::all_of(
         parts_, [&](auto& part) { return part.CanResume(seq, pos, surely); });
+  }
+  bool MayResume(int seq, std::int32_t pos) const {
+    return std::ranges::all_of(
+        parts_, [&](auto& part) { return part.MayResume(seq, pos); });
   }
   bool EndIsOpen(int seq) const {
     return std::ranges::any_of(parts_,

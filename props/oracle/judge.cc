@@ -34,13 +34,13 @@ void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
   const bool identity = !oracle.header().visibility_only;
   switch (op.kind) {
     case TraceOpKind::kGet:
-      if (!identity && !oracle.fresh()) return;
+      if (!identity && !(oracle.fresh() && oracle.HasPut(op.layer))) return;
       ++judged.gets;
       ++judged.answers;
       judged.rows += op.key.shape[2];
       return;
     case TraceOpKind::kAttend:
-      if (!oracle.fresh()) return;
+      if (!oracle.fresh() || !oracle.HasPut(op.layer)) return;
       ++judged.outputs;
       ++judged.answers;
       return;

@@ -238,6 +238,11 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
   return status.ok() || as_recorded ? "" : status.ToString();
 }
 
+bool Oracle::HasPut(int layer) const {
+  return ActiveSpec().kind == Kind::kEncoder ||
+         put_.contains({active_, layer});
+}
+
 // Returns why no prompt may be given here (F1).
 std::string Oracle::FindWrongPrompt(const TraceOp& op) const {
   const auto& parts = ledger_->parts();
@@ -260,6 +265,7 @@ void Oracle::Remember(const TraceOp& op) {
     positions_ = ok ? op.positions : std::vector<std::int32_t>();
     sequences_ = ok ? op.sequences : std::vector<int>();
     if (ok) active_ = 0;
+    put_.clear();
   }
   if (op.kind == TraceOpKind::kSetLayerType) {
     active_ = AsSize(op.type);
@@ -270,6 +276,7 @@ void Oracle::Remember(const TraceOp& op) {
   dims_[{active_, op.layer}] = {AsInt(op.key.shape[0]), AsInt(op.key.shape[1]),
                                 AsInt(op.value->shape[0])};
   if (reserving_) return;
+  put_.insert({active_, op.layer});
   const double bytes = PutBytes(op);
   put_bytes_ += bytes;
   ledger_bytes_ += bytes;
@@ -529,7 +536,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kFindPrefix:
       return FollowPrompt(op);
     case TraceOpKind::kCanResume:  // "false" is always allowed.
-      if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
+      if (!op.answer || ledger_->MayResume(op.seq, op.pos)) return std::nullopt;
       return WrongAnswer("result is true, but {}",
                          WhyNotResumed(*ledger_, op.seq, op.pos));
     case TraceOpKind::kEncoderCached:

@@ -61,6 +61,8 @@ class Oracle {
   // Whether the ledger can judge the mask of a get: the mask is of this pass,
   // and no Remove or CopyPrefix came after it.
   bool fresh() const { return fresh_[active_]; }
+  // Whether the rows of the batch are known in a layer: a pass may put none.
+  bool HasPut(int layer) const;
   const reference::Ledger& ledger() const { return *ledger_; }
   // Returns "sequence 1, position 4" for a row of the mask, or "padding".
   std::string RowLabel(int row) const;
@@ -141,6 +143,7 @@ class Oracle {
   bool prompted_ = false;  // A find_prefix ended the pass.
   std::vector<std::int32_t> positions_;
   std::vector<int> sequences_;
+  std::set<std::pair<std::size_t, int>> put_;  // In this pass, as in dims_.
   RowDims rows_max_;
   std::set<int> all_sequences_;
   std::map<std::pair<std::size_t, int>, RowDims> dims_;  // By cache and layer.

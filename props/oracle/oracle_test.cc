@@ -442,6 +442,23 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
                                         R"("result":true})"}})),
                R"("type":"causal")", R"("type":"swa","window":2)");
   ExpectReject(swa, 5, Level::kNone);
+  // No token is before position 0, whatever was evicted.
+  ExpectAccept(Replaced(swa, "\"pos\":5", "\"pos\":0"), Level::kVisibility);
+  // A window of 0 sees the row alone, up to the end of the sequence.
+  const std::string alone = Replaced(swa, "\"window\":2", "\"window\":0");
+  ExpectAccept(alone, Level::kVisibility);
+  ExpectReject(Replaced(alone, "\"pos\":5", "\"pos\":11"), 5, Level::kNone);
+}
+
+// Without a put, the rows of a batch are not known.
+TEST(Oracle, CountsNoRowsWithoutAPut) {
+  std::vector<std::string> no_put = Pass(0, 1, 2, {1, 2});
+  no_put.erase(no_put.begin() + 1);
+  const Judged judged =
+      JudgeText(OtherCacheLines(Joined({Pass(0, 0, 1, {1}), no_put}))).judged;
+  EXPECT_EQ(judged.gets, 1);
+  EXPECT_EQ(judged.rows, 1);
+  EXPECT_EQ(judged.answers, 1);
 }
 
 TEST(Oracle, SaysOnceWhatARowSees) {
