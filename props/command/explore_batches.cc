@@ -42,7 +42,8 @@ struct Request {
 std::optional<std::string> ReadLine() {
   std::string line;
   for (int c = std::getchar(); c != '\n'; c = std::getchar()) {
-    if (c == EOF) return std::nullopt;
+    if (c == EOF && line.empty()) return std::nullopt;
+    if (c == EOF) break;
     if (line.size() == kLineMost) return "";
     line += static_cast<char>(c);
   }

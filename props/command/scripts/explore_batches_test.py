@@ -76,6 +76,7 @@ def main():
             (b"along 0 16777217\n", "COUNT is 16777217, it may be at most 16777216"),
             (b"expand 0 1 1\n", "not a request"),
             (b"expand 0 2\n12345678", "the states end too early"),
+            (b"expand 0 2", "the states end too early"),
             (b"expand 0 1\n" + b"\xff" * 8, "no state has the number"),
             (b"along 0 1\n123", "the path ends too early"),
             (b"along 0 1\n" + b"\1" * 24, "not a path"),
