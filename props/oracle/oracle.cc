@@ -239,8 +239,7 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
 }
 
 bool Oracle::HasPut(int layer) const {
-  return ActiveSpec().kind == Kind::kEncoder ||
-         put_.contains({active_, layer});
+  return ActiveSpec().kind == Kind::kEncoder || put_.contains({active_, layer});
 }
 
 // Returns why no prompt may be given here (F1).
