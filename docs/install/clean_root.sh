@@ -82,12 +82,10 @@ cp -r "$2" "$root/work/packages"
 cp -r "$here/docs/examples" "$root/work/docs/"
 cp "$0" "$root/work/clean_root.sh"
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
-[ ! -e /etc/ssl/certs/ca-certificates.crt ] || {
-  mkdir -p "$root/etc/ssl/certs"
-  cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
-}
+# python3-venv installs Debian's certificates; a proxy may need those of this machine.
+cat /etc/ssl/certs/ca-certificates.crt >"$root/work/certificates" 2>/dev/null || true
 # The mounts end with this process.
 unshare --mount sh -c "mount -t proc proc '$root/proc'
   exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C \
-    PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    ${PIP_CERT:+PIP_CERT=/work/certificates} PIP_DISABLE_PIP_VERSION_CHECK=1 \
     chroot '$root' sh /work/clean_root.sh --inside"
