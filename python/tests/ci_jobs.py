@@ -70,18 +70,12 @@ class GitHub:
     artifacts: dict[str, list[pathlib.Path]] = dataclasses.field(default_factory=dict)
     #: The steps that ran, as "run" or the name of an action.
     ran: list[str] = dataclasses.field(default_factory=list)
-    after: list[dict] = dataclasses.field(default_factory=list)
 
     def run(self, steps):
-        """Runs the steps of a job, and then what its actions do after it."""
-        self._steps(steps)
-        for step in reversed(self.after):
-            self._step(step)
-        return self
-
-    def _steps(self, steps):
+        """Runs the steps of a job."""
         for step in steps:
             self._step(step)
+        return self
 
     def _step(self, step):
         wanted = {
@@ -120,11 +114,9 @@ class GitHub:
             self._compose(self.actions[action], given)
         elif action == "actions/checkout":
             pass  # The sources are there.
-        elif action in ("actions/cache", "actions/cache/restore"):
+        elif action == "actions/cache/restore":
             keys = [given["key"], *given.get("restore-keys", "").split()]
             self.caches.restore(keys, self.work / given["path"])
-            if action == "actions/cache":  # Its post-if is success().
-                self.after.append({"uses": "actions/cache/save", "with": given})
         elif action == "actions/cache/save":
             self.caches.save(given["key"], self.work / given["path"])
         elif action == "actions/upload-artifact":
@@ -145,7 +137,7 @@ class GitHub:
         for step in action["runs"]["steps"]:
             if "run" in step and step["shell"] != "bash":
                 raise ValueError(f"this runner has no shell {step['shell']}")
-        self._steps(action["runs"]["steps"])
+        self.run(action["runs"]["steps"])
         self.inputs = outer
 
 
