@@ -335,6 +335,35 @@ def test_examples_of_drafts_and_states(repository, pytester, name, found):
     result.assert_outcomes(passed=len(found))
 
 
+def test_no_token_is_needed_before_the_first():
+    class Resumes(toys.Right):
+        """Evicts eagerly, and can resume wherever a row sees all that it should."""
+
+        kvtwin = kvtwin.Description(
+            name="resumes", kinds={"swa"}, can={"remove_tail"}, max_sequences=1
+        )
+
+        def can_resume(self, sequence, position):
+            if self.setup.window is None:
+                return True
+            held = {token.position for token in self.of(sequence)}
+            if not held or position > max(held) + 1:
+                return False
+            return held >= set(range(self.first_needed(position), position))
+
+        def first_needed(self, position):
+            return max(0, position - self.setup.window)
+
+    result = kvtwin.fuzz(Resumes, operations=5000)
+    assert result, str(result)
+
+    class NeedsOneLess(Resumes):
+        def first_needed(self, position):
+            return super().first_needed(position) + 1
+
+    assert "CanResume(" in kvtwin.fuzz(NeedsOneLess, operations=5000).failure
+
+
 def test_drafts():
     batches = []
 
