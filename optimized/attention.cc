@@ -109,23 +109,23 @@ class TwinAttention final : public GuardedAttention {
   void DoAttend(const TensorView& query, const KvView& view, VLayout v_layout,
                 const AttentionOptions& options,
                 const AttentionOut& out) override {
-    Attend({.query = query,
-            .keys = RowsOfView(view.key, VLayout::kPlain),
-            .values = RowsOfView(view.value, v_layout),
-            .kv_heads = AsSize(view.key.shape[1]),
-            .options = options,
-            .out = out});
+    Run({.query = query,
+         .keys = RowsOfView(view.key, VLayout::kPlain),
+         .values = RowsOfView(view.value, v_layout),
+         .kv_heads = AsSize(view.key.shape[1]),
+         .options = options,
+         .out = out});
   }
   void DoAttend(const TensorView& query, const PagedKv& blocks,
                 PagedLayout layout, const AttentionOptions& options,
                 const AttentionOut& out) override {
     const int heads = layout == PagedLayout::kHeadMajor ? 2 : 1;
-    Attend({.query = query,
-            .keys = RowsOfBlocks(blocks.key, layout),
-            .values = RowsOfBlocks(blocks.value, layout),
-            .kv_heads = AsSize(At(blocks.key.shape, heads)),
-            .options = options,
-            .out = out});
+    Run({.query = query,
+         .keys = RowsOfBlocks(blocks.key, layout),
+         .values = RowsOfBlocks(blocks.value, layout),
+         .kv_heads = AsSize(At(blocks.key.shape, heads)),
+         .options = options,
+         .out = out});
   }
 
  private:
@@ -174,7 +174,7 @@ class TwinAttention final : public GuardedAttention {
     return {.out = at, .largest = largest, .sum = largest + queries};
   }
 
-  void Attend(const Call& call);
+  void Run(const Call& call);
   void ListItems(const Call& call);
   bool IsFew(const RowGroup& group, const Call& call) const {
     return group.rows == 1 && call.queries_per_head() <= kFewQueries;
@@ -449,7 +449,7 @@ std::size_t TwinAttention::WorkBytes(const Call& call) const {
   return cells * call.heads() * (call.k_padded() + call.v_padded());
 }
 
-void TwinAttention::Attend(const Call& call) {
+void TwinAttention::Run(const Call& call) {
   ListItems(call);
   std::size_t most = 0;  // Queries of an item.
   std::size_t scratch = 0;

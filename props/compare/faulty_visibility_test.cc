@@ -302,7 +302,7 @@ TEST(FaultyTwins, TheNumericLevelSeesWrongAttention) {
       {"an encoder", kEncoder, Shows(Last(kKey)), rows, "K differs"},
   };
   // A NaN in any element of a row, not in the first one only.
-  for (const std::size_t from_end : {1, 2, 3, 4}) {
+  for (const std::size_t from_end : {1U, 2U, 3U, 4U}) {
     cases.push_back({"NaN in V", history, add(kValue, from_end, nan), check,
                      "row 2 (sequence 0, position 2) is off by nan"});
   }

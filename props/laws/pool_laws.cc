@@ -82,7 +82,8 @@ struct LawProbe {
   void ExpectSame(const PoolPicture& before, const PoolPicture& now, int len,
                   std::string_view what) const {
     for (const auto& [place, row] : before.rows) {
-      const auto [layer, position] = place;
+      const int layer = place.first;
+      const int position = place.second;
       if (position >= len) continue;
       const auto shown = now.rows.find(place);
       const bool gone = shown == now.rows.end();
@@ -95,7 +96,9 @@ struct LawProbe {
   }
   void ExpectSame(const std::map<int, PoolPicture>& before,
                   std::string_view what) const {
-    for (const auto& [number, picture] : before) {
+    for (const auto& each : before) {
+      const int number = each.first;
+      const PoolPicture& picture = each.second;
       const PoolPicture now = PictureOf(number);
       Expect(now.len == picture.len, [&] {
         return fmt::format("{}: sequence {} has {} tokens, and had {}", what,

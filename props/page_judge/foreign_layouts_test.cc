@@ -235,7 +235,8 @@ std::vector<ForeignColumn> BySequence(const std::vector<ForeignToken>& tokens) {
 std::vector<ForeignLayout> ForeignLayouts() {
   const auto rotated = [](const std::vector<ForeignToken>& tokens) {
     std::vector<ForeignColumn> columns = InOrder(tokens);
-    std::ranges::rotate(columns, columns.begin() + std::ssize(columns) / 2);
+    std::rotate(columns.begin(), columns.begin() + std::ssize(columns) / 2,
+                columns.end());
     return columns;
   };
   const auto reversed = [](const std::vector<ForeignToken>& tokens) {

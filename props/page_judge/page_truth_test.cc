@@ -196,7 +196,8 @@ std::vector<Fault> FaultsOfViewsAndCalls() {
   const auto swapped = [](DenseTensor OwnedView::*tensor) {
     return [=](OwnedView& view) {
       std::vector<std::byte>& bytes = (view.*tensor).bytes;
-      std::ranges::rotate(bytes, bytes.begin() + std::ssize(bytes) / 2);
+      std::rotate(bytes.begin(), bytes.begin() + std::ssize(bytes) / 2,
+                  bytes.end());
     };
   };
   const auto neither = [](OwnedView& view) {

@@ -184,12 +184,13 @@ TEST(PageJudge, FindsEachChangedLabelOfAFaultyPool) {
         std::pair(PoolFault::kOtherViews, "views  sequence 0, layer 0")}) {
     const auto run = RunJudged(
         *history,
-        [&](const PagedSpec& spec,
+        [&, each = fault](
+            const PagedSpec& spec,
             std::string_view twin) -> Result<std::unique_ptr<PagedPool>> {
           auto pool = MakePagedPool(spec, twin);
           if (twin == "reference") return pool;
           return std::unique_ptr<PagedPool>(
-              std::make_unique<FaultyPool>(std::move(*pool), fault));
+              std::make_unique<FaultyPool>(std::move(*pool), each));
         });
     ASSERT_TRUE(run);
     SCOPED_TRACE(run->failure.report);

@@ -21,7 +21,7 @@ std::vector<std::byte> BytesOf(const TensorView& view) {
 }
 
 // Returns whether the row at index `i` of `dimension` is equal to `expected`.
-bool IsRow(const TensorView& view, int dimension, int i,
+bool IsRow(const TensorView& view, std::size_t dimension, int i,
            const DenseTensor& expected) {
   return BytesOf(Slice(view, dimension, i)) == expected.bytes;
 }

@@ -72,7 +72,7 @@ std::vector<PrefixKey> ManyKeys() {
     keys.push_back({"a" + std::string{high, low} + long_part, {}});
   }
   // Long parts that differ in the last byte only.
-  for (const std::size_t size : {63, 64, 255, 256, 4096, 70000}) {
+  for (const std::size_t size : {63U, 64U, 255U, 256U, 4096U, 70000U}) {
     for (const char* last : {"c", "d"}) {
       keys.push_back({std::string(size, 'c') + last, {}});
       keys.push_back({"", {std::string(size, 'c') + last}});

@@ -37,8 +37,8 @@ class ForkingProgram {
       Json call = Json::parse(line);
       if (call.contains("kvtrace")) {
         call["placement"] = "other";
-        head_ = call.at("pool").at("k_head_dim").get<int>() *
-                call.at("pool").at("kv_heads").get<int>();
+        head_ = call.at("pool").at("k_head_dim").get<std::size_t>() *
+                call.at("pool").at("kv_heads").get<std::size_t>();
       } else if (!Do(call)) {
         continue;
       }

@@ -60,8 +60,7 @@ class SmallHistory {
  public:
   explicit SmallHistory(const SmallSessions& setup)
       : cache_(*MakeCache(setup.cache)),
-        context_(setup.sessions.context),
-        batch_(setup.sessions.batch) {
+        context_(setup.sessions.context) {
     EXPECT_TRUE(cache_.SetConfig({.cache_padding = setup.padding}).ok());
     EXPECT_TRUE(cache_.Init(InitOf(setup.sessions, DType::kF32)).ok());
     sessions_ = *MakeSessions(cache_, setup.sessions);
@@ -109,7 +108,6 @@ class SmallHistory {
 
   CellCounter cache_;
   int context_;
-  int batch_;
   int submitted_ = 0;
   std::unique_ptr<Sessions> sessions_;
 };

@@ -100,7 +100,7 @@ inline StoredRows Store(const Pick& pick, DType dtype, const Shape& shape) {
   view.shape = shape;
   view.stride[0] = static_cast<std::int64_t>(SizeOf(dtype));
   view.stride[1] = RunBytes(dtype, shape[0]) + Sometimes(pick, 9);
-  for (int i = 2; i < 4; ++i) {
+  for (std::size_t i = 2; i < 4; ++i) {
     view.stride[i] = view.stride[i - 1] * shape[i - 1] + Sometimes(pick, 9);
   }
   const int offset = Sometimes(pick, 7);

@@ -46,7 +46,7 @@ void ExpectTiles(const AttentionPlan& plan, const RowGroup& group,
   ASSERT_EQ(group.rows, rows.size());
   ASSERT_EQ(group.cells, expected.size());
   EXPECT_EQ(group.tiles(), (expected.size() + 63) / 64);
-  for (const std::size_t parts : {1, 2, 3, 64}) {
+  for (const std::size_t parts : {1U, 2U, 3U, 64U}) {
     std::vector<std::int64_t> cells;
     for (std::size_t part = 0; part < parts; ++part) {
       ASSERT_EQ(cells.size(),

@@ -17,6 +17,9 @@
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
 
+// The pages index vectors by int, as servers do; clang's -Wconversion objects.
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+
 namespace kvtwin {
 namespace {
 
