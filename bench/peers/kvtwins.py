@@ -13,6 +13,7 @@ class Kvtwin:
     q8_0."""
 
     BYTES = "q8_0"
+    PRODUCTS = False  # Products are of f32, or of bf16.
 
     def __init__(self):
         import kvtwin
@@ -42,7 +43,8 @@ class Kvtwin:
     def run(self, layer):
         self.attention.attend(
             self.query, self.layers[layer], dtype=self.BYTES,
-            scale=1 / math.sqrt(self.case.dim), out=self.out)
+            scale=1 / math.sqrt(self.case.dim), out=self.out,
+            bf16_products=self.PRODUCTS)
 
     def result(self):
         return self.out
@@ -57,3 +59,20 @@ class KvtwinF8(Kvtwin):
         if case.dtype != "8-bit":
             raise NotSupported("other dtypes than the one above")
         super().prepare(case, numbers)
+
+
+class KvtwinBf16(Kvtwin):
+    """The same with products of bf16."""
+
+    PRODUCTS = True
+
+    def prepare(self, case, numbers):
+        if case.dtype not in ("bf16", "8-bit"):
+            raise NotSupported("products of bf16 with f32 or f16")
+        super().prepare(case, numbers)
+
+
+class KvtwinF8Bf16(KvtwinF8):
+    """f8_e4m3 with products of bf16."""
+
+    PRODUCTS = True

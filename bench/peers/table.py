@@ -1,12 +1,13 @@
 """The peers by their names, those of a process together, and what the page says
 of them."""
 
-from kvtwins import Kvtwin, KvtwinF8
+from kvtwins import Kvtwin, KvtwinBf16, KvtwinF8, KvtwinF8Bf16
 from paged import OpenVino, Sglang, Vllm
 from peers import Ggml, OnnxRuntime, Torch, TorchFlex, TorchFolded
 
 PROCESSES = [
-    {"kvtwin": Kvtwin, "kvtwin, f8_e4m3": KvtwinF8},
+    {"kvtwin": Kvtwin, "kvtwin, f8_e4m3": KvtwinF8,
+     "kvtwin in bf16": KvtwinBf16, "kvtwin in bf16, f8_e4m3": KvtwinF8Bf16},
     {"torch, sdpa": Torch, "torch, sdpa, heads as rows": TorchFolded,
      "torch, flex_attention": TorchFlex},
     {"onnxruntime, GroupQueryAttention": OnnxRuntime},
