@@ -7,17 +7,15 @@
 #ifndef SERVE_ENGINE_H_
 #define SERVE_ENGINE_H_
 
-#include <kvtwin/save.h>
+#include <kvtwin/serving.h>
 #include <kvtwin/sessions.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
-#include <future>
 #include <iostream>
 #include <list>
 #include <map>
@@ -54,7 +52,7 @@ struct Answer {
   int max_tokens = 16;
   double temperature = 1;  // 0: the likeliest token.
   double top_p = 1;
-  std::vector<std::string> stop;
+  kvtwin::AnswerText shown;  // With the stop strings.
   std::mt19937_64 random;
 
   std::atomic<bool> cancelled = false;  // The client does not want the rest.
@@ -65,8 +63,7 @@ struct Answer {
   int tokens = 0;            // The tokens of the answer.
   kvtwin::RequestInfo info;  // At the first token.
   std::string text;          // Not shown yet.
-  std::string held;    // May be the begin of a stop string or of a character.
-  std::string finish;  // "stop" or "length" with the last text.
+  std::string finish;        // "stop" or "length" with the last text.
 };
 
 // A file is loaded, or a prompt waits for another one to be computed, only if
@@ -79,99 +76,23 @@ inline int Common(std::span<const kvtwin::SessionInput> left,
   return std::ranges::mismatch(left, right).in1 - left.begin();
 }
 
-// Conversations parked on disk, so that they outlive the process and their
-// slot. Each is a file that kvtwin's SaveState writes, complete or not at all.
-// Its label says which model computed the rows, and for which tokens.
-class ParkingLot {
- public:
-  // Finds the files of a model in a folder, which is made if it is missing.
-  explicit ParkingLot(const Options& options)
-      : folder_(options.park), limit_(options.parked) {
-    if (folder_.empty()) return;
-    const auto changed =
-        fs::last_write_time(options.model + "/model.safetensors")
-            .time_since_epoch();
-    model_ = options.model + " " + options.weights + " " +
-             std::to_string(changed.count());
-    fs::create_directories(folder_);
-    for (const auto& entry : fs::directory_iterator(folder_)) {
-      const std::string path = entry.path();
-      const auto label = kvtwin::ModelOf(path);
-      if (!label.ok() || !label->starts_with(model_)) continue;
-      std::istringstream numbers(label->substr(model_.size()));
-      Tokens tokens;
-      for (std::int32_t token; numbers >> token;) tokens.push_back({token});
-      if (Label(tokens) == *label) files_[path] = tokens;
-    }
-  }
+// Opens the folder of parked conversations.
+inline std::unique_ptr<kvtwin::ParkingLot> OpenParking(const Options& options) {
+  if (options.park.empty()) return nullptr;
+  const auto changed = fs::last_write_time(options.model + "/model.safetensors")
+                           .time_since_epoch();
+  return Value(
+      kvtwin::MakeParkingLot({.folder = options.park,
+                              .model = options.model + " " + options.weights +
+                                       " " + std::to_string(changed.count()),
+                              .rows = *kvtwin::DTypeFromName(options.rows),
+                              .limit = options.parked}));
+}
 
-  // Writes a conversation in the background, in place of the files that it
-  // continues. A state may have more tokens than these, after them.
-  void Park(const Tokens& tokens, kvtwin::CacheState state) {
-    std::vector<std::string> replaced;
-    for (const auto& [path, old] : files_) {
-      const std::size_t common = Common(old, tokens);
-      if (common == tokens.size()) return;  // A parked conversation has it all.
-      if (common == old.size()) replaced.push_back(path);
-    }
-    if (replaced.empty() && size() >= limit_) {
-      replaced.push_back(files_.begin()->first);
-    }
-    for (const std::string& path : replaced) files_.erase(path);
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    const std::string path =
-        folder_ + "/" + std::to_string(now.count()) + ".safetensors";
-    files_[path] = tokens;
-    // The file before this one may be replaced.
-    if (writing_.valid()) writing_.wait();
-    writing_ = std::async(std::launch::async, [=, label = Label(tokens),
-                                               state = std::move(state)] {
-      const kvtwin::Status status = kvtwin::SaveState(state, path, label);
-      if (!status.ok()) {
-        std::cerr << "park: " << status.ToString() << "\n";
-        return;
-      }
-      std::error_code error;
-      for (const std::string& old : replaced) fs::remove(old, error);
-    });
-  }
-
-  // Returns the file of the parked conversation that shares most tokens with
-  // the prompt, and their number. Without such a file the name is empty.
-  std::pair<std::string, int> Find(const Tokens& prompt) const {
-    std::pair<std::string, int> best;
-    for (const auto& [path, tokens] : files_) {
-      const int common = Common(tokens, prompt);
-      if (common > best.second) best = {path, common};
-    }
-    return best;
-  }
-
-  // A file that cannot be read is forgotten.
-  kvtwin::Result<kvtwin::CacheState> Load(const std::string& path) {
-    if (writing_.valid()) writing_.wait();
-    auto state = kvtwin::LoadState(path, Label(files_.at(path)));
-    if (!state.ok()) files_.erase(path);
-    return state;
-  }
-
-  int size() const { return static_cast<int>(files_.size()); }
-
- private:
-  std::string Label(const Tokens& tokens) const {
-    std::string label = model_;
-    for (const auto& input : tokens) {
-      label.append(" ").append(std::to_string(input.token));
-    }
-    return label;
-  }
-
-  const std::string folder_;
-  const int limit_;
-  std::string model_;  // Rows of other weights would give other answers.
-  std::map<std::string, Tokens> files_;  // By path, which begins with the time.
-  std::future<void> writing_;
-};
+// Says that a conversation could not be parked or loaded.
+inline void Log(const kvtwin::Status& status) {
+  if (!status.ok()) std::cerr << "park: " << status.ToString() << "\n";
+}
 
 // Draws a token.
 inline int Sample(const Eigen::Ref<const Eigen::ArrayXf>& logits,
@@ -193,27 +114,6 @@ inline int Sample(const Eigen::Ref<const Eigen::ArrayXf>& logits,
   }
 }
 
-// Returns how much of a text can be shown now: its end may be a part of a
-// character, or the begin of a stop string.
-inline std::size_t Showable(const std::string& text,
-                            const std::vector<std::string>& stops) {
-  std::size_t end = text.size();
-  // The first byte of a character of n bytes begins with n ones, those after it
-  // with one.
-  for (std::size_t back = 1; back <= std::min<std::size_t>(3, end); ++back) {
-    const int ones = std::countl_one<unsigned char>(text[end - back]);
-    if (ones == 1) continue;
-    if (ones > static_cast<int>(back)) end -= back;
-    break;
-  }
-  for (const std::string& stop : stops) {
-    std::size_t at = text.size() - std::min(text.size(), stop.size());
-    while (!stop.starts_with(text.substr(at))) ++at;
-    end = std::min(end, at);
-  }
-  return end;
-}
-
 class Engine {
  public:
   // Does not own the model and the tokenizer. Throws what the cache refuses.
@@ -221,7 +121,7 @@ class Engine {
       : model_(model),
         tokenizer_(tokenizer),
         options_(options),
-        parked_(options),
+        parking_(OpenParking(options)),
         cache_(model.MakeCache(kvtwin::InitOf(
             options.sessions, *kvtwin::DTypeFromName(options.rows)))),
         sessions_(Value(kvtwin::MakeSessions(*cache_, options.sessions))),
@@ -269,7 +169,7 @@ class Engine {
         {"requests_running", gauges.running},
         {"cells_used", cells_used_},
         {"cells_free", cache_->CellCount() - cells_used_},
-        {"conversations_parked", parked_.size()}};
+        {"conversations_parked", parking_ ? parking_->Gauges().parked : 0}};
     std::ostringstream out;
     out.precision(15);
     for (const auto& [name, value] : metrics) {
@@ -330,7 +230,11 @@ class Engine {
           return false;
         }
       }
-      Unpark(answer->prompt, wanted, unused);
+      if (parking_) {  // Without what it could load, the prompt is computed.
+        Log(parking_
+                ->Unpark(*sessions_, *cache_, unused, answer->prompt, wanted)
+                .status());
+      }
     }
     const bool shift = options_.keep >= 0;
     const int number = Value(
@@ -341,23 +245,6 @@ class Engine {
                                            .truncate = shift}));
     running_[number] = answer;
     return true;
-  }
-
-  // Loads the parked conversation that has most of the prompt, if that is at
-  // least `wanted` tokens, into a free slot.
-  void Unpark(const Tokens& prompt, int wanted, int slot) {
-    const auto [file, common] = parked_.Find(prompt);
-    if (common < wanted) return;
-    try {
-      const kvtwin::CacheState state = Value(parked_.Load(file));
-      Check(sessions_->Adopt(slot, {}));
-      Check(cache_->CopyPrefix(slot, slot, 0));
-      Check(cache_->AddSequence(slot, state));
-      Check(cache_->CopyPrefix(slot, slot, common));
-      Check(sessions_->Adopt(slot, std::span(prompt).first(common)));
-    } catch (const std::runtime_error& error) {  // Then the prompt is computed.
-      std::cerr << "unpark: " << error.what() << "\n";
-    }
   }
 
   // Computes a batch, and gives its requests a token each.
@@ -387,42 +274,33 @@ class Engine {
     ++answer.tokens;
     ++tokens_;
     if (token == model_.config.end) return End(number, "stop");
-    answer.held += tokenizer_.Bytes(token);
-    std::size_t stop = std::string::npos;
-    for (const std::string& text : answer.stop) {
-      stop = std::min(stop, answer.held.find(text));
-    }
-    if (stop != std::string::npos) {
-      answer.held.resize(stop);
-      return End(number, "stop");
-    }
+    answer.text += answer.shown.Add(tokenizer_.Bytes(token));
+    if (answer.shown.stopped()) return End(number, "stop");
     if (Value(sessions_->Sampled(number, token)) != kvtwin::Ending::kNone) {
-      return End(number, "length");
+      End(number, "length");
     }
-    const std::size_t end = Showable(answer.held, answer.stop);
-    answer.text += answer.held.substr(0, end);
-    answer.held.erase(0, end);
   }
 
   // Ends an answer, and parks what a later prompt may continue.
   void End(int number, const std::string& finish) {
     const auto answer = running_.extract(number).mapped();
-    // Refused if the answer has as many tokens as it may have: it has ended.
-    (void)sessions_->Finish(number);
-    answer->text += answer->held;
+    // The last token of a stop string was not given to the session, which has
+    // ended an answer that is as long as it may be.
+    (void)sessions_->Finish(
+        number, std::max<std::int64_t>(answer->shown.removed() - 1, 0));
+    answer->text += answer->shown.End();
     answer->finish = finish;
-    if (options_.park.empty() || answer->tokens == 0) return;
-    const kvtwin::SlotInfo slot = *sessions_->Slot(answer->info.slot);
-    auto state = cache_->SnapshotOf(answer->info.slot);
-    if (slot.reusable < kWorthIt || !state.ok()) return;
-    const auto tokens = slot.record.first(slot.reusable);
-    parked_.Park({tokens.begin(), tokens.end()}, *std::move(state));
+    if (parking_ == nullptr || answer->tokens == 0) return;
+    const int slot = answer->info.slot;
+    if (sessions_->Slot(slot)->reusable < kWorthIt) return;
+    Log(parking_->Wait());
+    Log(parking_->Park(*sessions_, *cache_, slot));
   }
 
   Model& model_;
   const Tokenizer& tokenizer_;
   const Options options_;
-  ParkingLot parked_;
+  const std::unique_ptr<kvtwin::ParkingLot> parking_;  // Null: none.
   const std::unique_ptr<kvtwin::Cache> cache_;
   const std::unique_ptr<kvtwin::Sessions> sessions_;
 

@@ -173,8 +173,7 @@ struct Api {
     answer->max_tokens = shifts ? limit : std::min(limit, room);
     fields["temperature"].get_to(answer->temperature);
     fields["top_p"].get_to(answer->top_p);
-    fields["stop"].get_to(answer->stop);
-    std::erase(answer->stop, "");
+    answer->shown = kvtwin::AnswerText(fields["stop"]);
     const std::int64_t seed = fields["seed"];
     answer->random.seed(seed == -1 ? std::random_device()() : seed);
     const bool stream = fields["stream"];
