@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +55,8 @@ Texts Bytes(const std::string& text) {
 TEST(AnswerText, ShowsAllWithoutStopStrings) {
   EXPECT_EQ(Shown({}, {"ab", "", "c"}), Texts({"ab", "", "c", ""}));
   EXPECT_EQ(Shown({""}, {"ab"}), Texts({"ab", ""}));
+  const std::string zero(1, '\0');
+  EXPECT_EQ(Shown({""}, {zero}), Texts({zero, ""}));
 }
 
 TEST(AnswerText, HoldsTheBeginningOfAStopString) {
@@ -151,17 +154,17 @@ TEST(AnswerText, ALongStopStringIsCheap) {
   EXPECT_EQ(text.Add("c").size(), (std::size_t{1} << 20) - 1);
 }
 
-// For few letters, so that stop strings overlap: whatever the tokens are, the
+// For two letters, so that stop strings overlap: whatever the tokens are, the
 // text is the same, and nothing is shown that is taken back.
 RC_GTEST_PROP(AnswerText, DoesNotDependOnTheTokens, ()) {
   const auto letters = [](int most) {
     return rc::gen::resize(
-        most, rc::gen::container<std::string>(rc::gen::element('a', 'b', 'c')));
+        most, rc::gen::container<std::string>(rc::gen::element('a', 'b')));
   };
   const Texts stops = *rc::gen::resize(
-      3, rc::gen::container<Texts>(rc::gen::apply(
+      4, rc::gen::container<Texts>(rc::gen::apply(
              [](char first, const std::string& rest) { return first + rest; },
-             rc::gen::element('a', 'b', 'c'), letters(5))));
+             rc::gen::element('a', 'b'), letters(5))));
   const Texts tokens = *rc::gen::container<Texts>(letters(4));
   const std::string all = Joined(tokens);
   const std::string expected = Expected(stops, all);
