@@ -25,7 +25,7 @@ Texts Shown(const Texts& stops, const Texts& tokens) {
   return shown;
 }
 
-std::string Joined(const Texts& texts) {
+std::string JoinedText(const Texts& texts) {
   std::string all;
   for (const std::string& text : texts) all += text;
   return all;
@@ -46,7 +46,7 @@ std::string Expected(const Texts& stops, const std::string& text) {
   return text;
 }
 
-Texts Bytes(const std::string& text) {
+Texts BytesOf(const std::string& text) {
   Texts bytes;
   for (const char byte : text) bytes.emplace_back(1, byte);
   return bytes;
@@ -65,14 +65,14 @@ TEST(AnswerText, HoldsTheBeginningOfAStopString) {
   // "aab" overlaps itself.
   EXPECT_EQ(Shown({"aab"}, {"a", "a", "a", "b"}), Texts({"", "", "a", "", ""}));
   EXPECT_EQ(Shown({"abab"}, {"abaab", "ab"}), Texts({"aba", "", ""}));
-  EXPECT_EQ(Joined(Shown({"aabaaa"}, {"aabaabaaa", "x"})), "aab");
+  EXPECT_EQ(JoinedText(Shown({"aabaaa"}, {"aabaabaaa", "x"})), "aab");
 }
 
 TEST(AnswerText, TheStopStringThatIsCompleteFirstEndsTheAnswer) {
-  EXPECT_EQ(Joined(Shown({"abcd", "c"}, {"xabcd"})), "xab");
-  EXPECT_EQ(Joined(Shown({"c", "abcd"}, {"xabcd"})), "xab");
-  EXPECT_EQ(Joined(Shown({"bc", "abc", "c"}, {"xab", "c"})), "x");
-  EXPECT_EQ(Joined(Shown({"", "b", "b"}, {"ab"})), "a");
+  EXPECT_EQ(JoinedText(Shown({"abcd", "c"}, {"xabcd"})), "xab");
+  EXPECT_EQ(JoinedText(Shown({"c", "abcd"}, {"xabcd"})), "xab");
+  EXPECT_EQ(JoinedText(Shown({"bc", "abc", "c"}, {"xab", "c"})), "x");
+  EXPECT_EQ(JoinedText(Shown({"", "b", "b"}, {"ab"})), "a");
 }
 
 TEST(AnswerText, AfterTheEndNothingIsAdded) {
@@ -110,13 +110,13 @@ TEST(AnswerText, CountsTheTokensOfTheStopString) {
 // Characters of one to four bytes, divided everywhere.
 TEST(AnswerText, ShowsWholeCharacters) {
   const Texts characters = {"a", "\u00e9", "\u20ac", "\U0001f600", "z"};
-  const std::string all = Joined(characters);
+  const std::string all = JoinedText(characters);
   for (std::size_t first = 0; first <= all.size(); ++first) {
     for (std::size_t second = first; second <= all.size(); ++second) {
       const Texts shown =
           Shown({}, {all.substr(0, first), all.substr(first, second - first),
                      all.substr(second)});
-      EXPECT_EQ(Joined(shown), all);
+      EXPECT_EQ(JoinedText(shown), all);
       EXPECT_EQ(shown.back(), "");
       // Each part begins with a first byte.
       for (const std::string& part : shown) {
@@ -124,8 +124,8 @@ TEST(AnswerText, ShowsWholeCharacters) {
       }
     }
   }
-  EXPECT_EQ(Shown({}, Bytes("\u20ac")), Texts({"", "", "\u20ac", ""}));
-  EXPECT_EQ(Shown({}, Bytes("\U0001f600!")),
+  EXPECT_EQ(Shown({}, BytesOf("\u20ac")), Texts({"", "", "\u20ac", ""}));
+  EXPECT_EQ(Shown({}, BytesOf("\U0001f600!")),
             Texts({"", "", "", "\U0001f600", "!", ""}));
 }
 
@@ -140,9 +140,9 @@ TEST(AnswerText, ShowsBytesThatBeginNoCharacter) {
 }
 
 TEST(AnswerText, AStopStringMayHaveAPartOfACharacter) {
-  EXPECT_EQ(Shown({"\x82\xAC!"}, Bytes("a\u20ac?")),
+  EXPECT_EQ(Shown({"\x82\xAC!"}, BytesOf("a\u20ac?")),
             Texts({"a", "", "", "", "\u20ac?", ""}));
-  EXPECT_EQ(Joined(Shown({"\x82\xAC"}, Bytes("a\u20ac"))), "a\xE2");
+  EXPECT_EQ(JoinedText(Shown({"\x82\xAC"}, BytesOf("a\u20ac"))), "a\xE2");
 }
 
 // A stop string of megabytes takes no memory and no time until it is matched.
@@ -166,10 +166,10 @@ RC_GTEST_PROP(AnswerText, DoesNotDependOnTheTokens, ()) {
              [](char first, const std::string& rest) { return first + rest; },
              rc::gen::element('a', 'b'), letters(5))));
   const Texts tokens = *rc::gen::container<Texts>(letters(4));
-  const std::string all = Joined(tokens);
+  const std::string all = JoinedText(tokens);
   const std::string expected = Expected(stops, all);
-  RC_ASSERT(Joined(Shown(stops, tokens)) == expected);
-  RC_ASSERT(Joined(Shown(stops, Bytes(all))) == expected);
+  RC_ASSERT(JoinedText(Shown(stops, tokens)) == expected);
+  RC_ASSERT(JoinedText(Shown(stops, BytesOf(all))) == expected);
 
   AnswerText text(stops);
   std::size_t end = 0, ends = 0;

@@ -33,7 +33,7 @@ using Prompt = std::vector<SessionInput>;
 
 constexpr SessionsSpec kParkingSpec = {.slots = 2, .context = 16, .batch = 8};
 
-Prompt Tokens(const std::vector<int>& tokens) {
+Prompt PromptOf(const std::vector<int>& tokens) {
   Prompt prompt;
   for (const int token : tokens) prompt.push_back({token});
   return prompt;
@@ -150,15 +150,15 @@ class Parked : public testing::Test {
 };
 
 TEST_F(Parked, AConversationOutlivesItsServer) {
-  const Prompt prompt = Tokens({5, 6, 7, 8, 9});
+  const Prompt prompt = PromptOf({5, 6, 7, 8, 9});
   ParkedFile(prompt);
   const auto parking = Open();
   EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 1}));
   EXPECT_EQ(Unparked(*parking, prompt), 5);
-  EXPECT_EQ(Unparked(*parking, Tokens({5, 6, 7, 8, 9, 10, 11})), 5);
-  EXPECT_EQ(Unparked(*parking, Tokens({5, 6, 7, 1})), 3);
-  EXPECT_EQ(Unparked(*parking, Tokens({5, 6, 7, 1}), 4), 0);
-  EXPECT_EQ(Unparked(*parking, Tokens({6, 5})), 0);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5, 6, 7, 8, 9, 10, 11})), 5);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5, 6, 7, 1})), 3);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5, 6, 7, 1}), 4), 0);
+  EXPECT_EQ(Unparked(*parking, PromptOf({6, 5})), 0);
   EXPECT_EQ(Unparked(*parking, {}), 0);
   EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 1, .loaded = 3}));
 
@@ -166,7 +166,7 @@ TEST_F(Parked, AConversationOutlivesItsServer) {
   ParkingServer server;
   EXPECT_EQ(*parking->Unpark(server.sessions(), server.cache(), 0, prompt, 1),
             5);
-  const Prompt longer = Tokens({5, 6, 7, 8, 9, 10, 11});
+  const Prompt longer = PromptOf({5, 6, 7, 8, 9, 10, 11});
   const int slot = server.Compute(longer);
   EXPECT_EQ(slot, 0);
   EXPECT_EQ(server.Rows(slot), RowsOfPrompt(longer, 7));
@@ -175,42 +175,44 @@ TEST_F(Parked, AConversationOutlivesItsServer) {
 
 TEST_F(Parked, TheLongestCommonPrefixIsLoaded) {
   const auto parking = Open();
-  ParkAll(*parking, {Tokens({1, 2, 3}), Tokens({1, 2, 4, 5}), Tokens({2, 2})});
-  EXPECT_EQ(Unparked(*parking, Tokens({1, 2, 4, 5, 6})), 4);
-  EXPECT_EQ(Unparked(*parking, Tokens({1, 2, 3, 5, 6})), 3);
-  EXPECT_EQ(Unparked(*parking, Tokens({1, 7})), 1);
+  ParkAll(*parking,
+          {PromptOf({1, 2, 3}), PromptOf({1, 2, 4, 5}), PromptOf({2, 2})});
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 4, 5, 6})), 4);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3, 5, 6})), 3);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 7})), 1);
 }
 
 TEST_F(Parked, AConversationReplacesItsBeginning) {
   const auto parking = Open();
-  ParkAll(*parking, {Tokens({1, 2}), Tokens({3}), Tokens({1, 2, 3})});
+  ParkAll(*parking, {PromptOf({1, 2}), PromptOf({3}), PromptOf({1, 2, 3})});
   EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 2, .written = 3}));
   EXPECT_EQ(Files().size(), 2);
   // Nothing is written for a part of it.
-  ParkAll(*parking, {Tokens({1, 2}), Tokens({1, 2, 3})});
+  ParkAll(*parking, {PromptOf({1, 2}), PromptOf({1, 2, 3})});
   EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 2, .written = 3}));
-  EXPECT_EQ(Unparked(*parking, Tokens({1, 2, 3})), 3);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
 }
 
 TEST_F(Parked, TheOldestLeavesOverTheLimit) {
   {
     const auto parking = Open(3);
-    ParkAll(*parking, {Tokens({1}), Tokens({2}), Tokens({3}), Tokens({4})});
+    ParkAll(*parking,
+            {PromptOf({1}), PromptOf({2}), PromptOf({3}), PromptOf({4})});
     EXPECT_EQ(parking->Gauges().parked, 3);
     EXPECT_EQ(Files().size(), 3);
-    EXPECT_EQ(Unparked(*parking, Tokens({1})), 0);
-    EXPECT_EQ(Unparked(*parking, Tokens({2})), 1);
+    EXPECT_EQ(Unparked(*parking, PromptOf({1})), 0);
+    EXPECT_EQ(Unparked(*parking, PromptOf({2})), 1);
   }
   // A smaller limit holds from the next file on.
   const auto parking = Open(1);
   EXPECT_EQ(parking->Gauges().parked, 3);
-  ParkAll(*parking, {Tokens({5})});
+  ParkAll(*parking, {PromptOf({5})});
   EXPECT_EQ(Files().size(), 1);
-  EXPECT_EQ(Unparked(*parking, Tokens({5})), 1);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5})), 1);
 }
 
 TEST_F(Parked, InputsThatAreNotTextAreKept) {
-  Prompt prompt = Tokens({1, 2, 3, 4});
+  Prompt prompt = PromptOf({1, 2, 3, 4});
   prompt[1].multimodal = ~std::uint64_t{0};
   prompt[1].same_batch = 2;
   ParkedFile(prompt);
@@ -226,7 +228,7 @@ TEST_F(Parked, InputsThatAreNotTextAreKept) {
 }
 
 TEST_F(Parked, OtherModelsAndRowsAreLeftAlone) {
-  const Prompt prompt = Tokens({1, 2, 3});
+  const Prompt prompt = PromptOf({1, 2, 3});
   ParkedFile(prompt);
   for (const auto& [model, rows] :
        std::vector<std::pair<std::string, DType>>{{"m 2", DType::kF32},
@@ -245,7 +247,7 @@ TEST_F(Parked, OtherModelsAndRowsAreLeftAlone) {
   EXPECT_EQ(Files().size(), 1);
   // Rows of another dtype are not parked.
   ParkingServer server({}, DType::kF16);
-  const int slot = server.Compute(Tokens({4}));
+  const int slot = server.Compute(PromptOf({4}));
   const Status status = Open()->Park(server.sessions(), server.cache(), slot);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("f16"));
@@ -255,7 +257,7 @@ TEST_F(Parked, OtherModelsAndRowsAreLeftAlone) {
 // loaded.
 TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
   const CacheSpec spec = {.kind = Kind::kSwa, .window = 2};
-  const Prompt prompt = Tokens({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  const Prompt prompt = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
   const auto parking = Open();
   ParkingServer server(spec);
   const int slot = server.Compute(prompt);
@@ -275,7 +277,7 @@ TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
 }
 
 TEST_F(Parked, AFileThatIsDamagedIsForgotten) {
-  const Prompt prompt = Tokens({1, 2, 3});
+  const Prompt prompt = PromptOf({1, 2, 3});
   const std::string file = ParkedFile(prompt);
   const std::string whole = ReadFile(file);
   std::string flipped = whole;
@@ -298,7 +300,7 @@ TEST_F(Parked, AFileThatIsDamagedIsForgotten) {
 }
 
 TEST_F(Parked, AFolderMayHoldAnything) {
-  const Prompt prompt = Tokens({1, 2, 3});
+  const Prompt prompt = PromptOf({1, 2, 3});
   const std::string file = ParkedFile(prompt);
   const std::string folder = Spec().folder, whole = ReadFile(file);
   for (std::size_t size = 0; size < 100; ++size) {
@@ -330,7 +332,7 @@ TEST_F(Parked, AFolderMayHoldAnything) {
 
 // Files that are whole, but do not hold what their labels say.
 TEST_F(Parked, AForgedLabelIsNoticed) {
-  const std::string file = ParkedFile(Tokens({1, 2, 3}));
+  const std::string file = ParkedFile(PromptOf({1, 2, 3}));
   const CacheState whole = *LoadState(file, *ModelOf(file));
   CacheState part = whole;
   for (auto& [layer, rows] : part.layers) {
@@ -347,7 +349,7 @@ TEST_F(Parked, AForgedLabelIsNoticed) {
     ASSERT_TRUE(SaveState(state, file, "m 1\nf32\n" + tokens).ok());
     const auto parking = Open();
     ASSERT_EQ(parking->Gauges().parked, 1);
-    EXPECT_EQ(Unparked(*parking, Tokens({1, 2, 3, 4, 5})), -1) << tokens;
+    EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3, 4, 5})), -1) << tokens;
     EXPECT_EQ(parking->Gauges().failed, 1);
   }
 }
@@ -356,14 +358,14 @@ TEST_F(Parked, AForgedLabelIsNoticed) {
 TEST_F(Parked, ALongerContextIsCut) {
   std::vector<int> tokens(16);
   for (int i = 0; i < 16; ++i) At(tokens, i) = 100 + i;
-  const std::string file = ParkedFile(Tokens(tokens));
+  const std::string file = ParkedFile(PromptOf(tokens));
   constexpr SessionsSpec kSmall = {.slots = 2, .context = 8, .batch = 8};
   const auto cache = *MakeCache({});
   ASSERT_TRUE(cache->Init(InitOf(kSmall, DType::kF32)).ok());
   const auto sessions = *MakeSessions(*cache, kSmall);
   const auto parking = Open();
   const Result<int> loaded =
-      parking->Unpark(*sessions, *cache, 0, Tokens(tokens), 1);
+      parking->Unpark(*sessions, *cache, 0, PromptOf(tokens), 1);
   ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
   EXPECT_EQ(*loaded, 8);
   EXPECT_EQ(CountCells(*cache).used, 8);
@@ -383,13 +385,14 @@ TEST_F(Parked, MisuseIsRefused) {
   }
   const auto parking = Open();
   ParkingServer server;
-  const int request = *server.sessions().Submit(Tokens({1}));
+  const int request = *server.sessions().Submit(PromptOf({1}));
   ASSERT_TRUE(server.sessions().NextBatch().ok());
   const int used = server.sessions().Request(request)->slot;
   for (const int slot : {-1, 2, used}) {
     EXPECT_FALSE(parking->Park(server.sessions(), server.cache(), slot).ok());
     EXPECT_FALSE(
-        parking->Unpark(server.sessions(), server.cache(), slot, Tokens({1}), 1)
+        parking
+            ->Unpark(server.sessions(), server.cache(), slot, PromptOf({1}), 1)
             .ok());
   }
   EXPECT_EQ(parking->Gauges(), ParkingGauges());
@@ -415,7 +418,7 @@ TEST_F(Parked, AFolderThatCannotBeMadeIsRefused) {
 // been replaced stays.
 TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
   const auto parking = Open(1);
-  ParkAll(*parking, {Tokens({1, 2})});
+  ParkAll(*parking, {PromptOf({1, 2})});
   const auto park = [&](const Prompt& prompt) {
     ParkingServer server;
     const int slot = server.Compute(prompt);
@@ -429,7 +432,7 @@ TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
   struct rlimit full = before;
   full.rlim_cur = 64;
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
-  Status status = park(Tokens({1, 2, 3}));
+  Status status = park(PromptOf({1, 2, 3}));
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
@@ -438,21 +441,21 @@ TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
   EXPECT_EQ(parking->Gauges(),
             (ParkingGauges{.parked = 1, .written = 1, .failed = 1}));
   EXPECT_EQ(Files().size(), 1);
-  EXPECT_EQ(Unparked(*parking, Tokens({1, 2, 3})), 2);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 2);
 
   fs::rename(Spec().folder, folder_.File("moved"));
-  EXPECT_FALSE(park(Tokens({4})).ok());
+  EXPECT_FALSE(park(PromptOf({4})).ok());
   fs::rename(folder_.File("moved"), Spec().folder);
   EXPECT_EQ(parking->Gauges().failed, 2);
-  EXPECT_EQ(Unparked(*parking, Tokens({1, 2, 3})), 2);
-  EXPECT_TRUE(park(Tokens({1, 2, 3})).ok());
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 2);
+  EXPECT_TRUE(park(PromptOf({1, 2, 3})).ok());
   EXPECT_EQ(Files().size(), 1);
-  EXPECT_EQ(Unparked(*parking, Tokens({1, 2, 3})), 3);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
 }
 
 // The part file of a writer that was killed.
 TEST_F(Parked, RemovesWhatDeadWritersLeft) {
-  ParkedFile(Tokens({1}));
+  ParkedFile(PromptOf({1}));
   const std::string left = Spec().folder + "/.kvtwin-0123456789abcdef-" +
                            std::string(32, 'a') + ".part";
   const std::string other = Spec().folder + "/.kvtwin-other.part";
