@@ -392,6 +392,8 @@ def test_errors(server):
         assert error["message"] and error["type"] == "invalid_request_error"
         assert error["param"] == parameter, (body, error)
         assert error["code"] == code, (body, error)
+        assert len(str(body)) < 1 << 20 or not code or (
+            "bytes" in error["message"]), error
     # The engine has none of these requests.
     assert server.metrics()["requests_total"] == 0
 
