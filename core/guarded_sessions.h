@@ -3,6 +3,7 @@
 #ifndef KVTWIN_CORE_GUARDED_SESSIONS_H_
 #define KVTWIN_CORE_GUARDED_SESSIONS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -13,6 +14,13 @@ namespace kvtwin {
 
 // Returns the error of MakeSessions for a bad spec.
 Status CheckSessionsSpec(const SessionsSpec& spec);
+
+// Returns the number of inputs that two lists begin with.
+inline int CommonInputs(std::span<const SessionInput> left,
+                        std::span<const SessionInput> right) {
+  return static_cast<int>(std::ranges::mismatch(left, right).in1 -
+                          left.begin());
+}
 
 class GuardedSessions : public Sessions {
  public:

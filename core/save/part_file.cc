@@ -15,18 +15,23 @@
 namespace kvtwin {
 namespace {
 
-constexpr std::string_view kSuffix = ".part";
+constexpr std::string_view kPrefix = ".kvtwin-";
+constexpr std::size_t kHashDigits = 16;
 constexpr std::size_t kRandomDigits = 32;
+constexpr std::string_view kSuffix = ".part";
 
 // Returns the common prefix of the names of all part files for the target
 // `name`. It has a hash of the target's name, which may already have 255 bytes,
 // the most that a name can have.
 std::string PartPrefix(const std::string& name) {
-  return fmt::format(".kvtwin-{:016x}-", XXH3_64bits(name.data(), name.size()));
+  return fmt::format("{}{:016x}-", kPrefix,
+                     XXH3_64bits(name.data(), name.size()));
 }
 
-bool IsPart(std::string_view name, const std::string& prefix) {
-  return name.size() == prefix.size() + kRandomDigits + kSuffix.size() &&
+// Whether this is the name of a part file that begins with `prefix`.
+bool IsPart(std::string_view name, std::string_view prefix) {
+  return name.size() == kPrefix.size() + kHashDigits + 1 + kRandomDigits +
+                            kSuffix.size() &&
          name.starts_with(prefix) && name.ends_with(kSuffix);
 }
 
@@ -44,7 +49,7 @@ void RemoveIfDead(int folder, const char* name) {
 }
 
 // Removes the part files of dead savers, unless the folder cannot be listed.
-void RemoveDead(int folder, const std::string& prefix) {
+void RemoveDead(int folder, std::string_view prefix) {
   const int copy = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (copy < 0) return;
   const auto close = [](DIR* list) { ::closedir(list); };
@@ -59,6 +64,11 @@ void RemoveDead(int folder, const std::string& prefix) {
 }
 
 }  // namespace
+
+void RemoveDeadParts(const std::string& folder) {
+  const File list(folder, O_RDONLY | O_DIRECTORY);
+  if (list.is_open()) RemoveDead(list.descriptor(), kPrefix);
+}
 
 Status PartFile::OpenFolder() {
   const std::filesystem::path path(path_);

@@ -61,6 +61,10 @@ class PartFile {
   struct stat before_ = {};
 };
 
+// Removes the part files of dead savers to any path in the folder, unless it
+// cannot be listed.
+void RemoveDeadParts(const std::string& folder);
+
 }  // namespace kvtwin
 
 #endif  // KVTWIN_CORE_SAVE_PART_FILE_H_

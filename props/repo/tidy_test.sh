@@ -10,7 +10,7 @@ rooms=(include core reference optimized props bench docs python)
 # (reference/dialects.h) and the pools are not counted.
 reference_lines=1290
 ledger_lines=400     # In reference/ledger.h, comments too.
-serve_lines=1091     # In the server of docs/examples/serve; the goal is 700.
+serve_lines=785      # In the server of docs/examples/serve; the goal is 700.
 function_lines=40    # In reference/.
 function_lines_max=70
 wrong=0
@@ -211,7 +211,7 @@ cat reference/{ledger,ledger_token,recurrent_ledger,wrapper_ledger}.h \
   reference/{causal,encoder,make}.* | grep -cvE '^ *(//.*)?$' |
   awk -v most="$reference_lines" '$1 > most { print $1 " lines" }' |
   rule "Ledger and twin have more than $reference_lines lines of code"
-cat docs/examples/serve/{model.h,model.cc,tokenizer.cc,engine.h,serve.cc} |
+cat docs/examples/serve/{model.h,tokenizer.h,serve.cc} |
   grep -cvE '^ *(//.*)?$' |
   awk -v most="$serve_lines" '$1 > most { print $1 " lines" }' |
   rule "The server in docs/examples/serve has more than $serve_lines lines of code"

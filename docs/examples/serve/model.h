@@ -1,21 +1,33 @@
-// A language model and its tokenizer, as the engine needs them.
+// A Llama: RMSNorm, RoPE, attention over kvtwin's cache, SwiGLU. Products of
+// matrices are by oneDNN, all else by Eigen.
 
 #ifndef SERVE_MODEL_H_
 #define SERVE_MODEL_H_
 
+#include <kvtwin/attention.h>
+#include <kvtwin/rows.h>
 #include <kvtwin/sessions.h>
 
 #include <Eigen/Core>
+#include <array>
+#include <cmath>
+#include <dnnl.hpp>
+#include <filesystem>
+#include <fstream>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace serve {
 
-// Tokens, as sessions have them.
-using Tokens = std::vector<kvtwin::SessionInput>;
+using dnnl::memory, dnnl::matmul;
+using DataType = memory::data_type;
+using Eigen::ArrayXf, Eigen::Index;
+using Json = nlohmann::json;
+using kvtwin::DType;
 
 // Check and Value throw the status if it is an error.
 inline void Check(const kvtwin::Status& status) {
@@ -37,45 +49,294 @@ struct ModelConfig {
   bool tied;  // The output layer has the weights of the embedding.
 };
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModelConfig, hidden, layers, heads, kv_heads,
+                                   head_dim, inner, vocab, context, end,
+                                   epsilon, rope_base, tied);
+
+// Reads serve.json.
+inline ModelConfig ReadConfig(const std::string& path) try {
+  const ModelConfig c = Json::parse(std::ifstream(path)).at("model");
+  const auto [least, most] =
+      std::minmax({c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.inner,
+                   c.vocab, c.context});
+  if (least < 1 || most > 1 << 20 || c.heads % c.kv_heads != 0 ||
+      c.head_dim % 2 != 0 || std::int64_t{c.heads} * c.head_dim > 1 << 20 ||
+      !(c.epsilon > 0) || !(c.rope_base >= 1)) {
+    throw std::runtime_error(
+        "sizes and heads * head_dim must be from 1 to 1048576, head_dim be "
+        "even, heads share KV heads evenly, epsilon > 0, rope_base >= 1");
+  }
+  return c;
+} catch (const std::exception& error) {
+  throw std::runtime_error(path + ": " + error.what());
+}
+
+// Numbers of some tokens, [numbers, tokens], or weights, [inputs, outputs].
+using Rows = Eigen::ArrayXXf;
+
+// The order of the weights is chosen for batches of this size.
+constexpr int kUsualRows = 16;
+inline const std::map<std::string, DType> kDTypes = {
+    {"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}};
+
+// A safetensors file.
+class Weights {
+ public:
+  explicit Weights(const std::string& path)
+      : size_(std::filesystem::file_size(path)), file_(path, std::ios::binary) {
+    file_.exceptions(std::ios::failbit | std::ios::badbit);
+    std::uint64_t length = 0;
+    file_.read(reinterpret_cast<char*>(&length), sizeof length);
+    std::string header(std::min(length, size_), ' ');
+    file_.read(header.data(), std::ssize(header));
+    header_ = Json::parse(header);
+    begin_ = sizeof length + length;
+  }
+
+  // Returns the numbers of a tensor, [columns, rows]. A tensor of one row has
+  // only columns in the file.
+  Rows Read(const std::string& name, int columns, int rows = 1) {
+    const Json& entry = header_.at(name + ".weight");
+    const Json shape = rows > 1 ? Json{rows, columns} : Json::array({columns});
+    const std::array<std::uint64_t, 2> range = entry.at("data_offsets");
+    const auto dtype = kDTypes.find(entry.at("dtype"));
+    const std::int64_t count = std::int64_t{rows} * columns;
+    if (dtype == kDTypes.end() || entry.at("shape") != shape ||
+        range[0] > range[1] || range[1] > size_ ||
+        range[1] - range[0] !=
+            std::uint64_t(kvtwin::RunBytes(dtype->second, count))) {
+      throw std::runtime_error(name + " is wrong, expected the shape " +
+                               shape.dump());
+    }
+    std::vector<std::byte> bytes(range[1] - range[0]);
+    file_.seekg(begin_ + range[0]);
+    file_.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes));
+    Rows numbers(columns, rows);
+    Check(kvtwin::RowToF32(bytes, dtype->second,
+                           std::span(numbers.data(), count)));
+    return numbers;
+  }
+
+ private:
+  std::uint64_t size_, begin_ = 0;
+  std::ifstream file_;
+  Json header_;
+};
+
+inline const dnnl::engine& Cpu() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+
+inline memory::desc Dense(Index rows, Index columns, DataType dtype) {
+  return {{rows, columns}, dtype, memory::format_tag::ab};
+}
+
+// Copies numbers into memory of another dtype or order.
+inline void Convert(const memory::desc& from, const Rows& numbers, memory& to) {
+  memory given(from, Cpu(), const_cast<float*>(numbers.data()));
+  dnnl::stream stream(Cpu());
+  dnnl::reorder(given, to).execute(stream, given, to);
+  stream.wait();
+}
+
+// The product of `rows` rows with weights. The numbers of both factors are of
+// the weights' dtype, sums are f32.
+inline matmul::primitive_desc Product(Index rows, const memory::desc& weights) {
+  const memory::dims size = weights.dims();
+  return {{Dense(rows, size[0], weights.data_type()), weights,
+           Dense(rows, size[1], DataType::f32)},
+          Cpu()};
+}
+
+// Returns weights rounded to a dtype, in the order that oneDNN chooses.
+inline memory Pack(const Rows& weights, DataType dtype) {
+  const memory::dims size = {weights.rows(), weights.cols()};
+  const memory::desc any(size, dtype, memory::format_tag::any);
+  memory packed(Product(kUsualRows, any).weights_desc(), Cpu());
+  Convert({size, DataType::f32, memory::format_tag::ba}, weights, packed);
+  return packed;
+}
+
+inline Rows Multiply(const Rows& in, const memory& weights) {
+  // oneDNN compiles a kernel for each shape. Layers of one shape share it.
+  static std::map<std::array<Index, 4>, matmul> kernels;
+  static dnnl::stream stream(Cpu());
+  const memory::desc desc = weights.get_desc();
+  const Index rows = in.cols(), inputs = in.rows(), outputs = desc.dims()[1];
+  const auto dtype = desc.data_type();
+  auto& kernel = kernels[{rows, inputs, outputs, Index(dtype)}];
+  if (!kernel) kernel = matmul(Product(rows, desc));
+  memory rounded(Dense(rows, inputs, dtype), Cpu());
+  Convert(Dense(rows, inputs, DataType::f32), in, rounded);
+  Rows out(outputs, rows);
+  const memory to(Dense(rows, outputs, DataType::f32), Cpu(), out.data());
+  kernel.execute(stream, {{DNNL_ARG_SRC, rounded},
+                          {DNNL_ARG_WEIGHTS, weights},
+                          {DNNL_ARG_DST, to}});
+  stream.wait();
+  return out;
+}
+
+struct Layer {
+  ArrayXf attention_norm, inner_norm;
+  memory qkv, out;       // Q, K and V, one after another.
+  memory gate_up, down;  // Gate and up, one after another.
+};
+
 // A model of the Llama type, whose K and V rows are in a cache of kvtwin.
-struct Model {
-  explicit Model(const ModelConfig& numbers) : config(numbers) {}
-  virtual ~Model() = default;
+class Llama {
+ public:
+  // Reads serve.json and model.safetensors, which convert.py made; products are
+  // of f32 or bf16. Throws an std::exception that names the file.
+  Llama(const std::string& folder, DType dtype)
+      : config(ReadConfig(folder + "/serve.json")),
+        bf16_(dtype == DType::kBF16) {
+    const std::string path = folder + "/model.safetensors";
+    try {
+      ReadWeights(Weights(path));
+    } catch (const std::exception& error) {
+      throw std::runtime_error(path + ": " + error.what());
+    }
+  }
 
   // Makes a cache for this model, which moves K rows to other positions.
-  virtual std::unique_ptr<kvtwin::Cache> MakeCache(
-      const kvtwin::InitArgs& init) const = 0;
+  std::unique_ptr<kvtwin::Cache> MakeCache(const kvtwin::InitArgs& init) const {
+    kvtwin::CacheSpec spec{.placement = kvtwin::Placement::kScatter};
+    spec.shift.kind = kvtwin::ShiftKind::kRope;
+    spec.shift.rope = {.pairing = kvtwin::Rope::Pairing::kHalves,
+                       .base = config.rope_base};
+    auto cache = Value(kvtwin::MakeCache(spec));
+    Check(cache->SetConfig({.mask_dtype = DType::kBits}));
+    Check(cache->Init(init));
+    return cache;
+  }
 
   // Computes a batch, which StartForward began, and puts its K and V rows into
   // the cache. Returns the logits after the tokens of its outputs, [vocab,
   // outputs]. Throws what the cache refuses.
-  virtual Eigen::ArrayXXf Forward(kvtwin::Cache& cache,
-                                  const kvtwin::SessionBatch& batch) = 0;
+  Rows Forward(kvtwin::Cache& cache, const kvtwin::SessionBatch& batch) {
+    const Index rows = std::ssize(batch.inputs), half = config.head_dim / 2;
+    Rows hidden(config.hidden, rows);
+    cosines_.resize(half, rows);
+    sines_.resize(half, rows);
+    for (Index row = 0; row < rows; ++row) {
+      hidden.col(row) = embedding_.col(batch.inputs[row].token);
+      const Eigen::ArrayXd angles = batch.positions[row] * frequencies_;
+      cosines_.col(row) = angles.cos().cast<float>();
+      sines_.col(row) = angles.sin().cast<float>();
+    }
+    for (int i = 0; i < config.layers; ++i) {
+      const Layer& layer = layers_[i];
+      Rows qkv = Multiply(Normalize(hidden, layer.attention_norm), layer.qkv);
+      hidden += Multiply(Attend(cache, i, qkv), layer.out);
+      const Rows gate_up =
+          Multiply(Normalize(hidden, layer.inner_norm), layer.gate_up);
+      hidden += Multiply(Gate(gate_up), layer.down);
+    }
+    if (batch.outputs.empty()) return {};
+    return Multiply(Normalize(hidden(Eigen::all, batch.outputs), final_norm_),
+                    logits_);
+  }
 
   const ModelConfig config;
+
+ private:
+  void ReadWeights(Weights file) {
+    const auto pack = [this](const Rows& weights) {
+      return Pack(weights, bf16_ ? DataType::bf16 : DataType::f32);
+    };
+    const int hidden = config.hidden, inner = config.inner;
+    const int q = config.heads * config.head_dim;
+    const int kv = config.kv_heads * config.head_dim;
+    embedding_ = file.Read("model.embed_tokens", hidden, config.vocab);
+    final_norm_ = file.Read("model.norm", hidden);
+    logits_ = pack(config.tied ? embedding_
+                               : file.Read("lm_head", hidden, config.vocab));
+    for (int i = 0; i < config.layers; ++i) {
+      const auto read = [&](const char* name, int columns, int rows = 1) {
+        return file.Read("model.layers." + std::to_string(i) + "." + name,
+                         columns, rows);
+      };
+      Rows qkv(hidden, q + 2 * kv), gate_up(hidden, 2 * inner);
+      qkv << read("self_attn.q_proj", hidden, q),
+          read("self_attn.k_proj", hidden, kv),
+          read("self_attn.v_proj", hidden, kv);
+      gate_up << read("mlp.gate_proj", hidden, inner),
+          read("mlp.up_proj", hidden, inner);
+      layers_.push_back({read("input_layernorm", hidden),
+                         read("post_attention_layernorm", hidden), pack(qkv),
+                         pack(read("self_attn.o_proj", q, hidden)),
+                         pack(gate_up),
+                         pack(read("mlp.down_proj", inner, hidden))});
+    }
+  }
+
+  // Returns in * weights / sqrt(mean(in^2) + epsilon), for each token.
+  Rows Normalize(const Rows& in, const ArrayXf& weights) const {
+    const auto mean = in.square().colwise().mean() + config.epsilon;
+    return (in.rowwise() * mean.rsqrt()).colwise() * weights;
+  }
+
+  // Attention. This is all that a model has to do with kvtwin.
+  Rows Attend(kvtwin::Cache& cache, int layer, Rows& qkv) {
+    const int head_dim = config.head_dim, half = head_dim / 2;
+    const int turning = config.heads + config.kv_heads;  // Heads of Q and K.
+    const Index rows = qkv.cols();
+#pragma omp parallel for if (rows > 16)
+    for (Index row = 0; row < rows; ++row) {
+      Eigen::Map<Rows> heads(qkv.col(row).data(), head_dim, turning);
+      const Rows low = heads.topRows(half), high = heads.bottomRows(half);
+      const ArrayXf cosine = cosines_.col(row), sine = sines_.col(row);
+      heads.topRows(half) = low.colwise() * cosine - high.colwise() * sine;
+      heads.bottomRows(half) = low.colwise() * sine + high.colwise() * cosine;
+    }
+    // Q, K and V are columns of the same rows.
+    const auto part = [&](int first, int count) {
+      kvtwin::TensorView view =
+          DenseView(qkv.data() + first * head_dim, DType::kF32,
+                    {head_dim, turning + config.kv_heads, rows, 1});
+      view.shape[1] = count;
+      return view;
+    };
+    Check(cache.SetLayer(layer));
+    Check(cache.Put(part(config.heads, config.kv_heads),
+                    part(turning, config.kv_heads)));
+    const kvtwin::KvView view = Value(cache.Get());
+    // All layers have the same mask.
+    if (layer == 0) Check(attention_->Plan(view.mask, rows));
+    Rows out(config.heads * head_dim, rows);
+    Check(attention_->Attend(
+        part(0, config.heads), view, kvtwin::VLayout::kPlain,
+        {.scale = 1 / std::sqrt(float(head_dim)), .bf16_products = bf16_},
+        {.out = out.data()}));
+    return out;
+  }
+
+  // SwiGLU.
+  Rows Gate(const Rows& gate_up) const {
+    Rows out(config.inner, gate_up.cols());
+#pragma omp parallel for if (out.cols() > 4)
+    for (Index row = 0; row < out.cols(); ++row) {
+      const auto gate = gate_up.col(row).head(config.inner);
+      const auto up = gate_up.col(row).tail(config.inner);
+      out.col(row) = gate / (1 + (-gate).exp()) * up;
+    }
+    return out;
+  }
+
+  const bool bf16_;  // Products are of bf16.
+  const Eigen::ArrayXd frequencies_ = Eigen::pow(
+      config.rope_base, -Eigen::ArrayXd::LinSpaced(config.head_dim / 2, 0,
+                                                   1 - 2. / config.head_dim));
+  Rows embedding_;
+  ArrayXf final_norm_;
+  memory logits_;
+  std::vector<Layer> layers_;
+  const std::unique_ptr<kvtwin::Attention> attention_ =
+      Value(kvtwin::MakeAttention());
+  Rows cosines_, sines_;  // For a batch: [head_dim / 2, tokens].
 };
-
-// A byte-level BPE tokenizer.
-class Tokenizer {
- public:
-  virtual ~Tokenizer() = default;
-
-  // Adds the tokens of a text, which is UTF-8, to others. Special tokens, such
-  // as "<|im_end|>", are found in it only if `special`.
-  virtual void Encode(std::string_view text, bool special,
-                      Tokens& tokens) const = 0;
-
-  // Returns the bytes of a token: of some characters, or a part of one. Those
-  // of a special token are empty.
-  virtual const std::string& Bytes(std::int32_t token) const = 0;
-};
-
-// Read files of convert.py: a folder's serve.json and model.safetensors for a
-// model whose products are of f32 or bf16; serve.json for the tokenizer of a
-// model. Throw an std::exception that names the file.
-std::unique_ptr<Model> LoadModel(const std::string& folder,
-                                 kvtwin::DType dtype);
-std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& folder, int vocab);
 
 }  // namespace serve
 

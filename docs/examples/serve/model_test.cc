@@ -11,10 +11,11 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "tokenizer.h"
+
 namespace {
 
 using namespace serve;
-using Json = nlohmann::json;
 
 Json Encode(const Tokenizer& tokenizer, const Json& line) {
   const std::string text = line["text"];
@@ -33,7 +34,7 @@ Json Encode(const Tokenizer& tokenizer, const Json& line) {
   return {{"tokens", numbers}, {"bytes", hex}};
 }
 
-Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
+Json Logits(Llama& model, kvtwin::DType rows, const Json& line) {
   Tokens tokens;
   for (const std::int32_t token : line["tokens"]) tokens.push_back({token});
   const int size = static_cast<int>(tokens.size());
@@ -67,13 +68,13 @@ Json Logits(Model& model, kvtwin::DType rows, const Json& line) {
 
 int main(int, char** argv) try {
   const std::string folder = argv[1];
-  const auto model = LoadModel(folder, *kvtwin::DTypeFromName(argv[2]));
-  const auto tokenizer = LoadTokenizer(folder, model->config.vocab);
+  Llama model(folder, *kvtwin::DTypeFromName(argv[2]));
+  const Tokenizer tokenizer(folder, model.config.vocab);
   for (std::string text; std::getline(std::cin, text);) {
     const Json line = Json::parse(text);
     std::cout << (line.contains("text")
-                      ? Encode(*tokenizer, line)
-                      : Logits(*model, *kvtwin::DTypeFromName(argv[3]), line))
+                      ? Encode(tokenizer, line)
+                      : Logits(model, *kvtwin::DTypeFromName(argv[3]), line))
               << std::endl;
   }
 } catch (const std::exception& error) {

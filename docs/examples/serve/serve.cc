@@ -1,21 +1,38 @@
 // An HTTP server of a model, which speaks the protocol of OpenAI.
 
 #include <httplib.h>
+#include <kvtwin/serving.h>
+#include <omp.h>
 #undef _res  // A macro of <resolv.h>, and a name in Eigen.
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <csignal>
 #include <ctime>
 #include <iostream>
-#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
 
-#include "engine.h"
+#include "model.h"
+#include "tokenizer.h"
 
 namespace {
 
 using namespace serve;
 using httplib::Request, httplib::Response;
-using Json = nlohmann::json;
+using std::filesystem::path;
+
+struct Options {
+  std::string model;             // The folder that convert.py made.
+  std::string weights = "bf16";  // Products are of f32 or bf16.
+  std::string rows = "f16";      // K and V.
+  int threads = 2;
+  kvtwin::ServiceSpec service = {
+      .sessions = {.slots = 16, .context = 4096, .batch = 512},
+      .log = [](const auto& status) {
+        std::cerr << "park: " << status.ToString() << "\n";
+      }};
+};
 
 // An error of a request. It is answered in OpenAI's shape.
 struct BadRequest {
@@ -43,7 +60,7 @@ void Fail(Response& response, const BadRequest& bad) {
   response.set_content(Dump({{"error", error}}), "application/json");
 }
 
-// The fields of a request, beside the prompt: the value that stands for an
+// The fields of a request, beside those below: the value that stands for an
 // absent one or null, and the range. Fields that this server does not have may
 // be given with the only value that means that they are not used.
 const Json kFields = Json::parse(R"({
@@ -55,8 +72,18 @@ const Json kFields = Json::parse(R"({
     "presence_penalty": [0, 0, 0], "frequency_penalty": [0, 0, 0],
     "logit_bias": [{}, {}, {}], "tools": [[], [], []], "response_format":
     [{"type": "text"}, {"type": "text"}, {"type": "text"}]})");
+// Fields that are read elsewhere, or do not change an answer.
+const std::set<std::string> kOtherFields = {
+    "model",           "prompt", "messages",     "user",
+    "metadata",        "store",  "service_tier", "safety_identifier",
+    "prompt_cache_key"};
 
 Json ReadFields(const Json& body) {
+  for (const auto& [name, value] : body.items()) {
+    Require(kFields.contains(name) || kOtherFields.contains(name) ||
+                value.is_null(),
+            name, "is not supported");
+  }
   Json fields;
   for (const auto& [name, rule] : kFields.items()) {
     Json value = body.value(name, Json());
@@ -77,18 +104,26 @@ Json ReadFields(const Json& body) {
   return fields;
 }
 
-Json Usage(const Answer& answer) {
-  const int prompt = static_cast<int>(answer.prompt.size());
-  return {{"prompt_tokens", prompt},
-          {"completion_tokens", answer.tokens},
-          {"total_tokens", prompt + answer.tokens},
-          {"prompt_tokens_details", {{"cached_tokens", answer.info.reused}}}};
-}
-
 // Answers requests.
 struct Api {
-  // The template of SmolLM2, as in its tokenizer_config.json. Special tokens in
-  // the messages are text.
+  // Refuses a prompt that is longer than the context.
+  void RequireRoom(bool enough, bool chat, const std::string& size) const {
+    if (enough || shifts) return;
+    throw BadRequest{"the prompt has " + size + "; the context is " +
+                         std::to_string(context) + " tokens",
+                     chat ? "messages" : "prompt", 400,
+                     "context_length_exceeded"};
+  }
+
+  // Adds the tokens of a text, unless its bytes are too many for a context.
+  // Special tokens are found in a prompt; those in a chat's messages are text.
+  void Encode(const std::string& text, bool chat, Tokens& tokens) const {
+    RequireRoom(text.size() <= tokenizer.longest() * context, chat,
+                std::to_string(text.size()) + " bytes");
+    tokenizer.Encode(text, !chat, tokens);
+  }
+
+  // The template of SmolLM2, as in its tokenizer_config.json.
   Tokens ChatPrompt(const Json& body) const try {
     Json messages = body.value("messages", Json::array());
     if (messages.at(0).value("role", "") != "system") {
@@ -110,7 +145,7 @@ struct Api {
         text += part.at("text").get<std::string>();
       }
       tokenizer.Encode("<|im_start|>", true, tokens);
-      tokenizer.Encode(text, false, tokens);
+      Encode(text, true, tokens);
       tokenizer.Encode("<|im_end|>", true, tokens);
       tokenizer.Encode("\n", false, tokens);
     }
@@ -128,7 +163,7 @@ struct Api {
     }
     Tokens tokens;
     if (prompt.is_string()) {
-      tokenizer.Encode(prompt.get<std::string>(), true, tokens);
+      Encode(prompt.get<std::string>(), false, tokens);
     }
     Require(prompt.is_string() || prompt.is_array(), "prompt",
             "has a wrong type");
@@ -154,29 +189,20 @@ struct Api {
                        404, "model_not_found"};
     }
     const Json fields = ReadFields(body);
-    auto answer = std::make_shared<Answer>();
-    answer->prompt = chat ? ChatPrompt(body) : TextPrompt(body);
-    const int size = static_cast<int>(answer->prompt.size());
+    kvtwin::ServiceRequest ask;
+    ask.prompt = chat ? ChatPrompt(body) : TextPrompt(body);
+    const int size = static_cast<int>(ask.prompt.size());
     Require(size > 0, "prompt", "is empty");
-    const bool shifts = options.keep >= 0;
-    const int context = options.sessions.context, room = context - size;
-    if (room < 1 && !shifts) {
-      throw BadRequest{"the prompt has " + std::to_string(size) +
-                           " tokens; the context is " + std::to_string(context),
-                       chat ? "messages" : "prompt", 400,
-                       "context_length_exceeded"};
-    }
-    int limit = std::max(fields["max_tokens"].get<int>(),
+    RequireRoom(size < context, chat, std::to_string(size) + " tokens");
+    ask.limit = std::max(fields["max_tokens"].get<int>(),
                          fields["max_completion_tokens"].get<int>());
     // Without a limit, an answer to a chat has at most a context.
-    if (limit == 0) limit = chat ? context : 16;
-    answer->max_tokens = shifts ? limit : std::min(limit, room);
-    fields["temperature"].get_to(answer->temperature);
-    fields["top_p"].get_to(answer->top_p);
-    fields["stop"].get_to(answer->stop);
-    std::erase(answer->stop, "");
+    if (ask.limit == 0) ask.limit = chat ? context : 16;
+    if (!shifts) ask.limit = std::min<std::int64_t>(ask.limit, context - size);
+    fields["stop"].get_to(ask.stops);
     const std::int64_t seed = fields["seed"];
-    answer->random.seed(seed == -1 ? std::random_device()() : seed);
+    ask.sample = kvtwin::Sampler(fields["temperature"], fields["top_p"],
+                                 seed == -1 ? std::random_device()() : seed);
     const bool stream = fields["stream"];
     const bool usage = fields["stream_options"].value("include_usage", false);
     const Json frame = {
@@ -186,8 +212,8 @@ struct Api {
                             : "chat.completion"},
         {"created", std::time(nullptr)},
         {"model", name}};
-    engine.Ask(answer);
-    Send(response, answer, frame, chat, stream, usage);
+    Send(response, service.Ask(std::move(ask)), frame, size, chat, stream,
+         usage);
   } catch (const BadRequest& bad) {
     Fail(response, bad);
   } catch (const Json::exception& error) {
@@ -195,29 +221,42 @@ struct Api {
   }
 
   // Sends an answer, whole or while it is made. If the client is gone, the
-  // engine stops.
-  void Send(Response& response, std::shared_ptr<Answer> answer,
-            const Json& frame, bool chat, bool stream, bool usage) {
-    const auto send = [=, this](std::size_t, httplib::DataSink& sink) {
-      const auto [text, finish] = engine.Next(*answer, !stream);
-      const bool last = !finish.empty();
+  // response drops the answer, which ends.
+  void Send(Response& response, std::shared_ptr<kvtwin::Answer> answer,
+            const Json& frame, int prompt, bool chat, bool stream,
+            bool with_usage) {
+    const auto send = [=](std::size_t, httplib::DataSink& sink) {
+      const kvtwin::AnswerPart next =
+          answer->Next(!stream, std::chrono::milliseconds(100));
+      const bool last = next.finish != kvtwin::Finish::kNone;
+      if (!next.status.ok()) {  // The service has failed.
+        std::cerr << "serve: " << next.status.ToString() << "\n";
+        std::_Exit(1);
+      }
+      const Json usage = {
+          {"prompt_tokens", prompt},
+          {"completion_tokens", next.tokens},
+          {"total_tokens", prompt + next.tokens},
+          {"prompt_tokens_details", {{"cached_tokens", next.reused}}}};
       std::string out;
-      const auto add = [&](const Json& choices, bool with_usage) {
+      const auto add = [&](const Json& choices, bool last_part) {
         Json part = frame;
         part["choices"] = choices;
-        if (with_usage) part["usage"] = Usage(*answer);
+        if (last_part) part["usage"] = usage;
         out += stream ? "data: " + Dump(part) + "\n\n" : Dump(part);
       };
-      if (last || !text.empty()) {
+      if (last || !next.text.empty()) {
+        const Json finish =
+            next.finish == kvtwin::Finish::kStop ? "stop" : "length";
         Json choice = {{"index", 0},
                        {"logprobs", nullptr},
-                       {"finish_reason", last ? Json(finish) : Json()}};
-        const Json message = {{"role", "assistant"}, {"content", text}};
+                       {"finish_reason", last ? finish : Json()}};
+        const Json message = {{"role", "assistant"}, {"content", next.text}};
         choice.update(chat ? Json{{stream ? "delta" : "message", message}}
-                           : Json{{"text", text}});
+                           : Json{{"text", next.text}});
         add(Json::array({choice}), last && !stream);
       }
-      if (last && stream && usage) add(Json::array(), true);
+      if (last && stream && with_usage) add(Json::array(), true);
       if (last && stream) out += "data: [DONE]\n\n";
       if (!sink.is_writable() ||
           (!out.empty() && !sink.write(out.data(), out.size()))) {
@@ -227,30 +266,19 @@ struct Api {
       return true;
     };
     response.set_chunked_content_provider(
-        stream ? "text/event-stream" : "application/json", send,
-        [answer](bool) { answer->cancelled = true; });
+        stream ? "text/event-stream" : "application/json", send);
   }
 
-  const Options& options;
   const std::string name;
-  const int vocab;
+  const int vocab, context;
+  const bool shifts;
   const Tokenizer& tokenizer;
-  Engine& engine;
+  kvtwin::Service& service;
   std::atomic<std::int64_t> next_id = 1;
 };
 
-void Serve(const Options& options, const std::string& host, int port) {
-  const auto model =
-      LoadModel(options.model, *kvtwin::DTypeFromName(options.weights));
-  const auto tokenizer = LoadTokenizer(options.model, model->config.vocab);
-  if (options.sessions.context > model->config.context) {
-    throw std::runtime_error("the model has a context of " +
-                             std::to_string(model->config.context));
-  }
-  Engine engine(*model, *tokenizer, options);
-  Api api{options, fs::path(options.model).filename(), model->config.vocab,
-          *tokenizer, engine};
-
+// Serves the API until a signal comes.
+void Listen(Api& api, const std::string& host, int port) {
   static httplib::Server http;
   http.new_task_queue = [] { return new httplib::ThreadPool(128); };
   http.set_payload_max_length(std::size_t{16} << 20);
@@ -275,7 +303,7 @@ void Serve(const Options& options, const std::string& host, int port) {
   page("/v1/models", "application/json", [models] { return Dump(models); });
   page("/health", "application/json", [] { return R"({"status":"ok"})"; });
   page("/metrics", "text/plain; version=0.0.4",
-       [&engine] { return engine.Metrics(); });
+       [&api] { return api.service.Metrics(); });
   http.set_error_handler([](const Request&, Response& response) {
     if (response.body.empty()) {
       Fail(response, {.message = "no such page", .status = response.status});
@@ -296,11 +324,42 @@ void Serve(const Options& options, const std::string& host, int port) {
   http.listen_after_bind();
 }
 
+void Serve(Options options, const std::string& host, int port) {
+  const kvtwin::SessionsSpec& sessions = options.service.sessions;
+  kvtwin::ParkingSpec& parking = options.service.parking;
+  Llama model(options.model, *kvtwin::DTypeFromName(options.weights));
+  const Tokenizer tokenizer(options.model, model.config.vocab);
+  if (sessions.context > model.config.context) {
+    throw std::runtime_error("the model has a context of " +
+                             std::to_string(model.config.context));
+  }
+  // Rows of other weights would give other answers.
+  const auto changed =
+      last_write_time(path(options.model) / "model.safetensors");
+  parking.model = options.model + " " + options.weights + " " +
+                  std::to_string(changed.time_since_epoch().count());
+  parking.rows = *kvtwin::DTypeFromName(options.rows);
+  const auto cache = model.MakeCache(kvtwin::InitOf(sessions, parking.rows));
+  const auto forward = [&, logits = Rows()](kvtwin::Cache& cells,
+                                            const auto& batch) mutable {
+    omp_set_num_threads(options.threads);  // Of the service's thread.
+    logits = model.Forward(cells, batch);
+    return std::span<const float>(logits.data(), logits.size());
+  };
+  const auto service = Value(kvtwin::MakeService(
+      *cache, options.service,
+      {forward, [&](int token) { return tokenizer.Bytes(token); },
+       model.config.end}));
+  Api api{path(options.model).filename(), model.config.vocab, sessions.context,
+          options.service.keep >= 0,      tokenizer,          *service};
+  Listen(api, host, port);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options;
-  kvtwin::SessionsSpec& sessions = options.sessions;
+  kvtwin::SessionsSpec& sessions = options.service.sessions;
   std::string host = "127.0.0.1";
   int port = 8080;
   CLI::App app("Serves a model by the protocol of OpenAI.", "serve");
@@ -316,7 +375,7 @@ int main(int argc, char** argv) {
   number("--slots", sessions.slots, 1, 256, "Requests at a time");
   number("--context", sessions.context, 2, 1 << 20, "Tokens of a request");
   number("--batch", sessions.batch, 256, 8192, "Tokens of a pass");
-  number("--shift", options.keep, -1, 1 << 20,
+  number("--shift", options.service.keep, -1, 1 << 20,
          "A full context keeps this many of its first tokens, and drops the "
          "older half of the others; -1: the answer ends instead");
   number("--threads", options.threads, 1, 1024, "Threads that compute");
@@ -324,9 +383,10 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"bf16", "f32"}));
   app.add_option("--rows", options.rows, "K and V of f32, f16, bf16 or q8_0")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}));
-  app.add_flag("!--no-share", options.share, "Reuse no prefixes");
-  app.add_option("--park", options.park, "Folder for conversations on disk");
-  number("--parked", options.parked, 1, 1 << 20,
+  app.add_flag("!--no-share", options.service.share, "Reuse no prefixes");
+  app.add_option("--park", options.service.parking.folder,
+                 "Folder for conversations on disk");
+  number("--parked", options.service.parking.limit, 1, 1 << 20,
          "Conversations on disk, at most");
   CLI11_PARSE(app, argc, argv);
   while (options.model.ends_with('/')) options.model.pop_back();

@@ -356,7 +356,22 @@ def test_errors(server):
             ("/v1/completions", 400, "prompt", None, {"prompt": ["a", "b"]}),
             ("/v1/completions", 400, "prompt", "context_length_exceeded",
              {"prompt": "x" * 2100}),
-            ("/v1/completions", 400, "n", None, {"prompt": "x", "n": 2}),
+            # Refused by their bytes, before they are tokenized.
+            ("/v1/completions", 400, "prompt", "context_length_exceeded",
+             {"prompt": "x" * (15 << 20)}),
+            ("/v1/chat/completions", 400, "messages", "context_length_exceeded",
+             {"messages": [{"role": "user", "content": "x" * (15 << 20)}]}),
+            # Members that would change the answer, and are not supported.
+            *(("/v1/completions", 400, name, None, {"prompt": "x", name: value})
+              for name, value in (
+                  ("n", 2), ("best_of", 3), ("logprobs", 1), ("logprobs", True),
+                  ("echo", True), ("suffix", "y"), ("presence_penalty", 0.5),
+                  ("frequency_penalty", -1), ("logit_bias", {"5": 1}),
+                  ("tools", [{}]), ("response_format", {"type": "json_object"}),
+                  ("top_k", 5), ("stop_token_ids", [1]), ("any", "thing"))),
+            ("/v1/chat/completions", 400, "top_logprobs", None,
+             {"messages": [{"role": "user", "content": "x"}],
+              "top_logprobs": 2}),
             ("/v1/completions", 400, "stop", None,
              {"prompt": "x", "stop": list("abcde")}),
             ("/v1/completions", 400, "temperature", None,
@@ -377,8 +392,29 @@ def test_errors(server):
         assert error["message"] and error["type"] == "invalid_request_error"
         assert error["param"] == parameter, (body, error)
         assert error["code"] == code, (body, error)
+        assert len(str(body)) < 1 << 20 or not code or (
+            "bytes" in error["message"]), error
     # The engine has none of these requests.
     assert server.metrics()["requests_total"] == 0
+
+
+def test_members(server):
+    """Members that do not change the answer are accepted."""
+    server.complete("x", n=1, best_of=1, logprobs=None, echo=False, suffix=None,
+                    presence_penalty=0.0, frequency_penalty=0, logit_bias={},
+                    user="someone", metadata={"a": "b"}, store=True, top_k=None)
+
+
+def test_long_piece(server):
+    """A text without blanks takes little more time than its length."""
+    began = time.monotonic()
+    connection, response = server.open("/v1/completions", {"prompt": "ab" * 12000})
+    assert response.status == 400
+    error = json.loads(response.read())["error"]
+    connection.close()
+    assert error["code"] == "context_length_exceeded" and "tokens" in error[
+        "message"], error
+    assert time.monotonic() - began < 30
 
 
 def test_answers(server, model):
@@ -580,6 +616,12 @@ def test_kill(build, model, scratch, *options):
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         assert cached > 60, usage
         assert text == expected[2], (text, expected[2])
+    # Files of other rows are left alone.
+    if model.name == "tiny":
+        at = options.index("--rows") + 1
+        with Server(build, model, *options[:at], "f16",
+                    *options[at + 1:]) as server:
+            assert server.metrics()["conversations_parked"] == 0
     # Damaged files are forgotten.
     for file in folder.glob("*.safetensors"):
         data = bytearray(file.read_bytes())
@@ -654,6 +696,8 @@ def test_tiny(build, scratch):
     options += ("--context", 2048)
     with Server(build, tiny, *options) as server:
         test_errors(server)
+        test_members(server)
+        test_long_piece(server)
         test_answers(server, tiny)
         test_sampling(server)
         test_sharing(server)

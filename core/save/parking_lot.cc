@@ -1,0 +1,336 @@
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <future>
+#include <map>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "core/guarded_sessions.h"
+#include "core/index.h"
+#include "core/json_line.h"
+#include "core/refusals.h"
+#include "core/save/part_file.h"
+#include "kvtwin/save.h"
+#include "kvtwin/serving.h"
+
+namespace kvtwin {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Inputs = std::vector<SessionInput>;
+using Files = std::map<std::string, Inputs>;
+
+// An input is its token; one that is not plain text, all three numbers.
+std::string InputText(const SessionInput& input) {
+  std::string text = std::to_string(input.token);
+  if (input.multimodal == 0 && input.same_batch == 0) return text;
+  return fmt::format("{}:{}:{}", text, input.multimodal, input.same_batch);
+}
+
+// Reads what InputText writes. Other texts give some input or none.
+std::optional<SessionInput> ReadInput(std::string_view text) {
+  SessionInput input;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  const auto read = [&](auto& number) {
+    const auto [next, error] = std::from_chars(at, end, number);
+    at = next;
+    return error == std::errc();
+  };
+  const auto read_after_colon = [&](auto& number) {
+    if (at == end || *at != ':') return false;
+    ++at;
+    return read(number);
+  };
+  if (!read(input.token) || input.token < 0) return {};
+  if (at == end) return input;
+  if (!read_after_colon(input.multimodal) ||
+      !read_after_colon(input.same_batch) || at != end) {
+    return {};
+  }
+  return input;
+}
+
+// Whether a state, or one of its caches, has a token at this position.
+bool Holds(const CacheState& state, std::int32_t position) {
+  const auto at = [position](const CellEntry& entry) {
+    return entry.position == position;
+  };
+  return std::ranges::any_of(state.cells, at) ||
+         std::ranges::any_of(state.caches, [=](const CacheState& cache) {
+           return Holds(cache, position);
+         });
+}
+
+// Returns an error if a state has rows of another dtype.
+Status CheckRows(const CacheState& state, DType rows) {
+  for (const auto& [layer, stored] : state.layers) {
+    if (stored.key.dtype == rows) continue;
+    return Invalid("layer {} has rows of {}, the parking lot is for {}", layer,
+                   DTypeName(stored.key.dtype), DTypeName(rows));
+  }
+  for (const CacheState& cache : state.caches) {
+    if (Status status = CheckRows(cache, rows); !status.ok()) return status;
+  }
+  return {};
+}
+
+// Returns `length`, or the beginning of the group of inputs that it would cut.
+int WholeGroups(std::span<const SessionInput> inputs, int length) {
+  int begin = 0, end = 0;
+  for (int i = 0; i < length; ++i) {
+    if (i >= end) begin = i;
+    const std::int64_t reach = i + 1 + std::int64_t{At(inputs, i).same_batch};
+    if (reach > length) return begin;
+    end = std::max(end, static_cast<int>(reach));
+  }
+  return length;
+}
+
+Result<SlotInfo> FreeSlot(const Sessions& sessions, int slot) {
+  Result<SlotInfo> info = sessions.Slot(slot);
+  if (!info.ok() || info->request < 0) return info;
+  return Untimely("slot {} is in use by request {}", slot, info->request);
+}
+
+class Parking : public ParkingLot {
+ public:
+  explicit Parking(ParkingSpec spec)
+      : spec_(std::move(spec)),
+        label_(fmt::format("{}\n{}\n", spec_.model, DTypeName(spec_.rows))) {}
+  ~Parking() override {
+    if (write_) write_->done.wait();
+  }
+
+  // Finds the files of the model.
+  Status List() {
+    std::error_code error;
+    fs::create_directories(spec_.folder, error);
+    fs::directory_iterator entry;
+    if (!error) entry = fs::directory_iterator(spec_.folder, error);
+    if (!error) RemoveDeadParts(spec_.folder);
+    for (; !error && entry != fs::end(entry); entry.increment(error)) {
+      const std::string path = entry->path();
+      const Result<std::string> label = ModelOf(path);
+      if (!label.ok()) continue;
+      if (auto inputs = InputsOf(*label)) files_[path] = *std::move(inputs);
+    }
+    if (!error) return {};
+    return Untimely("'{}' cannot be made or listed: {}",
+                    Printable(spec_.folder, 200), error.message());
+  }
+
+  Status Park(const Sessions& sessions, const Cache& cache, int slot) override {
+    const Result<SlotInfo> info = FreeSlot(sessions, slot);
+    if (!info.ok()) return info.status();
+    Inputs inputs(info->record.begin(),
+                  IteratorAt(info->record, info->reusable));
+    if (!inputs.empty() && inputs.back().token == kUnknownToken) {
+      inputs.pop_back();
+    }
+    if (inputs.empty()) return {};
+    Settle();  // A file that could not be written is forgotten.
+    if (std::ranges::any_of(files_, [&](const auto& file) {
+          return CommonInputs(file.second, inputs) == Size(inputs);
+        })) {
+      return {};
+    }
+    Result<CacheState> state = cache.SnapshotOf(slot);
+    if (!state.ok()) return state.status();
+    Status status = CheckRows(*state, spec_.rows);
+    if (status.ok()) Write(std::move(inputs), *std::move(state));
+    return status;
+  }
+
+  Result<int> Unpark(Sessions& sessions, Cache& cache, int slot,
+                     std::span<const SessionInput> prompt, int least) override {
+    const Result<SlotInfo> info = FreeSlot(sessions, slot);
+    if (!info.ok()) return info.status();
+    int common = 0;
+    auto best = files_.end();
+    for (auto file = files_.begin(); file != files_.end(); ++file) {
+      const int inputs = CommonInputs(file->second, prompt);
+      if (inputs > common) {
+        common = inputs;
+        best = file;
+      }
+    }
+    prompt = prompt.first(AsSize(std::min(common, sessions.spec().context)));
+    if (prompt.empty() || Size(prompt) < least) return 0;
+    const std::string path = best->first;
+    if (write_ && write_->path == path) write_->done.wait();
+    const Result<CacheState> state = LoadState(path, LabelOf(best->second));
+    Result<int> loaded = state.status();
+    if (state.ok()) {
+      loaded = Load(*state, Size(best->second), sessions, cache, slot, prompt,
+                    least);
+    }
+    if (loaded.ok()) {
+      loaded_ += *loaded > 0 ? 1 : 0;
+      return loaded;
+    }
+    // A cache that was never used refuses even this, and is empty.
+    static_cast<void>(sessions.Adopt(slot, {}));
+    static_cast<void>(cache.CopyPrefix(slot, slot, 0));
+    ++failed_;
+    files_.erase(best);
+    if (!state.ok()) return state.status();
+    return Status(loaded.status().code(),
+                  fmt::format("'{}': {}", Printable(path, 200),
+                              loaded.status().message()));
+  }
+
+  Status Wait() override {
+    Settle();
+    return std::exchange(error_, {});
+  }
+
+  ParkingGauges Gauges() const override {
+    return {Size(files_), written_, loaded_, failed_};
+  }
+
+ private:
+  // A file that is being written.
+  struct Writing {
+    std::string path;
+    Files replaced;
+    std::future<Status> done;
+  };
+
+  std::string LabelOf(std::span<const SessionInput> inputs) const {
+    std::string label = label_;
+    for (const SessionInput& input : inputs) {
+      label += InputText(input) + " ";
+    }
+    return label;
+  }
+
+  // Returns the inputs of a label of this model.
+  std::optional<Inputs> InputsOf(std::string_view label) const {
+    if (!label.starts_with(label_)) return {};
+    std::string_view rest = label.substr(label_.size());
+    Inputs inputs;
+    while (!rest.empty()) {
+      const std::size_t blank = rest.find(' ');
+      const auto input = ReadInput(rest.substr(0, blank));
+      if (!input || blank == std::string_view::npos) return {};
+      inputs.push_back(*input);
+      rest.remove_prefix(blank + 1);
+    }
+    if (LabelOf(inputs) != label) return {};
+    return inputs;
+  }
+
+  // Returns a path that sorts after all others, unless the clock was set back.
+  std::string NewPath() const {
+    auto time = std::chrono::system_clock::now().time_since_epoch().count();
+    const auto path = [&] {
+      return fmt::format("{}/{:020}.safetensors", spec_.folder, time);
+    };
+    std::error_code error;
+    while (fs::exists(path(), error)) ++time;
+    return path();
+  }
+
+  void Write(Inputs inputs, CacheState state) {
+    std::string label = LabelOf(inputs);
+    write_.emplace();
+    for (const auto& [path, old] : files_) {
+      if (CommonInputs(old, inputs) == Size(old)) {
+        write_->replaced[path] = old;
+      }
+    }
+    for (const auto& [path, old] : files_) {
+      if (Size(files_) - Size(write_->replaced) < spec_.limit) break;
+      write_->replaced[path] = old;
+    }
+    std::vector<std::string> replaced;
+    for (const auto& [path, old] : write_->replaced) {
+      files_.erase(path);
+      replaced.push_back(path);
+    }
+    write_->path = NewPath();
+    files_[write_->path] = std::move(inputs);
+    write_->done =
+        std::async([path = write_->path, label = std::move(label),
+                    state = std::move(state), replaced = std::move(replaced)] {
+          Status status = SaveState(state, path, label);
+          std::error_code ignored;
+          for (const std::string& old : replaced) {
+            if (status.ok()) fs::remove(old, ignored);
+          }
+          return status;
+        });
+  }
+
+  // Waits for the file that is being written.
+  void Settle() {
+    if (!write_) return;
+    Writing write = *std::exchange(write_, {});
+    Status status = write.done.get();
+    if (status.ok()) {
+      ++written_;
+      return;
+    }
+    ++failed_;
+    error_ = std::move(status);
+    files_.erase(write.path);
+    files_.merge(write.replaced);
+  }
+
+  // Loads a state of `tokens` tokens into a slot, up to the last of the inputs
+  // that the cache can resume after, and returns their number. If that is less
+  // than `least`, the slot is emptied instead.
+  static Result<int> Load(const CacheState& state, int tokens,
+                          Sessions& sessions, Cache& cache, int slot,
+                          std::span<const SessionInput> inputs, int least) {
+    if (!Holds(state, tokens - 1)) {
+      return Invalid("the label has {} tokens, the file not the last of them",
+                     tokens);
+    }
+    Status status = sessions.Adopt(slot, {});
+    if (status.ok()) status = cache.CopyPrefix(slot, slot, 0);
+    if (status.ok()) status = cache.AddSequence(slot, state);
+    if (!status.ok()) return status;
+    const Result<std::int32_t> resume = cache.ResumeBefore(slot, Size(inputs));
+    if (!resume.ok()) return resume.status();
+    int length = WholeGroups(inputs, *resume);
+    if (length < least) length = 0;
+    status = cache.CopyPrefix(slot, slot, length);
+    if (status.ok()) {
+      status = sessions.Adopt(slot, inputs.first(AsSize(length)));
+    }
+    // A label may name more tokens than its file has.
+    if (status.ok()) status = CheckSessions(sessions, cache);
+    if (!status.ok()) return status;
+    return length;
+  }
+
+  const ParkingSpec spec_;
+  const std::string label_;  // How the labels of all files begin.
+  // By path. Names begin with the time, so that the oldest file comes first.
+  Files files_;
+  std::optional<Writing> write_;
+  Status error_;  // Of a file that could not be written.
+  std::int64_t written_ = 0, loaded_ = 0, failed_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec) {
+  if (spec.folder.empty()) return Invalid("the folder has no name");
+  Status status = CheckPath(spec.folder);
+  if (status.ok()) status = CheckRowDType("rows", spec.rows);
+  if (status.ok()) status = AtLeastOne("limit", spec.limit);
+  if (!status.ok()) return status;
+  auto parking = std::make_unique<Parking>(spec);
+  status = parking->List();
+  if (!status.ok()) return status;
+  return std::unique_ptr<ParkingLot>(std::move(parking));
+}
+
+}  // namespace kvtwin

@@ -1,0 +1,345 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <list>
+#include <map>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "core/guarded_sessions.h"
+#include "core/index.h"
+#include "core/refusals.h"
+#include "kvtwin/serving.h"
+
+namespace kvtwin {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What the service and its answers share.
+struct Board {
+  std::mutex mutex;
+  std::condition_variable_any changed;
+};
+
+// A request, and its answer in the making. The mutex guards the members after
+// `dropped`.
+struct Job {
+  ServiceRequest request;  // Without the stop strings.
+  Clock::time_point asked = Clock::now();
+  std::atomic<bool> dropped = false;  // No one wants the rest.
+  AnswerText shown;
+  AnswerPart part;
+  int slot = -1;
+};
+
+class JobAnswer : public Answer {
+ public:
+  JobAnswer(std::shared_ptr<Board> board, std::shared_ptr<Job> job)
+      : board_(std::move(board)), job_(std::move(job)) {}
+  ~JobAnswer() override { job_->dropped = true; }
+
+  AnswerPart Next(bool whole, std::chrono::milliseconds wait) override {
+    std::unique_lock lock(board_->mutex);
+    AnswerPart& part = job_->part;
+    board_->changed.wait_for(lock, wait, [&] {
+      return part.finish != Finish::kNone || (!whole && !part.text.empty());
+    });
+    AnswerPart next = part;
+    if (whole && part.finish == Finish::kNone) {
+      next.text.clear();
+    } else {
+      part.text.clear();
+    }
+    return next;
+  }
+
+ private:
+  const std::shared_ptr<Board> board_;
+  const std::shared_ptr<Job> job_;
+};
+
+class BatchService : public Service {
+ public:
+  BatchService(Cache& cache, std::unique_ptr<Sessions> sessions,
+               ServiceSpec spec, ServiceModel model,
+               std::unique_ptr<ParkingLot> parking)
+      : cache_(cache),
+        spec_(std::move(spec)),
+        model_(std::move(model)),
+        sessions_(std::move(sessions)),
+        parking_(std::move(parking)),
+        thread_([this](const std::stop_token& stop) { Loop(stop); }) {}
+
+  std::unique_ptr<Answer> Ask(ServiceRequest request) override {
+    const auto job = std::make_shared<Job>();
+    job->shown = AnswerText(std::move(request.stops));
+    job->request = std::move(request);
+    const std::lock_guard lock(board_->mutex);
+    ++requests_;
+    if (!status_.ok()) {
+      Fail(*job, status_);
+    } else if (!job->request.sample) {
+      Fail(*job, Invalid("the request lacks sample"));
+    } else {
+      waiting_.push_back(job);
+    }
+    board_->changed.notify_all();
+    return std::make_unique<JobAnswer>(board_, job);
+  }
+
+  std::string Metrics() const override {
+    const std::lock_guard lock(board_->mutex);
+    const SessionGauges gauges = sessions_->Gauges();
+    const ParkingGauges parked =
+        parking_ ? parking_->Gauges() : ParkingGauges();
+    std::string text;
+    const auto add = [&text](std::string_view name, auto value) {
+      const std::string_view type =
+          name.ends_with("_total") ? "counter" : "gauge";
+      text += fmt::format("# TYPE kvtwin_{0} {1}\nkvtwin_{0} {2}\n", name, type,
+                          value);
+    };
+    add("requests_total", requests_);
+    add("cancelled_total", cancelled_);
+    add("prompt_tokens_total", gauges.prompt_tokens);
+    add("hit_tokens_total", gauges.hit_tokens);
+    add("evicted_tokens_total", gauges.evicted_tokens);
+    add("shifts_total", gauges.shifts);
+    add("answer_tokens_total", tokens_);
+    add("batches_total", gauges.batches);
+    add("refusals_total", gauges.refusals);
+    add("forward_seconds_total", forward_.count());
+    add("first_token_seconds_total", first_token_.count());
+    add("requests_waiting", waiting_.size());
+    add("requests_running", gauges.running);
+    add("cells_used", cells_used_);
+    add("cells_free", cache_.CellCount() - cells_used_);
+    add("conversations_parked", parked.parked);
+    add("parking_failures_total", parked.failed);
+    return text;
+  }
+
+ private:
+  using JobPointer = std::shared_ptr<Job>;
+
+  void Loop(const std::stop_token& stop) {
+    std::unique_lock lock(board_->mutex);
+    const auto busy = [this] {
+      return status_.ok() && (!waiting_.empty() || !running_.empty());
+    };
+    while (board_->changed.wait(lock, stop, busy) && !stop.stop_requested()) {
+      Status status;
+      try {
+        DropCancelled();
+        std::erase_if(waiting_,
+                      [this](const JobPointer& job) { return Submit(job); });
+        status = Pass(lock);
+      } catch (const std::exception& error) {
+        if (!lock.owns_lock()) lock.lock();
+        status = Untimely("the model failed: {}", error.what());
+      }
+      if (!status.ok()) FailAll(status);
+      board_->changed.notify_all();
+    }
+    FailAll(Untimely("the service has ended"));
+    board_->changed.notify_all();
+  }
+
+  static void Fail(Job& job, const Status& status) {
+    job.part.finish = Finish::kError;
+    job.part.status = status;
+  }
+
+  void FailAll(const Status& status) {
+    if (status_.ok()) status_ = status;
+    for (const JobPointer& job : waiting_) Fail(*job, status_);
+    for (const auto& [number, job] : running_) Fail(*job, status_);
+    waiting_.clear();
+    running_.clear();
+  }
+
+  void Log(const Status& status) const {
+    if (!status.ok() && spec_.log) spec_.log(status);
+  }
+
+  // Ends the requests whose answers no one wants.
+  void DropCancelled() {
+    const auto dropped = [](const JobPointer& job) -> bool {
+      return job->dropped;
+    };
+    cancelled_ += AsInt(std::erase_if(waiting_, dropped));
+    for (const int number : sessions_->Requests()) {
+      if (!dropped(running_.at(number))) continue;
+      End(number, Finish::kStop);
+      ++cancelled_;
+    }
+  }
+
+  // Submits a request, unless it must wait for a slot, or for another request
+  // that is about to compute more of its prompt than is stored.
+  bool Submit(const JobPointer& job) {
+    const std::vector<SessionInput>& prompt = job->request.prompt;
+    if (Size(running_) == spec_.sessions.slots) return false;
+    if (spec_.share) {
+      const auto [stored, unused] = Stored(prompt);
+      const int wanted = stored + spec_.worth;
+      for (const auto& [number, other] : running_) {
+        if (other->part.tokens == 0 &&
+            CommonInputs(other->request.prompt, prompt) >= wanted) {
+          return false;
+        }
+      }
+      if (parking_) {
+        Log(parking_->Unpark(*sessions_, cache_, unused, prompt, wanted)
+                .status());
+      }
+    }
+    const bool shift = spec_.keep >= 0;
+    const Result<int> number =
+        sessions_->Submit(prompt, {.keep = std::max(spec_.keep, 0),
+                                   .limit = job->request.limit,
+                                   .reuse = spec_.share,
+                                   .shift = shift,
+                                   .truncate = shift});
+    if (number.ok()) {
+      running_[*number] = job;
+    } else {
+      Fail(*job, number.status());
+    }
+    return true;
+  }
+
+  // Returns how much of a prompt a slot has, at most, and the free slot that
+  // holds least. Requires: a slot is free.
+  std::pair<int, int> Stored(std::span<const SessionInput> prompt) const {
+    int stored = 0, unused = -1;
+    std::size_t least = SIZE_MAX;
+    for (int i = 0; i < spec_.sessions.slots; ++i) {
+      const SlotInfo slot = *sessions_->Slot(i);
+      stored = std::max(
+          stored, std::min(slot.reusable, CommonInputs(slot.record, prompt)));
+      if (slot.request < 0 && slot.record.size() < least) {
+        least = slot.record.size();
+        unused = i;
+      }
+    }
+    return {stored, unused};
+  }
+
+  // Computes a batch, and gives its requests a token each.
+  Status Pass(std::unique_lock<std::mutex>& lock) {
+    const Result<SessionBatch> batch = sessions_->NextBatch();
+    if (!batch.ok()) return batch.status();
+    if (batch->inputs.empty()) return {};
+    cells_used_ = CountCells(cache_).used;
+    const auto begin = Clock::now();
+    lock.unlock();
+    // Only this thread changes the running requests.
+    const std::span<const float> logits = model_.forward(cache_, *batch);
+    const std::size_t outputs = batch->outputs.size();
+    const std::size_t size = outputs == 0 ? 0 : logits.size() / outputs;
+    if (size * outputs != logits.size() || (outputs > 0 && size == 0)) {
+      lock.lock();
+      return Invalid("the model has {} logits for {} outputs", logits.size(),
+                     outputs);
+    }
+    std::vector<std::pair<int, std::int32_t>> sampled;
+    for (std::size_t i = 0; i < outputs; ++i) {
+      const int number = At(batch->requests, batch->outputs[i]);
+      sampled.emplace_back(number, running_.at(number)->request.sample(
+                                       logits.subspan(i * size, size)));
+    }
+    lock.lock();
+    forward_ += Clock::now() - begin;
+    for (const auto& [number, token] : sampled) Add(number, token);
+    return {};
+  }
+
+  // Adds a token to an answer, which may end it.
+  void Add(int number, std::int32_t token) {
+    Job& job = *running_.at(number);
+    if (job.part.tokens == 0) {
+      const RequestInfo info = *sessions_->Request(number);
+      first_token_ += Clock::now() - job.asked;
+      job.part.reused = info.reused;
+      job.slot = info.slot;
+    }
+    ++job.part.tokens;
+    ++tokens_;
+    if (token == model_.end) return End(number, Finish::kStop);
+    if (token < 0) {
+      Fail(job, Invalid("the token {} was drawn", token));
+      return End(number, Finish::kError);
+    }
+    job.part.text += job.shown.Add(model_.bytes(token));
+    if (job.shown.stopped()) return End(number, Finish::kStop);
+    if (*sessions_->Sampled(number, token) != Ending::kNone) {
+      End(number, Finish::kLength);
+    }
+  }
+
+  // Ends an answer, and parks what a later prompt may continue.
+  void End(int number, Finish finish) {
+    const JobPointer job = running_.extract(number).mapped();
+    // The session has ended an answer that is as long as it may be. The last
+    // token of a stop string was not given to it.
+    static_cast<void>(sessions_->Finish(
+        number, std::max<std::int64_t>(job->shown.removed() - 1, 0)));
+    job->part.text += job->shown.End();
+    job->part.finish = finish;
+    if (parking_ == nullptr || job->slot < 0 ||
+        sessions_->Slot(job->slot)->reusable < spec_.worth) {
+      return;
+    }
+    Log(parking_->Wait());
+    Log(parking_->Park(*sessions_, cache_, job->slot));
+  }
+
+  Cache& cache_;
+  const ServiceSpec spec_;
+  const ServiceModel model_;
+  const std::shared_ptr<Board> board_ = std::make_shared<Board>();
+  // The mutex of the board guards the rest.
+  const std::unique_ptr<Sessions> sessions_;
+  const std::unique_ptr<ParkingLot> parking_;  // Null: none.
+  Status status_;                              // Why the service has failed.
+  std::list<JobPointer> waiting_;
+  std::map<int, JobPointer> running_;  // By number in sessions.
+  std::int64_t requests_ = 0, cancelled_ = 0, tokens_ = 0;
+  int cells_used_ = 0;
+  std::chrono::duration<double> forward_{}, first_token_{};
+  std::jthread thread_;  // Ends first.
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Service>> MakeService(Cache& cache,
+                                             const ServiceSpec& spec,
+                                             ServiceModel model) {
+  if (spec.keep < -1) {
+    return Invalid("keep is {}, it must be at least -1", spec.keep);
+  }
+  Status status = AtLeastOne("worth", spec.worth);
+  if (!status.ok()) return status;
+  if (!model.forward || !model.bytes) {
+    return Invalid("the model lacks forward or bytes");
+  }
+  auto sessions = MakeSessions(cache, spec.sessions);
+  if (!sessions.ok()) return sessions.status();
+  std::unique_ptr<ParkingLot> parking;
+  if (!spec.parking.folder.empty()) {
+    auto made = MakeParkingLot(spec.parking);
+    if (!made.ok()) return made.status();
+    parking = *std::move(made);
+  }
+  return std::unique_ptr<Service>(std::make_unique<BatchService>(
+      cache, *std::move(sessions), spec, std::move(model), std::move(parking)));
+}
+
+}  // namespace kvtwin

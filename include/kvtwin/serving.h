@@ -1,0 +1,244 @@
+// Parts of a server over sessions (sessions.h): the text of an answer, with its
+// stop strings; drawing tokens; conversations on disk; and a thread that
+// answers requests with all of these. Each can be used without the others.
+//
+// Misuse returns invalid_argument or failed_precondition and changes nothing.
+// If memory runs out, std::bad_alloc passes through. Service and Answer are
+// thread-safe; the others are not: one call at a time on one object.
+
+#ifndef KVTWIN_SERVING_H_
+#define KVTWIN_SERVING_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "kvtwin/sessions.h"
+#include "kvtwin/status.h"
+
+namespace kvtwin {
+
+// The text of an answer while its tokens come. It ends before the first stop
+// string. Its parts are whole characters, as far as the bytes are UTF-8.
+//
+// The text does not depend on how tokens divide it: the stop string that is
+// complete first ends it, and of those that end at the same byte the longest.
+class AnswerText {
+ public:
+  // Empty stop strings do not count.
+  explicit AnswerText(std::vector<std::string> stops = {});
+
+  // Adds the bytes of the next token, and returns the text that can be shown
+  // now. The beginning of a stop string or of a character is held back. After
+  // the end of the answer the text is empty.
+  std::string Add(std::string_view bytes);
+  // Ends the answer, and returns the text that was held back.
+  std::string End();
+
+  // Whether a stop string has ended the answer.
+  bool stopped() const { return removed_ > 0; }
+  // The number of last tokens that have bytes of the stop string or after it,
+  // or 0 if no stop string has ended the answer. The session keeps the tokens
+  // before: Sessions::Finish takes the number of those that were Sampled.
+  std::int64_t removed() const { return removed_; }
+
+ private:
+  // How much of a stop string the text ends with.
+  struct Stop {
+    bool Add(char byte);
+
+    std::string text;
+    std::size_t matched = 0;
+    // The longest border of each prefix that was matched so far, by its length
+    // - 1: a shorter prefix that it ends with.
+    std::vector<std::size_t> borders = {};
+  };
+
+  // Takes the bytes before `end` out of the held text.
+  std::string Take(std::size_t end);
+
+  std::vector<Stop> stops_;
+  std::string held_;               // Not shown yet.
+  std::vector<std::size_t> ends_;  // Of the tokens in the held text.
+  std::int64_t removed_ = 0;
+  bool ended_ = false;
+};
+
+// Draws tokens. Equal samplers draw equal tokens.
+class Sampler {
+ public:
+  // A token's weight is exp(logit / temperature). Only the likeliest tokens
+  // that together have the part `top_p` of all weight are drawn, and the
+  // likeliest in any case. A temperature of 0 draws the likeliest alone.
+  Sampler(double temperature, double top_p, std::uint64_t seed)
+      : temperature_(temperature), top_p_(top_p), random_(seed) {}
+
+  // Returns the index of a logit. NaN is never drawn. Requires: there is a
+  // logit.
+  std::int32_t operator()(std::span<const float> logits);
+
+ private:
+  double temperature_, top_p_;
+  std::mt19937_64 random_;
+};
+
+// Where conversations are parked, and for which model.
+struct ParkingSpec {
+  std::string folder;  // Is made if it is missing.
+  // Everything that the rows depend on beside the tokens and their dtype, such
+  // as the file of the weights and its time. Files of other models are left
+  // alone.
+  std::string model;
+  DType rows = DType::kF32;  // The dtype of the cache.
+  int limit = 64;            // Conversations of this model, at most.
+};
+
+// Numbers of conversations.
+struct ParkingGauges {
+  std::int64_t parked = 0;   // On disk now.
+  std::int64_t written = 0;  // Since the parking lot was made, as the rest.
+  std::int64_t loaded = 0;   // Into a slot.
+  std::int64_t failed = 0;   // Could not be written or loaded.
+  bool operator==(const ParkingGauges&) const = default;
+};
+
+// Conversations on disk, so that they outlive the process and their slot. Each
+// is a file of SaveState (save.h), complete or absent, whose label has the
+// model, the dtype and the inputs. Whoever can read the folder can read the
+// conversations.
+class ParkingLot {
+ public:
+  virtual ~ParkingLot() = default;  // Waits until all is written.
+
+  // Writes the reusable record of a free slot in the background, and then
+  // removes the files whose conversations it continues, and the oldest ones
+  // over the limit. Nothing is written if a parked conversation begins with it.
+  // Waits for the file before. Errors: a slot that does not exist or is in use;
+  // those of SnapshotOf; rows of another dtype.
+  virtual Status Park(const Sessions& sessions, const Cache& cache,
+                      int slot) = 0;
+
+  // Finds the parked conversation with the longest common prefix with the
+  // prompt, loads so much of it into a free slot as the cache can resume after,
+  // and returns its number of tokens. If that is less than `least`, 0 is
+  // returned, and the slot is unchanged or empty. Errors: a slot that does not
+  // exist or is in use; a file that cannot be read, or does not hold what its
+  // label says: it is forgotten, and the slot is empty.
+  virtual Result<int> Unpark(Sessions& sessions, Cache& cache, int slot,
+                             std::span<const SessionInput> prompt,
+                             int least) = 0;
+
+  // Waits until all is written. Returns the error of the last Park if its file
+  // could not be written; this is said once. What it would have replaced stays.
+  virtual Status Wait() = 0;
+
+  // Returns the numbers of conversations.
+  virtual ParkingGauges Gauges() const = 0;
+};
+
+// Finds the files of the model in the folder. Files that are damaged, or
+// something else, are left alone; what writers that died have left is removed.
+// Errors: an empty folder; a limit < 1; a dtype that rows cannot have; a folder
+// that cannot be made or listed.
+Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec);
+
+// How a service answers.
+struct ServiceSpec {
+  SessionsSpec sessions;  // The sizes.
+  bool share = true;      // Reuse what is stored of a prompt, also by others.
+  // A context shift keeps this many of the first tokens of a full slot, and a
+  // prompt that is too long loses its middle; -1: the answer ends instead, and
+  // such a prompt is refused.
+  int keep = -1;
+  // A prompt waits until another request has computed more of it, or is loaded
+  // from disk, only if that saves this many tokens. Shorter conversations are
+  // not parked.
+  int worth = 32;
+  ParkingSpec parking = {};  // Without a folder, nothing is parked.
+  // Gets what went wrong with a file of a conversation: the service goes on
+  // without it. Called by the service's thread; must not call the service.
+  std::function<void(const Status&)> log = {};
+};
+
+// The model of a service, whose thread calls it. An exception fails the
+// service.
+struct ServiceModel {
+  // Computes a batch, for which StartForward was called, and puts its rows into
+  // the cache. Returns the logits after its outputs, one after another; they
+  // are read until the next call.
+  std::function<std::span<const float>(Cache&, const SessionBatch&)> forward;
+  // Returns the bytes of a token.
+  std::function<std::string(std::int32_t token)> bytes;
+  std::int32_t end = -1;  // The token that ends an answer.
+};
+
+// What is asked of a service.
+struct ServiceRequest {
+  std::vector<SessionInput> prompt;  // Not empty.
+  std::int64_t limit = 0;  // Tokens of the answer, at most; 0: no limit.
+  std::vector<std::string> stops;  // Strings before which the answer ends.
+  // Draws a token from its logits. Called by the service's thread.
+  std::function<std::int32_t(std::span<const float> logits)> sample;
+};
+
+// Why an answer has ended, if it has.
+enum class Finish {
+  kNone,    // It goes on.
+  kStop,    // The token that ends an answer, or a stop string.
+  kLength,  // It is as long as it may be.
+  kError,   // It cannot be computed: AnswerPart::status says why.
+};
+
+// The next part of an answer.
+struct AnswerPart {
+  std::string text;               // In whole characters, except at the end.
+  Finish finish = Finish::kNone;  // Whether this part is the last.
+  std::int64_t tokens = 0;        // Tokens of the whole answer so far.
+  int reused = 0;                 // Tokens of the prompt that were stored.
+  Status status = {};             // The error of kError.
+};
+
+// An answer in the making. It may outlive its service.
+class Answer {
+ public:
+  virtual ~Answer() = default;  // Ends the request, if it goes on.
+
+  // Waits for some new text or the end, or only for the end and `whole` text,
+  // but no longer than `wait`. Returns the text since the last call.
+  virtual AnswerPart Next(bool whole, std::chrono::milliseconds wait) = 0;
+};
+
+// Answers requests together, in batches, on a thread of its own.
+class Service {
+ public:
+  virtual ~Service() = default;  // Answers that go on end with an error.
+
+  // Queues a request. One that sessions refuse (Sessions::Submit) is answered
+  // by that error. If the cache refuses a batch, or the model throws, all
+  // answers end with that error, and later ones, too.
+  virtual std::unique_ptr<Answer> Ask(ServiceRequest request) = 0;
+
+  // Returns counters and gauges as Prometheus reads them; their names begin
+  // with "kvtwin_".
+  virtual std::string Metrics() const = 0;
+};
+
+// Starts a service. The cache was initialized with InitOf(spec.sessions), must
+// outlive the service, and is used by no one else. Errors: those of
+// MakeSessions, and of MakeParkingLot if its folder has a name; a keep < -1; a
+// worth < 1; a model without its functions.
+Result<std::unique_ptr<Service>> MakeService(Cache& cache,
+                                             const ServiceSpec& spec,
+                                             ServiceModel model);
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_SERVING_H_

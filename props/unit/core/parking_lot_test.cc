@@ -1,0 +1,470 @@
+// Conversations on disk, and folders with files that are damaged, forged or of
+// others.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/index.h"
+#include "kvtwin/rows.h"
+#include "kvtwin/save.h"
+#include "kvtwin/serving.h"
+#include "props/base/scratch_folder.h"
+#include "props/base/text_file.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using Prompt = std::vector<SessionInput>;
+
+constexpr SessionsSpec kParkingSpec = {.slots = 2, .context = 16, .batch = 8};
+
+Prompt PromptOf(const std::vector<int>& tokens) {
+  Prompt prompt;
+  for (const int token : tokens) prompt.push_back({token});
+  return prompt;
+}
+
+// A cache whose rows are the numbers of their tokens, and its sessions.
+class ParkingServer {
+ public:
+  explicit ParkingServer(const CacheSpec& spec = {}, DType rows = DType::kF32)
+      : cache_(*MakeCache(spec)) {
+    EXPECT_TRUE(cache_->Init(InitOf(kParkingSpec, rows)).ok());
+    sessions_ = *MakeSessions(*cache_, kParkingSpec);
+  }
+
+  Cache& cache() { return *cache_; }
+  Sessions& sessions() { return *sessions_; }
+
+  // Computes a prompt, and returns its slot, which is free then.
+  int Compute(const Prompt& prompt) {
+    const int request = *sessions_->Submit(prompt);
+    int slot = -1;
+    for (bool over = false; !over;) {
+      Pass(*sessions_->NextBatch(), over);
+      slot = sessions_->Request(request)->slot;
+    }
+    EXPECT_TRUE(sessions_->Finish(request).ok());
+    return slot;
+  }
+
+  // Returns the tokens whose rows the slot has, by position.
+  std::map<int, int> Rows(int slot) {
+    std::map<int, int> rows;
+    const CacheState state = *cache_->SnapshotOf(slot);
+    for (int i = 0; i < Size(state.cells); ++i) {
+      rows[At(state.cells, i).position] = static_cast<int>(
+          ElementOf<float>(state.layers.at(0).value.view(), 0, 0, i));
+    }
+    return rows;
+  }
+
+ private:
+  void Pass(const SessionBatch& batch, bool& over) {
+    std::vector<float> rows;
+    for (const SessionInput& input : batch.inputs) {
+      rows.push_back(static_cast<float>(input.token));
+    }
+    const TensorView view =
+        DenseView(rows.data(), DType::kF32, {1, 1, std::ssize(rows), 1});
+    EXPECT_TRUE(cache_->SetLayer(0).ok());
+    EXPECT_TRUE(cache_->Put(view, view).ok());
+    over = !batch.outputs.empty();
+  }
+
+  std::unique_ptr<Cache> cache_;
+  std::unique_ptr<Sessions> sessions_;
+};
+
+std::map<int, int> RowsOfPrompt(const Prompt& prompt, int length) {
+  std::map<int, int> rows;
+  for (int i = 0; i < length; ++i) rows[i] = At(prompt, i).token;
+  return rows;
+}
+
+class Parked : public testing::Test {
+ protected:
+  ParkingSpec Spec(int limit = 8) const {
+    return {.folder = folder_.File("parked"), .model = "m 1", .limit = limit};
+  }
+  std::unique_ptr<ParkingLot> Open(int limit = 8) const {
+    return *MakeParkingLot(Spec(limit));
+  }
+  // Parks prompts, one after another.
+  void ParkAll(ParkingLot& parking, const std::vector<Prompt>& prompts) {
+    for (const Prompt& prompt : prompts) {
+      ParkingServer server;
+      const int slot = server.Compute(prompt);
+      EXPECT_TRUE(parking.Park(server.sessions(), server.cache(), slot).ok());
+    }
+    EXPECT_TRUE(parking.Wait().ok());
+  }
+  // Unparks into slot 1 of a new server.
+  int Unparked(ParkingLot& parking, const Prompt& prompt, int least = 1) {
+    ParkingServer server;
+    const Result<int> tokens =
+        parking.Unpark(server.sessions(), server.cache(), 1, prompt, least);
+    if (!tokens.ok()) {
+      error_ = tokens.status().message();
+      EXPECT_EQ(server.Rows(1).size(), 0);
+      EXPECT_EQ(server.sessions().Slot(1)->record.size(), 0);
+      return -1;
+    }
+    EXPECT_EQ(server.Rows(1), RowsOfPrompt(prompt, *tokens));
+    EXPECT_EQ(server.sessions().Slot(1)->reusable, *tokens);
+    EXPECT_TRUE(CheckSessions(server.sessions(), server.cache()).ok());
+    return *tokens;
+  }
+  std::vector<std::string> Files() const {
+    std::vector<std::string> files;
+    for (const auto& entry : fs::directory_iterator(Spec().folder)) {
+      files.push_back(entry.path());
+    }
+    std::ranges::sort(files);
+    return files;
+  }
+  // Parks a prompt, and returns its file.
+  std::string ParkedFile(const Prompt& prompt) {
+    const auto parking = Open();
+    ParkAll(*parking, {prompt});
+    return Files().back();
+  }
+
+  ScratchFolder folder_{"parking"};
+  std::string error_;
+};
+
+TEST_F(Parked, AConversationOutlivesItsServer) {
+  const Prompt prompt = PromptOf({5, 6, 7, 8, 9});
+  ParkedFile(prompt);
+  const auto parking = Open();
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 1}));
+  EXPECT_EQ(Unparked(*parking, prompt), 5);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5, 6, 7, 8, 9, 10, 11})), 5);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5, 6, 7, 1})), 3);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5, 6, 7, 1}), 4), 0);
+  EXPECT_EQ(Unparked(*parking, PromptOf({6, 5})), 0);
+  EXPECT_EQ(Unparked(*parking, {}), 0);
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 1, .loaded = 3}));
+
+  // The session continues as if it had computed the prefix itself.
+  ParkingServer server;
+  EXPECT_EQ(*parking->Unpark(server.sessions(), server.cache(), 0, prompt, 1),
+            5);
+  const Prompt longer = PromptOf({5, 6, 7, 8, 9, 10, 11});
+  const int slot = server.Compute(longer);
+  EXPECT_EQ(slot, 0);
+  EXPECT_EQ(server.Rows(slot), RowsOfPrompt(longer, 7));
+  EXPECT_EQ(server.sessions().Gauges().hit_tokens, 5);
+}
+
+TEST_F(Parked, TheLongestCommonPrefixIsLoaded) {
+  const auto parking = Open();
+  ParkAll(*parking,
+          {PromptOf({1, 2, 3}), PromptOf({1, 2, 4, 5}), PromptOf({2, 2})});
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 4, 5, 6})), 4);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3, 5, 6})), 3);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 7})), 1);
+}
+
+TEST_F(Parked, AConversationReplacesItsBeginning) {
+  const auto parking = Open();
+  ParkAll(*parking, {PromptOf({1, 2}), PromptOf({3}), PromptOf({1, 2, 3})});
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 2, .written = 3}));
+  EXPECT_EQ(Files().size(), 2);
+  // Nothing is written for a part of it.
+  ParkAll(*parking, {PromptOf({1, 2}), PromptOf({1, 2, 3})});
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 2, .written = 3}));
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
+}
+
+TEST_F(Parked, TheOldestLeavesOverTheLimit) {
+  {
+    const auto parking = Open(3);
+    ParkAll(*parking,
+            {PromptOf({1}), PromptOf({2}), PromptOf({3}), PromptOf({4})});
+    EXPECT_EQ(parking->Gauges().parked, 3);
+    EXPECT_EQ(Files().size(), 3);
+    EXPECT_EQ(Unparked(*parking, PromptOf({1})), 0);
+    EXPECT_EQ(Unparked(*parking, PromptOf({2})), 1);
+  }
+  // A smaller limit holds from the next file on.
+  const auto parking = Open(1);
+  EXPECT_EQ(parking->Gauges().parked, 3);
+  ParkAll(*parking, {PromptOf({5})});
+  EXPECT_EQ(Files().size(), 1);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5})), 1);
+}
+
+TEST_F(Parked, InputsThatAreNotTextAreKept) {
+  Prompt prompt = PromptOf({1, 2, 3, 4});
+  prompt[1].multimodal = ~std::uint64_t{0};
+  prompt[1].same_batch = 2;
+  ParkedFile(prompt);
+  const auto parking = Open();
+  EXPECT_EQ(Unparked(*parking, prompt), 4);
+  // A group of inputs is loaded as a whole, or left out.
+  Prompt other = prompt;
+  other[3].token = 9;
+  EXPECT_EQ(Unparked(*parking, other), 1);
+  other = prompt;
+  other[1].multimodal = 5;
+  EXPECT_EQ(Unparked(*parking, other), 1);
+}
+
+TEST_F(Parked, OtherModelsAndRowsAreLeftAlone) {
+  const Prompt prompt = PromptOf({1, 2, 3});
+  ParkedFile(prompt);
+  for (const auto& [model, rows] :
+       std::vector<std::pair<std::string, DType>>{{"m 2", DType::kF32},
+                                                  {"m", DType::kF32},
+                                                  {"m 1\nf32", DType::kF32},
+                                                  {"m 1", DType::kF16},
+                                                  {"m 1", DType::kQ8},
+                                                  {"", DType::kF32}}) {
+    ParkingSpec spec = Spec();
+    spec.model = model;
+    spec.rows = rows;
+    const auto parking = *MakeParkingLot(spec);
+    EXPECT_EQ(parking->Gauges().parked, 0) << model;
+    EXPECT_EQ(Unparked(*parking, prompt), 0) << model;
+  }
+  EXPECT_EQ(Files().size(), 1);
+  // Rows of another dtype are not parked.
+  ParkingServer server({}, DType::kF16);
+  const int slot = server.Compute(PromptOf({4}));
+  const Status status = Open()->Park(server.sessions(), server.cache(), slot);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("f16"));
+}
+
+// A sliding window holds the last tokens: what it cannot resume after is not
+// loaded.
+TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
+  const CacheSpec spec = {.kind = Kind::kSwa, .window = 2};
+  const Prompt prompt = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  const auto parking = Open();
+  ParkingServer server(spec);
+  const int slot = server.Compute(prompt);
+  ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+  for (const auto& [common, loaded] : {std::pair(12, 12), std::pair(3, 0)}) {
+    Prompt next = prompt;
+    next.resize(AsSize(common));
+    next.push_back({99});
+    ParkingServer other(spec);
+    const Result<int> tokens =
+        parking->Unpark(other.sessions(), other.cache(), 0, next, 1);
+    ASSERT_TRUE(tokens.ok()) << tokens.status().ToString();
+    EXPECT_EQ(*tokens, loaded);
+    other.Compute(next);
+    EXPECT_EQ(other.sessions().Gauges().hit_tokens, loaded);
+  }
+}
+
+TEST_F(Parked, AFileThatIsDamagedIsForgotten) {
+  const Prompt prompt = PromptOf({1, 2, 3});
+  const std::string file = ParkedFile(prompt);
+  const std::string whole = ReadFile(file);
+  std::string flipped = whole;
+  flipped.back() ^= 1;
+  for (const std::string& damaged :
+       {whole.substr(0, whole.size() - 1), flipped, whole + "x"}) {
+    const auto parking = Open();
+    ASSERT_EQ(parking->Gauges().parked, 1);
+    std::ofstream(file, std::ios::binary) << damaged;
+    EXPECT_EQ(Unparked(*parking, prompt), -1);
+    EXPECT_THAT(error_, HasSubstr(file));
+    EXPECT_EQ(parking->Gauges(), (ParkingGauges{.failed = 1}));
+    EXPECT_EQ(Unparked(*parking, prompt), 0);
+    std::ofstream(file, std::ios::binary) << whole;
+  }
+  // A file that vanishes.
+  const auto parking = Open();
+  fs::remove(file);
+  EXPECT_EQ(Unparked(*parking, prompt), -1);
+}
+
+TEST_F(Parked, AFolderMayHoldAnything) {
+  const Prompt prompt = PromptOf({1, 2, 3});
+  const std::string file = ParkedFile(prompt);
+  const std::string folder = Spec().folder, whole = ReadFile(file);
+  for (std::size_t size = 0; size < 100; ++size) {
+    std::ofstream(fmt::format("{}/cut{}", folder, size), std::ios::binary)
+        << whole.substr(0, size);
+  }
+  fs::create_directory(folder + "/folder.safetensors");
+  fs::create_symlink("nothing", folder + "/nothing.safetensors");
+  fs::create_symlink(folder, folder + "/loop.safetensors");
+  ASSERT_EQ(mkfifo((folder + "/pipe.safetensors").c_str(), 0600), 0);
+  std::ofstream(folder + "/unreadable") << whole;
+  fs::permissions(folder + "/unreadable", fs::perms::none);
+  const CacheState state = *LoadState(file, *ModelOf(file));
+  for (const std::string label :
+       {"m 1\nf32\n1 2 x ", "m 1\nf32\n-1 ", "m 1\nf32\n1", "m 1\nf32\n01 ",
+        "m 1\nf32\n1  2 ", "m 1\nf32\n99999999999 ", "m 1\nf32\n1:2 ",
+        "m 1\nf32\n1:0:0 ", "m 1\nf32\n1:5:-1x ", "m 1\nf32", "m 1", "", "\n",
+        "m 1\nf32\n \n", "m 1\nf32\n1:2:3:4 "}) {
+    ASSERT_TRUE(SaveState(state, folder + "/label" + label, label).ok() ||
+                label.find('\n') == std::string::npos);
+  }
+  const std::size_t files = Files().size();
+  const auto parking = Open();
+  // As root, the file that is not readable is the same conversation again.
+  EXPECT_EQ(parking->Gauges().parked, geteuid() == 0 ? 2 : 1);
+  EXPECT_EQ(Unparked(*parking, prompt), 3);
+  EXPECT_EQ(Files().size(), files);
+}
+
+// Files that are whole, but do not hold what their labels say.
+TEST_F(Parked, AForgedLabelIsNoticed) {
+  const std::string file = ParkedFile(PromptOf({1, 2, 3}));
+  const CacheState whole = *LoadState(file, *ModelOf(file));
+  CacheState part = whole;
+  for (auto& [layer, rows] : part.layers) {
+    for (DenseTensor* tensor : {&rows.key, &rows.value}) {
+      tensor->shape[2] = 2;
+      tensor->bytes.erase(tensor->bytes.begin() + 4, tensor->bytes.begin() + 8);
+    }
+  }
+  part.cells.erase(part.cells.begin() + 1);  // Not position 1.
+  for (const auto& [state, label] : std::vector<std::pair<CacheState, int>>{
+           {whole, 5}, {part, 3}, {CacheState(), 3}}) {
+    std::string tokens;
+    for (int i = 1; i <= label; ++i) tokens += std::to_string(i) + " ";
+    ASSERT_TRUE(SaveState(state, file, "m 1\nf32\n" + tokens).ok());
+    const auto parking = Open();
+    ASSERT_EQ(parking->Gauges().parked, 1);
+    EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3, 4, 5})), -1) << tokens;
+    EXPECT_EQ(parking->Gauges().failed, 1);
+  }
+}
+
+// The state of a server with a larger context.
+TEST_F(Parked, ALongerContextIsCut) {
+  std::vector<int> tokens(16);
+  for (int i = 0; i < 16; ++i) At(tokens, i) = 100 + i;
+  const std::string file = ParkedFile(PromptOf(tokens));
+  constexpr SessionsSpec kSmall = {.slots = 2, .context = 8, .batch = 8};
+  const auto cache = *MakeCache({});
+  ASSERT_TRUE(cache->Init(InitOf(kSmall, DType::kF32)).ok());
+  const auto sessions = *MakeSessions(*cache, kSmall);
+  const auto parking = Open();
+  const Result<int> loaded =
+      parking->Unpark(*sessions, *cache, 0, PromptOf(tokens), 1);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  EXPECT_EQ(*loaded, 8);
+  EXPECT_EQ(CountCells(*cache).used, 8);
+}
+
+TEST_F(Parked, MisuseIsRefused) {
+  ParkingSpec spec = Spec();
+  for (const auto& [change, message] :
+       std::vector<std::pair<void (*)(ParkingSpec&), std::string>>{
+           {[](ParkingSpec& s) { s.folder = ""; }, "the folder has no name"},
+           {[](ParkingSpec& s) { s.folder += '\0'; }, "NUL"},
+           {[](ParkingSpec& s) { s.limit = 0; }, "limit is 0"},
+           {[](ParkingSpec& s) { s.rows = DType::kBits; }, "rows is bits"}}) {
+    ParkingSpec wrong = spec;
+    change(wrong);
+    EXPECT_THAT(MakeParkingLot(wrong).status().message(), HasSubstr(message));
+  }
+  const auto parking = Open();
+  ParkingServer server;
+  const int request = *server.sessions().Submit(PromptOf({1}));
+  ASSERT_TRUE(server.sessions().NextBatch().ok());
+  const int used = server.sessions().Request(request)->slot;
+  for (const int slot : {-1, 2, used}) {
+    EXPECT_FALSE(parking->Park(server.sessions(), server.cache(), slot).ok());
+    EXPECT_FALSE(
+        parking
+            ->Unpark(server.sessions(), server.cache(), slot, PromptOf({1}), 1)
+            .ok());
+  }
+  EXPECT_EQ(parking->Gauges(), ParkingGauges());
+  // An empty slot has nothing to park.
+  EXPECT_TRUE(parking->Park(server.sessions(), server.cache(), 1 - used).ok());
+  EXPECT_TRUE(Files().empty());
+}
+
+TEST_F(Parked, AFolderThatCannotBeMadeIsRefused) {
+  const std::string file = folder_.File("file");
+  std::ofstream(file) << "x";
+  for (const std::string& folder :
+       {file, file + "/below", std::string("/proc/nothing")}) {
+    ParkingSpec spec = Spec();
+    spec.folder = folder;
+    const Result<std::unique_ptr<ParkingLot>> parking = MakeParkingLot(spec);
+    EXPECT_EQ(parking.status().code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(parking.status().message(), HasSubstr(folder));
+  }
+}
+
+// A folder that cannot be written to, and a disk that is full: what would have
+// been replaced stays.
+TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
+  const auto parking = Open(1);
+  ParkAll(*parking, {PromptOf({1, 2})});
+  const auto park = [&](const Prompt& prompt) {
+    ParkingServer server;
+    const int slot = server.Compute(prompt);
+    EXPECT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+    return parking->Wait();
+  };
+  // A limit on the size of files, as a full disk, fails the write.
+  struct rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit full = before;
+  full.rlim_cur = 64;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  Status status = park(PromptOf({1, 2, 3}));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("cannot be written"));
+  EXPECT_TRUE(parking->Wait().ok());  // It is said once.
+  EXPECT_EQ(parking->Gauges(),
+            (ParkingGauges{.parked = 1, .written = 1, .failed = 1}));
+  EXPECT_EQ(Files().size(), 1);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 2);
+
+  fs::rename(Spec().folder, folder_.File("moved"));
+  EXPECT_FALSE(park(PromptOf({4})).ok());
+  fs::rename(folder_.File("moved"), Spec().folder);
+  EXPECT_EQ(parking->Gauges().failed, 2);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 2);
+  EXPECT_TRUE(park(PromptOf({1, 2, 3})).ok());
+  EXPECT_EQ(Files().size(), 1);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
+}
+
+// The part file of a writer that was killed.
+TEST_F(Parked, RemovesWhatDeadWritersLeft) {
+  ParkedFile(PromptOf({1}));
+  const std::string left = Spec().folder + "/.kvtwin-0123456789abcdef-" +
+                           std::string(32, 'a') + ".part";
+  const std::string other = Spec().folder + "/.kvtwin-other.part";
+  std::ofstream(left) << "x";
+  std::ofstream(other) << "x";
+  EXPECT_EQ(Open()->Gauges().parked, 1);
+  EXPECT_FALSE(fs::exists(left));
+  EXPECT_TRUE(fs::exists(other));
+}
+
+}  // namespace
+}  // namespace kvtwin::props

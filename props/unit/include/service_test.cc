@@ -1,0 +1,408 @@
+// A service over a model whose next token is a function of what the cache
+// holds.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/index.h"
+#include "kvtwin/rows.h"
+#include "kvtwin/serving.h"
+#include "props/base/scratch_folder.h"
+
+namespace kvtwin::props {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+using Prompt = std::vector<SessionInput>;
+
+constexpr int kLetters = 26;
+constexpr std::int32_t kEnd = kLetters;
+
+Prompt PromptOf(const std::string& text) {
+  Prompt prompt;
+  for (const char letter : text) prompt.push_back({letter - 'a'});
+  return prompt;
+}
+
+// A cache, and a model of letters: the next letter is the sum of those that its
+// token sees, so that a wrong row changes the answer.
+class Letters {
+ public:
+  explicit Letters(const ServiceSpec& spec) {
+    EXPECT_TRUE(cache_->Init(InitOf(spec.sessions, DType::kF32)).ok());
+    names_.resize(kLetters + 1);
+    for (int i = 0; i < kLetters; ++i) At(names_, i) = AsLetter(i);
+    service_ = *MakeService(
+        *cache_, spec,
+        {.forward = [this](Cache& cache,
+                           const auto& batch) { return Forward(cache, batch); },
+         .bytes = [this](int token) { return At(names_, token); },
+         .end = kEnd});
+  }
+
+  Service& service() { return *service_; }
+  std::atomic<bool> hold = false;   // The model waits.
+  std::atomic<bool> fails = false;  // The model throws.
+  std::atomic<bool> mute = false;   // It has no logits.
+  std::atomic<bool> lies = false;   // It has too few for several outputs.
+  std::atomic<int> computed = 0;    // Tokens.
+
+ private:
+  static char AsLetter(int i) { return static_cast<char>('a' + i); }
+
+  std::span<const float> Forward(Cache& cache, const SessionBatch& batch) {
+    while (hold) std::this_thread::sleep_for(milliseconds(1));
+    if (fails) throw std::runtime_error("out of order");
+    computed += Size(batch.inputs);
+    std::vector<float> rows;
+    for (const SessionInput& input : batch.inputs) {
+      rows.push_back(static_cast<float>(input.token));
+    }
+    const TensorView view =
+        DenseView(rows.data(), DType::kF32, {1, 1, std::ssize(rows), 1});
+    EXPECT_TRUE(cache.SetLayer(0).ok());
+    EXPECT_TRUE(cache.Put(view, view).ok());
+    const KvView stored = *cache.Get();
+    if (mute) return {};
+    logits_.assign(AsSize(Size(batch.outputs) * (kLetters + 1)), 0);
+    if (lies) logits_.resize(AsSize(1 + Size(batch.outputs) * 2));
+    for (int i = 0; i < Size(batch.outputs) && !lies; ++i) {
+      float sum = 1;
+      for (int cell = 0; cell < stored.value.shape[2]; ++cell) {
+        if (MayAttend(stored.mask, cell, At(batch.outputs, i))) {
+          sum += ElementOf<float>(stored.value, 0, 0, cell);
+        }
+      }
+      const int next = static_cast<int>(sum) % kLetters;
+      At(logits_, i * (kLetters + 1) + next) = 1;
+    }
+    return logits_;
+  }
+
+  std::unique_ptr<Cache> cache_ = *MakeCache({});
+  std::vector<std::string> names_;
+  std::vector<float> logits_;
+  std::unique_ptr<Service> service_;
+};
+
+ServiceSpec SpecOf(int slots = 4) {
+  return {.sessions = {.slots = slots, .context = 32, .batch = 16}, .worth = 4};
+}
+
+// The answer of the model, by its definition.
+std::string ExpectedText(const std::string& prompt, int count) {
+  std::string text = prompt;
+  for (int i = 0; i < count; ++i) {
+    int sum = 1;
+    for (const char letter : text) sum += letter - 'a';
+    text += static_cast<char>('a' + sum % kLetters);
+  }
+  return text.substr(prompt.size());
+}
+
+ServiceRequest RequestOf(const std::string& prompt, int limit,
+                         std::vector<std::string> stops = {}) {
+  return {.prompt = PromptOf(prompt),
+          .limit = limit,
+          .stops = std::move(stops),
+          .sample = Sampler(0, 1, 0)};
+}
+
+AnswerPart Whole(Answer& answer) {
+  AnswerPart part;
+  for (int i = 0; i < 1000 && part.finish == Finish::kNone; ++i) {
+    part = answer.Next(true, milliseconds(20));
+  }
+  EXPECT_NE(part.finish, Finish::kNone);
+  return part;
+}
+
+AnswerPart WholeOf(Service& service, ServiceRequest request) {
+  return Whole(*service.Ask(std::move(request)));
+}
+
+double Metric(const Service& service, const std::string& name) {
+  const std::string text = service.Metrics();
+  const std::size_t at = text.find("\nkvtwin_" + name + " ");
+  EXPECT_NE(at, std::string::npos) << name;
+  return std::stod(text.substr(at + name.size() + 9));
+}
+
+void WaitFor(const Service& service, const std::string& name, double value) {
+  for (int i = 0; i < 1000 && Metric(service, name) != value; ++i) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  EXPECT_EQ(Metric(service, name), value) << name;
+}
+
+TEST(Service, AnswersRequestsTogether) {
+  Letters letters(SpecOf());
+  std::vector<std::string> prompts;
+  std::vector<std::unique_ptr<Answer>> answers;
+  for (int i = 0; i < 20; ++i) {
+    prompts.push_back(std::string(AsSize(i % 7 + 1), 'b') +
+                      static_cast<char>('a' + i));
+    answers.push_back(letters.service().Ask(RequestOf(prompts.back(), 9)));
+  }
+  for (int i = 0; i < 20; ++i) {
+    const AnswerPart part = Whole(*At(answers, i));
+    EXPECT_EQ(part.text, ExpectedText(At(prompts, i), 9));
+    EXPECT_EQ(part.finish, Finish::kLength);
+    EXPECT_EQ(part.tokens, 9);
+  }
+  EXPECT_EQ(Metric(letters.service(), "requests_total"), 20);
+  EXPECT_EQ(Metric(letters.service(), "answer_tokens_total"), 180);
+}
+
+TEST(Service, StreamsTheText) {
+  Letters letters(SpecOf());
+  const auto answer = letters.service().Ask(RequestOf("hello", 12));
+  std::string text;
+  AnswerPart part;
+  while (part.finish == Finish::kNone) {
+    part = answer->Next(false, milliseconds(20));
+    text += part.text;
+  }
+  EXPECT_EQ(text, ExpectedText("hello", 12));
+  // Its end can be read again; its text cannot.
+  EXPECT_EQ(answer->Next(false, milliseconds(0)).text, "");
+  EXPECT_EQ(answer->Next(true, milliseconds(0)).finish, Finish::kLength);
+}
+
+TEST(Service, StopsBeforeAStopString) {
+  Letters letters(SpecOf());
+  const std::string text = ExpectedText("hello", 12);
+  const std::string stop = text.substr(6, 3);
+  const AnswerPart part =
+      WholeOf(letters.service(), RequestOf("hello", 12, {"??", stop}));
+  EXPECT_EQ(part.text, text.substr(0, text.find(stop)));
+  EXPECT_EQ(part.finish, Finish::kStop);
+  // What the user saw is the record, without the tokens of the stop string.
+  const std::string prompt = "hello" + part.text + stop[0] + "x";
+  const AnswerPart next = WholeOf(letters.service(), RequestOf(prompt, 3));
+  EXPECT_EQ(next.reused, 5 + Size(part.text));
+  EXPECT_EQ(next.text, ExpectedText(prompt, 3));
+}
+
+TEST(Service, AFullSlotEndsTheAnswerOrShifts) {
+  ServiceSpec spec = SpecOf();
+  {
+    Letters letters(spec);
+    const AnswerPart part = WholeOf(letters.service(), RequestOf("hello", 0));
+    EXPECT_EQ(part.finish, Finish::kLength);
+    EXPECT_EQ(part.text, ExpectedText("hello", Size(part.text)));
+    const AnswerPart refused =
+        WholeOf(letters.service(), RequestOf(std::string(33, 'b'), 1));
+    EXPECT_EQ(refused.finish, Finish::kError);
+    EXPECT_THAT(refused.status.message(), HasSubstr("33"));
+    // The service goes on.
+    EXPECT_EQ(WholeOf(letters.service(), RequestOf("b", 2)).text,
+              ExpectedText("b", 2));
+  }
+  spec.keep = 2;
+  Letters letters(spec);
+  EXPECT_EQ(WholeOf(letters.service(), RequestOf("hello", 100)).tokens, 100);
+  EXPECT_GT(Metric(letters.service(), "shifts_total"), 1);
+  EXPECT_EQ(
+      WholeOf(letters.service(), RequestOf(std::string(99, 'b'), 3)).tokens, 3);
+}
+
+TEST(Service, ADroppedAnswerEnds) {
+  Letters letters(SpecOf(1));
+  letters.hold = true;
+  auto running = letters.service().Ask(RequestOf("hello", 0));
+  auto waiting = letters.service().Ask(RequestOf("other", 3));
+  running.reset();
+  waiting.reset();
+  letters.hold = false;
+  WaitFor(letters.service(), "cancelled_total", 2);
+  EXPECT_EQ(WholeOf(letters.service(), RequestOf("hello", 3)).text,
+            ExpectedText("hello", 3));
+}
+
+// The second request waits for the first one, and then shares its prefix.
+TEST(Service, ARequestWaitsForItsPrefix) {
+  for (const bool share : {true, false}) {
+    ServiceSpec spec = SpecOf();
+    spec.share = share;
+    Letters letters(spec);
+    letters.hold = true;
+    const std::string prefix = "thesameprefix";
+    const auto first = letters.service().Ask(RequestOf("aaa", 1));
+    const auto second = letters.service().Ask(RequestOf(prefix + "x", 2));
+    const auto third = letters.service().Ask(RequestOf(prefix + "y", 2));
+    letters.hold = false;
+    EXPECT_EQ(Whole(*second).text, ExpectedText(prefix + "x", 2));
+    const AnswerPart part = Whole(*third);
+    EXPECT_EQ(part.text, ExpectedText(prefix + "y", 2));
+    EXPECT_EQ(part.reused, share ? Size(prefix) : 0);
+  }
+}
+
+TEST(Service, AConversationIsParkedAndLoaded) {
+  const ScratchFolder folder("service");
+  ServiceSpec spec = SpecOf();
+  spec.parking = {.folder = folder.path(), .model = "letters"};
+  std::string text;
+  {
+    Letters letters(spec);
+    text = WholeOf(letters.service(), RequestOf("hello", 8)).text;
+    EXPECT_EQ(Metric(letters.service(), "conversations_parked"), 1);
+  }
+  Letters letters(spec);
+  EXPECT_EQ(Metric(letters.service(), "conversations_parked"), 1);
+  const std::string prompt = "hello" + text + "world";
+  const AnswerPart part = WholeOf(letters.service(), RequestOf(prompt, 4));
+  EXPECT_EQ(part.text, ExpectedText(prompt, 4));
+  EXPECT_EQ(part.reused, 5 + 7);  // The last token was not computed.
+}
+
+TEST(Service, SaysWhatWentWrongWithAFile) {
+  const ScratchFolder folder("service");
+  ServiceSpec spec = SpecOf();
+  spec.parking = {.folder = folder.File("parked"), .model = "letters"};
+  std::vector<std::string> said;
+  spec.log = [&](const Status& status) { said.push_back(status.message()); };
+  {
+    Letters letters(spec);
+    std::filesystem::remove(spec.parking.folder);
+    WholeOf(letters.service(), RequestOf("hello", 8));
+    EXPECT_EQ(WholeOf(letters.service(), RequestOf("world", 8)).text,
+              ExpectedText("world", 8));
+    EXPECT_EQ(Metric(letters.service(), "parking_failures_total"), 1);
+  }
+  ASSERT_FALSE(said.empty());
+  EXPECT_THAT(said[0], HasSubstr("cannot be opened"));
+}
+
+// An error of the model ends all answers, and those after it.
+TEST(Service, FailsWithItsModel) {
+  for (const auto fault : {&Letters::fails, &Letters::mute, &Letters::lies}) {
+    Letters letters(SpecOf());
+    letters.*fault = true;
+    std::vector<std::unique_ptr<Answer>> answers;
+    for (const std::string prompt : {"hello", "world", "three"}) {
+      answers.push_back(letters.service().Ask(RequestOf(prompt, 0)));
+    }
+    for (const auto& answer : answers) {
+      const AnswerPart part = Whole(*answer);
+      EXPECT_EQ(part.finish, Finish::kError);
+      EXPECT_THAT(
+          part.status.message(),
+          HasSubstr(fault == &Letters::fails ? "out of order" : "logits for"));
+    }
+    letters.*fault = false;
+    EXPECT_EQ(WholeOf(letters.service(), RequestOf("hello", 3)).finish,
+              Finish::kError);
+  }
+}
+
+TEST(Service, AnAnswerMayOutliveItsService) {
+  std::unique_ptr<Answer> answer;
+  {
+    Letters letters(SpecOf());
+    letters.hold = true;
+    answer = letters.service().Ask(RequestOf("hello", 0));
+    letters.hold = false;
+  }
+  const AnswerPart part = Whole(*answer);
+  EXPECT_TRUE(part.finish == Finish::kError || part.finish == Finish::kLength);
+}
+
+TEST(Service, MisuseIsRefused) {
+  Letters letters(SpecOf());
+  ServiceRequest request = RequestOf("a", 1);
+  request.sample = nullptr;
+  EXPECT_EQ(WholeOf(letters.service(), request).finish, Finish::kError);
+  request = RequestOf("a", 1);
+  request.sample = [](auto) { return -5; };
+  EXPECT_EQ(WholeOf(letters.service(), request).finish, Finish::kError);
+  request.sample = [](auto) { return kEnd; };
+  const AnswerPart ended = WholeOf(letters.service(), request);
+  EXPECT_EQ(ended.finish, Finish::kStop);
+  EXPECT_EQ(ended.text, "");
+  EXPECT_EQ(WholeOf(letters.service(), RequestOf("", 1)).finish,
+            Finish::kError);
+
+  const auto cache = *MakeCache({});
+  ASSERT_TRUE(cache->Init(InitOf(SpecOf().sessions, DType::kF32)).ok());
+  const ServiceModel model = {
+      .forward = [](auto&, auto&) { return std::span<const float>(); },
+      .bytes = [](auto) { return std::string(); }};
+  ServiceSpec spec = SpecOf();
+  EXPECT_FALSE(MakeService(*cache, spec, {}).ok());
+  spec.keep = -2;
+  EXPECT_FALSE(MakeService(*cache, spec, model).ok());
+  spec = SpecOf();
+  spec.worth = 0;
+  EXPECT_FALSE(MakeService(*cache, spec, model).ok());
+  spec = SpecOf();
+  spec.sessions.slots = 0;
+  EXPECT_FALSE(MakeService(*cache, spec, model).ok());
+  spec = SpecOf();
+  spec.parking.folder = "/proc/nothing";
+  EXPECT_FALSE(MakeService(*cache, spec, model).ok());
+}
+
+TEST(Sampler, DrawsByTheWeights) {
+  const std::vector<float> logits = {std::log(1.F), std::log(2.F),
+                                     std::log(5.F), -1000};
+  const auto counts = [&](double temperature, double top_p) {
+    Sampler sampler(temperature, top_p, 1);
+    std::vector<int> drawn(4);
+    for (int i = 0; i < 8000; ++i) ++At(drawn, sampler(logits));
+    return drawn;
+  };
+  EXPECT_EQ(counts(0, 1)[2], 8000);
+  EXPECT_EQ(counts(1, 0)[2], 8000);
+  const std::vector<int> all = counts(1, 1);
+  EXPECT_NEAR(all[0], 1000, 150);
+  EXPECT_NEAR(all[1], 2000, 200);
+  EXPECT_EQ(all[3], 0);
+  // The weights 1, 4 and 25.
+  EXPECT_NEAR(counts(0.5, 1)[0], 8000 / 30, 80);
+  // The first two have 7/8 of the weight.
+  EXPECT_EQ(counts(1, 0.87)[0], 0);
+  EXPECT_NEAR(counts(1, 0.87)[1], 8000 * 2 / 7, 200);
+  EXPECT_GT(counts(1, 0.88)[0], 0);
+}
+
+TEST(Sampler, EqualSamplersDrawEqualTokens) {
+  const std::vector<float> logits(100, 1);
+  const auto drawn = [&](std::uint64_t seed) {
+    Sampler sampler(1, 1, seed);
+    std::vector<int> tokens;
+    for (int i = 0; i < 20; ++i) tokens.push_back(sampler(logits));
+    return tokens;
+  };
+  EXPECT_EQ(drawn(1), drawn(1));
+  EXPECT_NE(drawn(1), drawn(2));
+}
+
+TEST(Sampler, HasAnAnswerToAnyLogits) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  Sampler sampler(1, 0.9, 1);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(sampler(std::vector{kNan, 1.F, kNan}), 1);
+    EXPECT_EQ(sampler(std::vector{0.F, kInfinite}), 1);
+    EXPECT_EQ(sampler(std::vector{-kInfinite, 3.F}), 1);
+    EXPECT_EQ(sampler(std::vector{kNan, kNan}), 0);
+    EXPECT_EQ(sampler(std::vector{-kInfinite, -kInfinite}), 0);
+    EXPECT_EQ(sampler(std::vector{2.F}), 0);
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props
