@@ -144,7 +144,8 @@ def measure_streams(options, process):
     count = sum(stream.usage["prompt_tokens"] for stream in streams)
     print(f"prompts of {count / len(streams):.0f} tokens: "
           f"{count / (time.monotonic() - begin):.0f} tokens/s, "
-          f"{(cpu_seconds(process) - cpu_begin) / count * 1000:.3f} CPU ms a token")
+          f"{(cpu_seconds(process) - cpu_begin) / count * 1000:.3f} CPU ms a token",
+          flush=True)
     streams = ask_all(options, process, prompts, options.answer)
     if streams is None:
         return None
