@@ -75,7 +75,7 @@ class Stream(threading.Thread):
         self.body = {"model": name, "prompt": prompt, "max_tokens": answer,
                      "temperature": 0, "stream": True, "ignore_eos": True,
                      "stream_options": {"include_usage": True}}
-        self.times, self.usage = [], None
+        self.times, self.usage, self.text = [], None, ""
         self.begin = time.monotonic()
         self.start()
 
@@ -96,6 +96,7 @@ class Stream(threading.Thread):
             event = json.loads(line[6:])
             self.usage = event.get("usage") or self.usage
             if event["choices"] and event["choices"][0]["text"]:
+                self.text += event["choices"][0]["text"]
                 self.times.append((time.monotonic(),
                                    cpu_seconds(self.process)))
         connection.close()
@@ -113,33 +114,52 @@ def texts():
     return "\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
 
 
-def measure_streams(options, process):
-    """Tokens a second while all streams are answered, and CPU ms of each; None if
-    the time was over."""
-    draw = random.Random(1)
+def ask_all(options, process, prompts, answer):
+    """Asks all prompts at once: the streams, or None if the time is over."""
     began = cpu_seconds(process)
-    streams = [Stream(process, options.name,
-                      draw.choices(range(300, 5000), k=options.tokens),
-                      options.answer) for _ in range(options.streams)]
-    if not wait(streams, options.limit):
-        print(f"stopped after {options.limit} s and "
-              f"{cpu_seconds(process) - began:.0f} s of CPU time: "
-              f"{sum(bool(stream.times) for stream in streams)} of {len(streams)} "
-              "streams had a first token")
+    streams = [Stream(process, options.name, prompt, answer) for prompt in prompts]
+    if wait(streams, options.limit):
+        return streams
+    print(f"stopped after {options.limit} s and {cpu_seconds(process) - began:.0f} s "
+          f"of CPU time: {sum(bool(stream.times) for stream in streams)} of "
+          f"{len(streams)} streams had a first token")
+    return None
+
+
+def measure_streams(options, process):
+    """Tokens a second of the answers, CPU ms of each, and their texts; None if the
+    time was over. The prompts are asked twice: first for a token, then, when the
+    server has them in its cache, for the answers, so that all streams are answered
+    at the same time."""
+    question = Stream(process, options.name, "The capital of France is", 8)
+    wait([question])
+    print(f"The capital of France is{question.text!r}")
+    draw = random.Random(1)
+    prompts = [draw.choices(range(300, 5000), k=options.tokens)
+               for _ in range(options.streams)]
+    cpu_begin, begin = cpu_seconds(process), time.monotonic()
+    streams = ask_all(options, process, prompts, 1)
+    if streams is None:
         return None
-    prompt = sum(stream.usage["prompt_tokens"] for stream in streams)
+    count = sum(stream.usage["prompt_tokens"] for stream in streams)
+    print(f"prompts of {count / len(streams):.0f} tokens: "
+          f"{count / (time.monotonic() - begin):.0f} tokens/s, "
+          f"{(cpu_seconds(process) - cpu_begin) / count * 1000:.3f} CPU ms a token",
+          flush=True)
+    streams = ask_all(options, process, prompts, options.answer)
+    if streams is None:
+        return None
+    cached = sum(stream.usage["prompt_tokens_details"]["cached_tokens"]
+                 for stream in streams)
+    assert cached >= 0.99 * count, f"{cached} of {count} tokens were in the cache"
     begin, cpu_begin = max(stream.times[0] for stream in streams)
     end, cpu_end = min(stream.times[-1] for stream in streams)
     count = sum(begin < t <= end for stream in streams for t, _ in stream.times)
-    first = begin - streams[0].begin
-    print(f"prompts of {prompt / len(streams):.0f} tokens: {prompt / first:.0f} "
-          f"tokens/s until all have a first token, "
-          f"{(cpu_begin - began) / prompt * 1000:.3f} CPU ms a token")
     speed = count / (end - begin)
     cpu = (cpu_end - cpu_begin) / count * 1000
     print(f"{len(streams)} streams: {speed:.1f} tokens/s ({count} tokens in "
           f"{end - begin:.1f} s), {cpu:.2f} CPU ms a token", flush=True)
-    return speed, cpu
+    return speed, cpu, [stream.text for stream in streams]
 
 
 def measure_first(options, process):
@@ -182,9 +202,12 @@ def main():
             process.kill()
             process.wait()
     if options.what == "streams" and options.peer and all(results):
-        (speed, cpu), (peer_speed, peer_cpu) = results
+        (speed, cpu, ours), (peer_speed, peer_cpu, theirs) = results
+        same = [len(os.path.commonprefix(pair)) / len(pair[0])
+                for pair in zip(ours, theirs)]
         print(f"ratio: {speed / peer_speed:.2f} in tokens/s, "
-              f"{peer_cpu / cpu:.2f} in CPU time of answers")
+              f"{peer_cpu / cpu:.2f} in CPU time of answers, which are the same up to "
+              f"{sum(same) / len(same):.0%} of their lengths")
 
 
 if __name__ == "__main__":
