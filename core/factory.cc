@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <set>
 
 #include "core/guarded_paged.h"
@@ -79,6 +80,17 @@ Status CheckShift(const Shift& shift) {
   return {};
 }
 
+// Refuses more states of a sequence than can be counted (R2).
+Status CheckStates(const CacheSpec& spec) {
+  const std::int64_t checkpoints =
+      spec.checkpoint_every > 0 ? spec.checkpoints : 0;
+  const std::int64_t states = checkpoints + 2 + spec.pins + spec.drafts;
+  constexpr int kMax = std::numeric_limits<std::int32_t>::max();
+  if (states <= kMax) return {};
+  return Invalid("a sequence would have {} states, there can be {}", states,
+                 kMax);
+}
+
 // Makes the memory unbounded: it is if it is at least the capacity (S3).
 void NeverEvict(CacheSpec& spec) {
   if (spec.kind == Kind::kSwa) spec.kind = Kind::kSwaMem;
@@ -106,6 +118,7 @@ Status CheckSpec(const CacheSpec& spec) {
     if (status.ok()) status = NotNegative("checkpoints", spec.checkpoints);
     if (status.ok()) status = NotNegative("pins", spec.pins);
     if (status.ok()) status = NotNegative("drafts", spec.drafts);
+    if (status.ok()) status = CheckStates(spec);
     if (!status.ok()) return status;
   }
   if (!IsWrapper(spec.kind)) return CheckShift(spec.shift);

@@ -381,13 +381,17 @@ std::vector<PagedView> GuardedPaged::StatesOf(int sequence, int layer,
     if (after <= begin || block == kNoBlock) return;
     views.push_back(RowsOf(layer, after - 1, 1, block));
   };
+  // The end of a block, or `last` if that is before.
+  const auto end_of = [&](std::int64_t block, int last) {
+    return AsInt(std::min<std::int64_t>((block + 1) * spec_.block_size, last));
+  };
   const CommittedBlocks committed = Committed(sequence);
-  for (std::size_t i = 0; i < committed.size(); ++i) {
-    add(std::min(AsInt(i + 1) * spec_.block_size, len), committed[i]);
+  for (int i = 0; i < Size(committed); ++i) {
+    add(end_of(i, len), committed[AsSize(i)]);
   }
   const std::span<const int> blocks = DoBlocks(sequence);
   for (int i = len / spec_.block_size; i < BlocksFor(end); ++i) {
-    const int after = std::min((i + 1) * spec_.block_size, end);
+    const int after = end_of(i, end);
     if (after > len) add(after, At(blocks, i));
   }
   return views;

@@ -119,7 +119,7 @@ class GuardedPaged : public PagedPool {
   DType k_dtype() const { return spec_.dtype; }
   DType v_dtype() const { return spec_.v_dtype.value_or(spec_.dtype); }
   int BlocksFor(int tokens) const {
-    return (tokens + spec_.block_size - 1) / spec_.block_size;
+    return tokens / spec_.block_size + (tokens % spec_.block_size == 0 ? 0 : 1);
   }
   int RowsPerBlock() const { return spec_.states ? 1 : spec_.block_size; }
 

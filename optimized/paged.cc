@@ -293,7 +293,8 @@ class Pool final : public GuardedPaged {
     const int end = start + AsInt(key.shape[2]);
     for (int begin = start; begin < end;) {
       const int block = begin / spec().block_size;
-      begin = std::min((block + 1) * spec().block_size, end);
+      begin +=
+          std::min(spec().block_size - begin % spec().block_size, end - begin);
       const std::int64_t last = begin - 1 - start;
       memory_->Store(blocks, block, Slice(key, 2, last), KeysOf(layer),
                      Slice(value, 2, last), ValuesOf(layer));

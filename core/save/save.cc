@@ -238,8 +238,8 @@ CacheState* StateOf(std::string_view& name, CacheState& state) {
   if (!name.starts_with("caches.")) return &state;
   TakeWord(name);
   int number = -1;
-  if (!ReadWhole(TakeWord(name), number)) return nullptr;
-  const auto at = AsSize(number);  // Huge if negative.
+  if (!ReadWhole(TakeWord(name), number) || number < 0) return nullptr;
+  const std::size_t at = AsSize(number);
   if (at > state.caches.size()) return nullptr;
   if (at == state.caches.size()) state.caches.emplace_back();
   return &state.caches[at];

@@ -436,6 +436,48 @@ TEST_P(PoolGate, SpecsAtTheirBounds) {
   EXPECT_EQ(code(spec), kInvalid);
 }
 
+// Commits many rows of zeros, all of which lie at one address.
+Status CommitZeros(PagedPool& pool, int tokens) {
+  constexpr std::array<float, 1> kZero = {};
+  TensorView rows = DenseView(kZero.data(), DType::kF32, {1, 1, tokens, 1});
+  rows.stride[2] = 0;
+  const auto appended = pool.Append(0, 0, rows, rows);
+  return appended.ok() ? pool.Commit(0, tokens) : appended.status();
+}
+
+TEST_P(GroupsGate, AWindowMayReachFartherThanAnyToken) {
+  PagedSpec spec = {.block_size = 4, .blocks = 3, .max_seq_len = 12};
+  spec.window = kMax;
+  const auto pool = *MakePagedPool(spec, GetParam());
+  const Tokens prompt = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+  ASSERT_EQ(*pool->Open(prompt), 0);
+  ASSERT_TRUE(Append(0, 0, {1, 1, 9, 1}, {1, 1, 9, 1})(*pool).ok());
+  ASSERT_TRUE(CommitTokens(0, prompt)(*pool).ok());
+  EXPECT_EQ(*pool->Find(prompt), 8);
+  // Another sequence gets the second block, and the first one stays.
+  ASSERT_TRUE(Free(0)(*pool).ok());
+  ASSERT_EQ(*pool->Open(), 0);
+  ASSERT_TRUE(CommitZeros(*pool, 8).ok());
+  EXPECT_EQ(*pool->Find(prompt), 4);
+}
+
+// The reference would store each state.
+TEST(PoolOfStates, HasAsManyTokensAsCanBeCounted) {
+  PagedSpec spec = {.block_size = 1 << 29, .blocks = 3, .max_seq_len = kMax};
+  spec.states = true;
+  spec.window = 1;
+  const auto pool = *MakePagedPool(spec, "optimized");
+  ASSERT_EQ(*pool->Open(), 0);
+  for (const int tokens : {1 << 30, (1 << 30) - 1}) {
+    ASSERT_TRUE(CommitZeros(*pool, tokens).ok());
+    const auto views = *pool->Views(0, 0);
+    ASSERT_FALSE(views.empty());
+    EXPECT_EQ(views.back().start, *pool->SeqLen(0) - 1);
+  }
+  EXPECT_EQ(*pool->SeqLen(0), kMax);
+  EXPECT_EQ(CommitZeros(*pool, 1).code(), StatusCode::kCacheFull);
+}
+
 TEST_P(PoolGate, SpecsOfCachesAtTheirBounds) {
   const auto code = [](const CacheSpec& spec) {
     return MakeCache(spec, GetParam()).status().code();

@@ -206,7 +206,12 @@ TEST_P(Recurrence, RefusesSnapshotsOfTwoStatesAtOnePosition) {
 
 TEST_P(Recurrence, CountsCellsWithoutOverflow) {
   constexpr int kMax = std::numeric_limits<int>::max();
-  EXPECT_EQ(TestCache(Recurrent(1, kMax), GetParam()).Init(1, 1, 1),
+  CacheSpec most = Recurrent(1, kMax - 2);
+  EXPECT_EQ(TestCache(most, GetParam()).Init(kMax, 1, 1), kInvalidArgument);
+  most.pins = most.drafts = kMax;
+  EXPECT_EQ(MakeCache(most, GetParam()).status().message(),
+            "a sequence would have 6442450941 states, there can be 2147483647");
+  EXPECT_EQ(MakeCache(Recurrent(1, kMax - 1), GetParam()).status().code(),
             kInvalidArgument);
   EXPECT_EQ(TestCache(Recurrent(1, 1), GetParam()).Init(kMax, 1, 1),
             kInvalidArgument);

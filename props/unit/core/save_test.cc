@@ -3,12 +3,15 @@
 #include "kvtwin/save.h"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dense_tensor.h"
@@ -23,6 +26,7 @@ namespace kvtwin::props {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::HasSubstr;
 using Floats = std::vector<float>;
 
 class Save : public WithFolder {};
@@ -161,37 +165,52 @@ TEST_F(Save, RefusesDamagedFiles) {
   }
 }
 
-TEST_F(Save, RefusesHostileFiles) {
-  const auto refused = [](const std::string& header, std::size_t data = 64) {
-    const std::uint64_t length = header.size();
-    std::vector<std::byte> bytes(8 + header.size() + data);
-    std::memcpy(bytes.data(), &length, 8);
-    std::memcpy(bytes.data() + 8, header.data(), header.size());
-    return !StateFromBytes(bytes).ok();
-  };
-  EXPECT_TRUE(refused(""));
-  EXPECT_TRUE(refused("{}"));
-  EXPECT_TRUE(refused(std::string(100000, '[')));
-  EXPECT_TRUE(refused(R"({"cells":{"dtype":"I32","shape":[1e300,3],)"
-                      R"("data_offsets":[0,1e300]}})"));
-  EXPECT_TRUE(refused(R"({"layers.0.key":{"dtype":"F32","shape":)"
-                      R"([65536,65536,65536,65536],"data_offsets":[0,0]}})"));
-  EXPECT_TRUE(refused(R"({"layers.-1.key":{"dtype":"F32","shape":[1,1,1,1],)"
-                      R"("data_offsets":[0,4]}})"));
-  EXPECT_TRUE(refused(R"({"caches.9999.cells":{"dtype":"I32","shape":[0,3],)"
-                      R"("data_offsets":[0,0]}})"));
-  EXPECT_TRUE(refused(R"({"__metadata__":7})"));
+// Why a file of this header and `data` zeros is refused.
+std::string RefusalOf(const std::string& header, std::size_t data = 64) {
+  const std::uint64_t length = header.size();
+  std::vector<std::byte> bytes(8 + header.size() + data);
+  std::memcpy(bytes.data(), &length, 8);
+  std::memcpy(bytes.data() + 8, header.data(), header.size());
+  const std::string message = StateFromBytes(bytes).status().message();
+  const std::string begin = "this is not a state of a cache: ";
+  EXPECT_TRUE(message.starts_with(begin)) << message;
+  return message.substr(std::min(begin.size(), message.size()));
+}
+
+// Why a file of these tensors is refused, after the right metadata.
+std::string RefusalOfTensors(const std::string& tensors, std::size_t data) {
+  return RefusalOf(
+      R"({"__metadata__":{"kvtwin_state":"2","model":""},)" + tensors + "}",
+      data);
+}
+
+TEST_F(Save, RefusesHostileHeaders) {
+  EXPECT_EQ(RefusalOf(""), "an empty line");
+  EXPECT_EQ(RefusalOf("{}"), "its metadata has no 'kvtwin_state'");
+  EXPECT_THAT(RefusalOf(std::string(100000, '[')), HasSubstr("nested"));
+  EXPECT_EQ(RefusalOf(R"({"__metadata__":7})"),
+            "its metadata has no 'kvtwin_state'");
+  EXPECT_EQ(RefusalOf(R"({"__metadata__":{"kvtwin_state":"1","model":""}})"),
+            "its version is '1', not '2'");
+  const std::vector<std::byte> huge(8, std::byte{0xFF});
+  EXPECT_THAT(StateFromBytes(huge).status().message(),
+              HasSubstr("its header is of 18446744073709551615 bytes"));
+}
+
+TEST_F(Save, RefusesHostileTensors) {
+  const std::string unsure = "its checksum does not hold";
   // A cache that is named twice must not be read by two threads.
   const std::string cells =
       R"("{}cells":{{"dtype":"I32","shape":[1,3],"data_offsets":[{},{}]}})";
-  for (const bool twice : {false, true}) {
-    const std::string header =
-        R"({"__metadata__":{"kvtwin_state":"1","model":""},)" +
-        fmt::format(fmt::runtime(cells), "caches.0.", 0, 12) + "," +
-        fmt::format(fmt::runtime(cells), twice ? "caches.00." : "caches.1.", 12,
-                    24) +
-        "}";
-    EXPECT_TRUE(refused(header, 24));
+  for (const auto& [name, refusal] :
+       {std::pair("caches.1.", unsure),
+        {"caches.00.", "its tensor 'caches.00.cells' is wrong"},
+        {"caches.2.", "its tensor 'caches.2.cells' is wrong"},
+        {"caches.-1.", "its tensor 'caches.-1.cells' is wrong"}}) {
+    const std::string first =
+        fmt::format(fmt::runtime(cells), "caches.0.", 0, 12);
+    const std::string second = fmt::format(fmt::runtime(cells), name, 12, 24);
+    EXPECT_EQ(RefusalOfTensors(first + "," + second, 24), refusal);
   }
   for (const char* tensor :
        {R"({"dtype":7,"shape":[0,3],"data_offsets":[0,0]})",
@@ -201,19 +220,28 @@ TEST_F(Save, RefusesHostileFiles) {
         R"({"dtype":"I32","shape":[0,3],"data_offsets":[-1,0]})",
         R"({"dtype":"I32","shape":[0,3],"data_offsets":[4,0]})",
         R"({"dtype":"I32","shape":[0,3],"data_offsets":[0,99]})",
-        R"({"dtype":"I32","shape":[1,3],"data_offsets":[60,72]})",
+        R"({"dtype":"I32","shape":[1e300,3],"data_offsets":[0,1e300]})",
         R"({"dtype":"I32","shape":[0,3],"data_offsets":[0,5]})", "7"}) {
-    EXPECT_TRUE(refused(fmt::format(R"({{"cells":{}}})", tensor))) << tensor;
+    EXPECT_EQ(RefusalOfTensors(fmt::format(R"("cells":{})", tensor), 5),
+              "its tensor 'cells' is wrong")
+        << tensor;
   }
-  for (const char* shape :
-       {"[1,1,1]", "[1,1,1,-1]", "[1,1,1,1e10]", "[1,1,1,2]"}) {
-    EXPECT_TRUE(refused(fmt::format(R"({{"layers.0.key":{{"dtype":"F32",)"
-                                    R"("shape":{},"data_offsets":[0,4]}}}})",
-                                    shape)))
-        << shape;
+  EXPECT_EQ(RefusalOfTensors(fmt::format(fmt::runtime(cells), "", 0, 12), 13),
+            "it has other bytes as well");
+  const auto key = [](int layer, const char* dtype, const char* shape) {
+    return RefusalOfTensors(
+        fmt::format(R"("layers.{}.key":{{"dtype":"{}","shape":{},)"
+                    R"("data_offsets":[0,4]}})",
+                    layer, dtype, shape),
+        4);
+  };
+  EXPECT_EQ(key(0, "F32", "[1,1,1,1]"), unsure);
+  EXPECT_EQ(key(-1, "F32", "[1,1,1,1]"), unsure);
+  for (const char* shape : {"[1,1,1]", "[1,1,1,-1]", "[1,1,1,1e10]",
+                            "[1,1,1,2]", "[65536,65536,65536,65536]"}) {
+    EXPECT_EQ(key(0, "F32", shape), "its tensor 'layers.0.key' is wrong");
   }
-  std::vector<std::byte> huge(8, std::byte{0xFF});
-  EXPECT_FALSE(StateFromBytes(huge).ok());
+  EXPECT_EQ(key(0, "U8", "[1,1,1,4]"), "its tensor 'layers.0.key' is wrong");
 }
 
 // Headers have a largest size, and a largest number of names.
