@@ -3,10 +3,15 @@
 # Replaces the sources of a list by a source for each folder, which includes them:
 # the headers and templates of a folder are then compiled once. Every source compiles
 # alone as well, as the preset clang has it. Sources stay alone that share names with
-# others of their folder, those that the museum plants bugs in, and core/factory.cc,
-# which the emulator replaces.
-set(alone core/factory core/guarded_cache core/mask_elements core/save/save[.] core/trace/trace[.]
-    core/wrapper bench/putter props/base/program[.] props/sessions/session_runner props/page_judge/.*_test props/search/museum)
+# others of their folder or are compiled for each instruction set, and except with ALL,
+# those that the museum plants bugs in, and core/factory.cc, which the emulator replaces.
+set(alone "optimized/(paged|targets|[a-z_]*(kernels|bf16|q8))[.]" bench/putter
+    core/trace/trace[.] props/base/program[.] props/page_judge/.*_test props/search/museum
+    props/sessions/session_runner)
+if(NOT KVTWIN_UNITE STREQUAL ALL)
+  list(APPEND alone core/factory core/guarded_cache core/mask_elements
+       core/save/save[.] core/wrapper)
+endif()
 list(JOIN alone "|" alone)
 # Folders that are compiled with others, because most of the time goes into headers and
 # templates that they share, and tests that share names with others of their folder: a
@@ -26,7 +31,8 @@ set(united_as
     "props/(backend|certify|command|report|shrink)/" command
     "props/(laws|search)/" search
     "props/(oracle|paged)/" oracle
-    "props/(attention|base|compare|history|sessions)/" histories)
+    "props/(attention|base|compare|history|sessions)/" histories
+    "optimized/" optimized)
 # In a release build, tests and what runs once per command are optimized little: they
 # are compiled more often than they are run. (g++ takes as long at -O0 as at -Og.) What
 # calls the twins many times in little time is optimized a bit more.
@@ -63,4 +69,18 @@ function(kvtwin_unite list)
     list(APPEND sources ${KVTWIN_UNITED}/${united}.cc)
   endforeach()
   set(${list} ${sources} PARENT_SCOPE)
+endfunction()
+
+# Tests that the sources that ./dev demo unites share no names.
+function(kvtwin_add_unites_test)
+  set(KVTWIN_UNITE ALL)
+  include(${CMAKE_CURRENT_FUNCTION_LIST_FILE})
+  file(GLOB_RECURSE demo CONFIGURE_DEPENDS core/*.cc optimized/*.cc)
+  list(FILTER demo EXCLUDE REGEX "/cuda/")
+  kvtwin_unite(demo)
+  list(FILTER demo INCLUDE REGEX "^${KVTWIN_UNITED}/")
+  set(eigen $<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>)
+  add_test(NAME unites COMMAND ${CMAKE_CXX_COMPILER} -fsyntax-only -std=c++20
+    -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include "-I$<JOIN:${eigen},;-I>" ${demo}
+    COMMAND_EXPAND_LISTS)
 endfunction()
