@@ -184,9 +184,8 @@ TEST(PageJudge, FindsEachChangedLabelOfAFaultyPool) {
         std::pair(PoolFault::kOtherViews, "views  sequence 0, layer 0")}) {
     const auto run = RunJudged(
         *history,
-        [&, each = fault](
-            const PagedSpec& spec,
-            std::string_view twin) -> Result<std::unique_ptr<PagedPool>> {
+        [&, each = fault](const PagedSpec& spec, std::string_view twin)
+            -> Result<std::unique_ptr<PagedPool>> {
           auto pool = MakePagedPool(spec, twin);
           if (twin == "reference") return pool;
           return std::unique_ptr<PagedPool>(

@@ -59,8 +59,7 @@ std::string NameOf(const SmallSessions& setup) {
 class SmallHistory {
  public:
   explicit SmallHistory(const SmallSessions& setup)
-      : cache_(*MakeCache(setup.cache)),
-        context_(setup.sessions.context) {
+      : cache_(*MakeCache(setup.cache)), context_(setup.sessions.context) {
     EXPECT_TRUE(cache_.SetConfig({.cache_padding = setup.padding}).ok());
     EXPECT_TRUE(cache_.Init(InitOf(setup.sessions, DType::kF32)).ok());
     sessions_ = *MakeSessions(cache_, setup.sessions);
