@@ -255,16 +255,17 @@ class Parking : public ParkingLot {
     }
     write_->path = NewPath();
     files_[write_->path] = std::move(inputs);
-    write_->done =
-        std::async([path = write_->path, label = std::move(label),
-                    state = std::move(state), replaced = std::move(replaced)] {
-          Status status = SaveState(state, path, label);
-          std::error_code ignored;
-          for (const std::string& old : replaced) {
-            if (status.ok()) fs::remove(old, ignored);
-          }
-          return status;
-        });
+    write_->done = std::async([path = write_->path, label = std::move(label),
+                               state = std::move(state),
+                               replaced = std::move(replaced)]() mutable {
+      // The rows are freed when they are written, not with the future.
+      Status status = SaveState(std::exchange(state, {}), path, label);
+      std::error_code ignored;
+      for (const std::string& old : replaced) {
+        if (status.ok()) fs::remove(old, ignored);
+      }
+      return status;
+    });
   }
 
   // Waits for the file that is being written.
@@ -315,7 +316,7 @@ class Parking : public ParkingLot {
   // By path. Names begin with the time, so that the oldest file comes first.
   Files files_;
   std::optional<Writing> write_;
-  Status error_;  // Of a file that could not be written.
+  Status error_;  // The error of the last file that could not be written.
   std::int64_t written_ = 0, loaded_ = 0, failed_ = 0;
 };
 
