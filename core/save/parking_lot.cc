@@ -162,7 +162,10 @@ class Parking : public ParkingLot {
     prompt = prompt.first(AsSize(std::min(common, sessions.spec().context)));
     if (prompt.empty() || Size(prompt) < least) return 0;
     const std::string path = best->first;
-    if (write_ && write_->path == path) write_->done.wait();
+    if (write_ && write_->path == path) {
+      Settle();  // If this fails, the files that it would replace are back.
+      return Unpark(sessions, cache, slot, prompt, least);
+    }
     const Result<CacheState> state = LoadState(path, LabelOf(best->second));
     Result<int> loaded = state.status();
     if (state.ok()) {
