@@ -51,15 +51,21 @@ class ParkingServer {
   Cache& cache() { return *cache_; }
   Sessions& sessions() { return *sessions_; }
 
-  // Computes a prompt, and returns its slot, which is free then.
-  int Compute(const Prompt& prompt) {
+  // Computes a prompt and tokens that are removed again, and returns its slot,
+  // which is free then.
+  int Compute(const Prompt& prompt, int removed = 0) {
     const int request = *sessions_->Submit(prompt);
     int slot = -1;
     for (bool over = false; !over;) {
       Pass(*sessions_->NextBatch(), over);
       slot = sessions_->Request(request)->slot;
     }
-    EXPECT_TRUE(sessions_->Finish(request).ok());
+    for (int i = 0; i < removed; ++i) {
+      EXPECT_TRUE(sessions_->Sampled(request, 20).ok());
+      bool over = false;
+      Pass(*sessions_->NextBatch(), over);
+    }
+    EXPECT_TRUE(sessions_->Finish(request, removed).ok());
     return slot;
   }
 
@@ -273,6 +279,30 @@ TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
     EXPECT_EQ(*tokens, loaded);
     other.Compute(next);
     EXPECT_EQ(other.sessions().Gauges().hit_tokens, loaded);
+  }
+}
+
+// A recurrent cache has states of some tokens, and after a stop string not that
+// of the last one.
+TEST_F(Parked, StatesAreLoaded) {
+  const CacheSpec recurrent = {
+      .kind = Kind::kRecurrent, .checkpoint_every = 4, .checkpoints = 4};
+  const CacheSpec hybrid = {.kind = Kind::kHybrid,
+                            .caches = {recurrent, {.kind = Kind::kCausal}}};
+  const Prompt prompt = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  for (const CacheSpec& spec : {recurrent, hybrid}) {
+    for (const auto& [removed, loaded] : std::map<int, int>{{0, 10}, {2, 8}}) {
+      fs::remove_all(Spec().folder);
+      const auto parking = Open();
+      ParkingServer before(spec), after(spec);
+      const int slot = before.Compute(prompt, removed);
+      ASSERT_TRUE(parking->Park(before.sessions(), before.cache(), slot).ok());
+      const Result<int> tokens =
+          parking->Unpark(after.sessions(), after.cache(), 1, prompt, 1);
+      ASSERT_TRUE(tokens.ok()) << tokens.status().ToString();
+      EXPECT_EQ(*tokens, loaded);
+      EXPECT_TRUE(*after.cache().CanResume(1, loaded));
+    }
   }
 }
 
