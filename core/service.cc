@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What the service and its answers share.
+// The lock that the service and its answers share.
 struct Board {
   std::mutex mutex;
   std::condition_variable_any changed;
@@ -32,7 +32,7 @@ struct Board {
 struct Job {
   ServiceRequest request;  // Without the stop strings.
   Clock::time_point asked = Clock::now();
-  std::atomic<bool> dropped = false;  // No one wants the rest.
+  std::atomic<bool> dropped = false;  // By its owner, who wants no more.
   AnswerText shown;
   AnswerPart part;
   int slot = -1;
@@ -47,15 +47,16 @@ class JobAnswer : public Answer {
   AnswerPart Next(bool whole, std::chrono::milliseconds wait) override {
     std::unique_lock lock(board_->mutex);
     AnswerPart& part = job_->part;
+    // The clock overflows if it waits for long.
+    using std::chrono::milliseconds, std::chrono::hours;
+    wait = std::clamp<milliseconds>(wait, milliseconds(0), hours(24));
     board_->changed.wait_for(lock, wait, [&] {
       return part.finish != Finish::kNone || (!whole && !part.text.empty());
     });
+    std::string text = std::exchange(part.text, {});
     AnswerPart next = part;
-    if (whole && part.finish == Finish::kNone) {
-      next.text.clear();
-    } else {
-      part.text.clear();
-    }
+    (whole && part.finish == Finish::kNone ? part : next).text =
+        std::move(text);
     return next;
   }
 
@@ -143,6 +144,9 @@ class BatchService : public Service {
       } catch (const std::exception& error) {
         if (!lock.owns_lock()) lock.lock();
         status = Untimely("the model failed: {}", error.what());
+      } catch (...) {
+        if (!lock.owns_lock()) lock.lock();
+        status = Untimely("the model failed");
       }
       if (!status.ok()) FailAll(status);
       board_->changed.notify_all();
@@ -168,7 +172,7 @@ class BatchService : public Service {
     if (!status.ok() && spec_.log) spec_.log(status);
   }
 
-  // Ends the requests whose answers no one wants.
+  // Ends the requests whose answers were dropped.
   void DropCancelled() {
     const auto dropped = [](const JobPointer& job) -> bool {
       return job->dropped;
@@ -211,6 +215,7 @@ class BatchService : public Service {
       running_[*number] = job;
     } else {
       Fail(*job, number.status());
+      board_->changed.notify_all();  // Before the next batch is computed.
     }
     return true;
   }
@@ -232,6 +237,18 @@ class BatchService : public Service {
     return {stored, unused};
   }
 
+  // Draws the next token of a request.
+  static Result<std::int32_t> Draw(const Job& job,
+                                   std::span<const float> logits) try {
+    const std::int32_t token = job.request.sample(logits);
+    if (token < 0) return Invalid("the token {} was drawn", token);
+    return token;
+  } catch (const std::exception& error) {
+    return Untimely("sample failed: {}", error.what());
+  } catch (...) {
+    return Untimely("sample failed");
+  }
+
   // Computes a batch, and gives its requests a token each.
   Status Pass(std::unique_lock<std::mutex>& lock) {
     const Result<SessionBatch> batch = sessions_->NextBatch();
@@ -249,20 +266,20 @@ class BatchService : public Service {
       return Invalid("the model has {} logits for {} outputs", logits.size(),
                      outputs);
     }
-    std::vector<std::pair<int, std::int32_t>> sampled;
+    std::vector<std::pair<int, Result<std::int32_t>>> drawn;
     for (std::size_t i = 0; i < outputs; ++i) {
       const int number = At(batch->requests, batch->outputs[i]);
-      sampled.emplace_back(number, running_.at(number)->request.sample(
-                                       logits.subspan(i * size, size)));
+      drawn.emplace_back(
+          number, Draw(*running_.at(number), logits.subspan(i * size, size)));
     }
     lock.lock();
     forward_ += Clock::now() - begin;
-    for (const auto& [number, token] : sampled) Add(number, token);
+    for (const auto& [number, token] : drawn) Add(number, token);
     return {};
   }
 
-  // Adds a token to an answer, which may end it.
-  void Add(int number, std::int32_t token) {
+  // Adds a token to an answer, which may end it. An error ends it.
+  void Add(int number, const Result<std::int32_t>& token) {
     Job& job = *running_.at(number);
     if (job.part.tokens == 0) {
       const RequestInfo info = *sessions_->Request(number);
@@ -270,16 +287,16 @@ class BatchService : public Service {
       job.part.reused = info.reused;
       job.slot = info.slot;
     }
-    ++job.part.tokens;
-    ++tokens_;
-    if (token == model_.end) return End(number, Finish::kStop);
-    if (token < 0) {
-      Fail(job, Invalid("the token {} was drawn", token));
+    if (!token.ok()) {
+      Fail(job, token.status());
       return End(number, Finish::kError);
     }
-    job.part.text += job.shown.Add(model_.bytes(token));
+    ++job.part.tokens;
+    ++tokens_;
+    if (*token == model_.end) return End(number, Finish::kStop);
+    job.part.text += job.shown.Add(model_.bytes(*token));
     if (job.shown.stopped()) return End(number, Finish::kStop);
-    if (*sessions_->Sampled(number, token) != Ending::kNone) {
+    if (*sessions_->Sampled(number, *token) != Ending::kNone) {
       End(number, Finish::kLength);
     }
   }
@@ -307,7 +324,7 @@ class BatchService : public Service {
   const std::shared_ptr<Board> board_ = std::make_shared<Board>();
   // The mutex of the board guards the rest.
   const std::unique_ptr<Sessions> sessions_;
-  const std::unique_ptr<ParkingLot> parking_;  // Null: none.
+  const std::unique_ptr<ParkingLot> parking_;  // Null: nothing is parked.
   Status status_;                              // Why the service has failed.
   std::list<JobPointer> waiting_;
   std::map<int, JobPointer> running_;  // By number in sessions.

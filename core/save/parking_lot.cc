@@ -66,6 +66,27 @@ bool Holds(const CacheState& state, std::int32_t position) {
          });
 }
 
+// Returns an error if a state, or one of its caches, lacks a token after which
+// the cache would resume: the cache itself does not look for gaps.
+Status CheckTokens(const CacheState& state, int tokens, Cache& cache,
+                   int slot) {
+  std::vector<bool> held(AsSize(tokens));
+  for (const CellEntry& entry : state.cells) {
+    if (entry.position < tokens) held[AsSize(entry.position)] = true;
+  }
+  for (int i = 0; i < tokens && !state.cells.empty(); ++i) {
+    if (held[AsSize(i)]) continue;
+    const Result<bool> resumes = cache.CanResume(slot, i + 1);
+    if (!resumes.ok()) return resumes.status();
+    if (*resumes) return Invalid("the file lacks position {}", i);
+  }
+  for (const CacheState& part : state.caches) {
+    Status status = CheckTokens(part, tokens, cache, slot);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
 // Returns an error if a state has rows of another dtype.
 Status CheckRows(const CacheState& state, DType rows) {
   for (const auto& [layer, stored] : state.layers) {
@@ -141,6 +162,11 @@ class Parking : public ParkingLot {
     }
     Result<CacheState> state = cache.SnapshotOf(slot);
     if (!state.ok()) return state.status();
+    // The last state of a recurrent cache may be that of a stop string.
+    while (!inputs.empty() && !Holds(*state, Size(inputs) - 1)) {
+      inputs.pop_back();
+    }
+    if (inputs.empty()) return {};
     Status status = CheckRows(*state, spec_.rows);
     if (status.ok()) Write(std::move(inputs), *std::move(state));
     return status;
@@ -162,7 +188,10 @@ class Parking : public ParkingLot {
     prompt = prompt.first(AsSize(std::min(common, sessions.spec().context)));
     if (prompt.empty() || Size(prompt) < least) return 0;
     const std::string path = best->first;
-    if (write_ && write_->path == path) write_->done.wait();
+    if (write_ && write_->path == path) {
+      Settle();  // If this fails, the files that it would replace are back.
+      return Unpark(sessions, cache, slot, prompt, least);
+    }
     const Result<CacheState> state = LoadState(path, LabelOf(best->second));
     Result<int> loaded = state.status();
     if (state.ok()) {
@@ -255,16 +284,17 @@ class Parking : public ParkingLot {
     }
     write_->path = NewPath();
     files_[write_->path] = std::move(inputs);
-    write_->done =
-        std::async([path = write_->path, label = std::move(label),
-                    state = std::move(state), replaced = std::move(replaced)] {
-          Status status = SaveState(state, path, label);
-          std::error_code ignored;
-          for (const std::string& old : replaced) {
-            if (status.ok()) fs::remove(old, ignored);
-          }
-          return status;
-        });
+    write_->done = std::async([path = write_->path, label = std::move(label),
+                               state = std::move(state),
+                               replaced = std::move(replaced)]() mutable {
+      // The rows are freed when they are written, not with the future.
+      Status status = SaveState(std::exchange(state, {}), path, label);
+      std::error_code ignored;
+      for (const std::string& old : replaced) {
+        if (status.ok()) fs::remove(old, ignored);
+      }
+      return status;
+    });
   }
 
   // Waits for the file that is being written.
@@ -295,6 +325,8 @@ class Parking : public ParkingLot {
     Status status = sessions.Adopt(slot, {});
     if (status.ok()) status = cache.CopyPrefix(slot, slot, 0);
     if (status.ok()) status = cache.AddSequence(slot, state);
+    // A label may name more tokens than its file has.
+    if (status.ok()) status = CheckTokens(state, tokens, cache, slot);
     if (!status.ok()) return status;
     const Result<std::int32_t> resume = cache.ResumeBefore(slot, Size(inputs));
     if (!resume.ok()) return resume.status();
@@ -304,8 +336,6 @@ class Parking : public ParkingLot {
     if (status.ok()) {
       status = sessions.Adopt(slot, inputs.first(AsSize(length)));
     }
-    // A label may name more tokens than its file has.
-    if (status.ok()) status = CheckSessions(sessions, cache);
     if (!status.ok()) return status;
     return length;
   }
@@ -315,7 +345,7 @@ class Parking : public ParkingLot {
   // By path. Names begin with the time, so that the oldest file comes first.
   Files files_;
   std::optional<Writing> write_;
-  Status error_;  // Of a file that could not be written.
+  Status error_;  // The error of the last file that could not be written.
   std::int64_t written_ = 0, loaded_ = 0, failed_ = 0;
 };
 

@@ -67,7 +67,7 @@ class AnswerText {
 
   std::vector<Stop> stops_;
   std::string held_;               // Not shown yet.
-  std::vector<std::size_t> ends_;  // Of the tokens in the held text.
+  std::vector<std::size_t> ends_;  // The ends of its tokens.
   std::int64_t removed_ = 0;
   bool ended_ = false;
 };
@@ -112,8 +112,8 @@ struct ParkingGauges {
 
 // Conversations on disk, so that they outlive the process and their slot. Each
 // is a file of SaveState (save.h), complete or absent, whose label has the
-// model, the dtype and the inputs. Whoever can read the folder can read the
-// conversations.
+// model, the dtype and the inputs. Everyone who can read the folder can read
+// the conversations. Two parking lots of one model need two folders.
 class ParkingLot {
  public:
   virtual ~ParkingLot() = default;  // Waits until all is written.
@@ -144,8 +144,8 @@ class ParkingLot {
   virtual ParkingGauges Gauges() const = 0;
 };
 
-// Finds the files of the model in the folder. Files that are damaged, or
-// something else, are left alone; what writers that died have left is removed.
+// Finds the files of the model in the folder. Damaged files and all others are
+// left alone, but incomplete files of writers that died are removed.
 // Errors: an empty folder; a limit < 1; a dtype that rows cannot have; a folder
 // that cannot be made or listed.
 Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec);
@@ -163,13 +163,13 @@ struct ServiceSpec {
   // not parked.
   int worth = 32;
   ParkingSpec parking = {};  // Without a folder, nothing is parked.
-  // Gets what went wrong with a file of a conversation: the service goes on
-  // without it. Called by the service's thread; must not call the service.
+  // Gets the errors of files of conversations: the service goes on without
+  // them. Called by the service's thread; must not call the service.
   std::function<void(const Status&)> log = {};
 };
 
-// The model of a service, whose thread calls it. An exception fails the
-// service.
+// The model of a service, whose thread calls it. It must not call the service.
+// An exception fails the service.
 struct ServiceModel {
   // Computes a batch, for which StartForward was called, and puts its rows into
   // the cache. Returns the logits after its outputs, one after another; they
@@ -180,12 +180,13 @@ struct ServiceModel {
   std::int32_t end = -1;  // The token that ends an answer.
 };
 
-// What is asked of a service.
+// A question to a service.
 struct ServiceRequest {
   std::vector<SessionInput> prompt;  // Not empty.
   std::int64_t limit = 0;  // Tokens of the answer, at most; 0: no limit.
   std::vector<std::string> stops;  // Strings before which the answer ends.
-  // Draws a token from its logits. Called by the service's thread.
+  // Draws a token from its logits. Called by the service's thread. A negative
+  // token or an exception ends this answer with an error.
   std::function<std::int32_t(std::span<const float> logits)> sample;
 };
 
@@ -212,11 +213,12 @@ class Answer {
   virtual ~Answer() = default;  // Ends the request, if it goes on.
 
   // Waits for some new text or the end, or only for the end and `whole` text,
-  // but no longer than `wait`. Returns the text since the last call.
+  // but no longer than `wait` or a day. Returns the text since the last call.
   virtual AnswerPart Next(bool whole, std::chrono::milliseconds wait) = 0;
 };
 
-// Answers requests together, in batches, on a thread of its own.
+// Answers requests together, in batches, on a thread of its own. It limits
+// neither the number of requests that wait nor the text that is not read yet.
 class Service {
  public:
   virtual ~Service() = default;  // Answers that go on end with an error.

@@ -51,15 +51,21 @@ class ParkingServer {
   Cache& cache() { return *cache_; }
   Sessions& sessions() { return *sessions_; }
 
-  // Computes a prompt, and returns its slot, which is free then.
-  int Compute(const Prompt& prompt) {
+  // Computes a prompt and tokens that are removed again, and returns its slot,
+  // which is free then.
+  int Compute(const Prompt& prompt, int removed = 0) {
     const int request = *sessions_->Submit(prompt);
     int slot = -1;
     for (bool over = false; !over;) {
       Pass(*sessions_->NextBatch(), over);
       slot = sessions_->Request(request)->slot;
     }
-    EXPECT_TRUE(sessions_->Finish(request).ok());
+    for (int i = 0; i < removed; ++i) {
+      EXPECT_TRUE(sessions_->Sampled(request, 20).ok());
+      bool over = false;
+      Pass(*sessions_->NextBatch(), over);
+    }
+    EXPECT_TRUE(sessions_->Finish(request, removed).ok());
     return slot;
   }
 
@@ -276,6 +282,30 @@ TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
   }
 }
 
+// A recurrent cache has states of some tokens, and after a stop string not that
+// of the last one.
+TEST_F(Parked, StatesAreLoaded) {
+  const CacheSpec recurrent = {
+      .kind = Kind::kRecurrent, .checkpoint_every = 4, .checkpoints = 4};
+  const CacheSpec hybrid = {.kind = Kind::kHybrid,
+                            .caches = {recurrent, {.kind = Kind::kCausal}}};
+  const Prompt prompt = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  for (const CacheSpec& spec : {recurrent, hybrid}) {
+    for (const auto& [removed, loaded] : std::map<int, int>{{0, 10}, {2, 8}}) {
+      fs::remove_all(Spec().folder);
+      const auto parking = Open();
+      ParkingServer before(spec), after(spec);
+      const int slot = before.Compute(prompt, removed);
+      ASSERT_TRUE(parking->Park(before.sessions(), before.cache(), slot).ok());
+      const Result<int> tokens =
+          parking->Unpark(after.sessions(), after.cache(), 1, prompt, 1);
+      ASSERT_TRUE(tokens.ok()) << tokens.status().ToString();
+      EXPECT_EQ(*tokens, loaded);
+      EXPECT_TRUE(*after.cache().CanResume(1, loaded));
+    }
+  }
+}
+
 TEST_F(Parked, AFileThatIsDamagedIsForgotten) {
   const Prompt prompt = PromptOf({1, 2, 3});
   const std::string file = ParkedFile(prompt);
@@ -414,6 +444,27 @@ TEST_F(Parked, AFolderThatCannotBeMadeIsRefused) {
   }
 }
 
+// Writes fail, as on a full disk, by a limit on the size of files.
+class FullDisk {
+ public:
+  FullDisk() {
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    struct rlimit full = before_;
+    full.rlim_cur = 64;
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  }
+  ~FullDisk() {
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before_), 0);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  struct rlimit before_ = {};
+  void (*handler_)(int) = std::signal(SIGXFSZ, SIG_IGN);
+};
+
 // A folder that cannot be written to, and a disk that is full: what would have
 // been replaced stays.
 TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
@@ -425,16 +476,11 @@ TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
     EXPECT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
     return parking->Wait();
   };
-  // A limit on the size of files, as a full disk, fails the write.
-  struct rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  struct rlimit full = before;
-  full.rlim_cur = 64;
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
-  Status status = park(PromptOf({1, 2, 3}));
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, handler);
+  const auto park_on_full_disk = [&](const Prompt& prompt) {
+    const FullDisk full;
+    return park(prompt);
+  };
+  const Status status = park_on_full_disk(PromptOf({1, 2, 3}));
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("cannot be written"));
   EXPECT_TRUE(parking->Wait().ok());  // It is said once.
@@ -451,6 +497,22 @@ TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
   EXPECT_TRUE(park(PromptOf({1, 2, 3})).ok());
   EXPECT_EQ(Files().size(), 1);
   EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
+}
+
+// A conversation is wanted before its file has failed: what the file would have
+// replaced is loaded instead.
+TEST_F(Parked, AFileMayFailWhileItIsWanted) {
+  const auto parking = Open();
+  ParkAll(*parking, {PromptOf({1, 2})});
+  ParkingServer server;
+  const int slot = server.Compute(PromptOf({1, 2, 3}));
+  const FullDisk full;
+  ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 2);
+  EXPECT_FALSE(parking->Wait().ok());
+  EXPECT_EQ(
+      parking->Gauges(),
+      (ParkingGauges{.parked = 1, .written = 1, .loaded = 1, .failed = 1}));
 }
 
 // The part file of a writer that was killed.

@@ -3,15 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "kvtwin/attention.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
+#include "kvtwin/serving.h"
 #include "kvtwin/sessions.h"
 #include "props/base/forwarding_cache.h"
 #include "props/search/explain.h"
@@ -160,6 +164,60 @@ TEST(Documented, Serving) {
   EXPECT_EQ(sent, (std::vector{1, 2}));
   EXPECT_TRUE(closed.empty());
   EXPECT_TRUE(sessions->Requests().empty());
+}
+
+// A model of three tokens, which are drawn in turn: b, c, and the end of text.
+struct TurningModel {
+  std::span<const float> Run(Cache& cache, const SessionBatch& batch) {
+    PutOnes(cache, static_cast<int>(batch.inputs.size()));
+    logits.assign(3, 0);
+    logits[++passes % 3] = 100;
+    return logits;
+  }
+  int passes = 0;
+  std::vector<float> logits;
+};
+
+struct LetterTokenizer {
+  std::string Bytes(int token) const {
+    return {static_cast<char>(first + token)};
+  }
+  char first = 'a';
+};
+
+// docs/serving.md
+TEST(Documented, AService) {
+  const auto made = *MakeCache({.kind = Kind::kCausal});
+  Cache& cache = *made;
+  TurningModel model;
+  const LetterTokenizer tokenizer;
+  const std::vector<SessionInput> prompt = {{.token = 5}, {.token = 7}};
+  std::string sent;
+  const auto Send = [&](const std::string& text) { sent += text; };
+
+  const SessionsSpec sizes = {.slots = 16, .context = 8192, .batch = 512};
+  Status status = cache.Init(InitOf(sizes, DType::kF16));
+  const auto service = *MakeService(
+      cache, {.sessions = sizes},
+      {.forward = [&](Cache& cells,
+                      const auto& batch) { return model.Run(cells, batch); },
+       .bytes = [&](int token) { return tokenizer.Bytes(token); },
+       .end = kEndOfText});
+
+  const auto answer = service->Ask({.prompt = prompt,
+                                    .limit = 500,
+                                    .stops = {"\n\n"},
+                                    .sample = Sampler(0.7, 0.9, /*seed=*/1)});
+  AnswerPart part;
+  while (part.finish == Finish::kNone) {
+    part = answer->Next(/*whole=*/false, std::chrono::seconds(1));
+    Send(part.text);
+  }
+  if (part.finish == Finish::kError) status = part.status;
+
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(part.finish, Finish::kStop);
+  EXPECT_EQ(sent, "bc");
 }
 
 // docs/speculation.md

@@ -54,6 +54,7 @@ class Letters {
   Service& service() { return *service_; }
   std::atomic<bool> hold = false;   // The model waits.
   std::atomic<bool> fails = false;  // The model throws.
+  std::atomic<bool> odd = false;    // It throws a number.
   std::atomic<bool> mute = false;   // It has no logits.
   std::atomic<bool> lies = false;   // It has too few for several outputs.
   std::atomic<int> computed = 0;    // Tokens.
@@ -64,6 +65,7 @@ class Letters {
   std::span<const float> Forward(Cache& cache, const SessionBatch& batch) {
     while (hold) std::this_thread::sleep_for(milliseconds(1));
     if (fails) throw std::runtime_error("out of order");
+    if (odd) throw 7;
     computed += Size(batch.inputs);
     std::vector<float> rows;
     for (const SessionInput& input : batch.inputs) {
@@ -288,7 +290,12 @@ TEST(Service, SaysWhatWentWrongWithAFile) {
 
 // An error of the model ends all answers, and those after it.
 TEST(Service, FailsWithItsModel) {
-  for (const auto fault : {&Letters::fails, &Letters::mute, &Letters::lies}) {
+  const std::vector<std::pair<std::atomic<bool> Letters::*, const char*>>
+      faults = {{&Letters::fails, "out of order"},
+                {&Letters::odd, "the model failed"},
+                {&Letters::mute, "logits for"},
+                {&Letters::lies, "logits for"}};
+  for (const auto& [fault, message] : faults) {
     Letters letters(SpecOf());
     letters.*fault = true;
     std::vector<std::unique_ptr<Answer>> answers;
@@ -298,14 +305,42 @@ TEST(Service, FailsWithItsModel) {
     for (const auto& answer : answers) {
       const AnswerPart part = Whole(*answer);
       EXPECT_EQ(part.finish, Finish::kError);
-      EXPECT_THAT(
-          part.status.message(),
-          HasSubstr(fault == &Letters::fails ? "out of order" : "logits for"));
+      EXPECT_THAT(part.status.message(), HasSubstr(message));
     }
     letters.*fault = false;
     EXPECT_EQ(WholeOf(letters.service(), RequestOf("hello", 3)).finish,
               Finish::kError);
   }
+}
+
+// A sampler that throws ends its own answer; those of others go on.
+TEST(Service, FailsARequestWithItsSampler) {
+  Letters letters(SpecOf());
+  letters.hold = true;
+  const auto other = letters.service().Ask(RequestOf("hello", 9));
+  ServiceRequest request = RequestOf("world", 9);
+  request.sample = [](auto) -> int { throw std::runtime_error("no dice"); };
+  const auto first = letters.service().Ask(request);
+  request.sample = [](auto) -> int { throw 7; };
+  const auto second = letters.service().Ask(request);
+  letters.hold = false;
+  const AnswerPart part = Whole(*first);
+  EXPECT_EQ(part.finish, Finish::kError);
+  EXPECT_EQ(part.tokens, 0);
+  EXPECT_THAT(part.status.message(), HasSubstr("no dice"));
+  EXPECT_EQ(Whole(*second).finish, Finish::kError);
+  EXPECT_EQ(Whole(*other).text, ExpectedText("hello", 9));
+}
+
+TEST(Service, WaitsAsLongAsItIsTold) {
+  Letters letters(SpecOf());
+  letters.hold = true;
+  const auto answer = letters.service().Ask(RequestOf("hello", 20));
+  EXPECT_EQ(answer->Next(true, milliseconds::min()).finish, Finish::kNone);
+  letters.hold = false;
+  const AnswerPart part = answer->Next(true, milliseconds::max());
+  EXPECT_EQ(part.finish, Finish::kLength);
+  EXPECT_EQ(part.tokens, 20);
 }
 
 TEST(Service, AnAnswerMayOutliveItsService) {
