@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <condition_variable>
 #include <exception>
 #include <list>
@@ -20,6 +21,8 @@ namespace kvtwin {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kForEver = std::chrono::years(100);
 
 // What the service and its answers share.
 struct Board {
@@ -47,6 +50,8 @@ class JobAnswer : public Answer {
   AnswerPart Next(bool whole, std::chrono::milliseconds wait) override {
     std::unique_lock lock(board_->mutex);
     AnswerPart& part = job_->part;
+    // The clock cannot count to milliseconds::max().
+    wait = std::clamp(wait, std::chrono::milliseconds(0), kForEver);
     board_->changed.wait_for(lock, wait, [&] {
       return part.finish != Finish::kNone || (!whole && !part.text.empty());
     });
@@ -141,14 +146,22 @@ class BatchService : public Service {
                       [this](const JobPointer& job) { return Submit(job); });
         status = Pass(lock);
       } catch (const std::exception& error) {
-        if (!lock.owns_lock()) lock.lock();
         status = Untimely("the model failed: {}", error.what());
+      } catch (...) {
+        status = Untimely("the model failed with an unknown exception");
       }
+      if (!lock.owns_lock()) lock.lock();
       if (!status.ok()) FailAll(status);
       board_->changed.notify_all();
     }
     FailAll(Untimely("the service has ended"));
     board_->changed.notify_all();
+    lock.unlock();
+    try {
+      if (parking_) Log(parking_->Wait());
+    } catch (...) {
+      return;  // No answer is left that could have the error.
+    }
   }
 
   static void Fail(Job& job, const Status& status) {
@@ -188,7 +201,7 @@ class BatchService : public Service {
     if (Size(running_) == spec_.sessions.slots) return false;
     if (spec_.share) {
       const auto [stored, unused] = Stored(prompt);
-      const int wanted = stored + spec_.worth;
+      const int wanted = stored + std::min(spec_.worth, INT_MAX - stored);
       for (const auto& [number, other] : running_) {
         if (other->part.tokens == 0 &&
             CommonInputs(other->request.prompt, prompt) >= wanted) {
