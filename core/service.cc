@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <condition_variable>
 #include <exception>
 #include <list>
@@ -142,17 +143,22 @@ class BatchService : public Service {
                       [this](const JobPointer& job) { return Submit(job); });
         status = Pass(lock);
       } catch (const std::exception& error) {
-        if (!lock.owns_lock()) lock.lock();
         status = Untimely("the model failed: {}", error.what());
       } catch (...) {
-        if (!lock.owns_lock()) lock.lock();
         status = Untimely("the model failed");
       }
+      if (!lock.owns_lock()) lock.lock();
       if (!status.ok()) FailAll(status);
       board_->changed.notify_all();
     }
     FailAll(Untimely("the service has ended"));
     board_->changed.notify_all();
+    lock.unlock();
+    try {
+      if (parking_) Log(parking_->Wait());
+    } catch (...) {
+      return;  // No answer is left that could have the error.
+    }
   }
 
   static void Fail(Job& job, const Status& status) {
@@ -192,7 +198,7 @@ class BatchService : public Service {
     if (Size(running_) == spec_.sessions.slots) return false;
     if (spec_.share) {
       const auto [stored, unused] = Stored(prompt);
-      const int wanted = stored + spec_.worth;
+      const int wanted = stored + std::min(spec_.worth, INT_MAX - stored);
       for (const auto& [number, other] : running_) {
         if (other->part.tokens == 0 &&
             CommonInputs(other->request.prompt, prompt) >= wanted) {

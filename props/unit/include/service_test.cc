@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <latch>
 #include <limits>
 #include <memory>
 #include <stdexcept>
@@ -52,19 +53,20 @@ class Letters {
   }
 
   Service& service() { return *service_; }
-  std::atomic<bool> hold = false;   // The model waits.
-  std::atomic<bool> fails = false;  // The model throws.
-  std::atomic<bool> odd = false;    // It throws a number.
-  std::atomic<bool> mute = false;   // It has no logits.
-  std::atomic<bool> lies = false;   // It has too few for several outputs.
-  std::atomic<int> computed = 0;    // Tokens.
+  std::atomic<bool> hold = false;     // The model waits.
+  std::atomic<bool> fails = false;    // The model throws.
+  std::atomic<bool> odd = false;      // It throws a number.
+  std::atomic<bool> mute = false;     // It has no logits.
+  std::atomic<bool> lies = false;     // It has too few for several outputs.
+  std::atomic<int> passes = 1000000;  // After these the model throws.
+  std::atomic<int> computed = 0;      // Tokens.
 
  private:
   static char AsLetter(int i) { return static_cast<char>('a' + i); }
 
   std::span<const float> Forward(Cache& cache, const SessionBatch& batch) {
     while (hold) std::this_thread::sleep_for(milliseconds(1));
-    if (fails) throw std::runtime_error("out of order");
+    if (fails || passes-- == 0) throw std::runtime_error("out of order");
     if (odd) throw 7;
     computed += Size(batch.inputs);
     std::vector<float> rows;
@@ -132,6 +134,13 @@ AnswerPart Whole(Answer& answer) {
 
 AnswerPart WholeOf(Service& service, ServiceRequest request) {
   return Whole(*service.Ask(std::move(request)));
+}
+
+// Expects the text of an answer, or the beginning that an error has left.
+void ExpectRight(const std::string& prompt, const AnswerPart& part) {
+  EXPECT_EQ(part.text, ExpectedText(prompt, Size(part.text)));
+  EXPECT_TRUE(part.finish == Finish::kLength || part.finish == Finish::kError);
+  EXPECT_EQ(part.status.ok(), part.finish == Finish::kLength);
 }
 
 double Metric(const Service& service, const std::string& name) {
@@ -252,6 +261,21 @@ TEST(Service, ARequestWaitsForItsPrefix) {
   }
 }
 
+TEST(Service, NoRequestWaitsIfThatIsNotWorthIt) {
+  ServiceSpec spec = SpecOf();
+  spec.worth = std::numeric_limits<int>::max();
+  Letters letters(spec);
+  WholeOf(letters.service(), RequestOf("the", 1));
+  letters.hold = true;
+  const auto first = letters.service().Ask(RequestOf("aaa", 1));
+  WaitFor(letters.service(), "requests_running", 1);
+  const auto second = letters.service().Ask(RequestOf("thesame", 2));
+  const auto third = letters.service().Ask(RequestOf("thesame", 2));
+  letters.hold = false;
+  EXPECT_EQ(Whole(*second).reused, 3);
+  EXPECT_EQ(Whole(*third).reused, 3);
+}
+
 TEST(Service, AConversationIsParkedAndLoaded) {
   const ScratchFolder folder("service");
   ServiceSpec spec = SpecOf();
@@ -288,6 +312,24 @@ TEST(Service, SaysWhatWentWrongWithAFile) {
   EXPECT_THAT(said[0], HasSubstr("cannot be opened"));
 }
 
+TEST(Service, SaysAtItsEndWhatWentWrongWithAFile) {
+  const ScratchFolder folder("service");
+  ServiceSpec spec = SpecOf();
+  spec.parking = {.folder = folder.File("parked"), .model = "letters"};
+  std::vector<std::string> said;
+  spec.log = [&](const Status& status) {
+    said.push_back(status.message());
+    throw 7;
+  };
+  {
+    Letters letters(spec);
+    std::filesystem::remove(spec.parking.folder);
+    WholeOf(letters.service(), RequestOf("hello", 8));
+  }
+  ASSERT_EQ(said.size(), 1U);
+  EXPECT_THAT(said[0], HasSubstr("cannot be opened"));
+}
+
 // An error of the model ends all answers, and those after it.
 TEST(Service, FailsWithItsModel) {
   const std::vector<std::pair<std::atomic<bool> Letters::*, const char*>>
@@ -298,10 +340,12 @@ TEST(Service, FailsWithItsModel) {
   for (const auto& [fault, message] : faults) {
     Letters letters(SpecOf());
     letters.*fault = true;
+    letters.hold = true;  // Until a batch can have several outputs.
     std::vector<std::unique_ptr<Answer>> answers;
     for (const std::string prompt : {"hello", "world", "three"}) {
       answers.push_back(letters.service().Ask(RequestOf(prompt, 0)));
     }
+    letters.hold = false;
     for (const auto& answer : answers) {
       const AnswerPart part = Whole(*answer);
       EXPECT_EQ(part.finish, Finish::kError);
@@ -353,6 +397,77 @@ TEST(Service, AnAnswerMayOutliveItsService) {
   }
   const AnswerPart part = Whole(*answer);
   EXPECT_TRUE(part.finish == Finish::kError || part.finish == Finish::kLength);
+}
+
+// Asks, reads and drops answers. Returns those that nobody has read.
+std::vector<std::pair<std::string, std::unique_ptr<Answer>>> AskAndDrop(
+    Service& service, int thread) {
+  std::vector<std::pair<std::string, std::unique_ptr<Answer>>> kept;
+  for (int i = 0; i < 12; ++i) {
+    const std::string prompt = std::string(AsSize(i % 5 + 1), 'h') +
+                               static_cast<char>('a' + thread % 2 + i % 3);
+    auto answer = service.Ask(RequestOf(prompt, i % 6 == 4 ? 0 : 9));
+    if (i % 4 == 0) {
+      ExpectRight(prompt, Whole(*answer));
+    } else if (i % 4 == 1) {
+      AnswerPart part, whole;
+      while (part.finish == Finish::kNone) {
+        part = answer->Next(false, milliseconds(20));
+        whole.text += part.text;
+      }
+      part.text = whole.text;
+      ExpectRight(prompt, part);
+    } else if (i % 4 == 2) {
+      answer->Next(i % 8 == 2, milliseconds(i % 3));
+    } else {
+      kept.emplace_back(prompt, std::move(answer));
+    }
+  }
+  return kept;
+}
+
+// Threads ask, read and drop answers, while the service ends, its model breaks,
+// or its folder goes. ThreadSanitizer watches in ./dev sanitize.
+TEST(Service, ServesManyThreads) {
+  enum class Trouble { kNone, kModel, kFolder };
+  for (const Trouble trouble :
+       {Trouble::kNone, Trouble::kModel, Trouble::kFolder}) {
+    const ScratchFolder folder("service");
+    ServiceSpec spec = SpecOf(3);
+    spec.parking = {.folder = folder.File("parked"), .model = "letters"};
+    std::vector<std::string> said;
+    spec.log = [&](const Status& status) { said.push_back(status.message()); };
+    auto letters = std::make_unique<Letters>(spec);
+    if (trouble == Trouble::kModel) letters->passes = 40;
+    std::latch asked(5);
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&, thread] {
+        const auto kept = AskAndDrop(letters->service(), thread);
+        asked.count_down();
+        for (const auto& [prompt, answer] : kept) {
+          ExpectRight(prompt, Whole(*answer));
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      for (int i = 0; i < 10; ++i) {
+        EXPECT_LE(Metric(letters->service(), "requests_running"), 3);
+        std::this_thread::sleep_for(milliseconds(1));
+        if (i == 5 && trouble == Trouble::kFolder) {
+          std::filesystem::rename(spec.parking.folder, folder.File("gone"));
+        }
+      }
+      asked.count_down();
+    });
+    asked.wait();
+    if (trouble == Trouble::kFolder) {
+      ExpectRight("other", WholeOf(letters->service(), RequestOf("other", 5)));
+    }
+    letters.reset();
+    threads.clear();
+    EXPECT_EQ(said.empty(), trouble != Trouble::kFolder);
+  }
 }
 
 TEST(Service, MisuseIsRefused) {
