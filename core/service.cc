@@ -76,6 +76,7 @@ class BatchService : public Service {
         model_(std::move(model)),
         sessions_(std::move(sessions)),
         parking_(std::move(parking)),
+        parked_(parking_ ? parking_->Gauges() : ParkingGauges()),
         thread_([this](const std::stop_token& stop) { Loop(stop); }) {}
 
   std::unique_ptr<Answer> Ask(ServiceRequest request) override {
@@ -97,9 +98,6 @@ class BatchService : public Service {
 
   std::string Metrics() const override {
     const std::lock_guard lock(board_->mutex);
-    const SessionGauges gauges = sessions_->Gauges();
-    const ParkingGauges parked =
-        parking_ ? parking_->Gauges() : ParkingGauges();
     std::string text;
     const auto add = [&text](std::string_view name, auto value) {
       const std::string_view type =
@@ -109,21 +107,21 @@ class BatchService : public Service {
     };
     add("requests_total", requests_);
     add("cancelled_total", cancelled_);
-    add("prompt_tokens_total", gauges.prompt_tokens);
-    add("hit_tokens_total", gauges.hit_tokens);
-    add("evicted_tokens_total", gauges.evicted_tokens);
-    add("shifts_total", gauges.shifts);
+    add("prompt_tokens_total", gauges_.prompt_tokens);
+    add("hit_tokens_total", gauges_.hit_tokens);
+    add("evicted_tokens_total", gauges_.evicted_tokens);
+    add("shifts_total", gauges_.shifts);
     add("answer_tokens_total", tokens_);
-    add("batches_total", gauges.batches);
-    add("refusals_total", gauges.refusals);
+    add("batches_total", gauges_.batches);
+    add("refusals_total", gauges_.refusals);
     add("forward_seconds_total", forward_.count());
     add("first_token_seconds_total", first_token_.count());
     add("requests_waiting", waiting_.size());
-    add("requests_running", gauges.running);
+    add("requests_running", running_.size());
     add("cells_used", cells_used_);
     add("cells_free", cache_.CellCount() - cells_used_);
-    add("conversations_parked", parked.parked);
-    add("parking_failures_total", parked.failed);
+    add("conversations_parked", parked_.parked);
+    add("parking_failures_total", parked_.failed);
     return text;
   }
 
@@ -136,29 +134,48 @@ class BatchService : public Service {
       return status_.ok() && (!waiting_.empty() || !running_.empty());
     };
     while (board_->changed.wait(lock, stop, busy) && !stop.stop_requested()) {
-      Status status;
-      try {
+      const auto work = [&] {
         DropCancelled();
-        std::erase_if(waiting_,
-                      [this](const JobPointer& job) { return Submit(job); });
-        status = Pass(lock);
-      } catch (const std::exception& error) {
-        status = Untimely("the model failed: {}", error.what());
-      } catch (...) {
-        status = Untimely("the model failed");
-      }
-      if (!lock.owns_lock()) lock.lock();
-      if (!status.ok()) FailAll(status);
-      board_->changed.notify_all();
+        ParkEnded(lock);
+        SubmitWaiting(lock);
+        return Pass(lock);
+      };
+      Report(Try(lock, work));
+      Report(Try(lock, [&] {
+        ParkEnded(lock);
+        return Status();
+      }));
     }
-    FailAll(Untimely("the service has ended"));
-    board_->changed.notify_all();
+    Report(Untimely("the service has ended"));
     lock.unlock();
     try {
       if (parking_) Log(parking_->Wait());
     } catch (...) {
       return;  // No answer is left that could have the error.
     }
+  }
+
+  // Calls does(), and returns its error; the lock is held afterwards.
+  template <class Does>
+  static Status Try(std::unique_lock<std::mutex>& lock, const Does& does) {
+    Status status;
+    try {
+      status = does();
+    } catch (const std::exception& error) {
+      status = Untimely("the model failed: {}", error.what());
+    } catch (...) {
+      status = Untimely("the model failed");
+    }
+    if (!lock.owns_lock()) lock.lock();
+    return status;
+  }
+
+  // Shows the others what is new. An error ends all answers.
+  void Report(const Status& status) {
+    if (!status.ok()) FailAll(status);
+    gauges_ = sessions_->Gauges();
+    if (parking_) parked_ = parking_->Gauges();
+    board_->changed.notify_all();
   }
 
   static void Fail(Job& job, const Status& status) {
@@ -191,9 +208,16 @@ class BatchService : public Service {
     }
   }
 
+  // Others may add requests meanwhile.
+  void SubmitWaiting(std::unique_lock<std::mutex>& lock) {
+    for (auto job = waiting_.begin(); job != waiting_.end();) {
+      job = Submit(*job, lock) ? waiting_.erase(job) : std::next(job);
+    }
+  }
+
   // Submits a request, unless it must wait for a slot, or for another request
   // that is about to compute more of its prompt than is stored.
-  bool Submit(const JobPointer& job) {
+  bool Submit(const JobPointer& job, std::unique_lock<std::mutex>& lock) {
     const std::vector<SessionInput>& prompt = job->request.prompt;
     if (Size(running_) == spec_.sessions.slots) return false;
     if (spec_.share) {
@@ -206,8 +230,10 @@ class BatchService : public Service {
         }
       }
       if (parking_) {
+        lock.unlock();
         Log(parking_->Unpark(*sessions_, cache_, unused, prompt, wanted)
                 .status());
+        lock.lock();
       }
     }
     const bool shift = spec_.keep >= 0;
@@ -307,7 +333,7 @@ class BatchService : public Service {
     }
   }
 
-  // Ends an answer, and parks what a later prompt may continue.
+  // Ends an answer. What a later prompt may continue is to be parked.
   void End(int number, Finish finish) {
     const JobPointer job = running_.extract(number).mapped();
     // The session has ended an answer that is as long as it may be. The last
@@ -316,22 +342,37 @@ class BatchService : public Service {
         number, std::max<std::int64_t>(job->shown.removed() - 1, 0)));
     job->part.text += job->shown.End();
     job->part.finish = finish;
-    if (parking_ == nullptr || job->slot < 0 ||
-        sessions_->Slot(job->slot)->reusable < spec_.worth) {
-      return;
+    if (parking_ != nullptr && job->slot >= 0 &&
+        sessions_->Slot(job->slot)->reusable >= spec_.worth) {
+      ended_.push_back(job->slot);
     }
-    Log(parking_->Wait());
-    Log(parking_->Park(*sessions_, cache_, job->slot));
+  }
+
+  // Parks the conversations of the slots that became free. Others do not wait
+  // for the disk: they have the ends of the answers already.
+  void ParkEnded(std::unique_lock<std::mutex>& lock) {
+    if (ended_.empty()) return;
+    lock.unlock();
+    for (const int slot : std::exchange(ended_, {})) {
+      Log(parking_->Wait());
+      Log(parking_->Park(*sessions_, cache_, slot));
+    }
+    lock.lock();
   }
 
   Cache& cache_;
   const ServiceSpec spec_;
   const ServiceModel model_;
-  const std::shared_ptr<Board> board_ = std::make_shared<Board>();
-  // The mutex of the board guards the rest.
+  // The thread alone uses these.
   const std::unique_ptr<Sessions> sessions_;
   const std::unique_ptr<ParkingLot> parking_;  // Null: nothing is parked.
-  Status status_;                              // Why the service has failed.
+  std::vector<int> ended_;                     // Slots to be parked.
+  const std::shared_ptr<Board> board_ = std::make_shared<Board>();
+  // The mutex of the board guards the rest, which the thread alone changes,
+  // except that others add to waiting_ and requests_.
+  SessionGauges gauges_;
+  ParkingGauges parked_;
+  Status status_;  // Why the service has failed.
   std::list<JobPointer> waiting_;
   std::map<int, JobPointer> running_;  // By number in sessions.
   std::int64_t requests_ = 0, cancelled_ = 0, tokens_ = 0;

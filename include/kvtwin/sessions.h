@@ -254,7 +254,9 @@ CellGauges CountCells(const Cache& cache);
 
 // Checks that the cache holds what the records say, and nothing else: for use
 // in production, between passes. Its time grows with the number of stored
-// tokens (docs/serving.md has figures). The message names the slot.
+// tokens (docs/serving.md has figures). The message names the slot. Not for
+// recurrent caches, nor for wrappers whose active cache is recurrent: they hold
+// states, and the tokens between these would count as lacking.
 Status CheckSessions(const Sessions& sessions, const Cache& cache);
 
 // A text for people: the slots, the requests that wait, and the gauges.

@@ -69,11 +69,11 @@ class Stream(threading.Thread):
     """A request, and when its tokens came: time, and the server's processor
     time."""
 
-    def __init__(self, process, name, prompt, answer):
+    def __init__(self, options, process, prompt, answer):
         super().__init__(daemon=True)
         self.process = process
-        self.body = {"model": name, "prompt": prompt, "max_tokens": answer,
-                     "temperature": 0, "stream": True, "ignore_eos": True,
+        self.body = {"model": options.name, "prompt": prompt, "max_tokens": answer,
+                     "temperature": 0, "stream": True,
                      "stream_options": {"include_usage": True}}
         self.times, self.usage, self.text = [], None, ""
         self.begin = time.monotonic()
@@ -117,7 +117,7 @@ def texts():
 def ask_all(options, process, prompts, answer):
     """Asks all prompts at once: the streams, or None if the time is over."""
     began = cpu_seconds(process)
-    streams = [Stream(process, options.name, prompt, answer) for prompt in prompts]
+    streams = [Stream(options, process, prompt, answer) for prompt in prompts]
     if wait(streams, options.limit):
         return streams
     print(f"stopped after {options.limit} s and {cpu_seconds(process) - began:.0f} s "
@@ -131,7 +131,7 @@ def measure_streams(options, process):
     time was over. The prompts are asked twice: first for a token, then, when the
     server has them in its cache, for the answers, so that all streams are answered
     at the same time."""
-    question = Stream(process, options.name, "The capital of France is", 8)
+    question = Stream(options, process, "The capital of France is", 8)
     wait([question])
     print(f"The capital of France is{question.text!r}")
     draw = random.Random(1)
@@ -166,7 +166,7 @@ def measure_first(options, process):
     """Time to first token, when all users come at once."""
     system = texts()[:int(options.tokens * 3.6)]
     for label in ("at first", "again"):
-        streams = [Stream(process, options.name,
+        streams = [Stream(options, process,
                           f"{system}\n\nUser {i} asks {label}:", 4)
                    for i in range(options.streams)]
         wait(streams)
