@@ -312,6 +312,31 @@ TEST(Service, SaysWhatWentWrongWithAFile) {
   EXPECT_THAT(said[0], HasSubstr("cannot be opened"));
 }
 
+// Others ask and read metrics while the thread is busy with a file.
+TEST(Service, NobodyWaitsForTheDisk) {
+  const ScratchFolder folder("service");
+  ServiceSpec spec = SpecOf();
+  spec.parking = {.folder = folder.File("parked"), .model = "letters"};
+  std::atomic<bool> logs = false, asked = false, late = false;
+  spec.log = [&](const Status&) {
+    logs = true;
+    for (int i = 0; i < 1000 && !asked; ++i) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    if (!asked) late = true;
+  };
+  Letters letters(spec);
+  std::filesystem::remove(spec.parking.folder);
+  WholeOf(letters.service(), RequestOf("hello", 8));
+  WholeOf(letters.service(), RequestOf("world", 8));
+  while (!logs) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(Metric(letters.service(), "requests_total"), 2);
+  const auto answer = letters.service().Ask(RequestOf("three", 8));
+  asked = true;
+  EXPECT_EQ(Whole(*answer).text, ExpectedText("three", 8));
+  EXPECT_FALSE(late);
+}
+
 TEST(Service, SaysAtItsEndWhatWentWrongWithAFile) {
   const ScratchFolder folder("service");
   ServiceSpec spec = SpecOf();
