@@ -170,7 +170,8 @@ class BatchService : public Service {
     return status;
   }
 
-  // Shows the others what is new. An error ends all answers.
+  // Wakes the threads that wait, and updates the metrics. An error ends all
+  // answers.
   void Report(const Status& status) {
     if (!status.ok()) FailAll(status);
     gauges_ = sessions_->Gauges();
@@ -294,7 +295,6 @@ class BatchService : public Service {
     const std::size_t outputs = batch->outputs.size();
     const std::size_t size = outputs == 0 ? 0 : logits.size() / outputs;
     if (size * outputs != logits.size() || (outputs > 0 && size == 0)) {
-      lock.lock();
       return Invalid("the model has {} logits for {} outputs", logits.size(),
                      outputs);
     }
@@ -333,7 +333,8 @@ class BatchService : public Service {
     }
   }
 
-  // Ends an answer. What a later prompt may continue is to be parked.
+  // Ends an answer, and lists its slot to be parked if a later prompt may
+  // continue the conversation.
   void End(int number, Finish finish) {
     const JobPointer job = running_.extract(number).mapped();
     // The session has ended an answer that is as long as it may be. The last

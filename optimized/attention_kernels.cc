@@ -15,6 +15,7 @@
 #include "hwy/highway.h"
 #include "optimized/tile_rows-inl.h"
 #include "optimized/tile_walk.h"
+#include "optimized/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
@@ -399,34 +400,6 @@ HWY_INLINE void AddProducts(const float* a, std::size_t a_row, std::size_t rows,
   }
 }
 
-// Copies a square of four rows so that its rows become columns.
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE void TransposeFour(const float* from, std::size_t from_row,
-                              float* to) {
-  for (std::size_t t = 0; t < 4; ++t) {
-    for (std::size_t i = 0; i < 4; ++i) {
-      to[i * kTile + t] = from[t * from_row + i];
-    }
-  }
-}
-#else
-HWY_INLINE void TransposeFour(const float* from, std::size_t from_row,
-                              float* to) {
-  const hn::FixedTag<float, 4> d;
-  const auto a = hn::Load(d, from), b = hn::Load(d, from + from_row),
-             c = hn::Load(d, from + 2 * from_row),
-             e = hn::Load(d, from + 3 * from_row);
-  const auto ac_low = hn::InterleaveLower(d, a, c);
-  const auto ac_high = hn::InterleaveUpper(d, a, c);
-  const auto be_low = hn::InterleaveLower(d, b, e);
-  const auto be_high = hn::InterleaveUpper(d, b, e);
-  hn::Store(hn::InterleaveLower(d, ac_low, be_low), d, to);
-  hn::Store(hn::InterleaveUpper(d, ac_low, be_low), d, to + kTile);
-  hn::Store(hn::InterleaveLower(d, ac_high, be_high), d, to + 2 * kTile);
-  hn::Store(hn::InterleaveUpper(d, ac_high, be_high), d, to + 3 * kTile);
-}
-#endif
-
 // Copies the keys of one head to [kTile, padded head_dim], so that a vector has
 // the same element of several cells. The columns of absent cells are zeros.
 void Transpose(const TileRows& keys, std::size_t cells, std::size_t kv_head,
@@ -434,11 +407,11 @@ void Transpose(const TileRows& keys, std::size_t cells, std::size_t kv_head,
   const std::size_t padded = Padded(keys.head_dim);
   Unpack(keys, cells, kv_head, rows);
   std::fill(rows + cells * padded, rows + kTile * padded, 0.0f);
-  for (std::size_t i = 0; i < padded; i += 4) {
-    for (std::size_t t = 0; t < kTile; t += 4) {
-      TransposeFour(rows + t * padded + i, padded, columns + i * kTile + t);
-    }
-  }
+  TransposeTile(
+      rows, padded, kTile,
+      [&](auto d, std::size_t t, std::size_t i, auto v)
+          HWY_ATTR { hn::Store(v, d, columns + i * kTile + t); },
+      padded);
 }
 
 // A V that is not finite must not reach a row that does not see its cell: its

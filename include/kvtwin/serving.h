@@ -137,7 +137,8 @@ class ParkingLot {
                              int least) = 0;
 
   // Waits until all is written. Returns the error of the last Park if its file
-  // could not be written; this is said once. What it would have replaced stays.
+  // could not be written; this is said once. The files that it would have
+  // replaced stay.
   virtual Status Wait() = 0;
 
   // Returns the numbers of conversations.
@@ -153,7 +154,7 @@ Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec);
 // How a service answers.
 struct ServiceSpec {
   SessionsSpec sessions;  // The sizes.
-  bool share = true;      // Reuse what is stored of a prompt, also by others.
+  bool share = true;      // Reuse stored prefixes, of other requests as well.
   // A context shift keeps this many of the first tokens of a full slot, and a
   // prompt that is too long loses its middle; -1: the answer ends instead, and
   // such a prompt is refused.
@@ -163,7 +164,7 @@ struct ServiceSpec {
   // not parked.
   int worth = 32;
   ParkingSpec parking = {};  // Without a folder, nothing is parked.
-  // Gets the errors of files of conversations: the service goes on without
+  // Gets the errors of files of conversations: the service continues without
   // them. Called by the service's thread; must not call the service.
   std::function<void(const Status&)> log = {};
 };
@@ -192,7 +193,7 @@ struct ServiceRequest {
 
 // Why an answer has ended, if it has.
 enum class Finish {
-  kNone,    // It goes on.
+  kNone,    // It has not ended.
   kStop,    // The token that ends an answer, or a stop string.
   kLength,  // It is as long as it may be.
   kError,   // It cannot be computed: AnswerPart::status says why.
@@ -210,7 +211,7 @@ struct AnswerPart {
 // An answer in the making. It may outlive its service.
 class Answer {
  public:
-  virtual ~Answer() = default;  // Ends the request, if it goes on.
+  virtual ~Answer() = default;  // Ends the request.
 
   // Waits for some new text or the end, or only for the end and `whole` text,
   // but no longer than `wait` or a day. Returns the text since the last call.
@@ -221,7 +222,7 @@ class Answer {
 // neither the number of requests that wait nor the text that is not read yet.
 class Service {
  public:
-  virtual ~Service() = default;  // Answers that go on end with an error.
+  virtual ~Service() = default;  // Answers that have not ended get an error.
 
   // Queues a request. One that sessions refuse (Sessions::Submit) is answered
   // by that error. If the cache refuses a batch, or the model throws, all
@@ -234,7 +235,7 @@ class Service {
 };
 
 // Starts a service. The cache was initialized with InitOf(spec.sessions), must
-// outlive the service, and is used by no one else. Errors: those of
+// outlive the service, and must have no other user. Errors: those of
 // MakeSessions, and of MakeParkingLot if its folder has a name; a keep < -1; a
 // worth < 1; a model without its functions.
 Result<std::unique_ptr<Service>> MakeService(Cache& cache,

@@ -342,7 +342,7 @@ void Serve(Options options, const std::string& host, int port) {
   const auto cache = model.MakeCache(kvtwin::InitOf(sessions, parking.rows));
   const auto forward = [&, logits = Rows()](kvtwin::Cache& cells,
                                             const auto& batch) mutable {
-    omp_set_num_threads(options.threads);  // Of the service's thread.
+    omp_set_num_threads(options.threads);  // For the service's thread.
     logits = model.Forward(cells, batch);
     return std::span<const float>(logits.data(), logits.size());
   };

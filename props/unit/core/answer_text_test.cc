@@ -16,7 +16,7 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-// Returns what is shown after each token, and at the end of the answer.
+// Returns the texts that are shown after each token and at the end.
 Texts Shown(const Texts& stops, const Texts& tokens) {
   AnswerText text(stops);
   Texts shown;

@@ -259,8 +259,8 @@ TEST_F(Parked, OtherModelsAndRowsAreLeftAlone) {
   EXPECT_THAT(status.message(), HasSubstr("f16"));
 }
 
-// A sliding window holds the last tokens: what it cannot resume after is not
-// loaded.
+// A sliding window holds the last tokens. Tokens after which it cannot resume
+// are not loaded.
 TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
   const CacheSpec spec = {.kind = Kind::kSwa, .window = 2};
   const Prompt prompt = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});

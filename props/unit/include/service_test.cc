@@ -199,7 +199,7 @@ TEST(Service, StopsBeforeAStopString) {
       WholeOf(letters.service(), RequestOf("hello", 12, {"??", stop}));
   EXPECT_EQ(part.text, text.substr(0, text.find(stop)));
   EXPECT_EQ(part.finish, Finish::kStop);
-  // What the user saw is the record, without the tokens of the stop string.
+  // The record has the text that was shown, and not the stop string.
   const std::string prompt = "hello" + part.text + stop[0] + "x";
   const AnswerPart next = WholeOf(letters.service(), RequestOf(prompt, 3));
   EXPECT_EQ(next.reused, 5 + Size(part.text));
@@ -217,7 +217,7 @@ TEST(Service, AFullSlotEndsTheAnswerOrShifts) {
         WholeOf(letters.service(), RequestOf(std::string(33, 'b'), 1));
     EXPECT_EQ(refused.finish, Finish::kError);
     EXPECT_THAT(refused.status.message(), HasSubstr("33"));
-    // The service goes on.
+    // The service still answers.
     EXPECT_EQ(WholeOf(letters.service(), RequestOf("b", 2)).text,
               ExpectedText("b", 2));
   }
@@ -382,7 +382,7 @@ TEST(Service, FailsWithItsModel) {
   }
 }
 
-// A sampler that throws ends its own answer; those of others go on.
+// A sampler that throws ends the answer to its request, and no other answer.
 TEST(Service, FailsARequestWithItsSampler) {
   Letters letters(SpecOf());
   letters.hold = true;
@@ -424,7 +424,7 @@ TEST(Service, AnAnswerMayOutliveItsService) {
   EXPECT_TRUE(part.finish == Finish::kError || part.finish == Finish::kLength);
 }
 
-// Asks, reads and drops answers. Returns those that nobody has read.
+// Asks, reads some of the answers, drops others, and returns the rest.
 std::vector<std::pair<std::string, std::unique_ptr<Answer>>> AskAndDrop(
     Service& service, int thread) {
   std::vector<std::pair<std::string, std::unique_ptr<Answer>>> kept;
