@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "optimized/attention_bf16.h"
 
@@ -53,9 +54,10 @@ void MultiplyTiles(const Bf16Product& product, std::size_t row,
   const bool two_rows = row + kAmxRows < product.rows;
   const bool two_columns = column + kAmxColumns < product.columns;
   const std::size_t stride = product.columns * kBytes;
+  const std::size_t c_stride = product.c_row * kBytes;
   const auto sums = [&](const auto& one) {
-    float* c = product.c + row * product.columns + column;
-    float* below = c + kAmxRows * product.columns;
+    float* c = product.c + row * product.c_row + column;
+    float* below = c + kAmxRows * product.c_row;
     one(std::integral_constant<int, kSum00>(), c);
     if (two_columns) {
       one(std::integral_constant<int, kSum01>(), c + kAmxColumns);
@@ -67,7 +69,7 @@ void MultiplyTiles(const Bf16Product& product, std::size_t row,
   };
   sums([&](auto tile, const float* c) {
     if (product.add) {
-      Tiles::template Load<tile>(c, stride);
+      Tiles::template Load<tile>(c, c_stride);
     } else {
       Tiles::template Zero<tile>();
     }
@@ -88,20 +90,23 @@ void MultiplyTiles(const Bf16Product& product, std::size_t row,
     Tiles::template Multiply<kSum10, kA1, kB0>();
     if (two_columns) Tiles::template Multiply<kSum11, kA1, kB1>();
   }
-  sums([&](auto tile, float* c) { Tiles::template Store<tile>(c, stride); });
+  sums([&](auto tile, float* c) { Tiles::template Store<tile>(c, c_stride); });
 }
 
 // A MultiplyBf16. The tiles are released, so that the thread has no state that
 // the kernel of the system saves.
 template <class Tiles>
-void MultiplyInTiles(const Bf16Product& product) {
+void MultiplyInTiles(std::span<const Bf16Product> products) {
+  const std::size_t all = products[0].rows;
   std::size_t configured = 0;
-  for (std::size_t row = 0; row < product.rows; row += 2 * kAmxRows) {
-    const std::size_t rows = std::min(product.rows - row, 2 * kAmxRows);
+  for (std::size_t row = 0; row < all; row += 2 * kAmxRows) {
+    const std::size_t rows = std::min(all - row, 2 * kAmxRows);
     if (rows != configured) ConfigureTiles<Tiles>(rows);
     configured = rows;
-    for (std::size_t j = 0; j < product.columns; j += 2 * kAmxColumns) {
-      MultiplyTiles<Tiles>(product, row, j);
+    for (const Bf16Product& product : products) {
+      for (std::size_t j = 0; j < product.columns; j += 2 * kAmxColumns) {
+        MultiplyTiles<Tiles>(product, row, j);
+      }
     }
   }
   Tiles::Release();

@@ -322,55 +322,60 @@ void TwinAttention::Compute(const Item& item, const Item* next,
   QueryHeads* heads = BeginHeads(item, call, scratch, state);
   auto* rest = reinterpret_cast<float*>(heads) + HeadFloats(item.heads);
   const ScoreScale scale = {.cap = call.options.soft_cap * kLog2E};
-  struct Step {
-    AttentionTile tile;
-    std::array<std::uint64_t, kGroupRows> visible;
-  };
-  std::array<Step, 2> steps;
-  for (Step& step : steps) {
-    step.tile = {.cells = 0,
-                 .keys = call.keys.tile,
-                 .values = call.values.tile,
-                 .next = nullptr};
-  }
-  const auto attend = [&](const Step& step) {
-    if (IsFew(group, call)) {
-      const auto few = call.multiply == nullptr ? AttendFew : AttendFewInBf16;
-      few(step.tile, heads, item.heads, scale, rest);
-    } else if (call.multiply != nullptr) {
-      AttendManyInBf16(step.tile, heads[0], step.visible.data(),
-                       call.queries_per_head(), scale, call.multiply, rest);
-    } else {
-      AttendMany(step.tile, heads[0], step.visible.data(),
-                 call.queries_per_head(), scale, rest);
-    }
-  };
-  // A tile is computed when the tile after it is known, which is fetched
+  // Tiles are computed when those after them are known, which are fetched
   // meanwhile.
-  std::size_t count = 0;
+  const bool in_bf16 = !IsFew(group, call) && call.multiply != nullptr;
+  const std::size_t most = in_bf16 ? kManyBf16Tiles : 1;
+  struct Tiles {
+    std::array<GroupTile, kManyBf16Tiles> all;
+    std::size_t count = 0;
+  };
+  std::array<Tiles, 2> both;
+  Tiles* now = &both[0];
+  Tiles* later = &both[1];
+  for (Tiles& tiles : both) {
+    for (GroupTile& seen : std::span(tiles.all).first(most)) {
+      seen.tile = {.cells = 0,
+                   .keys = call.keys.tile,
+                   .values = call.values.tile,
+                   .next = nullptr};
+    }
+  }
+  const auto attend = [&] {
+    const auto tiles = std::span(now->all).first(now->count);
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+      tiles[i].tile.next = i < later->count ? &later->all[i].tile : nullptr;
+    }
+    if (tiles.empty()) {
+    } else if (IsFew(group, call)) {
+      const auto few = call.multiply == nullptr ? AttendFew : AttendFewInBf16;
+      few(tiles[0].tile, heads, item.heads, scale, rest);
+    } else if (in_bf16) {
+      AttendManyInBf16(tiles, heads[0], call.queries_per_head(), scale,
+                       call.multiply, rest);
+    } else {
+      AttendMany(tiles[0], heads[0], call.queries_per_head(), scale, rest);
+    }
+    std::swap(now, later);
+    later->count = 0;
+  };
   plan_.ForEachTile(group, item.part, item.parts, group.cells,
                     [&](std::span<std::int64_t> cells) {
-                      Step& step = steps[count % 2];
+                      if (later->count == most) attend();
+                      GroupTile& seen = At(later->all, later->count++);
                       if (IsFew(group, call)) {
                         ReadInFourStreams(cells);
                       } else {
-                        plan_.SetVisible(group, cells, step.visible);
+                        plan_.SetVisible(group, cells, seen.visible);
                       }
-                      SetCells(group, cells, call, step.tile);
-                      Step& before = steps[(count + 1) % 2];
-                      before.tile.next = &step.tile;
-                      if (count > 0) attend(before);
-                      ++count;
+                      SetCells(group, cells, call, seen.tile);
                     });
-  if (count == 0) return;
-  Step& last = steps[(count + 1) % 2];
-  last.tile.next = nullptr;
+  attend();
   if (next != nullptr) {
-    AttentionTile& tile = steps[count % 2].tile;
-    SetFirstTile(*next, item.first_head, call, tile);
-    last.tile.next = &tile;
+    SetFirstTile(*next, item.first_head, call, later->all[0].tile);
+    later->count = 1;
   }
-  attend(last);
+  attend();
 }
 
 // Sets the first tile of an item, as seen from another item, whose heads begin
@@ -463,7 +468,8 @@ void TwinAttention::Run(const Call& call) {
                        item.heads * per_head * call.k_padded() +
                            HeadFloats(item.heads) +
                            (IsFew(group, call) ? FewScratch(k, v, item.heads)
-                                               : ManyScratch(k, v, per_head)));
+                            : call.multiply != nullptr ? ManyBf16Scratch(k, v)
+                                                       : ManyScratch(k, v)));
   }
   const std::size_t own = scratch + StateFloats(most, call.v_padded());
   const std::size_t bytes = WorkBytes(call);

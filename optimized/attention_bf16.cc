@@ -44,7 +44,7 @@ HWY_INLINE void MultiplyBlock(const Bf16Product& product, std::size_t row,
   const std::size_t columns = product.columns;
   const float* a = product.a + row * a_row;
   const float* b = product.b + column;
-  float* c = product.c + row * columns + column;
+  float* c = product.c + row * product.c_row + column;
   __m512 sums[kRows][kVectors];
   HWY_UNROLL(8)
   for (std::size_t r = 0; r < kRows; ++r) {
@@ -72,7 +72,7 @@ HWY_INLINE void MultiplyBlock(const Bf16Product& product, std::size_t row,
   for (std::size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
     for (std::size_t v = 0; v < kVectors; ++v) {
-      float* to = c + r * columns + v * kLanes;
+      float* to = c + r * product.c_row + v * kLanes;
       _mm512_store_ps(to, product.add
                               ? _mm512_add_ps(sums[r][v], _mm512_load_ps(to))
                               : sums[r][v]);
@@ -110,7 +110,7 @@ HWY_INLINE __m512i FiniteOf(__m512i numbers) {
 }
 
 // Rounds the rows of values of some cells where they lie, to pairs of two cells
-// each. A V that is not finite must not reach a row that does not see it.
+// each; numbers that are not finite become 0, unless `all`.
 void PairValues(float* rows, std::size_t padded, std::size_t cells, bool all) {
   for (std::size_t t = 0; t < cells; t += 2) {
     const float* from = rows + t * padded;
@@ -274,10 +274,70 @@ struct F8Rows {
   }
 };
 
-// Whether few queries multiply these rows as pairs of bf16.
+// Whether rows can be read as pairs of bf16.
 bool HasPairs(const TileRows& rows) {
   const bool has_rows = rows.dtype == DType::kBF16 || rows.dtype == DType::kF8;
   return has_rows && rows.adjacent && rows.head_dim % (2 * kLanes) == 0;
+}
+
+// Whether few queries multiply these rows as pairs of bf16. Intel's processors
+// do four vectors of products of f32 in the time of one of pairs.
+bool FewMultiplyPairs(const TileRows& rows) {
+  return HasPairs(rows) && !IsIntel();
+}
+
+// Calls does(format) with the format of rows. Requires: HasPairs(rows).
+template <class Does>
+HWY_INLINE void WithPairs(const TileRows& rows, const Does& does) {
+  rows.dtype == DType::kF8 ? does(F8Rows()) : does(Bf16Rows());
+}
+
+// Copies the keys of one head as pairs of elements: [padded head_dim, cells],
+// of which the first half is used.
+void CopyKeys(const TileRows& keys, std::size_t cells, std::size_t kv_head,
+              float* to) {
+  const std::size_t padded = Padded(keys.head_dim);
+  if (!HasPairs(keys)) {
+    UnpackRows(keys, cells, kv_head, to);
+    return RoundRows(to, padded, cells);
+  }
+  const CellsRows rows = {keys.rows.data(), HeadOffset(keys, kv_head)};
+  WithPairs(keys, [&](auto format) {
+    for (std::size_t t = 0; t < cells; t += 2, to += 2 * padded) {
+      for (std::size_t i = 0; i < keys.head_dim; i += 2 * kLanes) {
+        Two pairs;
+        format.Keys(rows[t], rows[t + 1], i, pairs);
+        _mm512_store_si512(to + i / 2, pairs.first);
+        _mm512_store_si512(to + padded + i / 2, pairs.second);
+      }
+    }
+  });
+}
+
+// Copies the values of one head as pairs of two cells each: [padded head_dim,
+// kTile / 2], zeros for absent cells. A V that is not finite must not reach a
+// row that does not see it.
+void CopyValues(const TileRows& values, std::size_t cells, std::size_t kv_head,
+                bool all, float* to) {
+  const std::size_t padded = Padded(values.head_dim);
+  if (!HasPairs(values)) {
+    UnpackRows(values, cells, kv_head, to);
+    std::fill(to + cells * padded, to + kTile * padded, 0.0f);
+    return PairValues(to, padded, kTile, all);
+  }
+  const CellsRows rows = {values.rows.data(), HeadOffset(values, kv_head)};
+  std::fill(to + (cells + 1) / 2 * padded, to + kTile / 2 * padded, 0.0f);
+  WithPairs(values, [&](auto format) {
+    for (std::size_t t = 0; t < cells; t += 2, to += padded) {
+      for (std::size_t i = 0; i < values.head_dim; i += 2 * kLanes) {
+        Two pairs;
+        format.Values(rows[t], rows[t + 1], i, pairs);
+        _mm512_store_si512(to + i, all ? pairs.first : FiniteOf(pairs.first));
+        _mm512_store_si512(to + i + kLanes,
+                           all ? pairs.second : FiniteOf(pairs.second));
+      }
+    }
+  });
 }
 
 // Adds the lanes of four vectors to each other, so that each 16 bytes of the
@@ -397,8 +457,8 @@ std::array<OfCells, 2> ProductsOf(const TileRows& rows, std::size_t count,
   std::array<OfCells, 2> functions = {};
   for (std::size_t i = 0; i * 4 < count; ++i) {
     WithCount(count - i * 4, [&](auto n) {
-      functions.at(i) = rows.dtype == DType::kF8 ? choose(F8Rows(), n)
-                                                 : choose(Bf16Rows(), n);
+      WithPairs(rows,
+                [&](auto format) { functions.at(i) = choose(format, n); });
     });
   }
   return functions;
@@ -409,7 +469,7 @@ std::array<OfCells, 2> ProductsOf(const TileRows& rows, std::size_t count,
 void RoundFewToBf16(const TileRows& keys, float* rows, std::size_t padded,
                     std::size_t count) {
   if (HasIntegers(keys)) RoundToIntegers(rows, padded, count);
-  if (HasPairs(keys)) RoundRows(rows, padded, count);
+  if (FewMultiplyPairs(keys)) RoundRows(rows, padded, count);
 }
 
 namespace {
@@ -435,7 +495,8 @@ void ScoreInBf16(const AttentionTile& tile, const QueryHeads* heads,
           }
         });
   }
-  if (!HasPairs(keys)) return ScoreFew(tile, heads, head_count, scores, rows);
+  if (!FewMultiplyPairs(keys))
+    return ScoreFew(tile, heads, head_count, scores, rows);
   const auto dots = ProductsOf(keys, count, [](auto format, auto n) {
     return Dots<decltype(format), n>;
   });
@@ -464,7 +525,8 @@ void AddInBf16(const AttentionTile& tile, const QueryHeads* heads,
                            cells, tile.cells, head_dim, heads[h].out);
         });
   }
-  if (!HasPairs(values)) return AddFew(tile, heads, head_count, weights, rows);
+  if (!FewMultiplyPairs(values))
+    return AddFew(tile, heads, head_count, weights, rows);
   for (std::size_t h = 0; h < head_count; ++h) {
     RoundRows(weights + h * kFewQueries * kTile, kTile, count);
   }
@@ -491,12 +553,14 @@ void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
   AddInBf16(tile, heads, head_count, scratch, rows);
 }
 
-void MultiplyInRegisters(const Bf16Product& product) {
-  std::size_t r = 0;
-  for (; r + kBlockRows <= product.rows; r += kBlockRows) {
-    MultiplyRows<kBlockRows>(product, r);
+void MultiplyInRegisters(std::span<const Bf16Product> products) {
+  for (const Bf16Product& product : products) {
+    std::size_t r = 0;
+    for (; r + kBlockRows <= product.rows; r += kBlockRows) {
+      MultiplyRows<kBlockRows>(product, r);
+    }
+    for (; r < product.rows; ++r) MultiplyRows<1>(product, r);
   }
-  for (; r < product.rows; ++r) MultiplyRows<1>(product, r);
 }
 
 }  // namespace kvtwin::optimized
@@ -543,7 +607,8 @@ MultiplyBf16 OfProcessor() {
 #ifdef KVTWIN_AMX
   if (HasAmx()) return MultiplyInTiles<AmxTiles>;
 #endif
-  return MultiplyInRegisters;
+  // Products of f32 are faster (FewMultiplyPairs).
+  return IsIntel() ? nullptr : MultiplyInRegisters;
 }
 
 std::atomic<MultiplyBf16> forced = nullptr;
@@ -565,40 +630,77 @@ void RoundToBf16(float* rows, std::size_t padded, std::size_t count) {
   RoundRows(rows, padded, count);
 }
 
-void AttendManyInBf16(const AttentionTile& tile, const QueryHeads& head,
-                      const std::uint64_t* visible, std::size_t queries_per_row,
-                      ScoreScale scale, MultiplyBf16 multiply, float* scratch) {
-  const std::size_t k_padded = Padded(tile.keys.head_dim);
-  const std::size_t v_padded = Padded(tile.values.head_dim);
+namespace {
+
+// Pairs of a key, with zeros up to whole tiles of AMX.
+std::size_t PairsOfKey(std::size_t head_dim) {
+  const std::size_t pairs = Padded(head_dim) / 2;
+  return (pairs + kPairsOfTile - 1) / kPairsOfTile * kPairsOfTile;
+}
+
+}  // namespace
+
+// Scratch: scores, the pairs of keys, and those of values, of which the last
+// tile takes twice as much while it is rounded.
+std::size_t ManyBf16Scratch(std::size_t k_head_dim, std::size_t v_head_dim) {
+  const std::size_t v = Padded(v_head_dim);
+  return kManyBf16Tiles * kTile * (kManyBf16Queries + PairsOfKey(k_head_dim)) +
+         std::max(Padded(k_head_dim) * kTile,
+                  (kManyBf16Tiles + 1) * kTile / 2 * v);
+}
+
+void AttendManyInBf16(std::span<const GroupTile> tiles, const QueryHeads& head,
+                      std::size_t queries_per_row, ScoreScale scale,
+                      MultiplyBf16 multiply, float* scratch) {
+  const std::size_t k_padded = Padded(tiles[0].tile.keys.head_dim);
+  const std::size_t v_padded = Padded(tiles[0].tile.values.head_dim);
+  const std::size_t width = tiles.size() * kTile;
   float* scores = scratch;
-  float* rows = scores + head.count * kTile;
-  float* columns = rows + std::max(k_padded, v_padded) * kTile;
-  // The columns of absent cells may hold anything, as their weights are 0.
-  UnpackRows(tile.keys, tile.cells, head.kv_head, rows);
-  RoundRows(rows, k_padded, kTile);
-  TransposeKeys(rows, k_padded, k_padded / 2, columns);
-  multiply({.a = head.queries,
-            .a_row = k_padded,
-            .rows = head.count,
-            .pairs = k_padded / 2,
-            .b = columns,
-            .columns = kTile,
-            .c = scores,
-            .add = false});
-  const bool all =
-      WeighMany(tile, head, visible, queries_per_row, scale, scores);
-  RoundRows(scores, kTile, head.count);
-  UnpackRows(tile.values, tile.cells, head.kv_head, rows);
-  std::fill(rows + tile.cells * v_padded, rows + kTile * v_padded, 0.0f);
-  PairValues(rows, v_padded, kTile, all);
-  multiply({.a = scores,
-            .a_row = kTile,
-            .rows = head.count,
-            .pairs = (tile.cells + 1) / 2,
-            .b = rows,
-            .columns = v_padded,
-            .c = head.out,
-            .add = true});
+  float* keys = scores + kManyBf16Queries * width;
+  const std::size_t k_pairs = PairsOfKey(tiles[0].tile.keys.head_dim);
+  float* values = keys + k_pairs * width;
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    const AttentionTile& tile = tiles[i].tile;
+    // The columns of absent cells may hold anything, as their weights are 0.
+    CopyKeys(tile.keys, tile.cells, head.kv_head, values);
+    TransposeKeys(values, k_padded, k_pairs, keys + i * k_pairs * kTile);
+  }
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    const AttentionTile& tile = tiles[i].tile;
+    CopyValues(tile.values, tile.cells, head.kv_head,
+               SeeAll(tiles[i], head.count / queries_per_row),
+               values + i * kTile / 2 * v_padded);
+  }
+  const std::size_t cells = width - kTile + tiles.back().tile.cells;
+  for (std::size_t q = 0; q < head.count; q += kManyBf16Queries) {
+    const std::size_t count = std::min(kManyBf16Queries, head.count - q);
+    if (!SeeAny(tiles, q, count, queries_per_row)) continue;
+    std::array<Bf16Product, kManyBf16Tiles> products;
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+      At(products, i) = {.a = head.queries + q * k_padded,
+                         .a_row = k_padded,
+                         .rows = count,
+                         .pairs = k_pairs,
+                         .b = keys + i * k_pairs * kTile,
+                         .columns = kTile,
+                         .c = scores + i * kTile,
+                         .c_row = width,
+                         .add = false};
+    }
+    multiply(std::span(products).first(tiles.size()));
+    WeighMany(tiles, head, q, count, queries_per_row, scale, scores);
+    RoundRows(scores, width, count);
+    products[0] = {.a = scores,
+                   .a_row = width,
+                   .rows = count,
+                   .pairs = (cells + 1) / 2,
+                   .b = values,
+                   .columns = v_padded,
+                   .c = head.out + q * v_padded,
+                   .c_row = v_padded,
+                   .add = true};
+    multiply(std::span(products).first(1));
+  }
 }
 
 }  // namespace kvtwin::optimized
@@ -608,14 +710,14 @@ namespace kvtwin::optimized {
 
 MultiplyBf16 Bf16Multiplier() { return nullptr; }
 void ForceBf16Multiplier(MultiplyBf16) {}
-void MultiplyInRegisters(const Bf16Product&) {}
+void MultiplyInRegisters(std::span<const Bf16Product>) {}
 void RoundToBf16(float*, std::size_t, std::size_t) {}
 void RoundFewToBf16(const TileRows&, float*, std::size_t, std::size_t) {}
 void AttendFewInBf16(const AttentionTile&, const QueryHeads*, std::size_t,
                      ScoreScale, float*) {}
-void AttendManyInBf16(const AttentionTile&, const QueryHeads&,
-                      const std::uint64_t*, std::size_t, ScoreScale,
-                      MultiplyBf16, float*) {}
+std::size_t ManyBf16Scratch(std::size_t, std::size_t) { return 0; }
+void AttendManyInBf16(std::span<const GroupTile>, const QueryHeads&,
+                      std::size_t, ScoreScale, MultiplyBf16, float*) {}
 
 }  // namespace kvtwin::optimized
 #endif  // HWY_ARCH_X86

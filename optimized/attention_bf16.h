@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "optimized/attention_kernels.h"
 
@@ -25,11 +26,13 @@ struct Bf16Product {
   const float* b;       // [columns, pairs], a pair of elements of a column.
   std::size_t columns;  // A multiple of kHeadPadding.
   float* c;             // [columns, rows]
+  std::size_t c_row;    // Numbers from row to row.
   bool add;
 };
 inline constexpr std::size_t kPairsOfTile = 16;
 
-using MultiplyBf16 = void (*)(const Bf16Product& product);
+// Computes products that have equally many rows.
+using MultiplyBf16 = void (*)(std::span<const Bf16Product> products);
 
 // Returns the fastest way of this processor, or null if it has none, or if an
 // older instruction set is selected (targets.h): AMX, or else AVX-512 BF16.
@@ -39,7 +42,7 @@ MultiplyBf16 Bf16Multiplier();
 void ForceBf16Multiplier(MultiplyBf16 multiply);
 
 // Multiplies by AVX-512 BF16. Requires: Bf16Multiplier() is not null.
-void MultiplyInRegisters(const Bf16Product& product);
+void MultiplyInRegisters(std::span<const Bf16Product> products);
 
 // Rounds rows of `padded` numbers where they lie: a row begins with its pairs,
 // and zeros up to a multiple of kPairsOfTile. Requires: Bf16Multiplier() is not
@@ -56,10 +59,20 @@ void RoundFewToBf16(const TileRows& keys, float* rows, std::size_t padded,
 void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
                      std::size_t head_count, ScoreScale scale, float* scratch);
 
-// Does what AttendMany does, with queries that RoundToBf16 has rounded.
-void AttendManyInBf16(const AttentionTile& tile, const QueryHeads& head,
-                      const std::uint64_t* visible, std::size_t queries_per_row,
-                      ScoreScale scale, MultiplyBf16 multiply, float* scratch);
+// Tiles and queries that AttendManyInBf16 computes at once. The sums of AMX are
+// loaded and stored for these tiles together, which takes longer than the
+// products of one tile.
+inline constexpr std::size_t kManyBf16Tiles = 4;
+inline constexpr std::size_t kManyBf16Queries = 64;
+
+// The floats of scratch that AttendManyInBf16 needs.
+std::size_t ManyBf16Scratch(std::size_t k_head_dim, std::size_t v_head_dim);
+
+// Does what AttendMany does, with up to kManyBf16Tiles tiles, of which all but
+// the last are full, and with queries that RoundToBf16 has rounded.
+void AttendManyInBf16(std::span<const GroupTile> tiles, const QueryHeads& head,
+                      std::size_t queries_per_row, ScoreScale scale,
+                      MultiplyBf16 multiply, float* scratch);
 
 }  // namespace kvtwin::optimized
 

@@ -41,8 +41,10 @@ HWY_INLINE V Exp2(V x) {
   const auto large = hn::Ge(x, hn::Set(d, -126.0f));
   // For NaN as well, which cannot be converted to an integer.
   const V bounded = hn::IfThenElse(large, x, hn::Set(d, -126.0f));
-  const auto whole = hn::NearestInt(bounded);
-  const V f = hn::Sub(bounded, hn::ConvertTo(d, whole));
+  // The sum with 1.5 * 2^23 is rounded to a whole number, which is in its
+  // lowest bits.
+  const V shifted = hn::Add(bounded, hn::Set(d, 0x1.8p23f));
+  const V f = hn::Sub(bounded, hn::Sub(shifted, hn::Set(d, 0x1.8p23f)));
   V p = hn::Set(d, 0.000154614449f);
   p = hn::MulAdd(p, f, hn::Set(d, 0.0013400428f));
   p = hn::MulAdd(p, f, hn::Set(d, 0.00961805694f));
@@ -50,39 +52,44 @@ HWY_INLINE V Exp2(V x) {
   p = hn::MulAdd(p, f, hn::Set(d, 0.240226507f));
   p = hn::MulAdd(p, f, hn::Set(d, 0.693147182f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const auto bits = hn::Add(hn::BitCast(I32(), p), hn::ShiftLeft<23>(whole));
+  const auto bits = hn::Add(hn::BitCast(I32(), p),
+                            hn::ShiftLeft<23>(hn::BitCast(I32(), shifted)));
   return hn::IfThenElseZero(large, hn::BitCast(d, bits));
 }
 
-HWY_INLINE float Exp2(float x) { return hn::GetLane(Exp2(hn::Set(F32(), x))); }
-
+// Combines the lanes of each of four vectors by `op`, and stores the four
+// results to `to`.
+template <class Op>
+HWY_INLINE void StoreCombined([[maybe_unused]] const Op& op, V a, V b, V c, V e,
+                              float* to) {
 #if HWY_TARGET == HWY_SCALAR
-// Stores the sums of the lanes of four vectors to `to`.
-HWY_INLINE void StoreSums(V a, V b, V c, V e, float* to) {
   to[0] = hn::GetLane(a);
   to[1] = hn::GetLane(b);
   to[2] = hn::GetLane(c);
   to[3] = hn::GetLane(e);
-}
 #else
-HWY_INLINE void StoreSums(V a, V b, V c, V e, float* to) {
   const F32 d;
   const hn::RepartitionToWide<F32> pairs;
-  const V ab =
-      hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  const V ce =
-      hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const V ab = op(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const V ce = op(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
   const auto ab2 = hn::BitCast(pairs, ab);
   const auto ce2 = hn::BitCast(pairs, ce);
-  V sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab2, ce2)),
-                  hn::BitCast(d, hn::InterleaveUpper(pairs, ab2, ce2)));
-  if constexpr (kLanes >= 8) sum = hn::Add(sum, hn::SwapAdjacentBlocks(sum));
-  if constexpr (kLanes >= 16) sum = hn::Add(sum, hn::ReverseBlocks(d, sum));
+  V all = op(hn::BitCast(d, hn::InterleaveLower(pairs, ab2, ce2)),
+             hn::BitCast(d, hn::InterleaveUpper(pairs, ab2, ce2)));
+  if constexpr (kLanes >= 8) all = op(all, hn::SwapAdjacentBlocks(all));
+  if constexpr (kLanes >= 16) all = op(all, hn::ReverseBlocks(d, all));
   HWY_ALIGN float lanes[kLanes];
-  hn::Store(sum, d, lanes);
+  hn::Store(all, d, lanes);
   std::memcpy(to, lanes, 4 * sizeof(float));
-}
 #endif
+}
+
+struct Sum {
+  HWY_INLINE V operator()(V a, V b) const { return hn::Add(a, b); }
+};
+struct Largest {
+  HWY_INLINE V operator()(V a, V b) const { return hn::Max(a, b); }
+};
 
 // scores[q * kTile + t] = queries[q] . keys[t] for kQueries queries and four
 // cells. `padded` is the distance between queries, whose padding is zeros.
@@ -115,8 +122,8 @@ HWY_NOINLINE void Dots(const float* queries, std::size_t padded, CellsRows keys,
   }
   HWY_UNROLL(8)
   for (std::size_t q = 0; q < kQueries; ++q) {
-    StoreSums(sums[q][0], sums[q][1], sums[q][2], sums[q][3],
-              scores + q * kTile);
+    StoreCombined(Sum(), sums[q][0], sums[q][1], sums[q][2], sums[q][3],
+                  scores + q * kTile);
   }
 }
 
@@ -172,42 +179,84 @@ FourCells FourCellsFor(const TileRows& rows, std::size_t count,
   return function;
 }
 
-// Returns the largest of `before` and the scores of a query.
-HWY_INLINE float LargestOf(float before, const float* scores) {
-  const F32 d;
-  V most = hn::Load(d, scores);
-  for (std::size_t t = kLanes; t < kTile; t += kLanes) {
-    most = hn::Max(most, hn::Load(d, scores + t));
+// The most queries that Softmax takes: whole vectors of every target.
+constexpr std::size_t kSoftmaxQueries = kHeadPadding;
+
+// Stores the result of of_query(q), with its lanes combined by `op`, for each
+// of some queries. `to` has kSoftmaxQueries numbers.
+template <class Op, class OfQuery>
+HWY_INLINE void CombineQueries(const Op& op, std::size_t count,
+                               const OfQuery& of_query, float* to) {
+  for (std::size_t q = 0; q < count; q += 4) {
+    const V a = of_query(q);
+    const V b = q + 1 < count ? of_query(q + 1) : a;
+    const V c = q + 2 < count ? of_query(q + 2) : a;
+    const V e = q + 3 < count ? of_query(q + 3) : a;
+    StoreCombined(op, a, b, c, e, to + q);
   }
-  return std::max(before, hn::GetLane(hn::MaxOfLanes(d, most)));
 }
 
-// Replaces the scores of a query by weights exp2(score - largest), after the
-// cells that it does not see have been set to -infinity, and scales what it has
-// by the change of `largest`.
-HWY_INLINE void Softmax(const QueryHeads& head, std::size_t i,
-                        std::size_t padded, float largest, float* scores) {
+// Replaces the scores [width, count] of queries from `first` on by weights
+// exp2(score - largest), after the cells that they do not see have been set to
+// -infinity, and scales what they have by the change of `largest`. A query that
+// sees no cell yet has weights of 0, as its differences are NaN.
+HWY_INLINE void Softmax(const QueryHeads& head, std::size_t first,
+                        std::size_t count, std::size_t padded,
+                        std::size_t width, float* scores) {
   const F32 d;
-  const float before = head.largest[i];
-  if (largest == -kInfinity) {
-    std::fill_n(scores, kTile, 0.0f);
-    return;
+  HWY_ALIGN float largest[kSoftmaxQueries];
+  HWY_ALIGN float sums[kSoftmaxQueries];
+  HWY_ALIGN float grown[kSoftmaxQueries] = {};
+  const float* before = head.largest + first;
+  CombineQueries(
+      Largest(), count,
+      [&](std::size_t q) HWY_ATTR {
+        const float* of_tile = scores + q * width;
+        V most = hn::Load(d, of_tile);
+        for (std::size_t i = 0; i < width; i += kTile, of_tile += kTile) {
+          HWY_UNROLL(4)
+          for (std::size_t t = 0; t < kTile; t += kLanes) {
+            most = hn::Max(most, hn::Load(d, of_tile + t));
+          }
+        }
+        return most;
+      },
+      largest);
+  for (std::size_t q = 0; q < count; ++q) {
+    largest[q] = std::max(before[q], largest[q]);
+    grown[q] = before[q] - largest[q];
   }
-  V sum = hn::Zero(d);
-  for (std::size_t t = 0; t < kTile; t += kLanes) {
-    const V weight =
-        Exp2(hn::Sub(hn::Load(d, scores + t), hn::Set(d, largest)));
-    hn::Store(weight, d, scores + t);
-    sum = hn::Add(sum, weight);
+  for (std::size_t q = 0; q < count; q += kLanes) {
+    hn::Store(Exp2(hn::Load(d, grown + q)), d, grown + q);
   }
-  const float grown = before == largest ? 1 : Exp2(before - largest);
-  head.sum[i] = head.sum[i] * grown + hn::GetLane(hn::SumOfLanes(d, sum));
-  head.largest[i] = largest;
-  if (before == largest || before == -kInfinity) return;
-  const V factor = hn::Set(d, grown);
-  float* out = head.out + i * padded;
-  for (std::size_t j = 0; j < padded; j += kLanes) {
-    hn::Store(hn::Mul(hn::Load(d, out + j), factor), d, out + j);
+  CombineQueries(
+      Sum(), count,
+      [&](std::size_t q) HWY_ATTR {
+        float* of_tile = scores + q * width;
+        const V most = hn::Set(d, largest[q]);
+        V sum = hn::Zero(d);
+        for (std::size_t i = 0; i < width; i += kTile, of_tile += kTile) {
+          HWY_UNROLL(4)
+          for (std::size_t t = 0; t < kTile; t += kLanes) {
+            const V weight = Exp2(hn::Sub(hn::Load(d, of_tile + t), most));
+            hn::Store(weight, d, of_tile + t);
+            sum = hn::Add(sum, weight);
+          }
+        }
+        return sum;
+      },
+      sums);
+  for (std::size_t q = 0; q < count; ++q) {
+    float& sum = head.sum[first + q];
+    sum = sum * grown[q] + sums[q];
+    const bool scale = before[q] != largest[q] && before[q] != -kInfinity;
+    head.largest[first + q] = largest[q];
+    if (!scale) continue;
+    const V factor = hn::Set(d, grown[q]);
+    float* out = head.out + (first + q) * padded;
+    for (std::size_t i = 0; i < padded; i += kLanes) {
+      hn::Store(hn::Mul(hn::Load(d, out + i), factor), d, out + i);
+    }
   }
 }
 
@@ -229,10 +278,6 @@ HWY_INLINE void Cap(ScoreScale scale, float* scores) {
     const V tanh = hn::Tanh(d, hn::Load(d, scores + t));
     hn::Store(hn::Mul(hn::Set(d, scale.cap), tanh), d, scores + t);
   }
-}
-
-HWY_INLINE std::uint64_t FirstBits(std::size_t count) {
-  return count == kTile ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
 }
 
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
@@ -276,9 +321,8 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
       float* of_query = scores + h * per_head + q * kTile;
       Cap(scale, of_query);
       if (tile.cells < kTile) Hide(FirstBits(tile.cells), of_query);
-      Softmax(heads[h], q, v_padded, LargestOf(heads[h].largest[q], of_query),
-              of_query);
     }
+    Softmax(heads[h], 0, count, v_padded, kTile, scores + h * per_head);
   }
 }
 
@@ -373,10 +417,11 @@ HWY_INLINE void AddBlock(const float* a, std::size_t a_row, std::size_t depth,
 
 // c += a b: a is [depth, rows], b is [columns, depth], c is [columns, rows];
 // columns are whole vectors.
-template <class Row>
+template <class Row, class Fetch>
 HWY_INLINE void AddProducts(const float* a, std::size_t a_row, std::size_t rows,
                             std::size_t depth, const Row& row,
-                            std::size_t columns, float* c, std::size_t c_row) {
+                            std::size_t columns, float* c, std::size_t c_row,
+                            const Fetch& fetch) {
   for (std::size_t j = 0; j < columns;) {
     const auto from_j = [&](std::size_t k) { return row(k) + j; };
     const bool wide = columns - j >= kBlockVectors * kLanes;
@@ -384,6 +429,7 @@ HWY_INLINE void AddProducts(const float* a, std::size_t a_row, std::size_t rows,
       const bool whole = rows - r >= kBlockRows;
       const float* of_row = a + r * a_row;
       float* to = c + r * c_row + j;
+      if (j == 0) fetch(r, r + (whole ? kBlockRows : 1));
       if (whole && wide) {
         AddBlock<kBlockRows, kBlockVectors>(of_row, a_row, depth, from_j, to,
                                             c_row);
@@ -425,57 +471,65 @@ void ClearWhatIsNotFinite(float* rows, std::size_t count) {
 }
 
 // See WeighMany.
-bool Weigh(const AttentionTile& tile, const QueryHeads& head,
-           const std::uint64_t* visible, std::size_t queries_per_row,
+void Weigh(std::span<const GroupTile> tiles, const QueryHeads& head,
+           std::size_t first, std::size_t count, std::size_t queries_per_row,
            ScoreScale scale, float* scores) {
-  const std::size_t v_padded = Padded(tile.values.head_dim);
-  bool all = true;
-  const std::uint64_t present = FirstBits(tile.cells);
-  const RowsAhead keys(tile.next, &AttentionTile::keys);
-  const RowsAhead values(tile.next, &AttentionTile::values);
-  // The largest scores of some queries first, which do not wait for each other.
-  constexpr std::size_t kQueries = 8;
-  std::array<float, kQueries> largest;
-  for (std::size_t begin = 0; begin < head.count; begin += kQueries) {
-    const std::size_t end = std::min(begin + kQueries, head.count);
-    const std::size_t fetched = begin * kTile / head.count;
-    keys.Fetch(fetched, end * kTile / head.count, head.kv_head);
-    values.Fetch(fetched, end * kTile / head.count, head.kv_head);
-    for (std::size_t q = begin; q < end; ++q) {
-      const std::uint64_t sees = visible[q / queries_per_row] & present;
-      all = all && sees == present;
-      float* of_query = scores + q * kTile;
-      Cap(scale, of_query);
-      if (sees != ~std::uint64_t{0}) Hide(sees, of_query);
-      largest[q - begin] = LargestOf(head.largest[q], of_query);
+  const std::size_t width = tiles.size() * kTile;
+  const std::size_t v_padded = Padded(tiles[0].tile.values.head_dim);
+  for (std::size_t begin = 0; begin < count; begin += kSoftmaxQueries) {
+    const std::size_t some = std::min(kSoftmaxQueries, count - begin);
+    for (std::size_t q = begin; q < begin + some; ++q) {
+      const std::size_t row = (first + q) / queries_per_row;
+      float* of_tile = scores + q * width;
+      for (const GroupTile& seen : tiles) {
+        const std::uint64_t sees =
+            seen.visible[row] & FirstBits(seen.tile.cells);
+        Cap(scale, of_tile);
+        if (sees != ~std::uint64_t{0}) Hide(sees, of_tile);
+        of_tile += kTile;
+      }
     }
-    for (std::size_t q = begin; q < end; ++q) {
-      Softmax(head, q, v_padded, largest[q - begin], scores + q * kTile);
-    }
+    Softmax(head, first + begin, some, v_padded, width, scores + begin * width);
   }
-  return all;
 }
 
-void AttendMany(const AttentionTile& tile, const QueryHeads& head,
-                const std::uint64_t* visible, std::size_t queries_per_row,
-                ScoreScale scale, float* scratch) {
+void AttendMany(const GroupTile& seen, const QueryHeads& head,
+                std::size_t queries_per_row, ScoreScale scale, float* scratch) {
+  const AttentionTile& tile = seen.tile;
   const std::size_t k_padded = Padded(tile.keys.head_dim);
   const std::size_t v_padded = Padded(tile.values.head_dim);
   float* scores = scratch;
-  float* rows = scores + head.count * kTile;
+  float* rows = scores + kManyQueries * kTile;
   float* columns = rows + std::max(k_padded, v_padded) * kTile;
   Transpose(tile.keys, tile.cells, head.kv_head, rows, columns);
-  std::fill_n(scores, head.count * kTile, 0.0f);
-  AddProducts(
-      head.queries, k_padded, head.count, tile.keys.head_dim,
-      [&](std::size_t k) { return columns + k * kTile; }, kTile, scores, kTile);
-  const bool all = Weigh(tile, head, visible, queries_per_row, scale, scores);
   Unpack(tile.values, tile.cells, head.kv_head, rows);
-  if (!all) ClearWhatIsNotFinite(rows, tile.cells * v_padded);
-  AddProducts(
-      scores, kTile, head.count, tile.cells,
-      [&](std::size_t t) { return rows + t * v_padded; }, v_padded, head.out,
-      v_padded);
+  if (!SeeAll(seen, head.count / queries_per_row)) {
+    ClearWhatIsNotFinite(rows, tile.cells * v_padded);
+  }
+  const RowsAhead keys(tile.next, &AttentionTile::keys);
+  const RowsAhead values(tile.next, &AttentionTile::values);
+  const std::span tiles(&seen, 1);
+  for (std::size_t q = 0; q < head.count; q += kManyQueries) {
+    const std::size_t count = std::min(kManyQueries, head.count - q);
+    if (!SeeAny(tiles, q, count, queries_per_row)) continue;
+    // A part of the rows ahead for each of the queries.
+    const auto fetch = [&](const RowsAhead& ahead) {
+      return [&ahead, &head, q](std::size_t begin, std::size_t end) {
+        ahead.Fetch((q + begin) * kTile / head.count,
+                    (q + end) * kTile / head.count, head.kv_head);
+      };
+    };
+    std::fill_n(scores, count * kTile, 0.0f);
+    AddProducts(
+        head.queries + q * k_padded, k_padded, count, tile.keys.head_dim,
+        [&](std::size_t k) { return columns + k * kTile; }, kTile, scores,
+        kTile, fetch(keys));
+    Weigh(tiles, head, q, count, queries_per_row, scale, scores);
+    AddProducts(
+        scores, kTile, count, tile.cells,
+        [&](std::size_t t) { return rows + t * v_padded; }, v_padded,
+        head.out + q * v_padded, v_padded, fetch(values));
+  }
 }
 
 }  // namespace kvtwin::optimized::HWY_NAMESPACE
@@ -499,10 +553,9 @@ std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
          kAttentionTile * std::max(Padded(k_head_dim), Padded(v_head_dim));
 }
 
-std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
-                        std::size_t count) {
+std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim) {
   const std::size_t k = Padded(k_head_dim);
-  return kAttentionTile * (count + k + std::max(k, Padded(v_head_dim)));
+  return kAttentionTile * (kManyQueries + k + std::max(k, Padded(v_head_dim)));
 }
 
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
@@ -542,18 +595,17 @@ void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
   HWY_DYNAMIC_DISPATCH(Unpack)(rows, cells, kv_head, to);
 }
 
-bool WeighMany(const AttentionTile& tile, const QueryHeads& head,
-               const std::uint64_t* visible, std::size_t queries_per_row,
-               ScoreScale scale, float* scores) {
-  return HWY_DYNAMIC_DISPATCH(Weigh)(tile, head, visible, queries_per_row,
-                                     scale, scores);
+void WeighMany(std::span<const GroupTile> tiles, const QueryHeads& head,
+               std::size_t first, std::size_t count,
+               std::size_t queries_per_row, ScoreScale scale, float* scores) {
+  HWY_DYNAMIC_DISPATCH(Weigh)
+  (tiles, head, first, count, queries_per_row, scale, scores);
 }
 
-void AttendMany(const AttentionTile& tile, const QueryHeads& head,
-                const std::uint64_t* visible, std::size_t queries_per_row,
-                ScoreScale scale, float* scratch) {
+void AttendMany(const GroupTile& seen, const QueryHeads& head,
+                std::size_t queries_per_row, ScoreScale scale, float* scratch) {
   HWY_DYNAMIC_DISPATCH(AttendMany)
-  (tile, head, visible, queries_per_row, scale, scratch);
+  (seen, head, queries_per_row, scale, scratch);
 }
 
 }  // namespace kvtwin::optimized

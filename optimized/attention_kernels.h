@@ -5,10 +5,13 @@
 #ifndef KVTWIN_OPTIMIZED_ATTENTION_KERNELS_H_
 #define KVTWIN_OPTIMIZED_ATTENTION_KERNELS_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
+#include "core/index.h"
 #include "kvtwin/tensor.h"
 
 namespace kvtwin::optimized {
@@ -44,6 +47,21 @@ struct AttentionTile {
   const AttentionTile* next;  // Read after this tile. Null: none is known.
 };
 
+// A word of visibility for the first `cells` cells of a tile.
+constexpr std::uint64_t FirstBits(std::size_t cells) {
+  return ~std::uint64_t{0} >> (kAttentionTile - cells);
+}
+
+// Rows of a group: their queries of one KV head are computed together.
+inline constexpr std::size_t kGroupRows = 128;
+
+// A tile of which each row of a group may see other cells.
+struct GroupTile {
+  AttentionTile tile;
+  // Row r sees cell t if bit t of visible[r] is set.
+  std::array<std::uint64_t, kGroupRows> visible;
+};
+
 // The kernels read rows of a dtype in units of this number.
 constexpr float RowUnit(DType dtype) {
   return dtype == DType::kF8 ? 256.0f : 1.0f;
@@ -70,12 +88,15 @@ struct ScoreScale {
 // The most queries that AttendFew takes.
 inline constexpr std::size_t kFewQueries = 8;
 
-// Numbers of floats of scratch that AttendFew and AttendMany need, for heads of
-// kFewQueries queries, and for one head of `count` queries.
+// Queries that AttendMany computes at once: their scores stay in the
+// first-level cache between the two products.
+inline constexpr std::size_t kManyQueries = 48;
+
+// Numbers of floats of scratch that AttendFew needs for some heads of up to
+// kFewQueries queries, and that AttendMany needs.
 std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
                        std::size_t head_count);
-std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim,
-                        std::size_t count);
+std::size_t ManyScratch(std::size_t k_head_dim, std::size_t v_head_dim);
 
 // Stores a head of the first row, times `factor`, to [padded head_dim].
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to);
@@ -89,11 +110,10 @@ void StoreScaled(const float* from, float factor, std::size_t count, float* to);
 void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
                std::size_t head_count, ScoreScale scale, float* scratch);
 
-// Adds a tile to one head. Query i sees cell t if bit t of
-// visible[i / queries_per_row] is set.
-void AttendMany(const AttentionTile& tile, const QueryHeads& head,
-                const std::uint64_t* visible, std::size_t queries_per_row,
-                ScoreScale scale, float* scratch);
+// Adds a tile to one head, whose queries are those of the rows of a group,
+// `queries_per_row` of each.
+void AttendMany(const GroupTile& seen, const QueryHeads& head,
+                std::size_t queries_per_row, ScoreScale scale, float* scratch);
 
 // The steps of AttendFew: the scores [kAttentionTile, kFewQueries, head_count]
 // of the keys, weights in their place, and the sums of the values. `rows` is
@@ -107,13 +127,32 @@ void AddFew(const AttentionTile& tile, const QueryHeads* heads,
 
 // The steps of AttendMany around its products. UnpackRows copies one head of
 // the rows of some cells to [padded head_dim, cells]. WeighMany replaces the
-// scores [kAttentionTile, queries of `head`] by weights, which are 0 for cells
-// that are not seen, and returns whether all queries see all cells.
+// scores [cells, count] of queries from `first` on by weights, which are 0 for
+// cells that are not seen; `cells` are those of full tiles.
 void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
                 float* to);
-bool WeighMany(const AttentionTile& tile, const QueryHeads& head,
-               const std::uint64_t* visible, std::size_t queries_per_row,
-               ScoreScale scale, float* scores);
+void WeighMany(std::span<const GroupTile> tiles, const QueryHeads& head,
+               std::size_t first, std::size_t count,
+               std::size_t queries_per_row, ScoreScale scale, float* scores);
+
+// Whether the first rows see all cells of a tile.
+inline bool SeeAll(const GroupTile& seen, std::size_t rows) {
+  const std::uint64_t all = FirstBits(seen.tile.cells);
+  return std::all_of(seen.visible.begin(), seen.visible.begin() + AsInt(rows),
+                     [&](std::uint64_t sees) { return (sees & all) == all; });
+}
+
+// Whether one of the rows of some queries sees a cell of a tile.
+inline bool SeeAny(std::span<const GroupTile> tiles, std::size_t first,
+                   std::size_t count, std::size_t queries_per_row) {
+  const std::size_t first_row = first / queries_per_row;
+  const std::size_t last_row = (first + count - 1) / queries_per_row;
+  return std::ranges::any_of(tiles, [&](const GroupTile& seen) {
+    const auto rows = std::span(seen.visible).first(last_row + 1);
+    return std::ranges::any_of(rows.subspan(first_row),
+                               [](std::uint64_t sees) { return sees != 0; });
+  });
+}
 
 }  // namespace kvtwin::optimized
 

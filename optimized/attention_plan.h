@@ -18,9 +18,6 @@
 
 namespace kvtwin::optimized {
 
-// Rows of a group: their queries of one KV head are computed together.
-inline constexpr std::size_t kGroupRows = 64;
-
 // Rows that follow each other and see nearly the same cells.
 struct RowGroup {
   std::size_t first_row = 0;

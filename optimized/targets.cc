@@ -73,5 +73,17 @@ std::string ActiveTarget() {
   return HWY_DYNAMIC_DISPATCH(TargetOfThisCode)();
 }
 
+bool IsIntel() {
+#if HWY_ARCH_X86
+  static const bool intel = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") != 0;
+  }();
+  return intel;
+#else
+  return false;
+#endif
+}
+
 }  // namespace kvtwin::optimized
 #endif  // HWY_ONCE

@@ -28,6 +28,10 @@ bool UseTargetFromEnvironment();
 // The target of the kernels that a call now would run.
 std::string ActiveTarget();
 
+// Whether the processor is one of Intel's, which do some things at another
+// speed than others with the same instruction set.
+bool IsIntel();
+
 }  // namespace kvtwin::optimized
 
 #endif  // KVTWIN_OPTIMIZED_TARGETS_H_

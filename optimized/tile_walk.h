@@ -12,6 +12,7 @@
 #include "core/index.h"
 #include "hwy/base.h"
 #include "optimized/attention_kernels.h"
+#include "optimized/targets.h"
 
 namespace kvtwin::optimized {
 
@@ -51,10 +52,11 @@ struct CellsRows {
   }
 };
 
-// Rows that are read after others. Meanwhile they are fetched into the
-// second-level cache, where they do not take the place of what is being read.
+// Rows that are read after others, and are fetched into a cache meanwhile.
 class RowsAhead {
  public:
+  HWY_INLINE RowsAhead(const TileRows& rows, std::size_t cells)
+      : rows_(&rows), cells_(cells), head_bytes_(HeadBytes(rows)) {}
   // The keys or the values of a tile. Null: no tile is known.
   HWY_INLINE RowsAhead(const AttentionTile* tile, TileRows AttentionTile::*rows)
       : rows_(tile == nullptr ? nullptr : &(tile->*rows)),
@@ -63,8 +65,11 @@ class RowsAhead {
 
   std::size_t cells() const { return cells_; }
 
-  // Fetches one head of some cells. Inlined: GCC finds that a function without
-  // other effects does nothing, and leaves out its calls.
+  // Fetches one head of some cells into the second-level cache, where they do
+  // not take the place of what is being read; or, if `first_level`, into the
+  // first. Inlined: GCC finds that a function without other effects does
+  // nothing, and leaves out its calls.
+  template <bool first_level = false>
   HWY_INLINE void Fetch(std::size_t first, std::size_t end,
                         std::size_t kv_head) const {
     if (first >= cells_) return;
@@ -72,7 +77,7 @@ class RowsAhead {
     for (std::size_t t = first; t < std::min(end, cells_); ++t) {
       const std::byte* row = rows_->rows[t] + offset;
       for (std::size_t line = 0; line < head_bytes_; line += 64) {
-        __builtin_prefetch(row + line, 0, 2);
+        __builtin_prefetch(row + line, 0, first_level ? 3 : 2);
       }
     }
   }
@@ -83,9 +88,55 @@ class RowsAhead {
   std::size_t head_bytes_;  // 0 if they do not lie one after another.
 };
 
+// Fetches into the first-level cache what a walk over rows, kCells cells and
+// one head at a time, reads some steps later: the rest of the rows, then those
+// ahead.
+template <std::size_t kCells>
+class NearFetches {
+ public:
+  // Bytes from a fetch to its use: a sixth of the first-level cache.
+  static constexpr std::size_t kBytes = std::size_t{1} << 13;
+
+  HWY_INLINE NearFetches(const TileRows& rows, std::size_t cells,
+                         const RowsAhead& ahead, const QueryHeads* heads,
+                         std::size_t head_count)
+      : rows_(rows, cells),
+        ahead_(ahead),
+        heads_(heads),
+        head_count_(head_count) {
+    const std::size_t steps =
+        kBytes / std::max<std::size_t>(kCells * HeadBytes(rows), 1) + 1;
+    cell_ = steps / head_count * kCells;
+    head_ = steps % head_count;
+  }
+
+  // The next step begins.
+  HWY_INLINE void Step() {
+    if (cell_ < rows_.cells()) {
+      rows_.Fetch<true>(cell_, cell_ + kCells, heads_[head_].kv_head);
+    } else {
+      const std::size_t cell = cell_ - rows_.cells();
+      ahead_.Fetch<true>(cell, cell + kCells, heads_[head_].kv_head);
+    }
+    if (++head_ < head_count_) return;
+    head_ = 0;
+    cell_ += kCells;
+  }
+
+ private:
+  RowsAhead rows_;
+  RowsAhead ahead_;
+  const QueryHeads* heads_;
+  std::size_t head_count_;
+  std::size_t cell_;
+  std::size_t head_;
+};
+
 // Calls does(head index, first cell, rows of kCells cells, head_dim) for all
 // cells of a tile and all heads: in the order in which the rows lie in memory,
-// if they are read there.
+// if they are read there. Intel's processors then take rows fastest that were
+// fetched shortly before into the first-level cache; AMD's, a tile before into
+// the second (docs/performance.md).
 template <std::size_t kCells, class Does>
 HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
                              bool read_there, const RowsAhead& ahead,
@@ -94,10 +145,16 @@ HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
   const std::size_t steps = (cells + kCells - 1) / kCells;
   const std::size_t step = (ahead.cells() + steps - 1) / steps;
   if (read_there) {
+    const bool near = IsIntel();
+    NearFetches<kCells> fetches(rows, cells, ahead, heads, head_count);
     for (std::size_t t = 0; t < cells; t += kCells) {
       for (std::size_t h = 0; h < head_count; ++h) {
-        ahead.Fetch(t / kCells * step, (t / kCells + 1) * step,
-                    heads[h].kv_head);
+        if (near) {
+          fetches.Step();
+        } else {
+          ahead.Fetch(t / kCells * step, (t / kCells + 1) * step,
+                      heads[h].kv_head);
+        }
         does(
             h, t,
             CellsRows{rows.rows.data() + t, HeadOffset(rows, heads[h].kv_head)},

@@ -205,14 +205,16 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
       }
     }
   }
-  multiply({.a = a,
-            .a_row = padded,
-            .rows = rows,
-            .pairs = pairs,
-            .b = b,
-            .columns = columns,
-            .c = c,
-            .add = add});
+  const optimized::Bf16Product product = {.a = a,
+                                          .a_row = padded,
+                                          .rows = rows,
+                                          .pairs = pairs,
+                                          .b = b,
+                                          .columns = columns,
+                                          .c = c,
+                                          .c_row = columns,
+                                          .add = add};
+  multiply({&product, 1});
   for (std::size_t i = 0; i < expected.size(); ++i) {
     ASSERT_EQ(c[i], expected[i])
         << i / columns << ", " << i % columns << " of " << rows << " rows, "
@@ -559,9 +561,10 @@ TEST(Bf16Products, TakeNothingFromAbsentCells) {
                               .head_stride = 0,
                               .stride = sizeof(float)};
   rows.rows.fill(reinterpret_cast<const std::byte*>(row.data()));
-  const optimized::AttentionTile tile = {
-      .cells = 1, .keys = rows, .values = rows, .next = nullptr};
-  const std::size_t floats = optimized::ManyScratch(16, 16, 1);
+  const optimized::GroupTile seen = {
+      .tile = {.cells = 1, .keys = rows, .values = rows, .next = nullptr},
+      .visible = {1}};
+  const std::size_t floats = optimized::ManyBf16Scratch(16, 16);
   auto scratch = optimized::AlignedBuffer(floats * sizeof(float));
   for (const optimized::MultiplyBf16 multiply :
        {&optimized::MultiplyInRegisters, &optimized::MultiplyInTiles<Tiles>}) {
@@ -570,16 +573,14 @@ TEST(Bf16Products, TakeNothingFromAbsentCells) {
     alignas(64) std::array<float, 16> out = {};
     float largest = -std::numeric_limits<float>::infinity();
     float sum = 0;
-    const std::uint64_t visible = 1;
-    optimized::AttendManyInBf16(tile,
+    optimized::AttendManyInBf16({&seen, 1},
                                 {.kv_head = 0,
                                  .count = 1,
                                  .queries = query.data(),
                                  .out = out.data(),
                                  .largest = &largest,
                                  .sum = &sum},
-                                &visible, 1, {.cap = 0}, multiply,
-                                scratch.as<float>());
+                                1, {.cap = 0}, multiply, scratch.as<float>());
     EXPECT_EQ(out, row);
     EXPECT_EQ(sum, 1);
   }
