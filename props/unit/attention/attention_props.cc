@@ -166,7 +166,8 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
     int splits = 0;
   };
   std::vector<Sizes> all;
-  for (const int tiles : {1, 2, 8, 9, 15, 16, 24, 127, 128, 129, 136, 144}) {
+  for (const int tiles :
+       {1, 2, 3, 4, 5, 8, 9, 15, 16, 24, 127, 128, 129, 136, 144}) {
     for (const int more : {-1, 0, 1}) {
       all.push_back({.columns = 64 * tiles + more});
       all.push_back({.columns = 64 * tiles + more, .queries = 9});
@@ -175,12 +176,17 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
   for (const int kv_heads : {15, 16, 17}) {
     all.push_back({.columns = 1100, .rows = 2, .kv_heads = kv_heads});
   }
-  for (const int rows : {2, 4, 6, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129}) {
+  for (const int rows :
+       {2, 4, 6, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257}) {
     all.push_back({.rows = rows});
     all.push_back({.rows = rows, .queries = 2});
   }
   for (int queries = 2; queries <= 17; ++queries) {
     all.push_back({.queries = queries, .kv_heads = 2});
+  }
+  for (const int queries : {47, 48, 49, 63, 64, 65, 96, 128, 129}) {
+    all.push_back({.rows = 1, .queries = queries});
+    all.push_back({.columns = 300, .rows = 3, .queries = queries});
   }
   for (const int dims : {1, 4, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129}) {
     all.push_back({.k_head_dim = dims, .v_head_dim = dims});
@@ -205,6 +211,11 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
       drawn.sees_all = number % 2 == 0;
       DrawTensors(pick, drawn, DType::kF32, DType::kF16);
       Check(drawn, Products::kF32);
+      const Case in_bf16 = InBf16(std::move(drawn));
+      Check(in_bf16, Products::kBf16);
+      optimized::ForceBf16Multiplier(optimized::MultiplyInTiles<EmulatedTiles>);
+      Check(in_bf16, Products::kEmulatedAmx);
+      optimized::ForceBf16Multiplier(nullptr);
       ASSERT_FALSE(HasFailure()) << "sizes " << i << ", case " << number;
     }
   }
