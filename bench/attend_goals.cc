@@ -301,10 +301,15 @@ void AttendBlocksGoals(Goals& goals, int threads) {
 }
 
 void AttendPrefillGoals(Goals& goals, int threads) {
+  const bool amx =
+      optimized::Bf16Multiplier() != optimized::MultiplyInRegisters;
+  const double in_bf16 = amx ? 2 : 1.4;
   for (const Row& row :
        {Row{DType::kF32, 1 << 13, 0.75}, Row{DType::kF16, 1 << 13, 0.55},
-        Row{DType::kQ8, 1 << 13, 0.55}, Row{DType::kBF16, 1 << 13, 1.4, true},
-        Row{DType::kQ8, 1 << 13, 1.4, true}}) {
+        Row{DType::kQ8, 1 << 13, 0.55},
+        Row{DType::kBF16, 1 << 13, in_bf16, true},
+        Row{DType::kF16, 1 << 13, in_bf16, true},
+        Row{DType::kQ8, 1 << 13, in_bf16, true}}) {
     const int cells = goals.Cells(row.cells);
     const int rows = goals.Cells(512);
     const std::string name =
