@@ -376,11 +376,12 @@ void AddAll(const AttentionTile& tile, const QueryHeads* heads,
           });
 }
 
-// c[r][j] += the sum over k of a[r][k] * row(k)[j], for kRows rows of c and
-// kVectors vectors from j on.
-template <std::size_t kRows, std::size_t kVectors, class Row>
-HWY_INLINE void AddBlock(const float* a, std::size_t a_row, std::size_t depth,
-                         const Row& row, float* c, std::size_t c_row) {
+// c += a b, for kRows rows and kVectors vectors of c. A call of its own has its
+// addresses in registers.
+template <std::size_t kRows, std::size_t kVectors>
+HWY_NOINLINE void AddBlock(const float* a, std::size_t a_row, std::size_t depth,
+                           const float* b, std::size_t b_row, float* c,
+                           std::size_t c_row) {
   const F32 d;
   V sums[kRows][kVectors];
   HWY_UNROLL(8)
@@ -390,8 +391,7 @@ HWY_INLINE void AddBlock(const float* a, std::size_t a_row, std::size_t depth,
       sums[r][v] = hn::Load(d, c + r * c_row + v * kLanes);
     }
   }
-  for (std::size_t k = 0; k < depth; ++k) {
-    const float* b = row(k);
+  for (std::size_t k = 0; k < depth; ++k, b += b_row) {
     V right[kVectors];
     HWY_UNROLL(8)
     for (std::size_t v = 0; v < kVectors; ++v) {
@@ -415,32 +415,26 @@ HWY_INLINE void AddBlock(const float* a, std::size_t a_row, std::size_t depth,
   }
 }
 
-// c += a b: a is [depth, rows], b is [columns, depth], c is [columns, rows];
-// columns are whole vectors.
-template <class Row, class Fetch>
+// c += a b: a is [depth, rows], b is [columns, depth], c is [columns, rows],
+// and their rows are as far apart as said; columns are whole vectors. Calls
+// fetch(first, end) once for the rows that are multiplied next.
+template <class Fetch>
 HWY_INLINE void AddProducts(const float* a, std::size_t a_row, std::size_t rows,
-                            std::size_t depth, const Row& row,
-                            std::size_t columns, float* c, std::size_t c_row,
-                            const Fetch& fetch) {
+                            std::size_t depth, const float* b,
+                            std::size_t b_row, std::size_t columns, float* c,
+                            std::size_t c_row, const Fetch& fetch) {
   for (std::size_t j = 0; j < columns;) {
-    const auto from_j = [&](std::size_t k) { return row(k) + j; };
     const bool wide = columns - j >= kBlockVectors * kLanes;
     for (std::size_t r = 0; r < rows;) {
       const bool whole = rows - r >= kBlockRows;
-      const float* of_row = a + r * a_row;
-      float* to = c + r * c_row + j;
-      if (j == 0) fetch(r, r + (whole ? kBlockRows : 1));
-      if (whole && wide) {
-        AddBlock<kBlockRows, kBlockVectors>(of_row, a_row, depth, from_j, to,
-                                            c_row);
-      } else if (whole) {
-        AddBlock<kBlockRows, 1>(of_row, a_row, depth, from_j, to, c_row);
-      } else if (wide) {
-        AddBlock<1, kBlockVectors>(of_row, a_row, depth, from_j, to, c_row);
-      } else {
-        AddBlock<1, 1>(of_row, a_row, depth, from_j, to, c_row);
-      }
-      r += whole ? kBlockRows : 1;
+      const auto add = whole  ? wide ? AddBlock<kBlockRows, kBlockVectors>
+                                     : AddBlock<kBlockRows, 1>
+                        : wide ? AddBlock<1, kBlockVectors>
+                              : AddBlock<1, 1>;
+      const std::size_t end = r + (whole ? kBlockRows : 1);
+      if (j == 0) fetch(r, end);
+      add(a + r * a_row, a_row, depth, b + j, b_row, c + r * c_row + j, c_row);
+      r = end;
     }
     j += wide ? kBlockVectors * kLanes : kLanes;
   }
@@ -520,15 +514,12 @@ void AttendMany(const GroupTile& seen, const QueryHeads& head,
       };
     };
     std::fill_n(scores, count * kTile, 0.0f);
-    AddProducts(
-        head.queries + q * k_padded, k_padded, count, tile.keys.head_dim,
-        [&](std::size_t k) { return columns + k * kTile; }, kTile, scores,
-        kTile, fetch(keys));
+    AddProducts(head.queries + q * k_padded, k_padded, count,
+                tile.keys.head_dim, columns, kTile, kTile, scores, kTile,
+                fetch(keys));
     Weigh(tiles, head, q, count, queries_per_row, scale, scores);
-    AddProducts(
-        scores, kTile, count, tile.cells,
-        [&](std::size_t t) { return rows + t * v_padded; }, v_padded,
-        head.out + q * v_padded, v_padded, fetch(values));
+    AddProducts(scores, kTile, count, tile.cells, rows, v_padded, v_padded,
+                head.out + q * v_padded, v_padded, fetch(values));
   }
 }
 
