@@ -88,16 +88,12 @@ CellRows RowsOfBlocks(const TensorView& rows, PagedLayout layout) {
   return out;
 }
 
-// Orders the cells of a tile so that four cells that follow each other are the
-// next ones of four streams, which the processor reads faster than one. Few
-// rows see all cells of a tile, in any order.
-void ReadInFourStreams(std::span<std::int64_t> cells) {
-  if (cells.size() != kTile) return;
-  std::array<std::int64_t, kTile> in_order;
-  std::ranges::copy(cells, in_order.begin());
-  for (std::size_t i = 0; i < kTile; ++i) {
-    cells[i] = At(in_order, i % 4 * (kTile / 4) + i / 4);
-  }
+// The place of a cell in a tile of few rows, which see all of its cells, in any
+// order: four cells that follow each other are the next ones of four streams,
+// which the processor reads faster than one.
+std::size_t PlaceInStreams(std::size_t cell, std::size_t cells) {
+  if (cells != kTile) return cell;
+  return cell % (kTile / 4) * 4 + cell / (kTile / 4);
 }
 
 class TwinAttention final : public GuardedAttention {
@@ -260,6 +256,7 @@ void TwinAttention::SetCells(const RowGroup& group,
                              std::span<const std::int64_t> cells,
                              const Call& call, AttentionTile& tile) const {
   tile.cells = cells.size();
+  const bool few = IsFew(group, call);
   const auto set = [&](const CellRows& rows, TileRows& out) {
     const std::int32_t* blocks = plan_.BlocksOf(group);
     std::int64_t begin = 0;  // The first cell of a block.
@@ -273,7 +270,8 @@ void TwinAttention::SetCells(const RowGroup& group,
         end = begin + rows.size;
         block = rows.At(blocks == nullptr ? column : blocks[column], 0);
       }
-      out.rows[i] = block + (cell - begin) * rows.cell_stride;
+      const std::size_t place = few ? PlaceInStreams(i, cells.size()) : i;
+      out.rows[place] = block + (cell - begin) * rows.cell_stride;
     }
     for (std::size_t i = cells.size(); i % kCellsPadding != 0; ++i) {
       out.rows[i] = out.rows[i - 1];
@@ -363,9 +361,7 @@ void TwinAttention::Compute(const Item& item, const Item* next,
                     [&](std::span<std::int64_t> cells) {
                       if (later->count == most) attend();
                       GroupTile& seen = At(later->all, later->count++);
-                      if (IsFew(group, call)) {
-                        ReadInFourStreams(cells);
-                      } else {
+                      if (!IsFew(group, call)) {
                         plan_.SetVisible(group, cells, seen.visible);
                       }
                       SetCells(group, cells, call, seen.tile);
@@ -386,7 +382,6 @@ void TwinAttention::SetFirstTile(const Item& item, std::size_t first_head,
   tile.cells = 0;
   plan_.ForEachTile(group, item.part, item.parts, kTile,
                     [&](std::span<std::int64_t> cells) {
-                      if (IsFew(group, call)) ReadInFourStreams(cells);
                       SetCells(group, cells, call, tile);
                     });
   const auto heads = static_cast<std::ptrdiff_t>(item.first_head) -
