@@ -1,17 +1,17 @@
 # Tests that run programs: the command as a user types it, and the scripts.
 #
-#   kvtwin_command_test(NAME EXIT CODE [PRINTS REGEX] ARGS ...)
+#   kvtwin_command_test(NAME EXIT CODE [ENV NAME=VALUE;...] [PRINTS REGEX] ARGS ...)
 #
-# runs `kvtwin ARGS...` in props/ and passes if it exits with CODE and a line of
-# its output matches the extended regular expression REGEX.
+# runs `kvtwin ARGS...` in props/, with these environment variables, and passes if it
+# exits with CODE and a line of its output matches the extended regular expression REGEX.
 
 function(kvtwin_command_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 test "" "EXIT;PRINTS" "ARGS")
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "EXIT;ENV;PRINTS" "ARGS")
   add_test(NAME command.${name}
     COMMAND ${PROJECT_SOURCE_DIR}/props/testing/expect.sh "${test_EXIT}"
             "${test_PRINTS}" $<TARGET_FILE:kvtwin_command> ${test_ARGS}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/props)
-  set_tests_properties(command.${name} PROPERTIES TIMEOUT 300)
+  set_tests_properties(command.${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "${test_ENV}")
 endfunction()
 
 kvtwin_command_test(help EXIT 0 PRINTS "check" ARGS --help)
@@ -201,25 +201,19 @@ kvtwin_command_test(run_tiles EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 tiled=1 pad=32 cap=40 batch=40 | put 0*40 | drop 0:3-5 | put 1*9")
 kvtwin_command_test(run_mask_of_blocks EXIT 2 PRINTS "not a dtype of masks"
   ARGS run "kvt1 mask=q4_0 | put 0*1")
-kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"
+kvtwin_command_test(unknown_target EXIT 2 ENV KVTWIN_TARGET=MMX
+  PRINTS "this machine has"
   ARGS fuzz --ops 100)
-set_tests_properties(command.unknown_target PROPERTIES
-  ENVIRONMENT KVTWIN_TARGET=MMX)
-kvtwin_command_test(unknown_fast_paths EXIT 2 PRINTS "not on or off"
+kvtwin_command_test(unknown_fast_paths EXIT 2 ENV KVTWIN_FAST_PATHS=maybe
+  PRINTS "not on or off"
   ARGS fuzz --ops 100)
-set_tests_properties(command.unknown_fast_paths PROPERTIES
-  ENVIRONMENT KVTWIN_FAST_PATHS=maybe)
 foreach(use on off)
-  kvtwin_command_test(fuzz_fast_paths_${use} EXIT 0
+  kvtwin_command_test(fuzz_fast_paths_${use} EXIT 0 ENV KVTWIN_FAST_PATHS=${use}
     PRINTS "\"differences\": ?0[,}]" ARGS fuzz --ops 200000 --seed 1 --json)
-  set_tests_properties(command.fuzz_fast_paths_${use} PROPERTIES
-    ENVIRONMENT KVTWIN_FAST_PATHS=${use})
 endforeach()
 foreach(target "" SSE4)
-  kvtwin_command_test(known_target${target} EXIT 0
+  kvtwin_command_test(known_target${target} EXIT 0 ENV KVTWIN_TARGET=${target}
     PRINTS "\"target\": ?\"${target}" ARGS fuzz --ops 100 --json)
-  set_tests_properties(command.known_target${target} PROPERTIES
-    ENVIRONMENT KVTWIN_TARGET=${target})
 endforeach()
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
@@ -244,10 +238,9 @@ kvtwin_command_test(fuzz_reaches_all_probes EXIT 0 PRINTS "\"vacuity\": ?\\[\\]"
   ARGS fuzz --ops 1000000 --seed 1 --threads 2 --marks --json)
 kvtwin_command_test(fuzz_complains_of_probes_not_reached EXIT 1
   PRINTS "VACUOUS never: filled" ARGS fuzz --ops 500 --kind encoder --marks)
-kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
+kvtwin_command_test(fuzz_forced_target EXIT 0 ENV KVTWIN_TARGET=SSSE3
+  PRINTS "\"target\": ?\"SSSE3\""
   ARGS fuzz --ops 20000 --seed 1 --json)
-set_tests_properties(command.fuzz_forced_target PROPERTIES
-  ENVIRONMENT KVTWIN_TARGET=SSSE3)
 
 # The number of operations of every push; debug and sanitizer builds are too
 # slow for it.
@@ -524,11 +517,10 @@ if(TARGET kvtwin_shared)
                  "copy/asked for a copy to itself" "undo/^FAIL subject: cells")
     string(REPLACE "/" ";" untold "${untold}")
     list(POP_FRONT untold what)
-    kvtwin_command_test(backend_few_but_${what} EXIT 1 PRINTS "${untold}"
+    kvtwin_command_test(backend_few_but_${what} EXIT 1 ENV KVTWIN_FEW=${what}
+      PRINTS "${untold}"
       ARGS fuzz --ops 30000 --level identity --shrink-seconds 1
            --backend ${few})
-    set_tests_properties(command.backend_few_but_${what} PROPERTIES
-      ENVIRONMENT KVTWIN_FEW=${what})
   endforeach()
   kvtwin_command_test(backend_few_by_init EXIT 2
     PRINTS "the init of few refuses such a cache: 'kvt1 place=scatter cap=6 batch=3'"
@@ -650,27 +642,20 @@ if(TARGET kvtwin_shared)
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_twin_backend>)
   set_tests_properties(command.interrupt_backend PROPERTIES
     SKIP_RETURN_CODE 77 TIMEOUT 300)
-  kvtwin_command_test(backend_of_nothing EXIT 2 PRINTS "none of the caches"
+  kvtwin_command_test(backend_of_nothing EXIT 2 ENV KVTWIN_FAULT=nothing
+    PRINTS "none of the caches"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_of_nothing PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=nothing)
   # Every history fails, so no level is reported to hold.
-  kvtwin_command_test(backend_unjudged EXIT 1
+  kvtwin_command_test(backend_unjudged EXIT 1 ENV KVTWIN_FAULT=init
     PRINTS "^visibility  not judged: no view was compared .claimed.$"
     ARGS fuzz --ops 100 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_unjudged PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=init)
-  kvtwin_command_test(backend_unjudged_json EXIT 1
+  kvtwin_command_test(backend_unjudged_json EXIT 1 ENV KVTWIN_FAULT=init
     PRINTS "\"holds\":\"none\",\"not_judged\":\"visibility\",\"right\":false"
     ARGS fuzz --ops 100 --json --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_unjudged_json PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=init)
   # A crash is the same by all rules: it is tried once, and reported.
-  kvtwin_command_test(profile_of_a_crash EXIT 1
+  kvtwin_command_test(profile_of_a_crash EXIT 1 ENV KVTWIN_FAULT=crash
     PRINTS "^    backend: crash: start_forward ended its process with SIGSEGV"
     ARGS profile --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.profile_of_a_crash PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=crash)
   kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
     ARGS fuzz --kind paged --ops 5000
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
@@ -947,26 +932,21 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "close/after close: it wrote beyond a")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
-    kvtwin_command_test(faulty_pool_${fault} EXIT 1 PRINTS "^  ${row}"
+    kvtwin_command_test(faulty_pool_${fault} EXIT 1 ENV KVTWIN_FAULT=${fault}
+      PRINTS "^  ${row}"
       ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
            --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
-    set_tests_properties(command.faulty_pool_${fault} PROPERTIES
-      ENVIRONMENT KVTWIN_FAULT=${fault})
   endforeach()
   # The list ends with the call that did not return.
-  kvtwin_command_test(faulty_pool_calls EXIT 1
+  kvtwin_command_test(faulty_pool_calls EXIT 1 ENV KVTWIN_FAULT=crash
     PRINTS "^ +2 append  sequence 0, layer 0, K \\[1, 1, 2\\]   <- then"
     ARGS run "kvp1 layers=1 block=1 blocks=2 most=2 dtype=f32 | open 0 0 0 | append 0 1 0"
          --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
-  set_tests_properties(command.faulty_pool_calls PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=crash)
   foreach(json "" --json)
-    kvtwin_command_test(faulty_pool_none${json} EXIT 2
+    kvtwin_command_test(faulty_pool_none${json} EXIT 2 ENV KVTWIN_FAULT=none
       PRINTS "c_pool supports none of the pools of 1000 histories"
       ARGS fuzz --kind paged --ops 2000 ${json}
            --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
-    set_tests_properties(command.faulty_pool_none${json} PROPERTIES
-      ENVIRONMENT KVTWIN_FAULT=none)
   endforeach()
   foreach(row
       "healthy/none" "crash/backend: crash,SIGSEGV"
@@ -1018,24 +998,19 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "full/BROKEN legal_client" "rounds/BROKEN visibility")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
-    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 PRINTS "${row}"
+    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 ENV KVTWIN_FAULT=${fault}
+      PRINTS "${row}"
       ARGS laws --runs 100 --call-seconds 1 --memory-mib 64 --shrink-seconds 20
            --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-    set_tests_properties(command.laws_of_a_faulty_${fault} PROPERTIES
-      ENVIRONMENT KVTWIN_FAULT=${fault})
   endforeach()
-  kvtwin_command_test(backend_rounds EXIT 1
+  kvtwin_command_test(backend_rounds EXIT 1 ENV KVTWIN_FAULT=rounds
     PRINTS "^numeric     holds$"
     ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_rounds PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=rounds)
   # A hanging call and its shrinking do not count as time of the run.
-  kvtwin_command_test(backend_goes_on EXIT 1
+  kvtwin_command_test(backend_goes_on EXIT 1 ENV KVTWIN_FAULT=hang
     PRINTS ", 1 findings .[1-9][0-9]* more histories"
     ARGS fuzz --seconds 4 --call-seconds 0.2 --level visibility
          --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_goes_on PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=hang)
   add_test(NAME command.host_ends
     COMMAND ${PROJECT_SOURCE_DIR}/props/backend/host_ends_test.sh
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>)
@@ -1043,12 +1018,10 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     COMMAND ${PROJECT_SOURCE_DIR}/props/unit/optimized/forks_test.sh
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.forks PROPERTIES TIMEOUT 300)
-  kvtwin_command_test(backend_mask EXIT 1
+  kvtwin_command_test(backend_mask EXIT 1 ENV KVTWIN_FAULT=mask
     PRINTS "the mask is neither 0 nor -inf"
     ARGS fuzz --ops 1500 --level numeric
          --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_mask PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=mask)
 endif()
 
 # A host that describes a backend, a cache or a pool, with nonsense.
@@ -1059,18 +1032,18 @@ foreach(kind causal paged)
   endif()
   foreach(garbage "no JSON" "[]" "{\"error\":5}" "{\"${part}\":{\"name\":5}}")
     string(MAKE_C_IDENTIFIER "host_${kind}_${garbage}" name)
-    kvtwin_command_test(${name} EXIT 2 PRINTS "wrote nonsense"
+    kvtwin_command_test(${name} EXIT 2
+      ENV "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS=${garbage}"
+      PRINTS "wrote nonsense"
       ARGS fuzz --kind ${kind} --backend command/command_tests.cmake)
-    set_tests_properties(command.${name} PROPERTIES ENVIRONMENT
-      "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS=${garbage}")
   endforeach()
 endforeach()
 
 # A history that a host cannot read is not a finding.
-kvtwin_command_test(host_reads_no_pool EXIT 2 PRINTS "cannot read what kvtwin"
+kvtwin_command_test(host_reads_no_pool EXIT 2
+  ENV "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,\"groups\":false,\"laws\":[],\"not_declared\":[]}};HOST_ANSWERS={\"error\":\"x\"}"
+  PRINTS "cannot read what kvtwin"
   ARGS fuzz --kind paged --backend command/command_tests.cmake)
-set_tests_properties(command.host_reads_no_pool PROPERTIES ENVIRONMENT
-  "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,\"groups\":false,\"laws\":[],\"not_declared\":[]}};HOST_ANSWERS={\"error\":\"x\"}")
 
 # The Python package has its own build, so one of ours is enough. 77 is a test
 # that is skipped. It begins first: it waits for the network, and half of the time
