@@ -4,7 +4,6 @@
 
 #include <array>
 #include <functional>
-#include <limits>
 #include <vector>
 
 #include "core/dense_tensor.h"
