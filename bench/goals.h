@@ -9,7 +9,6 @@
 #ifndef KVTWIN_BENCH_GOALS_H_
 #define KVTWIN_BENCH_GOALS_H_
 
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <tuple>
-#include <utility>
 
 #include "core/dense_tensor.h"
 #include "core/huge_pages.h"

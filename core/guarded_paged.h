@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "core/assert.h"

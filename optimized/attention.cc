@@ -10,7 +10,6 @@
 #include <memory>
 #include <numbers>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "core/elements.h"

@@ -9,7 +9,6 @@
 #include <array>
 
 #include "core/elements.h"
-#include "core/index.h"
 #include "optimized/amx_products.h"
 #include "optimized/attention_q8.h"
 #include "optimized/avx512.h"

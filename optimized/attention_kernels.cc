@@ -3,7 +3,6 @@
 #include "optimized/attention_kernels.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 

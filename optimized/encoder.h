@@ -8,9 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "core/guarded_cache.h"
 

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <vector>
 

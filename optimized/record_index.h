@@ -5,7 +5,6 @@
 #ifndef KVTWIN_OPTIMIZED_RECORD_INDEX_H_
 #define KVTWIN_OPTIMIZED_RECORD_INDEX_H_
 
-#include <cstdint>
 #include <span>
 #include <vector>
 

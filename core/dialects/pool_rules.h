@@ -4,7 +4,6 @@
 #define KVTWIN_CORE_DIALECTS_POOL_RULES_H_
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 
 namespace kvtwin {

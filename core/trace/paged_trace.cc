@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <utility>
 
 #include "core/guarded_paged.h"
 #include "core/index.h"

@@ -7,9 +7,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
-#include <limits>
 #include <string_view>
-#include <utility>
 
 #include "core/dense_tensor.h"
 #include "core/index.h"

@@ -16,7 +16,6 @@
 
 #include "props/backend/host_process.h"
 #include "props/base/check_name.h"
-#include "props/compare/runner.h"
 
 namespace kvtwin::props {
 

@@ -23,7 +23,6 @@
 #include "props/compare/runner.h"
 #include "props/laws/laws.h"
 #include "props/laws/pool_laws.h"
-#include "props/paged/paged_runner.h"
 #include "props/search/explore.h"
 
 namespace kvtwin::props {

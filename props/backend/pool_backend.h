@@ -15,7 +15,6 @@
 #include "props/backend/backend.h"
 #include "props/laws/pool_laws.h"
 #include "props/oracle/judge.h"
-#include "props/paged/paged_runner.h"
 
 namespace kvtwin::props {
 

@@ -4,7 +4,6 @@
 #define KVTWIN_PROPS_BACKEND_PROFILE_H_
 
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>

@@ -15,31 +15,76 @@
 
 namespace kvtwin::props {
 
-class ForwardingPool : public PagedPool {
+// Forwards the calls that change nothing.
+class ForwardingReads : public PagedPool {
+ public:
+  // Requires: `pool` outlives the ForwardingReads.
+  explicit ForwardingReads(const PagedPool& pool) : reads_(pool) {}
+
+  const PagedSpec& spec() const override { return reads_.spec(); }
+  Result<int> Find(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) const override {
+    return reads_.Find(prompt, key);
+  }
+  Result<int> ResumeBefore(int sequence, int len) const override {
+    return reads_.ResumeBefore(sequence, len);
+  }
+  Result<int> SeqLen(int sequence) const override {
+    return reads_.SeqLen(sequence);
+  }
+  Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
+    return reads_.Views(sequence, layer);
+  }
+  Result<std::vector<PagedView>> ViewsPacked(int sequence,
+                                             int layer) const override {
+    return reads_.ViewsPacked(sequence, layer);
+  }
+  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
+                                              int kv_len) const override {
+    return reads_.ContiguousKV(sequence, layer, kv_len);
+  }
+  Result<Device> LayerDevice(int layer) const override {
+    return reads_.LayerDevice(layer);
+  }
+  PagedUsage Usage() const override { return reads_.Usage(); }
+  // A pool without groups is its own group 0: its calls stay forwarded.
+  const PagedPool* Group(int group) const override {
+    return spec().groups.empty() ? PagedPool::Group(group)
+                                 : reads_.Group(group);
+  }
+  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
+    return reads_.ExportCsr(sequences);
+  }
+  Result<PagedTable> ExportTable(
+      std::span<const int> sequences) const override {
+    return reads_.ExportTable(sequences);
+  }
+  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                int end) const override {
+    return reads_.SlotMapping(sequence, begin, end);
+  }
+  Result<PagedKv> Blocks(int layer) const override {
+    return reads_.Blocks(layer);
+  }
+
+ protected:
+  const PagedPool& reads_;
+};
+
+class ForwardingPool : public ForwardingReads {
  public:
   explicit ForwardingPool(std::unique_ptr<PagedPool> pool)
-      : pool_(std::move(pool)) {}
+      : ForwardingReads(*pool), pool_(std::move(pool)) {}
 
-  const PagedSpec& spec() const override { return pool_->spec(); }
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override {
     return pool_->Open(prompt, key);
-  }
-  Result<int> Find(std::span<const std::int32_t> prompt,
-                   const PrefixKey& key) const override {
-    return pool_->Find(prompt, key);
   }
   Status AddMedia(int sequence, const PrefixMedia& media) override {
     return pool_->AddMedia(sequence, media);
   }
   Result<int> Fork(int sequence, int len) override {
     return pool_->Fork(sequence, len);
-  }
-  Result<int> ResumeBefore(int sequence, int len) const override {
-    return pool_->ResumeBefore(sequence, len);
-  }
-  Result<int> SeqLen(int sequence) const override {
-    return pool_->SeqLen(sequence);
   }
   Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
                              const TensorView& value) override {
@@ -51,64 +96,24 @@ class ForwardingPool : public PagedPool {
   Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
     return pool_->Commit(sequence, tokens);
   }
-  Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
-    return pool_->Views(sequence, layer);
-  }
-  Result<std::vector<PagedView>> ViewsPacked(int sequence,
-                                             int layer) const override {
-    return pool_->ViewsPacked(sequence, layer);
-  }
-  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
-                                              int kv_len) const override {
-    return pool_->ContiguousKV(sequence, layer, kv_len);
-  }
   Status Truncate(int sequence, int len) override {
     return pool_->Truncate(sequence, len);
   }
   Status Free(int sequence) override { return pool_->Free(sequence); }
-  Result<Device> LayerDevice(int layer) const override {
-    return pool_->LayerDevice(layer);
-  }
-  PagedUsage Usage() const override { return pool_->Usage(); }
-  // A pool without groups is its own group 0: its calls stay forwarded.
-  const PagedPool* Group(int group) const override {
-    return pool_->spec().groups.empty() ? PagedPool::Group(group)
-                                        : pool_->Group(group);
-  }
-  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
-    return pool_->ExportCsr(sequences);
-  }
-  Result<PagedTable> ExportTable(
-      std::span<const int> sequences) const override {
-    return pool_->ExportTable(sequences);
-  }
-  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
-                                                int end) const override {
-    return pool_->SlotMapping(sequence, begin, end);
-  }
-  Result<PagedKv> Blocks(int layer) const override {
-    return pool_->Blocks(layer);
-  }
 
  protected:
   std::unique_ptr<PagedPool> pool_;
 };
 
-// Forwards reading calls to a group of a pool with groups; a group changes only
-// with its pool.
-class ForwardingGroup : public PagedPool {
+// A group of a pool with groups changes only with its pool.
+class ForwardingGroup : public ForwardingReads {
  public:
-  // Requires: `group` outlives the ForwardingGroup.
-  explicit ForwardingGroup(const PagedPool& group) : group_(group) {}
+  using ForwardingReads::ForwardingReads;
 
-  const PagedSpec& spec() const override { return group_.spec(); }
   Result<int> Open(std::span<const std::int32_t>, const PrefixKey&) override {
     return Refused();
   }
   Result<int> Fork(int, int) override { return Refused(); }
-  Result<int> SeqLen(int sequence) const override {
-    return group_.SeqLen(sequence);
-  }
   Result<PagedAppend> Append(int, int, const TensorView&,
                              const TensorView&) override {
     return Refused();
@@ -117,44 +122,13 @@ class ForwardingGroup : public PagedPool {
   Status Commit(int, std::span<const std::int32_t>) override {
     return Refused();
   }
-  Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
-    return group_.Views(sequence, layer);
-  }
-  Result<std::vector<PagedView>> ViewsPacked(int sequence,
-                                             int layer) const override {
-    return group_.ViewsPacked(sequence, layer);
-  }
-  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
-                                              int kv_len) const override {
-    return group_.ContiguousKV(sequence, layer, kv_len);
-  }
   Status Truncate(int, int) override { return Refused(); }
   Status Free(int) override { return Refused(); }
-  Result<Device> LayerDevice(int layer) const override {
-    return group_.LayerDevice(layer);
-  }
-  PagedUsage Usage() const override { return group_.Usage(); }
-  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
-    return group_.ExportCsr(sequences);
-  }
-  Result<PagedTable> ExportTable(
-      std::span<const int> sequences) const override {
-    return group_.ExportTable(sequences);
-  }
-  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
-                                                int end) const override {
-    return group_.SlotMapping(sequence, begin, end);
-  }
-  Result<PagedKv> Blocks(int layer) const override {
-    return group_.Blocks(layer);
-  }
 
- protected:
+ private:
   static Status Refused() {
     return {StatusCode::kNotSupported, "a group changes with its pool only"};
   }
-
-  const PagedPool& group_;
 };
 
 }  // namespace kvtwin::props

@@ -4,7 +4,6 @@
 #define KVTWIN_PROPS_BASE_LEVEL_H_
 
 #include <array>
-#include <cstddef>
 #include <string_view>
 
 #include "core/index.h"

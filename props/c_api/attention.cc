@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "core/index.h"
 #include "props/backend/c_conversions.h"
 #include "props/c_api/c_api.h"
 

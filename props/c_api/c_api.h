@@ -12,9 +12,7 @@
 #include <memory>
 #include <new>
 #include <span>
-#include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "kvtwin/cache.h"

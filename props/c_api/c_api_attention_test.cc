@@ -12,8 +12,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "kvtwin/attention.h"
 #include "props/c_api/c_api_adapters.h"

@@ -1,4 +1,3 @@
-#include <array>
 #include <cstdlib>
 
 #include "props/c_api/c_api.h"

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/index.h"
 #include "props/c_api/c_api.h"
 
 using namespace kvtwin;

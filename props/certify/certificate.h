@@ -9,7 +9,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "kvtwin/status.h"
@@ -18,7 +17,6 @@
 #include "props/backend/host_process.h"
 #include "props/backend/live.h"
 #include "props/base/program.h"
-#include "props/compare/coverage_marks.h"
 #include "props/compare/failure.h"
 
 namespace kvtwin::props {

@@ -12,7 +12,6 @@
 #include "props/backend/host_process.h"
 #include "props/base/level.h"
 #include "props/history/history.h"
-#include "props/paged/paged_runner.h"
 #include "props/search/fuzz.h"
 
 namespace CLI {

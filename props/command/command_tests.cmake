@@ -1,17 +1,35 @@
 # Tests that run programs: the command as a user types it, and the scripts.
 #
-#   kvtwin_command_test(NAME EXIT CODE [PRINTS REGEX] ARGS ...)
+#   kvtwin_command_test(NAME EXIT CODE [BACKEND TARGET] [ENV NAME=VALUE;...]
+#                       [PRINTS REGEX] ARGS ...)
 #
-# runs `kvtwin ARGS...` in props/ and passes if it exits with CODE and a line of
-# its output matches the extended regular expression REGEX.
+# runs `kvtwin ARGS...` in props/, with the library kvtwin_TARGET as --backend and these
+# environment variables, and passes if it exits with CODE and a line of its output
+# matches the extended regular expression REGEX.
 
 function(kvtwin_command_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 test "" "EXIT;PRINTS" "ARGS")
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "EXIT;BACKEND;ENV;PRINTS" "ARGS")
+  if(test_BACKEND)
+    list(APPEND test_ARGS --backend $<TARGET_FILE:kvtwin_${test_BACKEND}>)
+  endif()
   add_test(NAME command.${name}
     COMMAND ${PROJECT_SOURCE_DIR}/props/testing/expect.sh "${test_EXIT}"
             "${test_PRINTS}" $<TARGET_FILE:kvtwin_command> ${test_ARGS}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/props)
-  set_tests_properties(command.${name} PROPERTIES TIMEOUT 300)
+  set_tests_properties(command.${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "${test_ENV}")
+endfunction()
+
+#   kvtwin_script_test(NAME SCRIPT ...)
+#
+# runs the script, a path below props/, with the program kvtwin and the other words as
+# its arguments. It exits with 77 if it is skipped.
+function(kvtwin_script_test name script)
+  set(runs ${PROJECT_SOURCE_DIR}/props/${script})
+  if(script MATCHES "[.]py$")
+    list(PREPEND runs ${KVTWIN_PYTHON})
+  endif()
+  add_test(NAME command.${name} COMMAND ${runs} $<TARGET_FILE:kvtwin_command> ${ARGN})
+  set_tests_properties(command.${name} PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77)
 endfunction()
 
 kvtwin_command_test(help EXIT 0 PRINTS "check" ARGS --help)
@@ -64,45 +82,30 @@ kvtwin_command_test(fuzz_finds_nothing EXIT 0
 # A pool of 240 MB. Sanitizers need more address space than any limit gives.
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   foreach(subcommand check show)
-    add_test(NAME command.${subcommand}_without_memory
-      COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/out_of_memory_test.sh
-              $<TARGET_FILE:kvtwin_command> ${subcommand})
+    kvtwin_script_test(${subcommand}_without_memory command/scripts/out_of_memory_test.sh
+      ${subcommand})
   endforeach()
 endif()
 
-add_test(NAME command.help_of_all
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/help_test.sh
-          $<TARGET_FILE:kvtwin_command>)
-add_test(NAME command.completion
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/completion_test.sh
-          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/docs/install)
-add_test(NAME command.bisect
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/bisect_test.sh
-          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR})
-add_test(NAME command.page_file
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/page_file_test.sh
-          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
-add_test(NAME command.first_wrong_lines
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/first_wrong_lines_test.sh
-          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
+kvtwin_script_test(help_of_all command/scripts/help_test.sh)
+kvtwin_script_test(completion command/scripts/completion_test.sh
+  ${PROJECT_SOURCE_DIR}/docs/install)
+kvtwin_script_test(bisect command/scripts/bisect_test.sh ${PROJECT_SOURCE_DIR})
+kvtwin_script_test(page_file command/scripts/page_file_test.sh
+  ${PROJECT_SOURCE_DIR}/props/recordings)
+kvtwin_script_test(first_wrong_lines command/scripts/first_wrong_lines_test.sh
+  ${PROJECT_SOURCE_DIR}/props/recordings)
 # A part of all recordings, states, histories and explorations with one wrong
 # field each. ./dev sanitize runs the same with AddressSanitizer.
 find_program(KVTWIN_PYTHON python3)
 mark_as_advanced(KVTWIN_PYTHON)
 if(KVTWIN_PYTHON)
-  add_test(NAME command.hostile
-    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/scripts/hostile_test.py
-            $<TARGET_FILE:kvtwin_command> ${PROJECT_BINARY_DIR}/hostile 800)
-  set_tests_properties(command.hostile PROPERTIES TIMEOUT 300)
+  kvtwin_script_test(hostile command/scripts/hostile_test.py
+    ${PROJECT_BINARY_DIR}/hostile 800)
 endif()
-add_test(NAME command.write_errors
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/write_errors_test.sh
-          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
-add_test(NAME command.interrupt
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/interrupt_test.sh
-          $<TARGET_FILE:kvtwin_command>)
-set_tests_properties(command.write_errors command.interrupt PROPERTIES
-  SKIP_RETURN_CODE 77 TIMEOUT 300)
+kvtwin_script_test(write_errors command/scripts/write_errors_test.sh
+  ${PROJECT_SOURCE_DIR}/props/recordings)
+kvtwin_script_test(interrupt command/scripts/interrupt_test.sh)
 if(KVTWIN_PYTHON)
   add_test(NAME docs.links
     COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/repo/links_test.py)
@@ -121,7 +124,7 @@ add_test(NAME link
   COMMAND ${PROJECT_SOURCE_DIR}/props/unit/include/link_test.sh
           ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
           "${CMAKE_CXX_FLAGS}" ${KVTWIN_OPENMP})
-set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
+set_tests_properties(tidy link PROPERTIES TIMEOUT 300)
 add_test(NAME serve
   COMMAND ${PROJECT_SOURCE_DIR}/props/unit/include/serve_test.sh
           ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
@@ -201,25 +204,19 @@ kvtwin_command_test(run_tiles EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 tiled=1 pad=32 cap=40 batch=40 | put 0*40 | drop 0:3-5 | put 1*9")
 kvtwin_command_test(run_mask_of_blocks EXIT 2 PRINTS "not a dtype of masks"
   ARGS run "kvt1 mask=q4_0 | put 0*1")
-kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"
+kvtwin_command_test(unknown_target EXIT 2 ENV KVTWIN_TARGET=MMX
+  PRINTS "this machine has"
   ARGS fuzz --ops 100)
-set_tests_properties(command.unknown_target PROPERTIES
-  ENVIRONMENT KVTWIN_TARGET=MMX)
-kvtwin_command_test(unknown_fast_paths EXIT 2 PRINTS "not on or off"
+kvtwin_command_test(unknown_fast_paths EXIT 2 ENV KVTWIN_FAST_PATHS=maybe
+  PRINTS "not on or off"
   ARGS fuzz --ops 100)
-set_tests_properties(command.unknown_fast_paths PROPERTIES
-  ENVIRONMENT KVTWIN_FAST_PATHS=maybe)
 foreach(use on off)
-  kvtwin_command_test(fuzz_fast_paths_${use} EXIT 0
+  kvtwin_command_test(fuzz_fast_paths_${use} EXIT 0 ENV KVTWIN_FAST_PATHS=${use}
     PRINTS "\"differences\": ?0[,}]" ARGS fuzz --ops 200000 --seed 1 --json)
-  set_tests_properties(command.fuzz_fast_paths_${use} PROPERTIES
-    ENVIRONMENT KVTWIN_FAST_PATHS=${use})
 endforeach()
 foreach(target "" SSE4)
-  kvtwin_command_test(known_target${target} EXIT 0
+  kvtwin_command_test(known_target${target} EXIT 0 ENV KVTWIN_TARGET=${target}
     PRINTS "\"target\": ?\"${target}" ARGS fuzz --ops 100 --json)
-  set_tests_properties(command.known_target${target} PROPERTIES
-    ENVIRONMENT KVTWIN_TARGET=${target})
 endforeach()
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
@@ -244,10 +241,9 @@ kvtwin_command_test(fuzz_reaches_all_probes EXIT 0 PRINTS "\"vacuity\": ?\\[\\]"
   ARGS fuzz --ops 1000000 --seed 1 --threads 2 --marks --json)
 kvtwin_command_test(fuzz_complains_of_probes_not_reached EXIT 1
   PRINTS "VACUOUS never: filled" ARGS fuzz --ops 500 --kind encoder --marks)
-kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
+kvtwin_command_test(fuzz_forced_target EXIT 0 ENV KVTWIN_TARGET=SSSE3
+  PRINTS "\"target\": ?\"SSSE3\""
   ARGS fuzz --ops 20000 --seed 1 --json)
-set_tests_properties(command.fuzz_forced_target PROPERTIES
-  ENVIRONMENT KVTWIN_TARGET=SSSE3)
 
 # The number of operations of every push; debug and sanitizer builds are too
 # slow for it.
@@ -264,11 +260,7 @@ add_test(NAME command.canary
 set_tests_properties(command.canary PROPERTIES TIMEOUT 60)
 
 # The page of a failure, in a browser if there is one.
-add_test(NAME command.page
-  COMMAND ${PROJECT_SOURCE_DIR}/props/report/page_test.sh
-          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
-set_tests_properties(command.page PROPERTIES
-  TIMEOUT 300 SKIP_RETURN_CODE 77)
+kvtwin_script_test(page report/page_test.sh ${PROJECT_SOURCE_DIR}/props/recordings)
 kvtwin_command_test(check_pages_need_a_folder EXIT 2 PRINTS "folder"
   ARGS check --html no/such/folder recordings/reject)
 kvtwin_command_test(check_page_needs_a_place EXIT 2
@@ -367,19 +359,11 @@ kvtwin_command_test(show_no_such_line EXIT 0
 kvtwin_command_test(check_empty_input EXIT 2
   PRINTS "-:1: standard input is empty: did the program that writes it answer any history"
   ARGS check -)
-add_test(NAME command.pipe
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/pipe_test.sh
-          $<TARGET_FILE:kvtwin_command>
-          ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
-set_tests_properties(command.pipe PROPERTIES
-  SKIP_RETURN_CODE 77 TIMEOUT 300)
+kvtwin_script_test(pipe command/scripts/pipe_test.sh
+  ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
 
-add_test(NAME command.shrink
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/shrink_test.sh
-          $<TARGET_FILE:kvtwin_command>
-          ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
-set_tests_properties(command.shrink PROPERTIES
-  SKIP_RETURN_CODE 77 TIMEOUT 300)
+kvtwin_script_test(shrink command/scripts/shrink_test.sh
+  ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
 kvtwin_command_test(shrink_what_is_accepted EXIT 2 PRINTS "nothing to shrink"
   ARGS shrink --with cat recordings/pools/f32.jsonl)
 kvtwin_command_test(shrink_no_file EXIT 2 PRINTS "cannot be read"
@@ -387,11 +371,8 @@ kvtwin_command_test(shrink_no_file EXIT 2 PRINTS "cannot be read"
 
 # The recorders for users to copy, each if there is a compiler for it.
 foreach(language c go rust)
-  add_test(NAME command.recorders_${language}
-    COMMAND ${PROJECT_SOURCE_DIR}/props/recorders/recorders_test.sh
-            $<TARGET_FILE:kvtwin_command> ${CMAKE_CXX_COMPILER} ${language})
-  set_tests_properties(command.recorders_${language} PROPERTIES
-    SKIP_RETURN_CODE 77 TIMEOUT 300)
+  kvtwin_script_test(recorders_${language} recorders/recorders_test.sh
+    ${CMAKE_CXX_COMPILER} ${language})
 endforeach()
 
 # A saved state is shown; a file that is not a state is refused at once, and the
@@ -402,11 +383,8 @@ kvtwin_command_test(state_of_another_model EXIT 2 PRINTS "of model 'a model'"
   ARGS state --model another recordings/state.safetensors)
 kvtwin_command_test(state_no_out EXIT 2 PRINTS "requires --out"
   ARGS state --sequence 1 recordings/state.safetensors)
-add_test(NAME command.state
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/state_test.sh
-          $<TARGET_FILE:kvtwin_command>
-          ${PROJECT_SOURCE_DIR}/props/recordings/state.safetensors)
-set_tests_properties(command.state PROPERTIES TIMEOUT 300)
+kvtwin_script_test(state command/scripts/state_test.sh
+  ${PROJECT_SOURCE_DIR}/props/recordings/state.safetensors)
 
 # Enough work at once for several threads: a mask, a shift, a move.
 kvtwin_command_test(run_large_mask EXIT 0 PRINTS "no difference"
@@ -458,17 +436,16 @@ target_compile_definitions(kvtwin_c_attention_bug PRIVATE BUG)
 foreach(backend c_attention c_attention_bug)
   target_link_libraries(kvtwin_${backend} PRIVATE m)
 endforeach()
-kvtwin_command_test(backend_attention EXIT 0 PRINTS "^attention   holds .claimed."
-  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_attention>)
-kvtwin_command_test(backend_attention_bug EXIT 1
-  PRINTS "as if position 0 were seen, or the window were 1"
-  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_attention_bug>)
-kvtwin_command_test(backend_attention_profile EXIT 0 PRINTS "window"
-  ARGS profile --backend $<TARGET_FILE:kvtwin_c_attention>)
-kvtwin_command_test(backend_attention_no_laws EXIT 2 PRINTS "claims the attention level"
-  ARGS laws --backend $<TARGET_FILE:kvtwin_c_attention>)
-kvtwin_command_test(backend_attention_no_rows EXIT 2 PRINTS "other levels one that has .get."
-  ARGS fuzz --level visibility --backend $<TARGET_FILE:kvtwin_c_attention>)
+kvtwin_command_test(backend_attention EXIT 0 BACKEND c_attention
+  PRINTS "^attention   holds .claimed." ARGS fuzz --ops 20000)
+kvtwin_command_test(backend_attention_bug EXIT 1 BACKEND c_attention_bug
+  PRINTS "as if position 0 were seen, or the window were 1" ARGS fuzz --ops 20000)
+kvtwin_command_test(backend_attention_profile EXIT 0 BACKEND c_attention PRINTS "window"
+  ARGS profile)
+kvtwin_command_test(backend_attention_no_laws EXIT 2 BACKEND c_attention
+  PRINTS "claims the attention level" ARGS laws)
+kvtwin_command_test(backend_attention_no_rows EXIT 2 BACKEND c_attention
+  PRINTS "other levels one that has .get." ARGS fuzz --level visibility)
 kvtwin_command_test(fuzz_attention EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --level attention --ops 50000)
 kvtwin_command_test(fuzz_attention_of_the_reference EXIT 0 PRINTS " 0 differences"
@@ -486,36 +463,29 @@ target_compile_definitions(kvtwin_c_pool_bug PRIVATE POOL_BUG)
 if(TARGET kvtwin_shared)
   kvtwin_backend(twin_backend props/testing/twin_backend.c props/testing/twin_pool_backend.c)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
-  kvtwin_command_test(backend_twin EXIT 0
-    PRINTS "^identity    holds .claimed."
-    ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(backend_twin_visibility EXIT 0 PRINTS "^visibility  holds"
-    ARGS fuzz --ops 100000 --level visibility --seed 2
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(backend_twin_drafts EXIT 0
-    PRINTS "^identity    holds .claimed."
-    ARGS fuzz --speculate --ops 40000
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(backend_twin_drafts_visible EXIT 0
-    PRINTS "^visibility  holds"
-    ARGS fuzz --speculate --ops 40000 --level visibility
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(backend_twin EXIT 0 BACKEND twin_backend
+    PRINTS "^identity    holds .claimed." ARGS fuzz --ops 50000)
+  kvtwin_command_test(backend_twin_visibility EXIT 0 BACKEND twin_backend
+    PRINTS "^visibility  holds" ARGS fuzz --ops 100000 --level visibility --seed 2)
+  kvtwin_command_test(backend_twin_drafts EXIT 0 BACKEND twin_backend
+    PRINTS "^identity    holds .claimed." ARGS fuzz --speculate --ops 40000)
+  kvtwin_command_test(backend_twin_drafts_visible EXIT 0 BACKEND twin_backend
+    PRINTS "^visibility  holds" ARGS fuzz --speculate --ops 40000 --level visibility)
   foreach(kind recurrent hybrid)
-    kvtwin_command_test(backend_twin_${kind} EXIT 0 PRINTS "^visibility  holds"
-      ARGS fuzz --kind ${kind} --ops 30000 --level visibility
-           --backend $<TARGET_FILE:kvtwin_twin_backend>)
+    kvtwin_command_test(backend_twin_${kind} EXIT 0 BACKEND twin_backend
+      PRINTS "^visibility  holds"
+      ARGS fuzz --kind ${kind} --ops 30000 --level visibility)
   endforeach()
-  kvtwin_command_test(backend_without_drafts EXIT 2
+  kvtwin_command_test(backend_without_drafts EXIT 2 BACKEND c_cache
     PRINTS "--speculate: c_cache does not declare drafts .CAN_DRAFT."
-    ARGS fuzz --speculate --ops 100 --backend $<TARGET_FILE:kvtwin_c_cache>)
+    ARGS fuzz --speculate --ops 100)
   # kvtwin does not call what the backend declares to lack; without the
   # declaration it does.
   kvtwin_backend(few_backend props/testing/few_backend.c)
   target_link_libraries(kvtwin_few_backend PRIVATE kvtwin_shared)
-  set(few $<TARGET_FILE:kvtwin_few_backend>)
   foreach(level identity visibility)
-    kvtwin_command_test(backend_few_${level} EXIT 0 PRINTS "^${level} +holds"
-      ARGS fuzz --ops 30000 --level ${level} --backend ${few})
+    kvtwin_command_test(backend_few_${level} EXIT 0 BACKEND few_backend
+      PRINTS "^${level} +holds" ARGS fuzz --ops 30000 --level ${level})
   endforeach()
   foreach(untold "padding/crash.*|.*asked for padding of cells"
                  "placement/asked for another placement"
@@ -524,43 +494,39 @@ if(TARGET kvtwin_shared)
                  "copy/asked for a copy to itself" "undo/^FAIL subject: cells")
     string(REPLACE "/" ";" untold "${untold}")
     list(POP_FRONT untold what)
-    kvtwin_command_test(backend_few_but_${what} EXIT 1 PRINTS "${untold}"
-      ARGS fuzz --ops 30000 --level identity --shrink-seconds 1
-           --backend ${few})
-    set_tests_properties(command.backend_few_but_${what} PROPERTIES
-      ENVIRONMENT KVTWIN_FEW=${what})
+    kvtwin_command_test(backend_few_but_${what} EXIT 1 BACKEND few_backend
+      ENV KVTWIN_FEW=${what} PRINTS "${untold}"
+      ARGS fuzz --ops 30000 --level identity --shrink-seconds 1)
   endforeach()
-  kvtwin_command_test(backend_few_by_init EXIT 2
+  kvtwin_command_test(backend_few_by_init EXIT 2 BACKEND few_backend
     PRINTS "the init of few refuses such a cache: 'kvt1 place=scatter cap=6 batch=3'"
-    ARGS run "kvt1 place=scatter batch=3 cap=6 | put 0*1" --backend ${few})
+    ARGS run "kvt1 place=scatter batch=3 cap=6 | put 0*1")
   # Its masks have no padding rows, as by ollama-0.15.
-  kvtwin_command_test(backend_few_rows EXIT 1
+  kvtwin_command_test(backend_few_rows EXIT 1 BACKEND few_backend
     PRINTS "^FAIL subject: view shape "
-    ARGS fuzz --ops 30000 --level identity --shrink-seconds 1 --backend ${few}
-         --profile ollama-0.12)
-  kvtwin_command_test(backend_says_yes EXIT 0 PRINTS "CanResume.0, 1. -> yes"
-    ARGS run "kvt1 place=scatter | put 0*1 | ask 0@1" --level visibility
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(backend_says_no EXIT 0 PRINTS "CanResume.0, 1. -> no"
-    ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1" --level visibility
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(profile_few EXIT 0
-    PRINTS "^few is like ollama-0.15$" ARGS profile --backend ${few})
+    ARGS fuzz --ops 30000 --level identity --shrink-seconds 1 --profile ollama-0.12)
+  kvtwin_command_test(backend_says_yes EXIT 0 BACKEND twin_backend
+    PRINTS "CanResume.0, 1. -> yes"
+    ARGS run "kvt1 place=scatter | put 0*1 | ask 0@1" --level visibility)
+  kvtwin_command_test(backend_says_no EXIT 0 BACKEND twin_backend
+    PRINTS "CanResume.0, 1. -> no"
+    ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1" --level visibility)
+  kvtwin_command_test(profile_few EXIT 0 BACKEND few_backend
+    PRINTS "^few is like ollama-0.15$" ARGS profile)
   kvtwin_backend(leaky_backend props/testing/twin_backend.c)
   target_compile_definitions(kvtwin_leaky_backend PRIVATE LEAKY)
   target_link_libraries(kvtwin_leaky_backend PRIVATE kvtwin_shared)
-  set(leaky $<TARGET_FILE:kvtwin_leaky_backend>)
   # Its tokens are as many as the cells that are free: shrinking such counts
   # must not end the command.
-  kvtwin_command_test(laws_of_a_leaky_cache EXIT 1
+  kvtwin_command_test(laws_of_a_leaky_cache EXIT 1 BACKEND leaky_backend
     PRINTS "^1 broken, 0 hold, 0 not judged"
-    ARGS laws --law legal_client --runs 10 --shrink-seconds 2 --backend ${leaky})
+    ARGS laws --law legal_client --runs 10 --shrink-seconds 2)
   # The failure that is shown is the failure that was found, and not that of a
   # restored sequence.
   foreach(prints "FAIL subject: cells" "causal shift=add ")
     string(MAKE_C_IDENTIFIER "${prints}" test)
-    kvtwin_command_test(explore_leaky_${test} EXIT 1 PRINTS "^${prints}"
-      ARGS explore --cells 2 --positions 3 --kind causal --backend ${leaky})
+    kvtwin_command_test(explore_leaky_${test} EXIT 1 BACKEND leaky_backend
+      PRINTS "^${prints}" ARGS explore --cells 2 --positions 3 --kind causal)
   endforeach()
   # Backends that were compiled before these fields existed.
   foreach(old twin_backend c_cache)
@@ -574,53 +540,47 @@ if(TARGET kvtwin_shared)
   endforeach()
   target_link_libraries(kvtwin_old_twin_backend PRIVATE kvtwin_shared)
   target_compile_definitions(kvtwin_old_twin_backend PRIVATE OLD_POOL)
-  kvtwin_command_test(backend_old_pool EXIT 0 PRINTS " 0 differences"
-    ARGS fuzz --kind paged --ops 3000
-         --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
-  kvtwin_command_test(backend_old_twin EXIT 0
-    PRINTS "^identity    holds .claimed."
-    ARGS fuzz --ops 30000 --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
+  kvtwin_command_test(backend_old_pool EXIT 0 BACKEND old_twin_backend
+    PRINTS " 0 differences" ARGS fuzz --kind paged --ops 3000)
+  kvtwin_command_test(backend_old_twin EXIT 0 BACKEND old_twin_backend
+    PRINTS "^identity    holds .claimed." ARGS fuzz --ops 30000)
   # The level "visibility" was called "entitlement" before.
-  kvtwin_command_test(backend_old_level_name EXIT 0 PRINTS "^visibility  holds"
-    ARGS fuzz --ops 100 --level entitlement --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(backend_old_c_cache EXIT 0 PRINTS "^visibility  holds"
-    ARGS fuzz --ops 10000 --backend $<TARGET_FILE:kvtwin_old_c_cache>)
+  kvtwin_command_test(backend_old_level_name EXIT 0 BACKEND twin_backend
+    PRINTS "^visibility  holds" ARGS fuzz --ops 100 --level entitlement)
+  kvtwin_command_test(backend_old_c_cache EXIT 0 BACKEND old_c_cache
+    PRINTS "^visibility  holds" ARGS fuzz --ops 10000)
   # Laws and the explorer: a correct cache passes; calls it lacks are not judged.
-  kvtwin_command_test(laws_of_old_twin EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
-    ARGS laws --runs 20 --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
+  kvtwin_command_test(laws_of_old_twin EXIT 0 BACKEND old_twin_backend
+    PRINTS "^0 broken, [0-9]+ hold" ARGS laws --runs 20)
   foreach(backend twin few)
-    kvtwin_command_test(laws_of_${backend} EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
-      ARGS laws --runs 30 --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
-    kvtwin_command_test(laws_of_${backend}_visibility EXIT 0
-      PRINTS "^0 broken, [0-9]+ hold"
-      ARGS laws --runs 30 --seed 2 --level visibility
-           --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
+    kvtwin_command_test(laws_of_${backend} EXIT 0 BACKEND ${backend}_backend
+      PRINTS "^0 broken, [0-9]+ hold" ARGS laws --runs 30)
+    kvtwin_command_test(laws_of_${backend}_visibility EXIT 0 BACKEND ${backend}_backend
+      PRINTS "^0 broken, [0-9]+ hold" ARGS laws --runs 30 --seed 2 --level visibility)
   endforeach()
-  kvtwin_command_test(explore_twin_backend EXIT 0
+  kvtwin_command_test(explore_twin_backend EXIT 0 BACKEND twin_backend
     PRINTS "^all +1632 states, +121944 transitions, .* 0 differences, fixed point"
-    ARGS explore --cells 3 --positions 2
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(explore_twin_backend_drafts EXIT 0
+    ARGS explore --cells 3 --positions 2)
+  kvtwin_command_test(explore_twin_backend_drafts EXIT 0 BACKEND twin_backend
     PRINTS "^all .* 0 differences, fixed point"
-    ARGS explore --cells 3 --sequences 1 --positions 2 --speculate --kind hybrid
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(explore_drafts_of_none EXIT 2 PRINTS "it does not declare KVTWIN_CAN_DRAFT"
-    ARGS explore --cells 3 --speculate --kind causal
-         --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
-  kvtwin_command_test(explore_few EXIT 0
+    ARGS explore --cells 3 --sequences 1 --positions 2 --speculate --kind hybrid)
+  kvtwin_command_test(explore_drafts_of_none EXIT 2 BACKEND old_twin_backend
+    PRINTS "it does not declare KVTWIN_CAN_DRAFT"
+    ARGS explore --cells 3 --speculate --kind causal)
+  kvtwin_command_test(explore_few EXIT 0 BACKEND few_backend
     PRINTS "^all +475 states, .* 0 differences, fixed point"
-    ARGS explore --cells 3 --positions 3 --backend ${few})
-  kvtwin_command_test(explore_few_by_init EXIT 2 PRINTS "supports none of these caches"
-    ARGS explore --cells 3 --positions 3 --kind causal --backend ${few})
-  kvtwin_command_test(explore_visibility EXIT 2 PRINTS "compared at visibility, not at identity"
-    ARGS explore --cells 3 --level visibility
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(explore_pool_of_twin EXIT 0 PRINTS " 0 differences"
-    ARGS explore --kind paged --depth 2
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(laws_by_other_rules EXIT 2
+    ARGS explore --cells 3 --positions 3)
+  kvtwin_command_test(explore_few_by_init EXIT 2 BACKEND few_backend
+    PRINTS "supports none of these caches"
+    ARGS explore --cells 3 --positions 3 --kind causal)
+  kvtwin_command_test(explore_visibility EXIT 2 BACKEND twin_backend
+    PRINTS "compared at visibility, not at identity"
+    ARGS explore --cells 3 --level visibility)
+  kvtwin_command_test(explore_pool_of_twin EXIT 0 BACKEND twin_backend
+    PRINTS " 0 differences" ARGS explore --kind paged --depth 2)
+  kvtwin_command_test(laws_by_other_rules EXIT 2 BACKEND twin_backend
     PRINTS "a backend that follows our rules, but twin follows those of mlx"
-    ARGS laws --profile mlx --backend $<TARGET_FILE:kvtwin_twin_backend>)
+    ARGS laws --profile mlx)
   # Whatever breaks is shown again by the line after `rerun`.
   kvtwin_backend(broken_backend props/testing/broken_backend.c)
   target_link_libraries(kvtwin_broken_backend PRIVATE kvtwin_shared)
@@ -638,65 +598,51 @@ if(TARGET kvtwin_shared)
     list(GET bug 2 prints)
     string(MAKE_C_IDENTIFIER "${name}_${words}" test)
     separate_arguments(words)
-    add_test(NAME command.broken_${test}
-      COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/shown_again_test.sh
-              $<TARGET_FILE:kvtwin_command> ${prints} ${words}
-              --backend $<TARGET_FILE:kvtwin_broken_backend>)
+    kvtwin_script_test(broken_${test} command/scripts/shown_again_test.sh ${prints}
+      ${words} --backend $<TARGET_FILE:kvtwin_broken_backend>)
     set_tests_properties(command.broken_${test} PROPERTIES
-      ENVIRONMENT KVTWIN_BROKEN=${name} TIMEOUT 300)
+      ENVIRONMENT KVTWIN_BROKEN=${name})
   endforeach()
-  add_test(NAME command.interrupt_backend
-    COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/interrupt_test.sh
-            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_twin_backend>)
-  set_tests_properties(command.interrupt_backend PROPERTIES
-    SKIP_RETURN_CODE 77 TIMEOUT 300)
-  kvtwin_command_test(backend_of_nothing EXIT 2 PRINTS "none of the caches"
-    ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_of_nothing PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=nothing)
+  kvtwin_script_test(interrupt_backend command/scripts/interrupt_test.sh
+    $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(backend_of_nothing EXIT 2 BACKEND faulty_backend
+    ENV KVTWIN_FAULT=nothing PRINTS "none of the caches" ARGS fuzz --ops 500)
   # Every history fails, so no level is reported to hold.
-  kvtwin_command_test(backend_unjudged EXIT 1
+  kvtwin_command_test(backend_unjudged EXIT 1 BACKEND faulty_backend
+    ENV KVTWIN_FAULT=init
     PRINTS "^visibility  not judged: no view was compared .claimed.$"
-    ARGS fuzz --ops 100 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_unjudged PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=init)
-  kvtwin_command_test(backend_unjudged_json EXIT 1
+    ARGS fuzz --ops 100)
+  kvtwin_command_test(backend_unjudged_json EXIT 1 BACKEND faulty_backend
+    ENV KVTWIN_FAULT=init
     PRINTS "\"holds\":\"none\",\"not_judged\":\"visibility\",\"right\":false"
-    ARGS fuzz --ops 100 --json --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_unjudged_json PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=init)
+    ARGS fuzz --ops 100 --json)
   # A crash is the same by all rules: it is tried once, and reported.
-  kvtwin_command_test(profile_of_a_crash EXIT 1
+  kvtwin_command_test(profile_of_a_crash EXIT 1 BACKEND faulty_backend
+    ENV KVTWIN_FAULT=crash
     PRINTS "^    backend: crash: start_forward ended its process with SIGSEGV"
-    ARGS profile --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.profile_of_a_crash PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=crash)
-  kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
-    ARGS fuzz --kind paged --ops 5000
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+    ARGS profile)
+  kvtwin_command_test(backend_twin_pool EXIT 0 BACKEND twin_backend
+    PRINTS " 0 differences" ARGS fuzz --kind paged --ops 5000)
   foreach(level identity visibility)
-    kvtwin_command_test(backend_twin_groups_${level} EXIT 0
+    kvtwin_command_test(backend_twin_groups_${level} EXIT 0 BACKEND twin_backend
       PRINTS " 0 differences.* [1-9][0-9]* blocks found by prompts"
-      ARGS fuzz --kind groups --ops 5000 --level ${level}
-           --backend $<TARGET_FILE:kvtwin_twin_backend>)
+      ARGS fuzz --kind groups --ops 5000 --level ${level})
   endforeach()
-  kvtwin_command_test(explore_groups_of_a_backend EXIT 0
+  kvtwin_command_test(explore_groups_of_a_backend EXIT 0 BACKEND twin_backend
     PRINTS "^groups: 361 histories, all of 2 operations, 0 differences"
-    ARGS explore --kind groups --depth 2
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(certify_groups EXIT 0 PRINTS "P17, P18"
-    ARGS certify --pool --ops 1000 --runs 5
-         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+    ARGS explore --kind groups --depth 2)
+  kvtwin_command_test(certify_groups EXIT 0 BACKEND twin_backend PRINTS "P17, P18"
+    ARGS certify --pool --ops 1000 --runs 5)
   kvtwin_command_test(museum_backend EXIT 0 PRINTS "^1 of 1 found"
     ARGS museum --backend --seeds 1 --only A03p)
 endif()
 
 # kvtwin drives no other kind instead, and options for backends need --backend.
-kvtwin_command_test(backend_without_the_kind EXIT 2
+kvtwin_command_test(backend_without_the_kind EXIT 2 BACKEND c_cache
   PRINTS "--kind encoder: c_cache does not declare such a cache, only causal"
-  ARGS fuzz --kind encoder --ops 500 --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_with_the_kind EXIT 0 PRINTS "^visibility  holds"
-  ARGS fuzz --kind causal --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+  ARGS fuzz --kind encoder --ops 500)
+kvtwin_command_test(backend_with_the_kind EXIT 0 BACKEND c_cache
+  PRINTS "^visibility  holds" ARGS fuzz --kind causal --ops 2000)
 foreach(option "call-seconds 1" "shrink-seconds 1" "memory-mib 64")
   separate_arguments(option)
   list(GET option 0 name)
@@ -730,24 +676,24 @@ kvtwin_command_test(run_says_yes EXIT 0 PRINTS "CanResume.0, 1. -> yes"
   ARGS run "kvt1 | put 0*1 | ask 0@1")
 kvtwin_command_test(run_says_no EXIT 0 PRINTS "CanResume.0, 1. -> no"
   ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1")
-kvtwin_command_test(laws_of_c_cache EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
-  ARGS laws --runs 60 --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(laws_not_judged EXIT 2
+kvtwin_command_test(laws_of_c_cache EXIT 0 BACKEND c_cache
+  PRINTS "^0 broken, [0-9]+ hold" ARGS laws --runs 60)
+kvtwin_command_test(laws_not_judged EXIT 2 BACKEND c_cache
   PRINTS "^- +snapshot_is_all +c_cache +not judged: the backend has no snapshot"
-  ARGS laws --law snapshot_is_all --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(laws_not_judged_json EXIT 0
+  ARGS laws --law snapshot_is_all)
+kvtwin_command_test(laws_not_judged_json EXIT 0 BACKEND c_cache
   PRINTS "\"law\":\"replay\",.*\"holds\":null,\"not_judged\":\"the backend does"
-  ARGS laws --runs 3 --json --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(laws_of_numbers EXIT 2 PRINTS "`kvtwin fuzz --backend` compares"
-  ARGS laws --level numeric --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(laws_of_another_cache EXIT 2 PRINTS "does not declare such a cache"
-  ARGS laws --history "kvt1 kind=encoder | put 0*1"
-       --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(explore_no_state EXIT 2
+  ARGS laws --runs 3 --json)
+kvtwin_command_test(laws_of_numbers EXIT 2 BACKEND c_cache
+  PRINTS "`kvtwin fuzz --backend` compares" ARGS laws --level numeric)
+kvtwin_command_test(laws_of_another_cache EXIT 2 BACKEND c_cache
+  PRINTS "does not declare such a cache"
+  ARGS laws --history "kvt1 kind=encoder | put 0*1")
+kvtwin_command_test(explore_no_state EXIT 2 BACKEND c_cache
   PRINTS "c_cache cannot be explored: its table has no cells, snapshot, restore; `kvtwin fuzz --backend` does not need"
-  ARGS explore --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(explore_pool_backend EXIT 0 PRINTS " 0 differences"
-  ARGS explore --kind paged --depth 2 --backend $<TARGET_FILE:kvtwin_c_pool>)
+  ARGS explore)
+kvtwin_command_test(explore_pool_backend EXIT 0 BACKEND c_pool PRINTS " 0 differences"
+  ARGS explore --kind paged --depth 2)
 foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/FAIL subject: pool"
               "laws --law visibility --backend/c_cache_bug/^BROKEN visibility"
               "laws --law window_hides --backend/c_cache_bug/^BROKEN window_hides")
@@ -757,33 +703,27 @@ foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/FAIL subject:
   list(GET words 0 words)
   string(MAKE_C_IDENTIFIER "${words}" test)
   separate_arguments(words)
-  add_test(NAME command.broken_${test}_${library}
-    COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/shown_again_test.sh
-            $<TARGET_FILE:kvtwin_command> ${prints} ${words}
-            $<TARGET_FILE:kvtwin_${library}>)
+  kvtwin_script_test(broken_${test}_${library} command/scripts/shown_again_test.sh
+    ${prints} ${words} $<TARGET_FILE:kvtwin_${library}>)
 endforeach()
-kvtwin_command_test(backend_holds EXIT 0
-  PRINTS "^visibility  holds .claimed."
-  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_holds EXIT 0 BACKEND c_cache
+  PRINTS "^visibility  holds .claimed." ARGS fuzz --ops 20000)
 # What holds says nothing about what was never tried.
-kvtwin_command_test(backend_untried EXIT 0
+kvtwin_command_test(backend_untried EXIT 0 BACKEND c_cache
   PRINTS "^ +not declared, so never tried: .*CAN_ANY_ORDER, .*set_causal$"
-  ARGS fuzz --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_no_findings EXIT 0 PRINTS " 0 findings, seed 1,"
-  ARGS fuzz --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+  ARGS fuzz --ops 2000)
+kvtwin_command_test(backend_no_findings EXIT 0 BACKEND c_cache
+  PRINTS " 0 findings, seed 1," ARGS fuzz --ops 2000)
 # Known findings of a backend are counted, and unknown ones are found.
-kvtwin_command_test(backend_known EXIT 0
+kvtwin_command_test(backend_known EXIT 0 BACKEND c_cache_bug
   PRINTS "^[0-9]+ findings passed over: c_cache-subject-rows.swa.put x [0-9]+$"
-  ARGS fuzz --ops 20000 --known c_cache-subject-rows+swa+put
-       --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
-kvtwin_command_test(backend_known_is_told EXIT 0
+  ARGS fuzz --ops 20000 --known c_cache-subject-rows+swa+put)
+kvtwin_command_test(backend_known_is_told EXIT 0 BACKEND c_cache_bug
   PRINTS "^visibility  holds, except for known findings"
-  ARGS fuzz --ops 20000 --known c_cache-subject-rows
-       --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
-kvtwin_command_test(backend_known_is_another EXIT 1
+  ARGS fuzz --ops 20000 --known c_cache-subject-rows)
+kvtwin_command_test(backend_known_is_another EXIT 1 BACKEND c_cache_bug
   PRINTS "^known, but never met: c_cache-backend-crash$"
-  ARGS fuzz --ops 20000 --known c_cache-backend-crash
-       --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
+  ARGS fuzz --ops 20000 --known c_cache-backend-crash)
 kvtwin_command_test(known_of_twins EXIT 0 PRINTS "^known, but never met: a, b$"
   ARGS fuzz --ops 1000 --known b a)
 kvtwin_command_test(known_of_none EXIT 0 PRINTS " 0 differences"
@@ -793,15 +733,13 @@ kvtwin_command_test(known_of_pools EXIT 0 PRINTS "^known, but never met: a$"
 # The bug shows in two sentences: a row's V is the V of another row, or of no
 # row.
 set(pool_bucket c_pool-views-v)
-kvtwin_command_test(known_of_a_pool EXIT 0
+kvtwin_command_test(known_of_a_pool EXIT 0 BACKEND c_pool_bug
   PRINTS "^[1-9][0-9]* findings passed over: ${pool_bucket}-row"
   ARGS fuzz --kind paged --ops 3000
-       --known ${pool_bucket}-row-never-appended ${pool_bucket}-row
-       --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
-kvtwin_command_test(known_of_a_pool_is_another EXIT 1
+       --known ${pool_bucket}-row-never-appended ${pool_bucket}-row)
+kvtwin_command_test(known_of_a_pool_is_another EXIT 1 BACKEND c_pool_bug
   PRINTS "^known, but never met: c_pool-backend-crash$"
-  ARGS fuzz --kind paged --ops 3000 --known c_pool-backend-crash
-       --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+  ARGS fuzz --kind paged --ops 3000 --known c_pool-backend-crash)
 add_test(NAME command.known_canary
   COMMAND ${PROJECT_SOURCE_DIR}/props/testing/expect.sh 0
           "findings passed over: optimized-subject-"
@@ -820,17 +758,13 @@ add_test(NAME command.known_canary_of_two
           $<TARGET_FILE:kvtwin_canary> fuzz --ops 200000
           --known optimized-subject-mask-bytes)
 # The option --profile names the rules that a backend follows, with exceptions.
-kvtwin_command_test(backend_as_another EXIT 1
-  PRINTS " --profile 'mlx except first tokens leave'"
-  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>
+kvtwin_command_test(backend_as_another EXIT 1 BACKEND c_cache
+  PRINTS " --profile 'mlx except first tokens leave'" ARGS fuzz --ops 20000
        --profile "mlx except first tokens leave")
-kvtwin_command_test(backend_as_no_profile EXIT 2
-  PRINTS "'copy flies' is not a rule"
-  ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_cache>
-       --profile "mlx except copy flies")
-kvtwin_command_test(pools_without_profile_mlx EXIT 2
-  PRINTS "--profile: is for caches, not for pools"
-  ARGS fuzz --kind paged --ops 10 --backend $<TARGET_FILE:kvtwin_c_pool>
+kvtwin_command_test(backend_as_no_profile EXIT 2 BACKEND c_cache
+  PRINTS "'copy flies' is not a rule" ARGS fuzz --profile "mlx except copy flies")
+kvtwin_command_test(pools_without_profile_mlx EXIT 2 BACKEND c_pool
+  PRINTS "--profile: is for caches, not for pools" ARGS fuzz --kind paged --ops 10
        --profile=mlx)
 # Coverage marks of pools, by the present and the former name of the option.
 kvtwin_command_test(marks_of_pools EXIT 0 PRINTS "^ +[1-9][0-9]* copied "
@@ -838,92 +772,73 @@ kvtwin_command_test(marks_of_pools EXIT 0 PRINTS "^ +[1-9][0-9]* copied "
 kvtwin_command_test(marks_of_pools_not_reached EXIT 1
   PRINTS "\"vacuity\":.\"never: found\".*\"never: evicted\""
   ARGS fuzz --kind paged --ops 1 --probes --json)
-kvtwin_command_test(marks_of_a_backend EXIT 2
+kvtwin_command_test(marks_of_a_backend EXIT 2 BACKEND c_cache
   PRINTS "--marks counts states of the twins' caches, and of pools"
-  ARGS fuzz --ops 10 --marks --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(dtypes_of_a_backend EXIT 0 PRINTS "^visibility  holds"
-  ARGS fuzz --ops 3000 --dtypes --backend $<TARGET_FILE:kvtwin_c_cache>)
+  ARGS fuzz --ops 10 --marks)
+kvtwin_command_test(dtypes_of_a_backend EXIT 0 BACKEND c_cache
+  PRINTS "^visibility  holds" ARGS fuzz --ops 3000 --dtypes)
 # The options of a search are those of caches, and give the same on two threads.
 kvtwin_command_test(pools_of_all_dtypes EXIT 0 PRINTS "36 pairs of dtypes"
   ARGS fuzz --kind paged --ops 5000 --dtypes --cells-max 8 --threads 2)
-kvtwin_command_test(run_pool_draws_a_page EXIT 1 PRINTS "run_pool.html"
-  ARGS run "kvp1 block=1 dtype=f32 | open 0 0 0 | append 0 0 0 | commit 0 1 0 | fork 0 1 0"
-       --backend $<TARGET_FILE:kvtwin_c_pool_bug> --html ${PROJECT_BINARY_DIR}/run_pool.html)
+kvtwin_command_test(run_pool_draws_a_page EXIT 1 BACKEND c_pool_bug
+  PRINTS "run_pool.html"
+  ARGS run "kvp1 block=1 dtype=f32 | open 0 0 0 | append 0 0 0 | commit 0 1 0 | fork 0 1 0" --html ${PROJECT_BINARY_DIR}/run_pool.html)
 # One bug is reported at the strongest level that it breaks.
-kvtwin_command_test(backend_bug_is_reported_once EXIT 1
-  PRINTS "^[0-9]+ operations in [0-9]+ histories, 1 findings"
-  ARGS fuzz --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
-kvtwin_command_test(backend_fails EXIT 1
+kvtwin_command_test(backend_bug_is_reported_once EXIT 1 BACKEND c_cache_bug
+  PRINTS "^[0-9]+ operations in [0-9]+ histories, 1 findings" ARGS fuzz --ops 2000)
+kvtwin_command_test(backend_fails EXIT 1 BACKEND c_cache_bug
   PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
-  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
-add_test(NAME command.rerun
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/rerun_test.sh
-          $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
-          $<TARGET_FILE:kvtwin_c_pool_bug>)
-kvtwin_command_test(backend_runs EXIT 1 PRINTS "^FAIL subject: rows "
-  ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
-       --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
-kvtwin_command_test(backend_is_right EXIT 0 PRINTS "no difference"
-  ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
-       --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_lacks EXIT 2 PRINTS "does not declare such a cache"
-  ARGS run "kvt1 kind=encoder | put 0*1"
-       --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_no_cells EXIT 2 PRINTS "lists its cells"
-  ARGS fuzz --level identity --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_is_no_pool EXIT 2 PRINTS "is not a pool"
-  ARGS fuzz --kind paged --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool of blocks: use fuzz or explore with --kind paged"
-  ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
-  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(backend_pool_without_groups EXIT 2
+  ARGS fuzz --ops 20000)
+kvtwin_script_test(rerun command/scripts/rerun_test.sh $<TARGET_FILE:kvtwin_c_cache_bug>
+  $<TARGET_FILE:kvtwin_c_pool_bug>)
+kvtwin_command_test(backend_runs EXIT 1 BACKEND c_cache_bug
+  PRINTS "^FAIL subject: rows "
+  ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1")
+kvtwin_command_test(backend_is_right EXIT 0 BACKEND c_cache PRINTS "no difference"
+  ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1")
+kvtwin_command_test(backend_lacks EXIT 2 BACKEND c_cache
+  PRINTS "does not declare such a cache" ARGS run "kvt1 kind=encoder | put 0*1")
+kvtwin_command_test(backend_no_cells EXIT 2 BACKEND c_cache PRINTS "lists its cells"
+  ARGS fuzz --level identity)
+kvtwin_command_test(backend_is_no_pool EXIT 2 BACKEND c_cache PRINTS "is not a pool"
+  ARGS fuzz --kind paged)
+kvtwin_command_test(backend_is_a_pool EXIT 2 BACKEND c_pool
+  PRINTS "is a pool of blocks: use fuzz or explore with --kind paged" ARGS fuzz)
+kvtwin_command_test(backend_pool_holds EXIT 0 BACKEND c_pool PRINTS " 0 differences"
+  ARGS fuzz --kind paged --ops 5000)
+kvtwin_command_test(backend_pool_without_groups EXIT 2 BACKEND c_pool
   PRINTS "--kind groups: c_pool does not declare groups"
-  ARGS fuzz --kind groups --ops 100 --backend $<TARGET_FILE:kvtwin_c_pool>)
+  ARGS fuzz --kind groups --ops 100)
 # c_pool has only f32: histories that it refuses are not counted.
-kvtwin_command_test(backend_pool_is_judged EXIT 0
+kvtwin_command_test(backend_pool_is_judged EXIT 0 BACKEND c_pool
   PRINTS "[1-9][0-9]* truncations, [1-9][0-9]* appends refused, 1 pairs of dtypes; [1-9][0-9]* more histories skipped"
-  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(backend_pool_is_not_made EXIT 2
+  ARGS fuzz --kind paged --ops 5000)
+kvtwin_command_test(backend_pool_is_not_made EXIT 2 BACKEND c_pool
   PRINTS "the init of c_pool refuses such a pool: 'kvp1 .*dtype=f16'"
-  ARGS run "kvp1 dtype=f16 | open 0 0 0"
-       --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(backend_pool_fails EXIT 1
-  PRINTS "rerun   .*kvtwin run 'kvp1 .*' --backend "
-  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
-kvtwin_command_test(backend_pool_fails_after_these_calls EXIT 1
-  PRINTS "^ +[0-9]+ views  sequence 1, .*<- then$"
-  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+  ARGS run "kvp1 dtype=f16 | open 0 0 0")
+kvtwin_command_test(backend_pool_fails EXIT 1 BACKEND c_pool_bug
+  PRINTS "rerun   .*kvtwin run 'kvp1 .*' --backend " ARGS fuzz --kind paged --ops 5000)
+kvtwin_command_test(backend_pool_fails_after_these_calls EXIT 1 BACKEND c_pool_bug
+  PRINTS "^ +[0-9]+ views  sequence 1, .*<- then$" ARGS fuzz --kind paged --ops 5000)
 if(KVTWIN_PYTHON)
-  add_test(NAME command.json_keys
-    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/scripts/json_keys_test.py
-            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
-            $<TARGET_FILE:kvtwin_c_pool_bug> ${PROJECT_BINARY_DIR})
-  add_test(NAME command.explore_batches
-    COMMAND ${KVTWIN_PYTHON}
-            ${PROJECT_SOURCE_DIR}/props/command/scripts/explore_batches_test.py
-            $<TARGET_FILE:kvtwin_command>)
-  add_test(NAME command.certify
-    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/certify/certify_test.py
-            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache>
-            $<TARGET_FILE:kvtwin_c_cache_bug>)
-  set_tests_properties(command.json_keys command.explore_batches command.certify
-    PROPERTIES TIMEOUT 300)
+  kvtwin_script_test(json_keys command/scripts/json_keys_test.py
+    $<TARGET_FILE:kvtwin_c_cache_bug> $<TARGET_FILE:kvtwin_c_pool_bug>
+    ${PROJECT_BINARY_DIR})
+  kvtwin_script_test(explore_batches command/scripts/explore_batches_test.py)
+  kvtwin_script_test(certify certify/certify_test.py $<TARGET_FILE:kvtwin_c_cache>
+    $<TARGET_FILE:kvtwin_c_cache_bug>)
 endif()
-kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
-  ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(certify_pool EXIT 0
-  PRINTS "^  holds   keys_keep_apart"
-  ARGS certify --ops 2000 --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(certify_pool_with_a_bug EXIT 1
-  PRINTS "^  visibility  broken: .*claimed"
-  ARGS certify --ops 2000 --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
-kvtwin_command_test(laws_of_a_pool EXIT 0
-  PRINTS "^0 broken, 5 hold, 1 not judged"
-  ARGS laws --kind paged --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(laws_of_a_pool_with_a_bug EXIT 1
+kvtwin_command_test(backend_pool_has_levels EXIT 2 BACKEND c_pool
+  PRINTS "no numeric level" ARGS fuzz --kind paged --level numeric)
+kvtwin_command_test(certify_pool EXIT 0 BACKEND c_pool
+  PRINTS "^  holds   keys_keep_apart" ARGS certify --ops 2000 --runs 20)
+kvtwin_command_test(certify_pool_with_a_bug EXIT 1 BACKEND c_pool_bug
+  PRINTS "^  visibility  broken: .*claimed" ARGS certify --ops 2000 --runs 20)
+kvtwin_command_test(laws_of_a_pool EXIT 0 BACKEND c_pool
+  PRINTS "^0 broken, 5 hold, 1 not judged" ARGS laws --kind paged --runs 20)
+kvtwin_command_test(laws_of_a_pool_with_a_bug EXIT 1 BACKEND c_pool_bug
   PRINTS "rerun   .*kvtwin laws --law a_fork_is_equal .*'kvp1 "
-  ARGS laws --kind paged --runs 20 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+  ARGS laws --kind paged --runs 20)
 kvtwin_command_test(laws_of_groups EXIT 0 PRINTS "0 broken, seed 1"
   ARGS laws --kind groups --runs 50)
 kvtwin_command_test(laws_of_pools_need_a_kind EXIT 2
@@ -947,26 +862,19 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "close/after close: it wrote beyond a")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
-    kvtwin_command_test(faulty_pool_${fault} EXIT 1 PRINTS "^  ${row}"
-      ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
-           --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
-    set_tests_properties(command.faulty_pool_${fault} PROPERTIES
-      ENVIRONMENT KVTWIN_FAULT=${fault})
+    kvtwin_command_test(faulty_pool_${fault} EXIT 1 BACKEND faulty_pool_backend
+      ENV KVTWIN_FAULT=${fault} PRINTS "^  ${row}"
+      ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64)
   endforeach()
   # The list ends with the call that did not return.
-  kvtwin_command_test(faulty_pool_calls EXIT 1
+  kvtwin_command_test(faulty_pool_calls EXIT 1 BACKEND faulty_pool_backend
+    ENV KVTWIN_FAULT=crash
     PRINTS "^ +2 append  sequence 0, layer 0, K \\[1, 1, 2\\]   <- then"
-    ARGS run "kvp1 layers=1 block=1 blocks=2 most=2 dtype=f32 | open 0 0 0 | append 0 1 0"
-         --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
-  set_tests_properties(command.faulty_pool_calls PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=crash)
+    ARGS run "kvp1 layers=1 block=1 blocks=2 most=2 dtype=f32 | open 0 0 0 | append 0 1 0")
   foreach(json "" --json)
-    kvtwin_command_test(faulty_pool_none${json} EXIT 2
-      PRINTS "c_pool supports none of the pools of 1000 histories"
-      ARGS fuzz --kind paged --ops 2000 ${json}
-           --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
-    set_tests_properties(command.faulty_pool_none${json} PROPERTIES
-      ENVIRONMENT KVTWIN_FAULT=none)
+    kvtwin_command_test(faulty_pool_none${json} EXIT 2 BACKEND faulty_pool_backend
+      ENV KVTWIN_FAULT=none PRINTS "c_pool supports none of the pools of 1000 histories"
+      ARGS fuzz --kind paged --ops 2000 ${json})
   endforeach()
   foreach(row
       "healthy/none" "crash/backend: crash,SIGSEGV"
@@ -1001,11 +909,8 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "describe/refused,SIGABRT" "level/refused,level")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
-    add_test(NAME command.backend_${fault}
-      COMMAND ${PROJECT_SOURCE_DIR}/props/backend/backend_test.sh
-              $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>
-              ${fault} ${row})
-    set_tests_properties(command.backend_${fault} PROPERTIES TIMEOUT 300)
+    kvtwin_script_test(backend_${fault} backend/backend_test.sh
+      $<TARGET_FILE:kvtwin_faulty_backend> ${fault} ${row})
   endforeach()
   # None of them ends or hangs a law.
   foreach(row "crash/backend: crash: start_forward ended its process with SIGSEGV"
@@ -1018,37 +923,22 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "full/BROKEN legal_client" "rounds/BROKEN visibility")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
-    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 PRINTS "${row}"
-      ARGS laws --runs 100 --call-seconds 1 --memory-mib 64 --shrink-seconds 20
-           --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-    set_tests_properties(command.laws_of_a_faulty_${fault} PROPERTIES
-      ENVIRONMENT KVTWIN_FAULT=${fault})
+    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 BACKEND faulty_backend
+      ENV KVTWIN_FAULT=${fault} PRINTS "${row}"
+      ARGS laws --runs 100 --call-seconds 1 --memory-mib 64 --shrink-seconds 20)
   endforeach()
-  kvtwin_command_test(backend_rounds EXIT 1
-    PRINTS "^numeric     holds$"
-    ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_rounds PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=rounds)
+  kvtwin_command_test(backend_rounds EXIT 1 BACKEND faulty_backend
+    ENV KVTWIN_FAULT=rounds PRINTS "^numeric     holds$" ARGS fuzz --ops 5000)
   # A hanging call and its shrinking do not count as time of the run.
-  kvtwin_command_test(backend_goes_on EXIT 1
-    PRINTS ", 1 findings .[1-9][0-9]* more histories"
-    ARGS fuzz --seconds 4 --call-seconds 0.2 --level visibility
-         --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_goes_on PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=hang)
-  add_test(NAME command.host_ends
-    COMMAND ${PROJECT_SOURCE_DIR}/props/backend/host_ends_test.sh
-            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>)
-  add_test(NAME command.forks
-    COMMAND ${PROJECT_SOURCE_DIR}/props/unit/optimized/forks_test.sh
-            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.forks PROPERTIES TIMEOUT 300)
-  kvtwin_command_test(backend_mask EXIT 1
-    PRINTS "the mask is neither 0 nor -inf"
-    ARGS fuzz --ops 1500 --level numeric
-         --backend $<TARGET_FILE:kvtwin_faulty_backend>)
-  set_tests_properties(command.backend_mask PROPERTIES
-    ENVIRONMENT KVTWIN_FAULT=mask)
+  kvtwin_command_test(backend_goes_on EXIT 1 BACKEND faulty_backend
+    ENV KVTWIN_FAULT=hang PRINTS ", 1 findings .[1-9][0-9]* more histories"
+    ARGS fuzz --seconds 4 --call-seconds 0.2 --level visibility)
+  kvtwin_script_test(host_ends backend/host_ends_test.sh
+    $<TARGET_FILE:kvtwin_faulty_backend>)
+  kvtwin_script_test(forks unit/optimized/forks_test.sh
+    $<TARGET_FILE:kvtwin_faulty_backend>)
+  kvtwin_command_test(backend_mask EXIT 1 BACKEND faulty_backend ENV KVTWIN_FAULT=mask
+    PRINTS "the mask is neither 0 nor -inf" ARGS fuzz --ops 1500 --level numeric)
 endif()
 
 # A host that describes a backend, a cache or a pool, with nonsense.
@@ -1059,18 +949,18 @@ foreach(kind causal paged)
   endif()
   foreach(garbage "no JSON" "[]" "{\"error\":5}" "{\"${part}\":{\"name\":5}}")
     string(MAKE_C_IDENTIFIER "host_${kind}_${garbage}" name)
-    kvtwin_command_test(${name} EXIT 2 PRINTS "wrote nonsense"
+    kvtwin_command_test(${name} EXIT 2
+      ENV "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS=${garbage}"
+      PRINTS "wrote nonsense"
       ARGS fuzz --kind ${kind} --backend command/command_tests.cmake)
-    set_tests_properties(command.${name} PROPERTIES ENVIRONMENT
-      "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS=${garbage}")
   endforeach()
 endforeach()
 
 # A history that a host cannot read is not a finding.
-kvtwin_command_test(host_reads_no_pool EXIT 2 PRINTS "cannot read what kvtwin"
+kvtwin_command_test(host_reads_no_pool EXIT 2
+  ENV "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,\"groups\":false,\"laws\":[],\"not_declared\":[]}};HOST_ANSWERS={\"error\":\"x\"}"
+  PRINTS "cannot read what kvtwin"
   ARGS fuzz --kind paged --backend command/command_tests.cmake)
-set_tests_properties(command.host_reads_no_pool PROPERTIES ENVIRONMENT
-  "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,\"groups\":false,\"laws\":[],\"not_declared\":[]}};HOST_ANSWERS={\"error\":\"x\"}")
 
 # The Python package has its own build, so one of ours is enough. 77 is a test
 # that is skipped. It begins first: it waits for the network, and half of the time
@@ -1092,9 +982,8 @@ kvtwin_command_test(profile_json EXIT 0
   PRINTS "\"like\":.\"mlx\".,\"exceptions\":.." ARGS profile --json --backend ledger:mlx)
 kvtwin_command_test(profile_none EXIT 2 PRINTS "unknown profile 'vllm'"
   ARGS profile --backend ledger:vllm)
-kvtwin_command_test(profile_library EXIT 0
-  PRINTS "^  window +counts what is before the query +kvt1 "
-  ARGS profile --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(profile_library EXIT 0 BACKEND c_cache
+  PRINTS "^  window +counts what is before the query +kvt1 " ARGS profile)
 
 # The longest tests begin first, so that none of them ends alone.
 foreach(test museum.find emulated.museum c_api link command.shrink

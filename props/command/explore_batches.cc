@@ -13,7 +13,6 @@
 #include <string>
 #include <string_view>
 
-#include "core/index.h"
 #include "props/command/backend_command.h"
 
 namespace kvtwin::props {

@@ -11,7 +11,6 @@
 #include <set>
 #include <sstream>
 #include <string_view>
-#include <system_error>
 #include <thread>
 
 #include "core/index.h"

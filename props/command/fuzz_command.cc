@@ -10,7 +10,6 @@
 #include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "core/names.h"
 #include "optimized/targets.h"

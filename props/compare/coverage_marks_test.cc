@@ -6,29 +6,16 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <set>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "core/index.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
+#include "props/testing/faulty_twins.h"
 
 namespace kvtwin::props {
 namespace {
 
-struct Row {
-  std::string_view mark;
-  // Histories without "kvt1 " in front. There are several hits if a condition
-  // has two ends, or an alternative.
-  std::vector<std::string_view> hits;
-  std::vector<std::string_view> misses;
-};
-
-const std::vector<Row> kStartForwardRows = {
+const std::vector<MarkRow> kStartForwardRows = {
     {"filled",
      {"cells=4 | put 0*4", "cells=4 | put 0*3 | put 0*1",
       "kind=swa window=2 cells=4 | put 0*2 | put 0*1 | put 0*2"},
@@ -199,7 +186,7 @@ const std::vector<Row> kStartForwardRows = {
      {"| put 0*1", "legal=1 | put 0*1 reserve"}},
 };
 
-const std::vector<Row> kPassRows = {
+const std::vector<MarkRow> kPassRows = {
     {"except_first",
      {"cells=2 | put 0*2 except=0"},
      {"cells=2 | put 0*2 except=1", "cells=2 | put 0*1 except=0"}},
@@ -319,7 +306,7 @@ const std::vector<Row> kPassRows = {
       "shift=identity | put 0*1 | put 0*1 | drop 0:0-1 | get"}},
 };
 
-const std::vector<Row> kOrderRows = {
+const std::vector<MarkRow> kOrderRows = {
     {"layer_before_type",
      {"kind=wrapper caches=causal/causal | start 0*1 | layer 0 | type 1 | "
       "store"},
@@ -364,7 +351,7 @@ const std::vector<Row> kOrderRows = {
       "cells=1 | put 0*1 | add 0>1"}},
 };
 
-const std::vector<Row> kLargeRows = {
+const std::vector<MarkRow> kLargeRows = {
     {"owners_65",
      {"cells=1 | put 0*1 | copy 0>1-64:1 | drop 99:0-"},
      {"cells=2 | put 0*1 64*1 | copy 0>1-63:1 | drop 99:0-",
@@ -399,7 +386,7 @@ const std::vector<Row> kLargeRows = {
      {"maskpad=65 | put 0*1", "maskpad=66 | put 0*2"}},
 };
 
-const std::vector<Row> kRemoveRows = {
+const std::vector<MarkRow> kRemoveRows = {
     {"remove_nothing",
      {"| put 0*1 | drop 0:1-"},
      {"| put 0*1 | drop 0:0-", "| put 0*1 | drop 1:1-",
@@ -502,7 +489,7 @@ const std::vector<Row> kRemoveRows = {
       "| put 0*2 | drop 0:0-1"}},
 };
 
-const std::vector<Row> kOtherRows = {
+const std::vector<MarkRow> kOtherRows = {
     {"copy_self",
      {"| put 0*2 | copy 0>0:1"},
      {"| put 0*2 | copy 0>0:2", "| put 0*2 | copy 0>1:1", "| copy 0>0:0"}},
@@ -582,8 +569,8 @@ const std::vector<Row> kOtherRows = {
       "kind=encoder seqs=1 | put 0*1 | drop 0:1-2"}},
 };
 
-std::vector<Row> AllRows() {
-  std::vector<Row> all;
+std::vector<MarkRow> AllRows() {
+  std::vector<MarkRow> all;
   for (const auto* rows : {&kStartForwardRows, &kPassRows, &kOrderRows,
                            &kLargeRows, &kRemoveRows, &kOtherRows}) {
     all.insert(all.end(), rows->begin(), rows->end());
@@ -591,79 +578,17 @@ std::vector<Row> AllRows() {
   return all;
 }
 
-// Runs a history on a twin and adds the marks that it hits to `counts`.
-void RunLine(std::string_view line, std::string_view twin,
-             CoverageCounts& counts) {
-  const Result<History> history = ParseHistory("kvt1 " + std::string(line));
-  ASSERT_TRUE(history.ok()) << line << ": " << history.status().ToString();
-  const RunResult result =
-      RunHistory(*history, TwinSubject(twin), {.counts = &counts});
-  EXPECT_TRUE(result.ran) << line;
-  EXPECT_FALSE(result.failure) << line << ": " << result.failure->check;
-}
-
-std::int64_t HitsOf(std::string_view mark, const CoverageCounts& counts) {
-  const auto* const found = std::find_if(
-      kCoverageMarks.begin(), kCoverageMarks.end(),
-      [&](const CoverageMark& entry) { return entry.name == mark; });
-  if (found == kCoverageMarks.end()) return -1;
-  return At(counts.hits, found - kCoverageMarks.begin());
-}
-
-class CoverageMarks : public testing::TestWithParam<std::string_view> {};
-
-TEST_P(CoverageMarks, AreHitByTheirOwnStateOnly) {
-  for (const Row& row : AllRows()) {
-    for (const std::string_view line : row.hits) {
-      CoverageCounts counts;
-      RunLine(line, GetParam(), counts);
-      EXPECT_GT(HitsOf(row.mark, counts), 0) << row.mark << ": " << line;
-    }
-    for (const std::string_view line : row.misses) {
-      CoverageCounts counts;
-      RunLine(line, GetParam(), counts);
-      EXPECT_EQ(HitsOf(row.mark, counts), 0) << row.mark << ": " << line;
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Twins, CoverageMarks,
-                         testing::Values("reference", "optimized"));
-
-TEST(CoverageMarksTable, HasARowForEachMark) {
-  std::multiset<std::string_view> expected;
-  for (const CoverageMark& mark : kCoverageMarks) {
-    // drafts_test.cc has the rows of the marks from here on.
-    if (mark.name == kFirstDraftMark) break;
-    expected.insert(mark.name);
-  }
-  std::multiset<std::string_view> found;
-  for (const Row& row : AllRows()) {
-    found.insert(row.mark);
-    EXPECT_FALSE(row.hits.empty()) << row.mark;
-    EXPECT_FALSE(row.misses.empty()) << row.mark;
-  }
-  EXPECT_EQ(found, expected);
+TEST(CoverageMarks, AreHitByTheirOwnStateOnly) {
+  CheckMarkRows(AllRows(), kCoverageMarks[0].name, kFirstDraftMark);
 }
 
 TEST(CoverageCounts, CountsEachHit) {
-  CoverageCounts once;
-  RunLine("| put 0*2r", "reference", once);
+  const CoverageCounts once = CountsOf("| put 0*2r");
   EXPECT_EQ(HitsOf("unsorted", once), 1);
-  CoverageCounts twice;
-  RunLine("| put 0*2r | put 0*2r", "reference", twice);
+  CoverageCounts twice = CountsOf("| put 0*2r | put 0*2r");
   EXPECT_EQ(HitsOf("unsorted", twice), 2);
   twice.Add(once);
   EXPECT_EQ(HitsOf("unsorted", twice), 3);
-}
-
-// Returns the counts of one history, which must run.
-CoverageCounts CountsOf(std::string_view line) {
-  CoverageCounts counts;
-  RunLine(line, "reference", counts);
-  EXPECT_EQ(counts.histories, 1) << line;
-  EXPECT_EQ(counts.discarded, 0) << line;
-  return counts;
 }
 
 TEST(CoverageCounts, CountsRefusals) {

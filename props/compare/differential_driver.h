@@ -4,7 +4,6 @@
 #ifndef KVTWIN_PROPS_COMPARE_DIFFERENTIAL_DRIVER_H_
 #define KVTWIN_PROPS_COMPARE_DIFFERENTIAL_DRIVER_H_
 
-#include <array>
 #include <bitset>
 #include <cstdint>
 #include <functional>

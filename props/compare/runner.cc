@@ -5,7 +5,6 @@
 #include <exception>
 #include <utility>
 
-#include "core/index.h"
 #include "kvtwin/attention.h"
 #include "props/attention/attending_twin.h"
 #include "props/base/check_name.h"

@@ -6,7 +6,6 @@
 #define KVTWIN_PROPS_COMPARE_STEP_H_
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>

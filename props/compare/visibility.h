@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
 #include "kvtwin/cache.h"
 #include "props/compare/failure.h"

@@ -4,20 +4,11 @@
 
 kvtwin_unite(cuda_test_sources)
 kvtwin_unite(emulator_tests)
-function(kvtwin_add_cuda_tests target prefix)
-  target_compile_options(${target} PRIVATE ${cold})
-  target_link_libraries(${target}
-    PRIVATE kvtwin_props rapidcheck rapidcheck_gtest GTest::gmock
-            GTest::gtest_main)
-  gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST TEST_PREFIX ${prefix}
-                       PROPERTIES LABELS cuda TIMEOUT 600 ENVIRONMENT
-                       "RC_PARAMS=seed=1 max_success=200")
-endfunction()
 
 if(KVTWIN_CUDA)
   add_executable(kvtwin_cuda_tests ${cuda_test_sources})
-  target_link_libraries(kvtwin_cuda_tests PRIVATE CUDA::cudart_static)
-  kvtwin_add_cuda_tests(kvtwin_cuda_tests cuda.)
+  kvtwin_gtest(kvtwin_cuda_tests LINK CUDA::cudart_static kvtwin_props
+               PREFIX cuda. PROPERTIES LABELS cuda)
 endif()
 
 # Tests that nvcc compiles the kernels, if there is an nvcc: exit code 77 means
@@ -58,11 +49,7 @@ target_compile_definitions(kvtwin_emulated PUBLIC KVTWIN_CUDA)
 target_include_directories(kvtwin_emulated BEFORE
   PUBLIC ${PROJECT_SOURCE_DIR}/props/cuda/emulator)
 target_link_libraries(kvtwin_emulated PUBLIC kvtwin_props Boost::context)
-if(KVTWIN_OPENMP)
-  target_link_libraries(kvtwin_emulated PRIVATE OpenMP::OpenMP_CXX)
-else()
-  target_compile_options(kvtwin_emulated PRIVATE -Wno-unknown-pragmas)
-endif()
+kvtwin_openmp(kvtwin_emulated)
 
 # The command, with the twin cuda as well.
 add_executable(kvtwin-emulated
@@ -97,5 +84,5 @@ set_tests_properties(emulated.museum PROPERTIES LABELS cuda TIMEOUT 600)
 
 add_executable(kvtwin_cuda_emulated_tests
                ${cuda_test_sources} ${emulator_tests})
-target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)
-kvtwin_add_cuda_tests(kvtwin_cuda_emulated_tests emulated.)
+kvtwin_gtest(kvtwin_cuda_emulated_tests LINK kvtwin_emulated kvtwin_props
+             PREFIX emulated. PROPERTIES LABELS cuda)

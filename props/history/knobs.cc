@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <utility>
-
 #include "core/index.h"
 #include "core/names.h"
 #include "props/history/line_reader.h"

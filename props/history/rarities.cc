@@ -1,7 +1,6 @@
 #include "props/history/rarities.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 

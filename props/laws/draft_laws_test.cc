@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/dense_tensor.h"

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <memory>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string_view>

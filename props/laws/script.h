@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "core/dense_tensor.h"
-#include "kvtwin/cache.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 

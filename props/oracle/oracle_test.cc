@@ -8,7 +8,6 @@
 #include <rapidcheck/gtest.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>

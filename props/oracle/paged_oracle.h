@@ -11,14 +11,12 @@
 #define KVTWIN_PROPS_ORACLE_PAGED_ORACLE_H_
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 

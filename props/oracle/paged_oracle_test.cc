@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>

@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 
 #include "core/grouped_pool.h"
 #include "core/guarded_paged.h"

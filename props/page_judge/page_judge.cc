@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "core/index.h"
-#include "core/names.h"
 #include "props/oracle/oracle.h"
 #include "props/page_judge/page_judge_headline.h"
 #include "props/page_judge/page_judge_view.h"

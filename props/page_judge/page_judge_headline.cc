@@ -1,7 +1,6 @@
 #include "props/page_judge/page_judge_headline.h"
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <regex>
 #include <string>

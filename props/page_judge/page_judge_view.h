@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/trace/trace.h"
-#include "kvtwin/cache.h"
 #include "props/page_judge/page_token.h"
 #include "reference/dialects.h"
 

@@ -1,7 +1,6 @@
 #include "props/page_judge/page_token.h"
 
 #include <regex>
-#include <utility>
 
 namespace kvtwin::props {
 namespace {

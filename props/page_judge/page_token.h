@@ -11,9 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dense_tensor.h"
 #include "props/compare/step.h"
-#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "props/base/forwarding_pool.h"
 #include "props/page_judge/logging_pool.h"
 #include "props/page_judge/page_judge.h"
 #include "props/page_judge/pool_page_judge.h"
@@ -53,12 +54,11 @@ struct Wrong {
   std::set<std::pair<int, int>>* viewed = nullptr;
 };
 
-class WrongPool final : public PagedPool {
+class WrongPool final : public ForwardingPool {
  public:
   WrongPool(std::unique_ptr<PagedPool> pool, Wrong wrong)
-      : pool_(std::move(pool)), wrong_(std::move(wrong)) {}
+      : ForwardingPool(std::move(pool)), wrong_(std::move(wrong)) {}
 
-  const PagedSpec& spec() const override { return pool_->spec(); }
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override {
     return Number("Open", pool_->Open(prompt, key));
@@ -99,9 +99,6 @@ class WrongPool final : public PagedPool {
   }
   Status Free(int sequence) override {
     return Said("Free", pool_->Free(sequence));
-  }
-  Result<Device> LayerDevice(int layer) const override {
-    return pool_->LayerDevice(layer);
   }
   PagedUsage Usage() const override {
     PagedUsage usage = pool_->Usage();
@@ -154,7 +151,6 @@ class WrongPool final : public PagedPool {
     return answer;
   }
 
-  const std::unique_ptr<PagedPool> pool_;
   const Wrong wrong_;
   mutable int refused_ = 0;
 };

@@ -5,7 +5,6 @@
 #define KVTWIN_PROPS_PAGED_PAGED_CLIENT_H_
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <string>
@@ -13,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/dense_tensor.h"
 #include "core/index.h"
 #include "kvtwin/paged.h"
 #include "props/paged/paged_driver.h"

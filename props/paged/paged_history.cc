@@ -6,7 +6,6 @@
 #include <array>
 #include <locale>
 #include <sstream>
-#include <utility>
 
 #include "core/guarded_paged.h"
 #include "core/index.h"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <ostream>
-#include <string>
 #include <string_view>
 
 #include "props/compare/runner.h"

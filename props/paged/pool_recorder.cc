@@ -40,15 +40,15 @@ class PoolRecorder::RecordedGroup final : public ForwardingGroup {
         number_(group) {}
 
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
-    return recorder_.Csr(group_, number_, sequences);
+    return recorder_.Csr(reads_, number_, sequences);
   }
   Result<PagedTable> ExportTable(
       std::span<const int> sequences) const override {
-    return recorder_.Table(group_, number_, sequences);
+    return recorder_.Table(reads_, number_, sequences);
   }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
-    return recorder_.Slots(group_, number_, sequence, begin, end);
+    return recorder_.Slots(reads_, number_, sequence, begin, end);
   }
 
  private:

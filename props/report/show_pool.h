@@ -3,7 +3,6 @@
 #ifndef KVTWIN_PROPS_REPORT_SHOW_POOL_H_
 #define KVTWIN_PROPS_REPORT_SHOW_POOL_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <istream>
 #include <optional>

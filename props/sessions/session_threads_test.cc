@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <string_view>

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstddef>
 #include <string>
 
 #include "core/index.h"

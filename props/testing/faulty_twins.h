@@ -118,37 +118,52 @@ inline constexpr auto kMask = &OwnedView::mask;
 inline const std::string kWrapper =
     "kind=wrapper caches=swa:w2/causal layers=2 seqs=1 ";
 
-// Histories that hit a coverage mark, and near misses, without "kvt1 ".
+// Histories that hit a coverage mark, and near misses, without "kvt1 ". There
+// are several hits if a condition has two ends, or an alternative.
 struct MarkRow {
   std::string_view mark;
   std::vector<std::string_view> hits;
   std::vector<std::string_view> misses;
 };
 
-inline bool HitsMark(std::string_view name, std::string_view line) {
+// Returns the counts of one history, which must run on the twin.
+inline CoverageCounts CountsOf(std::string_view line,
+                               std::string_view twin = "reference") {
   CoverageCounts counts;
   const Result<History> history = ParseHistory("kvt1 " + std::string(line));
   EXPECT_TRUE(history.ok()) << line << history.status().ToString();
-  if (!history.ok()) return false;
+  if (!history.ok()) return counts;
   const RunResult result =
-      RunHistory(*history, TwinSubject("optimized"), {.counts = &counts});
+      RunHistory(*history, TwinSubject(twin), {.counts = &counts});
   EXPECT_TRUE(result.ran && !result.failure) << line;
-  const auto mark =
-      std::ranges::find(kCoverageMarks, name, &CoverageMark::name);
-  return At(counts.hits, mark - kCoverageMarks.begin()) > 0;
+  EXPECT_EQ(counts.histories, 1) << line;
+  EXPECT_EQ(counts.discarded, 0) << line;
+  return counts;
 }
 
-// Checks the rows of all marks from `first` to before `last`.
+inline std::int64_t HitsOf(std::string_view mark,
+                           const CoverageCounts& counts) {
+  const auto found =
+      std::ranges::find(kCoverageMarks, mark, &CoverageMark::name);
+  return At(counts.hits, found - kCoverageMarks.begin());
+}
+
+// Checks on both twins the rows of all marks from `first` to before `last`.
 inline void CheckMarkRows(std::span<const MarkRow> rows, std::string_view first,
                           std::string_view last) {
   std::multiset<std::string_view> found;
   for (const MarkRow& row : rows) {
     found.insert(row.mark);
-    for (const auto line : row.hits) {
-      EXPECT_TRUE(HitsMark(row.mark, line)) << row.mark << ": " << line;
-    }
-    for (const auto line : row.misses) {
-      EXPECT_FALSE(HitsMark(row.mark, line)) << row.mark << ": " << line;
+    EXPECT_FALSE(row.hits.empty() || row.misses.empty()) << row.mark;
+    for (const std::string_view twin : {"reference", "optimized"}) {
+      for (const auto line : row.hits) {
+        EXPECT_GT(HitsOf(row.mark, CountsOf(line, twin)), 0)
+            << row.mark << ": " << line;
+      }
+      for (const auto line : row.misses) {
+        EXPECT_EQ(HitsOf(row.mark, CountsOf(line, twin)), 0)
+            << row.mark << ": " << line;
+      }
     }
   }
   const auto at = [](std::string_view name) {

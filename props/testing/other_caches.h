@@ -11,9 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "kvtwin/cache.h"

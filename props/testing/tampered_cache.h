@@ -3,7 +3,6 @@
 #ifndef KVTWIN_PROPS_TESTING_TAMPERED_CACHE_H_
 #define KVTWIN_PROPS_TESTING_TAMPERED_CACHE_H_
 
-#include <cstddef>
 #include <functional>
 #include <memory>
 #include <span>

@@ -7,15 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <random>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "core/dense_tensor.h"

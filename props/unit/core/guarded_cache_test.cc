@@ -13,7 +13,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/dense_tensor.h"

@@ -9,9 +9,7 @@
 #include <map>
 #include <random>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "core/dense_tensor.h"
 #include "core/index.h"

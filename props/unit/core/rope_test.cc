@@ -6,13 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "core/index.h"

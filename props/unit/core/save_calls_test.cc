@@ -15,16 +15,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdarg>
-#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <random>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>

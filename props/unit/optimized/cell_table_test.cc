@@ -7,15 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <random>
 #include <set>
-#include <span>
 #include <string>
 #include <vector>
 

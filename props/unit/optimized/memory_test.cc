@@ -12,10 +12,8 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/index.h"

@@ -1,68 +1,38 @@
-/* The table of functions by which the harness drives your own pool of blocks,
- * as it drives caches (<kvtwin/kvtwin.h>, "A cache of your own"). */
+/* Version 0.1.0 of <kvtwin/pool_backend.h>. */
 
 #ifndef KVTWIN_POOL_BACKEND_H_
 #define KVTWIN_POOL_BACKEND_H_
 
 #include "kvtwin/kvtwin.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-/* How a pool may differ from P1 to P11, as flags. It is then checked by the
- * rules that its flags state, at the level of visibility. */
 typedef enum kvtwin_pool_ability {
-  /* A commit swaps the whole blocks of a sequence for others of the same tokens
-   * under the same key. */
   KVTWIN_POOL_DEDUPLICATES = 1,
-  /* A prompt of whole blocks may be found up to its last token: open begins
-   * with all its tokens except the last one, which the client appends next, and
-   * which is stored in the block where it was found. */
   KVTWIN_POOL_RECOMPUTES_LAST = 2,
-  /* A token sees `window` positions before its own. Tokens that no later token
-   * sees may be gone: views then begin at a later position, and entries of
-   * table, csr and slots for such blocks may be anything. */
   KVTWIN_POOL_HAS_WINDOW = 4
 } kvtwin_pool_ability;
 
 typedef struct kvtwin_pool_description_v1 {
   size_t size;
   const char* name;
-  /* Default: VISIBILITY, which does not check what a prompt finds, which blocks
-   * are taken and when the pool is full. IDENTITY: everything is as P1 to P11
-   * say, misuse is refused, and the table has every function. */
   kvtwin_level level;
-  uint32_t can;   /* Flags of kvtwin_pool_ability. */
-  int32_t window; /* Positions, with KVTWIN_POOL_HAS_WINDOW. */
+  uint32_t can;
+  int32_t window;
 } kvtwin_pool_description_v1;
 
-/* Your own pool as a table, used like kvtwin_backend_v1 for caches. Each
- * function must do what the function of its name in kvtwin.h does: `open` as
- * kvtwin_pool_open, and so on. */
 typedef struct kvtwin_pool_backend_v1 {
-  size_t size; /* sizeof(kvtwin_pool_backend_v1) */
-
+  size_t size;
   int (*describe)(kvtwin_pool_description_v1* out);
-  /* NOT_SUPPORTED: you have no such pool; its histories are skipped. */
   int (*init)(const kvtwin_pool_params* params, void** pool);
   void (*close)(void* pool);
-
-  /* A sequence has at most max_seq_len tokens, and at most as many as all
-   * blocks hold. Prompts are never NULL. In a pool that shares nothing a
-   * sequence begins without tokens. */
   int (*open)(void* pool, const kvtwin_prompt* prompt, int32_t* sequence);
   int (*seq_len)(void* pool, int32_t sequence, int32_t* length);
   int (*append)(void* pool, int32_t sequence, int32_t layer,
                 const kvtwin_tensor* key, const kvtwin_tensor* value);
   int (*commit)(void* pool, int32_t sequence, const int32_t* tokens,
                 size_t count);
-  /* Views may have any lengths. `block` is -1 if the pool has no blocks. */
   int (*views)(void* pool, int32_t sequence, int32_t layer,
                kvtwin_paged_view* views, size_t room, size_t* count);
   int (*free)(void* pool, int32_t sequence);
-
-  /* Optional. */
   const char* (*message)(void* pool);
   int (*fork)(void* pool, int32_t sequence, int32_t length, int32_t* made);
   int (*truncate)(void* pool, int32_t sequence, int32_t length);
@@ -85,9 +55,5 @@ typedef struct kvtwin_pool_backend_v1 {
 
 typedef const kvtwin_pool_backend_v1* (*kvtwin_get_pool_backend_v1_fn)(void);
 #define KVTWIN_GET_POOL_BACKEND_V1 "kvtwin_get_pool_backend_v1"
-
-#ifdef __cplusplus
-} /* extern "C" */
-#endif
 
 #endif /* KVTWIN_POOL_BACKEND_H_ */
