@@ -223,7 +223,7 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
       drawn.columns = sizes.columns;
       drawn.rows = sizes.rows;
       drawn.kv_heads = sizes.kv_heads;
-      drawn.heads = sizes.queries * sizes.kv_heads;
+      drawn.heads = std::int64_t{sizes.queries} * sizes.kv_heads;
       drawn.k_head_dim = sizes.k_head_dim;
       drawn.v_head_dim = sizes.v_head_dim;
       DrawOptions(pick, drawn);

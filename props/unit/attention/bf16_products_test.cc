@@ -204,7 +204,7 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
                         std::size_t pairs, std::size_t columns, bool add) {
   constexpr std::size_t kAround = 64;
   constexpr std::size_t kPairs = optimized::kPairsOfTile;
-  std::mt19937 random(1);
+  std::mt19937 random(static_cast<std::uint32_t>(rows));
   const auto draw = [&] { return static_cast<float>(random() % 17) - 8; };
   const std::size_t padded = (pairs + kPairs - 1) / kPairs * kPairs;
   const auto make = [](std::size_t count) {
@@ -408,7 +408,7 @@ std::vector<float> AttendTo(const KnownCells& cells, int heads, int rows,
       FilledTensor(DType::kF32, {cells.cells, rows, 1, 1}, 0);
   auto attention = *MakeAttention();
   EXPECT_TRUE(attention->Plan(mask.view(), rows).ok());
-  const std::int64_t count = rows * heads;
+  const std::int64_t count = std::int64_t{rows} * heads;
   std::vector<float> out(AsSize((cells.head_dim + 1) * count));
   EXPECT_TRUE(attention
                   ->Attend(queries.view(),
@@ -435,7 +435,7 @@ void ExpectExactMeans(DType dtype, int cells, int head_dim, int heads,
       sum += made.Value(i, cell);
     }
     const float mean = sum / static_cast<float>(cells);
-    for (std::int64_t row = 0; row < rows * heads; ++row) {
+    for (std::int64_t row = 0; row < std::int64_t{rows} * heads; ++row) {
       ASSERT_NEAR(out[AsSize(row * head_dim + i)], mean, 4e-5)
           << "row " << row << ", element " << i << ", " << cells << " cells, "
           << head_dim << " elements, " << rows << " rows, " << heads
@@ -555,7 +555,8 @@ TEST(Bf16Products, OfFewQueriesTakeEachNumberOfF8) {
     for (std::int64_t head = 0; head < 8; ++head) {
       const float number =
           kOne * LoadElement(cells.key.view().at(first + head), DType::kF8);
-      ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
+      ASSERT_NEAR(out[AsSize(std::int64_t{8} * 256 + head)], number,
+                  1e-6f * std::abs(number))
           << first + head;
     }
   }
@@ -584,7 +585,8 @@ TEST(Bf16Products, OfFewQueriesTakeEachNumberOfQ8) {
     }
     for (std::int64_t head = 0; head < 8; ++head) {
       const float number = kOne * LoadFrom(cells.key.view(), first + head);
-      ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
+      ASSERT_NEAR(out[AsSize(std::int64_t{8} * 256 + head)], number,
+                  1e-6f * std::abs(number))
           << first + head;
     }
   }
