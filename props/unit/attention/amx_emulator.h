@@ -105,8 +105,8 @@ class EmulatedTiles {
         for (std::size_t k = 0; k < Rows(b); ++k) {
           const auto& x = left[row][k];
           const auto& y = right[k][n];
-          sums[0] = Flushed(std::fma(x[0], y[0], sums[0]));
-          sums[1] = Flushed(std::fma(x[1], y[1], sums[1]));
+          sums[0] = MulAdd(x[0], y[0], sums[0]);
+          sums[1] = MulAdd(x[1], y[1], sums[1]);
         }
         const float before = Flushed(std::bit_cast<float>(Word(sum, row, n)));
         const float both = Flushed(sums[0] + sums[1]);
@@ -157,6 +157,15 @@ class EmulatedTiles {
     return (bits & kExponent) == 0 ? std::bit_cast<float>(bits & kSign)
                                    : number;
   }
+  // Returns x y + sum. The sum is rounded as if there were smaller exponents,
+  // and is 0 if it then is below 2^-126. A sum of f32 rounds what is below
+  // 2^-126 to fewer digits, and may round it to 2^-126.
+  static float MulAdd(float x, float y, float sum) {
+    constexpr float kUp = 0x1p24f;
+    const float larger = std::fma(x * kUp, y, sum * kUp);
+    if (std::abs(larger) < 0x1p-102f) return std::copysign(0.0f, larger);
+    return std::fma(x, y, sum);
+  }
   // The pairs of a tile, flushed.
   using Numbers =
       std::array<std::array<std::array<float, 2>, TileState::kRowBytes / 4>,
@@ -182,6 +191,19 @@ class EmulatedTiles {
   inline static std::mutex mutex_;
   inline static std::vector<std::string> faults_;
 };
+
+// Returns the products by the AMX of this processor, or null if it has none or
+// if an older instruction set is selected.
+inline optimized::MultiplyBf16 MultiplierByAmx() {
+  const optimized::MultiplyBf16 own = optimized::Bf16Multiplier();
+  return own == optimized::MultiplyInRegisters ? nullptr : own;
+}
+
+// Whether two numbers have the same bits, or both are NaN.
+inline bool HaveSameBits(float a, float b) {
+  return (std::isnan(a) && std::isnan(b)) ||
+         std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
+}
 
 }  // namespace kvtwin::props
 

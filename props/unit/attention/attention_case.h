@@ -194,7 +194,7 @@ inline DType DrawDType(const Pick& pick) {
 }
 
 inline std::int64_t DrawHeadDim(const Pick& pick, DType dtype) {
-  if (IsBlockDType(dtype)) return 32 * pick(1, 5);
+  if (IsBlockDType(dtype)) return std::int64_t{32} * pick(1, 5);
   if (Chance(pick, 3)) return 576;
   return Chance(pick, 50) ? 16 * pick(1, 9) : pick(1, 150);
 }
@@ -536,7 +536,7 @@ inline void ExpectExact(const Case& drawn, const Results& got) {
 // The number of random cases: KVTWIN_ATTENTION_CASES, or a few.
 inline int CaseCount(int few) {
   const char* count = std::getenv("KVTWIN_ATTENTION_CASES");
-  return count == nullptr ? few : std::atoi(count);
+  return count == nullptr ? few : AsInt(std::strtol(count, nullptr, 10));
 }
 
 }  // namespace kvtwin::props::attention

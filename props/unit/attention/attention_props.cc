@@ -31,7 +31,8 @@
 namespace kvtwin::props::attention {
 namespace {
 
-// How K, V, queries and weights are multiplied.
+// How K, V, queries and weights are multiplied: as f32, as bf16 by AVX-512
+// BF16, or as bf16 by the emulator of AMX.
 enum class Products { kF32, kBf16, kEmulatedAmx };
 
 constexpr std::array kProducts = {Products::kF32, Products::kBf16,
@@ -43,26 +44,34 @@ std::string_view NameOf(Products products) {
   return kNames.at(AsSize(products));
 }
 
+std::string_view Describe(Products products) {
+  constexpr std::array<std::string_view, kProducts.size()> kTexts = {
+      "f32", "bf16 by AVX-512 BF16", "bf16 by the emulated AMX"};
+  return kTexts.at(AsSize(products));
+}
+
 // Each case is drawn, and computed in double, once for all instruction sets.
 class AttentionOfSizes : public ::testing::Test {
  protected:
-  void TearDown() override {
-    optimized::ForceBf16Multiplier(nullptr);
-    EXPECT_TRUE(optimized::SelectTarget(before_));
-  }
+  void TearDown() override { EXPECT_TRUE(optimized::SelectTarget(before_)); }
   static void TearDownTestSuite() {
     for (const auto& [key, found] : found_) {
       const auto& [products, target, dtype] = key;
       std::printf(
-          "products of %-4s %-7s K of %-8s: %d cases, errors of at most %.3f "
+          "products of %s, %s, K of %s: %d cases, errors of at most %.3f "
           "bounds\n",
-          NameOf(products).data(), target.c_str(), dtype.c_str(), found.cases,
+          Describe(products).data(), target.c_str(), dtype.c_str(), found.cases,
           found.largest);
+    }
+    if (by_amx_ > 0) {
+      std::printf("the AMX of this processor: the same bits in %d cases\n",
+                  by_amx_);
     }
   }
 
   // Products of bf16 are tried on the instruction sets that have them. A case
-  // counts for emulated tiles if it multiplies them.
+  // counts for emulated tiles if it multiplies them; a processor that has AMX
+  // must have the same bits.
   void Check(const Case& drawn, Products products) {
     std::optional<std::vector<ExactRow>> exact;
     const std::string dtype(DTypeName(drawn.key.view.dtype));
@@ -72,10 +81,10 @@ class AttentionOfSizes : public ::testing::Test {
       const bool rounds = optimized::Bf16Multiplier() != nullptr;
       if (products != Products::kF32 && !rounds) continue;
       const std::size_t before = EmulatedTiles::Multiplications();
-      const Results got = Attend(drawn, *twin_);
-      if (products == Products::kEmulatedAmx &&
-          EmulatedTiles::Multiplications() == before) {
-        continue;
+      const Results got = AttendWith(drawn, products);
+      if (products == Products::kEmulatedAmx) {
+        if (EmulatedTiles::Multiplications() == before) continue;
+        CompareWithAmx(drawn, got);
       }
       if (!exact) exact = ExactRows(drawn);
       Found& found = found_[{products, target, dtype}];
@@ -98,6 +107,25 @@ class AttentionOfSizes : public ::testing::Test {
   int computed_ = 0;  // Cases, by this test, on all targets.
 
  private:
+  Results AttendWith(const Case& drawn, Products products) {
+    constexpr std::array<optimized::MultiplyBf16, kProducts.size()>
+        kMultipliers = {nullptr, optimized::MultiplyInRegisters,
+                        optimized::MultiplyInTiles<EmulatedTiles>};
+    optimized::ForceBf16Multiplier(kMultipliers.at(AsSize(products)));
+    Results got = Attend(drawn, *twin_);
+    optimized::ForceBf16Multiplier(nullptr);
+    return got;
+  }
+
+  void CompareWithAmx(const Case& drawn, const Results& emulated) {
+    if (MultiplierByAmx() == nullptr) return;
+    const Results got = Attend(drawn, *twin_);
+    EXPECT_TRUE(std::ranges::equal(got.out, emulated.out, HaveSameBits));
+    EXPECT_TRUE(std::ranges::equal(got.log_sum_exp, emulated.log_sum_exp,
+                                   HaveSameBits));
+    ++by_amx_;
+  }
+
   struct Found {
     int cases = 0;
     double largest = 0;  // The largest error, in bounds.
@@ -105,6 +133,7 @@ class AttentionOfSizes : public ::testing::Test {
   // For each kind of products, instruction set and dtype of K.
   inline static std::map<std::tuple<Products, std::string, std::string>, Found>
       found_;
+  inline static int by_amx_ = 0;  // The cases by the AMX of this processor.
 
   const std::vector<std::string> targets_ = optimized::SupportedTargets();
   double largest_ = 0;
@@ -123,9 +152,6 @@ TEST_P(AttentionOnEachTarget, IsWithinTheBound) {
   const auto [products, deal] = GetParam();
   constexpr std::array<int, kProducts.size()> kFew = {2000, 600, 200};
   const int count = CaseCount(kFew.at(AsSize(products)));
-  if (products == Products::kEmulatedAmx) {
-    optimized::ForceBf16Multiplier(optimized::MultiplyInTiles<EmulatedTiles>);
-  }
   int cases = 0;
   for (int number = deal; number < count; number += kDeals) {
     Case drawn = DrawCase(SeededPick(1, AsSize(number)));
@@ -203,7 +229,7 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
       drawn.columns = sizes.columns;
       drawn.rows = sizes.rows;
       drawn.kv_heads = sizes.kv_heads;
-      drawn.heads = sizes.queries * sizes.kv_heads;
+      drawn.heads = std::int64_t{sizes.queries} * sizes.kv_heads;
       drawn.k_head_dim = sizes.k_head_dim;
       drawn.v_head_dim = sizes.v_head_dim;
       DrawOptions(pick, drawn);

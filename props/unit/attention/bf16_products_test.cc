@@ -1,5 +1,6 @@
-// Products of bf16: the emulator of AMX by examples, and the products of
-// matrices by AVX-512 BF16 and by the emulator.
+// Products of bf16: the emulator of AMX by examples and, bit for bit, by a
+// processor that has AMX; and the products of matrices by AVX-512 BF16, AMX and
+// the emulator.
 
 #include <gtest/gtest.h>
 
@@ -49,15 +50,29 @@ optimized::TileConfig OneSum() {
 }
 
 // sum + a0 b0 + a1 b1, of pairs.
-float SumOf(float sum, std::array<float, 2> a, std::array<float, 2> b) {
-  Tiles::Configure(OneSum());
-  Tiles::Load<0>(&sum, 4);
-  Tiles::Load<1>(a.data(), 8);
-  Tiles::Load<2>(b.data(), 4);
-  Tiles::Multiply<0, 1, 2>();
-  Tiles::Store<0>(&sum, 4);
-  Tiles::Release();
+template <class SomeTiles>
+float SumBy(float sum, const std::array<float, 2>& a,
+            const std::array<float, 2>& b) {
+  SomeTiles::Configure(OneSum());
+  SomeTiles::template Load<0>(&sum, 4);
+  SomeTiles::template Load<1>(a.data(), 8);
+  SomeTiles::template Load<2>(b.data(), 4);
+  SomeTiles::template Multiply<0, 1, 2>();
+  SomeTiles::template Store<0>(&sum, 4);
+  SomeTiles::Release();
+  return sum;
+}
+
+// The sum by the emulator. A processor that has AMX must have the same bits.
+float SumOf(float before, const std::array<float, 2>& a,
+            const std::array<float, 2>& b) {
+  const float sum = SumBy<Tiles>(before, a, b);
   EXPECT_EQ(Tiles::TakeFaults(), Faults());
+#ifdef KVTWIN_AMX
+  if (MultiplierByAmx() != nullptr) {
+    EXPECT_PRED2(HaveSameBits, sum, SumBy<optimized::AmxTiles>(before, a, b));
+  }
+#endif
   return sum;
 }
 
@@ -89,6 +104,26 @@ TEST(AmxEmulator, FlushesWhatIsTooSmall) {
   EXPECT_EQ(SumOf(0, {Pair(0x1p-64, 0), 0}, {Pair(0x1p-63, 0), 0}), 0);
   EXPECT_EQ(SumOf(0, {Pair(0x1p-63, 0), 0}, {Pair(0x1p-63, 0), 0}), 0x1p-126);
   EXPECT_EQ(SumOf(0x1p-149f, {0, 0}, {0, 0}), 0);
+  // Below 2^-126 by 3/4 of 2^-150: 24 digits hold that, those of f32 do not.
+  EXPECT_EQ(SumOf(0, {Pair(0x1p-63, 0), Pair(-0x1.8p-76, 0)},
+                  {Pair(0x1p-63, 0), Pair(0x1p-75, 0)}),
+            0);
+}
+
+TEST(AmxEmulator, MultipliesWhatIsNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const auto sum = [](float before, float a, float b) {
+    return SumOf(before, {Pair(a, 0), 0}, {Pair(b, 0), 0});
+  };
+  EXPECT_EQ(sum(1, kInfinity, -2), -kInfinity);
+  EXPECT_EQ(sum(0, 0x1p100, 0x1p100), kInfinity);
+  EXPECT_EQ(sum(0x1.FFFFFEp127f, 0x1p60, 0x1p60), kInfinity);
+  EXPECT_TRUE(std::isnan(sum(0, kInfinity, 0)));
+  EXPECT_TRUE(std::isnan(sum(0, kInfinity, 0x1p-133f)));
+  EXPECT_TRUE(std::isnan(sum(-kInfinity, kInfinity, 1)));
+  EXPECT_TRUE(std::isnan(sum(0, kNaN, 0)));
+  EXPECT_TRUE(std::isnan(sum(kNaN, 1, 1)));
 }
 
 TEST(AmxEmulator, ClearsWhatIsOutsideOfATile) {
@@ -169,7 +204,7 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
                         std::size_t pairs, std::size_t columns, bool add) {
   constexpr std::size_t kAround = 64;
   constexpr std::size_t kPairs = optimized::kPairsOfTile;
-  std::mt19937 random(1);
+  std::mt19937 random(static_cast<std::uint32_t>(rows));
   const auto draw = [&] { return static_cast<float>(random() % 17) - 8; };
   const std::size_t padded = (pairs + kPairs - 1) / kPairs * kPairs;
   const auto make = [](std::size_t count) {
@@ -251,6 +286,77 @@ TEST(Bf16Products, OfTilesAreExact) {
   EXPECT_FALSE(Tiles::IsConfigured());
 }
 
+// The exponents of random factors and of the sums before, as bits.
+struct Exponents {
+  std::uint32_t first_factor, last_factor, first_sum, last_sum;
+};
+
+// Multiplies random matrices by `multiply` and by the emulator.
+void ExpectBitsOfTheEmulator(optimized::MultiplyBf16 multiply,
+                             const Exponents& exponents, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  const std::size_t rows = 1 + random() % 40;
+  const std::size_t pairs = optimized::kPairsOfTile * (1 + random() % 3);
+  const std::size_t columns = 16 * (1 + random() % 4);
+  const auto draw = [&](std::uint32_t first, std::uint32_t last) {
+    const auto exponent = first + random() % (last - first + 1);
+    const auto others = random() & 0x807FFFFF;
+    return std::bit_cast<float>(
+        static_cast<std::uint32_t>(others | exponent << 23));
+  };
+  const auto draw_pairs = [&](std::size_t count) {
+    std::vector<float> drawn(count);
+    for (float& pair : drawn) {
+      const float first = draw(exponents.first_factor, exponents.last_factor);
+      const float second = draw(exponents.first_factor, exponents.last_factor);
+      pair = Pair(first, second);
+    }
+    return drawn;
+  };
+  const std::vector<float> a = draw_pairs(rows * pairs);
+  const std::vector<float> b = draw_pairs(pairs * columns);
+  std::vector<float> emulated(rows * columns);
+  for (float& sum : emulated) {
+    sum = draw(exponents.first_sum, exponents.last_sum);
+  }
+  std::vector<float> sums = emulated;
+  optimized::Bf16Product product = {.a = a.data(),
+                                    .a_row = pairs,
+                                    .rows = rows,
+                                    .pairs = pairs,
+                                    .b = b.data(),
+                                    .columns = columns,
+                                    .c = sums.data(),
+                                    .add = seed % 4 != 0};
+  multiply(product);
+  product.c = emulated.data();
+  optimized::MultiplyInTiles<Tiles>(product);
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    ASSERT_PRED2(HaveSameBits, sums[i], emulated[i])
+        << "sum " << i << ", factors of 2^"
+        << static_cast<int>(exponents.first_factor) - 127 << ", seed " << seed;
+  }
+}
+
+TEST(Bf16Products, OfAmxHaveTheBitsOfTheEmulator) {
+  const optimized::MultiplyBf16 own = MultiplierByAmx();
+  if (own == nullptr) GTEST_SKIP() << "this processor has no AMX";
+  constexpr std::array kExponents = {
+      Exponents{118, 136, 110, 145},  // Usual numbers.
+      Exponents{0, 255, 0, 255},      // Any numbers, NaN and infinity too.
+      Exponents{60, 68, 0, 12},       // Products and sums around 2^-126.
+      Exponents{0, 2, 0, 2},          // Subnormal numbers.
+      Exponents{0, 130, 0, 10},       // Subnormal and usual numbers.
+      Exponents{183, 189, 247, 254},  // Sums around 2^127.
+  };
+  for (const Exponents& exponents : kExponents) {
+    for (std::uint32_t seed = 0; seed < 50 && !HasFailure(); ++seed) {
+      ExpectBitsOfTheEmulator(own, exponents, seed);
+    }
+  }
+  EXPECT_EQ(Tiles::TakeFaults(), Faults());
+}
+
 // Some cells of one KV head. The numbers of `value` are integers that all
 // dtypes have; blocks of q8_0 have a scale of 1, as they have a 127.
 struct KnownCells {
@@ -304,7 +410,7 @@ std::vector<float> AttendTo(const KnownCells& cells, int heads, int rows,
       FilledTensor(DType::kF32, {cells.cells, rows, 1, 1}, 0);
   auto attention = *MakeAttention();
   EXPECT_TRUE(attention->Plan(mask.view(), rows).ok());
-  const std::int64_t count = rows * heads;
+  const std::int64_t count = std::int64_t{rows} * heads;
   std::vector<float> out(AsSize((cells.head_dim + 1) * count));
   EXPECT_TRUE(attention
                   ->Attend(queries.view(),
@@ -331,7 +437,7 @@ void ExpectExactMeans(DType dtype, int cells, int head_dim, int heads,
       sum += made.Value(i, cell);
     }
     const float mean = sum / static_cast<float>(cells);
-    for (std::int64_t row = 0; row < rows * heads; ++row) {
+    for (std::int64_t row = 0; row < std::int64_t{rows} * heads; ++row) {
       ASSERT_NEAR(out[AsSize(row * head_dim + i)], mean, 4e-5)
           << "row " << row << ", element " << i << ", " << cells << " cells, "
           << head_dim << " elements, " << rows << " rows, " << heads
@@ -343,8 +449,8 @@ void ExpectExactMeans(DType dtype, int cells, int head_dim, int heads,
 TEST(Bf16Products, OfAnyTileAreExact) {
   constexpr std::array kHeadDims = {1, 16, 31, 33, 128, 576};
   for (const optimized::MultiplyBf16 multiply :
-       {optimized::MultiplyBf16{nullptr},
-        optimized::MultiplyBf16{optimized::MultiplyInTiles<Tiles>}}) {
+       {optimized::MultiplyBf16{nullptr}, &optimized::MultiplyInRegisters,
+        &optimized::MultiplyInTiles<Tiles>}) {
     optimized::ForceBf16Multiplier(multiply);
     for (int cells = 1; cells <= 140 && !HasFailure(); ++cells) {
       ExpectExactMeans(DType::kF32, cells,
@@ -451,7 +557,8 @@ TEST(Bf16Products, OfFewQueriesTakeEachNumberOfF8) {
     for (std::int64_t head = 0; head < 8; ++head) {
       const float number =
           kOne * LoadElement(cells.key.view().at(first + head), DType::kF8);
-      ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
+      ASSERT_NEAR(out[AsSize(std::int64_t{8} * 256 + head)], number,
+                  1e-6f * std::abs(number))
           << first + head;
     }
   }
@@ -480,7 +587,8 @@ TEST(Bf16Products, OfFewQueriesTakeEachNumberOfQ8) {
     }
     for (std::int64_t head = 0; head < 8; ++head) {
       const float number = kOne * LoadFrom(cells.key.view(), first + head);
-      ASSERT_NEAR(out[AsSize(8 * 256 + head)], number, 1e-6f * std::abs(number))
+      ASSERT_NEAR(out[AsSize(std::int64_t{8} * 256 + head)], number,
+                  1e-6f * std::abs(number))
           << first + head;
     }
   }
@@ -567,7 +675,8 @@ TEST(Bf16Products, TakeNothingFromAbsentCells) {
   const std::size_t floats = optimized::ManyBf16Scratch(16, 16);
   auto scratch = optimized::AlignedBuffer(floats * sizeof(float));
   for (const optimized::MultiplyBf16 multiply :
-       {&optimized::MultiplyInRegisters, &optimized::MultiplyInTiles<Tiles>}) {
+       {&optimized::MultiplyInRegisters, optimized::Bf16Multiplier(),
+        &optimized::MultiplyInTiles<Tiles>}) {
     std::fill_n(scratch.as<float>(), floats, nan);
     alignas(64) std::array<float, 16> query = {};
     alignas(64) std::array<float, 16> out = {};
