@@ -87,29 +87,24 @@ Status CheckTokens(const CacheState& state, int tokens, Cache& cache,
   return {};
 }
 
-// Returns an error if a state has rows of another dtype.
-Status CheckRows(const CacheState& state, DType rows) {
+// Returns the names of the dtypes of K and V rows, or the name of both.
+std::string RowsText(DType k, DType v) {
+  if (k == v) return std::string(DTypeName(k));
+  return fmt::format("{} and {}", DTypeName(k), DTypeName(v));
+}
+
+// Returns an error if a state has rows of other dtypes.
+Status CheckRows(const CacheState& state, const std::string& rows) {
   for (const auto& [layer, stored] : state.layers) {
-    if (stored.key.dtype == rows) continue;
+    const std::string found = RowsText(stored.key.dtype, stored.value.dtype);
+    if (found == rows) continue;
     return Invalid("layer {} has rows of {}, the parking lot is for {}", layer,
-                   DTypeName(stored.key.dtype), DTypeName(rows));
+                   found, rows);
   }
   for (const CacheState& cache : state.caches) {
     if (Status status = CheckRows(cache, rows); !status.ok()) return status;
   }
   return {};
-}
-
-// Returns `length`, or the beginning of the group of inputs that it would cut.
-int WholeGroups(std::span<const SessionInput> inputs, int length) {
-  int begin = 0, end = 0;
-  for (int i = 0; i < length; ++i) {
-    if (i >= end) begin = i;
-    const std::int64_t reach = i + 1 + std::int64_t{At(inputs, i).same_batch};
-    if (reach > length) return begin;
-    end = std::max(end, static_cast<int>(reach));
-  }
-  return length;
 }
 
 Result<SlotInfo> FreeSlot(const Sessions& sessions, int slot) {
@@ -122,7 +117,8 @@ class Parking : public ParkingLot {
  public:
   explicit Parking(ParkingSpec spec)
       : spec_(std::move(spec)),
-        label_(fmt::format("{}\n{}\n", spec_.model, DTypeName(spec_.rows))) {}
+        rows_(RowsText(spec_.rows, spec_.v_rows.value_or(spec_.rows))),
+        label_(fmt::format("{}\n{}\n", spec_.model, rows_)) {}
   ~Parking() override {
     if (write_) write_->done.wait();
   }
@@ -167,7 +163,7 @@ class Parking : public ParkingLot {
       inputs.pop_back();
     }
     if (inputs.empty()) return {};
-    Status status = CheckRows(*state, spec_.rows);
+    Status status = CheckRows(*state, rows_);
     if (status.ok()) Write(std::move(inputs), *std::move(state));
     return status;
   }
@@ -330,7 +326,7 @@ class Parking : public ParkingLot {
     if (!status.ok()) return status;
     const Result<std::int32_t> resume = cache.ResumeBefore(slot, Size(inputs));
     if (!resume.ok()) return resume.status();
-    int length = WholeGroups(inputs, *resume);
+    int length = DividedGroup(inputs, *resume).first;
     if (length < least) length = 0;
     status = cache.CopyPrefix(slot, slot, length);
     if (status.ok()) {
@@ -341,6 +337,7 @@ class Parking : public ParkingLot {
   }
 
   const ParkingSpec spec_;
+  const std::string rows_;
   const std::string label_;  // How the labels of all files begin.
   // By path. Names begin with the time, so that the oldest file comes first.
   Files files_;
@@ -355,6 +352,9 @@ Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec) {
   if (spec.folder.empty()) return Invalid("the folder has no name");
   Status status = CheckPath(spec.folder);
   if (status.ok()) status = CheckRowDType("rows", spec.rows);
+  if (status.ok() && spec.v_rows) {
+    status = CheckRowDType("v_rows", *spec.v_rows);
+  }
   if (status.ok()) status = AtLeastOne("limit", spec.limit);
   if (!status.ok()) return status;
   auto parking = std::make_unique<Parking>(spec);
