@@ -138,6 +138,7 @@ class BatchService : public Service {
     add("cells_used", cells_used_);
     add("cells_free", cache_.CellCount() - cells_used_);
     add("conversations_parked", parked_.parked);
+    add("conversations_writing", parked_.writing);
     add("parking_failures_total", parked_.failed);
     return text;
   }
@@ -151,6 +152,7 @@ class BatchService : public Service {
       return status_.ok() && (!waiting_.empty() || !running_.empty());
     };
     while (board_->changed.wait(lock, stop, busy) && !stop.stop_requested()) {
+      waits_for_disk_ = false;
       const auto work = [&] {
         DropCancelled();
         ParkEnded(lock);
@@ -162,6 +164,11 @@ class BatchService : public Service {
         ParkEnded(lock);
         return Status();
       }));
+      if (waits_for_disk_ && running_.empty()) {  // Looks again soon.
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        lock.lock();
+      }
     }
     Report(Untimely("the service has ended"));
     lock.unlock();
@@ -235,11 +242,17 @@ class BatchService : public Service {
     }
   }
 
-  // Submits a request, unless it must wait for a slot, or for another request
-  // that is about to compute more of its prompt than is stored.
+  // Submits a request, unless it must wait for a slot, for the disk, or for
+  // another request that is about to compute more of its prompt than is stored.
   bool Submit(const JobPointer& job, std::unique_lock<std::mutex>& lock) {
     const std::vector<SessionInput>& prompt = job->request.prompt;
     if (Size(running_) == spec_.sessions.slots) return false;
+    // The copies of conversations that a slow disk does not take are limited:
+    // each that runs may add one.
+    if (Size(running_) + parked_.writing > spec_.sessions.slots) {
+      waits_for_disk_ = true;
+      return false;
+    }
     if (spec_.share) {
       const auto [stored, unused] = Stored(prompt);
       const int wanted = stored + std::min(spec_.worth, INT_MAX - stored);
@@ -250,6 +263,11 @@ class BatchService : public Service {
         }
       }
       if (parking_) {
+        // Only the first request that waits for a file may replace another.
+        if (!parking_->Fetch(prompt, wanted, !waits_for_disk_)) {
+          waits_for_disk_ = true;
+          return false;
+        }
         lock.unlock();
         Log(parking_->Unpark(*sessions_, cache_, unused, prompt, wanted)
                 .status());
@@ -357,16 +375,17 @@ class BatchService : public Service {
     }
   }
 
-  // Parks the conversations of the slots that became free. Others do not wait
-  // for the disk: they have the ends of the answers already.
+  // Parks the conversations of the slots that became free. Others do not wait:
+  // they have the ends of the answers already.
   void ParkEnded(std::unique_lock<std::mutex>& lock) {
-    if (ended_.empty()) return;
+    if (!parking_) return;
     lock.unlock();
     for (const int slot : std::exchange(ended_, {})) {
-      Log(parking_->Wait());
       Log(parking_->Park(*sessions_, cache_, slot));
     }
+    Log(parking_->Wait(/*all=*/false));
     lock.lock();
+    parked_ = parking_->Gauges();
   }
 
   Cache& cache_;
@@ -376,6 +395,7 @@ class BatchService : public Service {
   const std::unique_ptr<Sessions> sessions_;
   const std::unique_ptr<ParkingLot> parking_;  // Null: nothing is parked.
   std::vector<int> ended_;                     // Slots to be parked.
+  bool waits_for_disk_ = false;                // A request does, in this round.
   const std::shared_ptr<Board> board_ = std::make_shared<Board>();
   // The mutex of the board guards the rest, which the thread alone changes,
   // except that others add to waiting_, requests_ and refused_.

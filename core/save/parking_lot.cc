@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <future>
 #include <map>
 #include <optional>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "core/guarded_sessions.h"
@@ -120,7 +122,7 @@ class Parking : public ParkingLot {
         rows_(RowsText(spec_.rows, spec_.v_rows.value_or(spec_.rows))),
         label_(fmt::format("{}\n{}\n", spec_.model, rows_)) {}
   ~Parking() override {
-    if (write_) write_->done.wait();
+    for (const Writing& write : writes_) write.done.wait();
   }
 
   // Finds the files of the model.
@@ -150,7 +152,7 @@ class Parking : public ParkingLot {
       inputs.pop_back();
     }
     if (inputs.empty()) return {};
-    Settle();  // A file that could not be written is forgotten.
+    Settle(false);  // A file that could not be written is forgotten.
     if (std::ranges::any_of(files_, [&](const auto& file) {
           return CommonInputs(file.second, inputs) == Size(inputs);
         })) {
@@ -168,27 +170,37 @@ class Parking : public ParkingLot {
     return status;
   }
 
+  bool Fetch(std::span<const SessionInput> prompt, int least,
+             bool replace) override {
+    Settle(false);
+    const auto [best, common] = Best(prompt);
+    if (common == 0 || common < least) return true;
+    const std::string& path = best->first;
+    if (IsWriting(path)) return false;
+    bool reads = read_ && read_->path == path;
+    if (!read_ || (replace && !reads && IsReady(read_->state))) {
+      read_ = {path, std::async(std::launch::async, LoadState, path,
+                                LabelOf(best->second))};
+      reads = true;
+    }
+    return reads && IsReady(read_->state);
+  }
+
   Result<int> Unpark(Sessions& sessions, Cache& cache, int slot,
                      std::span<const SessionInput> prompt, int least) override {
     const Result<SlotInfo> info = FreeSlot(sessions, slot);
     if (!info.ok()) return info.status();
-    int common = 0;
-    auto best = files_.end();
-    for (auto file = files_.begin(); file != files_.end(); ++file) {
-      const int inputs = CommonInputs(file->second, prompt);
-      if (inputs > common) {
-        common = inputs;
-        best = file;
-      }
+    auto [best, common] = Best(prompt);
+    while (best != files_.end() && IsWriting(best->first)) {
+      SettleFirst();  // If it fails, the files that it would replace are back.
+      std::tie(best, common) = Best(prompt);
     }
     prompt = prompt.first(AsSize(std::min(common, sessions.spec().context)));
     if (prompt.empty() || Size(prompt) < least) return 0;
     const std::string path = best->first;
-    if (write_ && write_->path == path) {
-      Settle();  // If this fails, the files that it would replace are back.
-      return Unpark(sessions, cache, slot, prompt, least);
-    }
-    const Result<CacheState> state = LoadState(path, LabelOf(best->second));
+    const Result<CacheState> state =
+        read_ && read_->path == path ? std::exchange(read_, {})->state.get()
+                                     : LoadState(path, LabelOf(best->second));
     Result<int> loaded = state.status();
     if (state.ok()) {
       loaded = Load(*state, Size(best->second), sessions, cache, slot, prompt,
@@ -209,22 +221,47 @@ class Parking : public ParkingLot {
                               loaded.status().message()));
   }
 
-  Status Wait() override {
-    Settle();
+  Status Wait(bool all) override {
+    Settle(all);
     return std::exchange(error_, {});
   }
 
   ParkingGauges Gauges() const override {
-    return {Size(files_), written_, loaded_, failed_};
+    return {Size(files_), std::ssize(writes_), written_, loaded_, failed_};
   }
 
  private:
-  // A file that is being written.
+  // A file that is being written, or waits for those before it.
   struct Writing {
     std::string path;
     Files replaced;
-    std::future<Status> done;
+    std::shared_future<Status> done;
   };
+  // A file that is being read, or was read and not used.
+  struct Reading {
+    std::string path;
+    std::future<Result<CacheState>> state;
+  };
+
+  static bool IsReady(const auto& future) {
+    return future.wait_for(std::chrono::seconds(0)) ==
+           std::future_status::ready;
+  }
+
+  bool IsWriting(const std::string& path) const {
+    return std::ranges::any_of(
+        writes_, [&](const Writing& write) { return write.path == path; });
+  }
+
+  // Returns the file with the longest common prefix, and its length.
+  std::pair<Files::iterator, int> Best(std::span<const SessionInput> prompt) {
+    std::pair<Files::iterator, int> best = {files_.end(), 0};
+    for (auto file = files_.begin(); file != files_.end(); ++file) {
+      const int common = CommonInputs(file->second, prompt);
+      if (common > best.second) best = {file, common};
+    }
+    return best;
+  }
 
   std::string LabelOf(std::span<const SessionInput> inputs) const {
     std::string label = label_;
@@ -263,40 +300,50 @@ class Parking : public ParkingLot {
 
   void Write(Inputs inputs, CacheState state) {
     std::string label = LabelOf(inputs);
-    write_.emplace();
+    Writing write;
     for (const auto& [path, old] : files_) {
-      if (CommonInputs(old, inputs) == Size(old)) {
-        write_->replaced[path] = old;
-      }
+      if (CommonInputs(old, inputs) == Size(old)) write.replaced[path] = old;
     }
     for (const auto& [path, old] : files_) {
-      if (Size(files_) - Size(write_->replaced) < spec_.limit) break;
-      write_->replaced[path] = old;
+      if (Size(files_) - Size(write.replaced) < spec_.limit) break;
+      write.replaced[path] = old;
     }
     std::vector<std::string> replaced;
-    for (const auto& [path, old] : write_->replaced) {
+    for (const auto& [path, old] : write.replaced) {
       files_.erase(path);
       replaced.push_back(path);
     }
-    write_->path = NewPath();
-    files_[write_->path] = std::move(inputs);
-    write_->done = std::async([path = write_->path, label = std::move(label),
-                               state = std::move(state),
-                               replaced = std::move(replaced)]() mutable {
-      // The rows are freed when they are written, not with the future.
+    write.path = NewPath();
+    files_[write.path] = std::move(inputs);
+    std::shared_future<Status> before;
+    if (!writes_.empty()) before = writes_.back().done;
+    auto save = [before, path = write.path, label = std::move(label),
+                 state = std::move(state),
+                 replaced = std::move(replaced)]() mutable {
+      // The file before, and the rows, are freed here, not with the future.
+      if (before.valid()) std::exchange(before, {}).wait();
       Status status = SaveState(std::exchange(state, {}), path, label);
       std::error_code ignored;
       for (const std::string& old : replaced) {
         if (status.ok()) fs::remove(old, ignored);
       }
       return status;
-    });
+    };
+    write.done = std::async(std::launch::async, std::move(save));
+    writes_.push_back(std::move(write));
   }
 
-  // Waits for the file that is being written.
-  void Settle() {
-    if (!write_) return;
-    Writing write = *std::exchange(write_, {});
+  // Takes note of the files that are written, and with `all` waits for those
+  // that are not.
+  void Settle(bool all) {
+    while (!writes_.empty() && (all || IsReady(writes_.front().done))) {
+      SettleFirst();
+    }
+  }
+
+  void SettleFirst() {
+    Writing write = std::move(writes_.front());
+    writes_.pop_front();
     Status status = write.done.get();
     if (status.ok()) {
       ++written_;
@@ -305,6 +352,7 @@ class Parking : public ParkingLot {
     ++failed_;
     error_ = std::move(status);
     files_.erase(write.path);
+    for (Writing& later : writes_) later.replaced.erase(write.path);
     files_.merge(write.replaced);
   }
 
@@ -341,7 +389,8 @@ class Parking : public ParkingLot {
   const std::string label_;  // How the labels of all files begin.
   // By path. Names begin with the time, so that the oldest file comes first.
   Files files_;
-  std::optional<Writing> write_;
+  std::deque<Writing> writes_;
+  std::optional<Reading> read_;
   Status error_;  // The error of the last file that could not be written.
   std::int64_t written_ = 0, loaded_ = 0, failed_ = 0;
 };

@@ -105,7 +105,8 @@ struct ParkingSpec {
 
 // Numbers of conversations.
 struct ParkingGauges {
-  std::int64_t parked = 0;   // On disk now.
+  std::int64_t parked = 0;   // Now, those that are being written as well.
+  std::int64_t writing = 0;  // Now, in memory until they are on disk.
   std::int64_t written = 0;  // Since the parking lot was made, as the rest.
   std::int64_t loaded = 0;   // Into a slot.
   std::int64_t failed = 0;   // Could not be written or loaded.
@@ -120,13 +121,20 @@ class ParkingLot {
  public:
   virtual ~ParkingLot() = default;  // Waits until all is written.
 
-  // Writes the reusable record of a free slot in the background, and then
-  // removes the files whose conversations it continues, and the oldest ones
-  // over the limit. Nothing is written if a parked conversation begins with it.
-  // Waits for the file before. Errors: a slot that does not exist or is in use;
-  // those of SnapshotOf; rows of another dtype.
+  // Copies the reusable record of a free slot, writes it in the background, one
+  // file after another, and then removes the files whose conversations it
+  // continues, and the oldest ones over the limit. Nothing is written if a
+  // parked conversation begins with it. Errors: a slot that does not exist or
+  // is in use; those of SnapshotOf; rows of another dtype.
   virtual Status Park(const Sessions& sessions, const Cache& cache,
                       int slot) = 0;
+
+  // Begins to read the file of Unpark in the background, and returns whether
+  // Unpark would not wait for the disk. One file is read at a time; with
+  // `replace`, it takes the place of one that was read for another prompt and
+  // not used.
+  virtual bool Fetch(std::span<const SessionInput> prompt, int least,
+                     bool replace) = 0;
 
   // Finds the parked conversation with the longest common prefix with the
   // prompt, loads so much of it into a free slot as the cache can resume after,
@@ -138,10 +146,10 @@ class ParkingLot {
                              std::span<const SessionInput> prompt,
                              int least) = 0;
 
-  // Waits until all is written. Returns the error of the last Park if its file
-  // could not be written; this is said once. The files that it would have
-  // replaced stay.
-  virtual Status Wait() = 0;
+  // Waits until all is written, or with `all` = false not at all. Returns the
+  // error of the last file that could not be written; this is said once. The
+  // files that it would have replaced stay.
+  virtual Status Wait(bool all = true) = 0;
 
   // Returns the numbers of conversations.
   virtual ParkingGauges Gauges() const = 0;

@@ -546,6 +546,56 @@ TEST_F(Parked, AFileMayFailWhileItIsWanted) {
       (ParkingGauges{.parked = 1, .written = 1, .loaded = 1, .failed = 1}));
 }
 
+TEST_F(Parked, FilesAreWrittenInOrder) {
+  const auto parking = Open();
+  for (const Prompt& prompt :
+       {PromptOf({1}), PromptOf({1, 2}), PromptOf({3}), PromptOf({1, 2, 3})}) {
+    ParkingServer server;
+    const int slot = server.Compute(prompt);
+    ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+  }
+  EXPECT_TRUE(parking->Wait().ok());
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 2, .written = 4}));
+  EXPECT_EQ(Files().size(), 2);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
+}
+
+// A file that could not be written does not come back with one that would have
+// replaced it.
+TEST_F(Parked, AFileMayFailWithTheOneThatItReplaces) {
+  const auto parking = Open();
+  ParkingServer first, second;
+  const int slot = first.Compute(PromptOf({1, 2}));
+  const int other = second.Compute(PromptOf({1, 2, 3}));
+  {
+    const FullDisk full;
+    ASSERT_TRUE(parking->Park(first.sessions(), first.cache(), slot).ok());
+    ASSERT_TRUE(parking->Park(second.sessions(), second.cache(), other).ok());
+    EXPECT_FALSE(parking->Wait().ok());
+  }
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.failed = 2}));
+  EXPECT_TRUE(Files().empty());
+}
+
+TEST_F(Parked, AFileIsReadInTheBackground) {
+  const auto parking = Open();
+  const Prompt prompt = PromptOf({1, 2, 3}), other = PromptOf({4, 5});
+  ParkAll(*parking, {prompt, other});
+  const auto fetch = [&](const Prompt& wanted) {
+    while (!parking->Fetch(wanted, 1, true)) usleep(1000);
+  };
+  EXPECT_TRUE(parking->Fetch(PromptOf({9}), 1, true));
+  EXPECT_TRUE(parking->Fetch(prompt, 4, true));
+  fetch(prompt);
+  EXPECT_FALSE(parking->Fetch(other, 1, false));
+  fs::remove(Files().front());
+  EXPECT_EQ(Unparked(*parking, prompt), 3);  // It was read before.
+  fetch(prompt);
+  fetch(other);
+  EXPECT_EQ(Unparked(*parking, other), 2);
+  EXPECT_EQ(Unparked(*parking, prompt), -1);
+}
+
 // The part file of a writer that was killed.
 TEST_F(Parked, RemovesWhatDeadWritersLeft) {
   ParkedFile(PromptOf({1}));
