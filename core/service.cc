@@ -149,9 +149,19 @@ class BatchService : public Service {
   void Loop(const std::stop_token& stop) {
     std::unique_lock lock(board_->mutex);
     const auto busy = [this] {
-      return status_.ok() && (!waiting_.empty() || !running_.empty());
+      return status_.ok() &&
+             (!running_.empty() || (!waiting_.empty() && !waits_for_disk_));
     };
-    while (board_->changed.wait(lock, stop, busy) && !stop.stop_requested()) {
+    // Returns whether the service continues. The disk is looked at now and
+    // then.
+    const auto wait = [&] {
+      using std::chrono::milliseconds, std::chrono::hours;
+      const bool disk = waits_for_disk_ || parked_.writing > 0;
+      board_->changed.wait_for(
+          lock, stop, disk ? milliseconds(5) : milliseconds(hours(24)), busy);
+      return !stop.stop_requested();
+    };
+    while (wait()) {
       waits_for_disk_ = false;
       const auto work = [&] {
         DropCancelled();
@@ -159,16 +169,11 @@ class BatchService : public Service {
         SubmitWaiting(lock);
         return Pass(lock);
       };
-      Report(Try(lock, work));
+      if (status_.ok()) Report(Try(lock, work));
       Report(Try(lock, [&] {
         ParkEnded(lock);
         return Status();
       }));
-      if (waits_for_disk_ && running_.empty()) {  // Looks again soon.
-        lock.unlock();
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        lock.lock();
-      }
     }
     Report(Untimely("the service has ended"));
     lock.unlock();
@@ -264,8 +269,11 @@ class BatchService : public Service {
       }
       if (parking_) {
         // Only the first request that waits for a file may replace another.
-        if (!parking_->Fetch(prompt, wanted, !waits_for_disk_)) {
-          waits_for_disk_ = true;
+        const Fetched file = parking_->Fetch(prompt, wanted, !waits_for_disk_);
+        if (file == Fetched::kReading) waits_for_disk_ = true;
+        // A request that has no slot yet might take the one that is loaded.
+        if (file == Fetched::kReading ||
+            (file == Fetched::kReady && sessions_->Gauges().waiting > 0)) {
           return false;
         }
         lock.unlock();

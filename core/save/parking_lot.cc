@@ -170,20 +170,20 @@ class Parking : public ParkingLot {
     return status;
   }
 
-  bool Fetch(std::span<const SessionInput> prompt, int least,
-             bool replace) override {
+  Fetched Fetch(std::span<const SessionInput> prompt, int least,
+                bool replace) override {
     Settle(false);
     const auto [best, common] = Best(prompt);
-    if (common == 0 || common < least) return true;
+    if (common == 0 || common < least) return Fetched::kNothing;
     const std::string& path = best->first;
-    if (IsWriting(path)) return false;
+    if (IsWriting(path)) return Fetched::kReading;
     bool reads = read_ && read_->path == path;
     if (!read_ || (replace && !reads && IsReady(read_->state))) {
       read_ = {path, std::async(std::launch::async, LoadState, path,
                                 LabelOf(best->second))};
       reads = true;
     }
-    return reads && IsReady(read_->state);
+    return reads && IsReady(read_->state) ? Fetched::kReady : Fetched::kReading;
   }
 
   Result<int> Unpark(Sessions& sessions, Cache& cache, int slot,

@@ -113,6 +113,13 @@ struct ParkingGauges {
   bool operator==(const ParkingGauges&) const = default;
 };
 
+// Whether the file of a conversation is read.
+enum class Fetched {
+  kNothing,  // No file has the beginning of the prompt.
+  kReading,  // Unpark would wait for the disk.
+  kReady,    // Unpark would not wait.
+};
+
 // Conversations on disk, so that they outlive the process and their slot. Each
 // is a file of SaveState (save.h), complete or absent, whose label has the
 // model, the dtypes and the inputs. Everyone who can read the folder can read
@@ -129,12 +136,11 @@ class ParkingLot {
   virtual Status Park(const Sessions& sessions, const Cache& cache,
                       int slot) = 0;
 
-  // Begins to read the file of Unpark in the background, and returns whether
-  // Unpark would not wait for the disk. One file is read at a time; with
-  // `replace`, it takes the place of one that was read for another prompt and
-  // not used.
-  virtual bool Fetch(std::span<const SessionInput> prompt, int least,
-                     bool replace) = 0;
+  // Begins to read the file of Unpark in the background, and returns whether it
+  // is read. One file is read at a time; with `replace`, it takes the place of
+  // one that was read for another prompt and not used.
+  virtual Fetched Fetch(std::span<const SessionInput> prompt, int least,
+                        bool replace) = 0;
 
   // Finds the parked conversation with the longest common prefix with the
   // prompt, loads so much of it into a free slot as the cache can resume after,

@@ -582,12 +582,12 @@ TEST_F(Parked, AFileIsReadInTheBackground) {
   const Prompt prompt = PromptOf({1, 2, 3}), other = PromptOf({4, 5});
   ParkAll(*parking, {prompt, other});
   const auto fetch = [&](const Prompt& wanted) {
-    while (!parking->Fetch(wanted, 1, true)) usleep(1000);
+    while (parking->Fetch(wanted, 1, true) != Fetched::kReady) usleep(1000);
   };
-  EXPECT_TRUE(parking->Fetch(PromptOf({9}), 1, true));
-  EXPECT_TRUE(parking->Fetch(prompt, 4, true));
+  EXPECT_EQ(parking->Fetch(PromptOf({9}), 1, true), Fetched::kNothing);
+  EXPECT_EQ(parking->Fetch(prompt, 4, true), Fetched::kNothing);
   fetch(prompt);
-  EXPECT_FALSE(parking->Fetch(other, 1, false));
+  EXPECT_EQ(parking->Fetch(other, 1, false), Fetched::kReading);
   fs::remove(Files().front());
   EXPECT_EQ(Unparked(*parking, prompt), 3);  // It was read before.
   fetch(prompt);

@@ -453,7 +453,7 @@ TEST(Service, AFullQueueRefusesRequests) {
   spec.queue = 0;
   Letters patient(spec);
   patient.hold = true;
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < 100; ++i) {
     answers.push_back(patient.Ask(RequestOf("hello", 1)));
   }
   patient.hold = false;
