@@ -61,22 +61,49 @@ Status CheckSessionsSpec(const SessionsSpec& spec) {
   return status;
 }
 
-// Misuse is refused before anything changes (Q1).
-Result<int> GuardedSessions::Submit(std::span<const SessionInput> prompt,
-                                    const RequestOptions& options) {
+Status CheckRequest(const SessionsSpec& spec,
+                    std::span<const SessionInput> prompt,
+                    const RequestOptions& options) {
   if (prompt.empty()) return Invalid("prompt is empty");
   Status status =
-      CheckInputs("prompt", prompt, std::min(spec_.batch, spec_.context));
+      CheckInputs("prompt", prompt, std::min(spec.batch, spec.context));
   if (!status.ok()) return status;
   if (options.keep < -1) {
     return Invalid("keep is {}, it must be at least -1", options.keep);
   }
   status = NotNegative("limit", options.limit);
   if (!status.ok()) return status;
-  if (std::ssize(prompt) > spec_.context && !options.truncate) {
+  if (std::ssize(prompt) > spec.context && !options.truncate) {
     return Invalid("prompt has {} inputs, the context {}", prompt.size(),
-                   spec_.context);
+                   spec.context);
   }
+  return {};
+}
+
+std::pair<int, int> DividedGroup(std::span<const SessionInput> inputs,
+                                 int index) {
+  std::int64_t begin = 0, end = 0;
+  for (std::int64_t i = 0; i < std::ssize(inputs) && (i < index || i < end);
+       ++i) {
+    if (i >= end) begin = i;
+    end = std::max(end, i + 1 + At(inputs, i).same_batch);
+  }
+  if (end <= index) return {index, index};
+  return {AsInt(begin), static_cast<int>(std::min(end, std::ssize(inputs)))};
+}
+
+int CutMiddle(std::vector<SessionInput>& prompt, int keep, int context) {
+  keep = DividedGroup(prompt, std::min(keep, context - 1)).first;
+  const int end = DividedGroup(prompt, keep + Size(prompt) - context).second;
+  prompt.erase(IteratorAt(prompt, keep), IteratorAt(prompt, end));
+  return keep;
+}
+
+// Misuse is refused before anything changes (Q1).
+Result<int> GuardedSessions::Submit(std::span<const SessionInput> prompt,
+                                    const RequestOptions& options) {
+  Status status = CheckRequest(spec_, prompt, options);
+  if (!status.ok()) return status;
   return DoSubmit(prompt, options);
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "core/assert.h"
 #include "kvtwin/sessions.h"
@@ -14,6 +16,22 @@ namespace kvtwin {
 
 // Returns the error of MakeSessions for a bad spec.
 Status CheckSessionsSpec(const SessionsSpec& spec);
+
+// Returns the error of Submit for a bad request.
+Status CheckRequest(const SessionsSpec& spec,
+                    std::span<const SessionInput> prompt,
+                    const RequestOptions& options);
+
+// Returns where the group of inputs begins and ends that a cut before `index`
+// would divide; both are `index` if it divides no group. Requires: the index is
+// in [0, size].
+std::pair<int, int> DividedGroup(std::span<const SessionInput> inputs,
+                                 int index);
+
+// Cuts the middle out of a prompt that is longer than the context, as the twins
+// do (Q2, Q3), and returns the number of inputs before the cut. Requires:
+// CheckRequest accepts the prompt and `keep`, which is not negative.
+int CutMiddle(std::vector<SessionInput>& prompt, int keep, int context);
 
 // Returns the number of inputs that two lists begin with.
 inline int CommonInputs(std::span<const SessionInput> left,

@@ -31,9 +31,10 @@ struct Board {
 // A request, and its answer in the making. The mutex guards the members after
 // `dropped`.
 struct Job {
-  ServiceRequest request;  // Without the stop strings.
+  ServiceRequest request;  // With the prompt that is computed, without stops.
   Clock::time_point asked = Clock::now();
   std::atomic<bool> dropped = false;  // By its owner, who wants no more.
+  int keep = 0;                       // Of a context shift.
   AnswerText shown;
   AnswerPart part;
   int slot = -1;
@@ -79,21 +80,36 @@ class BatchService : public Service {
         parked_(parking_ ? parking_->Gauges() : ParkingGauges()),
         thread_([this](const std::stop_token& stop) { Loop(stop); }) {}
 
-  std::unique_ptr<Answer> Ask(ServiceRequest request) override {
+  Result<std::unique_ptr<Answer>> Ask(ServiceRequest request) override {
+    if (!request.sample) return Invalid("the request lacks sample");
+    const SessionsSpec& sizes = spec_.sessions;
+    Status status =
+        CheckRequest(sizes, request.prompt,
+                     {.limit = request.limit, .truncate = spec_.keep >= 0});
+    if (!status.ok()) return status;
     const auto job = std::make_shared<Job>();
     job->shown = AnswerText(std::move(request.stops));
     job->request = std::move(request);
+    job->keep = std::max(spec_.keep, 0);
+    if (std::vector<SessionInput>& prompt = job->request.prompt;
+        std::ssize(prompt) > sizes.context) {
+      job->keep = CutMiddle(prompt, job->keep, sizes.context);
+    }
     const std::lock_guard lock(board_->mutex);
+    if (spec_.queue > 0 &&
+        Size(waiting_) + Size(running_) - sizes.slots >= spec_.queue) {
+      ++refused_;
+      return Untimely("the queue has {} requests, which is its limit",
+                      spec_.queue);
+    }
     ++requests_;
-    if (!status_.ok()) {
-      Fail(*job, status_);
-    } else if (!job->request.sample) {
-      Fail(*job, Invalid("the request lacks sample"));
-    } else {
+    if (status_.ok()) {
       waiting_.push_back(job);
+    } else {
+      End(*job, Finish::kFailed, status_);
     }
     board_->changed.notify_all();
-    return std::make_unique<JobAnswer>(board_, job);
+    return std::unique_ptr<Answer>(std::make_unique<JobAnswer>(board_, job));
   }
 
   std::string Metrics() const override {
@@ -106,6 +122,7 @@ class BatchService : public Service {
                           value);
     };
     add("requests_total", requests_);
+    add("requests_refused_total", refused_);
     add("cancelled_total", cancelled_);
     add("prompt_tokens_total", gauges_.prompt_tokens);
     add("hit_tokens_total", gauges_.hit_tokens);
@@ -121,6 +138,7 @@ class BatchService : public Service {
     add("cells_used", cells_used_);
     add("cells_free", cache_.CellCount() - cells_used_);
     add("conversations_parked", parked_.parked);
+    add("conversations_writing", parked_.writing);
     add("parking_failures_total", parked_.failed);
     return text;
   }
@@ -131,16 +149,27 @@ class BatchService : public Service {
   void Loop(const std::stop_token& stop) {
     std::unique_lock lock(board_->mutex);
     const auto busy = [this] {
-      return status_.ok() && (!waiting_.empty() || !running_.empty());
+      return status_.ok() &&
+             (!running_.empty() || (!waiting_.empty() && !waits_for_disk_));
     };
-    while (board_->changed.wait(lock, stop, busy) && !stop.stop_requested()) {
+    // Returns whether the service continues. The disk is looked at now and
+    // then.
+    const auto wait = [&] {
+      using std::chrono::milliseconds, std::chrono::hours;
+      const bool disk = waits_for_disk_ || parked_.writing > 0;
+      board_->changed.wait_for(
+          lock, stop, disk ? milliseconds(5) : milliseconds(hours(24)), busy);
+      return !stop.stop_requested();
+    };
+    while (wait()) {
+      waits_for_disk_ = false;
       const auto work = [&] {
         DropCancelled();
         ParkEnded(lock);
         SubmitWaiting(lock);
         return Pass(lock);
       };
-      Report(Try(lock, work));
+      if (status_.ok()) Report(Try(lock, work));
       Report(Try(lock, [&] {
         ParkEnded(lock);
         return Status();
@@ -179,15 +208,17 @@ class BatchService : public Service {
     board_->changed.notify_all();
   }
 
-  static void Fail(Job& job, const Status& status) {
-    job.part.finish = Finish::kError;
+  static void End(Job& job, Finish finish, const Status& status) {
+    job.part.finish = finish;
     job.part.status = status;
   }
 
   void FailAll(const Status& status) {
     if (status_.ok()) status_ = status;
-    for (const JobPointer& job : waiting_) Fail(*job, status_);
-    for (const auto& [number, job] : running_) Fail(*job, status_);
+    for (const JobPointer& job : waiting_) End(*job, Finish::kFailed, status_);
+    for (const auto& [number, job] : running_) {
+      End(*job, Finish::kFailed, status_);
+    }
     waiting_.clear();
     running_.clear();
   }
@@ -216,11 +247,17 @@ class BatchService : public Service {
     }
   }
 
-  // Submits a request, unless it must wait for a slot, or for another request
-  // that is about to compute more of its prompt than is stored.
+  // Submits a request, unless it must wait for a slot, for the disk, or for
+  // another request that is about to compute more of its prompt than is stored.
   bool Submit(const JobPointer& job, std::unique_lock<std::mutex>& lock) {
     const std::vector<SessionInput>& prompt = job->request.prompt;
     if (Size(running_) == spec_.sessions.slots) return false;
+    // The copies of conversations that a slow disk does not take are limited:
+    // each that runs may add one.
+    if (Size(running_) + parked_.writing > spec_.sessions.slots) {
+      waits_for_disk_ = true;
+      return false;
+    }
     if (spec_.share) {
       const auto [stored, unused] = Stored(prompt);
       const int wanted = stored + std::min(spec_.worth, INT_MAX - stored);
@@ -231,25 +268,25 @@ class BatchService : public Service {
         }
       }
       if (parking_) {
+        // Only the first request that waits for a file may replace another.
+        const Fetched file = parking_->Fetch(prompt, wanted, !waits_for_disk_);
+        if (file == Fetched::kReading) waits_for_disk_ = true;
+        // A request that has no slot yet might take the one that is loaded.
+        if (file == Fetched::kReading ||
+            (file == Fetched::kReady && sessions_->Gauges().waiting > 0)) {
+          return false;
+        }
         lock.unlock();
         Log(parking_->Unpark(*sessions_, cache_, unused, prompt, wanted)
                 .status());
         lock.lock();
       }
     }
-    const bool shift = spec_.keep >= 0;
-    const Result<int> number =
-        sessions_->Submit(prompt, {.keep = std::max(spec_.keep, 0),
-                                   .limit = job->request.limit,
-                                   .reuse = spec_.share,
-                                   .shift = shift,
-                                   .truncate = shift});
-    if (number.ok()) {
-      running_[*number] = job;
-    } else {
-      Fail(*job, number.status());
-      board_->changed.notify_all();  // Before the next batch is computed.
-    }
+    // Ask has checked the request.
+    running_[*sessions_->Submit(prompt, {.keep = job->keep,
+                                         .limit = job->request.limit,
+                                         .reuse = spec_.share,
+                                         .shift = spec_.keep >= 0})] = job;
     return true;
   }
 
@@ -319,10 +356,7 @@ class BatchService : public Service {
       job.part.reused = info.reused;
       job.slot = info.slot;
     }
-    if (!token.ok()) {
-      Fail(job, token.status());
-      return End(number, Finish::kError);
-    }
+    if (!token.ok()) return End(number, Finish::kError, token.status());
     ++job.part.tokens;
     ++tokens_;
     if (*token == model_.end) return End(number, Finish::kStop);
@@ -335,30 +369,31 @@ class BatchService : public Service {
 
   // Ends an answer, and lists its slot to be parked if a later prompt may
   // continue the conversation.
-  void End(int number, Finish finish) {
+  void End(int number, Finish finish, const Status& status = {}) {
     const JobPointer job = running_.extract(number).mapped();
     // The session has ended an answer that is as long as it may be. The last
     // token of a stop string was not given to it.
     static_cast<void>(sessions_->Finish(
         number, std::max<std::int64_t>(job->shown.removed() - 1, 0)));
     job->part.text += job->shown.End();
-    job->part.finish = finish;
+    End(*job, finish, status);
     if (parking_ != nullptr && job->slot >= 0 &&
         sessions_->Slot(job->slot)->reusable >= spec_.worth) {
       ended_.push_back(job->slot);
     }
   }
 
-  // Parks the conversations of the slots that became free. Others do not wait
-  // for the disk: they have the ends of the answers already.
+  // Parks the conversations of the slots that became free. Others do not wait:
+  // they have the ends of the answers already.
   void ParkEnded(std::unique_lock<std::mutex>& lock) {
-    if (ended_.empty()) return;
+    if (!parking_) return;
     lock.unlock();
     for (const int slot : std::exchange(ended_, {})) {
-      Log(parking_->Wait());
       Log(parking_->Park(*sessions_, cache_, slot));
     }
+    Log(parking_->Wait(/*all=*/false));
     lock.lock();
+    parked_ = parking_->Gauges();
   }
 
   Cache& cache_;
@@ -368,15 +403,16 @@ class BatchService : public Service {
   const std::unique_ptr<Sessions> sessions_;
   const std::unique_ptr<ParkingLot> parking_;  // Null: nothing is parked.
   std::vector<int> ended_;                     // Slots to be parked.
+  bool waits_for_disk_ = false;                // A request does, in this round.
   const std::shared_ptr<Board> board_ = std::make_shared<Board>();
   // The mutex of the board guards the rest, which the thread alone changes,
-  // except that others add to waiting_ and requests_.
+  // except that others add to waiting_, requests_ and refused_.
   SessionGauges gauges_;
   ParkingGauges parked_;
   Status status_;  // Why the service has failed.
   std::list<JobPointer> waiting_;
   std::map<int, JobPointer> running_;  // By number in sessions.
-  std::int64_t requests_ = 0, cancelled_ = 0, tokens_ = 0;
+  std::int64_t requests_ = 0, refused_ = 0, cancelled_ = 0, tokens_ = 0;
   int cells_used_ = 0;
   std::chrono::duration<double> forward_{}, first_token_{};
   std::jthread thread_;  // Ends first.
@@ -391,6 +427,7 @@ Result<std::unique_ptr<Service>> MakeService(Cache& cache,
     return Invalid("keep is {}, it must be at least -1", spec.keep);
   }
   Status status = AtLeastOne("worth", spec.worth);
+  if (status.ok()) status = NotNegative("queue", spec.queue);
   if (!status.ok()) return status;
   if (!model.forward || !model.bytes) {
     return Invalid("the model lacks forward or bytes");

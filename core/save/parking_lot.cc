@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <future>
 #include <map>
 #include <optional>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "core/guarded_sessions.h"
@@ -87,29 +89,24 @@ Status CheckTokens(const CacheState& state, int tokens, Cache& cache,
   return {};
 }
 
-// Returns an error if a state has rows of another dtype.
-Status CheckRows(const CacheState& state, DType rows) {
+// Returns the names of the dtypes of K and V rows, or the name of both.
+std::string RowsText(DType k, DType v) {
+  if (k == v) return std::string(DTypeName(k));
+  return fmt::format("{} and {}", DTypeName(k), DTypeName(v));
+}
+
+// Returns an error if a state has rows of other dtypes.
+Status CheckRows(const CacheState& state, const std::string& rows) {
   for (const auto& [layer, stored] : state.layers) {
-    if (stored.key.dtype == rows) continue;
+    const std::string found = RowsText(stored.key.dtype, stored.value.dtype);
+    if (found == rows) continue;
     return Invalid("layer {} has rows of {}, the parking lot is for {}", layer,
-                   DTypeName(stored.key.dtype), DTypeName(rows));
+                   found, rows);
   }
   for (const CacheState& cache : state.caches) {
     if (Status status = CheckRows(cache, rows); !status.ok()) return status;
   }
   return {};
-}
-
-// Returns `length`, or the beginning of the group of inputs that it would cut.
-int WholeGroups(std::span<const SessionInput> inputs, int length) {
-  int begin = 0, end = 0;
-  for (int i = 0; i < length; ++i) {
-    if (i >= end) begin = i;
-    const std::int64_t reach = i + 1 + std::int64_t{At(inputs, i).same_batch};
-    if (reach > length) return begin;
-    end = std::max(end, static_cast<int>(reach));
-  }
-  return length;
 }
 
 Result<SlotInfo> FreeSlot(const Sessions& sessions, int slot) {
@@ -122,9 +119,10 @@ class Parking : public ParkingLot {
  public:
   explicit Parking(ParkingSpec spec)
       : spec_(std::move(spec)),
-        label_(fmt::format("{}\n{}\n", spec_.model, DTypeName(spec_.rows))) {}
+        rows_(RowsText(spec_.rows, spec_.v_rows.value_or(spec_.rows))),
+        label_(fmt::format("{}\n{}\n", spec_.model, rows_)) {}
   ~Parking() override {
-    if (write_) write_->done.wait();
+    for (const Writing& write : writes_) write.done.wait();
   }
 
   // Finds the files of the model.
@@ -154,7 +152,7 @@ class Parking : public ParkingLot {
       inputs.pop_back();
     }
     if (inputs.empty()) return {};
-    Settle();  // A file that could not be written is forgotten.
+    Settle(false);  // A file that could not be written is forgotten.
     if (std::ranges::any_of(files_, [&](const auto& file) {
           return CommonInputs(file.second, inputs) == Size(inputs);
         })) {
@@ -167,32 +165,42 @@ class Parking : public ParkingLot {
       inputs.pop_back();
     }
     if (inputs.empty()) return {};
-    Status status = CheckRows(*state, spec_.rows);
+    Status status = CheckRows(*state, rows_);
     if (status.ok()) Write(std::move(inputs), *std::move(state));
     return status;
+  }
+
+  Fetched Fetch(std::span<const SessionInput> prompt, int least,
+                bool replace) override {
+    Settle(false);
+    const auto [best, common] = Best(prompt);
+    if (common == 0 || common < least) return Fetched::kNothing;
+    const std::string& path = best->first;
+    if (IsWriting(path)) return Fetched::kReading;
+    bool reads = read_ && read_->path == path;
+    if (!read_ || (replace && !reads && IsReady(read_->state))) {
+      read_ = {path, std::async(std::launch::async, LoadState, path,
+                                LabelOf(best->second))};
+      reads = true;
+    }
+    return reads && IsReady(read_->state) ? Fetched::kReady : Fetched::kReading;
   }
 
   Result<int> Unpark(Sessions& sessions, Cache& cache, int slot,
                      std::span<const SessionInput> prompt, int least) override {
     const Result<SlotInfo> info = FreeSlot(sessions, slot);
     if (!info.ok()) return info.status();
-    int common = 0;
-    auto best = files_.end();
-    for (auto file = files_.begin(); file != files_.end(); ++file) {
-      const int inputs = CommonInputs(file->second, prompt);
-      if (inputs > common) {
-        common = inputs;
-        best = file;
-      }
+    auto [best, common] = Best(prompt);
+    while (best != files_.end() && IsWriting(best->first)) {
+      SettleFirst();  // If it fails, the files that it would replace are back.
+      std::tie(best, common) = Best(prompt);
     }
     prompt = prompt.first(AsSize(std::min(common, sessions.spec().context)));
     if (prompt.empty() || Size(prompt) < least) return 0;
     const std::string path = best->first;
-    if (write_ && write_->path == path) {
-      Settle();  // If this fails, the files that it would replace are back.
-      return Unpark(sessions, cache, slot, prompt, least);
-    }
-    const Result<CacheState> state = LoadState(path, LabelOf(best->second));
+    const Result<CacheState> state =
+        read_ && read_->path == path ? std::exchange(read_, {})->state.get()
+                                     : LoadState(path, LabelOf(best->second));
     Result<int> loaded = state.status();
     if (state.ok()) {
       loaded = Load(*state, Size(best->second), sessions, cache, slot, prompt,
@@ -213,22 +221,47 @@ class Parking : public ParkingLot {
                               loaded.status().message()));
   }
 
-  Status Wait() override {
-    Settle();
+  Status Wait(bool all) override {
+    Settle(all);
     return std::exchange(error_, {});
   }
 
   ParkingGauges Gauges() const override {
-    return {Size(files_), written_, loaded_, failed_};
+    return {Size(files_), std::ssize(writes_), written_, loaded_, failed_};
   }
 
  private:
-  // A file that is being written.
+  // A file that is being written, or waits for those before it.
   struct Writing {
     std::string path;
     Files replaced;
-    std::future<Status> done;
+    std::shared_future<Status> done;
   };
+  // A file that is being read, or was read and not used.
+  struct Reading {
+    std::string path;
+    std::future<Result<CacheState>> state;
+  };
+
+  static bool IsReady(const auto& future) {
+    return future.wait_for(std::chrono::seconds(0)) ==
+           std::future_status::ready;
+  }
+
+  bool IsWriting(const std::string& path) const {
+    return std::ranges::any_of(
+        writes_, [&](const Writing& write) { return write.path == path; });
+  }
+
+  // Returns the file with the longest common prefix, and its length.
+  std::pair<Files::iterator, int> Best(std::span<const SessionInput> prompt) {
+    std::pair<Files::iterator, int> best = {files_.end(), 0};
+    for (auto file = files_.begin(); file != files_.end(); ++file) {
+      const int common = CommonInputs(file->second, prompt);
+      if (common > best.second) best = {file, common};
+    }
+    return best;
+  }
 
   std::string LabelOf(std::span<const SessionInput> inputs) const {
     std::string label = label_;
@@ -267,40 +300,50 @@ class Parking : public ParkingLot {
 
   void Write(Inputs inputs, CacheState state) {
     std::string label = LabelOf(inputs);
-    write_.emplace();
+    Writing write;
     for (const auto& [path, old] : files_) {
-      if (CommonInputs(old, inputs) == Size(old)) {
-        write_->replaced[path] = old;
-      }
+      if (CommonInputs(old, inputs) == Size(old)) write.replaced[path] = old;
     }
     for (const auto& [path, old] : files_) {
-      if (Size(files_) - Size(write_->replaced) < spec_.limit) break;
-      write_->replaced[path] = old;
+      if (Size(files_) - Size(write.replaced) < spec_.limit) break;
+      write.replaced[path] = old;
     }
     std::vector<std::string> replaced;
-    for (const auto& [path, old] : write_->replaced) {
+    for (const auto& [path, old] : write.replaced) {
       files_.erase(path);
       replaced.push_back(path);
     }
-    write_->path = NewPath();
-    files_[write_->path] = std::move(inputs);
-    write_->done = std::async([path = write_->path, label = std::move(label),
-                               state = std::move(state),
-                               replaced = std::move(replaced)]() mutable {
-      // The rows are freed when they are written, not with the future.
+    write.path = NewPath();
+    files_[write.path] = std::move(inputs);
+    std::shared_future<Status> before;
+    if (!writes_.empty()) before = writes_.back().done;
+    auto save = [before, path = write.path, label = std::move(label),
+                 state = std::move(state),
+                 replaced = std::move(replaced)]() mutable {
+      // The file before, and the rows, are freed here, not with the future.
+      if (before.valid()) std::exchange(before, {}).wait();
       Status status = SaveState(std::exchange(state, {}), path, label);
       std::error_code ignored;
       for (const std::string& old : replaced) {
         if (status.ok()) fs::remove(old, ignored);
       }
       return status;
-    });
+    };
+    write.done = std::async(std::launch::async, std::move(save));
+    writes_.push_back(std::move(write));
   }
 
-  // Waits for the file that is being written.
-  void Settle() {
-    if (!write_) return;
-    Writing write = *std::exchange(write_, {});
+  // Takes note of the files that are written, and with `all` waits for those
+  // that are not.
+  void Settle(bool all) {
+    while (!writes_.empty() && (all || IsReady(writes_.front().done))) {
+      SettleFirst();
+    }
+  }
+
+  void SettleFirst() {
+    Writing write = std::move(writes_.front());
+    writes_.pop_front();
     Status status = write.done.get();
     if (status.ok()) {
       ++written_;
@@ -309,6 +352,7 @@ class Parking : public ParkingLot {
     ++failed_;
     error_ = std::move(status);
     files_.erase(write.path);
+    for (Writing& later : writes_) later.replaced.erase(write.path);
     files_.merge(write.replaced);
   }
 
@@ -330,7 +374,7 @@ class Parking : public ParkingLot {
     if (!status.ok()) return status;
     const Result<std::int32_t> resume = cache.ResumeBefore(slot, Size(inputs));
     if (!resume.ok()) return resume.status();
-    int length = WholeGroups(inputs, *resume);
+    int length = DividedGroup(inputs, *resume).first;
     if (length < least) length = 0;
     status = cache.CopyPrefix(slot, slot, length);
     if (status.ok()) {
@@ -341,10 +385,12 @@ class Parking : public ParkingLot {
   }
 
   const ParkingSpec spec_;
+  const std::string rows_;
   const std::string label_;  // How the labels of all files begin.
   // By path. Names begin with the time, so that the oldest file comes first.
   Files files_;
-  std::optional<Writing> write_;
+  std::deque<Writing> writes_;
+  std::optional<Reading> read_;
   Status error_;  // The error of the last file that could not be written.
   std::int64_t written_ = 0, loaded_ = 0, failed_ = 0;
 };
@@ -355,6 +401,9 @@ Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec) {
   if (spec.folder.empty()) return Invalid("the folder has no name");
   Status status = CheckPath(spec.folder);
   if (status.ok()) status = CheckRowDType("rows", spec.rows);
+  if (status.ok() && spec.v_rows) {
+    status = CheckRowDType("v_rows", *spec.v_rows);
+  }
   if (status.ok()) status = AtLeastOne("limit", spec.limit);
   if (!status.ok()) return status;
   auto parking = std::make_unique<Parking>(spec);

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -97,34 +98,49 @@ struct ParkingSpec {
   // as the file of the weights and its time. Files of other models are left
   // alone.
   std::string model;
-  DType rows = DType::kF32;  // The dtype of the cache.
-  int limit = 64;            // Conversations of this model, at most.
+  DType rows = DType::kF32;          // The dtype of the cache.
+  std::optional<DType> v_rows = {};  // That of its V rows. Unset: the same.
+  int limit = 64;                    // Conversations of this model, at most.
 };
 
 // Numbers of conversations.
 struct ParkingGauges {
-  std::int64_t parked = 0;   // On disk now.
+  std::int64_t parked = 0;   // Now, those that are being written as well.
+  std::int64_t writing = 0;  // Now, in memory until they are on disk.
   std::int64_t written = 0;  // Since the parking lot was made, as the rest.
   std::int64_t loaded = 0;   // Into a slot.
   std::int64_t failed = 0;   // Could not be written or loaded.
   bool operator==(const ParkingGauges&) const = default;
 };
 
+// Whether the file of a conversation is read.
+enum class Fetched {
+  kNothing,  // No file has the beginning of the prompt.
+  kReading,  // Unpark would wait for the disk.
+  kReady,    // Unpark would not wait.
+};
+
 // Conversations on disk, so that they outlive the process and their slot. Each
 // is a file of SaveState (save.h), complete or absent, whose label has the
-// model, the dtype and the inputs. Everyone who can read the folder can read
+// model, the dtypes and the inputs. Everyone who can read the folder can read
 // the conversations. Two parking lots of one model need two folders.
 class ParkingLot {
  public:
   virtual ~ParkingLot() = default;  // Waits until all is written.
 
-  // Writes the reusable record of a free slot in the background, and then
-  // removes the files whose conversations it continues, and the oldest ones
-  // over the limit. Nothing is written if a parked conversation begins with it.
-  // Waits for the file before. Errors: a slot that does not exist or is in use;
-  // those of SnapshotOf; rows of another dtype.
+  // Copies the reusable record of a free slot, writes it in the background, one
+  // file after another, and then removes the files whose conversations it
+  // continues, and the oldest ones over the limit. Nothing is written if a
+  // parked conversation begins with it. Errors: a slot that does not exist or
+  // is in use; those of SnapshotOf; rows of another dtype.
   virtual Status Park(const Sessions& sessions, const Cache& cache,
                       int slot) = 0;
+
+  // Begins to read the file of Unpark in the background, and returns whether it
+  // is read. One file is read at a time; with `replace`, it takes the place of
+  // one that was read for another prompt and not used.
+  virtual Fetched Fetch(std::span<const SessionInput> prompt, int least,
+                        bool replace) = 0;
 
   // Finds the parked conversation with the longest common prefix with the
   // prompt, loads so much of it into a free slot as the cache can resume after,
@@ -136,10 +152,10 @@ class ParkingLot {
                              std::span<const SessionInput> prompt,
                              int least) = 0;
 
-  // Waits until all is written. Returns the error of the last Park if its file
-  // could not be written; this is said once. The files that it would have
-  // replaced stay.
-  virtual Status Wait() = 0;
+  // Waits until all is written, or with `all` = false not at all. Returns the
+  // error of the last file that could not be written; this is said once. The
+  // files that it would have replaced stay.
+  virtual Status Wait(bool all = true) = 0;
 
   // Returns the numbers of conversations.
   virtual ParkingGauges Gauges() const = 0;
@@ -154,7 +170,9 @@ Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec);
 // How a service answers.
 struct ServiceSpec {
   SessionsSpec sessions;  // The sizes.
-  bool share = true;      // Reuse stored prefixes, of other requests as well.
+  // Requests that may wait beside those that have a slot; 0: no limit.
+  int queue = 1024;
+  bool share = true;  // Reuse stored prefixes, of other requests as well.
   // A context shift keeps this many of the first tokens of a full slot, and a
   // prompt that is too long loses its middle; -1: the answer ends instead, and
   // such a prompt is refused.
@@ -187,7 +205,7 @@ struct ServiceRequest {
   std::int64_t limit = 0;  // Tokens of the answer, at most; 0: no limit.
   std::vector<std::string> stops;  // Strings before which the answer ends.
   // Draws a token from its logits. Called by the service's thread. A negative
-  // token or an exception ends this answer with an error.
+  // token or an exception ends this answer with Finish::kError.
   std::function<std::int32_t(std::span<const float> logits)> sample;
 };
 
@@ -196,7 +214,8 @@ enum class Finish {
   kNone,    // It has not ended.
   kStop,    // The token that ends an answer, or a stop string.
   kLength,  // It is as long as it may be.
-  kError,   // It cannot be computed: AnswerPart::status says why.
+  kError,   // Its `sample` failed: AnswerPart::status says why.
+  kFailed,  // The service has failed or ended: AnswerPart::status says why.
 };
 
 // The next part of an answer.
@@ -205,7 +224,7 @@ struct AnswerPart {
   Finish finish = Finish::kNone;  // Whether this part is the last.
   std::int64_t tokens = 0;        // Tokens of the whole answer so far.
   int reused = 0;                 // Tokens of the prompt that were stored.
-  Status status = {};             // The error of kError.
+  Status status = {};             // The error of kError or kFailed.
 };
 
 // An answer in the making. It may outlive its service.
@@ -218,16 +237,17 @@ class Answer {
   virtual AnswerPart Next(bool whole, std::chrono::milliseconds wait) = 0;
 };
 
-// Answers requests together, in batches, on a thread of its own. It limits
-// neither the number of requests that wait nor the text that is not read yet.
+// Answers requests together, in batches, on a thread of its own. It does not
+// limit the text that is not read yet.
 class Service {
  public:
-  virtual ~Service() = default;  // Answers that have not ended get an error.
+  virtual ~Service() = default;  // Answers that have not ended fail.
 
-  // Queues a request. One that sessions refuse (Sessions::Submit) is answered
-  // by that error. If the cache refuses a batch, or the model throws, all
-  // answers end with that error, and later ones, too.
-  virtual std::unique_ptr<Answer> Ask(ServiceRequest request) = 0;
+  // Queues a request. Errors: failed_precondition if the queue is full;
+  // invalid_argument for a request without `sample`, or that sessions refuse
+  // (Sessions::Submit). If the cache refuses a batch, or the model throws, all
+  // answers end with Finish::kFailed, and later ones, too.
+  virtual Result<std::unique_ptr<Answer>> Ask(ServiceRequest request) = 0;
 
   // Returns counters and gauges as Prometheus reads them; their names begin
   // with "kvtwin_".
@@ -237,7 +257,7 @@ class Service {
 // Starts a service. The cache was initialized with InitOf(spec.sessions), must
 // outlive the service, and must have no other user. Errors: those of
 // MakeSessions, and of MakeParkingLot if its folder has a name; a keep < -1; a
-// worth < 1; a model without its functions.
+// worth < 1; a negative queue; a model without its functions.
 Result<std::unique_ptr<Service>> MakeService(Cache& cache,
                                              const ServiceSpec& spec,
                                              ServiceModel model);

@@ -22,7 +22,8 @@ SANITIZE = ("-O1 -w -fPIC -fopenmp -ffp-contract=off -fno-sanitize-recover=all "
             "-fsanitize=address,undefined").split()
 LINKER = ["-fuse-ld=lld"] if shutil.which("ld.lld") else []
 # Programs of one test each: the linker wraps the functions that they count.
-WRAPPED = ("kvtwin_allocation_test", "kvtwin_save_calls_test")
+WRAPPED = ("kvtwin_allocation_test", "kvtwin_save_calls_test",
+           "kvtwin_slow_disk_test")
 TARGETS = ("kvtwin_command", "kvtwin_host", "kvtwin_tests", "kvtwin_law_tests",
            *WRAPPED)
 # The tests that take most of the time.

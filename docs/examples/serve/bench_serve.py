@@ -12,7 +12,7 @@
 Tokens a second depend on what else the machine does; the processor time of the
 server for each token, which is printed, too, depends less on that.
 COMMAND starts the server; --port N is appended to it. For example
-    build/serve/serve smollm2 --threads 2 --context 4608
+    OMP_NUM_THREADS=2 ... -- build/serve/serve smollm2 --context 4608
 """
 
 import argparse

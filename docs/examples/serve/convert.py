@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes the folder of a model for serve: model.safetensors and serve.json; and
-config.json and tokenizer.json, for the packages transformers and tokenizers.
+config.json and tokenizer.json, for tests with the packages transformers and
+tokenizers.
 
     convert.py MODEL.gguf FOLDER         needs the PyPI packages gguf and numpy
     convert.py --tiny FOLDER             a random model of 60 thousand weights
@@ -16,16 +17,17 @@ import re
 import struct
 import sys
 
-# Names in a GGUF, and of transformers.
+# Names in model.safetensors, and in a GGUF. Rows of several tensors are joined.
 LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    "input_layernorm": ["attn_norm"],
+    "self_attn.qkv_proj": ["attn_q", "attn_k", "attn_v"],
+    "self_attn.o_proj": ["attn_output"],
+    "post_attention_layernorm": ["ffn_norm"],
+    "mlp.gate_up_proj": ["ffn_gate", "ffn_up"],
+    "mlp.down_proj": ["ffn_down"],
 }
-WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm",
-         "output": "lm_head"}
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm",
+         "lm_head": "output"}
 # Names in serve.json, and in config.json.
 NUMBERS = {
     "hidden": "hidden_size", "layers": "num_hidden_layers",
@@ -146,22 +148,25 @@ def from_gguf(path, dtype, folder):
     heads = field("llama.attention.head_count")
     kv_heads = field("llama.attention.head_count_kv")
     hidden = field("llama.embedding_length")
+    layers = field("llama.block_count")
+    found = {tensor.name.removesuffix(".weight"): tensor
+             for tensor in reader.tensors}
     tensors = []
-    for tensor in reader.tensors:
-        name = tensor.name.removesuffix(".weight")
+
+    def read(name):
+        tensor = found.pop(name)
         rows = gguf.dequantize(tensor.data, tensor.tensor_type)
-        if name.startswith("blk."):
-            _, layer, part = name.split(".")
-            # A GGUF pairs the elements (2p, 2p + 1) for RoPE, transformers
-            # (p, p + half).
-            if part in ("attn_q", "attn_k"):
-                count = heads if part == "attn_q" else kv_heads
-                rows = rows.reshape(count, -1, 2, hidden).swapaxes(1, 2)
-                rows = rows.reshape(-1, hidden)
-            name = f"model.layers.{layer}.{LAYER[part]}"
-        else:
-            name = WHOLE[name]
-        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        # A GGUF pairs the elements (2p, 2p + 1) for RoPE, transformers
+        # (p, p + half).
+        if name.endswith((".attn_q", ".attn_k")):
+            count = heads if name.endswith("q") else kv_heads
+            rows = rows.reshape(count, -1, 2, hidden).swapaxes(1, 2)
+            rows = rows.reshape(-1, hidden)
+        return rows
+
+    def add(name, parts):
+        rows = np.ascontiguousarray(np.concatenate([read(p) for p in parts]),
+                                    dtype=np.float32)
         if dtype == "bf16" and rows.ndim == 2:
             bits = rows.view(np.uint32)
             data = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
@@ -170,11 +175,21 @@ def from_gguf(path, dtype, folder):
         else:
             tensors.append((name + ".weight", rows.shape, "F32",
                             rows.tobytes()))
-    names = {tensor[0] for tensor in tensors}
+
+    tied = WHOLE["lm_head"] not in found
+    for name, part in WHOLE.items():
+        if part in found:
+            add(name, [part])
+    for layer in range(layers):
+        for name, parts in LAYER.items():
+            add(f"model.layers.{layer}.{name}",
+                [f"blk.{layer}.{part}" for part in parts])
+    if found:
+        sys.exit(f"{path}: tensors that a Llama does not have: {[*found]}")
     tokens = field("tokenizer.ggml.tokens")
     kinds = field("tokenizer.ggml.token_type")
     config = config_json(
-        hidden_size=hidden, num_hidden_layers=field("llama.block_count"),
+        hidden_size=hidden, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=kv_heads,
         head_dim=hidden // heads,
         intermediate_size=field("llama.feed_forward_length"),
@@ -182,7 +197,7 @@ def from_gguf(path, dtype, folder):
         max_position_embeddings=field("llama.context_length"),
         rms_norm_eps=field("llama.attention.layer_norm_rms_epsilon"),
         rope_theta=field("llama.rope.freq_base"),
-        tie_word_embeddings="lm_head.weight" not in names, torch_dtype="float32")
+        tie_word_embeddings=tied, torch_dtype="float32")
     special = [i for i, kind in enumerate(kinds) if kind == 3]
     write(folder, config, tokens, field("tokenizer.ggml.merges"), special,
           tensors)
@@ -231,15 +246,11 @@ def tiny(dtype, folder):
 
     add("model.embed_tokens", len(tokens), hidden)
     for layer in range(layers):
-        shapes = {
-            "attn_norm": (hidden,), "attn_q": (heads * head_dim, hidden),
-            "attn_k": (kv_heads * head_dim, hidden),
-            "attn_v": (kv_heads * head_dim, hidden),
-            "attn_output": (hidden, heads * head_dim), "ffn_norm": (hidden,),
-            "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden),
-            "ffn_down": (hidden, inner)}
-        for part, shape in shapes.items():
-            add(f"model.layers.{layer}.{LAYER[part]}", *shape)
+        shapes = [(hidden,), ((heads + 2 * kv_heads) * head_dim, hidden),
+                  (hidden, heads * head_dim), (hidden,), (2 * inner, hidden),
+                  (hidden, inner)]
+        for name, shape in zip(LAYER, shapes):
+            add(f"model.layers.{layer}.{name}", *shape)
     add("model.norm", hidden)
     add("lm_head", len(tokens), hidden)
     write(folder, config, tokens, merges, range(3), tensors)

@@ -53,9 +53,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModelConfig, hidden, layers, heads, kv_heads,
                                    head_dim, inner, vocab, context, end,
                                    epsilon, rope_base, tied);
 
-// Reads serve.json.
-inline ModelConfig ReadConfig(const std::string& path) try {
-  const ModelConfig c = Json::parse(std::ifstream(path)).at("model");
+inline ModelConfig Checked(const ModelConfig& c) {
   const auto [least, most] =
       std::minmax({c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.inner,
                    c.vocab, c.context});
@@ -67,8 +65,6 @@ inline ModelConfig ReadConfig(const std::string& path) try {
         "even, heads share KV heads evenly, epsilon > 0, rope_base >= 1");
   }
   return c;
-} catch (const std::exception& error) {
-  throw std::runtime_error(path + ": " + error.what());
 }
 
 // Numbers of some tokens, [numbers, tokens], or weights, [inputs, outputs].
@@ -83,44 +79,36 @@ inline const std::map<std::string, DType> kDTypes = {
 class Weights {
  public:
   explicit Weights(const std::string& path)
-      : size_(std::filesystem::file_size(path)), file_(path, std::ios::binary) {
-    file_.exceptions(std::ios::failbit | std::ios::badbit);
+      : file_(std::filesystem::file_size(path), '\0') {
+    std::ifstream(path, std::ios::binary).read(file_.data(), std::ssize(file_));
     std::uint64_t length = 0;
-    file_.read(reinterpret_cast<char*>(&length), sizeof length);
-    std::string header(std::min(length, size_), ' ');
-    file_.read(header.data(), std::ssize(header));
-    header_ = Json::parse(header);
+    file_.copy(reinterpret_cast<char*>(&length), sizeof length);
+    header_ = Json::parse(file_.substr(sizeof length, length));
     begin_ = sizeof length + length;
   }
 
   // Returns the numbers of a tensor, [columns, rows]. A tensor of one row has
   // only columns in the file.
-  Rows Read(const std::string& name, int columns, int rows = 1) {
+  Rows Read(const std::string& name, int columns, int rows = 1) const {
     const Json& entry = header_.at(name + ".weight");
     const Json shape = rows > 1 ? Json{rows, columns} : Json::array({columns});
-    const std::array<std::uint64_t, 2> range = entry.at("data_offsets");
-    const auto dtype = kDTypes.find(entry.at("dtype"));
-    const std::int64_t count = std::int64_t{rows} * columns;
-    if (dtype == kDTypes.end() || entry.at("shape") != shape ||
-        range[0] > range[1] || range[1] > size_ ||
-        range[1] - range[0] !=
-            std::uint64_t(kvtwin::RunBytes(dtype->second, count))) {
-      throw std::runtime_error(name + " is wrong, expected the shape " +
-                               shape.dump());
+    if (entry.at("shape") != shape) {
+      throw std::runtime_error(name + " has not the shape " + shape.dump());
     }
-    std::vector<std::byte> bytes(range[1] - range[0]);
-    file_.seekg(begin_ + range[0]);
-    file_.read(reinterpret_cast<char*>(bytes.data()), std::ssize(bytes));
+    const std::array<std::uint64_t, 2> range = entry.at("data_offsets");
+    const std::string bytes =
+        file_.substr(begin_ + range[0], range[1] - range[0]);
     Rows numbers(columns, rows);
-    Check(kvtwin::RowToF32(bytes, dtype->second,
-                           std::span(numbers.data(), count)));
+    Check(kvtwin::RowToF32(
+        std::as_bytes(std::span(bytes)), kDTypes.at(entry.at("dtype")),
+        {numbers.data(), static_cast<std::size_t>(numbers.size())}));
     return numbers;
   }
 
  private:
-  std::uint64_t size_, begin_ = 0;
-  std::ifstream file_;
+  std::string file_;
   Json header_;
+  std::uint64_t begin_ = 0;  // Of the data.
 };
 
 inline const dnnl::engine& Cpu() {
@@ -187,16 +175,30 @@ struct Layer {
 // A model of the Llama type, whose K and V rows are in a cache of kvtwin.
 class Llama {
  public:
-  // Reads serve.json and model.safetensors, which convert.py made; products are
-  // of f32 or bf16. Throws an std::exception that names the file.
-  Llama(const std::string& folder, DType dtype)
-      : config(ReadConfig(folder + "/serve.json")),
-        bf16_(dtype == DType::kBF16) {
-    const std::string path = folder + "/model.safetensors";
-    try {
-      ReadWeights(Weights(path));
-    } catch (const std::exception& error) {
-      throw std::runtime_error(path + ": " + error.what());
+  // Products are of bf16 or f32. Throws an std::exception if the config or the
+  // file of the weights, which convert.py made, is wrong.
+  Llama(const ModelConfig& model, const std::string& weights, bool bf16)
+      : config(Checked(model)), bf16_(bf16) {
+    const Weights file(weights);
+    const auto pack = [&](const std::string& name, int columns, int rows) {
+      return Pack(file.Read(name, columns, rows),
+                  bf16 ? DataType::bf16 : DataType::f32);
+    };
+    const int hidden = config.hidden, inner = config.inner;
+    const int q = config.heads * config.head_dim;
+    const int qkv = q + 2 * config.kv_heads * config.head_dim;
+    const std::string embedding = "model.embed_tokens";
+    embedding_ = file.Read(embedding, hidden, config.vocab);
+    final_norm_ = file.Read("model.norm", hidden);
+    logits_ = pack(config.tied ? embedding : "lm_head", hidden, config.vocab);
+    for (int i = 0; i < config.layers; ++i) {
+      const std::string layer = "model.layers." + std::to_string(i) + ".";
+      layers_.push_back({file.Read(layer + "input_layernorm", hidden),
+                         file.Read(layer + "post_attention_layernorm", hidden),
+                         pack(layer + "self_attn.qkv_proj", hidden, qkv),
+                         pack(layer + "self_attn.o_proj", q, hidden),
+                         pack(layer + "mlp.gate_up_proj", hidden, 2 * inner),
+                         pack(layer + "mlp.down_proj", inner, hidden)});
     }
   }
 
@@ -232,7 +234,10 @@ class Llama {
       hidden += Multiply(Attend(cache, i, qkv), layer.out);
       const Rows gate_up =
           Multiply(Normalize(hidden, layer.inner_norm), layer.gate_up);
-      hidden += Multiply(Gate(gate_up), layer.down);
+      const auto gate = gate_up.topRows(config.inner);
+      const Rows inner =  // SwiGLU.
+          gate / (1 + (-gate).exp()) * gate_up.bottomRows(config.inner);
+      hidden += Multiply(inner, layer.down);
     }
     if (batch.outputs.empty()) return {};
     return Multiply(Normalize(hidden(Eigen::all, batch.outputs), final_norm_),
@@ -242,36 +247,6 @@ class Llama {
   const ModelConfig config;
 
  private:
-  void ReadWeights(Weights file) {
-    const auto pack = [this](const Rows& weights) {
-      return Pack(weights, bf16_ ? DataType::bf16 : DataType::f32);
-    };
-    const int hidden = config.hidden, inner = config.inner;
-    const int q = config.heads * config.head_dim;
-    const int kv = config.kv_heads * config.head_dim;
-    embedding_ = file.Read("model.embed_tokens", hidden, config.vocab);
-    final_norm_ = file.Read("model.norm", hidden);
-    logits_ = pack(config.tied ? embedding_
-                               : file.Read("lm_head", hidden, config.vocab));
-    for (int i = 0; i < config.layers; ++i) {
-      const auto read = [&](const char* name, int columns, int rows = 1) {
-        return file.Read("model.layers." + std::to_string(i) + "." + name,
-                         columns, rows);
-      };
-      Rows qkv(hidden, q + 2 * kv), gate_up(hidden, 2 * inner);
-      qkv << read("self_attn.q_proj", hidden, q),
-          read("self_attn.k_proj", hidden, kv),
-          read("self_attn.v_proj", hidden, kv);
-      gate_up << read("mlp.gate_proj", hidden, inner),
-          read("mlp.up_proj", hidden, inner);
-      layers_.push_back({read("input_layernorm", hidden),
-                         read("post_attention_layernorm", hidden), pack(qkv),
-                         pack(read("self_attn.o_proj", q, hidden)),
-                         pack(gate_up),
-                         pack(read("mlp.down_proj", inner, hidden))});
-    }
-  }
-
   // Returns in * weights / sqrt(mean(in^2) + epsilon), for each token.
   Rows Normalize(const Rows& in, const ArrayXf& weights) const {
     const auto mean = in.square().colwise().mean() + config.epsilon;
@@ -283,7 +258,6 @@ class Llama {
     const int head_dim = config.head_dim, half = head_dim / 2;
     const int turning = config.heads + config.kv_heads;  // Heads of Q and K.
     const Index rows = qkv.cols();
-#pragma omp parallel for if (rows > 16)
     for (Index row = 0; row < rows; ++row) {
       Eigen::Map<Rows> heads(qkv.col(row).data(), head_dim, turning);
       const Rows low = heads.topRows(half), high = heads.bottomRows(half);
@@ -310,18 +284,6 @@ class Llama {
         part(0, config.heads), view, kvtwin::VLayout::kPlain,
         {.scale = 1 / std::sqrt(float(head_dim)), .bf16_products = bf16_},
         {.out = out.data()}));
-    return out;
-  }
-
-  // SwiGLU.
-  Rows Gate(const Rows& gate_up) const {
-    Rows out(config.inner, gate_up.cols());
-#pragma omp parallel for if (out.cols() > 4)
-    for (Index row = 0; row < out.cols(); ++row) {
-      const auto gate = gate_up.col(row).head(config.inner);
-      const auto up = gate_up.col(row).tail(config.inner);
-      out.col(row) = gate / (1 + (-gate).exp()) * up;
-    }
     return out;
   }
 

@@ -2,7 +2,8 @@
 //   {"text": "...", "special": true}           -> tokens, and their bytes in
 //   hex
 //   {"tokens": [...], "chunks": [3, 1, ...]}   -> the logits after each token
-// serve_model_test FOLDER WEIGHTS ROWS: WEIGHTS and ROWS are dtypes.
+// serve_model_test FOLDER WEIGHTS ROWS: WEIGHTS and ROWS are dtypes. WEIGHTS is
+// bf16 or f32.
 
 #include "model.h"
 
@@ -68,8 +69,10 @@ Json Logits(Llama& model, kvtwin::DType rows, const Json& line) {
 
 int main(int, char** argv) try {
   const std::string folder = argv[1];
-  Llama model(folder, *kvtwin::DTypeFromName(argv[2]));
-  const Tokenizer tokenizer(folder, model.config.vocab);
+  const Json json = Json::parse(std::ifstream(folder + "/serve.json"));
+  Llama model(json.at("model"), folder + "/model.safetensors",
+              std::string(argv[2]) == "bf16");
+  const Tokenizer tokenizer(json.at("tokenizer"), model.config.vocab);
   for (std::string text; std::getline(std::cin, text);) {
     const Json line = Json::parse(text);
     std::cout << (line.contains("text")
@@ -78,6 +81,6 @@ int main(int, char** argv) try {
               << std::endl;
   }
 } catch (const std::exception& error) {
-  std::cerr << error.what() << "\n";
+  std::cerr << argv[1] << ": " << error.what() << "\n";
   return 1;
 }

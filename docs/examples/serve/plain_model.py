@@ -71,8 +71,9 @@ class Plain:
             def at(name):
                 return weights[f"model.layers.{layer}.{name}"]
             h = normalize(x, at("input_layernorm"), epsilon)
-            q, k, v = (split(product(at(f"self_attn.{name}_proj"), h))
-                       for name in "qkv")
+            qkv = split(product(at("self_attn.qkv_proj"), h))
+            q, k, v = (qkv[:heads], qkv[heads:heads + kv_heads],
+                       qkv[heads + kv_heads:])
             q, k = ([rotate(head, len(keys), config["rope_theta"])
                      for head in part] for part in (q, k))
             keys.append(k)
@@ -89,8 +90,9 @@ class Plain:
             x = [a + b for a, b in
                  zip(x, product(at("self_attn.o_proj"), attended))]
             h = normalize(x, at("post_attention_layernorm"), epsilon)
-            gate, up = (product(at(f"mlp.{name}_proj"), h)
-                        for name in ("gate", "up"))
+            gate_up = product(at("mlp.gate_up_proj"), h)
+            half = len(gate_up) // 2
+            gate, up = gate_up[:half], gate_up[half:]
             inner = [g / (1 + math.exp(-g)) * u for g, u in zip(gate, up)]
             x = [a + b for a, b in zip(x, product(at("mlp.down_proj"), inner))]
         return product(weights["lm_head"],

@@ -2,7 +2,6 @@
 
 #include <httplib.h>
 #include <kvtwin/serving.h>
-#include <omp.h>
 #undef _res  // A macro of <resolv.h>, and a name in Eigen.
 
 #include <CLI/CLI.hpp>
@@ -11,7 +10,6 @@
 #include <ctime>
 #include <iostream>
 #include <random>
-#include <set>
 
 #include "model.h"
 #include "tokenizer.h"
@@ -20,19 +18,6 @@ namespace {
 
 using namespace serve;
 using httplib::Request, httplib::Response;
-using std::filesystem::path;
-
-struct Options {
-  std::string model;             // The folder that convert.py made.
-  std::string weights = "bf16";  // Products are of f32 or bf16.
-  std::string rows = "f16";      // K and V.
-  int threads = 2;
-  kvtwin::ServiceSpec service = {
-      .sessions = {.slots = 16, .context = 4096, .batch = 512},
-      .log = [](const auto& status) {
-        std::cerr << "park: " << status.ToString() << "\n";
-      }};
-};
 
 // An error of a request. It is answered in OpenAI's shape.
 struct BadRequest {
@@ -60,45 +45,37 @@ void Fail(Response& response, const BadRequest& bad) {
   response.set_content(Dump({{"error", error}}), "application/json");
 }
 
-// The fields of a request, beside those below: the value that stands for an
-// absent one or null, and the range. Fields that this server does not have may
-// be given with the only value that means that they are not used.
+// The fields of a request: the value that stands for an absent one or null, and
+// the range. Fields that this server does not have may be given with the only
+// value that means that they are not used. Those of null are read elsewhere, or
+// do not change an answer.
 const Json kFields = Json::parse(R"({
     "max_tokens": [0, 1, 1e9], "max_completion_tokens": [0, 1, 1e9],
     "temperature": [1, 0, 2], "top_p": [1, 0, 1], "seed": [-1, -9e18, 9e18],
-    "stop": [[]], "stream": [false], "stream_options": [{}],
+    "stop": [[]], "stream": [false], "stream_options": [{}], "messages": [[]],
     "n": [1, 1, 1], "best_of": [1, 1, 1], "echo": [false, false, false],
     "suffix": ["", "", ""], "logprobs": [false, false, false],
     "presence_penalty": [0, 0, 0], "frequency_penalty": [0, 0, 0],
     "logit_bias": [{}, {}, {}], "tools": [[], [], []], "response_format":
-    [{"type": "text"}, {"type": "text"}, {"type": "text"}]})");
-// Fields that are read elsewhere, or do not change an answer.
-const std::set<std::string> kOtherFields = {
-    "model",           "prompt", "messages",     "user",
-    "metadata",        "store",  "service_tier", "safety_identifier",
-    "prompt_cache_key"};
+    [{"type": "text"}, {"type": "text"}, {"type": "text"}],
+    "model": [null], "prompt": [null], "user": [null], "metadata": [null],
+    "store": [null], "service_tier": [null], "safety_identifier": [null],
+    "prompt_cache_key": [null]})");
 
 Json ReadFields(const Json& body) {
-  for (const auto& [name, value] : body.items()) {
-    Require(kFields.contains(name) || kOtherFields.contains(name) ||
-                value.is_null(),
-            name, "is not supported");
-  }
   Json fields;
-  for (const auto& [name, rule] : kFields.items()) {
-    Json value = body.value(name, Json());
-    if (name == "stop" && value.is_string()) value = Json::array({value});
-    if (value.is_null()) {
-      value = rule[0];
-    } else {
-      const bool typed = value.type() == rule[0].type() ||
-                         (value.is_number() && rule[0].is_number());
-      const bool inside =
-          rule.size() == 1 || (value >= rule[1] && value <= rule[2]);
-      Require(typed && inside, name,
-              "has a wrong type or value, default and range are " + Dump(rule));
-    }
-    fields[name] = value;
+  for (const auto& [name, rule] : kFields.items()) fields[name] = rule[0];
+  for (const auto& [name, value] : body.items()) {
+    if (value.is_null()) continue;
+    Require(kFields.contains(name), name, "is not supported");
+    const Json& rule = kFields[name];
+    Json& field = fields[name] = value;
+    if (name == "stop" && value.is_string()) field = Json::array({value});
+    const bool typed = rule[0].is_null() || field.type() == rule[0].type() ||
+                       (field.is_number() && rule[0].is_number());
+    Require(
+        typed && (rule.size() == 1 || (field >= rule[1] && field <= rule[2])),
+        name, "has a wrong type or value, default and range are " + Dump(rule));
   }
   Require(fields["stop"].size() <= 4, "stop", "has more than 4 strings");
   return fields;
@@ -124,30 +101,25 @@ struct Api {
   }
 
   // The template of SmolLM2, as in its tokenizer_config.json.
-  Tokens ChatPrompt(const Json& body) const try {
-    Json messages = body.value("messages", Json::array());
-    if (messages.at(0).value("role", "") != "system") {
-      const Json system = {{"role", "system"},
-                           {"content",
-                            "You are a helpful AI assistant named SmolLM, "
-                            "trained by Hugging Face"}};
-      messages.insert(messages.begin(), system);
-    }
+  Tokens ChatPrompt(const Json& messages) const try {
     Tokens tokens;
+    if (messages.at(0).value("role", "") != "system") {
+      tokenizer.Encode(
+          "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, "
+          "trained by Hugging Face<|im_end|>\n",
+          true, tokens);
+    }
     for (const Json& message : messages) {
       const std::string role = message.at("role");
       Require(role == "system" || role == "user" || role == "assistant",
               "messages", "has the role '" + role + "'");
+      Json content = message.at("content");
+      if (content.is_string()) content = Json::array({{{"text", content}}});
       std::string text = role + "\n";
-      const Json content = message.at("content");
-      if (content.is_string()) text += content.get<std::string>();
-      for (const Json& part : content.is_array() ? content : Json::array()) {
-        text += part.at("text").get<std::string>();
-      }
+      for (auto& part : content) text += part.at("text").get<std::string>();
       tokenizer.Encode("<|im_start|>", true, tokens);
       Encode(text, true, tokens);
-      tokenizer.Encode("<|im_end|>", true, tokens);
-      tokenizer.Encode("\n", false, tokens);
+      tokenizer.Encode("<|im_end|>\n", true, tokens);
     }
     tokenizer.Encode("<|im_start|>assistant\n", true, tokens);
     return tokens;
@@ -156,18 +128,17 @@ struct Api {
   }
 
   // A text, tokens, or a list with one of these.
-  Tokens TextPrompt(const Json& body) const {
-    Json prompt = body.value("prompt", Json(""));
+  Tokens TextPrompt(Json prompt) const {
     if (prompt.is_array() && prompt.size() == 1 && !prompt[0].is_number()) {
       prompt = Json(prompt[0]);
     }
     Tokens tokens;
     if (prompt.is_string()) {
       Encode(prompt.get<std::string>(), false, tokens);
+      return tokens;
     }
-    Require(prompt.is_string() || prompt.is_array(), "prompt",
-            "has a wrong type");
-    for (const Json& token : prompt.is_array() ? prompt : Json::array()) {
+    Require(prompt.is_array(), "prompt", "has a wrong type");
+    for (const Json& token : prompt) {
       Require(token.is_number_integer() && token >= 0 && token < vocab,
               "prompt", "has the token " + Dump(token));
       tokens.push_back({token});
@@ -183,14 +154,15 @@ struct Api {
     };
     const Json body = Json::parse(request.body, keep, false);
     if (!body.is_object()) throw BadRequest{"the body is not a JSON object"};
-    const Json wanted = body.value("model", Json(name));
-    if (wanted != name) {
-      throw BadRequest{"the model " + Dump(wanted) + " does not exist", "model",
+    const Json fields = ReadFields(body);
+    if (const Json& model = fields["model"];
+        !model.is_null() && model != name) {
+      throw BadRequest{"the model " + Dump(model) + " does not exist", "model",
                        404, "model_not_found"};
     }
-    const Json fields = ReadFields(body);
     kvtwin::ServiceRequest ask;
-    ask.prompt = chat ? ChatPrompt(body) : TextPrompt(body);
+    ask.prompt =
+        chat ? ChatPrompt(fields["messages"]) : TextPrompt(fields["prompt"]);
     const int size = static_cast<int>(ask.prompt.size());
     Require(size > 0, "prompt", "is empty");
     RequireRoom(size < context, chat, std::to_string(size) + " tokens");
@@ -212,8 +184,9 @@ struct Api {
                             : "chat.completion"},
         {"created", std::time(nullptr)},
         {"model", name}};
-    Send(response, service.Ask(std::move(ask)), frame, size, chat, stream,
-         usage);
+    auto answer = service.Ask(std::move(ask));
+    if (!answer.ok()) throw BadRequest{answer.status().message(), {}, 503};
+    Send(response, *std::move(answer), frame, size, chat, stream, usage);
   } catch (const BadRequest& bad) {
     Fail(response, bad);
   } catch (const Json::exception& error) {
@@ -229,7 +202,7 @@ struct Api {
       const kvtwin::AnswerPart next =
           answer->Next(!stream, std::chrono::milliseconds(100));
       const bool last = next.finish != kvtwin::Finish::kNone;
-      if (!next.status.ok()) {  // The service has failed.
+      if (next.finish == kvtwin::Finish::kFailed) {
         std::cerr << "serve: " << next.status.ToString() << "\n";
         std::_Exit(1);
       }
@@ -246,12 +219,12 @@ struct Api {
         out += stream ? "data: " + Dump(part) + "\n\n" : Dump(part);
       };
       if (last || !next.text.empty()) {
+        const Json message = {{"role", "assistant"}, {"content", next.text}};
         const Json finish =
             next.finish == kvtwin::Finish::kStop ? "stop" : "length";
         Json choice = {{"index", 0},
                        {"logprobs", nullptr},
                        {"finish_reason", last ? finish : Json()}};
-        const Json message = {{"role", "assistant"}, {"content", next.text}};
         choice.update(chat ? Json{{stream ? "delta" : "message", message}}
                            : Json{{"text", next.text}});
         add(Json::array({choice}), last && !stream);
@@ -278,28 +251,25 @@ struct Api {
 };
 
 // Serves the API until a signal comes.
-void Listen(Api& api, const std::string& host, int port) {
+void Listen(Api& api, const std::string& host, int port, int threads) {
   static httplib::Server http;
-  http.new_task_queue = [] { return new httplib::ThreadPool(128); };
+  http.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
   http.set_payload_max_length(std::size_t{16} << 20);
   http.set_tcp_nodelay(true);
-  for (const bool chat : {false, true}) {
-    http.Post(chat ? "/v1/chat/completions" : "/v1/completions",
-              [&api, chat](const Request& request, Response& response) {
-                api.Complete(request, response, chat);
-              });
-  }
+  http.Post("/v1/(chat/)?completions",
+            [&api](const Request& request, Response& response) {
+              api.Complete(request, response, request.matches[1].matched);
+            });
   const auto page = [](const char* path, const char* type, auto text) {
     http.Get(path, [type, text](const Request&, Response& response) {
       response.set_content(text(), type);
     });
   };
-  const Json models = {{"object", "list"},
-                       {"data",
-                        {{{"id", api.name},
-                          {"object", "model"},
-                          {"created", 0},
-                          {"owned_by", "kvtwin"}}}}};
+  const Json model = {{"id", api.name},
+                      {"object", "model"},
+                      {"created", 0},
+                      {"owned_by", "kvtwin"}};
+  const Json models = {{"object", "list"}, {"data", Json::array({model})}};
   page("/v1/models", "application/json", [models] { return Dump(models); });
   page("/health", "application/json", [] { return R"({"status":"ok"})"; });
   page("/metrics", "text/plain; version=0.0.4",
@@ -316,84 +286,80 @@ void Listen(Api& api, const std::string& host, int port) {
     throw std::runtime_error("cannot listen on that port");
   }
   // `stop` only closes a socket, which a handler of signals may do.
-  for (const int signal : {SIGINT, SIGTERM}) {
-    std::signal(signal,
-                [](int) { http.is_running() ? http.stop() : std::_Exit(0); });
-  }
+  const auto end = [](int) { http.is_running() ? http.stop() : std::_Exit(0); };
+  std::signal(SIGINT, end);
+  std::signal(SIGTERM, end);
   std::cout << "http://" << host << ":" << port << std::endl;
   http.listen_after_bind();
-}
-
-void Serve(Options options, const std::string& host, int port) {
-  const kvtwin::SessionsSpec& sessions = options.service.sessions;
-  kvtwin::ParkingSpec& parking = options.service.parking;
-  Llama model(options.model, *kvtwin::DTypeFromName(options.weights));
-  const Tokenizer tokenizer(options.model, model.config.vocab);
-  if (sessions.context > model.config.context) {
-    throw std::runtime_error("the model has a context of " +
-                             std::to_string(model.config.context));
-  }
-  // Rows of other weights would give other answers.
-  const auto changed =
-      last_write_time(path(options.model) / "model.safetensors");
-  parking.model = options.model + " " + options.weights + " " +
-                  std::to_string(changed.time_since_epoch().count());
-  parking.rows = *kvtwin::DTypeFromName(options.rows);
-  const auto cache = model.MakeCache(kvtwin::InitOf(sessions, parking.rows));
-  const auto forward = [&, logits = Rows()](kvtwin::Cache& cells,
-                                            const auto& batch) mutable {
-    omp_set_num_threads(options.threads);  // For the service's thread.
-    logits = model.Forward(cells, batch);
-    return std::span<const float>(logits.data(), logits.size());
-  };
-  const auto service = Value(kvtwin::MakeService(
-      *cache, options.service,
-      {forward, [&](int token) { return tokenizer.Bytes(token); },
-       model.config.end}));
-  Api api{path(options.model).filename(), model.config.vocab, sessions.context,
-          options.service.keep >= 0,      tokenizer,          *service};
-  Listen(api, host, port);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
-  kvtwin::SessionsSpec& sessions = options.service.sessions;
-  std::string host = "127.0.0.1";
+  std::string model, weights = "bf16", rows = "f16", host = "127.0.0.1";
   int port = 8080;
+  kvtwin::ServiceSpec spec = {
+      .sessions = {.slots = 16, .context = 4096, .batch = 512},
+      .queue = 64,
+      .log = [](const auto& status) {
+        std::cerr << "park: " << status.ToString() << "\n";
+      }};
   CLI::App app("Serves a model by the protocol of OpenAI.", "serve");
   app.option_defaults()->always_capture_default();
-  const auto number = [&app](const char* name, auto& value, int min, int max,
-                             const char* help) {
-    app.add_option(name, value, help)->check(CLI::Range(min, max));
-  };
-  app.add_option("model", options.model, "Folder that convert.py made")
-      ->required();
+  app.add_option("model", model, "Folder that convert.py made")->required();
   app.add_option("--host", host, "Address to listen on");
-  number("--port", port, 0, 65535, "Port; 0: any that is free");
-  number("--slots", sessions.slots, 1, 256, "Requests at a time");
-  number("--context", sessions.context, 2, 1 << 20, "Tokens of a request");
-  number("--batch", sessions.batch, 256, 8192, "Tokens of a pass");
-  number("--shift", options.service.keep, -1, 1 << 20,
-         "A full context keeps this many of its first tokens, and drops the "
-         "older half of the others; -1: the answer ends instead");
-  number("--threads", options.threads, 1, 1024, "Threads that compute");
-  app.add_option("--weights", options.weights, "Products of bf16 or f32")
+  app.add_option("--port", port, "Port; 0: any that is free")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--slots", spec.sessions.slots, "Requests at a time");
+  app.add_option("--queue", spec.queue, "Requests that wait; 0: no limit");
+  app.add_option("--context", spec.sessions.context,
+                 "Tokens of a request, at most those of the model");
+  app.add_option("--batch", spec.sessions.batch, "Tokens of a pass");
+  app.add_option(
+      "--shift", spec.keep,
+      "A full context keeps this many of its first tokens, and drops "
+      "the older half of the others; -1: the answer ends instead");
+  app.add_option("--weights", weights, "Products of bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}));
-  app.add_option("--rows", options.rows, "K and V of f32, f16, bf16 or q8_0")
+  app.add_option("--rows", rows, "K and V of f32, f16, bf16 or q8_0")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}));
-  app.add_flag("!--no-share", options.service.share, "Reuse no prefixes");
-  app.add_option("--park", options.service.parking.folder,
+  app.add_flag("!--no-share", spec.share, "Reuse no prefixes");
+  app.add_option("--park", spec.parking.folder,
                  "Folder for conversations on disk");
-  number("--parked", options.service.parking.limit, 1, 1 << 20,
-         "Conversations on disk, at most");
+  app.add_option("--parked", spec.parking.limit, "Conversations on disk");
   CLI11_PARSE(app, argc, argv);
-  while (options.model.ends_with('/')) options.model.pop_back();
   try {
-    Serve(options, host, port);
+    const std::filesystem::path file = model + "/model.safetensors";
+    const Json json = Json::parse(std::ifstream(model + "/serve.json"));
+    Llama llama(json.at("model"), file, weights == "bf16");
+    const Tokenizer tokenizer(json.at("tokenizer"), llama.config.vocab);
+    int& context = spec.sessions.context;
+    context = std::min(context, llama.config.context);
+    // Rows of other weights would give other answers.
+    const auto changed = last_write_time(file).time_since_epoch().count();
+    spec.parking.model =
+        file.string() + " " + weights + " " + std::to_string(changed);
+    spec.parking.rows = *kvtwin::DTypeFromName(rows);
+    const auto cache =
+        llama.MakeCache(kvtwin::InitOf(spec.sessions, spec.parking.rows));
+    const auto forward = [&, logits = Rows()](kvtwin::Cache& cells,
+                                              const auto& batch) mutable {
+      logits = llama.Forward(cells, batch);
+      return std::span<const float>(logits.data(), logits.size());
+    };
+    const auto bytes = [&](int token) { return tokenizer.Bytes(token); };
+    const auto service = Value(
+        kvtwin::MakeService(*cache, spec, {forward, bytes, llama.config.end}));
+    Api api{file.parent_path().filename(),
+            llama.config.vocab,
+            context,
+            spec.keep >= 0,
+            tokenizer,
+            *service};
+    // More threads than answers, so that other requests are refused at once.
+    Listen(api, host, port, spec.sessions.slots + spec.queue + 16);
   } catch (const std::exception& error) {
-    std::cerr << "serve: " << error.what() << "\n";
+    std::cerr << "serve " << model << ": " << error.what() << "\n";
     return 1;
   }
 }

@@ -13,6 +13,7 @@ import concurrent.futures
 import http.client
 import json
 import math
+import os
 import pathlib
 import signal
 import subprocess
@@ -36,7 +37,8 @@ class Server:
     def __init__(self, build, model, *options):
         self.process = subprocess.Popen(
             [build / "serve", model, "--port", "0", *map(str, options)],
-            stdout=subprocess.PIPE, text=True)
+            stdout=subprocess.PIPE, text=True,
+            env={"OMP_NUM_THREADS": "2", **os.environ})
         self.url = self.process.stdout.readline().strip()
         self.name = model.name
         assert self.url.startswith("http://"), self.url
@@ -346,6 +348,25 @@ def test_cancel(server):
         server.wait_for("cancelled_total", before)
 
 
+def test_queue(build, model, *options):
+    """If the queue is full, a request is refused at once."""
+    with Server(build, model, *options, "--slots", 1, "--queue", 1) as server:
+        busy = [server.open("/v1/completions", {
+            "prompt": "Go on", "max_tokens": 100000, "stream": True})
+            for _ in range(2)]
+        server.wait_for("requests_running", 1)
+        connection, response = server.open("/v1/completions", {"prompt": "x"})
+        error = json.loads(response.read())["error"]
+        assert response.status == 503 and error["type"] == "server_error", error
+        assert "queue" in error["message"], error
+        assert server.metrics()["requests_refused_total"] == 1
+        for connection, response in busy:
+            response.close()
+            connection.close()
+        server.wait_for("requests_running", 0)
+        server.complete("x", max_tokens=1)
+
+
 QUESTIONS = ("What is the capital of France?", "And what is that of Italy?",
              "Tell a long story about a train between them.")
 
@@ -472,9 +493,9 @@ def test_tiny(build, scratch):
     test_logits(build, tiny)
     test_tokenizer(build, tiny)
     test_hostile_files(build, tiny, scratch)
-    options = ("--weights", "f32", "--rows", "f32", "--slots", 8,
-               "--threads", 1)
+    options = ("--weights", "f32", "--rows", "f32", "--slots", 8)
     test_shift(build, tiny, *options)
+    test_queue(build, tiny, *options[:4])
     options += ("--context", 2048)
     with Server(build, tiny, *options) as server:
         test_errors(server)

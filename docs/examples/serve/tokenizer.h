@@ -10,11 +10,10 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <queue>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -66,14 +65,29 @@ class Pattern {
 
 class Tokenizer {
  public:
-  // Reads serve.json, which convert.py made, for a vocabulary of `vocab`
-  // tokens. Throws an std::exception that names the file.
-  Tokenizer(const std::string& folder, int vocab) try
-      : Tokenizer(nlohmann::json::parse(std::ifstream(folder + "/serve.json"))
-                      .at("tokenizer"),
-                  vocab) {
-  } catch (const std::exception& error) {
-    throw std::runtime_error(folder + "/serve.json: " + error.what());
+  // Reads the part "tokenizer" of serve.json, for a vocabulary of `vocab`
+  // tokens. Throws an std::exception if it is wrong.
+  Tokenizer(const nlohmann::json& json, int vocab)
+      : bytes_(vocab),
+        byte_tokens_(json.at("byte_tokens")),
+        merges_(json.at("merges")),
+        special_(json.at("special")),
+        pieces_(json.at("pieces")),
+        specials_(json.at("specials")) {
+    for (int byte = 0; byte < 256; ++byte) {
+      const int token = byte_tokens_[byte];
+      if (token != -1) bytes_.at(token) = static_cast<char>(byte);
+    }
+    for (int rank = 0; const auto& [left, right, merged] : merges_) {
+      ranks_.try_emplace({left, right}, rank++);
+      bytes_.at(merged) = bytes_.at(left) + bytes_.at(right);
+      longest_ = std::max(longest_, bytes_[merged].size());
+      if (longest_ > 1 << 12) throw std::length_error("too long a token");
+    }
+    for (const auto& [name, token] : special_) {
+      bytes_.at(token).clear();
+      longest_ = std::max(longest_, name.size());
+    }
   }
 
   // Adds the tokens of a text, which is UTF-8, to others. Special tokens, such
@@ -97,80 +111,44 @@ class Tokenizer {
   std::size_t longest() const { return longest_; }
 
  private:
-  Tokenizer(const nlohmann::json& json, int vocab)
-      : bytes_(vocab),
-        byte_tokens_(json.at("byte_tokens")),
-        special_(json.at("special")),
-        pieces_(json.at("pieces")),
-        specials_(json.at("specials")) {
-    for (int byte = 0; byte < 256; ++byte) {
-      const int token = byte_tokens_[byte];
-      if (token != -1) bytes_.at(token) = static_cast<char>(byte);
-    }
-    const std::vector<std::array<int, 3>> merges = json.at("merges");
-    for (const auto& [left, right, merged] : merges) {
-      const int rank = static_cast<int>(merges_.size());
-      merges_.try_emplace({left, right}, rank, merged);
-      bytes_.at(merged) = bytes_.at(left) + bytes_.at(right);
-      longest_ = std::max(longest_, bytes_[merged].size());
-      if (longest_ > 1 << 12) throw std::length_error("too long a token");
-    }
-    for (const auto& [name, token] : special_) {
-      bytes_.at(token).clear();
-      longest_ = std::max(longest_, name.size());
-    }
-  }
-
   // Merges the pair of the lowest rank, the first of these, until no pair has a
   // rank.
   void Merge(std::string_view piece, Tokens& out) const {
-    struct Part {
-      int token, next;  // The index of the next part.
-      int before;       // And of the one before it.
-    };
-    std::vector<Part> parts;
-    for (const unsigned char byte : piece) {
-      const int size = static_cast<int>(parts.size());
-      const int token = byte_tokens_[byte];
-      if (token >= 0) parts.push_back({token, size + 1, size - 1});
+    std::map<std::size_t, int> parts;  // Tokens by their first bytes.
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      const int token = byte_tokens_[static_cast<unsigned char>(piece[i])];
+      if (token >= 0) parts[i] = token;
     }
-    const int end = static_cast<int>(parts.size());
-    const auto find = [&](int left) {
-      return left < 0 || parts[left].next == end
-                 ? merges_.end()
-                 : merges_.find(
-                       {parts[left].token, parts[parts[left].next].token});
+    const int none = static_cast<int>(merges_.size());
+    const auto rank_of = [&](auto left) {
+      const auto right = std::next(left);
+      if (right == parts.end()) return none;
+      const auto rank = ranks_.find({left->second, right->second});
+      return rank == ranks_.end() ? none : rank->second;
     };
-    // The ranks of pairs, and the indices of their left parts. A pair may have
-    // changed since it was added.
-    std::priority_queue<std::pair<int, int>, std::vector<std::pair<int, int>>,
-                        std::greater<>>
-        pairs;
-    const auto add = [&](int left) {
-      const auto merge = find(left);
-      if (merge != merges_.end()) pairs.push({merge->second.first, left});
+    // The ranks of pairs, and the first bytes of their left parts. A pair may
+    // have changed since it was added.
+    std::set<std::pair<int, std::size_t>> pairs;
+    const auto add = [&](auto left) {
+      pairs.emplace(rank_of(left), left->first);
     };
-    for (int i = 0; i < end; ++i) add(i);
-    while (!pairs.empty()) {
-      const auto [rank, left] = pairs.top();
-      pairs.pop();
-      const auto merge = find(left);
-      if (merge == merges_.end() || merge->second.first != rank) continue;
-      Part& part = parts[left];
-      part.token = merge->second.second;
-      const int merged = std::exchange(part.next, parts[part.next].next);
-      parts[merged].token = -1;  // It is in no pair.
-      if (part.next < end) parts[part.next].before = left;
+    for (auto left = parts.begin(); left != parts.end(); ++left) add(left);
+    while (!pairs.empty() && pairs.begin()->first < none) {
+      const auto [rank, first] = pairs.extract(pairs.begin()).value();
+      const auto left = parts.find(first);
+      if (left == parts.end() || rank_of(left) != rank) continue;
+      left->second = merges_[rank][2];
+      parts.erase(std::next(left));
       add(left);
-      add(part.before);
+      if (left != parts.begin()) add(std::prev(left));
     }
-    for (int i = 0; i < end; i = parts[i].next) out.push_back({parts[i].token});
+    for (const auto& [first, token] : parts) out.push_back({token});
   }
 
-  std::vector<std::string> bytes_;    // By token.
-  std::array<int, 256> byte_tokens_;  // By byte; -1: it has none.
-  // Rank and merged token, by left and right token.
-  std::map<std::pair<int, int>, std::pair<int, int>> merges_;
+  std::vector<std::string> bytes_;            // By token.
+  std::array<int, 256> byte_tokens_;          // By byte; -1: it has none.
+  std::vector<std::array<int, 3>> merges_;    // Left, right and merged token.
+  std::map<std::pair<int, int>, int> ranks_;  // Indices of merges, by pair.
   std::map<std::string, int> special_;
   Pattern pieces_, specials_;
   std::size_t longest_ = 1;

@@ -14,7 +14,9 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/index.h"
@@ -42,8 +44,10 @@ Prompt PromptOf(const std::vector<int>& tokens) {
 // A cache whose rows are the numbers of their tokens, and its sessions.
 class ParkingServer {
  public:
-  explicit ParkingServer(const CacheSpec& spec = {}, DType rows = DType::kF32)
+  explicit ParkingServer(const CacheSpec& spec = {}, DType rows = DType::kF32,
+                         std::optional<DType> v_rows = {})
       : cache_(*MakeCache(spec)) {
+    EXPECT_TRUE(cache_->SetConfig({.v_dtype = v_rows}).ok());
     EXPECT_TRUE(cache_->Init(InitOf(kParkingSpec, rows)).ok());
     sessions_ = *MakeSessions(*cache_, kParkingSpec);
   }
@@ -252,11 +256,36 @@ TEST_F(Parked, OtherModelsAndRowsAreLeftAlone) {
   }
   EXPECT_EQ(Files().size(), 1);
   // Rows of another dtype are not parked.
-  ParkingServer server({}, DType::kF16);
-  const int slot = server.Compute(PromptOf({4}));
-  const Status status = Open()->Park(server.sessions(), server.cache(), slot);
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("f16"));
+  for (const auto& [rows, v_rows, found] :
+       {std::tuple(DType::kF16, DType::kF16, "of f16,"),
+        std::tuple(DType::kF32, DType::kBF16, "of f32 and bf16,")}) {
+    ParkingServer server({}, rows, v_rows);
+    const int slot = server.Compute(PromptOf({4}));
+    const Status status = Open()->Park(server.sessions(), server.cache(), slot);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(found));
+  }
+}
+
+TEST_F(Parked, VRowsMayHaveAnotherDType) {
+  const Prompt prompt = PromptOf({1, 2, 3});
+  ParkingSpec spec = Spec();
+  spec.rows = DType::kF16;
+  spec.v_rows = DType::kF32;
+  {
+    const auto parking = *MakeParkingLot(spec);
+    ParkingServer server({}, DType::kF16, DType::kF32);
+    const int slot = server.Compute(prompt);
+    ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+  }
+  ParkingServer server({}, DType::kF16, DType::kF32);
+  const auto parking = *MakeParkingLot(spec);
+  EXPECT_EQ(*parking->Unpark(server.sessions(), server.cache(), 1, prompt, 1),
+            3);
+  EXPECT_EQ(server.Rows(1), RowsOfPrompt(prompt, 3));
+  // A cache whose V rows have the dtype of K leaves the file alone.
+  spec.v_rows = {};
+  EXPECT_EQ((*MakeParkingLot(spec))->Gauges().parked, 0);
 }
 
 // A sliding window holds the last tokens. Tokens after which it cannot resume
@@ -408,7 +437,9 @@ TEST_F(Parked, MisuseIsRefused) {
            {[](ParkingSpec& s) { s.folder = ""; }, "the folder has no name"},
            {[](ParkingSpec& s) { s.folder += '\0'; }, "NUL"},
            {[](ParkingSpec& s) { s.limit = 0; }, "limit is 0"},
-           {[](ParkingSpec& s) { s.rows = DType::kBits; }, "rows is bits"}}) {
+           {[](ParkingSpec& s) { s.rows = DType::kBits; }, "rows is bits"},
+           {[](ParkingSpec& s) { s.v_rows = DType::kBits; },
+            "v_rows is bits"}}) {
     ParkingSpec wrong = spec;
     change(wrong);
     EXPECT_THAT(MakeParkingLot(wrong).status().message(), HasSubstr(message));
@@ -513,6 +544,56 @@ TEST_F(Parked, AFileMayFailWhileItIsWanted) {
   EXPECT_EQ(
       parking->Gauges(),
       (ParkingGauges{.parked = 1, .written = 1, .loaded = 1, .failed = 1}));
+}
+
+TEST_F(Parked, FilesAreWrittenInOrder) {
+  const auto parking = Open();
+  for (const Prompt& prompt :
+       {PromptOf({1}), PromptOf({1, 2}), PromptOf({3}), PromptOf({1, 2, 3})}) {
+    ParkingServer server;
+    const int slot = server.Compute(prompt);
+    ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+  }
+  EXPECT_TRUE(parking->Wait().ok());
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 2, .written = 4}));
+  EXPECT_EQ(Files().size(), 2);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
+}
+
+// A file that could not be written does not come back with one that would have
+// replaced it.
+TEST_F(Parked, AFileMayFailWithTheOneThatItReplaces) {
+  const auto parking = Open();
+  ParkingServer first, second;
+  const int slot = first.Compute(PromptOf({1, 2}));
+  const int other = second.Compute(PromptOf({1, 2, 3}));
+  {
+    const FullDisk full;
+    ASSERT_TRUE(parking->Park(first.sessions(), first.cache(), slot).ok());
+    ASSERT_TRUE(parking->Park(second.sessions(), second.cache(), other).ok());
+    EXPECT_FALSE(parking->Wait().ok());
+  }
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.failed = 2}));
+  EXPECT_TRUE(Files().empty());
+}
+
+TEST_F(Parked, AFileIsReadInTheBackground) {
+  const auto parking = Open();
+  const Prompt prompt = PromptOf({1, 2, 3}), other = PromptOf({4, 5});
+  ParkAll(*parking, {prompt, other});
+  const auto fetch = [&](const Prompt& wanted) {
+    while (parking->Fetch(wanted, 1, true) != Fetched::kReady) usleep(1000);
+  };
+  EXPECT_EQ(parking->Fetch(PromptOf({9}), 1, true), Fetched::kNothing);
+  EXPECT_EQ(parking->Fetch(prompt, 4, true), Fetched::kNothing);
+  fetch(prompt);
+  EXPECT_EQ(parking->Fetch(other, 1, false), Fetched::kReading);
+  fs::remove(Files().front());
+  EXPECT_EQ(Unparked(*parking, prompt), 3);  // It was read before.
+  fetch(prompt);
+  fetch(other);
+  EXPECT_EQ(Unparked(*parking, other), 2);
+  EXPECT_EQ(Unparked(*parking, prompt), -1);
 }
 
 // The part file of a writer that was killed.

@@ -194,6 +194,7 @@ TEST(Documented, AService) {
   const std::vector<SessionInput> prompt = {{.token = 5}, {.token = 7}};
   std::string sent;
   const auto Send = [&](const std::string& text) { sent += text; };
+  const auto Refuse = [](const Status& error) { FAIL() << error.ToString(); };
 
   const SessionsSpec sizes = {.slots = 16, .context = 8192, .batch = 512};
   Status status = cache.Init(InitOf(sizes, DType::kF16));
@@ -208,12 +209,13 @@ TEST(Documented, AService) {
                                     .limit = 500,
                                     .stops = {"\n\n"},
                                     .sample = Sampler(0.7, 0.9, /*seed=*/1)});
+  if (!answer.ok()) return Refuse(answer.status());
   AnswerPart part;
   while (part.finish == Finish::kNone) {
-    part = answer->Next(/*whole=*/false, std::chrono::seconds(1));
+    part = (*answer)->Next(/*whole=*/false, std::chrono::seconds(1));
     Send(part.text);
   }
-  if (part.finish == Finish::kError) status = part.status;
+  status = part.status;
 
   EXPECT_TRUE(status.ok()) << status.ToString();
   EXPECT_EQ(part.finish, Finish::kStop);

@@ -1,0 +1,170 @@
+// A service whose disk stands still.
+//
+// This is a separate program because the linker wraps the C library's
+// functions.
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdarg>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "core/index.h"
+#include "kvtwin/serving.h"
+#include "props/base/scratch_folder.h"
+
+namespace {
+
+std::atomic<bool> stands = false;
+
+void WaitForDisk() {
+  while (stands) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace
+
+extern "C" {
+// NOLINTBEGIN: the linker names these.
+int __real_open(const char* path, int flags, ...);
+int __real_flock(int file, int operation);
+
+int __wrap_open(const char* path, int flags, ...) {
+  std::va_list list;
+  va_start(list, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(list, mode_t) : 0;
+  va_end(list);
+  if (std::string_view(path).ends_with(".safetensors")) WaitForDisk();
+  return __real_open(path, flags, mode);
+}
+// A file is locked before it is written.
+int __wrap_flock(int file, int operation) {
+  WaitForDisk();
+  return __real_flock(file, operation);
+}
+// NOLINTEND
+}
+
+namespace kvtwin::props {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A service whose answers are of one token.
+class SlowDisk : public testing::Test {
+ protected:
+  ~SlowDisk() override { stands = false; }
+
+  void MakeService() {
+    service_.reset();
+    cache_ = *MakeCache({});
+    const SessionsSpec sizes = {.slots = 2, .context = 32, .batch = 16};
+    ASSERT_TRUE(cache_->Init(InitOf(sizes, DType::kF32)).ok());
+    service_ = *kvtwin::MakeService(
+        *cache_,
+        {.sessions = sizes,
+         .worth = 2,
+         .parking = {.folder = folder_.File("parked"), .model = "m"}},
+        {.forward =
+             [this](Cache& cache, const SessionBatch& batch) {
+               const std::vector<float> ones(batch.inputs.size(), 1);
+               const TensorView rows =
+                   DenseView(ones.data(), DType::kF32,
+                             {1, 1, std::ssize(batch.inputs), 1});
+               EXPECT_TRUE(cache.Put(rows, rows).ok());
+               logits_.assign(batch.outputs.size(), 0);
+               return std::span<const float>(logits_);
+             },
+         .bytes = [](int) { return std::string("x"); }});
+  }
+
+  // Asks for an answer to four equal tokens, and others.
+  std::unique_ptr<Answer> Ask(int token, int others = 0) {
+    std::vector<SessionInput> prompt(4, SessionInput{token});
+    prompt.insert(prompt.end(), AsSize(others), SessionInput{0});
+    return *service_->Ask(
+        {.prompt = prompt, .limit = 1, .stops = {}, .sample = [](auto) {
+           return 0;
+         }});
+  }
+
+  static AnswerPart Whole(Answer& answer, int wait = 10000) {
+    return answer.Next(true, milliseconds(wait));
+  }
+
+  void ExpectMetric(const std::string& line) {
+    EXPECT_NE(service_->Metrics().find("\nkvtwin_" + line + "\n"),
+              std::string::npos)
+        << service_->Metrics();
+  }
+
+  ScratchFolder folder_{"slow_disk"};
+  std::unique_ptr<Cache> cache_;
+  std::vector<float> logits_;
+  std::unique_ptr<Service> service_;
+};
+
+// Answers continue, until copies of as many conversations wait as there are
+// slots, and one more.
+TEST_F(SlowDisk, BatchesContinueWhileFilesAreWritten) {
+  MakeService();
+  stands = true;
+  for (const int token : {1, 2, 3}) {
+    EXPECT_EQ(Whole(*Ask(token)).finish, Finish::kLength) << token;
+  }
+  const auto answer = Ask(4);
+  EXPECT_EQ(Whole(*answer, 100).finish, Finish::kNone);
+  ExpectMetric("conversations_writing 3");
+  stands = false;
+  EXPECT_EQ(Whole(*answer).finish, Finish::kLength);
+  service_.reset();
+  EXPECT_EQ(
+      std::distance(std::filesystem::directory_iterator(folder_.File("parked")),
+                    std::filesystem::directory_iterator()),
+      4);
+}
+
+TEST_F(SlowDisk, BatchesContinueWhileAFileIsRead) {
+  MakeService();
+  EXPECT_EQ(Whole(*Ask(1)).finish, Finish::kLength);
+  EXPECT_EQ(Whole(*Ask(2)).finish, Finish::kLength);
+  MakeService();
+  stands = true;
+  const auto first = Ask(1, 3), second = Ask(2, 3);
+  auto dropped = Ask(1, 5);
+  EXPECT_EQ(Whole(*Ask(5)).finish, Finish::kLength);
+  EXPECT_EQ(Whole(*Ask(6)).finish, Finish::kLength);
+  EXPECT_EQ(Whole(*first, 0).finish, Finish::kNone);
+  EXPECT_EQ(Whole(*second, 0).finish, Finish::kNone);
+  dropped.reset();
+  stands = false;
+  EXPECT_EQ(Whole(*first).reused, 4);
+  EXPECT_EQ(Whole(*second).reused, 4);
+}
+
+// A file that was read for a request that was dropped gives place to another.
+TEST_F(SlowDisk, AReadingMayBeDropped) {
+  MakeService();
+  EXPECT_EQ(Whole(*Ask(1)).finish, Finish::kLength);
+  EXPECT_EQ(Whole(*Ask(2)).finish, Finish::kLength);
+  MakeService();
+  stands = true;
+  auto dropped = Ask(1, 3);
+  EXPECT_EQ(Whole(*dropped, 50).finish, Finish::kNone);
+  dropped.reset();
+  const auto answer = Ask(2, 3);
+  EXPECT_EQ(Whole(*answer, 50).finish, Finish::kNone);
+  stands = false;
+  EXPECT_EQ(Whole(*answer).reused, 4);
+}
+
+}  // namespace
+}  // namespace kvtwin::props
