@@ -239,9 +239,7 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
       Check(drawn, Products::kF32);
       const Case in_bf16 = InBf16(std::move(drawn));
       Check(in_bf16, Products::kBf16);
-      optimized::ForceBf16Multiplier(optimized::MultiplyInTiles<EmulatedTiles>);
       Check(in_bf16, Products::kEmulatedAmx);
-      optimized::ForceBf16Multiplier(nullptr);
       ASSERT_FALSE(HasFailure()) << "sizes " << i << ", case " << number;
     }
   }

@@ -327,10 +327,11 @@ void ExpectBitsOfTheEmulator(optimized::MultiplyBf16 multiply,
                                     .b = b.data(),
                                     .columns = columns,
                                     .c = sums.data(),
+                                    .c_row = columns,
                                     .add = seed % 4 != 0};
-  multiply(product);
+  multiply({&product, 1});
   product.c = emulated.data();
-  optimized::MultiplyInTiles<Tiles>(product);
+  optimized::MultiplyInTiles<Tiles>({&product, 1});
   for (std::size_t i = 0; i < sums.size(); ++i) {
     ASSERT_PRED2(HaveSameBits, sums[i], emulated[i])
         << "sum " << i << ", factors of 2^"
