@@ -115,7 +115,8 @@ class Vllm(Torch):
             "_C_AVX512" if cpu._is_avx512_supported() else "_C_AVX2")
         self.torch.ops.load_library(str(home / f"{name}.abi3.so"))
         self.ops = self.torch.ops._C
-        if cpu._is_amx_tile_supported():
+        # vllm asks Linux for AMX when it is imported.
+        if cpu._is_amx_tile_supported() and cpu._init_amx():
             self.ISA = "amx"
 
     def prepare(self, case, numbers):
