@@ -298,7 +298,8 @@ QueryHeads* TwinAttention::BeginHeads(const Item& item, const Call& call,
     float* loaded = scratch + before * call.k_padded();
     LoadQueries(group, item.first_head + h, call, loaded);
     if (call.multiply != nullptr && IsFew(group, call)) {
-      RoundFewToBf16(call.keys.tile, loaded, call.k_padded(), per_head);
+      RoundFewToBf16(call.keys.tile, call.multiply, loaded, call.k_padded(),
+                     per_head);
     } else if (call.multiply != nullptr) {
       RoundToBf16(loaded, call.k_padded(), per_head);
     }
@@ -344,9 +345,11 @@ void TwinAttention::Compute(const Item& item, const Item* next,
       tiles[i].tile.next = i < later->count ? &later->all[i].tile : nullptr;
     }
     if (tiles.empty()) {
+    } else if (IsFew(group, call) && call.multiply != nullptr) {
+      AttendFewInBf16(tiles[0].tile, heads, item.heads, scale, call.multiply,
+                      rest);
     } else if (IsFew(group, call)) {
-      const auto few = call.multiply == nullptr ? AttendFew : AttendFewInBf16;
-      few(tiles[0].tile, heads, item.heads, scale, rest);
+      AttendFew(tiles[0].tile, heads, item.heads, scale, rest);
     } else if (in_bf16) {
       AttendManyInBf16(tiles, heads[0], call.queries_per_head(), scale,
                        call.multiply, rest);

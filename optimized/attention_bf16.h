@@ -50,14 +50,16 @@ void MultiplyInRegisters(std::span<const Bf16Product> products);
 void RoundToBf16(float* rows, std::size_t padded, std::size_t count);
 
 // Rounds queries as AttendFewInBf16 takes them for such keys.
-void RoundFewToBf16(const TileRows& keys, float* rows, std::size_t padded,
-                    std::size_t count);
+void RoundFewToBf16(const TileRows& keys, MultiplyBf16 multiply, float* rows,
+                    std::size_t padded, std::size_t count);
 
-// Does what AttendFew does, with queries that RoundFewToBf16 has rounded. Rows
-// of q8_0 are multiplied as integers (attention_q8.h). Requires:
-// Bf16Multiplier() is not null.
+// Does what AttendFew does, with queries that RoundFewToBf16 has rounded, for
+// the same `multiply`. Rows of q8_0 are multiplied as integers
+// (attention_q8.h); those of bf16 and f8 as pairs if `multiply` is
+// MultiplyInRegisters.
 void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
-                     std::size_t head_count, ScoreScale scale, float* scratch);
+                     std::size_t head_count, ScoreScale scale,
+                     MultiplyBf16 multiply, float* scratch);
 
 // Tiles and queries that AttendManyInBf16 computes at once. The sums of AMX are
 // loaded and stored for these tiles together, which takes longer than the

@@ -57,57 +57,31 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const T* from, std::size_t step) {
   }
 }
 
+// Zips the vectors that are kHalf apart, then half of that, and so on.
+template <std::size_t kHalf, std::size_t kCount, class D>
+HWY_INLINE void ZipAll(D d, hn::Vec<D> (&vectors)[kCount]) {
+  HWY_UNROLL(8)
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if ((i & kHalf) == 0) Zip(d, vectors[i], vectors[i + kHalf]);
+  }
+  if constexpr (kHalf > 1) ZipAll<kHalf / 2>(d, vectors);
+}
+
 // Transposes square blocks of 16 bytes each way, side by side in a vector. Each
 // round zips vectors that are half a block apart, then a quarter, and so on: it
 // exchanges one bit of an element's row with one of its column.
-template <class D, class Write>
-HWY_INLINE void TransposeBlocks(D d, const float* rows, std::size_t stride,
+template <class D, class T, class Write>
+HWY_INLINE void TransposeBlocks(D d, const T* rows, std::size_t stride,
                                 const Write& write) {
-  auto v0 = LoadBlocks(d, rows, 4 * stride);
-  auto v1 = LoadBlocks(d, rows + stride, 4 * stride);
-  auto v2 = LoadBlocks(d, rows + 2 * stride, 4 * stride);
-  auto v3 = LoadBlocks(d, rows + 3 * stride, 4 * stride);
-  Zip(d, v0, v2);
-  Zip(d, v1, v3);
-  Zip(d, v0, v1);
-  Zip(d, v2, v3);
-  write(0, v0);
-  write(1, v1);
-  write(2, v2);
-  write(3, v3);
-}
-
-template <class D, class Write>
-HWY_INLINE void TransposeBlocks(D d, const std::uint16_t* rows,
-                                std::size_t stride, const Write& write) {
-  auto v0 = LoadBlocks(d, rows, 8 * stride);
-  auto v1 = LoadBlocks(d, rows + stride, 8 * stride);
-  auto v2 = LoadBlocks(d, rows + 2 * stride, 8 * stride);
-  auto v3 = LoadBlocks(d, rows + 3 * stride, 8 * stride);
-  auto v4 = LoadBlocks(d, rows + 4 * stride, 8 * stride);
-  auto v5 = LoadBlocks(d, rows + 5 * stride, 8 * stride);
-  auto v6 = LoadBlocks(d, rows + 6 * stride, 8 * stride);
-  auto v7 = LoadBlocks(d, rows + 7 * stride, 8 * stride);
-  Zip(d, v0, v4);
-  Zip(d, v1, v5);
-  Zip(d, v2, v6);
-  Zip(d, v3, v7);
-  Zip(d, v0, v2);
-  Zip(d, v1, v3);
-  Zip(d, v4, v6);
-  Zip(d, v5, v7);
-  Zip(d, v0, v1);
-  Zip(d, v2, v3);
-  Zip(d, v4, v5);
-  Zip(d, v6, v7);
-  write(0, v0);
-  write(1, v1);
-  write(2, v2);
-  write(3, v3);
-  write(4, v4);
-  write(5, v5);
-  write(6, v6);
-  write(7, v7);
+  constexpr std::size_t kRows = 16 / sizeof(T);
+  hn::Vec<D> vectors[kRows];
+  HWY_UNROLL(8)
+  for (std::size_t i = 0; i < kRows; ++i) {
+    vectors[i] = LoadBlocks(d, rows + i * stride, kRows * stride);
+  }
+  ZipAll<kRows / 2>(d, vectors);
+  HWY_UNROLL(8)
+  for (std::size_t i = 0; i < kRows; ++i) write(i, vectors[i]);
 }
 
 // Calls write(tag, row, column, vector) for all elements of `count` rows of

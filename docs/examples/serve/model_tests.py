@@ -124,7 +124,7 @@ def texts(count):
         yield "".join(draw.choices(parts, k=draw.randrange(1, 20)))
 
 
-# Of the tokens of these texts, for the tiny model, by tokenizers 0.23.3.
+# The hash of the tokens that tokenizers 0.23.3 finds in these texts, for the tiny model.
 TINY_TOKENS = (
     "f43fcfcf8ecffaf60fe6776a550d872284408bfe639573286d772b015a9f558d")
 

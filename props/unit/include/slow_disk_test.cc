@@ -86,6 +86,16 @@ class SlowDisk : public testing::Test {
          .bytes = [](int) { return std::string("x"); }});
   }
 
+  // Makes a service for which two conversations are on a disk that stands
+  // still.
+  void ParkTwoAndRestart() {
+    MakeService();
+    EXPECT_EQ(Whole(*Ask(1)).finish, Finish::kLength);
+    EXPECT_EQ(Whole(*Ask(2)).finish, Finish::kLength);
+    MakeService();
+    stands = true;
+  }
+
   // Asks for an answer to four equal tokens, and others.
   std::unique_ptr<Answer> Ask(int token, int others = 0) {
     std::vector<SessionInput> prompt(4, SessionInput{token});
@@ -133,11 +143,7 @@ TEST_F(SlowDisk, BatchesContinueWhileFilesAreWritten) {
 }
 
 TEST_F(SlowDisk, BatchesContinueWhileAFileIsRead) {
-  MakeService();
-  EXPECT_EQ(Whole(*Ask(1)).finish, Finish::kLength);
-  EXPECT_EQ(Whole(*Ask(2)).finish, Finish::kLength);
-  MakeService();
-  stands = true;
+  ParkTwoAndRestart();
   const auto first = Ask(1, 3), second = Ask(2, 3);
   auto dropped = Ask(1, 5);
   EXPECT_EQ(Whole(*Ask(5)).finish, Finish::kLength);
@@ -152,11 +158,7 @@ TEST_F(SlowDisk, BatchesContinueWhileAFileIsRead) {
 
 // A file that was read for a request that was dropped gives place to another.
 TEST_F(SlowDisk, AReadingMayBeDropped) {
-  MakeService();
-  EXPECT_EQ(Whole(*Ask(1)).finish, Finish::kLength);
-  EXPECT_EQ(Whole(*Ask(2)).finish, Finish::kLength);
-  MakeService();
-  stands = true;
+  ParkTwoAndRestart();
   auto dropped = Ask(1, 3);
   EXPECT_EQ(Whole(*dropped, 50).finish, Finish::kNone);
   dropped.reset();
