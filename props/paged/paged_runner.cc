@@ -16,7 +16,7 @@ namespace kvtwin::props {
 namespace {
 
 // Runs the history on pools that `driver` makes, and that live as long as it.
-RunResult Play(const PagedHistory& history, PagedDriver& driver) {
+RunResult PlayOnPools(const PagedHistory& history, PagedDriver& driver) {
   RunResult result = {.ran = true};
   std::size_t step = history.ops.size();
   try {
@@ -51,7 +51,7 @@ RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
   };
   PagedDriver driver(history.spec, counts, make_noted, same_messages);
   if (counts != nullptr) AddDTypes(history.spec, *counts);
-  RunResult result = Play(history, driver);
+  RunResult result = PlayOnPools(history, driver);
   if (result.failure) result.failure->trace = noted.Steps();
   return result;
 }
@@ -88,7 +88,7 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
   };
   // The recorder is read after the run, so the pools live on.
   PagedDriver driver(history.spec, nullptr, make_recorded);
-  const RunResult result = Play(history, driver);
+  const RunResult result = PlayOnPools(history, driver);
   std::string line;
   std::getline(lines, line);
   auto header = nlohmann::ordered_json::parse(line);

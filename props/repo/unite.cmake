@@ -29,8 +29,7 @@ set(united_as
     "props/(laws|sessions)/.*_(test|props)[.]" tests_of_sessions
     "core/" core
     "props/(backend|certify|command|report|shrink)/" command
-    "props/(laws|search)/" search
-    "props/(oracle|paged)/" oracle
+    "props/(laws|oracle|paged|search)/" search
     "props/(attention|base|compare|history|sessions)/" histories
     "optimized/" optimized)
 # In a release build, tests and what runs once per command are optimized little: they
@@ -38,8 +37,8 @@ set(united_as
 # calls the twins many times in little time is optimized a bit more.
 set(cold $<$<CONFIG:Release>:-Og>)
 set(cold_sources "props.(backend|certify|command|page_judge|report|search.museum|shrink).|sources_(command|museum)[.]")
-set(warm $<$<CONFIG:Release>:-O1>)
-set(warm_sources "props.(laws|oracle|paged|search).|sources_(oracle|search)[.]")
+set(warm "$<$<CONFIG:Release>:-O1;-finline-small-functions;-fpartial-inlining>")
+set(warm_sources "props.(attention|base|compare|history|laws|oracle|paged|search|sessions).|sources_(histories|search)[.]")
 function(kvtwin_unite list)
   set(all "")
   set(sources "")

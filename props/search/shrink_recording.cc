@@ -169,9 +169,9 @@ Calls WithoutToken(Calls calls, std::size_t pass, std::size_t token) {
   return calls;
 }
 
-class Shrinker {
+class RecordingShrinker {
  public:
-  Shrinker(const Recorder& record, const RecordingShrinkOptions& options)
+  RecordingShrinker(const Recorder& record, const RecordingShrinkOptions& options)
       : record_(record), options_(options) {}
 
   Status Start(Calls calls, const std::string& bucket) {
@@ -307,7 +307,7 @@ Result<ShrunkRecording> ShrinkRecording(
        ++i) {
     calls.lines.push_back(Json::parse(line));
   }
-  Shrinker shrinker(record, options);
+  RecordingShrinker shrinker(record, options);
   Status status =
       shrinker.Start(std::move(calls), BucketOfReason(judgement.reason()));
   if (!status.ok()) return status;

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/index.h"
+#include "core/json_line.h"
 
 namespace kvtwin::props {
 
@@ -32,20 +32,22 @@ Result<std::vector<ServiceRequest>> ReadServiceHour(const std::string& path,
   std::ifstream file(path);
   int number = 0;
   for (std::string line; std::getline(file, line);) {
-    ServiceRequest request;
     ++number;
-    try {
-      const auto json = nlohmann::json::parse(line);
-      json.at("input_length").get_to(request.input_length);
-      json.at("output_length").get_to(request.output_length);
-      json.at("hash_ids").get_to(request.blocks);
-    } catch (const nlohmann::json::exception&) {
-      request = {};
+    JsonValue object;
+    std::string problem = ParseJsonLine(line, object);
+    ServiceRequest request;
+    if (problem.empty()) {
+      const JsonFields fields(object, "", problem);
+      request = {.input_length = fields.Int("input_length"),
+                 .output_length = fields.Int("output_length"),
+                 .blocks = fields.Ints("hash_ids")};
     }
-    if (!IsWhole(request)) {
-      return Status(
-          StatusCode::kInvalidArgument,
-          fmt::format("{}:{}: not a request with its blocks", path, number));
+    if (problem.empty() && !IsWhole(request)) {
+      problem = "not a request with its blocks";
+    }
+    if (!problem.empty()) {
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("{}:{}: {}", path, number, problem));
     }
     if (std::int64_t{request.input_length} + request.output_length <= context) {
       requests.push_back(std::move(request));
