@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <iterator>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
@@ -45,7 +44,7 @@ Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
               fmt::format("element {} is {}, which no recording can hold", i,
                           number)};
     }
-    fmt::format_to(std::back_inserter(text), "{}{}", i == 0 ? "" : ",", number);
+    text += fmt::format("{}{}", i == 0 ? "" : ",", number);
   }
   return {};
 }
