@@ -172,15 +172,15 @@ void ScoreInBf16(const AttentionTile& tile, const QueryHeads* heads,
     return scores + (h * kFewQueries + q) * kTile + t;
   };
   if (HasIntegers(keys)) {
-    return ForEachCells<kIntegerCells>(
-        keys, tile.cells, true, ahead, heads, head_count, rows,
-        [&](std::size_t h, std::size_t t, CellsRows cells,
-            std::size_t head_dim) {
-          for (std::size_t q = 0; q < count; q += 4) {
-            IntegerDots(heads[h].queries + q * padded, padded, count - q, cells,
-                        head_dim, scores_of(h, q, t));
-          }
-        });
+    EvenFetches fetches(tile.values, tile.cells, heads, head_count);
+    for (std::size_t h = 0; h < head_count; ++h) {
+      for (std::size_t q = 0; q < count; q += 4) {
+        IntegerDots(heads[h].queries + q * padded, padded, count - q,
+                    RowsOfHead(keys, heads[h].kv_head), tile.cells,
+                    keys.head_dim, fetches, scores_of(h, q, 0));
+      }
+    }
+    return;
   }
   if (!MultipliesPairs(keys, multiply)) {
     return ScoreFew(tile, heads, head_count, scores, rows);
@@ -207,12 +207,15 @@ void AddInBf16(const AttentionTile& tile, const QueryHeads* heads,
   const std::size_t count = heads[0].count;
   const RowsAhead ahead(tile.next, &AttentionTile::keys);
   if (HasIntegers(values)) {
-    return ForEachCells<kTile>(
-        values, tile.cells, true, ahead, heads, head_count, rows,
-        [&](std::size_t h, std::size_t, CellsRows cells, std::size_t head_dim) {
-          AddIntegerValues(weights + h * kFewQueries * kTile, padded, count,
-                           cells, tile.cells, head_dim, heads[h].out);
-        });
+    // After the last tile, its keys are fetched again, which costs little.
+    const AttentionTile& next = tile.next == nullptr ? tile : *tile.next;
+    EvenFetches fetches(next.keys, next.cells, heads, head_count);
+    for (std::size_t h = 0; h < head_count; ++h) {
+      AddIntegerValues(weights + h * kFewQueries * kTile, padded, count,
+                       RowsOfHead(values, heads[h].kv_head), tile.cells,
+                       values.head_dim, fetches, heads[h].out);
+    }
+    return;
   }
   if (!MultipliesPairs(values, multiply)) {
     return AddFew(tile, heads, head_count, weights, rows);

@@ -76,22 +76,26 @@ void RoundQuery(float* query, std::size_t head_dim) {
   *parts.unit = largest / kQueryUnits;
 }
 
-HWY_INLINE std::int16_t LoadHalf(const std::byte* from) {
-  std::int16_t half;
-  std::memcpy(&half, from, sizeof(half));
-  return half;
+// The scales of a block of four cells.
+HWY_INLINE std::int64_t LoadHalves(const std::byte* const* rows,
+                                   std::ptrdiff_t offset) {
+  std::uint64_t halves = 0;
+  HWY_UNROLL(4)
+  for (std::size_t t = 4; t-- > 0;) {
+    std::uint16_t half;
+    std::memcpy(&half, rows[t] + offset, sizeof(half));
+    halves = halves << 16 | half;
+  }
+  return static_cast<std::int64_t>(halves);
 }
 
-// The scales of a block of 16 cells.
+// The scales of a block of 16 cells. They are put together in registers of
+// integers, as the instructions that insert into vectors compete with products.
 HWY_INLINE __m512 LoadScales(const std::byte* const* rows,
                              std::ptrdiff_t offset) {
-  const auto load = [&](std::size_t t) __attribute__((always_inline)) {
-    return LoadHalf(rows[t] + offset);
-  };
-  return _mm512_cvtph_ps(
-      _mm256_setr_epi16(load(0), load(1), load(2), load(3), load(4), load(5),
-                        load(6), load(7), load(8), load(9), load(10), load(11),
-                        load(12), load(13), load(14), load(15)));
+  return _mm512_cvtph_ps(_mm256_setr_epi64x(
+      LoadHalves(rows, offset), LoadHalves(rows + 4, offset),
+      LoadHalves(rows + 8, offset), LoadHalves(rows + 12, offset)));
 }
 
 // Bytes of four cells that are four apart, 16 each.
@@ -118,73 +122,100 @@ HWY_INLINE __m512i SetOfFour(const std::int8_t* bytes) {
   return _mm512_set1_epi32(four);
 }
 
-// Adds the products of elements [i, i + 4) of the queries with those of 16
-// keys.
-template <std::size_t kQueries>
-HWY_INLINE void AddQuads(__m512i keys, const std::array<Query, 4>& queries,
-                         std::size_t i, BlockSums<kQueries>& sums) {
-  // The instruction takes numbers without a sign: they are 128 more.
-  keys = _mm512_xor_si512(keys, _mm512_set1_epi32(-0x7F7F7F80));
-  HWY_UNROLL(4)
-  for (std::size_t q = 0; q < kQueries; ++q) {
-    sums.high[q] =
-        _mm512_dpbusd_epi32(sums.high[q], keys, SetOfFour(queries[q].high + i));
-    sums.low[q] =
-        _mm512_dpbusd_epi32(sums.low[q], keys, SetOfFour(queries[q].low + i));
-  }
+// Elements [i, i + 4), [i + 4, i + 8), ... of 16 keys, where the instructions
+// for products take them: as numbers without a sign, which are 128 more.
+HWY_INLINE void LoadQuads(const std::byte* const* rows, std::ptrdiff_t offset,
+                          __m512i (&quads)[4]) {
+  const __m512i row0 = LoadFour(rows, offset);
+  const __m512i row1 = LoadFour(rows + 1, offset);
+  const __m512i row2 = LoadFour(rows + 2, offset);
+  const __m512i row3 = LoadFour(rows + 3, offset);
+  const __m512i low0 = _mm512_unpacklo_epi32(row0, row1);
+  const __m512i low1 = _mm512_unpacklo_epi32(row2, row3);
+  const __m512i high0 = _mm512_unpackhi_epi32(row0, row1);
+  const __m512i high1 = _mm512_unpackhi_epi32(row2, row3);
+  const __m512i sign = _mm512_set1_epi32(-0x7F7F7F80);
+  quads[0] = _mm512_xor_si512(_mm512_unpacklo_epi64(low0, low1), sign);
+  quads[1] = _mm512_xor_si512(_mm512_unpackhi_epi64(low0, low1), sign);
+  quads[2] = _mm512_xor_si512(_mm512_unpacklo_epi64(high0, high1), sign);
+  quads[3] = _mm512_xor_si512(_mm512_unpackhi_epi64(high0, high1), sign);
 }
 
-template <std::size_t kQueries>
+// See IntegerDots: for kQueries queries and 16 or 32 cells, which share what is
+// loaded of the queries.
+template <std::size_t kQueries, std::size_t kGroups>
 HWY_NOINLINE void Dots(const float* from, std::size_t padded, CellsRows keys,
-                       std::size_t head_dim, float* scores) {
-  const std::size_t blocks = head_dim / kBlockElements;
+                       std::size_t head_dim, EvenFetches& ahead,
+                       float* scores) {
+  EvenFetches fetches = ahead;
+  fetches.Next();  // The lines of the scales.
   std::array<Query, 4> queries;
-  __m512 results[kQueries];
+  __m512 results[kGroups][kQueries];
   HWY_UNROLL(4)
   for (std::size_t q = 0; q < kQueries; ++q) {
     queries[q] = PartsOf(const_cast<float*>(from) + q * padded, head_dim);
-    results[q] = _mm512_setzero_ps();
+    HWY_UNROLL(2)
+    for (auto& result : results) result[q] = _mm512_setzero_ps();
   }
-  for (std::size_t b = 0; b < blocks; ++b) {
-    BlockSums<kQueries> sums;
+  for (std::size_t b = 0; b < head_dim / kBlockElements; ++b) {
+    const std::ptrdiff_t block = keys.offset + AsInt(b * kBlockBytes);
+    BlockSums<kQueries> sums[kGroups];
     HWY_UNROLL(4)
     for (std::size_t q = 0; q < kQueries; ++q) {
-      sums.high[q] = _mm512_setzero_si512();
-      sums.low[q] = _mm512_set1_epi32(queries[q].sums[b]);
+      HWY_UNROLL(2)
+      for (BlockSums<kQueries>& sum : sums) {
+        sum.high[q] = _mm512_setzero_si512();
+        sum.low[q] = _mm512_set1_epi32(queries[q].sums[b]);
+      }
     }
     HWY_UNROLL(2)
     for (std::size_t half = 0; half < 2; ++half) {
-      const std::ptrdiff_t offset =
-          keys.offset + AsInt(b * kBlockBytes + 2 + half * kLanes);
+      __m512i quads[kGroups][4];
+      HWY_UNROLL(2)
+      for (std::size_t g = 0; g < kGroups; ++g) {
+        LoadQuads(keys.rows + g * kLanes, block + 2 + AsInt(half * kLanes),
+                  quads[g]);
+        fetches.Next();
+      }
       const std::size_t i = b * kBlockElements + half * kLanes;
-      const __m512i row0 = LoadFour(keys.rows, offset);
-      const __m512i row1 = LoadFour(keys.rows + 1, offset);
-      const __m512i row2 = LoadFour(keys.rows + 2, offset);
-      const __m512i row3 = LoadFour(keys.rows + 3, offset);
-      const __m512i low0 = _mm512_unpacklo_epi32(row0, row1);
-      const __m512i low1 = _mm512_unpacklo_epi32(row2, row3);
-      const __m512i high0 = _mm512_unpackhi_epi32(row0, row1);
-      const __m512i high1 = _mm512_unpackhi_epi32(row2, row3);
-      AddQuads(_mm512_unpacklo_epi64(low0, low1), queries, i, sums);
-      AddQuads(_mm512_unpackhi_epi64(low0, low1), queries, i + 4, sums);
-      AddQuads(_mm512_unpacklo_epi64(high0, high1), queries, i + 8, sums);
-      AddQuads(_mm512_unpackhi_epi64(high0, high1), queries, i + 12, sums);
+      HWY_UNROLL(4)
+      for (std::size_t quad = 0; quad < 4; ++quad) {
+        HWY_UNROLL(4)
+        for (std::size_t q = 0; q < kQueries; ++q) {
+          const __m512i high = SetOfFour(queries[q].high + i + 4 * quad);
+          const __m512i low = SetOfFour(queries[q].low + i + 4 * quad);
+          HWY_UNROLL(2)
+          for (std::size_t g = 0; g < kGroups; ++g) {
+            BlockSums<kQueries>& sum = sums[g];
+            sum.high[q] =
+                _mm512_dpbusd_epi32(sum.high[q], quads[g][quad], high);
+            sum.low[q] = _mm512_dpbusd_epi32(sum.low[q], quads[g][quad], low);
+          }
+        }
+      }
     }
-    const __m512 scale =
-        LoadScales(keys.rows, keys.offset + AsInt(b * kBlockBytes));
-    HWY_UNROLL(4)
-    for (std::size_t q = 0; q < kQueries; ++q) {
-      const __m512i sum =
-          _mm512_add_epi32(_mm512_slli_epi32(sums.high[q], 7), sums.low[q]);
-      results[q] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, results[q]);
+    HWY_UNROLL(2)
+    for (std::size_t g = 0; g < kGroups; ++g) {
+      const __m512 scale = LoadScales(keys.rows + g * kLanes, block);
+      HWY_UNROLL(4)
+      for (std::size_t q = 0; q < kQueries; ++q) {
+        const __m512i sum = _mm512_add_epi32(
+            _mm512_slli_epi32(sums[g].high[q], 7), sums[g].low[q]);
+        results[g][q] =
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, results[g][q]);
+      }
     }
   }
   HWY_UNROLL(4)
   for (std::size_t q = 0; q < kQueries; ++q) {
-    _mm512_store_ps(
-        scores + q * kTile,
-        _mm512_mul_ps(results[q], _mm512_set1_ps(*queries[q].unit)));
+    const __m512 unit = _mm512_set1_ps(*queries[q].unit);
+    HWY_UNROLL(2)
+    for (std::size_t g = 0; g < kGroups; ++g) {
+      _mm512_store_ps(scores + q * kTile + g * kLanes,
+                      _mm512_mul_ps(results[g][q], unit));
+    }
   }
+  ahead = fetches;
 }
 
 // The integers of the weights of a tile, times the scales of a block: pairs of
@@ -213,7 +244,9 @@ template <std::size_t kQueries>
 HWY_NOINLINE void AddBlock(const std::array<std::int32_t, kTile / 2>* pairs,
                            CellsRows values, std::size_t cells,
                            const float* units, float unit, std::size_t padded,
-                           float* out) {
+                           EvenFetches& ahead, float* out) {
+  EvenFetches fetches = ahead;
+  fetches.Next();  // The lines of the scales.
   __m512i low[kQueries];
   __m512i high[kQueries];
   HWY_UNROLL(4)
@@ -221,6 +254,7 @@ HWY_NOINLINE void AddBlock(const std::array<std::int32_t, kTile / 2>* pairs,
     low[q] = high[q] = _mm512_setzero_si512();
   }
   for (std::size_t t = 0; t < cells; t += 2) {
+    if (t % 8 == 0) fetches.Next();
     const __m512i a = _mm512_cvtepi8_epi16(
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values[t])));
     const __m512i b = _mm512_cvtepi8_epi16(
@@ -249,6 +283,7 @@ HWY_NOINLINE void AddBlock(const std::array<std::int32_t, kTile / 2>* pairs,
     _mm512_store_ps(to + kLanes,
                     _mm512_fmadd_ps(sum1, factor, _mm512_load_ps(to + kLanes)));
   }
+  ahead = fetches;
 }
 
 // Divides the weights of a query by the largest one, which it returns.
@@ -287,32 +322,45 @@ HWY_INLINE float DivideScales(CellsRows block, std::size_t cells,
 }  // namespace
 
 void IntegerDots(const float* queries, std::size_t padded, std::size_t count,
-                 CellsRows keys, std::size_t head_dim, float* scores) {
-  WithCount(count,
-            [&](auto n) { Dots<n>(queries, padded, keys, head_dim, scores); });
+                 CellsRows keys, std::size_t cells, std::size_t head_dim,
+                 EvenFetches& ahead, float* scores) {
+  WithCount(count, [&](auto n) {
+    for (std::size_t t = 0; t < cells; t += 2 * kLanes) {
+      const auto dots = cells - t > kLanes ? Dots<n, 2> : Dots<n, 1>;
+      dots(queries, padded, {keys.rows + t, keys.offset}, head_dim, ahead,
+           scores + t);
+    }
+  });
 }
 
 void AddIntegerValues(float* weights, std::size_t padded, std::size_t count,
                       CellsRows values, std::size_t cells, std::size_t head_dim,
-                      float* out) {
+                      EvenFetches& ahead, float* out) {
   std::array<float, kFewQueries> units;
   for (std::size_t q = 0; q < count; ++q) {
     At(units, q) = DivideByLargest(weights + q * kTile);
   }
+  const std::size_t blocks = head_dim / kBlockElements;
+  const auto block = [&](std::size_t b) {
+    return CellsRows{values.rows, values.offset + AsInt(b * kBlockBytes)};
+  };
+  // First the scales of all blocks, whose largest ones are found meanwhile.
+  __m512 scales[kMostBlocks][kTile / kLanes];
+  std::array<float, kMostBlocks> scale_units;
+  for (std::size_t b = 0; b < blocks; ++b) {
+    At(scale_units, b) = DivideScales(block(b), cells, scales[b]);
+  }
   alignas(64) WeightPairs pairs;
-  for (std::size_t b = 0; b < head_dim / kBlockElements; ++b) {
-    const CellsRows block = {values.rows,
-                             values.offset + AsInt(b * kBlockBytes)};
-    __m512 scales[kTile / kLanes];
-    const float unit = DivideScales(block, cells, scales);
+  for (std::size_t b = 0; b < blocks; ++b) {
     for (std::size_t q = 0; q < count; ++q) {
-      RoundWeights(weights + q * kTile, scales, At(pairs, q).data());
+      RoundWeights(weights + q * kTile, scales[b], At(pairs, q).data());
     }
-    const CellsRows numbers = {block.rows, block.offset + 2};
+    const CellsRows numbers = {values.rows, block(b).offset + 2};
     for (std::size_t q = 0; q < count; q += 4) {
       WithCount(count - q, [&](auto n) {
-        AddBlock<n>(&At(pairs, q), numbers, cells, units.data() + q, unit,
-                    padded, out + q * padded + b * kBlockElements);
+        AddBlock<n>(&At(pairs, q), numbers, cells, units.data() + q,
+                    At(scale_units, b), padded, ahead,
+                    out + q * padded + b * kBlockElements);
       });
     }
   }
@@ -341,9 +389,9 @@ namespace kvtwin::optimized {
 bool HasIntegers(const TileRows&) { return false; }
 void RoundToIntegers(float*, std::size_t, std::size_t) {}
 void IntegerDots(const float*, std::size_t, std::size_t, CellsRows, std::size_t,
-                 float*) {}
+                 std::size_t, EvenFetches&, float*) {}
 void AddIntegerValues(float*, std::size_t, std::size_t, CellsRows, std::size_t,
-                      std::size_t, float*) {}
+                      std::size_t, EvenFetches&, float*) {}
 
 }  // namespace kvtwin::optimized
 #endif  // HWY_ARCH_X86

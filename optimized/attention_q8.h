@@ -20,16 +20,16 @@ bool HasIntegers(const TileRows& rows);
 void RoundToIntegers(float* queries, std::size_t padded, std::size_t count);
 
 // scores[q * kAttentionTile + t] = queries[q] . keys[t] for up to four queries
-// and kIntegerCells cells.
-inline constexpr std::size_t kIntegerCells = 16;
+// and the cells of a tile. Meanwhile, other rows are fetched.
 void IntegerDots(const float* queries, std::size_t padded, std::size_t count,
-                 CellsRows keys, std::size_t head_dim, float* scores);
+                 CellsRows keys, std::size_t cells, std::size_t head_dim,
+                 EvenFetches& ahead, float* scores);
 
 // out[q] += weights[q * kAttentionTile + t] * values[t] over the cells of a
 // tile, for up to kFewQueries queries. The weights are lost.
 void AddIntegerValues(float* weights, std::size_t padded, std::size_t count,
                       CellsRows values, std::size_t cells, std::size_t head_dim,
-                      float* out);
+                      EvenFetches& ahead, float* out);
 
 }  // namespace kvtwin::optimized
 

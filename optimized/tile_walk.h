@@ -52,6 +52,10 @@ struct CellsRows {
   }
 };
 
+HWY_INLINE CellsRows RowsOfHead(const TileRows& rows, std::size_t kv_head) {
+  return {rows.rows.data(), HeadOffset(rows, kv_head)};
+}
+
 // Rows that are read after others, and are fetched into a cache meanwhile.
 class RowsAhead {
  public:
@@ -86,6 +90,44 @@ class RowsAhead {
   const TileRows* rows_;
   std::size_t cells_;
   std::size_t head_bytes_;  // 0 if they do not lie one after another.
+};
+
+// Fetches rows that are read a tile later into the second-level cache: evenly,
+// as a processor that is asked for many lines at once waits for them; and a
+// line of each of four rows at a time, which are streams (PlaceInStreams) that
+// the processor then fetches ahead by itself.
+class EvenFetches {
+ public:
+  EvenFetches(const TileRows& rows, std::size_t cells, const QueryHeads* heads,
+              std::size_t head_count)
+      : rows_(rows.rows.data()),
+        end_(rows_ + cells),
+        first_byte_(HeadOffset(rows, heads[0].kv_head)),
+        end_byte_(HeadOffset(rows, heads[head_count - 1].kv_head) +
+                  AsInt(HeadBytes(rows))),
+        byte_(first_byte_) {}
+
+  // Fetches the next four lines. After the last ones, it begins the last rows
+  // anew.
+  HWY_INLINE void Next() {
+    HWY_UNROLL(4)
+    for (std::size_t i = 0; i < kStreams; ++i) {
+      __builtin_prefetch(rows_[i] + byte_, 0, 2);
+    }
+    byte_ += 64;
+    if (byte_ < end_byte_) return;
+    byte_ = first_byte_;
+    if (rows_ + kStreams < end_) rows_ += kStreams;
+  }
+
+ private:
+  static constexpr std::size_t kStreams = 4;
+
+  const std::byte* const* rows_;
+  const std::byte* const* end_;
+  std::ptrdiff_t first_byte_;
+  std::ptrdiff_t end_byte_;
+  std::ptrdiff_t byte_;
 };
 
 // Fetches into the first-level cache what a walk over rows, kCells cells and
