@@ -278,6 +278,54 @@ TEST_F(Bf16FewQueries, TakeEachNumberOfQ8) {
   }
 }
 
+// Each block of each cell has a scale of its own.
+TEST_F(Bf16FewQueries, TakeTheScalesOfEachCell) {
+  constexpr std::int64_t kHeadDim = 64;
+  for (const std::int64_t count : {16, 17, 33, 48, 64, 100}) {
+    KnownCells cells = MakeCells(DType::kQ8, kHeadDim, count);
+    DenseTensor row = FilledTensor(DType::kF32, {kHeadDim, 1, 1, 1}, 0);
+    for (std::int64_t cell = 0; cell < count; ++cell) {
+      for (DenseTensor* rows : {&cells.key, &cells.value}) {
+        const std::int64_t factor = rows == &cells.key ? 29 : 17;
+        for (std::int64_t block = 0; block < 2; ++block) {
+          const std::int64_t number = (cell * factor + block * 11) % 31 + 1;
+          StoreElement(static_cast<float>(number) / 8,
+                       const_cast<std::byte*>(row.view().at(block * 32)),
+                       DType::kF32);
+        }
+        const TensorView& to = rows->view();
+        CopyRun(row.view(), 0, 0, 0, const_cast<std::byte*>(to.at(0, 0, cell)),
+                to.stride[0], DType::kQ8);
+      }
+    }
+    const std::vector<float> out =
+        AttendTo(cells, 2, 1, [](std::int64_t i, std::int64_t head) {
+          return i == head * 32 ? kOne : 0.0f;
+        });
+    for (std::int64_t head = 0; head < 2; ++head) {
+      double sum = 0;
+      std::array<double, 2> expected = {};
+      for (std::int64_t cell = 0; cell < count; ++cell) {
+        const double weight =
+            std::exp2(LoadFrom(cells.key.view(), head * 32, 0, cell));
+        sum += weight;
+        for (std::int64_t block = 0; block < 2; ++block) {
+          At(expected, block) +=
+              weight * LoadFrom(cells.value.view(), block * 32, 0, cell);
+        }
+      }
+      EXPECT_NEAR(out[AsSize(2 * kHeadDim + head)], std::log(sum), 1e-5)
+          << count << " cells";
+      for (std::int64_t block = 0; block < 2; ++block) {
+        // Weights have 15 bits.
+        EXPECT_NEAR(out[AsSize(head * kHeadDim + block * 32)],
+                    At(expected, block) / sum, 1e-4)
+            << count << " cells, block " << block;
+      }
+    }
+  }
+}
+
 // An element of a query is a multiple of a part of the largest element.
 TEST_F(Bf16FewQueries, RoundToPartsOfTheLargest) {
   // Without AVX-512 BF16, queries keep their f32: there is nothing to round.
