@@ -5,10 +5,11 @@ usage: transformers_decode.py [--contexts 32,512,2048,8000] [--threads 1,2]
            [--caches NAME,...]
 
 The caches take turns, token by token, so that what else the machine does slows all of
-them; a line has the median and the fastest of each. --prefill: seconds of a prefill of
-the longest context. --memory: the memory of a cache of it, measured in another process.
---cpu: CPU time in place of time, for one thread of a machine that does other work.
---shared: seconds to the first token of 16 users with one system prompt of 2,000 tokens.
+them; a line has the median and the fastest of each. "no attention" is the model without it,
+which is the limit of all caches. --prefill: seconds of a prefill of the longest context,
+medians of 3. --memory: the memory of a cache of it, measured in another process. --cpu:
+CPU time in place of time, for one thread of a machine that does other work. --shared:
+seconds to the first token of 16 users with one system prompt of 2,000 tokens.
 """
 
 import argparse
@@ -30,7 +31,17 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 clock = time.perf_counter
+
+
+def no_attention(module, query, key, value, mask, **_):
+    return query.transpose(1, 2).contiguous(), None
+
+
+transformers.AttentionInterface.register("none", no_attention)
+transformers.AttentionMaskInterface.register("none", lambda *_, **__: None)
 CACHES = {
+    # What the model does besides attention: the limit of any attention.
+    "no attention": ("none", lambda c, n: transformers.StaticCache(c, max_cache_len=n)),
     "DynamicCache": ("sdpa", lambda c, n: transformers.DynamicCache()),
     "StaticCache": ("sdpa", lambda c, n: transformers.StaticCache(c, max_cache_len=n)),
     **{
@@ -41,6 +52,15 @@ CACHES = {
             ),
         )
         for dtype in ("f32", "bf16", "f16", "q8_0")
+    },
+    **{
+        f"kvtwin {dtype} in bf16": (
+            "kvtwin",
+            lambda c, n, dtype=dtype: kvtwin.transformers.Cache(
+                c, capacity=n, dtype=dtype, bf16_products=True
+            ),
+        )
+        for dtype in ("f16", "q8_0")
     },
 }
 
@@ -133,10 +153,14 @@ def resident():
 
 
 def prefill(model, context):
-    for name, (_, make) in CACHES.items():
-        seconds = run(model, name, make(model.config, context), ids(context))
+    times = {name: [] for name in CACHES}
+    for _ in range(3):
+        for name, (_, make) in CACHES.items():
+            cache = make(model.config, context)
+            times[name].append(run(model, name, cache, ids(context)))
+    for name, seconds in times.items():
         print(f"{torch.get_num_threads()} threads, prefill of {context}: {name} "
-              f"{seconds:.2f} s", flush=True)
+              f"{statistics.median(seconds):.2f} s", flush=True)
 
 
 def memories(context):

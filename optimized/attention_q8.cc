@@ -141,8 +141,29 @@ HWY_INLINE void LoadQuads(const std::byte* const* rows, std::ptrdiff_t offset,
   quads[3] = _mm512_xor_si512(_mm512_unpackhi_epi64(high0, high1), sign);
 }
 
-// See IntegerDots: for kQueries queries and 16 or 32 cells, which share what is
-// loaded of the queries.
+// Adds the products of elements [i, i + 16) of the queries with those of 16
+// keys, or of 32, which share what is loaded of the queries.
+template <std::size_t kQueries, std::size_t kGroups>
+HWY_INLINE void AddQuads(const __m512i (&quads)[kGroups][4],
+                         const std::array<Query, 4>& queries, std::size_t i,
+                         BlockSums<kQueries> (&sums)[kGroups]) {
+  HWY_UNROLL(4)
+  for (std::size_t quad = 0; quad < 4; ++quad, i += 4) {
+    HWY_UNROLL(4)
+    for (std::size_t q = 0; q < kQueries; ++q) {
+      const __m512i high = SetOfFour(queries[q].high + i);
+      const __m512i low = SetOfFour(queries[q].low + i);
+      HWY_UNROLL(2)
+      for (std::size_t g = 0; g < kGroups; ++g) {
+        BlockSums<kQueries>& sum = sums[g];
+        sum.high[q] = _mm512_dpbusd_epi32(sum.high[q], quads[g][quad], high);
+        sum.low[q] = _mm512_dpbusd_epi32(sum.low[q], quads[g][quad], low);
+      }
+    }
+  }
+}
+
+// See IntegerDots: for kQueries queries and up to 16 or 32 cells.
 template <std::size_t kQueries, std::size_t kGroups>
 HWY_NOINLINE void Dots(const float* from, std::size_t padded, CellsRows keys,
                        std::size_t head_dim, EvenFetches& ahead,
@@ -177,22 +198,7 @@ HWY_NOINLINE void Dots(const float* from, std::size_t padded, CellsRows keys,
                   quads[g]);
         fetches.Next();
       }
-      const std::size_t i = b * kBlockElements + half * kLanes;
-      HWY_UNROLL(4)
-      for (std::size_t quad = 0; quad < 4; ++quad) {
-        HWY_UNROLL(4)
-        for (std::size_t q = 0; q < kQueries; ++q) {
-          const __m512i high = SetOfFour(queries[q].high + i + 4 * quad);
-          const __m512i low = SetOfFour(queries[q].low + i + 4 * quad);
-          HWY_UNROLL(2)
-          for (std::size_t g = 0; g < kGroups; ++g) {
-            BlockSums<kQueries>& sum = sums[g];
-            sum.high[q] =
-                _mm512_dpbusd_epi32(sum.high[q], quads[g][quad], high);
-            sum.low[q] = _mm512_dpbusd_epi32(sum.low[q], quads[g][quad], low);
-          }
-        }
-      }
+      AddQuads(quads, queries, b * kBlockElements + half * kLanes, sums);
     }
     HWY_UNROLL(2)
     for (std::size_t g = 0; g < kGroups; ++g) {

@@ -171,7 +171,8 @@ Calls WithoutToken(Calls calls, std::size_t pass, std::size_t token) {
 
 class RecordingShrinker {
  public:
-  RecordingShrinker(const Recorder& record, const RecordingShrinkOptions& options)
+  RecordingShrinker(const Recorder& record,
+                    const RecordingShrinkOptions& options)
       : record_(record), options_(options) {}
 
   Status Start(Calls calls, const std::string& bucket) {

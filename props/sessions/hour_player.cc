@@ -13,7 +13,7 @@
 #include "core/index.h"
 #include "kvtwin/rows.h"
 #include "props/base/forwarding_cache.h"
-#include "props/sessions/gauge_totals.h"
+#include "props/base/gauge_totals.h"
 
 namespace kvtwin::props {
 namespace {

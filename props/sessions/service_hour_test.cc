@@ -6,6 +6,8 @@
 #include <fstream>
 #include <string>
 
+#include "props/base/scratch_folder.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -27,9 +29,8 @@ class ServiceHourTest : public ::testing::Test {
     return requests.ok() ? "none" : requests.status().message();
   }
 
-  const std::string path_ =
-      ::testing::TempDir() + "service_hour_" +
-      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const ScratchFolder folder_{"service-hour"};
+  const std::string path_ = folder_.File("requests.jsonl");
 };
 
 TEST_F(ServiceHourTest, HasTheRequestsThatFit) {

@@ -10,7 +10,7 @@
 
 #include "core/index.h"
 #include "core/names.h"
-#include "props/sessions/gauge_totals.h"
+#include "props/base/gauge_totals.h"
 #include "props/sessions/session_judge.h"
 #include "props/sessions/stand_in_model.h"
 

@@ -192,8 +192,10 @@ class PyCache {
   void AttendLayer(nb::handle attention, int layer, nb::handle key,
                    nb::handle value, const std::string& rows, nb::handle query,
                    const std::string& query_dtype, float scale, float soft_cap,
-                   const std::optional<Sinks>& sinks, nb::handle out) {
-    AttentionOptions options{.scale = scale, .soft_cap = soft_cap};
+                   const std::optional<Sinks>& sinks, bool bf16_products,
+                   nb::handle out) {
+    AttentionOptions options{
+        .scale = scale, .soft_cap = soft_cap, .bf16_products = bf16_products};
     if (sinks) options.sinks = {sinks->data(), sinks->size()};
     Check(cache().SetLayer(layer));
     if (!key.is_none()) {
@@ -481,11 +483,12 @@ void BindCache(nb::module_& m) {
            nb::arg("layer"), nb::arg("key").none(), nb::arg("value").none(),
            nb::arg("rows"), nb::arg("query"), nb::arg("query_dtype"),
            nb::arg("scale"), nb::arg("soft_cap"), nb::arg("sinks").none(),
-           nb::arg("out"),
+           nb::arg("bf16_products"), nb::arg("out"),
            nb::sig("def attend_layer(self, attention: typing.Any, layer: int, "
                    "key: typing.Any, value: typing.Any, rows: str, query: "
                    "typing.Any, query_dtype: str, scale: float, soft_cap: "
-                   "float, sinks: typing.Any, out: typing.Any) -> None"),
+                   "float, sinks: typing.Any, bf16_products: bool, out: "
+                   "typing.Any) -> None"),
            "For kvtwin.transformers: put, unless key is None, and attention.")
       .def("set_layer_type", &PyCache::SetLayerType, nb::arg("type"),
            "Of a wrapper: picks the active cache.")

@@ -153,6 +153,24 @@ def test_a_model_of_bf16(llama):
     assert (found - exact).abs().max() <= 2 * error
 
 
+def test_products_of_bf16(llama):
+    """Products are rounded where the processor has bf16, by less than a model of bf16."""
+    ids = random_ids(1, 60)
+    whole = logits(make("Llama").to(torch.bfloat16), "sdpa", ids)
+    exact = logits(llama, "kvtwin", ids, cache_of(llama), (40,))
+    cache = cache_of(llama, bf16_products=True)
+    found = logits(llama, "kvtwin", ids, cache, (40,))
+    assert (found - exact).abs().max() <= (whole - exact).abs().max()
+    rows = np.linspace(-1, 1, 40 * 16, dtype=np.float32).reshape(40, 1, 16)
+    attention = kvtwin.Attention()
+    attention.plan(np.ones((40, 40), bool))
+    results = [
+        attention.attend(rows, (rows, rows), scale=1.0, bf16_products=rounds).out
+        for rounds in (False, True)
+    ]
+    assert (found != exact).any() == (results[0] != results[1]).any()
+
+
 def padded(rows=3, tokens=17):
     ids, mask = random_ids(rows, tokens), torch.ones((rows, tokens), dtype=torch.long)
     for row, pad in enumerate((0, 6, 11)[:rows]):

@@ -319,7 +319,7 @@ class _Mirror:
         if self._state is None:
             storage = make_storage(
                 audit._config, audit.capacity, len(key_states),
-                _DTYPES[key_states.dtype][0], "reference", self._cross,
+                _DTYPES[key_states.dtype][0], False, "reference", self._cross,
             )
             self._state = State(storage, audit._config, None)
         key, value = (x.detach().clone() for x in (key_states, value_states))

@@ -89,7 +89,9 @@ class Cache(transformers.Cache):  # type: ignore[misc]
 
     `capacity` is in tokens of each sequence, `max_sequences` counts the rows of a batch
     and of its forks; together they size the cache. `dtype` is that of the stored rows.
-    A cache that is full raises kvtwin.CacheFull.
+    With `bf16_products`, attention may round numbers to bfloat16 before it multiplies
+    them, where the processor has instructions for that. A cache that is full raises
+    kvtwin.CacheFull.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Cache(transformers.Cache):  # type: ignore[misc]
         capacity: int,
         max_sequences: int = 1,
         dtype: DType = "f32",
+        bf16_products: bool = False,
         twin: Twin = "optimized",
     ) -> None:
         if getattr(config, "is_encoder_decoder", False):
@@ -107,7 +110,9 @@ class Cache(transformers.Cache):  # type: ignore[misc]
                 "kvtwin.transformers.EncoderDecoderCache"
             )
         text = config.get_text_config(decoder=True)
-        storage = make_storage(text, capacity, max_sequences, dtype, twin)
+        storage = make_storage(
+            text, capacity, max_sequences, dtype, bf16_products, twin
+        )
         self._begin(State(storage, text, "kvtwin"))
 
     def _begin(self, state: State) -> None:
@@ -255,12 +260,15 @@ class EncoderDecoderCache(transformers.EncoderDecoderCache):  # type: ignore[mis
         encoder_capacity: int,
         max_sequences: int = 1,
         dtype: DType = "f32",
+        bf16_products: bool = False,
         twin: Twin = "optimized",
     ) -> None:
         text = config.get_text_config(decoder=True)
         caches = []
         for tokens, cross in ((capacity, False), (encoder_capacity, True)):
-            storage = make_storage(text, tokens, max_sequences, dtype, twin, cross)
+            storage = make_storage(
+                text, tokens, max_sequences, dtype, bf16_products, twin, cross
+            )
             cache = object.__new__(Cache)
             cache._begin(State(storage, config, "kvtwin"))
             caches.append(cache)
@@ -279,6 +287,7 @@ def make_storage(
     capacity: int,
     max_sequences: int,
     dtype: DType,
+    bf16_products: bool,
     twin: Twin,
     cross: bool = False,
 ) -> Storage:
@@ -307,7 +316,7 @@ def make_storage(
         # Cells that are never used take no memory.
         max_batch=max_sequences * capacity,
     )
-    return Storage(made, types, cross, twin)
+    return Storage(made, types, cross, twin, bf16_products)
 
 
 def _setup(config: Any, name: str, given: dict[str, Any]) -> Setup:

@@ -20,8 +20,16 @@ from kvtwin.transformers import _masks
 class Storage:
     """A kvtwin cache, and the sequences in it. Several states share it by forks."""
 
-    def __init__(self, setup: Setup, types: Sequence[int], cross: bool, twin: Any):
+    def __init__(
+        self,
+        setup: Setup,
+        types: Sequence[int],
+        cross: bool,
+        twin: Any,
+        bf16_products: bool,
+    ):
         self.setup = setup
+        self.bf16_products = bf16_products
         #: For each layer, the cache of the wrapper that it is in; -1: in none.
         self.types = types
         self.kinds = setup.caches or (setup,)
@@ -92,6 +100,7 @@ class Storage:
             scale,
             soft_cap,
             sinks,
+            self.bf16_products,
             out,
         )
 

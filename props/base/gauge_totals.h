@@ -1,7 +1,7 @@
 // Sums of the gauges of several sessions.
 
-#ifndef KVTWIN_PROPS_SESSIONS_GAUGE_TOTALS_H_
-#define KVTWIN_PROPS_SESSIONS_GAUGE_TOTALS_H_
+#ifndef KVTWIN_PROPS_BASE_GAUGE_TOTALS_H_
+#define KVTWIN_PROPS_BASE_GAUGE_TOTALS_H_
 
 #include "kvtwin/sessions.h"
 
@@ -23,4 +23,4 @@ inline void AddTotals(const SessionGauges& gauges, SessionGauges& sum) {
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_SESSIONS_GAUGE_TOTALS_H_
+#endif  // KVTWIN_PROPS_BASE_GAUGE_TOTALS_H_
