@@ -40,7 +40,7 @@ def no_attention(module, query, key, value, mask, **_):
 transformers.AttentionInterface.register("none", no_attention)
 transformers.AttentionMaskInterface.register("none", lambda *_, **__: None)
 CACHES = {
-    # What the model does besides attention: the limit of any attention.
+    # The model's other work takes this long with every cache.
     "no attention": ("none", lambda c, n: transformers.StaticCache(c, max_cache_len=n)),
     "DynamicCache": ("sdpa", lambda c, n: transformers.DynamicCache()),
     "StaticCache": ("sdpa", lambda c, n: transformers.StaticCache(c, max_cache_len=n)),

@@ -37,7 +37,10 @@ set(united_as
 # calls the twins many times in little time is optimized a bit more.
 set(cold $<$<CONFIG:Release>:-Og>)
 set(cold_sources "props.(backend|certify|command|page_judge|report|search.museum|shrink).|sources_(command|museum)[.]")
-set(warm "$<$<CONFIG:Release>:-O1;-finline-small-functions;-fpartial-inlining>")
+set(warm $<$<CONFIG:Release>:-O1>)
+foreach(flag -finline-small-functions -fpartial-inlining)  # clang has neither.
+  list(APPEND warm $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:${flag}>)
+endforeach()
 set(warm_sources "props.(attention|base|compare|history|laws|oracle|paged|search|sessions).|sources_(histories|search)[.]")
 function(kvtwin_unite list)
   set(all "")
