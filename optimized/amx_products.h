@@ -46,6 +46,15 @@ void ConfigureTiles(std::size_t rows) {
   Tiles::Configure(config);
 }
 
+// The products of terms i of a and j of b, about from the smallest to the
+// largest; after each, one of the factors is used again.
+struct TermsOfFactors {
+  std::size_t i;
+  std::size_t j;
+};
+inline constexpr std::array<TermsOfFactors, 6> kOrderOfTerms = {
+    {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}}};
+
 // Computes a block of c, of up to two by two tiles, from `row` and `column` on.
 template <class Tiles>
 void MultiplyTiles(const Bf16Product& product, std::size_t row,
@@ -74,21 +83,35 @@ void MultiplyTiles(const Bf16Product& product, std::size_t row,
       Tiles::template Zero<tile>();
     }
   });
-  for (std::size_t k = 0; k < product.pairs; k += kPairsOfTile) {
-    const float* a = product.a + row * product.a_row + k;
-    const float* b = product.b + k * product.columns + column;
+  const auto load_a = [&](std::size_t term, std::size_t k) {
+    const float* a =
+        product.a + term * product.a_terms.stride + row * product.a_row + k;
     const std::size_t a_stride = product.a_row * kBytes;
     Tiles::template Load<kA0>(a, a_stride);
-    Tiles::template Load<kB0>(b, stride);
-    Tiles::template Multiply<kSum00, kA0, kB0>();
-    if (two_columns) {
-      Tiles::template Load<kB1>(b + kAmxColumns, stride);
-      Tiles::template Multiply<kSum01, kA0, kB1>();
+    if (two_rows) {
+      Tiles::template Load<kA1>(a + kAmxRows * product.a_row, a_stride);
     }
-    if (!two_rows) continue;
-    Tiles::template Load<kA1>(a + kAmxRows * product.a_row, a_stride);
-    Tiles::template Multiply<kSum10, kA1, kB0>();
-    if (two_columns) Tiles::template Multiply<kSum11, kA1, kB1>();
+  };
+  const auto load_b = [&](std::size_t term, std::size_t k) {
+    const float* b = product.b + term * product.b_terms.stride +
+                     k * product.columns + column;
+    Tiles::template Load<kB0>(b, stride);
+    if (two_columns) Tiles::template Load<kB1>(b + kAmxColumns, stride);
+  };
+  for (std::size_t k = 0; k < product.pairs; k += kPairsOfTile) {
+    std::size_t last_i = kMostTerms;
+    std::size_t last_j = kMostTerms;
+    for (const auto& [i, j] : kOrderOfTerms) {
+      if (i >= product.a_terms.count || j >= product.b_terms.count) continue;
+      if (i != last_i) load_a(i, k);
+      if (j != last_j) load_b(j, k);
+      last_i = i;
+      last_j = j;
+      Tiles::template Multiply<kSum00, kA0, kB0>();
+      if (two_columns) Tiles::template Multiply<kSum01, kA0, kB1>();
+      if (two_rows) Tiles::template Multiply<kSum10, kA1, kB0>();
+      if (two_rows && two_columns) Tiles::template Multiply<kSum11, kA1, kB1>();
+    }
   }
   sums([&](auto tile, float* c) { Tiles::template Store<tile>(c, c_stride); });
 }

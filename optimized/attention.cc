@@ -36,6 +36,11 @@ constexpr auto kLog2E = std::numbers::log2e_v<float>;
 constexpr std::size_t kItems = 16;
 constexpr std::size_t kItemTiles = 8;
 
+// With fewer queries, splitting K and V into terms takes longer than tiles of
+// AMX save. K and V of one term are not split.
+constexpr std::size_t kLeastQueries = 16;
+constexpr std::size_t kLeastQueriesOfTerms = 192;
+
 // The size of a block that has all cells.
 constexpr std::int64_t kAllCells = std::numeric_limits<std::int64_t>::max();
 
@@ -131,11 +136,19 @@ class TwinAttention final : public GuardedAttention {
     std::size_t kv_heads;
     const AttentionOptions& options;
     const AttentionOut& out;
-    // Null: products of f32.
+    // For few rows and for many. Null: the kernels of f32.
     MultiplyBf16 multiply = options.bf16_products ? Bf16Multiplier() : nullptr;
+    MultiplyBf16 multiply_many =
+        options.bf16_products ? multiply : TermsMultiplier();
 
     std::size_t heads() const { return AsSize(query.shape[1]); }
     std::size_t queries_per_head() const { return heads() / kv_heads; }
+    ManyTerms terms() const {
+      if (options.bf16_products) return {};
+      return {.queries = kMostTerms,
+              .keys = TermsOf(keys.tile.dtype),
+              .values = TermsOf(values.tile.dtype)};
+    }
     std::size_t k_padded() const { return Padded(keys.tile.head_dim); }
     std::size_t v_padded() const { return Padded(values.tile.head_dim); }
   };
@@ -173,6 +186,20 @@ class TwinAttention final : public GuardedAttention {
   void ListItems(const Call& call);
   bool IsFew(const RowGroup& group, const Call& call) const {
     return group.rows == 1 && call.queries_per_head() <= kFewQueries;
+  }
+  // The products of a group, by bf16. Null: the kernels of f32.
+  MultiplyBf16 MultiplierOf(const RowGroup& group, const Call& call) const {
+    if (IsFew(group, call)) return call.multiply;
+    const bool split = call.terms().keys + call.terms().values > 2;
+    const std::size_t least = split ? kLeastQueriesOfTerms : kLeastQueries;
+    const bool enough = group.rows * call.queries_per_head() >= least;
+    return call.options.bf16_products || enough ? call.multiply_many : nullptr;
+  }
+  // The floats that the queries of one head of a group take.
+  std::size_t QueryFloats(const RowGroup& group, const Call& call) const {
+    const bool split = !IsFew(group, call) && MultiplierOf(group, call);
+    return group.rows * call.queries_per_head() * call.k_padded() *
+           (split ? call.terms().queries : 1);
   }
   // `next`: computed after this item, if it is known.
   void Compute(const Item& item, const Item* next, const Call& call,
@@ -291,17 +318,18 @@ QueryHeads* TwinAttention::BeginHeads(const Item& item, const Call& call,
   std::fill_n(state.largest, queries, -kInfinity);
   std::fill_n(state.sum, queries, 0.0f);
   const std::size_t per_head = queries / item.heads;
-  auto* heads =
-      reinterpret_cast<QueryHeads*>(scratch + queries * call.k_padded());
+  const MultiplyBf16 multiply = MultiplierOf(group, call);
+  auto* heads = reinterpret_cast<QueryHeads*>(
+      scratch + item.heads * QueryFloats(group, call));
   for (std::size_t h = 0; h < item.heads; ++h) {
     const std::size_t before = h * per_head;
     float* loaded = scratch + before * call.k_padded();
     LoadQueries(group, item.first_head + h, call, loaded);
-    if (call.multiply != nullptr && IsFew(group, call)) {
-      RoundFewToBf16(call.keys.tile, call.multiply, loaded, call.k_padded(),
+    if (multiply != nullptr && IsFew(group, call)) {
+      RoundFewToBf16(call.keys.tile, multiply, loaded, call.k_padded(),
                      per_head);
-    } else if (call.multiply != nullptr) {
-      RoundToBf16(loaded, call.k_padded(), per_head);
+    } else if (multiply != nullptr) {
+      SplitQueries(loaded, call.k_padded(), per_head, call.terms().queries);
     }
     heads[h] = {.kv_head = item.first_head + h,
                 .count = per_head,
@@ -322,8 +350,9 @@ void TwinAttention::Compute(const Item& item, const Item* next,
   const ScoreScale scale = {.cap = call.options.soft_cap * kLog2E};
   // Tiles are computed when those after them are known, which are fetched
   // meanwhile.
-  const bool in_bf16 = !IsFew(group, call) && call.multiply != nullptr;
-  const std::size_t most = in_bf16 ? kManyBf16Tiles : 1;
+  const bool few = IsFew(group, call);
+  const MultiplyBf16 multiply = MultiplierOf(group, call);
+  const std::size_t most = few || multiply == nullptr ? 1 : kManyBf16Tiles;
   struct Tiles {
     std::array<GroupTile, kManyBf16Tiles> all;
     std::size_t count = 0;
@@ -345,14 +374,13 @@ void TwinAttention::Compute(const Item& item, const Item* next,
       tiles[i].tile.next = i < later->count ? &later->all[i].tile : nullptr;
     }
     if (tiles.empty()) {
-    } else if (IsFew(group, call) && call.multiply != nullptr) {
-      AttendFewInBf16(tiles[0].tile, heads, item.heads, scale, call.multiply,
-                      rest);
-    } else if (IsFew(group, call)) {
+    } else if (few && multiply != nullptr) {
+      AttendFewInBf16(tiles[0].tile, heads, item.heads, scale, multiply, rest);
+    } else if (few) {
       AttendFew(tiles[0].tile, heads, item.heads, scale, rest);
-    } else if (in_bf16) {
+    } else if (multiply != nullptr) {
       AttendManyInBf16(tiles, heads[0], call.queries_per_head(), scale,
-                       call.multiply, rest);
+                       call.terms(), multiply, rest);
     } else {
       AttendMany(tiles[0], heads[0], call.queries_per_head(), scale, rest);
     }
@@ -363,7 +391,7 @@ void TwinAttention::Compute(const Item& item, const Item* next,
                     [&](std::span<std::int64_t> cells) {
                       if (later->count == most) attend();
                       GroupTile& seen = At(later->all, later->count++);
-                      if (!IsFew(group, call)) {
+                      if (!few) {
                         plan_.SetVisible(group, cells, seen.visible);
                       }
                       SetCells(group, cells, call, seen.tile);
@@ -461,12 +489,12 @@ void TwinAttention::Run(const Call& call) {
     const RowGroup& group = plan_.groups()[item.group];
     const std::size_t per_head = group.rows * call.queries_per_head();
     most = std::max(most, item.heads * per_head);
-    scratch = std::max(scratch,
-                       item.heads * per_head * call.k_padded() +
-                           HeadFloats(item.heads) +
-                           (IsFew(group, call) ? FewScratch(k, v, item.heads)
-                            : call.multiply != nullptr ? ManyBf16Scratch(k, v)
-                                                       : ManyScratch(k, v)));
+    const std::size_t kernel = IsFew(group, call) ? FewScratch(k, v, item.heads)
+                               : MultiplierOf(group, call)
+                                   ? ManyBf16Scratch(k, v, call.terms())
+                                   : ManyScratch(k, v);
+    scratch = std::max(scratch, item.heads * QueryFloats(group, call) +
+                                    HeadFloats(item.heads) + kernel);
   }
   const std::size_t own = scratch + StateFloats(most, call.v_padded());
   const std::size_t bytes = WorkBytes(call);

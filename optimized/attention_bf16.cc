@@ -87,16 +87,35 @@ HWY_INLINE void MultiplyRows(const Bf16Product& product, std::size_t row) {
   }
 }
 
-// Rounds two vectors: a pair has an element of the first and one of the second.
-HWY_INLINE __m512i PairsOf(__m512 first, __m512 second) {
+// The order that makes pairs of two vectors: an element of the first and one of
+// the second.
+HWY_INLINE __m512i OrderOfPairs() {
   alignas(64) static constexpr std::array<std::uint16_t, 32> kOrder = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder.data()),
+  return _mm512_load_si512(kOrder.data());
+}
+
+// The upper halves of the elements of two vectors.
+HWY_INLINE __m512i OddNumbers() {
+  alignas(64) static constexpr std::array<std::uint16_t, 32> kOrder = {
+      1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return _mm512_load_si512(kOrder.data());
+}
+
+// Rounds two vectors to pairs.
+HWY_INLINE __m512i PairsOf(__m512 first, __m512 second) {
+  return _mm512_permutexvar_epi16(OrderOfPairs(),
                                   (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
 // Returns the numbers that are finite, and 0 for others.
+HWY_INLINE __m512 FiniteOf(__m512 numbers) {
+  constexpr int kNaNOrInfinity = 0x99;
+  return _mm512_maskz_mov_ps(
+      _knot_mask16(_mm512_fpclass_ps_mask(numbers, kNaNOrInfinity)), numbers);
+}
 HWY_INLINE __m512i FiniteOf(__m512i numbers) {
   const __m512i exponent = _mm512_set1_epi16(0x7F80);
   return _mm512_maskz_mov_epi16(
@@ -104,17 +123,101 @@ HWY_INLINE __m512i FiniteOf(__m512i numbers) {
       numbers);
 }
 
-// Rounds the rows of values of some cells where they lie, to pairs of two cells
-// each; numbers that are not finite become 0, unless `all`.
-void PairValues(float* rows, std::size_t padded, std::size_t cells, bool all) {
-  for (std::size_t t = 0; t < cells; t += 2) {
-    const float* from = rows + t * padded;
-    float* to = rows + t / 2 * padded;
-    for (std::size_t i = 0; i < padded; i += kLanes) {
-      const __m512i pairs =
-          PairsOf(_mm512_load_ps(from + i), _mm512_load_ps(from + padded + i));
-      _mm512_store_si512(to + i, all ? pairs : FiniteOf(pairs));
+// Returns the next term of two vectors, and subtracts it.
+HWY_INLINE __m512i TakeTerm(__m512& first, __m512& second, bool is_first) {
+  // A number above the largest bf16 has that as its first term.
+  constexpr int kSmallerMagnitude = 0b0010;
+  const auto bounded = [&](__m512 numbers) {
+    const __m512 most = _mm512_set1_ps(0x1.FEp127f);
+    return is_first ? _mm512_range_ps(numbers, most, kSmallerMagnitude)
+                    : numbers;
+  };
+  const auto term =
+      (__m512i)_mm512_cvtne2ps_pbh(bounded(second), bounded(first));
+  const auto subtract = [](__m512& from, __m256i half) {
+    from = _mm512_sub_ps(from, _mm512_castsi512_ps(_mm512_slli_epi32(
+                                   _mm512_cvtepu16_epi32(half), 16)));
+  };
+  subtract(first, _mm512_castsi512_si256(term));
+  subtract(second, _mm512_extracti64x4_epi64(term, 1));
+  return term;
+}
+
+// Splits rows [padded, count] into terms [pairs, count], which are `stride`
+// from each other; `pairs` is a multiple of kLanes, with zeros behind those of
+// the row. The first terms may lie where the rows do.
+void SplitRows(const float* rows, std::size_t padded, std::size_t count,
+               std::size_t pairs, float* to, Bf16Terms terms) {
+  for (std::size_t r = 0; r < count; ++r, rows += padded, to += pairs) {
+    for (std::size_t i = 0; i < padded; i += 2 * kLanes) {
+      __m512 first = _mm512_load_ps(rows + i);
+      __m512 second = i + kLanes < padded ? _mm512_load_ps(rows + i + kLanes)
+                                          : _mm512_setzero_ps();
+      if (terms.count == 1) {
+        _mm512_store_si512(to + i / 2,
+                           (__m512i)_mm512_cvtne2ps_pbh(second, first));
+        continue;
+      }
+      for (std::size_t term = 0; term < terms.count; ++term) {
+        _mm512_store_si512(to + i / 2 + term * terms.stride,
+                           TakeTerm(first, second, term == 0));
+      }
     }
+  }
+}
+
+// Splits weights [width, count] into terms [width / 2, count], of which the
+// first lie where the weights do. Digits are cut off rather than rounded, which
+// takes a third of the time.
+void SplitWeights(float* weights, std::size_t width, std::size_t count,
+                  Bf16Terms terms) {
+  if (terms.count == 1) {
+    return SplitRows(weights, width, count, width / 2, weights, terms);
+  }
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
+  const __m512i odd = OddNumbers();
+  for (std::size_t i = 0; i < count * width / 2; i += kLanes) {
+    __m512 first = _mm512_load_ps(weights + 2 * i);
+    __m512 second = _mm512_load_ps(weights + 2 * i + kLanes);
+    for (std::size_t term = 0; term < terms.count; ++term) {
+      const __m512i a = _mm512_castps_si512(first);
+      const __m512i b = _mm512_castps_si512(second);
+      _mm512_store_si512(weights + i + term * terms.stride,
+                         _mm512_permutex2var_epi16(a, odd, b));
+      first =
+          _mm512_sub_ps(first, _mm512_castsi512_ps(_mm512_and_si512(a, upper)));
+      second = _mm512_sub_ps(second,
+                             _mm512_castsi512_ps(_mm512_and_si512(b, upper)));
+    }
+  }
+}
+
+// Splits the rows [padded, kTile] of values into terms of pairs of two cells
+// each; numbers that are not finite become 0, unless `all`.
+void PairValues(const float* rows, std::size_t padded, bool all, float* to,
+                Bf16Terms terms) {
+  const __m512i order = OrderOfPairs();
+  for (std::size_t t = 0; t < kTile; t += 2) {
+    for (std::size_t i = 0; i < padded; i += kLanes) {
+      __m512 first = _mm512_load_ps(rows + i);
+      __m512 second = _mm512_load_ps(rows + padded + i);
+      if (terms.count == 1) {
+        const __m512i pairs = PairsOf(first, second);
+        _mm512_store_si512(to + i, all ? pairs : FiniteOf(pairs));
+        continue;
+      }
+      if (!all) {
+        first = FiniteOf(first);
+        second = FiniteOf(second);
+      }
+      for (std::size_t term = 0; term < terms.count; ++term) {
+        _mm512_store_si512(to + i + term * terms.stride,
+                           _mm512_permutexvar_epi16(
+                               order, TakeTerm(first, second, term == 0)));
+      }
+    }
+    rows += 2 * padded;
+    to += padded;
   }
 }
 
@@ -150,47 +253,57 @@ HWY_INLINE void Transpose(const float* from, std::size_t from_row, float* to,
 
 // Copies the pairs of keys to [kTile, pairs], so that a vector has the same
 // pair of several cells.
-void TransposeKeys(const float* rows, std::size_t padded, std::size_t pairs,
-                   float* columns) {
+void TransposeKeys(const float* rows, std::size_t pairs, float* columns) {
   for (std::size_t i = 0; i < pairs; i += kLanes) {
     for (std::size_t t = 0; t < kTile; t += kLanes) {
-      Transpose(rows + t * padded + i, padded, columns + i * kTile + t, kTile);
+      Transpose(rows + t * pairs + i, pairs, columns + i * kTile + t, kTile);
     }
   }
 }
 
-// Copies the keys of one head as pairs of elements: [padded head_dim, cells],
-// of which the first half is used.
+// Copies the keys of one head as terms of pairs of elements: [pairs, cells].
 void CopyKeys(const TileRows& keys, std::size_t cells, std::size_t kv_head,
-              float* to) {
-  const std::size_t padded = Padded(keys.head_dim);
+              std::size_t pairs, float* to, Bf16Terms terms) {
   if (!HasPairs(keys)) {
     UnpackRows(keys, cells, kv_head, to);
-    return RoundRows(to, padded, cells);
+    return SplitRows(to, Padded(keys.head_dim), cells, pairs, to, terms);
   }
   const CellsRows rows = {keys.rows.data(), HeadOffset(keys, kv_head)};
   WithPairs(keys, [&](auto format) {
-    for (std::size_t t = 0; t < cells; t += 2, to += 2 * padded) {
+    for (std::size_t t = 0; t < cells; t += 2, to += 2 * pairs) {
       for (std::size_t i = 0; i < keys.head_dim; i += 2 * kLanes) {
-        TwoVectors pairs;
-        format.Keys(rows[t], rows[t + 1], i, pairs);
-        _mm512_store_si512(to + i / 2, pairs.first);
-        _mm512_store_si512(to + padded + i / 2, pairs.second);
+        TwoVectors both;
+        format.Keys(rows[t], rows[t + 1], i, both);
+        _mm512_store_si512(to + i / 2, both.first);
+        _mm512_store_si512(to + pairs + i / 2, both.second);
       }
     }
   });
 }
 
-// Copies the values of one head as pairs of two cells each: [padded head_dim,
-// kTile / 2], zeros for absent cells. A V that is not finite must not reach a
-// row that does not see it.
+// Copies the keys of one head as terms of columns: [kTile, pairs]. Those of
+// absent cells may hold anything, as their weights are 0. `rows` is scratch.
+void CopyColumns(const AttentionTile& tile, std::size_t kv_head,
+                 std::size_t pairs, float* rows, float* columns,
+                 Bf16Terms terms) {
+  const std::size_t stride = kTile * Padded(tile.keys.head_dim);
+  CopyKeys(tile.keys, tile.cells, kv_head, pairs, rows,
+           {.count = terms.count, .stride = stride});
+  for (std::size_t term = 0; term < terms.count; ++term) {
+    TransposeKeys(rows + term * stride, pairs, columns + term * terms.stride);
+  }
+}
+
+// Copies the values of one head as terms of pairs of two cells each: [padded
+// head_dim, kTile / 2], zeros for absent cells. A V that is not finite must not
+// reach a row that does not see it. `unpacked` is scratch.
 void CopyValues(const TileRows& values, std::size_t cells, std::size_t kv_head,
-                bool all, float* to) {
+                bool all, float* unpacked, float* to, Bf16Terms terms) {
   const std::size_t padded = Padded(values.head_dim);
   if (!HasPairs(values)) {
-    UnpackRows(values, cells, kv_head, to);
-    std::fill(to + cells * padded, to + kTile * padded, 0.0f);
-    return PairValues(to, padded, kTile, all);
+    UnpackRows(values, cells, kv_head, unpacked);
+    std::fill(unpacked + cells * padded, unpacked + kTile * padded, 0.0f);
+    return PairValues(unpacked, padded, all, to, terms);
   }
   const CellsRows rows = {values.rows.data(), HeadOffset(values, kv_head)};
   std::fill(to + (cells + 1) / 2 * padded, to + kTile / 2 * padded, 0.0f);
@@ -282,8 +395,9 @@ void ForceBf16Multiplier(MultiplyBf16 multiply) {
   forced.store(multiply, std::memory_order_relaxed);
 }
 
-void RoundToBf16(float* rows, std::size_t padded, std::size_t count) {
-  RoundRows(rows, padded, count);
+MultiplyBf16 TermsMultiplier() {
+  const MultiplyBf16 multiply = Bf16Multiplier();
+  return multiply == MultiplyInRegisters ? nullptr : multiply;
 }
 
 namespace {
@@ -296,36 +410,50 @@ std::size_t PairsOfKey(std::size_t head_dim) {
 
 }  // namespace
 
-// Scratch: scores, the pairs of keys, and those of values, of which the last
-// tile takes twice as much while it is rounded.
-std::size_t ManyBf16Scratch(std::size_t k_head_dim, std::size_t v_head_dim) {
+// Scratch: scores, whose first terms take their place, the terms of keys and of
+// values, and the rows of a tile while they are split.
+std::size_t ManyBf16Scratch(std::size_t k_head_dim, std::size_t v_head_dim,
+                            ManyTerms terms) {
+  constexpr std::size_t kWidth = kManyBf16Tiles * kTile;
   const std::size_t v = Padded(v_head_dim);
-  return kManyBf16Tiles * kTile * (kManyBf16Queries + PairsOfKey(k_head_dim)) +
-         std::max(Padded(k_head_dim) * kTile,
-                  (kManyBf16Tiles + 1) * kTile / 2 * v);
+  return kWidth * (kManyBf16Queries * terms.queries +
+                   PairsOfKey(k_head_dim) * terms.keys + v / 2 * terms.values) +
+         kTile * std::max(Padded(k_head_dim) * terms.keys, v);
+}
+
+void SplitQueries(float* rows, std::size_t padded, std::size_t count,
+                  std::size_t terms) {
+  SplitRows(rows, padded, count, PairsOfKey(padded), rows,
+            {.count = terms, .stride = count * padded});
 }
 
 void AttendManyInBf16(std::span<const GroupTile> tiles, const QueryHeads& head,
                       std::size_t queries_per_row, ScoreScale scale,
-                      MultiplyBf16 multiply, float* scratch) {
+                      ManyTerms terms, MultiplyBf16 multiply, float* scratch) {
   const std::size_t k_padded = Padded(tiles[0].tile.keys.head_dim);
   const std::size_t v_padded = Padded(tiles[0].tile.values.head_dim);
+  const std::size_t k_pairs = PairsOfKey(k_padded);
   const std::size_t width = tiles.size() * kTile;
+  const Bf16Terms query_terms = {.count = terms.queries,
+                                 .stride = head.count * k_padded};
+  const Bf16Terms weight_terms = {.count = terms.queries,
+                                  .stride = kManyBf16Queries * width};
+  const Bf16Terms key_terms = {.count = terms.keys, .stride = k_pairs * kTile};
+  const Bf16Terms value_terms = {.count = terms.values,
+                                 .stride = width / 2 * v_padded};
   float* scores = scratch;
-  float* keys = scores + kManyBf16Queries * width;
-  const std::size_t k_pairs = PairsOfKey(tiles[0].tile.keys.head_dim);
-  float* values = keys + k_pairs * width;
+  float* keys = scores + weight_terms.count * weight_terms.stride;
+  float* values = keys + tiles.size() * key_terms.count * key_terms.stride;
+  float* rows = values + value_terms.count * value_terms.stride;
+  const auto keys_of = [&](std::size_t tile) {
+    return keys + tile * key_terms.count * key_terms.stride;
+  };
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const AttentionTile& tile = tiles[i].tile;
-    // The columns of absent cells may hold anything, as their weights are 0.
-    CopyKeys(tile.keys, tile.cells, head.kv_head, values);
-    TransposeKeys(values, k_padded, k_pairs, keys + i * k_pairs * kTile);
-  }
-  for (std::size_t i = 0; i < tiles.size(); ++i) {
-    const AttentionTile& tile = tiles[i].tile;
+    CopyColumns(tile, head.kv_head, k_pairs, rows, keys_of(i), key_terms);
     CopyValues(tile.values, tile.cells, head.kv_head,
-               SeeAll(tiles[i], head.count / queries_per_row),
-               values + i * kTile / 2 * v_padded);
+               SeeAll(tiles[i], head.count / queries_per_row), rows,
+               values + i * kTile / 2 * v_padded, value_terms);
   }
   const std::size_t cells = width - kTile + tiles.back().tile.cells;
   for (std::size_t q = 0; q < head.count; q += kManyBf16Queries) {
@@ -333,28 +461,32 @@ void AttendManyInBf16(std::span<const GroupTile> tiles, const QueryHeads& head,
     if (!SeeAny(tiles, q, count, queries_per_row)) continue;
     std::array<Bf16Product, kManyBf16Tiles> products;
     for (std::size_t i = 0; i < tiles.size(); ++i) {
-      At(products, i) = {.a = head.queries + q * k_padded,
-                         .a_row = k_padded,
+      At(products, i) = {.a = head.queries + q * k_pairs,
+                         .a_row = k_pairs,
                          .rows = count,
                          .pairs = k_pairs,
-                         .b = keys + i * k_pairs * kTile,
+                         .b = keys_of(i),
                          .columns = kTile,
                          .c = scores + i * kTile,
                          .c_row = width,
-                         .add = false};
+                         .add = false,
+                         .a_terms = query_terms,
+                         .b_terms = key_terms};
     }
     multiply(std::span(products).first(tiles.size()));
     WeighMany(tiles, head, q, count, queries_per_row, scale, scores);
-    RoundRows(scores, width, count);
+    SplitWeights(scores, width, count, weight_terms);
     products[0] = {.a = scores,
-                   .a_row = width,
+                   .a_row = width / 2,
                    .rows = count,
                    .pairs = (cells + 1) / 2,
                    .b = values,
                    .columns = v_padded,
                    .c = head.out + q * v_padded,
                    .c_row = v_padded,
-                   .add = true};
+                   .add = true,
+                   .a_terms = weight_terms,
+                   .b_terms = value_terms};
     multiply(std::span(products).first(1));
   }
 }
@@ -367,10 +499,12 @@ namespace kvtwin::optimized {
 MultiplyBf16 Bf16Multiplier() { return nullptr; }
 void ForceBf16Multiplier(MultiplyBf16) {}
 void MultiplyInRegisters(std::span<const Bf16Product>) {}
-void RoundToBf16(float*, std::size_t, std::size_t) {}
-std::size_t ManyBf16Scratch(std::size_t, std::size_t) { return 0; }
+MultiplyBf16 TermsMultiplier() { return nullptr; }
+std::size_t ManyBf16Scratch(std::size_t, std::size_t, ManyTerms) { return 0; }
+void SplitQueries(float*, std::size_t, std::size_t, std::size_t) {}
 void AttendManyInBf16(std::span<const GroupTile>, const QueryHeads&,
-                      std::size_t, ScoreScale, MultiplyBf16, float*) {}
+                      std::size_t, ScoreScale, ManyTerms, MultiplyBf16,
+                      float*) {}
 
 }  // namespace kvtwin::optimized
 #endif  // HWY_ARCH_X86

@@ -4,6 +4,10 @@
 //
 // Two numbers of bf16 lie in the 32 bits of a float, the first in the lower
 // half: the instructions add the two products of a pair to one sum.
+//
+// Tiles of AMX also compute products of f32: three numbers of bf16, the terms,
+// are exactly one of f32, and six products of terms are nearly its product with
+// another. AMX computes 16 products of bf16 in the time of one of f32.
 
 #ifndef KVTWIN_OPTIMIZED_ATTENTION_BF16_H_
 #define KVTWIN_OPTIMIZED_ATTENTION_BF16_H_
@@ -16,8 +20,31 @@
 
 namespace kvtwin::optimized {
 
+// The largest number of terms, and the numbers of bf16 whose sum is a number
+// of a dtype.
+inline constexpr std::size_t kMostTerms = 3;
+constexpr std::size_t TermsOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+    case DType::kF8:
+      return 1;
+    case DType::kF16:  // 11 bits.
+    case DType::kQ4:   // At most 4 bits times 11.
+      return 2;
+    default:
+      return kMostTerms;
+  }
+}
+
+// A matrix that is a sum of `count` matrices, the larger numbers first.
+struct Bf16Terms {
+  std::size_t count = 1;
+  std::size_t stride = 0;  // Pairs from term to term.
+};
+
 // c = a b, or c += a b. From `pairs` to the next multiple of kPairsOfTile, the
-// pairs of a and b are zeros.
+// pairs of a and b are zeros. Products of terms i and j with i + j >=
+// kMostTerms are left out.
 struct Bf16Product {
   const float* a;     // [pairs, rows], a pair of elements of a row.
   std::size_t a_row;  // Pairs from row to row.
@@ -28,6 +55,8 @@ struct Bf16Product {
   float* c;             // [columns, rows]
   std::size_t c_row;    // Numbers from row to row.
   bool add;
+  Bf16Terms a_terms = {};
+  Bf16Terms b_terms = {};
 };
 inline constexpr std::size_t kPairsOfTile = 16;
 
@@ -41,13 +70,13 @@ MultiplyBf16 Bf16Multiplier();
 // return null. Null: as before. For tests, while no attention is computed.
 void ForceBf16Multiplier(MultiplyBf16 multiply);
 
-// Multiplies by AVX-512 BF16. Requires: Bf16Multiplier() is not null.
-void MultiplyInRegisters(std::span<const Bf16Product> products);
+// Returns the same if it is faster than f32 for products of terms, or null:
+// tiles of AMX.
+MultiplyBf16 TermsMultiplier();
 
-// Rounds rows of `padded` numbers where they lie: a row begins with its pairs,
-// and zeros up to a multiple of kPairsOfTile. Requires: Bf16Multiplier() is not
-// null.
-void RoundToBf16(float* rows, std::size_t padded, std::size_t count);
+// Multiplies by AVX-512 BF16. Requires: Bf16Multiplier() is not null, and
+// factors of one term.
+void MultiplyInRegisters(std::span<const Bf16Product> products);
 
 // Rounds queries as AttendFewInBf16 takes them for such keys.
 void RoundFewToBf16(const TileRows& keys, MultiplyBf16 multiply, float* rows,
@@ -67,14 +96,28 @@ void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
 inline constexpr std::size_t kManyBf16Tiles = 4;
 inline constexpr std::size_t kManyBf16Queries = 64;
 
+// The terms of the factors. With one term each, numbers are rounded to bf16.
+struct ManyTerms {
+  std::size_t queries = 1;  // And weights.
+  std::size_t keys = 1;
+  std::size_t values = 1;
+};
+
 // The floats of scratch that AttendManyInBf16 needs.
-std::size_t ManyBf16Scratch(std::size_t k_head_dim, std::size_t v_head_dim);
+std::size_t ManyBf16Scratch(std::size_t k_head_dim, std::size_t v_head_dim,
+                            ManyTerms terms);
+
+// Splits rows of `padded` numbers into terms: the first terms lie where the
+// rows were, the others behind the place of all rows. Requires:
+// Bf16Multiplier() is not null.
+void SplitQueries(float* rows, std::size_t padded, std::size_t count,
+                  std::size_t terms);
 
 // Does what AttendMany does, with up to kManyBf16Tiles tiles, of which all but
-// the last are full, and with queries that RoundToBf16 has rounded.
+// the last are full, and with queries that SplitQueries has split.
 void AttendManyInBf16(std::span<const GroupTile> tiles, const QueryHeads& head,
                       std::size_t queries_per_row, ScoreScale scale,
-                      MultiplyBf16 multiply, float* scratch);
+                      ManyTerms terms, MultiplyBf16 multiply, float* scratch);
 
 }  // namespace kvtwin::optimized
 

@@ -19,7 +19,8 @@ namespace kvtwin::optimized {
 
 inline constexpr std::size_t kLanes = 16;  // Floats of a vector.
 
-// See RoundToBf16.
+// Rounds rows of `padded` numbers where they lie: a row begins with its pairs,
+// and zeros up to a multiple of 16.
 inline void RoundRows(float* rows, std::size_t padded, std::size_t count) {
   for (std::size_t r = 0; r < count; ++r, rows += padded) {
     for (std::size_t i = 0; i < padded; i += 2 * kLanes) {

@@ -56,11 +56,11 @@ class Head {
       const double key = std::abs(LoadFrom(view_.key, i, kv_head_, cell));
       const double scaled = query * std::abs(weighing_.scale);
       products += scaled * key;
-      underflow += 2 + key * (1 + query) + scaled;
+      underflow += 12 + 2 * (key * (1 + query) + scaled);
       keys += key;
     }
     const auto n = static_cast<double>(query_.size());
-    const double relative = Compound(Roundings(n + 4), arithmetic_.input_error);
+    const double relative = Compound(Roundings(n + 8), arithmetic_.input_error);
     const double step = arithmetic_.query_step * std::abs(weighing_.scale) *
                         query_.cwiseAbs().maxCoeff();
     double error =
@@ -149,7 +149,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
       const TensorView value = RowOf(view.value, v_layout, cell);
       for (std::int64_t i = 0; i < out_error.size(); ++i) {
         const double number = std::abs(LoadFrom(value, i, h / group));
-        out_error[i] += error * number + 3 * arithmetic.smallest;
+        out_error[i] += error * number + 13 * arithmetic.smallest;
         largest_value[i] = std::max(largest_value[i], number);
       }
     }

@@ -450,8 +450,7 @@ inline AttentionArithmetic ArithmeticOf(const Case& drawn) {
   };
   AttentionArithmetic arithmetic = {
       .input_error =
-          is_exact(drawn.key) && is_exact(drawn.value) ? 0x1p-8 : 0x1p-7,
-      .smallest = 0x1p-126};
+          is_exact(drawn.key) && is_exact(drawn.value) ? 0x1p-8 : 0x1p-7};
   // Integers of 15 and of 16 bits, docs/attention.md.
   if (drawn.key.view.dtype == DType::kQ8) arithmetic.query_step = 1.0 / 32700;
   if (drawn.value.view.dtype == DType::kQ8) arithmetic.value_step = 1.0 / 1000;

@@ -32,21 +32,29 @@ namespace kvtwin::props::attention {
 namespace {
 
 // How K, V, queries and weights are multiplied: as f32, as bf16 by AVX-512
-// BF16, or as bf16 by the emulator of AMX.
-enum class Products { kF32, kBf16, kEmulatedAmx };
+// BF16, or, by the emulator of AMX, as bf16 and as f32 in terms of bf16.
+enum class Products { kF32, kBf16, kEmulatedAmx, kTerms };
 
 constexpr std::array kProducts = {Products::kF32, Products::kBf16,
-                                  Products::kEmulatedAmx};
+                                  Products::kEmulatedAmx, Products::kTerms};
+
+bool AreOfBf16(Products products) {
+  return products == Products::kBf16 || products == Products::kEmulatedAmx;
+}
+bool AreByAmx(Products products) {
+  return products == Products::kEmulatedAmx || products == Products::kTerms;
+}
 
 std::string_view NameOf(Products products) {
   constexpr std::array<std::string_view, kProducts.size()> kNames = {
-      "f32", "bf16", "amx"};
+      "f32", "bf16", "amx", "terms"};
   return kNames.at(AsSize(products));
 }
 
 std::string_view Describe(Products products) {
   constexpr std::array<std::string_view, kProducts.size()> kTexts = {
-      "f32", "bf16 by AVX-512 BF16", "bf16 by the emulated AMX"};
+      "f32", "bf16 by AVX-512 BF16", "bf16 by the emulated AMX",
+      "f32 by the emulated AMX"};
   return kTexts.at(AsSize(products));
 }
 
@@ -82,7 +90,7 @@ class AttentionOfSizes : public ::testing::Test {
       if (products != Products::kF32 && !rounds) continue;
       const std::size_t before = EmulatedTiles::Multiplications();
       const Results got = AttendWith(drawn, products);
-      if (products == Products::kEmulatedAmx) {
+      if (AreByAmx(products)) {
         if (EmulatedTiles::Multiplications() == before) continue;
         CompareWithAmx(drawn, got);
       }
@@ -109,7 +117,9 @@ class AttentionOfSizes : public ::testing::Test {
  private:
   Results AttendWith(const Case& drawn, Products products) {
     constexpr std::array<optimized::MultiplyBf16, kProducts.size()>
-        kMultipliers = {nullptr, optimized::MultiplyInRegisters,
+        kMultipliers = {optimized::MultiplyInRegisters,
+                        optimized::MultiplyInRegisters,
+                        optimized::MultiplyInTiles<EmulatedTiles>,
                         optimized::MultiplyInTiles<EmulatedTiles>};
     optimized::ForceBf16Multiplier(kMultipliers.at(AsSize(products)));
     Results got = Attend(drawn, *twin_);
@@ -150,12 +160,12 @@ class AttentionOnEachTarget
 
 TEST_P(AttentionOnEachTarget, IsWithinTheBound) {
   const auto [products, deal] = GetParam();
-  constexpr std::array<int, kProducts.size()> kFew = {2000, 600, 200};
+  constexpr std::array<int, kProducts.size()> kFew = {2000, 600, 200, 600};
   const int count = CaseCount(kFew.at(AsSize(products)));
   int cases = 0;
   for (int number = deal; number < count; number += kDeals) {
     Case drawn = DrawCase(SeededPick(1, AsSize(number)));
-    if (products != Products::kF32) drawn = InBf16(std::move(drawn));
+    if (AreOfBf16(products)) drawn = InBf16(std::move(drawn));
     Check(drawn, products);
     ASSERT_FALSE(HasFailure()) << "case " << number;
     if (++cases % 10'000 == 0) PrintProgress(cases);
@@ -190,6 +200,8 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
     int k_head_dim = 3;
     int v_head_dim = 2;
     int splits = 0;
+    DType k_dtype = DType::kF32;
+    DType v_dtype = DType::kF16;
   };
   std::vector<Sizes> all;
   for (const int tiles :
@@ -210,17 +222,21 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
   for (int queries = 2; queries <= 17; ++queries) {
     all.push_back({.queries = queries, .kv_heads = 2});
   }
-  for (const int queries : {47, 48, 49, 63, 64, 65, 96, 128, 129}) {
+  for (const int queries :
+       {47, 48, 49, 63, 64, 65, 96, 128, 129, 191, 192, 193}) {
     all.push_back({.rows = 1, .queries = queries});
     all.push_back({.columns = 300, .rows = 3, .queries = queries});
+  }
+  for (const int queries : {15, 16, 17}) {
+    all.push_back(
+        {.queries = queries, .k_dtype = DType::kF8, .v_dtype = DType::kBF16});
   }
   for (const int dims : {1, 4, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129}) {
     all.push_back({.k_head_dim = dims, .v_head_dim = dims});
     all.push_back({.rows = 7, .k_head_dim = dims, .v_head_dim = dims});
   }
-  for (const int splits : {1, 2, 3, 4, 63, 64, 65, 65535, 65536}) {
+  for (const int splits : {1, 2, 3, 4, 63, 64, 65, 65535, 65536})
     all.push_back({.columns = 200, .splits = splits});
-  }
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Sizes& sizes = all[i];
     for (std::size_t number = 0; number < 4; ++number) {
@@ -235,8 +251,9 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
       DrawOptions(pick, drawn);
       drawn.options.splits = sizes.splits;
       drawn.sees_all = number % 2 == 0;
-      DrawTensors(pick, drawn, DType::kF32, DType::kF16);
+      DrawTensors(pick, drawn, sizes.k_dtype, sizes.v_dtype);
       Check(drawn, Products::kF32);
+      Check(drawn, Products::kTerms);
       const Case in_bf16 = InBf16(std::move(drawn));
       Check(in_bf16, Products::kBf16);
       Check(in_bf16, Products::kEmulatedAmx);

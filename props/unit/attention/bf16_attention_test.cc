@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <numbers>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -68,7 +69,7 @@ KnownCells MakeCells(DType dtype, std::int64_t head_dim, std::int64_t cells) {
 // element i. Returns `out` and then log_sum_exp.
 template <class Query>
 std::vector<float> AttendTo(const KnownCells& cells, int heads, int rows,
-                            const Query& query) {
+                            const Query& query, bool in_bf16 = true) {
   DenseTensor queries =
       FilledTensor(DType::kF32, {cells.head_dim, heads, rows, 1}, 0);
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -91,7 +92,7 @@ std::vector<float> AttendTo(const KnownCells& cells, int heads, int rows,
                            {.key = cells.key.view(),
                             .value = cells.value.view(),
                             .mask = {}},
-                           VLayout::kPlain, {.bf16_products = true},
+                           VLayout::kPlain, {.bf16_products = in_bf16},
                            {.out = out.data(),
                             .log_sum_exp = out.data() + cells.head_dim * count})
                   .ok());
@@ -132,6 +133,38 @@ TEST(Bf16Products, OfAnyTileAreExact) {
                        2 + cells % 13);
     }
     optimized::ForceBf16Multiplier(nullptr);
+  }
+  EXPECT_EQ(Tiles::TakeFaults(), std::vector<std::string>());
+}
+
+// Products of f32 by AMX keep each bit of V: a row that sees one cell has its
+// V, whatever the dtype.
+TEST(Bf16Terms, KeepEachBitOfValues) {
+  std::mt19937 random(1);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8,
+                            DType::kQ8, DType::kQ4}) {
+    constexpr std::int64_t kHeadDim = 96;
+    KnownCells cells = MakeCells(dtype, kHeadDim, 1);
+    DenseTensor row = FilledTensor(DType::kF32, {kHeadDim, 1, 1, 1}, 0);
+    for (std::int64_t i = 0; i < kHeadDim; ++i) {
+      StoreElement(static_cast<float>(random()) * 0x1p-28f - 8,
+                   const_cast<std::byte*>(row.view().at(i)), DType::kF32);
+    }
+    CopyRun(row.view(), 0, 0, 0, cells.value.bytes.data(),
+            cells.value.view().stride[0], dtype);
+    optimized::ForceBf16Multiplier(&optimized::MultiplyInTiles<Tiles>);
+    const std::size_t before = Tiles::Multiplications();
+    // As many queries as AMX needs.
+    const std::vector<float> out = AttendTo(
+        cells, 4, 64, [](auto, auto) { return 0.5f; }, /*in_bf16=*/false);
+    optimized::ForceBf16Multiplier(nullptr);
+    if (optimized::Bf16Multiplier() != nullptr) {
+      EXPECT_GT(Tiles::Multiplications(), before);
+    }
+    for (std::int64_t i = 0; i < kHeadDim * 4 * 64; ++i) {
+      ASSERT_EQ(out[AsSize(i)], LoadFrom(cells.value.view(), i % kHeadDim))
+          << i << ", " << DTypeName(dtype);
+    }
   }
   EXPECT_EQ(Tiles::TakeFaults(), std::vector<std::string>());
 }
@@ -385,6 +418,52 @@ TEST_F(Bf16FewQueries, TakeWideHeads) {
   }
 }
 
+// What is not finite in a V that a row does not see stays out of its result.
+TEST(Bf16Products, TakeNothingFromHiddenCells) {
+  // Without AVX-512 BF16 the instructions that round would end the program.
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "this processor has no AVX-512 BF16";
+  }
+  std::array<std::array<float, 16>, 2> cells;
+  cells[0].fill(1 + 0x1p-23f);
+  cells[1].fill(std::numeric_limits<float>::infinity());
+  cells[1][3] = std::numeric_limits<float>::quiet_NaN();
+  optimized::TileRows rows = {.rows = {},
+                              .dtype = DType::kF32,
+                              .adjacent = true,
+                              .head_dim = 16,
+                              .head_stride = 0,
+                              .stride = sizeof(float)};
+  rows.rows.fill(reinterpret_cast<const std::byte*>(cells[1].data()));
+  rows.rows[0] = reinterpret_cast<const std::byte*>(cells[0].data());
+  const optimized::GroupTile seen = {
+      .tile = {.cells = 2, .keys = rows, .values = rows, .next = nullptr},
+      .visible = {1, 3}};
+  for (const std::size_t terms : {1, 3}) {
+    const optimized::ManyTerms all = {terms, terms, terms};
+    auto scratch = optimized::AlignedBuffer(
+        optimized::ManyBf16Scratch(16, 16, all) * sizeof(float));
+    alignas(64) std::array<float, std::size_t{2}* 16 * 3> queries = {};
+    alignas(64) std::array<float, std::size_t{2}* 16> out = {};
+    std::array<float, 2> largest;
+    largest.fill(-std::numeric_limits<float>::infinity());
+    std::array<float, 2> sum = {};
+    optimized::AttendManyInBf16({&seen, 1},
+                                {.kv_head = 0,
+                                 .count = 2,
+                                 .queries = queries.data(),
+                                 .out = out.data(),
+                                 .largest = largest.data(),
+                                 .sum = sum.data()},
+                                1, {.cap = 0}, all,
+                                &optimized::MultiplyInTiles<Tiles>,
+                                scratch.as<float>());
+    for (std::size_t i = 0; i < 16; ++i) {
+      EXPECT_EQ(out.at(i), terms == 1 ? 1 : cells[0].at(i)) << i;
+    }
+  }
+}
+
 // A tile with fewer cells than before takes nothing from what lay in memory.
 TEST(Bf16Products, TakeNothingFromAbsentCells) {
   // Without AVX-512 BF16 the instructions that round would end the program.
@@ -404,7 +483,7 @@ TEST(Bf16Products, TakeNothingFromAbsentCells) {
   const optimized::GroupTile seen = {
       .tile = {.cells = 1, .keys = rows, .values = rows, .next = nullptr},
       .visible = {1}};
-  const std::size_t floats = optimized::ManyBf16Scratch(16, 16);
+  const std::size_t floats = optimized::ManyBf16Scratch(16, 16, {});
   auto scratch = optimized::AlignedBuffer(floats * sizeof(float));
   for (const optimized::MultiplyBf16 multiply :
        {&optimized::MultiplyInRegisters, optimized::Bf16Multiplier(),
@@ -421,7 +500,8 @@ TEST(Bf16Products, TakeNothingFromAbsentCells) {
                                  .out = out.data(),
                                  .largest = &largest,
                                  .sum = &sum},
-                                1, {.cap = 0}, multiply, scratch.as<float>());
+                                1, {.cap = 0}, {}, multiply,
+                                scratch.as<float>());
     EXPECT_EQ(out, row);
     EXPECT_EQ(sum, 1);
   }

@@ -197,10 +197,17 @@ TEST(AmxEmulator, RefusesTilesThatDoNotFit) {
                     "tilestored: #UD"}));
 }
 
+// The terms of two factors.
+struct Terms {
+  std::size_t a = 1;
+  std::size_t b = 1;
+};
+
 // Multiplies matrices of random integers, whose sums are exact in any order.
 // The numbers around `c` stay as they are.
 void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
-                        std::size_t pairs, std::size_t columns, bool add) {
+                        std::size_t pairs, std::size_t columns, bool add,
+                        Terms terms = {}) {
   constexpr std::size_t kAround = 64;
   constexpr std::size_t kPairs = optimized::kPairsOfTile;
   std::mt19937 random(static_cast<std::uint32_t>(rows));
@@ -209,8 +216,10 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
   const auto make = [](std::size_t count) {
     return optimized::AlignedBuffer(count * sizeof(float));
   };
-  auto a_memory = make(rows * padded);
-  auto b_memory = make(padded * columns);
+  const std::size_t a_stride = rows * padded;
+  const std::size_t b_stride = padded * columns;
+  auto a_memory = make(terms.a * a_stride);
+  auto b_memory = make(terms.b * b_stride);
   auto c_memory = make(rows * columns + 2 * kAround);
   auto* a = a_memory.as<float>();
   auto* b = b_memory.as<float>();
@@ -220,22 +229,29 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
     c[AsInt(i) - AsInt(kAround)] = 3;
   }
   for (float& sum : expected) sum = add ? 3 : 0;
-  std::vector<std::array<float, 2>> left(rows * pairs);
-  std::vector<std::array<float, 2>> right(pairs * columns);
-  for (auto* side : {&left, &right}) {
-    for (auto& pair : *side) pair = {draw(), draw()};
+  std::vector<std::array<float, 2>> left(terms.a * a_stride);
+  std::vector<std::array<float, 2>> right(terms.b * b_stride);
+  std::fill_n(a, left.size(), 0.0f);
+  std::fill_n(b, right.size(), 0.0f);
+  const auto fill = [&](auto& numbers, float* to, std::size_t i) {
+    numbers[i] = {draw(), draw()};
+    to[i] = Pair(numbers[i][0], numbers[i][1]);
+  };
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    if (i % padded < pairs) fill(left, a, i);
   }
-  std::fill_n(a, rows * padded, 0.0f);
-  std::fill_n(b, padded * columns, 0.0f);
-  for (std::size_t k = 0; k < pairs; ++k) {
-    for (std::size_t r = 0; r < rows; ++r) {
-      const auto& of_row = left[r * pairs + k];
-      a[r * padded + k] = Pair(of_row[0], of_row[1]);
-      for (std::size_t j = 0; j < columns; ++j) {
-        const auto& of_column = right[k * columns + j];
-        b[k * columns + j] = Pair(of_column[0], of_column[1]);
-        expected[r * columns + j] +=
-            of_row[0] * of_column[0] + of_row[1] * of_column[1];
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    if (i % b_stride / columns < pairs) fill(right, b, i);
+  }
+  for (std::size_t i = 0; i < terms.a; ++i) {
+    for (std::size_t j = 0; j < terms.b && i + j < 3; ++j) {
+      for (std::size_t at = 0; at < rows * columns * pairs; ++at) {
+        const std::size_t k = at % pairs;
+        const std::size_t r = at / pairs / columns;
+        const std::size_t column = at / pairs % columns;
+        const auto& x = left[i * a_stride + r * padded + k];
+        const auto& y = right[j * b_stride + k * columns + column];
+        expected[r * columns + column] += x[0] * y[0] + x[1] * y[1];
       }
     }
   }
@@ -247,12 +263,15 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
                                           .columns = columns,
                                           .c = c,
                                           .c_row = columns,
-                                          .add = add};
+                                          .add = add,
+                                          .a_terms = {terms.a, a_stride},
+                                          .b_terms = {terms.b, b_stride}};
   multiply({&product, 1});
   for (std::size_t i = 0; i < expected.size(); ++i) {
     ASSERT_EQ(c[i], expected[i])
         << i / columns << ", " << i % columns << " of " << rows << " rows, "
-        << columns << " columns, " << pairs << " pairs, add " << add;
+        << columns << " columns, " << pairs << " pairs, add " << add << ", "
+        << terms.a << " and " << terms.b << " terms";
   }
   for (std::size_t i = 0; i < kAround; ++i) {
     ASSERT_EQ(*(c - 1 - i), 3);
@@ -260,12 +279,12 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
   }
 }
 
-void ExpectExactProducts(optimized::MultiplyBf16 multiply) {
+void ExpectExactProducts(optimized::MultiplyBf16 multiply, Terms terms = {}) {
   for (std::size_t rows = 1; rows <= 70; ++rows) {
     const std::size_t pairs = 1 + rows * 7 % 40;
     const std::size_t columns = 16 * (1 + rows % 9);
-    ExpectExactProduct(multiply, rows, pairs, columns, /*add=*/false);
-    ExpectExactProduct(multiply, rows, pairs, columns, /*add=*/true);
+    ExpectExactProduct(multiply, rows, pairs, columns, /*add=*/false, terms);
+    ExpectExactProduct(multiply, rows, pairs, columns, /*add=*/true, terms);
     if (::testing::Test::HasFailure()) return;
   }
 }
@@ -283,6 +302,99 @@ TEST(Bf16Products, OfTilesAreExact) {
   ExpectExactProducts(optimized::MultiplyInTiles<Tiles>);
   EXPECT_EQ(Tiles::TakeFaults(), Faults());
   EXPECT_FALSE(Tiles::IsConfigured());
+}
+
+TEST(Bf16Products, OfTermsAreExact) {
+  for (const Terms terms : {Terms{3, 1}, Terms{3, 2}, Terms{3, 3}}) {
+    ExpectExactProducts(optimized::MultiplyInTiles<Tiles>, terms);
+    if (optimized::TermsMultiplier() != nullptr) {
+      ExpectExactProducts(optimized::TermsMultiplier(), terms);
+    }
+  }
+  EXPECT_EQ(Tiles::TakeFaults(), Faults());
+}
+
+// Splits numbers by SplitQueries, and expects that the sums of the terms are
+// the numbers.
+void ExpectExactTerms(const std::vector<float>& numbers, std::size_t terms) {
+  constexpr std::size_t kPadded = 32;
+  const std::size_t rows = (numbers.size() + kPadded - 1) / kPadded;
+  const std::size_t stride = rows * kPadded;
+  optimized::AlignedBuffer memory(terms * stride * sizeof(float));
+  auto* split = memory.as<float>();
+  std::fill_n(split, stride, 0.0f);
+  std::ranges::copy(numbers, split);
+  optimized::SplitQueries(split, kPadded, rows, terms);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    double sum = 0;
+    for (std::size_t term = 0; term < terms; ++term) {
+      const auto bits =
+          std::bit_cast<std::uint32_t>(split[term * stride + i / 2]);
+      sum += std::bit_cast<float>(i % 2 == 0 ? bits << 16 : bits & 0xFFFF0000);
+    }
+    ASSERT_EQ(sum, numbers[i]) << terms << " terms";
+  }
+}
+
+TEST(Bf16Terms, SumUpToEachNumber) {
+  // Without AVX-512 BF16 the instructions that round would end the program.
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "this processor has no AVX-512 BF16";
+  }
+  std::mt19937 random(1);
+  std::vector<float> numbers = {0,
+                                1,
+                                0x1.FFFFFEp127f,
+                                -0x1.FF8p127f,
+                                0x1p-100f,
+                                0x1.FEp127f,
+                                0x1.FF0002p127f,
+                                0x1.008p0f,
+                                0x1.018p0f,
+                                0x1.FFFFFEp0f};
+  for (int i = 0; i < 100'000; ++i) {
+    // From 2^-100 to the largest number.
+    const auto exponent = static_cast<std::uint32_t>(27 + random() % 228);
+    const auto others = static_cast<std::uint32_t>(random() & 0x807FFFFF);
+    numbers.push_back(std::bit_cast<float>(others | exponent << 23));
+  }
+  ExpectExactTerms(numbers, optimized::kMostTerms);
+}
+
+// TermsOf says how many terms the numbers of a dtype need.
+TEST(Bf16Terms, OfADTypeAreEnough) {
+  // Without AVX-512 BF16 the instructions that round would end the program.
+  if (optimized::Bf16Multiplier() == nullptr) {
+    GTEST_SKIP() << "this processor has no AVX-512 BF16";
+  }
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF8}) {
+    std::vector<float> numbers;
+    const std::uint32_t end = dtype == DType::kF8 ? 1 << 8 : 1 << 16;
+    for (std::uint32_t bits = 0; bits < end; ++bits) {
+      const auto* number = reinterpret_cast<const std::byte*>(&bits);
+      const float loaded = LoadElement(number, dtype);
+      if (std::isfinite(loaded) && std::abs(loaded) >= 0x1p-126f) {
+        numbers.push_back(loaded);
+      }
+    }
+    EXPECT_GT(numbers.size(), end / 2);
+    ExpectExactTerms(numbers, optimized::TermsOf(dtype));
+  }
+  // Blocks: each number of 4 or 8 bits, times the scale.
+  for (std::uint32_t bits = 0; bits < 1 << 16; bits += 7) {
+    const float scale =
+        LoadElement(reinterpret_cast<const std::byte*>(&bits), DType::kF16);
+    if (!std::isfinite(scale)) continue;
+    std::vector<float> numbers;
+    for (int i = -8; i < 8; ++i) {
+      numbers.push_back(scale * static_cast<float>(i));
+    }
+    ExpectExactTerms(numbers, optimized::TermsOf(DType::kQ4));
+    for (int i = -128; i < 128; ++i) {
+      numbers.push_back(scale * static_cast<float>(i));
+    }
+    ExpectExactTerms(numbers, optimized::TermsOf(DType::kQ8));
+  }
 }
 
 // The exponents of random factors and of the sums before, as bits.
