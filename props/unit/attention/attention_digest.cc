@@ -154,6 +154,8 @@ int main() {
   }
   Digester(kDTypes[0], kDTypes[0], kvtwin::props::kManyCells)
       .PrintView(1, {.scale = 0.125f});
+  // So many queries that AMX multiplies in terms of bf16.
+  Digester(kDTypes[0], kDTypes[1]).PrintView(60, {.scale = 0.125f});
   // The same as with products of f32 on processors without an instruction.
   for (const kvtwin::DType dtype : {kDTypes[0], kDTypes[2]}) {
     Digester(dtype, dtype)
