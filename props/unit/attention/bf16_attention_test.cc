@@ -439,7 +439,7 @@ TEST(Bf16Products, TakeNothingFromHiddenCells) {
   const optimized::GroupTile seen = {
       .tile = {.cells = 2, .keys = rows, .values = rows, .next = nullptr},
       .visible = {1, 3}};
-  for (const std::size_t terms : {1, 3}) {
+  for (const std::size_t terms : {std::size_t{1}, optimized::kMostTerms}) {
     const optimized::ManyTerms all = {terms, terms, terms};
     auto scratch = optimized::AlignedBuffer(
         optimized::ManyBf16Scratch(16, 16, all) * sizeof(float));
