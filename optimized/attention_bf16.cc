@@ -148,16 +148,12 @@ HWY_INLINE __m512i TakeTerm(__m512& first, __m512& second, bool is_first) {
 // the row. The first terms may lie where the rows do.
 void SplitRows(const float* rows, std::size_t padded, std::size_t count,
                std::size_t pairs, float* to, Bf16Terms terms) {
+  if (terms.count == 1) return RoundRows(rows, padded, count, to, pairs);
   for (std::size_t r = 0; r < count; ++r, rows += padded, to += pairs) {
     for (std::size_t i = 0; i < padded; i += 2 * kLanes) {
       __m512 first = _mm512_load_ps(rows + i);
       __m512 second = i + kLanes < padded ? _mm512_load_ps(rows + i + kLanes)
                                           : _mm512_setzero_ps();
-      if (terms.count == 1) {
-        _mm512_store_si512(to + i / 2,
-                           (__m512i)_mm512_cvtne2ps_pbh(second, first));
-        continue;
-      }
       for (std::size_t term = 0; term < terms.count; ++term) {
         _mm512_store_si512(to + i / 2 + term * terms.stride,
                            TakeTerm(first, second, term == 0));
@@ -172,7 +168,7 @@ void SplitRows(const float* rows, std::size_t padded, std::size_t count,
 void SplitWeights(float* weights, std::size_t width, std::size_t count,
                   Bf16Terms terms) {
   if (terms.count == 1) {
-    return SplitRows(weights, width, count, width / 2, weights, terms);
+    return RoundRows(weights, width, count, weights, width / 2);
   }
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
   const __m512i odd = OddNumbers();

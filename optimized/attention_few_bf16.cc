@@ -155,7 +155,9 @@ std::array<OfCells, 2> ProductsOf(const TileRows& rows, std::size_t count,
 void RoundFewToBf16(const TileRows& keys, MultiplyBf16 multiply, float* rows,
                     std::size_t padded, std::size_t count) {
   if (HasIntegers(keys)) RoundToIntegers(rows, padded, count);
-  if (MultipliesPairs(keys, multiply)) RoundRows(rows, padded, count);
+  if (MultipliesPairs(keys, multiply)) {
+    RoundRows(rows, padded, count, rows, padded);
+  }
 }
 
 namespace {
@@ -221,7 +223,8 @@ void AddInBf16(const AttentionTile& tile, const QueryHeads* heads,
     return AddFew(tile, heads, head_count, weights, rows);
   }
   for (std::size_t h = 0; h < head_count; ++h) {
-    RoundRows(weights + h * kFewQueries * kTile, kTile, count);
+    float* of_head = weights + h * kFewQueries * kTile;
+    RoundRows(of_head, kTile, count, of_head, kTile);
   }
   const auto add = ProductsOf(values, count, [](auto format, auto n) {
     return AddValues<decltype(format), n>;

@@ -19,16 +19,17 @@ namespace kvtwin::optimized {
 
 inline constexpr std::size_t kLanes = 16;  // Floats of a vector.
 
-// Rounds rows of `padded` numbers where they lie: a row begins with its pairs,
-// and zeros up to a multiple of 16.
-inline void RoundRows(float* rows, std::size_t padded, std::size_t count) {
-  for (std::size_t r = 0; r < count; ++r, rows += padded) {
+// Rounds rows of `padded` numbers to pairs, and zeros up to a multiple of 16:
+// [to_row, count]. They may lie where the rows do.
+inline void RoundRows(const float* rows, std::size_t padded, std::size_t count,
+                      float* to, std::size_t to_row) {
+  for (std::size_t r = 0; r < count; ++r, rows += padded, to += to_row) {
     for (std::size_t i = 0; i < padded; i += 2 * kLanes) {
       const __m512 first = _mm512_load_ps(rows + i);
       const __m512 second = i + kLanes < padded
                                 ? _mm512_load_ps(rows + i + kLanes)
                                 : _mm512_setzero_ps();
-      _mm512_store_si512(rows + i / 2,
+      _mm512_store_si512(to + i / 2,
                          (__m512i)_mm512_cvtne2ps_pbh(second, first));
     }
   }

@@ -17,7 +17,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kUnit = 0x1p-24;          // The unit roundoff of f32.
 constexpr double kExpError = 4 * kUnit;    // Of 2^x, relative.
 constexpr double kTanhError = 16 * kUnit;  // Of tanh, relative.
-constexpr double kLostWeight = 0x1p-126;   // Smaller weights become 0.
+// The smallest normal f32: smaller weights, factors, products and sums may
+// become 0, or be wrong by it, as many engines flush them.
+constexpr double kSmallest = 0x1p-126;
 
 // The relative error of `count` roundings.
 double Roundings(double count) {
@@ -49,7 +51,7 @@ class Head {
   // The error of a score, in units of log 2.
   double ScoreError(std::int64_t cell) const {
     double products = 0;
-    double underflow = 0;  // In units of `smallest`.
+    double underflow = 0;  // In units of kSmallest.
     double keys = 0;
     for (std::int64_t i = 0; i < query_.size(); ++i) {
       const double query = std::abs(query_[i]);
@@ -63,9 +65,8 @@ class Head {
     const double relative = Compound(Roundings(n + 8), arithmetic_.input_error);
     const double step = arithmetic_.query_step * std::abs(weighing_.scale) *
                         query_.cwiseAbs().maxCoeff();
-    double error =
-        products * relative + keys * step * (1 + relative) +
-        underflow * arithmetic_.smallest * std::max(1.0, weighing_.soft_cap);
+    double error = products * relative + keys * step * (1 + relative) +
+                   underflow * kSmallest * std::max(1.0, weighing_.soft_cap);
     if (weighing_.soft_cap != 0) {
       error += std::abs(scores_[cell]) * (kTanhError + 4 * kUnit);
     }
@@ -143,13 +144,13 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
           weight * Compound(head.WeightError(scores[cell],
                                              head.ScoreError(cell), largest),
                             summing) +
-          kLostWeight;
+          kSmallest;
       sum += weight;
       sum_error += error;
       const TensorView value = RowOf(view.value, v_layout, cell);
       for (std::int64_t i = 0; i < out_error.size(); ++i) {
         const double number = std::abs(LoadFrom(value, i, h / group));
-        out_error[i] += error * number + 13 * arithmetic.smallest;
+        out_error[i] += error * number + 13 * kSmallest;
         largest_value[i] = std::max(largest_value[i], number);
       }
     }
@@ -161,7 +162,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
       const double value = std::abs(exact.out(i, h));
       bound.out(i, h) =
           known ? (out_error[i] / sum + value * relative) / (1 - relative) +
-                      8 * kUnit * value + arithmetic.smallest
+                      8 * kUnit * value + kSmallest
                 : kInfinity;
       if (std::isnan(bound.out(i, h))) bound.out(i, h) = kInfinity;
     }

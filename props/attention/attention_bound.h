@@ -18,9 +18,6 @@ struct AttentionArithmetic {
   // f32; 2^-8 if queries and weights are rounded to bf16, and K and V are bf16
   // already; 2^-7 if K and V are rounded, too.
   double input_error = 0;
-  // Factors, products and sums below it may become 0, or be wrong by it: the
-  // smallest normal f32, as many engines flush others to zero.
-  double smallest = 0x1p-126;
   // The error of an element of a query, as a part of its largest element.
   double query_step = 0;
   // The error of a result, as a part of the largest number in the same 32

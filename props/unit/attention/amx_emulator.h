@@ -5,6 +5,8 @@
 #ifndef KVTWIN_PROPS_UNIT_ATTENTION_AMX_EMULATOR_H_
 #define KVTWIN_PROPS_UNIT_ATTENTION_AMX_EMULATOR_H_
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -198,6 +200,18 @@ inline optimized::MultiplyBf16 MultiplierByAmx() {
   const optimized::MultiplyBf16 own = optimized::Bf16Multiplier();
   return own == optimized::MultiplyInRegisters ? nullptr : own;
 }
+
+// For tests of code that rounds by AVX-512 BF16. They are skipped on a
+// processor without it, as the instructions would end the program; the emulator
+// of AMX and the five targets of AttentionInBf16 are tested everywhere.
+class Avx512Bf16 : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (optimized::Bf16Multiplier() == nullptr) {
+      GTEST_SKIP() << "this processor has no AVX-512 BF16";
+    }
+  }
+};
 
 // Whether two numbers have the same bits, or both are NaN.
 inline bool HaveSameBits(float a, float b) {

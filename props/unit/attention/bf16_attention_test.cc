@@ -418,12 +418,8 @@ TEST_F(Bf16FewQueries, TakeWideHeads) {
   }
 }
 
-// What is not finite in a V that a row does not see stays out of its result.
-TEST(Bf16Products, TakeNothingFromHiddenCells) {
-  // Without AVX-512 BF16 the instructions that round would end the program.
-  if (optimized::Bf16Multiplier() == nullptr) {
-    GTEST_SKIP() << "this processor has no AVX-512 BF16";
-  }
+// A row takes no NaN and no infinity from the V of a cell that it does not see.
+TEST_F(Avx512Bf16, TakesNothingFromHiddenCells) {
   std::array<std::array<float, 16>, 2> cells;
   cells[0].fill(1 + 0x1p-23f);
   cells[1].fill(std::numeric_limits<float>::infinity());
@@ -465,11 +461,7 @@ TEST(Bf16Products, TakeNothingFromHiddenCells) {
 }
 
 // A tile with fewer cells than before takes nothing from what lay in memory.
-TEST(Bf16Products, TakeNothingFromAbsentCells) {
-  // Without AVX-512 BF16 the instructions that round would end the program.
-  if (optimized::Bf16Multiplier() == nullptr) {
-    GTEST_SKIP() << "this processor has no AVX-512 BF16";
-  }
+TEST_F(Avx512Bf16, TakesNothingFromAbsentCells) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::array<float, 16> row;
   row.fill(3);

@@ -289,11 +289,8 @@ void ExpectExactProducts(optimized::MultiplyBf16 multiply, Terms terms = {}) {
   }
 }
 
-TEST(Bf16Products, OfThisProcessorAreExact) {
+TEST_F(Avx512Bf16, ProductsOfThisProcessorAreExact) {
   const optimized::MultiplyBf16 own = optimized::Bf16Multiplier();
-  // Without AVX-512 BF16 the instructions would end the program. The emulator
-  // of AMX and the five targets of AttentionInBf16 are tested everywhere.
-  if (own == nullptr) GTEST_SKIP() << "this processor has no AVX-512 BF16";
   ExpectExactProducts(optimized::MultiplyInRegisters);
   if (own != optimized::MultiplyInRegisters) ExpectExactProducts(own);
 }
@@ -336,11 +333,7 @@ void ExpectExactTerms(const std::vector<float>& numbers, std::size_t terms) {
   }
 }
 
-TEST(Bf16Terms, SumUpToEachNumber) {
-  // Without AVX-512 BF16 the instructions that round would end the program.
-  if (optimized::Bf16Multiplier() == nullptr) {
-    GTEST_SKIP() << "this processor has no AVX-512 BF16";
-  }
+TEST_F(Avx512Bf16, TermsSumUpToEachNumber) {
   std::mt19937 random(1);
   std::vector<float> numbers = {0,
                                 1,
@@ -362,11 +355,7 @@ TEST(Bf16Terms, SumUpToEachNumber) {
 }
 
 // TermsOf says how many terms the numbers of a dtype need.
-TEST(Bf16Terms, OfADTypeAreEnough) {
-  // Without AVX-512 BF16 the instructions that round would end the program.
-  if (optimized::Bf16Multiplier() == nullptr) {
-    GTEST_SKIP() << "this processor has no AVX-512 BF16";
-  }
+TEST_F(Avx512Bf16, TermsOfADTypeAreEnough) {
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF8}) {
     std::vector<float> numbers;
     const std::uint32_t end = dtype == DType::kF8 ? 1 << 8 : 1 << 16;
