@@ -8,8 +8,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <type_traits>
 
+#include "core/index.h"
 #include "optimized/attention_bf16.h"
 
 namespace kvtwin::optimized {
@@ -55,84 +56,154 @@ struct TermsOfFactors {
 inline constexpr std::array<TermsOfFactors, 6> kOrderOfTerms = {
     {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}}};
 
-// Computes a block of c, of up to two by two tiles, from `row` and `column` on.
-template <class Tiles>
-void MultiplyTiles(const Bf16Product& product, std::size_t row,
-                   std::size_t column) {
-  constexpr std::size_t kBytes = sizeof(float);
-  const bool two_rows = row + kAmxRows < product.rows;
-  const bool two_columns = column + kAmxColumns < product.columns;
-  const std::size_t stride = product.columns * kBytes;
-  const std::size_t c_stride = product.c_row * kBytes;
-  const auto sums = [&](const auto& one) {
-    float* c = product.c + row * product.c_row + column;
-    float* below = c + kAmxRows * product.c_row;
-    one(std::integral_constant<int, kSum00>(), c);
-    if (two_columns) {
-      one(std::integral_constant<int, kSum01>(), c + kAmxColumns);
-    }
-    if (two_rows) one(std::integral_constant<int, kSum10>(), below);
-    if (two_rows && two_columns) {
-      one(std::integral_constant<int, kSum11>(), below + kAmxColumns);
-    }
+// The products of factors with so many terms, and which tiles each loads.
+class StepsOfTerms {
+ public:
+  struct Step {
+    TermsOfFactors terms;
+    bool loads_a;
+    bool loads_b;
   };
-  sums([&](auto tile, const float* c) {
-    if (product.add) {
-      Tiles::template Load<tile>(c, c_stride);
-    } else {
-      Tiles::template Zero<tile>();
-    }
-  });
-  const auto load_a = [&](std::size_t term, std::size_t k) {
-    const float* a =
-        product.a + term * product.a_terms.stride + row * product.a_row + k;
-    const std::size_t a_stride = product.a_row * kBytes;
-    Tiles::template Load<kA0>(a, a_stride);
-    if (two_rows) {
-      Tiles::template Load<kA1>(a + kAmxRows * product.a_row, a_stride);
-    }
-  };
-  const auto load_b = [&](std::size_t term, std::size_t k) {
-    const float* b = product.b + term * product.b_terms.stride +
-                     k * product.columns + column;
-    Tiles::template Load<kB0>(b, stride);
-    if (two_columns) Tiles::template Load<kB1>(b + kAmxColumns, stride);
-  };
-  for (std::size_t k = 0; k < product.pairs; k += kPairsOfTile) {
-    std::size_t last_i = kMostTerms;
-    std::size_t last_j = kMostTerms;
-    for (const auto& [i, j] : kOrderOfTerms) {
-      if (i >= product.a_terms.count || j >= product.b_terms.count) continue;
-      if (i != last_i) load_a(i, k);
-      if (j != last_j) load_b(j, k);
-      last_i = i;
-      last_j = j;
-      Tiles::template Multiply<kSum00, kA0, kB0>();
-      if (two_columns) Tiles::template Multiply<kSum01, kA0, kB1>();
-      if (two_rows) Tiles::template Multiply<kSum10, kA1, kB0>();
-      if (two_rows && two_columns) Tiles::template Multiply<kSum11, kA1, kB1>();
+
+  constexpr StepsOfTerms(std::size_t a_count, std::size_t b_count) {
+    TermsOfFactors before = {kMostTerms, kMostTerms};
+    for (const TermsOfFactors& terms : kOrderOfTerms) {
+      if (terms.i >= a_count || terms.j >= b_count) continue;
+      steps_[count_++] = {.terms = terms,
+                          .loads_a = terms.i != before.i,
+                          .loads_b = terms.j != before.j};
+      before = terms;
     }
   }
-  sums([&](auto tile, float* c) { Tiles::template Store<tile>(c, c_stride); });
-}
 
-// A MultiplyBf16. The tiles are released, so that the thread has no state that
-// the kernel of the system saves.
+  constexpr std::size_t count() const { return count_; }
+  constexpr const Step& operator[](std::size_t i) const { return steps_[i]; }
+
+  static const StepsOfTerms& Of(const Bf16Product& product) {
+    static constexpr std::array<std::array<StepsOfTerms, kMostTerms>,
+                                kMostTerms>
+        kAll = {{{{{1, 1}, {1, 2}, {1, 3}}},
+                 {{{2, 1}, {2, 2}, {2, 3}}},
+                 {{{3, 1}, {3, 2}, {3, 3}}}}};
+    return At(At(kAll, product.a_terms.count - 1), product.b_terms.count - 1);
+  }
+
+ private:
+  std::array<Step, kOrderOfTerms.size()> steps_ = {};
+  std::size_t count_ = 0;
+};
+
+// A block of c, of up to two by two tiles.
 template <class Tiles>
-void MultiplyInTiles(std::span<const Bf16Product> products) {
-  const std::size_t all = products[0].rows;
-  std::size_t configured = 0;
-  for (std::size_t row = 0; row < all; row += 2 * kAmxRows) {
-    const std::size_t rows = std::min(all - row, 2 * kAmxRows);
-    if (rows != configured) ConfigureTiles<Tiles>(rows);
-    configured = rows;
-    for (const Bf16Product& product : products) {
-      for (std::size_t j = 0; j < product.columns; j += 2 * kAmxColumns) {
-        MultiplyTiles<Tiles>(product, row, j);
+class TileBlock {
+ public:
+  TileBlock(const Bf16Product& product, std::size_t row, std::size_t column)
+      : product_(product),
+        row_(row),
+        column_(column),
+        two_rows_(row + kAmxRows < product.rows),
+        two_columns_(column + kAmxColumns < product.columns) {}
+
+  void Begin() const {
+    ForEachSum([&](auto tile, const float* c, std::size_t stride) {
+      if (product_.add) {
+        Tiles::template Load<tile>(c, stride);
+      } else {
+        Tiles::template Zero<tile>();
+      }
+    });
+  }
+
+  // Adds the products of the terms, from `pair` on. A factor that is not loaded
+  // is that of the step before.
+  void Multiply(const StepsOfTerms::Step& step, std::size_t pair) const {
+    if (step.loads_a) {
+      const std::size_t stride = product_.a_row * kBytes;
+      const float* a = product_.a + step.terms.i * product_.a_terms.stride +
+                       row_ * product_.a_row + pair;
+      Tiles::template Load<kA0>(a, stride);
+      if (two_rows_) {
+        Tiles::template Load<kA1>(a + kAmxRows * product_.a_row, stride);
       }
     }
+    if (step.loads_b) {
+      const std::size_t stride = product_.columns * kBytes;
+      const float* b = product_.b + step.terms.j * product_.b_terms.stride +
+                       pair * product_.columns + column_;
+      Tiles::template Load<kB0>(b, stride);
+      if (two_columns_) Tiles::template Load<kB1>(b + kAmxColumns, stride);
+    }
+    Tiles::template Multiply<kSum00, kA0, kB0>();
+    if (two_columns_) Tiles::template Multiply<kSum01, kA0, kB1>();
+    if (two_rows_) Tiles::template Multiply<kSum10, kA1, kB0>();
+    if (two_rows_ && two_columns_) {
+      Tiles::template Multiply<kSum11, kA1, kB1>();
+    }
   }
-  Tiles::Release();
+
+  void End() const {
+    ForEachSum([](auto tile, float* c, std::size_t stride) {
+      Tiles::template Store<tile>(c, stride);
+    });
+  }
+
+ private:
+  static constexpr std::size_t kBytes = sizeof(float);
+
+  // Calls does(tile, its place in c, bytes from row to row).
+  template <class Does>
+  void ForEachSum(const Does& does) const {
+    const std::size_t stride = product_.c_row * kBytes;
+    float* c = product_.c + row_ * product_.c_row + column_;
+    float* below = c + kAmxRows * product_.c_row;
+    does(std::integral_constant<int, kSum00>(), c, stride);
+    if (two_columns_) {
+      does(std::integral_constant<int, kSum01>(), c + kAmxColumns, stride);
+    }
+    if (two_rows_) does(std::integral_constant<int, kSum10>(), below, stride);
+    if (two_rows_ && two_columns_) {
+      does(std::integral_constant<int, kSum11>(), below + kAmxColumns, stride);
+    }
+  }
+
+  const Bf16Product& product_;
+  std::size_t row_;
+  std::size_t column_;
+  bool two_rows_;
+  bool two_columns_;
+};
+
+// A MultiplyBf16; a step is up to four multiplications of tiles. After the last
+// step the tiles are released, so that the thread has no state that the kernel
+// of the system saves.
+template <class Tiles>
+void MultiplyInTiles(Bf16Work& work, std::size_t steps) {
+  for (; steps > 0 && work.product < work.products.size(); --steps) {
+    const Bf16Product& product = work.products[work.product];
+    const StepsOfTerms& terms = StepsOfTerms::Of(product);
+    const TileBlock<Tiles> block(product, work.row, work.column);
+    if (work.pair == 0 && work.terms == 0) {
+      const std::size_t rows = std::min(product.rows - work.row, 2 * kAmxRows);
+      if (rows != work.configured) ConfigureTiles<Tiles>(rows);
+      work.configured = rows;
+      block.Begin();
+    }
+    block.Multiply(terms[work.terms], work.pair);
+    if (++work.terms < terms.count()) continue;
+    work.terms = 0;
+    work.pair += kPairsOfTile;
+    if (work.pair < product.pairs) continue;
+    block.End();
+    work.pair = 0;
+    work.column += 2 * kAmxColumns;
+    if (work.column < product.columns) continue;
+    work.column = 0;
+    work.row += 2 * kAmxRows;
+    if (work.row < product.rows) continue;
+    work.row = 0;
+    ++work.product;
+    if (work.product == work.products.size()) Tiles::Release();
+  }
 }
 
 #if defined(__x86_64__) && defined(__linux__)

@@ -7,8 +7,10 @@
 #if HWY_ARCH_X86
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "core/elements.h"
+#include "core/index.h"
 #include "optimized/amx_products.h"
 #include "optimized/avx512.h"
 #include "optimized/bf16_rows.h"
@@ -163,28 +165,30 @@ void SplitRows(const float* rows, std::size_t padded, std::size_t count,
 }
 
 // Splits weights [width, count] into terms [width / 2, count], of which the
-// first lie where the weights do. Digits are cut off rather than rounded, which
-// takes a third of the time.
-void SplitWeights(float* weights, std::size_t width, std::size_t count,
-                  Bf16Terms terms) {
+// first may lie where the weights do. Digits are cut off rather than rounded,
+// which takes a third of the time.
+void SplitWeights(const float* weights, std::size_t width, std::size_t count,
+                  float* to, Bf16Terms terms, const Meanwhile& meanwhile) {
   if (terms.count == 1) {
-    return RoundRows(weights, width, count, weights, width / 2);
+    return RoundRows(weights, width, count, to, width / 2);
   }
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
   const __m512i odd = OddNumbers();
   for (std::size_t i = 0; i < count * width / 2; i += kLanes) {
     __m512 first = _mm512_load_ps(weights + 2 * i);
     __m512 second = _mm512_load_ps(weights + 2 * i + kLanes);
-    for (std::size_t term = 0; term < terms.count; ++term) {
+    HWY_UNROLL(3)
+    for (std::size_t term = 0; term < kMostTerms; ++term) {
       const __m512i a = _mm512_castps_si512(first);
       const __m512i b = _mm512_castps_si512(second);
-      _mm512_store_si512(weights + i + term * terms.stride,
+      _mm512_store_si512(to + i + term * terms.stride,
                          _mm512_permutex2var_epi16(a, odd, b));
       first =
           _mm512_sub_ps(first, _mm512_castsi512_ps(_mm512_and_si512(a, upper)));
       second = _mm512_sub_ps(second,
                              _mm512_castsi512_ps(_mm512_and_si512(b, upper)));
     }
+    if (i % kTile == 0) meanwhile();
   }
 }
 
@@ -318,8 +322,9 @@ void CopyValues(const TileRows& values, std::size_t cells, std::size_t kv_head,
 
 }  // namespace
 
-void MultiplyInRegisters(std::span<const Bf16Product> products) {
-  for (const Bf16Product& product : products) {
+void MultiplyInRegisters(Bf16Work& work, std::size_t /*steps*/) {
+  for (; work.product < work.products.size(); ++work.product) {
+    const Bf16Product& product = work.products[work.product];
     std::size_t r = 0;
     for (; r + kBlockRows <= product.rows; r += kBlockRows) {
       MultiplyRows<kBlockRows>(product, r);
@@ -406,13 +411,13 @@ std::size_t PairsOfKey(std::size_t head_dim) {
 
 }  // namespace
 
-// Scratch: scores, whose first terms take their place, the terms of keys and of
-// values, and the rows of a tile while they are split.
+// Scratch: the scores of two blocks, whose first terms take their place, the
+// terms of keys and of values, and the rows of a tile while they are split.
 std::size_t ManyBf16Scratch(std::size_t k_head_dim, std::size_t v_head_dim,
                             ManyTerms terms) {
   constexpr std::size_t kWidth = kManyBf16Tiles * kTile;
   const std::size_t v = Padded(v_head_dim);
-  return kWidth * (kManyBf16Queries * terms.queries +
+  return kWidth * (2 * kManyBf16Queries * terms.queries +
                    PairsOfKey(k_head_dim) * terms.keys + v / 2 * terms.values) +
          kTile * std::max(Padded(k_head_dim) * terms.keys, v);
 }
@@ -423,68 +428,191 @@ void SplitQueries(float* rows, std::size_t padded, std::size_t count,
             {.count = terms, .stride = count * padded});
 }
 
+namespace {
+
+// See AttendManyInBf16. While a block of queries is weighed, the sums of the
+// block before and the scores of the next one are multiplied.
+class ManyInBf16 {
+ public:
+  ManyInBf16(std::span<const GroupTile> tiles, const QueryHeads& head,
+             std::size_t queries_per_row, ScoreScale scale, ManyTerms terms,
+             MultiplyBf16 multiply, float* scratch)
+      : tiles_(tiles),
+        head_(head),
+        queries_per_row_(queries_per_row),
+        scale_(scale),
+        multiply_(multiply),
+        v_padded_(Padded(tiles[0].tile.values.head_dim)),
+        k_pairs_(PairsOfKey(tiles[0].tile.keys.head_dim)),
+        width_(tiles.size() * kTile),
+        query_terms_{
+            .count = terms.queries,
+            .stride = head.count * Padded(tiles[0].tile.keys.head_dim)},
+        weight_terms_{.count = terms.queries,
+                      .stride = kManyBf16Queries * width_},
+        key_terms_{.count = terms.keys, .stride = k_pairs_ * kTile},
+        value_terms_{.count = terms.values, .stride = width_ / 2 * v_padded_},
+        scratch_(scratch),
+        keys_(scratch + 2 * weight_terms_.count * weight_terms_.stride),
+        values_(keys_ + tiles.size() * key_terms_.count * key_terms_.stride) {}
+
+  void Attend() {
+    CopyRows();
+    float* place = scratch_;
+    float* other = scratch_ + weight_terms_.count * weight_terms_.stride;
+    Block before;
+    Block now;
+    Block next = NextBlock(0, place);
+    do {
+      product_count_ = 0;
+      if (before.count > 0) AddSums(before);
+      if (next.count > 0) AddScores(next);
+      Bf16Work work = {.products = std::span(products_).first(product_count_)};
+      if (now.count > 0) Weigh(now, work);
+      multiply_(work, kAllSteps);
+      before = now;
+      now = next;
+      std::swap(place, other);
+      next = NextBlock(now.first + now.count, place);
+    } while (before.count > 0 || now.count > 0);
+  }
+
+ private:
+  // Some queries, and the tiles of which they see cells.
+  struct Block {
+    std::size_t first = 0;
+    std::size_t count = 0;
+    std::span<const GroupTile> tiles = {};
+    float* scores = nullptr;  // And weights.
+
+    std::size_t width() const { return tiles.size() * kTile; }
+  };
+
+  void CopyRows() {
+    float* rows = values_ + value_terms_.count * value_terms_.stride;
+    for (std::size_t i = 0; i < tiles_.size(); ++i) {
+      const AttentionTile& tile = tiles_[i].tile;
+      CopyColumns(tile, head_.kv_head, k_pairs_, rows, KeysOf(i), key_terms_);
+      CopyValues(tile.values, tile.cells, head_.kv_head,
+                 SeeAll(tiles_[i], head_.count / queries_per_row_), rows,
+                 ValuesOf(i), value_terms_);
+    }
+  }
+  float* KeysOf(std::size_t tile) const {
+    return keys_ + tile * key_terms_.count * key_terms_.stride;
+  }
+  float* ValuesOf(std::size_t tile) const {
+    return values_ + tile * kTile / 2 * v_padded_;
+  }
+
+  // The next block, from a query on, that sees a cell. It is empty if there is
+  // none.
+  Block NextBlock(std::size_t first, float* scores) const {
+    for (; first < head_.count; first += kManyBf16Queries) {
+      const std::size_t count = std::min(kManyBf16Queries, head_.count - first);
+      const auto sees = [&](const GroupTile& tile) {
+        return SeeAny({&tile, 1}, first, count, queries_per_row_);
+      };
+      std::span<const GroupTile> tiles = tiles_;
+      while (!tiles.empty() && !sees(tiles.front())) tiles = tiles.subspan(1);
+      while (!tiles.empty() && !sees(tiles.back())) {
+        tiles = tiles.first(tiles.size() - 1);
+      }
+      if (tiles.empty()) continue;
+      return {.first = first, .count = count, .tiles = tiles, .scores = scores};
+    }
+    return {.first = first};
+  }
+
+  void AddScores(const Block& block) {
+    const auto skipped = AsSize(block.tiles.data() - tiles_.data());
+    for (std::size_t i = 0; i < block.tiles.size(); ++i) {
+      Add({.a = head_.queries + block.first * k_pairs_,
+           .a_row = k_pairs_,
+           .rows = block.count,
+           .pairs = k_pairs_,
+           .b = KeysOf(skipped + i),
+           .columns = kTile,
+           .c = block.scores + i * kTile,
+           .c_row = block.width(),
+           .add = false,
+           .a_terms = query_terms_,
+           .b_terms = key_terms_});
+    }
+  }
+
+  void AddSums(const Block& block) {
+    const std::size_t cells =
+        block.width() - kTile + block.tiles.back().tile.cells;
+    Add({.a = block.scores,
+         .a_row = block.width() / 2,
+         .rows = block.count,
+         .pairs = (cells + 1) / 2,
+         .b = ValuesOf(AsSize(block.tiles.data() - tiles_.data())),
+         .columns = v_padded_,
+         .c = head_.out + block.first * v_padded_,
+         .c_row = v_padded_,
+         .add = true,
+         .a_terms = weight_terms_,
+         .b_terms = value_terms_});
+  }
+
+  void Add(const Bf16Product& product) {
+    At(products_, product_count_++) = product;
+  }
+
+  // Replaces the scores of a block by the terms of weights. Meanwhile, does
+  // steps of `work`. Some queries at a time stay in the first-level cache.
+  void Weigh(const Block& block, Bf16Work& work) const {
+    struct Multiplication {
+      MultiplyBf16 multiply;
+      Bf16Work& work;
+    } multiplication = {multiply_, work};
+    const Meanwhile meanwhile = {
+        .do_part =
+            [](void* given) {
+              const auto& some = *static_cast<const Multiplication*>(given);
+              some.multiply(some.work, 1);
+            },
+        .work = &multiplication};
+    constexpr std::size_t kQueries = 16;
+    for (std::size_t q = 0; q < block.count; q += kQueries) {
+      const std::size_t some = std::min(kQueries, block.count - q);
+      float* scores = block.scores + q * block.width();
+      WeighMany(block.tiles, head_, block.first + q, some, queries_per_row_,
+                scale_, scores, meanwhile);
+      SplitWeights(scores, block.width(), some,
+                   block.scores + q * block.width() / 2, weight_terms_,
+                   meanwhile);
+    }
+  }
+
+  std::span<const GroupTile> tiles_;
+  const QueryHeads& head_;
+  std::size_t queries_per_row_;
+  ScoreScale scale_;
+  MultiplyBf16 multiply_;
+  std::size_t v_padded_;
+  std::size_t k_pairs_;
+  std::size_t width_;
+  Bf16Terms query_terms_;
+  Bf16Terms weight_terms_;
+  Bf16Terms key_terms_;
+  Bf16Terms value_terms_;
+  float* scratch_;
+  float* keys_;
+  float* values_;
+  std::array<Bf16Product, kManyBf16Tiles + 1> products_;
+  std::size_t product_count_ = 0;
+};
+
+}  // namespace
+
 void AttendManyInBf16(std::span<const GroupTile> tiles, const QueryHeads& head,
                       std::size_t queries_per_row, ScoreScale scale,
                       ManyTerms terms, MultiplyBf16 multiply, float* scratch) {
-  const std::size_t k_padded = Padded(tiles[0].tile.keys.head_dim);
-  const std::size_t v_padded = Padded(tiles[0].tile.values.head_dim);
-  const std::size_t k_pairs = PairsOfKey(k_padded);
-  const std::size_t width = tiles.size() * kTile;
-  const Bf16Terms query_terms = {.count = terms.queries,
-                                 .stride = head.count * k_padded};
-  const Bf16Terms weight_terms = {.count = terms.queries,
-                                  .stride = kManyBf16Queries * width};
-  const Bf16Terms key_terms = {.count = terms.keys, .stride = k_pairs * kTile};
-  const Bf16Terms value_terms = {.count = terms.values,
-                                 .stride = width / 2 * v_padded};
-  float* scores = scratch;
-  float* keys = scores + weight_terms.count * weight_terms.stride;
-  float* values = keys + tiles.size() * key_terms.count * key_terms.stride;
-  float* rows = values + value_terms.count * value_terms.stride;
-  const auto keys_of = [&](std::size_t tile) {
-    return keys + tile * key_terms.count * key_terms.stride;
-  };
-  for (std::size_t i = 0; i < tiles.size(); ++i) {
-    const AttentionTile& tile = tiles[i].tile;
-    CopyColumns(tile, head.kv_head, k_pairs, rows, keys_of(i), key_terms);
-    CopyValues(tile.values, tile.cells, head.kv_head,
-               SeeAll(tiles[i], head.count / queries_per_row), rows,
-               values + i * kTile / 2 * v_padded, value_terms);
-  }
-  const std::size_t cells = width - kTile + tiles.back().tile.cells;
-  for (std::size_t q = 0; q < head.count; q += kManyBf16Queries) {
-    const std::size_t count = std::min(kManyBf16Queries, head.count - q);
-    if (!SeeAny(tiles, q, count, queries_per_row)) continue;
-    std::array<Bf16Product, kManyBf16Tiles> products;
-    for (std::size_t i = 0; i < tiles.size(); ++i) {
-      At(products, i) = {.a = head.queries + q * k_pairs,
-                         .a_row = k_pairs,
-                         .rows = count,
-                         .pairs = k_pairs,
-                         .b = keys_of(i),
-                         .columns = kTile,
-                         .c = scores + i * kTile,
-                         .c_row = width,
-                         .add = false,
-                         .a_terms = query_terms,
-                         .b_terms = key_terms};
-    }
-    multiply(std::span(products).first(tiles.size()));
-    WeighMany(tiles, head, q, count, queries_per_row, scale, scores);
-    SplitWeights(scores, width, count, weight_terms);
-    products[0] = {.a = scores,
-                   .a_row = width / 2,
-                   .rows = count,
-                   .pairs = (cells + 1) / 2,
-                   .b = values,
-                   .columns = v_padded,
-                   .c = head.out + q * v_padded,
-                   .c_row = v_padded,
-                   .add = true,
-                   .a_terms = weight_terms,
-                   .b_terms = value_terms};
-    multiply(std::span(products).first(1));
-  }
+  ManyInBf16(tiles, head, queries_per_row, scale, terms, multiply, scratch)
+      .Attend();
 }
 
 }  // namespace kvtwin::optimized
@@ -494,7 +622,7 @@ namespace kvtwin::optimized {
 
 MultiplyBf16 Bf16Multiplier() { return nullptr; }
 void ForceBf16Multiplier(MultiplyBf16) {}
-void MultiplyInRegisters(std::span<const Bf16Product>) {}
+void MultiplyInRegisters(Bf16Work&, std::size_t) {}
 MultiplyBf16 TermsMultiplier() { return nullptr; }
 std::size_t ManyBf16Scratch(std::size_t, std::size_t, ManyTerms) { return 0; }
 void SplitQueries(float*, std::size_t, std::size_t, std::size_t) {}

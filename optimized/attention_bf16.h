@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "optimized/attention_kernels.h"
@@ -60,8 +61,23 @@ struct Bf16Product {
 };
 inline constexpr std::size_t kPairsOfTile = 16;
 
-// Computes products that have equally many rows.
-using MultiplyBf16 = void (*)(std::span<const Bf16Product> products);
+// Products that are computed one after another, in steps, so that other work
+// can be done between them.
+struct Bf16Work {
+  std::span<const Bf16Product> products;
+  // Where the next step begins.
+  std::size_t product = 0;
+  std::size_t row = 0;
+  std::size_t column = 0;
+  std::size_t pair = 0;
+  std::size_t terms = 0;
+  std::size_t configured = 0;  // The rows for which tiles are configured.
+};
+
+// Computes the next steps of the work, at most so many.
+using MultiplyBf16 = void (*)(Bf16Work& work, std::size_t steps);
+inline constexpr std::size_t kAllSteps =
+    std::numeric_limits<std::size_t>::max();
 
 // Returns the fastest way of this processor, or null if it has none, or if an
 // older instruction set is selected (targets.h): AMX, or else AVX-512 BF16.
@@ -74,9 +90,9 @@ void ForceBf16Multiplier(MultiplyBf16 multiply);
 // tiles of AMX.
 MultiplyBf16 TermsMultiplier();
 
-// Multiplies by AVX-512 BF16. Requires: Bf16Multiplier() is not null, and
-// factors of one term.
-void MultiplyInRegisters(std::span<const Bf16Product> products);
+// Multiplies by AVX-512 BF16, all products in one step. Requires:
+// Bf16Multiplier() is not null, and factors of one term.
+void MultiplyInRegisters(Bf16Work& work, std::size_t steps);
 
 // Rounds queries as AttendFewInBf16 takes them for such keys.
 void RoundFewToBf16(const TileRows& keys, MultiplyBf16 multiply, float* rows,
@@ -94,7 +110,7 @@ void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
 // loaded and stored for these tiles together, which takes longer than the
 // products of one tile.
 inline constexpr std::size_t kManyBf16Tiles = 4;
-inline constexpr std::size_t kManyBf16Queries = 64;
+inline constexpr std::size_t kManyBf16Queries = 32;
 
 // The terms of the factors. With one term each, numbers are rounded to bf16.
 struct ManyTerms {

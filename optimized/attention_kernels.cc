@@ -198,10 +198,13 @@ HWY_INLINE void CombineQueries(const Op& op, std::size_t count,
 // Replaces the scores [width, count] of queries from `first` on by weights
 // exp2(score - largest), after the cells that they do not see have been set to
 // -infinity, and scales what they have by the change of `largest`. A query that
-// sees no cell yet has weights of 0, as its differences are NaN.
+// sees no cell yet has weights of 0, as its differences are NaN. Calls
+// `meanwhile` for each query and tile.
+template <class Work>
 HWY_INLINE void Softmax(const QueryHeads& head, std::size_t first,
                         std::size_t count, std::size_t padded,
-                        std::size_t width, float* scores) {
+                        std::size_t width, float* scores,
+                        const Work& meanwhile) {
   const F32 d;
   HWY_ALIGN float largest[kSoftmaxQueries];
   HWY_ALIGN float sums[kSoftmaxQueries];
@@ -241,6 +244,7 @@ HWY_INLINE void Softmax(const QueryHeads& head, std::size_t first,
             hn::Store(weight, d, of_tile + t);
             sum = hn::Add(sum, weight);
           }
+          meanwhile();
         }
         return sum;
       },
@@ -321,7 +325,7 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
       Cap(scale, of_query);
       if (tile.cells < kTile) Hide(FirstBits(tile.cells), of_query);
     }
-    Softmax(heads[h], 0, count, v_padded, kTile, scores + h * per_head);
+    Softmax(heads[h], 0, count, v_padded, kTile, scores + h * per_head, [] {});
   }
 }
 
@@ -464,9 +468,12 @@ void ClearWhatIsNotFinite(float* rows, std::size_t count) {
 }
 
 // See WeighMany.
-void Weigh(std::span<const GroupTile> tiles, const QueryHeads& head,
-           std::size_t first, std::size_t count, std::size_t queries_per_row,
-           ScoreScale scale, float* scores) {
+template <class Work>
+HWY_INLINE void WeighTiles(std::span<const GroupTile> tiles,
+                           const QueryHeads& head, std::size_t first,
+                           std::size_t count, std::size_t queries_per_row,
+                           ScoreScale scale, float* scores,
+                           const Work& meanwhile) {
   const std::size_t width = tiles.size() * kTile;
   const std::size_t v_padded = Padded(tiles[0].tile.values.head_dim);
   for (std::size_t begin = 0; begin < count; begin += kSoftmaxQueries) {
@@ -482,8 +489,16 @@ void Weigh(std::span<const GroupTile> tiles, const QueryHeads& head,
         of_tile += kTile;
       }
     }
-    Softmax(head, first + begin, some, v_padded, width, scores + begin * width);
+    Softmax(head, first + begin, some, v_padded, width, scores + begin * width,
+            meanwhile);
   }
+}
+
+void Weigh(std::span<const GroupTile> tiles, const QueryHeads& head,
+           std::size_t first, std::size_t count, std::size_t queries_per_row,
+           ScoreScale scale, float* scores, const Meanwhile& meanwhile) {
+  WeighTiles(tiles, head, first, count, queries_per_row, scale, scores,
+             meanwhile);
 }
 
 void AttendMany(const GroupTile& seen, const QueryHeads& head,
@@ -516,7 +531,7 @@ void AttendMany(const GroupTile& seen, const QueryHeads& head,
     AddProducts(head.queries + q * k_padded, k_padded, count,
                 tile.keys.head_dim, columns, kTile, kTile, scores, kTile,
                 fetch(keys));
-    Weigh(tiles, head, q, count, queries_per_row, scale, scores);
+    WeighTiles(tiles, head, q, count, queries_per_row, scale, scores, [] {});
     AddProducts(scores, kTile, count, tile.cells, rows, v_padded, v_padded,
                 head.out + q * v_padded, v_padded, fetch(values));
   }
@@ -587,9 +602,10 @@ void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
 
 void WeighMany(std::span<const GroupTile> tiles, const QueryHeads& head,
                std::size_t first, std::size_t count,
-               std::size_t queries_per_row, ScoreScale scale, float* scores) {
+               std::size_t queries_per_row, ScoreScale scale, float* scores,
+               const Meanwhile& meanwhile) {
   HWY_DYNAMIC_DISPATCH(Weigh)
-  (tiles, head, first, count, queries_per_row, scale, scores);
+  (tiles, head, first, count, queries_per_row, scale, scores, meanwhile);
 }
 
 void AttendMany(const GroupTile& seen, const QueryHeads& head,

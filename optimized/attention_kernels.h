@@ -125,15 +125,26 @@ void WeighFew(const AttentionTile& tile, const QueryHeads* heads,
 void AddFew(const AttentionTile& tile, const QueryHeads* heads,
             std::size_t head_count, const float* weights, float* rows);
 
+// Other work, in parts: while the processor's unit for tiles multiplies, its
+// vectors are free.
+struct Meanwhile {
+  void (*do_part)(void* work);
+  void* work;
+
+  void operator()() const { do_part(work); }
+};
+
 // The steps of AttendMany around its products. UnpackRows copies one head of
 // the rows of some cells to [padded head_dim, cells]. WeighMany replaces the
 // scores [cells, count] of queries from `first` on by weights, which are 0 for
-// cells that are not seen; `cells` are those of full tiles.
+// cells that are not seen; `cells` are those of full tiles. For each query and
+// tile, it does a part of other work.
 void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
                 float* to);
 void WeighMany(std::span<const GroupTile> tiles, const QueryHeads& head,
                std::size_t first, std::size_t count,
-               std::size_t queries_per_row, ScoreScale scale, float* scores);
+               std::size_t queries_per_row, ScoreScale scale, float* scores,
+               const Meanwhile& meanwhile);
 
 // Whether the first rows see all cells of a tile.
 inline bool SeeAll(const GroupTile& seen, std::size_t rows) {

@@ -19,6 +19,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/index.h"
+#include "core/mask_elements.h"
 #include "core/names.h"
 #include "kvtwin/attention.h"
 #include "kvtwin/tensor.h"
@@ -66,10 +67,12 @@ KnownCells MakeCells(DType dtype, std::int64_t head_dim, std::int64_t cells) {
 }
 
 // Attends to the cells with `heads` queries in each row; `query(i, head)` is
-// element i. Returns `out` and then log_sum_exp.
+// element i. Row r sees `window` cells from cell r on, or all cells if that is
+// 0. Returns `out` and then log_sum_exp.
 template <class Query>
 std::vector<float> AttendTo(const KnownCells& cells, int heads, int rows,
-                            const Query& query, bool in_bf16 = true) {
+                            const Query& query, bool in_bf16 = true,
+                            std::int64_t window = 0) {
   DenseTensor queries =
       FilledTensor(DType::kF32, {cells.head_dim, heads, rows, 1}, 0);
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -81,8 +84,13 @@ std::vector<float> AttendTo(const KnownCells& cells, int heads, int rows,
       }
     }
   }
-  const DenseTensor mask =
-      FilledTensor(DType::kF32, {cells.cells, rows, 1, 1}, 0);
+  DenseTensor mask = HidingMask(DType::kF32, cells.cells, rows);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t cell = 0; cell < cells.cells; ++cell) {
+      const bool in_window = cell >= row && cell < row + window;
+      if (window == 0 || in_window) AllowInMask(mask, cell, row);
+    }
+  }
   auto attention = *MakeAttention();
   EXPECT_TRUE(attention->Plan(mask.view(), rows).ok());
   const std::int64_t count = std::int64_t{rows} * heads;
@@ -165,6 +173,51 @@ TEST(Bf16Terms, KeepEachBitOfValues) {
       ASSERT_EQ(out[AsSize(i)], LoadFrom(cells.value.view(), i % kHeadDim))
           << i << ", " << DTypeName(dtype);
     }
+  }
+  EXPECT_EQ(Tiles::TakeFaults(), std::vector<std::string>());
+}
+
+// Rows with a window see some of the tiles that are computed together. They see
+// nearly alone the cells whose key has its 1 in the last element, which lie
+// elsewhere in each tile.
+TEST(Bf16ManyQueries, SeeSomeOfTheTiles) {
+  constexpr std::int64_t kHeadDim = 96;
+  constexpr std::int64_t kCells = 700;
+  // With a shorter one, few rows are computed together.
+  constexpr std::int64_t kWindow = 300;
+  constexpr std::int64_t kRows = kCells - kWindow;
+  constexpr std::int64_t kHeads = 2;
+  KnownCells cells = MakeCells(DType::kF32, kHeadDim, kCells);
+  cells.key = FilledTensor(DType::kF32, {kHeadDim, 1, kCells, 1}, 0);
+  for (std::int64_t cell = 0; cell < kCells; ++cell) {
+    StoreElement(
+        1,
+        const_cast<std::byte*>(cells.key.view().at(cell % kHeadDim, 0, cell)),
+        DType::kF32);
+  }
+  for (const optimized::MultiplyBf16 multiply :
+       {optimized::MultiplyBf16{nullptr}, &optimized::MultiplyInRegisters,
+        &optimized::MultiplyInTiles<Tiles>}) {
+    optimized::ForceBf16Multiplier(multiply);
+    for (const bool in_bf16 : {false, true}) {
+      const std::vector<float> out = AttendTo(
+          cells, kHeads, kRows,
+          [](std::int64_t i, auto) { return i + 1 == kHeadDim ? 64.0f : 0; },
+          in_bf16, kWindow);
+      for (std::int64_t at = 0; at < kRows * kHeads * kHeadDim; ++at) {
+        const std::int64_t row = at / kHeadDim / kHeads;
+        float sum = 0;
+        float count = 0;
+        for (std::int64_t cell = row; cell < row + kWindow; ++cell) {
+          if (cell % kHeadDim + 1 != kHeadDim) continue;
+          sum += cells.Value(at % kHeadDim, cell);
+          ++count;
+        }
+        ASSERT_NEAR(out[AsSize(at)], sum / count, 4e-5)
+            << "row " << row << ", in bf16 " << in_bf16;
+      }
+    }
+    optimized::ForceBf16Multiplier(nullptr);
   }
   EXPECT_EQ(Tiles::TakeFaults(), std::vector<std::string>());
 }

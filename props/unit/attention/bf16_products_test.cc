@@ -203,8 +203,9 @@ struct Terms {
   std::size_t b = 1;
 };
 
-// Multiplies matrices of random integers, whose sums are exact in any order.
-// The numbers around `c` stay as they are.
+// Multiplies matrices of random integers, whose sums are exact in any order, as
+// two products with some and all of the rows, in calls of up to six steps. The
+// numbers around `c` stay as they are.
 void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
                         std::size_t pairs, std::size_t columns, bool add,
                         Terms terms = {}) {
@@ -221,13 +222,16 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
   auto a_memory = make(terms.a * a_stride);
   auto b_memory = make(terms.b * b_stride);
   auto c_memory = make(rows * columns + 2 * kAround);
+  auto some_memory = make(rows * columns);
   auto* a = a_memory.as<float>();
   auto* b = b_memory.as<float>();
   auto* c = c_memory.as<float>() + kAround;
+  auto* some = some_memory.as<float>();
   std::vector<float> expected(rows * columns);
   for (std::size_t i = 0; i < rows * columns + 2 * kAround; ++i) {
     c[AsInt(i) - AsInt(kAround)] = 3;
   }
+  std::fill_n(some, rows * columns, 3.0f);
   for (float& sum : expected) sum = add ? 3 : 0;
   std::vector<std::array<float, 2>> left(terms.a * a_stride);
   std::vector<std::array<float, 2>> right(terms.b * b_stride);
@@ -266,8 +270,21 @@ void ExpectExactProduct(optimized::MultiplyBf16 multiply, std::size_t rows,
                                           .add = add,
                                           .a_terms = {terms.a, a_stride},
                                           .b_terms = {terms.b, b_stride}};
-  multiply({&product, 1});
+  optimized::Bf16Product first_rows = product;
+  first_rows.rows = (rows + 1) / 2;
+  first_rows.c = some;
+  const std::array products = {first_rows, product};
+  optimized::Bf16Work work = {.products = products};
+  for (std::size_t steps = 1; work.product < products.size(); ++steps) {
+    multiply(work, steps % 7);
+  }
+  multiply(work, optimized::kAllSteps);  // There are no steps left.
   for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (i < first_rows.rows * columns) {
+      ASSERT_EQ(some[i], expected[i]) << i / columns << " of the first rows";
+    } else {
+      ASSERT_EQ(some[i], 3);
+    }
     ASSERT_EQ(c[i], expected[i])
         << i / columns << ", " << i % columns << " of " << rows << " rows, "
         << columns << " columns, " << pairs << " pairs, add " << add << ", "
@@ -429,9 +446,11 @@ void ExpectBitsOfTheEmulator(optimized::MultiplyBf16 multiply,
                                     .c = sums.data(),
                                     .c_row = columns,
                                     .add = seed % 4 != 0};
-  multiply({&product, 1});
+  optimized::Bf16Work work = {.products = {&product, 1}};
+  multiply(work, optimized::kAllSteps);
   product.c = emulated.data();
-  optimized::MultiplyInTiles<Tiles>({&product, 1});
+  work = {.products = {&product, 1}};
+  optimized::MultiplyInTiles<Tiles>(work, optimized::kAllSteps);
   for (std::size_t i = 0; i < sums.size(); ++i) {
     ASSERT_PRED2(HaveSameBits, sums[i], emulated[i])
         << "sum " << i << ", factors of 2^"
