@@ -166,7 +166,8 @@ void SplitRows(const float* rows, std::size_t padded, std::size_t count,
 
 // Splits weights [width, count] into terms [width / 2, count], of which the
 // first may lie where the weights do. Digits are cut off rather than rounded,
-// which takes a third of the time.
+// which takes a third of the time. For each two tiles of a query, it does a
+// part of other work.
 void SplitWeights(const float* weights, std::size_t width, std::size_t count,
                   float* to, Bf16Terms terms, const Meanwhile& meanwhile) {
   if (terms.count == 1) {
