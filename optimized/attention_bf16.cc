@@ -525,14 +525,19 @@ class ManyInBf16 {
     return {.first = first};
   }
 
+  // The number of the first tile of a block.
+  std::size_t FirstTile(const Block& block) const {
+    return AsSize(block.tiles.data() - tiles_.data());
+  }
+
   void AddScores(const Block& block) {
-    const auto skipped = AsSize(block.tiles.data() - tiles_.data());
+    const std::size_t first_tile = FirstTile(block);
     for (std::size_t i = 0; i < block.tiles.size(); ++i) {
       Add({.a = head_.queries + block.first * k_pairs_,
            .a_row = k_pairs_,
            .rows = block.count,
            .pairs = k_pairs_,
-           .b = KeysOf(skipped + i),
+           .b = KeysOf(first_tile + i),
            .columns = kTile,
            .c = block.scores + i * kTile,
            .c_row = block.width(),
@@ -549,7 +554,7 @@ class ManyInBf16 {
          .a_row = block.width() / 2,
          .rows = block.count,
          .pairs = (cells + 1) / 2,
-         .b = ValuesOf(AsSize(block.tiles.data() - tiles_.data())),
+         .b = ValuesOf(FirstTile(block)),
          .columns = v_padded_,
          .c = head_.out + block.first * v_padded_,
          .c_row = v_padded_,

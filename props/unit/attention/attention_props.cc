@@ -223,7 +223,7 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
     all.push_back({.queries = queries, .kv_heads = 2});
   }
   for (const int queries :
-       {47, 48, 49, 63, 64, 65, 96, 128, 129, 191, 192, 193}) {
+       {31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 128, 129, 191, 192, 193}) {
     all.push_back({.rows = 1, .queries = queries});
     all.push_back({.columns = 300, .rows = 3, .queries = queries});
   }
