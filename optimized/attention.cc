@@ -96,8 +96,10 @@ CellRows RowsOfBlocks(const TensorView& rows, PagedLayout layout) {
 // order: four cells that follow each other are the next ones of four streams,
 // which the processor reads faster than one.
 std::size_t PlaceInStreams(std::size_t cell, std::size_t cells) {
-  if (cells != kTile) return cell;
-  return cell % (kTile / 4) * 4 + cell / (kTile / 4);
+  constexpr std::size_t kStreams = 4;
+  const std::size_t length = cells / kStreams;
+  if (cell >= length * kStreams) return cell;
+  return cell % length * kStreams + cell / length;
 }
 
 class TwinAttention final : public GuardedAttention {
