@@ -589,7 +589,7 @@ TEST_F(Parked, AFileIsReadInTheBackground) {
   fetch(prompt);
   EXPECT_EQ(parking->Fetch(other, 1, false), Fetched::kReading);
   fs::remove(Files().front());
-  EXPECT_EQ(Unparked(*parking, prompt), 3);  // It was read before.
+  ASSERT_EQ(Unparked(*parking, prompt), 3);  // It was read before.
   fetch(prompt);
   fetch(other);
   EXPECT_EQ(Unparked(*parking, other), 2);

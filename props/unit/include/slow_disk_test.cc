@@ -25,6 +25,7 @@
 namespace {
 
 std::atomic<bool> stands = false;
+std::atomic<int> writers = 0;  // Files that wait for the disk to be written.
 
 void WaitForDisk() {
   while (stands) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -47,7 +48,9 @@ int __wrap_open(const char* path, int flags, ...) {
 }
 // A file is locked before it is written.
 int __wrap_flock(int file, int operation) {
+  ++writers;
   WaitForDisk();
+  --writers;
   return __real_flock(file, operation);
 }
 // NOLINTEND
@@ -123,7 +126,7 @@ class SlowDisk : public testing::Test {
 };
 
 // Answers continue, until copies of as many conversations wait as there are
-// slots, and one more.
+// slots, and one more. One file is written after another.
 TEST_F(SlowDisk, BatchesContinueWhileFilesAreWritten) {
   MakeService();
   stands = true;
@@ -133,6 +136,8 @@ TEST_F(SlowDisk, BatchesContinueWhileFilesAreWritten) {
   const auto answer = Ask(4);
   EXPECT_EQ(Whole(*answer, 100).finish, Finish::kNone);
   ExpectMetric("conversations_writing 3");
+  while (writers == 0) std::this_thread::yield();
+  EXPECT_EQ(writers, 1);
   stands = false;
   EXPECT_EQ(Whole(*answer).finish, Finish::kLength);
   service_.reset();
