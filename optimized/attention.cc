@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <numbers>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,16 @@ constexpr std::size_t kItemTiles = 8;
 // AMX save. K and V of one term are not split.
 constexpr std::size_t kLeastQueries = 16;
 constexpr std::size_t kLeastQueriesOfTerms = 192;
+
+// The rows of a group. Each group splits K and V into terms anew: with larger
+// groups this takes less time, but fewer items are left for threads.
+constexpr std::size_t kGroupRows = 128;
+constexpr std::size_t kLeastLargeGroups = 16;
+std::size_t RowsOfGroup(std::size_t rows) {
+  const bool large = TermsMultiplier() != nullptr &&
+                     rows >= kLeastLargeGroups * kMostGroupRows;
+  return large ? kMostGroupRows : kGroupRows;
+}
 
 // The size of a block that has all cells.
 constexpr std::int64_t kAllCells = std::numeric_limits<std::int64_t>::max();
@@ -105,9 +116,13 @@ std::size_t PlaceInStreams(std::size_t cell, std::size_t cells) {
 class TwinAttention final : public GuardedAttention {
  protected:
   void DoPlan(const TensorView& mask, int rows, int first_row) override {
-    plan_.Make(mask, rows, first_row);
+    plan_.Make(mask, rows, first_row, RowsOfGroup(AsSize(rows)));
   }
-  void DoPlan(const AttentionTable& table) override { plan_.Make(table); }
+  void DoPlan(const AttentionTable& table) override {
+    const std::int64_t rows = std::accumulate(
+        table.query_rows.begin(), table.query_rows.end(), std::int64_t{0});
+    plan_.Make(table, RowsOfGroup(AsSize(rows)));
+  }
   void DoAttend(const TensorView& query, const KvView& view, VLayout v_layout,
                 const AttentionOptions& options,
                 const AttentionOut& out) override {

@@ -52,14 +52,14 @@ constexpr std::uint64_t FirstBits(std::size_t cells) {
   return ~std::uint64_t{0} >> (kAttentionTile - cells);
 }
 
-// Rows of a group: their queries of one KV head are computed together.
-inline constexpr std::size_t kGroupRows = 128;
+// The most rows of a group: their queries of one KV head are computed together.
+inline constexpr std::size_t kMostGroupRows = 256;
 
 // A tile of which each row of a group may see other cells.
 struct GroupTile {
   AttentionTile tile;
   // Row r sees cell t if bit t of visible[r] is set.
-  std::array<std::uint64_t, kGroupRows> visible;
+  std::array<std::uint64_t, kMostGroupRows> visible;
 };
 
 // The kernels read rows of a dtype in units of this number.

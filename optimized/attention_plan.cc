@@ -66,12 +66,13 @@ void AttentionPlan::AddRuns(RowGroup& group,
   }
 }
 
-void AttentionPlan::Make(const TensorView& mask, int rows, int first_row) {
+void AttentionPlan::Make(const TensorView& mask, int rows, int first_row,
+                         std::size_t most_rows) {
   groups_.clear();
   runs_.clear();
   blocks_.clear();
   ReadMask(mask, rows, first_row);
-  GroupRows(AsSize(rows));
+  GroupRows(AsSize(rows), most_rows);
   OrderGroups();
 }
 
@@ -95,7 +96,7 @@ void AttentionPlan::ReadMask(const TensorView& mask, int rows, int first_row) {
 
 // A row joins the group before it if the group then reads few cells for rows
 // that do not see them.
-void AttentionPlan::GroupRows(std::size_t rows) {
+void AttentionPlan::GroupRows(std::size_t rows, std::size_t most_rows) {
   std::vector<std::uint64_t> seen(words_);
   std::vector<std::uint64_t> joined(words_);
   std::size_t seen_sum = 0;  // Cells that the rows see, row by row.
@@ -108,7 +109,7 @@ void AttentionPlan::GroupRows(std::size_t rows) {
       sees += AsSize(std::popcount(word));
     }
     const std::size_t reads = Population(joined) * (group.rows + 1);
-    const bool joins = group.rows > 0 && group.rows < kGroupRows &&
+    const bool joins = group.rows > 0 && group.rows < most_rows &&
                        8 * reads <= (8 + kUnseenEighths) * (seen_sum + sees);
     if (!joins && group.rows > 0) {
       AddRuns(group, seen);
@@ -125,7 +126,7 @@ void AttentionPlan::GroupRows(std::size_t rows) {
   groups_.push_back(group);
 }
 
-void AttentionPlan::Make(const AttentionTable& table) {
+void AttentionPlan::Make(const AttentionTable& table, std::size_t most_rows) {
   groups_.clear();
   runs_.clear();
   bits_.clear();
@@ -136,10 +137,10 @@ void AttentionPlan::Make(const AttentionTable& table) {
   for (std::size_t i = 0; i < table.lengths.size(); ++i) {
     const std::int64_t length = table.lengths[i];
     const std::int64_t rows = table.query_rows[i];
-    for (std::int64_t first = 0; first < rows; first += kGroupRows) {
+    const auto most = static_cast<std::int64_t>(most_rows);
+    for (std::int64_t first = 0; first < rows; first += most) {
       RowGroup group = {.first_row = row, .sequence = i};
-      const std::int64_t count =
-          std::min(std::int64_t{kGroupRows}, rows - first);
+      const std::int64_t count = std::min(most, rows - first);
       group.rows = AsSize(count);
       group.first_position = length - rows + first;
       group.first_run = runs_.size();

@@ -35,9 +35,10 @@ struct RowGroup {
 class AttentionPlan {
  public:
   // Plans rows of a mask, or of sequences of a table, in place of the plan
-  // before.
-  void Make(const TensorView& mask, int rows, int first_row);
-  void Make(const AttentionTable& table);
+  // before. Groups have up to `most_rows` rows, at most kMostGroupRows.
+  void Make(const TensorView& mask, int rows, int first_row,
+            std::size_t most_rows);
+  void Make(const AttentionTable& table, std::size_t most_rows);
 
   const std::vector<RowGroup>& groups() const { return groups_; }
   // The indices of the groups, those with the most cells first: if they are
@@ -66,7 +67,7 @@ class AttentionPlan {
   };
 
   void ReadMask(const TensorView& mask, int rows, int first_row);
-  void GroupRows(std::size_t rows);
+  void GroupRows(std::size_t rows, std::size_t most_rows);
   void OrderGroups();
   void AddRuns(RowGroup& group, const std::vector<std::uint64_t>& seen);
 

@@ -24,7 +24,7 @@ namespace {
 
 using optimized::AttentionPlan;
 using optimized::kAttentionTile;
-using optimized::kGroupRows;
+using optimized::kMostGroupRows;
 using optimized::RowGroup;
 
 using Cells = std::set<std::int64_t>;
@@ -53,7 +53,7 @@ void ExpectTiles(const AttentionPlan& plan, const RowGroup& group,
                 std::min(group.tiles() * part / parts * 64, expected.size()));
       plan.ForEachTile(
           group, part, parts, group.cells, [&](std::span<std::int64_t> tile) {
-            std::array<std::uint64_t, kGroupRows> visible;
+            std::array<std::uint64_t, kMostGroupRows> visible;
             plan.SetVisible(group, tile, visible);
             for (std::size_t row = 0; row < rows.size(); ++row) {
               for (std::size_t t = 0; t < tile.size(); ++t) {
@@ -141,12 +141,13 @@ TEST(AttentionPlan, GroupsTheRowsOfAMask) {
         mask.bytes[AsSize(at)] |= std::byte(0xff << columns % 8);
       }
     }
-    plan.Make(mask.view(), count, first_row);
+    const std::size_t most_rows = OneOf(pick, {7U, 128U});
+    plan.Make(mask.view(), count, first_row, most_rows);
     ExpectOrder(plan);
     std::size_t row = 0;
     for (const RowGroup& group : plan.groups()) {
       ASSERT_EQ(group.first_row, row);
-      ASSERT_LE(group.rows, kGroupRows);
+      ASSERT_LE(group.rows, most_rows);
       const std::span all(rows);
       ExpectTiles(plan, group, all.subspan(row, group.rows));
       // A group reads at most half as many cells again as its rows see. The
@@ -156,7 +157,7 @@ TEST(AttentionPlan, GroupsTheRowsOfAMask) {
         ASSERT_LE(2 * reading.reads, 3 * reading.sees);
       }
       row += group.rows;
-      if (row == rows.size() || group.rows == kGroupRows) continue;
+      if (row == rows.size() || group.rows == most_rows) continue;
       const Reading more =
           ReadingOf(all.subspan(group.first_row, group.rows + 1));
       ASSERT_GT(2 * more.reads, 3 * more.sees);
@@ -182,12 +183,14 @@ TEST(AttentionPlan, GroupsTheRowsOfATable) {
       }
     }
     const int window = Chance(pick, 50) ? kOpenEnd : pick(0, 100);
+    const std::size_t most_rows = OneOf(pick, {64U, 128U});
     plan.Make(AttentionTable{.blocks = blocks,
                              .columns = 3,
                              .lengths = lengths,
                              .query_rows = query_rows,
                              .block_size = 100,
-                             .window = window});
+                             .window = window},
+              most_rows);
     std::size_t row = 0;
     ExpectOrder(plan);
     auto group = plan.groups().begin();
@@ -200,13 +203,13 @@ TEST(AttentionPlan, GroupsTheRowsOfATable) {
           if (position - cell <= window) cells.insert(cell);
         }
       }
-      for (std::size_t first = 0; first < rows.size(); first += kGroupRows) {
+      for (std::size_t first = 0; first < rows.size(); first += most_rows) {
         ASSERT_NE(group, plan.groups().end());
         EXPECT_EQ(group->first_row, row + first);
         EXPECT_EQ(plan.BlocksOf(*group)[1], 3 * AsInt(i) + 1);
         ExpectTiles(plan, *group,
                     std::span(rows).subspan(
-                        first, std::min(kGroupRows, rows.size() - first)));
+                        first, std::min(most_rows, rows.size() - first)));
         ++group;
       }
       row += rows.size();

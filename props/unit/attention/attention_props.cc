@@ -219,6 +219,9 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
     all.push_back({.rows = rows});
     all.push_back({.rows = rows, .queries = 2});
   }
+  for (const int rows : {4095, 4096, 4097}) {
+    all.push_back({.columns = 5, .rows = rows});
+  }
   for (int queries = 2; queries <= 17; ++queries) {
     all.push_back({.queries = queries, .kv_heads = 2});
   }
