@@ -190,19 +190,21 @@ INSTANTIATE_TEST_SUITE_P(Deals, AttentionOnEachTarget,
                                   "_" + std::to_string(std::get<1>(info.param));
                          });
 
+// The sizes of a case.
+struct Sizes {
+  int columns = 70;
+  int rows = 1;
+  int queries = 1;  // For each KV head and row.
+  int kv_heads = 1;
+  int k_head_dim = 3;
+  int v_head_dim = 2;
+  int splits = 0;
+  DType k_dtype = DType::kF32;
+  DType v_dtype = DType::kF16;
+};
+
 // Sizes around each constant of the optimized twin.
-TEST_F(AttentionOfSizes, AroundEachConstant) {
-  struct Sizes {
-    int columns = 70;
-    int rows = 1;
-    int queries = 1;  // For each KV head and row.
-    int kv_heads = 1;
-    int k_head_dim = 3;
-    int v_head_dim = 2;
-    int splits = 0;
-    DType k_dtype = DType::kF32;
-    DType v_dtype = DType::kF16;
-  };
+std::vector<Sizes> SizesAroundConstants() {
   std::vector<Sizes> all;
   for (const int tiles :
        {1, 2, 3, 4, 5, 8, 9, 15, 16, 24, 127, 128, 129, 136, 144}) {
@@ -240,6 +242,11 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
   }
   for (const int splits : {1, 2, 3, 4, 63, 64, 65, 65535, 65536})
     all.push_back({.columns = 200, .splits = splits});
+  return all;
+}
+
+TEST_F(AttentionOfSizes, AroundEachConstant) {
+  const std::vector<Sizes> all = SizesAroundConstants();
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Sizes& sizes = all[i];
     for (std::size_t number = 0; number < 4; ++number) {
