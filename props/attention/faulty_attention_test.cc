@@ -105,8 +105,11 @@ void ExpectFound(const std::vector<AttentionCase>& cases) {
 
 constexpr float kHides = -std::numeric_limits<float>::infinity();
 
+// The histories of the search for a shorter one may have fewer rows.
 View Says(std::int64_t row, std::int64_t column, float what) {
   return [=](OwnedView& view) {
+    const Shape& shape = view.mask.shape;
+    if (row >= shape[1] || column >= shape[0]) return;
     const auto at = AsSize(row * view.mask.shape[0] + column);
     StoreElement(what, &view.mask.bytes[4 * at], DType::kF32);
   };

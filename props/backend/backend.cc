@@ -84,9 +84,9 @@ Status CheckFlags(const kvtwin_description_v1& said) {
 // Errors: flags or numbers that describe no backend. The profile is read
 // elsewhere.
 Status CheckDescription(const kvtwin_description_v1& said) {
-  if (said.level < KVTWIN_NUMERIC || said.level > KVTWIN_ATTENTION) {
-    return Invalid("level of the backend's description is {}",
-                   AsInt(said.level));
+  const int level = RawEnum(said.level);
+  if (level < KVTWIN_NUMERIC || level > KVTWIN_ATTENTION) {
+    return Invalid("level of the backend's description is {}", level);
   }
   Status status = CheckFlags(said);
   if (!status.ok()) return status;
