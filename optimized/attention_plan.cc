@@ -133,11 +133,11 @@ void AttentionPlan::Make(const AttentionTable& table, std::size_t most_rows) {
   blocks_.assign(table.blocks.begin(), table.blocks.end());
   columns_ = AsSize(table.columns);
   window_ = table.window;
+  const auto most = static_cast<std::int64_t>(most_rows);
   std::size_t row = 0;
   for (std::size_t i = 0; i < table.lengths.size(); ++i) {
     const std::int64_t length = table.lengths[i];
     const std::int64_t rows = table.query_rows[i];
-    const auto most = static_cast<std::int64_t>(most_rows);
     for (std::int64_t first = 0; first < rows; first += most) {
       RowGroup group = {.first_row = row, .sequence = i};
       const std::int64_t count = std::min(most, rows - first);
