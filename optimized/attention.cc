@@ -103,14 +103,19 @@ CellRows RowsOfBlocks(const TensorView& rows, PagedLayout layout) {
   return out;
 }
 
-// The place of a cell in a tile of few rows, which see all of its cells, in any
+// Sets the rows of a tile of few queries, which see all of its cells, in any
 // order: four cells that follow each other are the next ones of four streams,
 // which the processor reads faster than one.
-std::size_t PlaceInStreams(std::size_t cell, std::size_t cells) {
+void SetStreams(std::span<const std::byte* const> cells, TileRows& out) {
   constexpr std::size_t kStreams = 4;
-  const std::size_t length = cells / kStreams;
-  if (cell >= length * kStreams) return cell;
-  return cell % length * kStreams + cell / length;
+  const std::size_t length = cells.size() / kStreams;
+  std::size_t cell = 0;
+  for (std::size_t stream = 0; stream < kStreams; ++stream) {
+    for (std::size_t i = 0; i < length; ++i) {
+      out.rows[i * kStreams + stream] = cells[cell++];
+    }
+  }
+  for (; cell < cells.size(); ++cell) out.rows[cell] = cells[cell];
 }
 
 class TwinAttention final : public GuardedAttention {
@@ -299,12 +304,13 @@ void TwinAttention::SetCells(const RowGroup& group,
                              std::span<const std::int64_t> cells,
                              const Call& call, AttentionTile& tile) const {
   tile.cells = cells.size();
-  const bool few = IsFew(group, call);
+  const std::int32_t* blocks = plan_.BlocksOf(group);
   const auto set = [&](const CellRows& rows, TileRows& out) {
-    const std::int32_t* blocks = plan_.BlocksOf(group);
+    const std::int64_t stride = rows.cell_stride;
     std::int64_t begin = 0;  // The first cell of a block.
     std::int64_t end = 0;
     const std::byte* block = nullptr;
+    std::array<const std::byte*, kTile> found;
     for (std::size_t i = 0; i < cells.size(); ++i) {
       const std::int64_t cell = cells[i];
       if (cell < begin || cell >= end) {
@@ -313,8 +319,13 @@ void TwinAttention::SetCells(const RowGroup& group,
         end = begin + rows.size;
         block = rows.At(blocks == nullptr ? column : blocks[column], 0);
       }
-      const std::size_t place = few ? PlaceInStreams(i, cells.size()) : i;
-      out.rows[place] = block + (cell - begin) * rows.cell_stride;
+      At(found, i) = block + (cell - begin) * stride;
+    }
+    const auto all = std::span(found).first(cells.size());
+    if (IsFew(group, call)) {
+      SetStreams(all, out);
+    } else {
+      std::ranges::copy(all, out.rows.begin());
     }
     for (std::size_t i = cells.size(); i % kCellsPadding != 0; ++i) {
       out.rows[i] = out.rows[i - 1];

@@ -319,13 +319,24 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
   const std::size_t v_padded = Padded(tile.values.head_dim);
   const std::size_t per_head = kFewQueries * kTile;
   const std::size_t count = heads[0].count;
+  // Where values are fetched shortly before they are read, memory would rest.
+  const std::size_t fetched =
+      NearFetches<4>::CellsAhead(tile.values, head_count);
+  const bool fetch = IsIntel() && IsReadable(tile.keys) &&
+                     IsReadable(tile.values) && fetched < tile.cells;
+  EvenFetches fetches(tile.values, tile.cells, heads, head_count,
+                      fetch ? fetched : 0);
+  const auto meanwhile = [&] {
+    if (fetch) fetches.Next();
+  };
   for (std::size_t h = 0; h < head_count; ++h) {
     for (std::size_t q = 0; q < count; ++q) {
       float* of_query = scores + h * per_head + q * kTile;
       Cap(scale, of_query);
       if (tile.cells < kTile) Hide(FirstBits(tile.cells), of_query);
     }
-    Softmax(heads[h], 0, count, v_padded, kTile, scores + h * per_head, [] {});
+    Softmax(heads[h], 0, count, v_padded, kTile, scores + h * per_head,
+            meanwhile);
   }
 }
 

@@ -96,9 +96,11 @@ void AttentionPlan::ForEachTile(const RowGroup& group, std::size_t part,
     const std::size_t skipped = std::min(skip, length);
     skip -= skipped;
     std::int64_t cell = runs_[r].begin + static_cast<std::int64_t>(skipped);
-    for (; cell < runs_[r].end && left > 0; ++cell) {
-      At(cells, count++) = cell;
-      --left;
+    while (cell < runs_[r].end && left > 0) {
+      const std::size_t some =
+          std::min({AsSize(runs_[r].end - cell), left, kAttentionTile - count});
+      for (std::size_t i = 0; i < some; ++i) At(cells, count++) = cell++;
+      left -= some;
       if (count < kAttentionTile && left > 0) continue;
       does(std::span(cells).first(count));
       count = 0;

@@ -98,10 +98,11 @@ class RowsAhead {
 // the processor then fetches ahead by itself.
 class EvenFetches {
  public:
+  // Fetches rows from `first_cell` on.
   EvenFetches(const TileRows& rows, std::size_t cells, const QueryHeads* heads,
-              std::size_t head_count)
-      : rows_(rows.rows.data()),
-        end_(rows_ + cells),
+              std::size_t head_count, std::size_t first_cell = 0)
+      : rows_(rows.rows.data() + first_cell),
+        end_(rows.rows.data() + cells),
         first_byte_(HeadOffset(rows, heads[0].kv_head)),
         end_byte_(HeadOffset(rows, heads[head_count - 1].kv_head) +
                   AsInt(HeadBytes(rows))),
@@ -146,10 +147,14 @@ class NearFetches {
         ahead_(ahead),
         heads_(heads),
         head_count_(head_count) {
-    const std::size_t steps =
-        kBytes / std::max<std::size_t>(kCells * HeadBytes(rows), 1) + 1;
+    const std::size_t steps = StepsAhead(rows);
     cell_ = steps / head_count * kCells;
     head_ = steps % head_count;
+  }
+
+  // The cells of rows ahead that a walk has fetched entirely when it ends.
+  static std::size_t CellsAhead(const TileRows& ahead, std::size_t head_count) {
+    return StepsAhead(ahead) / head_count * kCells;
   }
 
   // The next step begins.
@@ -166,6 +171,10 @@ class NearFetches {
   }
 
  private:
+  static std::size_t StepsAhead(const TileRows& rows) {
+    return kBytes / std::max<std::size_t>(kCells * HeadBytes(rows), 1) + 1;
+  }
+
   RowsAhead rows_;
   RowsAhead ahead_;
   const QueryHeads* heads_;

@@ -78,10 +78,13 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._state.storage.setup.capacity
 
 
+_META = torch.device("meta")
+
+
 def _tensor(rows: torch.Tensor, length: int) -> torch.Tensor:
     """A tensor without numbers, so that whoever computes with it gets an error."""
     batch, heads, _, head_dim = rows.shape
-    return torch.empty((batch, heads, length, head_dim), dtype=rows.dtype, device="meta")
+    return torch.empty((batch, heads, length, head_dim), dtype=rows.dtype, device=_META)
 
 
 class Cache(transformers.Cache):  # type: ignore[misc]

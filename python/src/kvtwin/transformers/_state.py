@@ -525,7 +525,6 @@ def real_rows(rows: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
 def _even(rows: torch.Tensor) -> torch.Tensor:
     """Returns the rows at equal distances from one another."""
     batch, _, tokens, _ = rows.shape
-    strides = rows.stride()
-    if batch > 1 and tokens > 1 and strides[0] != tokens * strides[2]:
-        return rows.transpose(1, 2).contiguous().transpose(1, 2)
-    return rows
+    if batch == 1 or tokens == 1 or rows.stride(0) == tokens * rows.stride(2):
+        return rows
+    return rows.transpose(1, 2).contiguous().transpose(1, 2)
