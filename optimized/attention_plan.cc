@@ -45,8 +45,10 @@ std::size_t Population(const std::vector<std::uint64_t>& words) {
 
 }  // namespace
 
-void AttentionPlan::AddRuns(RowGroup& group,
-                            const std::vector<std::uint64_t>& seen) {
+// Adds a group, whose rows see the cells `seen`.
+void AttentionPlan::AddGroup(RowGroup group,
+                             const std::vector<std::uint64_t>& seen) {
+  group.all_before = FirstHidden(group, seen);
   group.first_run = runs_.size();
   group.cells = Population(seen);
   std::int64_t end = -1;  // The last run ends there.
@@ -64,6 +66,22 @@ void AttentionPlan::AddRuns(RowGroup& group,
       word &= ~BitsBetween(begin, begin + length);
     }
   }
+  groups_.push_back(group);
+}
+
+// Returns the first of the cells `seen` that one of the group's rows does not
+// see, or the number of cells.
+std::int64_t AttentionPlan::FirstHidden(
+    const RowGroup& group, const std::vector<std::uint64_t>& seen) const {
+  for (std::size_t w = 0; w < words_; ++w) {
+    std::uint64_t hidden = 0;
+    for (std::size_t row = 0; row < group.rows; ++row) {
+      hidden |= seen[w] & ~bits_[(group.first_row + row) * words_ + w];
+    }
+    if (hidden == 0) continue;
+    return static_cast<std::int64_t>(w * 64) + std::countr_zero(hidden);
+  }
+  return static_cast<std::int64_t>(words_ * 64);
 }
 
 void AttentionPlan::Make(const TensorView& mask, int rows, int first_row,
@@ -112,8 +130,7 @@ void AttentionPlan::GroupRows(std::size_t rows, std::size_t most_rows) {
     const bool joins = group.rows > 0 && group.rows < most_rows &&
                        8 * reads <= (8 + kUnseenEighths) * (seen_sum + sees);
     if (!joins && group.rows > 0) {
-      AddRuns(group, seen);
-      groups_.push_back(group);
+      AddGroup(group, seen);
       group = {.first_row = row};
       seen_sum = 0;
       std::copy_n(bits_.data() + row * words_, words_, joined.data());
@@ -122,8 +139,7 @@ void AttentionPlan::GroupRows(std::size_t rows, std::size_t most_rows) {
     seen_sum += sees;
     std::swap(seen, joined);
   }
-  AddRuns(group, seen);
-  groups_.push_back(group);
+  AddGroup(group, seen);
 }
 
 void AttentionPlan::Make(const AttentionTable& table, std::size_t most_rows) {
@@ -148,6 +164,8 @@ void AttentionPlan::Make(const AttentionTable& table, std::size_t most_rows) {
           .begin = std::max<std::int64_t>(0, group.first_position - window_),
           .end = group.first_position + count};
       group.cells = AsSize(run.end - run.begin);
+      const bool last_sees_first = run.begin >= run.end - 1 - window_;
+      if (last_sees_first) group.all_before = group.first_position + 1;
       runs_.push_back(run);
       groups_.push_back(group);
       row += group.rows;
@@ -167,6 +185,10 @@ void AttentionPlan::OrderGroups() {
 void AttentionPlan::SetVisible(const RowGroup& group,
                                std::span<const std::int64_t> cells,
                                std::span<std::uint64_t> visible) const {
+  if (cells.back() < group.all_before) {
+    std::ranges::fill(visible.first(group.rows), FirstBits(cells.size()));
+    return;
+  }
   const std::int64_t first = cells.front();
   const auto count = static_cast<std::int64_t>(cells.size());
   const bool adjacent = cells.back() - first + 1 == count;

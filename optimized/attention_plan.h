@@ -24,6 +24,7 @@ struct RowGroup {
   std::size_t rows = 0;
   std::size_t cells = 0;  // Cells that at least one row sees: the runs.
   std::size_t first_run = 0;
+  std::int64_t all_before = 0;      // All rows see the runs before this cell.
   std::size_t sequence = 0;         // Its number in a table.
   std::int64_t first_position = 0;  // The position of first_row, in a table.
 
@@ -69,7 +70,9 @@ class AttentionPlan {
   void ReadMask(const TensorView& mask, int rows, int first_row);
   void GroupRows(std::size_t rows, std::size_t most_rows);
   void OrderGroups();
-  void AddRuns(RowGroup& group, const std::vector<std::uint64_t>& seen);
+  void AddGroup(RowGroup group, const std::vector<std::uint64_t>& seen);
+  std::int64_t FirstHidden(const RowGroup& group,
+                           const std::vector<std::uint64_t>& seen) const;
 
   std::vector<RowGroup> groups_;
   std::vector<std::size_t> longest_first_;
