@@ -27,6 +27,15 @@ inline void AskForHugePages([[maybe_unused]] std::byte* data,
 #endif
 }
 
+// Asks for small pages, on systems that give huge ones unasked, too. Requires:
+// `data` and `bytes` are multiples of kHugePage.
+inline void AskForSmallPages([[maybe_unused]] std::byte* data,
+                             [[maybe_unused]] std::size_t bytes) {
+#ifdef MADV_NOHUGEPAGE
+  (void)madvise(data, bytes, MADV_NOHUGEPAGE);
+#endif
+}
+
 // Like bytes.reserve(size), in huge pages.
 inline void ReserveHugePages(std::size_t size, std::vector<std::byte>& bytes) {
   if (size <= bytes.capacity()) return;

@@ -15,9 +15,10 @@ constexpr std::size_t kLine = 64;
 // A buffer of this size or more is a mapping of memory.
 constexpr std::size_t kMapped = std::size_t{1} << 20;
 
-// Whether a buffer gains from huge pages: the memory lost at its ends to
-// alignment is then small in comparison.
-bool IsLarge(std::size_t bytes) { return bytes >= 4 * kHugePage; }
+// Whether a buffer has huge pages. Its first bytes, as many as a huge page has,
+// are in small ones: cells are used from the first on, so that a cache with few
+// tokens takes little memory, however many it has room for.
+bool IsLarge(std::size_t bytes) { return bytes >= 2 * kHugePage; }
 
 }  // namespace
 
@@ -40,7 +41,9 @@ AlignedBuffer::AlignedBuffer(std::size_t bytes) : bytes_(bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
   const std::size_t skip = (alignment - address % alignment) % alignment;
   data_ = static_cast<std::byte*>(memory_.get()) + skip;
-  if (IsLarge(bytes)) AskForHugePages(data_, bytes);
+  if (!IsLarge(bytes)) return;
+  AskForSmallPages(data_, kHugePage);
+  AskForHugePages(data_ + kHugePage, bytes - kHugePage);
 }
 
 void AlignedBuffer::Free::operator()(void* memory) const {

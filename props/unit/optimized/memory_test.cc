@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/huge_pages.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
 #include "kvtwin/cache.h"
@@ -576,6 +577,17 @@ TEST(Memory, OfSessionsDoesNotGrowWithCancelledRequests) {
 
 // Physical memory ------------------------------------------------------------
 
+// The pages of memory that a buffer takes.
+std::ptrdiff_t PagesOf(optimized::AlignedBuffer& buffer) {
+  const std::size_t page = AsSize(sysconf(_SC_PAGESIZE));
+  const std::size_t before =
+      reinterpret_cast<std::uintptr_t>(buffer.data()) % page;
+  const std::size_t bytes = before + buffer.bytes();
+  std::vector<unsigned char> resident((bytes + page - 1) / page);
+  EXPECT_EQ(mincore(buffer.data() - before, bytes, resident.data()), 0);
+  return std::ranges::count_if(resident, [](int r) { return r & 1; });
+}
+
 TEST(Memory, ALargeBufferHasNoPagesBeforeItIsWritten) {
   // calloc would take a hole that the program has left, and write all of it.
   constexpr std::size_t kBytes = std::size_t{6} << 20;
@@ -585,14 +597,18 @@ TEST(Memory, ALargeBufferHasNoPagesBeforeItIsWritten) {
   }
   for (int i = 0; i < 8; ++i) {
     optimized::AlignedBuffer buffer(kBytes);
-    const std::size_t page = AsSize(sysconf(_SC_PAGESIZE));
-    const std::size_t before =
-        reinterpret_cast<std::uintptr_t>(buffer.data()) % page;
-    std::vector<unsigned char> resident((before + kBytes + page - 1) / page);
-    ASSERT_EQ(mincore(buffer.data() - before, before + kBytes, resident.data()),
-              0);
-    EXPECT_EQ(std::ranges::count_if(resident, [](int r) { return r & 1; }), 0);
+    EXPECT_EQ(PagesOf(buffer), 0);
     EXPECT_EQ(buffer.data()[kBytes - 1], std::byte{0});
+  }
+}
+
+TEST(Memory, ALargeBufferTakesLittleForFewTokens) {
+  for (const std::size_t huge_pages : {2U, 3U, 16U}) {
+    optimized::AlignedBuffer buffer(huge_pages * kHugePage);
+    buffer.data()[0] = std::byte{1};
+    EXPECT_EQ(PagesOf(buffer), 1);
+    buffer.data()[kHugePage - 1] = std::byte{1};
+    EXPECT_EQ(PagesOf(buffer), 2);
   }
 }
 
