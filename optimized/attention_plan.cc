@@ -70,7 +70,7 @@ void AttentionPlan::AddGroup(RowGroup group,
 }
 
 // Returns the first of the cells `seen` that one of the group's rows does not
-// see, or the number of cells.
+// see. If they see all, it returns a number larger than that of any cell.
 std::int64_t AttentionPlan::FirstHidden(
     const RowGroup& group, const std::vector<std::uint64_t>& seen) const {
   for (std::size_t w = 0; w < words_; ++w) {
