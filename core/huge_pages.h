@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/assert.h"
+
 namespace kvtwin {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -31,6 +33,8 @@ inline void AskForHugePages([[maybe_unused]] std::byte* data,
 // `data` and `bytes` are multiples of kHugePage.
 inline void AskForSmallPages([[maybe_unused]] std::byte* data,
                              [[maybe_unused]] std::size_t bytes) {
+  KVTWIN_DCHECK(reinterpret_cast<std::uintptr_t>(data) % kHugePage == 0);
+  KVTWIN_DCHECK(bytes % kHugePage == 0);
 #ifdef MADV_NOHUGEPAGE
   (void)madvise(data, bytes, MADV_NOHUGEPAGE);
 #endif

@@ -304,6 +304,7 @@ void TwinAttention::SetCells(const RowGroup& group,
                              std::span<const std::int64_t> cells,
                              const Call& call, AttentionTile& tile) const {
   tile.cells = cells.size();
+  const bool few = IsFew(group, call);
   const std::int32_t* blocks = plan_.BlocksOf(group);
   const auto set = [&](const CellRows& rows, TileRows& out) {
     const std::int64_t stride = rows.cell_stride;
@@ -322,7 +323,7 @@ void TwinAttention::SetCells(const RowGroup& group,
       At(found, i) = block + (cell - begin) * stride;
     }
     const auto all = std::span(found).first(cells.size());
-    if (IsFew(group, call)) {
+    if (few) {
       SetStreams(all, out);
     } else {
       std::ranges::copy(all, out.rows.begin());

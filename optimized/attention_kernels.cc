@@ -319,7 +319,7 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
   const std::size_t v_padded = Padded(tile.values.head_dim);
   const std::size_t per_head = kFewQueries * kTile;
   const std::size_t count = heads[0].count;
-  // Where values are fetched shortly before they are read, memory would rest.
+  // If values are fetched shortly before they are read, memory is idle now.
   const std::size_t fetched =
       NearFetches<4>::CellsAhead(tile.values, head_count);
   const bool fetch = IsIntel() && IsReadable(tile.keys) &&
