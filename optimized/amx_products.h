@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "core/index.h"
+#include "hwy/base.h"
 #include "optimized/attention_bf16.h"
 
 namespace kvtwin::optimized {
@@ -56,15 +57,15 @@ struct TermsOfFactors {
 inline constexpr std::array<TermsOfFactors, 6> kOrderOfTerms = {
     {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}}};
 
-// The products of factors with so many terms, and which tiles each loads.
+// The products of factors with so many terms, and which tiles each loads. A
+// factor that is not loaded is that of the step before.
+struct StepOfTerms {
+  TermsOfFactors terms;
+  bool loads_a;
+  bool loads_b;
+};
 class StepsOfTerms {
  public:
-  struct Step {
-    TermsOfFactors terms;
-    bool loads_a;
-    bool loads_b;
-  };
-
   constexpr StepsOfTerms(std::size_t a_count, std::size_t b_count) {
     TermsOfFactors before = {kMostTerms, kMostTerms};
     for (const TermsOfFactors& terms : kOrderOfTerms) {
@@ -77,72 +78,70 @@ class StepsOfTerms {
   }
 
   constexpr std::size_t count() const { return count_; }
-  constexpr const Step& operator[](std::size_t i) const { return steps_[i]; }
-
-  static const StepsOfTerms& Of(const Bf16Product& product) {
-    static constexpr std::array<std::array<StepsOfTerms, kMostTerms>,
-                                kMostTerms>
-        kAll = {{{{{1, 1}, {1, 2}, {1, 3}}},
-                 {{{2, 1}, {2, 2}, {2, 3}}},
-                 {{{3, 1}, {3, 2}, {3, 3}}}}};
-    return At(At(kAll, product.a_terms.count - 1), product.b_terms.count - 1);
+  constexpr const StepOfTerms& operator[](std::size_t i) const {
+    return steps_[i];
   }
 
  private:
-  std::array<Step, kOrderOfTerms.size()> steps_ = {};
+  std::array<StepOfTerms, kOrderOfTerms.size()> steps_ = {};
   std::size_t count_ = 0;
 };
 
-// A block of c, of up to two by two tiles.
-template <class Tiles>
+// The block of c, of up to two by two tiles, and the tiles of pairs at which
+// some work is. `kWhole`: the block has all four tiles. All is inlined, so that
+// the places stay in registers.
+template <class Tiles, bool kWhole>
 class TileBlock {
  public:
-  TileBlock(const Bf16Product& product, std::size_t row, std::size_t column)
-      : product_(product),
-        row_(row),
-        column_(column),
-        two_rows_(row + kAmxRows < product.rows),
-        two_columns_(column + kAmxColumns < product.columns) {}
+  TileBlock() = default;
+  HWY_INLINE explicit TileBlock(const Bf16Work& work) {
+    const Bf16Product& product = work.products[work.product];
+    a_ = product.a + work.row * product.a_row + work.pair;
+    a_row_ = product.a_row * kBytes;
+    a_term_ = product.a_terms.stride;
+    b_ = product.b + work.pair * product.columns + work.column;
+    b_row_ = product.columns * kBytes;
+    b_term_ = product.b_terms.stride;
+    two_rows_ = work.row + kAmxRows < product.rows;
+    two_columns_ = work.column + kAmxColumns < product.columns;
+  }
 
-  void Begin() const {
-    ForEachSum([&](auto tile, const float* c, std::size_t stride) {
-      if (product_.add) {
+  // Adds the products of the terms.
+  template <StepOfTerms kStep>
+  HWY_INLINE void Multiply() const {
+    if constexpr (kStep.loads_a) {
+      const float* a = a_ + kStep.terms.i * a_term_;
+      Tiles::template Load<kA0>(a, a_row_);
+      if (two_rows()) {
+        Tiles::template Load<kA1>(a + kAmxRows * a_row_ / kBytes, a_row_);
+      }
+    }
+    if constexpr (kStep.loads_b) {
+      const float* b = b_ + kStep.terms.j * b_term_;
+      Tiles::template Load<kB0>(b, b_row_);
+      if (two_columns()) Tiles::template Load<kB1>(b + kAmxColumns, b_row_);
+    }
+    Tiles::template Multiply<kSum00, kA0, kB0>();
+    if (two_columns()) Tiles::template Multiply<kSum01, kA0, kB1>();
+    if (two_rows()) Tiles::template Multiply<kSum10, kA1, kB0>();
+    if (two_rows() && two_columns()) {
+      Tiles::template Multiply<kSum11, kA1, kB1>();
+    }
+  }
+
+  // The sums are loaded or zeroed, and stored.
+  HWY_INLINE void Begin(const Bf16Work& work) const {
+    const bool add = work.products[work.product].add;
+    ForEachSum(work, [&](auto tile, const float* c, std::size_t stride) {
+      if (add) {
         Tiles::template Load<tile>(c, stride);
       } else {
         Tiles::template Zero<tile>();
       }
     });
   }
-
-  // Adds the products of the terms, from `pair` on. A factor that is not loaded
-  // is that of the step before.
-  void Multiply(const StepsOfTerms::Step& step, std::size_t pair) const {
-    if (step.loads_a) {
-      const std::size_t stride = product_.a_row * kBytes;
-      const float* a = product_.a + step.terms.i * product_.a_terms.stride +
-                       row_ * product_.a_row + pair;
-      Tiles::template Load<kA0>(a, stride);
-      if (two_rows_) {
-        Tiles::template Load<kA1>(a + kAmxRows * product_.a_row, stride);
-      }
-    }
-    if (step.loads_b) {
-      const std::size_t stride = product_.columns * kBytes;
-      const float* b = product_.b + step.terms.j * product_.b_terms.stride +
-                       pair * product_.columns + column_;
-      Tiles::template Load<kB0>(b, stride);
-      if (two_columns_) Tiles::template Load<kB1>(b + kAmxColumns, stride);
-    }
-    Tiles::template Multiply<kSum00, kA0, kB0>();
-    if (two_columns_) Tiles::template Multiply<kSum01, kA0, kB1>();
-    if (two_rows_) Tiles::template Multiply<kSum10, kA1, kB0>();
-    if (two_rows_ && two_columns_) {
-      Tiles::template Multiply<kSum11, kA1, kB1>();
-    }
-  }
-
-  void End() const {
-    ForEachSum([](auto tile, float* c, std::size_t stride) {
+  HWY_INLINE void End(const Bf16Work& work) const {
+    ForEachSum(work, [](auto tile, float* c, std::size_t stride) {
       Tiles::template Store<tile>(c, stride);
     });
   }
@@ -150,59 +149,143 @@ class TileBlock {
  private:
   static constexpr std::size_t kBytes = sizeof(float);
 
+  HWY_INLINE bool two_rows() const { return kWhole || two_rows_; }
+  HWY_INLINE bool two_columns() const { return kWhole || two_columns_; }
+
   // Calls does(tile, its place in c, bytes from row to row).
   template <class Does>
-  void ForEachSum(const Does& does) const {
-    const std::size_t stride = product_.c_row * kBytes;
-    float* c = product_.c + row_ * product_.c_row + column_;
-    float* below = c + kAmxRows * product_.c_row;
+  HWY_INLINE void ForEachSum(const Bf16Work& work, const Does& does) const {
+    const Bf16Product& product = work.products[work.product];
+    const std::size_t stride = product.c_row * kBytes;
+    float* c = product.c + work.row * product.c_row + work.column;
+    float* below = c + kAmxRows * product.c_row;
     does(std::integral_constant<int, kSum00>(), c, stride);
-    if (two_columns_) {
+    if (two_columns()) {
       does(std::integral_constant<int, kSum01>(), c + kAmxColumns, stride);
     }
-    if (two_rows_) does(std::integral_constant<int, kSum10>(), below, stride);
-    if (two_rows_ && two_columns_) {
+    if (two_rows()) does(std::integral_constant<int, kSum10>(), below, stride);
+    if (two_rows() && two_columns()) {
       does(std::integral_constant<int, kSum11>(), below + kAmxColumns, stride);
     }
   }
 
-  const Bf16Product& product_;
-  std::size_t row_;
-  std::size_t column_;
-  bool two_rows_;
-  bool two_columns_;
+  const float* a_ = nullptr;
+  std::size_t a_row_ = 0;   // Bytes from row to row.
+  std::size_t a_term_ = 0;  // Pairs from term to term.
+  const float* b_ = nullptr;
+  std::size_t b_row_ = 0;
+  std::size_t b_term_ = 0;
+  bool two_rows_ = false;
+  bool two_columns_ = false;
 };
 
+// Does step kStep of the terms of a tile of pairs. Which tiles it loads and
+// multiplies is known when it is compiled: where branches chose them, a prefill
+// took 5 to 10 % longer (docs/attention.md). `block` is kept from step 0 on.
+template <class Tiles, bool kWhole, std::size_t a_count, std::size_t b_count,
+          std::size_t kStep>
+HWY_INLINE void DoStep(Bf16Work& work, TileBlock<Tiles, kWhole>& block) {
+  constexpr StepsOfTerms kSteps(a_count, b_count);
+  if (kStep == 0) {
+    block = TileBlock<Tiles, kWhole>(work);
+    if (work.pair == 0) {
+      const std::size_t rows =
+          kWhole ? 2 * kAmxRows
+                 : std::min(work.products[work.product].rows - work.row,
+                            2 * kAmxRows);
+      if (work.configured != rows) ConfigureTiles<Tiles>(rows);
+      work.configured = rows;
+      block.Begin(work);
+    }
+  }
+  block.template Multiply<kSteps[kStep]>();
+  if (kStep + 1 < kSteps.count()) return;
+  const Bf16Product& product = work.products[work.product];
+  work.pair += kPairsOfTile;
+  if (work.pair < product.pairs) return;
+  block.End(work);
+  work.pair = 0;
+  work.column += 2 * kAmxColumns;
+  if (work.column < product.columns) return;
+  work.column = 0;
+  work.row += 2 * kAmxRows;
+  if (work.row < product.rows) return;
+  work.row = 0;
+  ++work.product;
+}
+
+// Does the next step of some work.
+template <class Tiles, bool kWhole, std::size_t a_count, std::size_t b_count>
+HWY_INLINE void DoNextStep(Bf16Work& work) {
+  constexpr std::size_t kCount = StepsOfTerms(a_count, b_count).count();
+  TileBlock<Tiles, kWhole> block(work);
+  const auto try_step = [&](auto step) {
+    if constexpr (step < kCount) {
+      DoStep<Tiles, kWhole, a_count, b_count, step>(work, block);
+    }
+  };
+  switch (work.terms) {
+    case 0:
+      try_step(std::integral_constant<std::size_t, 0>());
+      break;
+    case 1:
+      try_step(std::integral_constant<std::size_t, 1>());
+      break;
+    case 2:
+      try_step(std::integral_constant<std::size_t, 2>());
+      break;
+    case 3:
+      try_step(std::integral_constant<std::size_t, 3>());
+      break;
+    case 4:
+      try_step(std::integral_constant<std::size_t, 4>());
+      break;
+    default:
+      try_step(std::integral_constant<std::size_t, 5>());
+  }
+  if (++work.terms == kCount) work.terms = 0;
+}
+
+// Whether all products have so many terms, and all their blocks are whole.
+inline bool AreWhole(const Bf16Work& work, std::size_t a_count,
+                     std::size_t b_count) {
+  return std::ranges::all_of(work.products, [&](const Bf16Product& product) {
+    return product.a_terms.count == a_count &&
+           product.b_terms.count == b_count &&
+           product.rows % (2 * kAmxRows) == 0 &&
+           product.columns % (2 * kAmxColumns) == 0;
+  });
+}
+
 // A MultiplyBf16; a step is up to four multiplications of tiles. After the last
-// step the tiles are released, so that the thread has no state that the kernel
-// of the system saves.
+// step of the last work the tiles are released, so that the thread has no state
+// that the kernel of the system saves.
 template <class Tiles>
 void MultiplyInTiles(Bf16Work& work, std::size_t steps) {
   for (; steps > 0 && work.product < work.products.size(); --steps) {
     const Bf16Product& product = work.products[work.product];
-    const StepsOfTerms& terms = StepsOfTerms::Of(product);
-    const TileBlock<Tiles> block(product, work.row, work.column);
-    if (work.pair == 0 && work.terms == 0) {
-      const std::size_t rows = std::min(product.rows - work.row, 2 * kAmxRows);
-      if (rows != work.configured) ConfigureTiles<Tiles>(rows);
-      work.configured = rows;
-      block.Begin();
+    const bool whole = work.row + 2 * kAmxRows <= product.rows &&
+                       work.column + 2 * kAmxColumns <= product.columns;
+    const auto with_terms = [&](auto a_count, auto b_count) {
+      if (whole) {
+        DoNextStep<Tiles, true, a_count, b_count>(work);
+      } else {
+        DoNextStep<Tiles, false, a_count, b_count>(work);
+      }
+    };
+    constexpr std::integral_constant<std::size_t, 1> kOne;
+    constexpr std::integral_constant<std::size_t, 2> kTwo;
+    constexpr std::integral_constant<std::size_t, 3> kThree;
+    if (product.a_terms.count == 1) {
+      with_terms(kOne, kOne);
+    } else if (product.b_terms.count == 1) {
+      with_terms(kThree, kOne);
+    } else if (product.b_terms.count == 2) {
+      with_terms(kThree, kTwo);
+    } else {
+      with_terms(kThree, kThree);
     }
-    block.Multiply(terms[work.terms], work.pair);
-    if (++work.terms < terms.count()) continue;
-    work.terms = 0;
-    work.pair += kPairsOfTile;
-    if (work.pair < product.pairs) continue;
-    block.End();
-    work.pair = 0;
-    work.column += 2 * kAmxColumns;
-    if (work.column < product.columns) continue;
-    work.column = 0;
-    work.row += 2 * kAmxRows;
-    if (work.row < product.rows) continue;
-    work.row = 0;
-    ++work.product;
-    if (work.product == work.products.size()) Tiles::Release();
+    if (work.last && work.product == work.products.size()) Tiles::Release();
   }
 }
 

@@ -45,7 +45,7 @@ constexpr std::size_t kLeastQueriesOfTerms = 192;
 // The rows of a group. Each group splits K and V into terms anew: with larger
 // groups this takes less time, but fewer items are left for threads.
 constexpr std::size_t kGroupRows = 128;
-constexpr std::size_t kLeastLargeGroups = 16;
+constexpr std::size_t kLeastLargeGroups = 8;
 std::size_t RowsOfGroup(std::size_t rows) {
   const bool large = TermsMultiplier() != nullptr &&
                      rows >= kLeastLargeGroups * kMostGroupRows;

@@ -98,14 +98,6 @@ HWY_INLINE __m512i OrderOfPairs() {
   return _mm512_load_si512(kOrder.data());
 }
 
-// The upper halves of the elements of two vectors.
-HWY_INLINE __m512i OddNumbers() {
-  alignas(64) static constexpr std::array<std::uint16_t, 32> kOrder = {
-      1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-  return _mm512_load_si512(kOrder.data());
-}
-
 // Rounds two vectors to pairs.
 HWY_INLINE __m512i PairsOf(__m512 first, __m512 second) {
   return _mm512_permutexvar_epi16(OrderOfPairs(),
@@ -161,35 +153,6 @@ void SplitRows(const float* rows, std::size_t padded, std::size_t count,
                            TakeTerm(first, second, term == 0));
       }
     }
-  }
-}
-
-// Splits weights [width, count] into terms [width / 2, count], of which the
-// first may lie where the weights do. Digits are cut off rather than rounded,
-// which takes a third of the time. For each two tiles of a query, it does a
-// part of other work.
-void SplitWeights(const float* weights, std::size_t width, std::size_t count,
-                  float* to, Bf16Terms terms, const Meanwhile& meanwhile) {
-  if (terms.count == 1) {
-    return RoundRows(weights, width, count, to, width / 2);
-  }
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
-  const __m512i odd = OddNumbers();
-  for (std::size_t i = 0; i < count * width / 2; i += kLanes) {
-    __m512 first = _mm512_load_ps(weights + 2 * i);
-    __m512 second = _mm512_load_ps(weights + 2 * i + kLanes);
-    HWY_UNROLL(3)
-    for (std::size_t term = 0; term < kMostTerms; ++term) {
-      const __m512i a = _mm512_castps_si512(first);
-      const __m512i b = _mm512_castps_si512(second);
-      _mm512_store_si512(to + i + term * terms.stride,
-                         _mm512_permutex2var_epi16(a, odd, b));
-      first =
-          _mm512_sub_ps(first, _mm512_castsi512_ps(_mm512_and_si512(a, upper)));
-      second = _mm512_sub_ps(second,
-                             _mm512_castsi512_ps(_mm512_and_si512(b, upper)));
-    }
-    if (i % kTile == 0) meanwhile();
   }
 }
 
@@ -464,11 +427,14 @@ class ManyInBf16 {
     Block before;
     Block now;
     Block next = NextBlock(0, place);
+    Bf16Work work;
     do {
       product_count_ = 0;
       if (before.count > 0) AddSums(before);
       if (next.count > 0) AddScores(next);
-      Bf16Work work = {.products = std::span(products_).first(product_count_)};
+      work = {.products = std::span(products_).first(product_count_),
+              .last = now.count == 0 && next.count == 0,
+              .configured = work.configured};
       if (now.count > 0) Weigh(now, work);
       multiply_(work, kAllSteps);
       before = now;
@@ -567,30 +533,18 @@ class ManyInBf16 {
     At(products_, product_count_++) = product;
   }
 
-  // Replaces the scores of a block by the terms of weights. Meanwhile, does
-  // steps of `work`. Some queries at a time stay in the first-level cache.
+  // Replaces the scores of a block by the terms of weights.
   void Weigh(const Block& block, Bf16Work& work) const {
-    struct Multiplication {
-      MultiplyBf16 multiply;
-      Bf16Work& work;
-    } multiplication = {multiply_, work};
-    const Meanwhile meanwhile = {
-        .do_part =
-            [](void* given) {
-              const auto& some = *static_cast<const Multiplication*>(given);
-              some.multiply(some.work, 1);
-            },
-        .work = &multiplication};
-    constexpr std::size_t kQueries = 16;
-    for (std::size_t q = 0; q < block.count; q += kQueries) {
-      const std::size_t some = std::min(kQueries, block.count - q);
-      float* scores = block.scores + q * block.width();
-      WeighMany(block.tiles, head_, block.first + q, some, queries_per_row_,
-                scale_, scores, meanwhile);
-      SplitWeights(scores, block.width(), some,
-                   block.scores + q * block.width() / 2, weight_terms_,
-                   meanwhile);
-    }
+    WeighMany({.tiles = block.tiles,
+               .head = head_,
+               .first = block.first,
+               .count = block.count,
+               .queries_per_row = queries_per_row_,
+               .scale = scale_},
+              block.scores, weight_terms_, work, multiply_);
+    if (weight_terms_.count > 1) return;
+    RoundRows(block.scores, block.width(), block.count, block.scores,
+              block.width() / 2);
   }
 
   std::span<const GroupTile> tiles_;

@@ -65,6 +65,9 @@ inline constexpr std::size_t kPairsOfTile = 16;
 // can be done between them.
 struct Bf16Work {
   std::span<const Bf16Product> products;
+  // Whether tiles are released at the end. If not, other work follows, with the
+  // `configured` of this.
+  bool last = true;
   // Where the next step begins.
   std::size_t product = 0;
   std::size_t row = 0;
@@ -118,6 +121,26 @@ struct ManyTerms {
   std::size_t keys = 1;
   std::size_t values = 1;
 };
+
+// The queries from `first` on that WeighMany takes, and the cells of some
+// tiles.
+struct WeighedQueries {
+  std::span<const GroupTile> tiles;
+  const QueryHeads& head;
+  std::size_t first;
+  std::size_t count;
+  std::size_t queries_per_row;
+  ScoreScale scale;
+};
+
+// Replaces the scores [width, count] of queries by their weights, which are 0
+// for cells that are not seen; `width` is that of full tiles. Weights of
+// several terms become pairs of cells, [width / 2, count], the first terms
+// where the scores were; those of one term stay numbers of f32. Meanwhile, does
+// steps of `work`: the unit for tiles multiplies while the vectors compute
+// weights. Requires: Bf16Multiplier() is not null.
+void WeighMany(const WeighedQueries& queries, float* scores, Bf16Terms terms,
+               Bf16Work& work, MultiplyBf16 multiply);
 
 // The floats of scratch that AttendManyInBf16 needs.
 std::size_t ManyBf16Scratch(std::size_t k_head_dim, std::size_t v_head_dim,

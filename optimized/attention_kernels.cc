@@ -5,6 +5,11 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "optimized/amx_products.h"
+#include "optimized/attention_bf16.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/attention_kernels.cc"
@@ -34,16 +39,13 @@ constexpr std::size_t kBlockRows = 4;
 #endif
 
 // Returns 2^x, within 1.2 * 2^-24 of it, relatively, for x from -126 to 0; and
-// 0 for smaller x. The polynomial's own error is 2e-8.
+// 0 for smaller x and NaN. The polynomial's own error is 2e-8.
 HWY_INLINE V Exp2(V x) {
   const F32 d;
-  const auto large = hn::Ge(x, hn::Set(d, -126.0f));
-  // For NaN as well, which cannot be converted to an integer.
-  const V bounded = hn::IfThenElse(large, x, hn::Set(d, -126.0f));
   // The sum with 1.5 * 2^23 is rounded to a whole number, which is in its
   // lowest bits.
-  const V shifted = hn::Add(bounded, hn::Set(d, 0x1.8p23f));
-  const V f = hn::Sub(bounded, hn::Sub(shifted, hn::Set(d, 0x1.8p23f)));
+  const V shifted = hn::Add(x, hn::Set(d, 0x1.8p23f));
+  const V f = hn::Sub(x, hn::Sub(shifted, hn::Set(d, 0x1.8p23f)));
   V p = hn::Set(d, 0.000154614449f);
   p = hn::MulAdd(p, f, hn::Set(d, 0.0013400428f));
   p = hn::MulAdd(p, f, hn::Set(d, 0.00961805694f));
@@ -53,7 +55,8 @@ HWY_INLINE V Exp2(V x) {
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
   const auto bits = hn::Add(hn::BitCast(I32(), p),
                             hn::ShiftLeft<23>(hn::BitCast(I32(), shifted)));
-  return hn::IfThenElseZero(large, hn::BitCast(d, bits));
+  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -126.0f)),
+                            hn::BitCast(d, bits));
 }
 
 // Combines the lanes of each of four vectors by `op`, and stores the four
@@ -187,23 +190,41 @@ template <class Op, class OfQuery>
 HWY_INLINE void CombineQueries(const Op& op, std::size_t count,
                                const OfQuery& of_query, float* to) {
   for (std::size_t q = 0; q < count; q += 4) {
-    const V a = of_query(q);
-    const V b = q + 1 < count ? of_query(q + 1) : a;
-    const V c = q + 2 < count ? of_query(q + 2) : a;
-    const V e = q + 3 < count ? of_query(q + 3) : a;
-    StoreCombined(op, a, b, c, e, to + q);
+    V of_queries[4];
+    for (std::size_t i = 0; i < 4; ++i) {
+      of_queries[i] = q + i < count ? of_query(q + i) : of_queries[0];
+    }
+    StoreCombined(op, of_queries[0], of_queries[1], of_queries[2],
+                  of_queries[3], to + q);
   }
 }
 
-// Replaces the scores [width, count] of queries from `first` on by weights
+// The cells of a piece of Softmax, and the pieces of a run where that makes no
+// difference.
+constexpr std::size_t kPiece = 2 * kLanes;
+constexpr std::size_t kFewPieces = 2;
+
+// Calls does(i) for each i below kCount, as a constant.
+template <std::size_t kCount, class Does>
+HWY_INLINE void ForEachIndex(const Does& does) {
+  [&]<std::size_t... i>(std::index_sequence<i...>) HWY_ATTR
+      __attribute__((always_inline)) {
+    (does(std::integral_constant<std::size_t, i>()), ...);
+  }
+  (std::make_index_sequence<kCount>());
+}
+
+// Turns the scores [width, count] of queries from `first` on into weights
 // exp2(score - largest), after the cells that they do not see have been set to
 // -infinity, and scales what they have by the change of `largest`. A query that
-// sees no cell yet has weights of 0, as its differences are NaN. Calls
-// `meanwhile` for each query and tile.
-template <class Work>
+// sees no cell yet has weights of 0, as its differences are NaN. Weights are
+// computed in runs of kPieces pieces of two vectors: for each, Softmax calls
+// store(place of the scores, first vector, second vector), and then
+// meanwhile(first cell, number of the piece in its run, as a constant).
+template <std::size_t kPieces, class Store, class Work>
 HWY_INLINE void Softmax(const QueryHeads& head, std::size_t first,
                         std::size_t count, std::size_t padded,
-                        std::size_t width, float* scores,
+                        std::size_t width, float* scores, const Store& store,
                         const Work& meanwhile) {
   const F32 d;
   HWY_ALIGN float largest[kSoftmaxQueries];
@@ -234,17 +255,19 @@ HWY_INLINE void Softmax(const QueryHeads& head, std::size_t first,
   CombineQueries(
       Sum(), count,
       [&](std::size_t q) HWY_ATTR {
-        float* of_tile = scores + q * width;
+        float* of_query = scores + q * width;
         const V most = hn::Set(d, largest[q]);
         V sum = hn::Zero(d);
-        for (std::size_t i = 0; i < width; i += kTile, of_tile += kTile) {
-          HWY_UNROLL(4)
-          for (std::size_t t = 0; t < kTile; t += kLanes) {
-            const V weight = Exp2(hn::Sub(hn::Load(d, of_tile + t), most));
-            hn::Store(weight, d, of_tile + t);
-            sum = hn::Add(sum, weight);
-          }
-          meanwhile();
+        for (std::size_t i = 0; i < width; i += kPieces * kPiece) {
+          ForEachIndex<kPieces>([&](
+              auto piece) HWY_ATTR __attribute__((always_inline)) {
+            float* place = of_query + i + piece * kPiece;
+            const V a = Exp2(hn::Sub(hn::Load(d, place), most));
+            const V b = Exp2(hn::Sub(hn::Load(d, place + kLanes), most));
+            store(place, a, b);
+            sum = hn::Add(hn::Add(sum, a), b);
+            meanwhile(i + piece * kPiece, piece);
+          });
         }
         return sum;
       },
@@ -262,6 +285,14 @@ HWY_INLINE void Softmax(const QueryHeads& head, std::size_t first,
     }
   }
 }
+
+// Stores weights in the place of their scores.
+struct StoreInPlace {
+  HWY_INLINE void operator()(float* scores, V a, V b) const {
+    hn::Store(a, F32(), scores);
+    hn::Store(b, F32(), scores + kLanes);
+  }
+};
 
 // Hides the scores of the cells whose bit is not set.
 HWY_INLINE void Hide(std::uint64_t visible, float* scores) {
@@ -326,8 +357,8 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
                      IsReadable(tile.values) && fetched < tile.cells;
   EvenFetches fetches(tile.values, tile.cells, heads, head_count,
                       fetch ? fetched : 0);
-  const auto meanwhile = [&] {
-    if (fetch) fetches.Next();
+  const auto meanwhile = [&](std::size_t cell, std::size_t /*piece*/) {
+    if (cell == 0 && fetch) fetches.Next();
   };
   for (std::size_t h = 0; h < head_count; ++h) {
     for (std::size_t q = 0; q < count; ++q) {
@@ -335,8 +366,8 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
       Cap(scale, of_query);
       if (tile.cells < kTile) Hide(FirstBits(tile.cells), of_query);
     }
-    Softmax(heads[h], 0, count, v_padded, kTile, scores + h * per_head,
-            meanwhile);
+    Softmax<kFewPieces>(heads[h], 0, count, v_padded, kTile,
+                        scores + h * per_head, StoreInPlace(), meanwhile);
   }
 }
 
@@ -479,11 +510,11 @@ void ClearWhatIsNotFinite(float* rows, std::size_t count) {
 }
 
 // See WeighMany.
-template <class Work>
+template <std::size_t kPieces, class Store, class Work>
 HWY_INLINE void WeighTiles(std::span<const GroupTile> tiles,
                            const QueryHeads& head, std::size_t first,
                            std::size_t count, std::size_t queries_per_row,
-                           ScoreScale scale, float* scores,
+                           ScoreScale scale, float* scores, const Store& store,
                            const Work& meanwhile) {
   const std::size_t width = tiles.size() * kTile;
   const std::size_t v_padded = Padded(tiles[0].tile.values.head_dim);
@@ -500,17 +531,115 @@ HWY_INLINE void WeighTiles(std::span<const GroupTile> tiles,
         of_tile += kTile;
       }
     }
-    Softmax(head, first + begin, some, v_padded, width, scores + begin * width,
-            meanwhile);
+    Softmax<kPieces>(head, first + begin, some, v_padded, width,
+                     scores + begin * width, store, meanwhile);
   }
 }
 
-void Weigh(std::span<const GroupTile> tiles, const QueryHeads& head,
-           std::size_t first, std::size_t count, std::size_t queries_per_row,
-           ScoreScale scale, float* scores, const Meanwhile& meanwhile) {
-  WeighTiles(tiles, head, first, count, queries_per_row, scale, scores,
-             meanwhile);
+#if HWY_TARGET <= HWY_AVX3
+// Stores the terms of weights as pairs of cells: the first terms from `scores`
+// on, where the scores of the first query begin. Digits are cut off rather than
+// rounded, which takes a third of the time.
+struct StoreTerms {
+  float* scores;
+  std::size_t stride;  // From term to term.
+
+  HWY_INLINE void operator()(const float* place, V a, V b) const {
+    const hn::Repartition<std::uint16_t, F32> halves;
+    float* to = scores + (place - scores) / 2;
+    const V upper = hn::BitCast(F32(), hn::Set(I32(), ~0xFFFF));
+    HWY_UNROLL(3)
+    for (std::size_t term = 0; term < kMostTerms; ++term) {
+      hn::Store(hn::BitCast(F32(), hn::ConcatOdd(halves, hn::BitCast(halves, b),
+                                                 hn::BitCast(halves, a))),
+                F32(), to + term * stride);
+      a = hn::Sub(a, hn::And(a, upper));
+      b = hn::Sub(b, hn::And(b, upper));
+    }
+  }
+};
+
+template <std::size_t kPieces, class Store, class Work>
+HWY_INLINE void WeighQueries(const WeighedQueries& queries, float* scores,
+                             const Store& store, const Work& meanwhile) {
+  WeighTiles<kPieces>(queries.tiles, queries.head, queries.first, queries.count,
+                      queries.queries_per_row, queries.scale, scores, store,
+                      meanwhile);
 }
+
+// See WeighMany. A step is a call.
+template <class Store>
+void WeighWithCalls(const WeighedQueries& queries, float* scores,
+                    const Store& store, Bf16Work& work, MultiplyBf16 multiply) {
+  WeighQueries<kFewPieces>(
+      queries, scores, store,
+      [&](std::size_t /*cell*/, std::size_t /*piece*/) { multiply(work, 1); });
+}
+
+#ifdef KVTWIN_AMX
+// The step of `steps` that follows a piece, if they are spread over `pieces`;
+// `steps`: none.
+constexpr std::size_t StepAfter(std::size_t piece, std::size_t pieces,
+                                std::size_t steps) {
+  std::size_t step = 0;
+  while (step < steps && step * pieces / steps != piece) ++step;
+  return step;
+}
+
+// The same for kManyBf16Tiles tiles. The steps are a part of this function,
+// those of a tile of pairs for each query: in front of a call, or a branch that
+// is hard to foresee, the processor computes few weights while it multiplies.
+// Requires: AreWhole(work, a_count, b_count).
+template <std::size_t a_count, std::size_t b_count, class Store>
+void WeighWithSteps(const WeighedQueries& queries, float* scores,
+                    const Store& store, Bf16Work& work) {
+  constexpr std::size_t kPieces = kManyBf16Tiles * kTile / kPiece;
+  constexpr std::size_t kSteps = StepsOfTerms(a_count, b_count).count();
+  static_assert(kSteps <= kPieces);
+  TileBlock<AmxTiles, true> block;
+  WeighQueries<kPieces>(
+      queries, scores, store,
+      [&](std::size_t /*cell*/, auto piece) HWY_ATTR
+      __attribute__((always_inline)) {
+        constexpr std::size_t kStep = StepAfter(piece, kPieces, kSteps);
+        if constexpr (kStep < kSteps) {
+          if (work.product == work.products.size()) return;
+          DoStep<AmxTiles, true, a_count, b_count, kStep>(work, block);
+        }
+      });
+}
+#endif
+
+void Weigh(const WeighedQueries& queries, float* scores, Bf16Terms terms,
+           Bf16Work& work, MultiplyBf16 multiply) {
+  const StoreTerms store = {.scores = scores, .stride = terms.stride};
+#ifdef KVTWIN_AMX
+  if (multiply == MultiplyInTiles<AmxTiles> &&
+      queries.tiles.size() == kManyBf16Tiles) {
+    if (terms.count == 1 && AreWhole(work, 1, 1)) {
+      return WeighWithSteps<1, 1>(queries, scores, StoreInPlace(), work);
+    }
+    if (terms.count == 3 && AreWhole(work, 3, 1)) {
+      return WeighWithSteps<3, 1>(queries, scores, store, work);
+    }
+    if (terms.count == 3 && AreWhole(work, 3, 2)) {
+      return WeighWithSteps<3, 2>(queries, scores, store, work);
+    }
+    if (terms.count == 3 && AreWhole(work, 3, 3)) {
+      return WeighWithSteps<3, 3>(queries, scores, store, work);
+    }
+  }
+#endif
+  if (terms.count > 1) {
+    WeighWithCalls(queries, scores, store, work, multiply);
+  } else {
+    WeighWithCalls(queries, scores, StoreInPlace(), work, multiply);
+  }
+}
+#else
+// These targets have no products of bf16: WeighMany is not called.
+void Weigh(const WeighedQueries&, float*, Bf16Terms, Bf16Work&, MultiplyBf16) {}
+#endif
 
 void AttendMany(const GroupTile& seen, const QueryHeads& head,
                 std::size_t queries_per_row, ScoreScale scale, float* scratch) {
@@ -542,7 +671,9 @@ void AttendMany(const GroupTile& seen, const QueryHeads& head,
     AddProducts(head.queries + q * k_padded, k_padded, count,
                 tile.keys.head_dim, columns, kTile, kTile, scores, kTile,
                 fetch(keys));
-    WeighTiles(tiles, head, q, count, queries_per_row, scale, scores, [] {});
+    WeighTiles<kFewPieces>(tiles, head, q, count, queries_per_row, scale,
+                           scores, StoreInPlace(),
+                           [](std::size_t /*cell*/, std::size_t /*piece*/) {});
     AddProducts(scores, kTile, count, tile.cells, rows, v_padded, v_padded,
                 head.out + q * v_padded, v_padded, fetch(values));
   }
@@ -611,12 +742,9 @@ void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
   HWY_DYNAMIC_DISPATCH(Unpack)(rows, cells, kv_head, to);
 }
 
-void WeighMany(std::span<const GroupTile> tiles, const QueryHeads& head,
-               std::size_t first, std::size_t count,
-               std::size_t queries_per_row, ScoreScale scale, float* scores,
-               const Meanwhile& meanwhile) {
-  HWY_DYNAMIC_DISPATCH(Weigh)
-  (tiles, head, first, count, queries_per_row, scale, scores, meanwhile);
+void WeighMany(const WeighedQueries& queries, float* scores, Bf16Terms terms,
+               Bf16Work& work, MultiplyBf16 multiply) {
+  HWY_DYNAMIC_DISPATCH(Weigh)(queries, scores, terms, work, multiply);
 }
 
 void AttendMany(const GroupTile& seen, const QueryHeads& head,

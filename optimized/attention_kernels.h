@@ -53,7 +53,7 @@ constexpr std::uint64_t FirstBits(std::size_t cells) {
 }
 
 // The most rows of a group: their queries of one KV head are computed together.
-inline constexpr std::size_t kMostGroupRows = 256;
+inline constexpr std::size_t kMostGroupRows = 512;
 
 // A tile of which each row of a group may see other cells.
 struct GroupTile {
@@ -125,26 +125,10 @@ void WeighFew(const AttentionTile& tile, const QueryHeads* heads,
 void AddFew(const AttentionTile& tile, const QueryHeads* heads,
             std::size_t head_count, const float* weights, float* rows);
 
-// Other work, in parts: while the processor's unit for tiles multiplies, its
-// vectors are free.
-struct Meanwhile {
-  void (*do_part)(void* work);
-  void* work;
-
-  void operator()() const { do_part(work); }
-};
-
-// The steps of AttendMany around its products. UnpackRows copies one head of
-// the rows of some cells to [padded head_dim, cells]. WeighMany replaces the
-// scores [cells, count] of queries from `first` on by weights, which are 0 for
-// cells that are not seen; `cells` are those of full tiles. For each query and
-// tile, it does a part of other work.
+// The step of AttendMany before its products: copies one head of the rows of
+// some cells to [padded head_dim, cells].
 void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
                 float* to);
-void WeighMany(std::span<const GroupTile> tiles, const QueryHeads& head,
-               std::size_t first, std::size_t count,
-               std::size_t queries_per_row, ScoreScale scale, float* scores,
-               const Meanwhile& meanwhile);
 
 // Whether the first rows see all cells of a tile.
 inline bool SeeAll(const GroupTile& seen, std::size_t rows) {
