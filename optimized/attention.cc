@@ -306,13 +306,15 @@ void TwinAttention::SetCells(const RowGroup& group,
   tile.cells = cells.size();
   const bool few = IsFew(group, call);
   const std::int32_t* blocks = plan_.BlocksOf(group);
+  // Cells are in ascending order.
+  const bool in_a_row = cells.back() - cells.front() < AsInt(cells.size());
   const auto set = [&](const CellRows& rows, TileRows& out) {
     const std::int64_t stride = rows.cell_stride;
     std::int64_t begin = 0;  // The first cell of a block.
     std::int64_t end = 0;
     const std::byte* block = nullptr;
     std::array<const std::byte*, kTile> found;
-    for (std::size_t i = 0; i < cells.size(); ++i) {
+    for (std::size_t i = 0; i < cells.size();) {
       const std::int64_t cell = cells[i];
       if (cell < begin || cell >= end) {
         const std::int64_t column = cell / rows.size;
@@ -320,7 +322,10 @@ void TwinAttention::SetCells(const RowGroup& group,
         end = begin + rows.size;
         block = rows.At(blocks == nullptr ? column : blocks[column], 0);
       }
-      At(found, i) = block + (cell - begin) * stride;
+      const std::byte* row = block + (cell - begin) * stride;
+      const std::size_t last =
+          in_a_row ? std::min(cells.size(), i + AsSize(end - cell)) : i + 1;
+      for (; i < last; ++i, row += stride) found[i] = row;
     }
     const auto all = std::span(found).first(cells.size());
     if (few) {

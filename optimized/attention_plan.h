@@ -53,7 +53,7 @@ class AttentionPlan {
                            : blocks_.data() + group.sequence * columns_;
   }
   // Calls does(cells) with the cells of each tile of one of `parts` parts of a
-  // group, up to `most` cells.
+  // group, in ascending order, up to `most` cells.
   template <class Does>
   void ForEachTile(const RowGroup& group, std::size_t part, std::size_t parts,
                    std::size_t most, const Does& does) const;

@@ -78,15 +78,32 @@ class RowsAhead {
                         std::size_t kv_head) const {
     if (first >= cells_) return;
     const std::ptrdiff_t offset = HeadOffset(*rows_, kv_head);
-    for (std::size_t t = first; t < std::min(end, cells_); ++t) {
-      const std::byte* row = rows_->rows[t] + offset;
-      for (std::size_t line = 0; line < head_bytes_; line += 64) {
-        __builtin_prefetch(row + line, 0, first_level ? 3 : 2);
+    end = std::min(end, cells_);
+    std::size_t t = first;
+    if (first_level) {
+      for (; t + 4 <= end; t += 4) FetchRows<4, true>(t, offset);
+    }
+    for (; t < end; ++t) FetchRows<1, first_level>(t, offset);
+  }
+
+ private:
+  // Fetches a line of each row, then the next ones: of rows that are streams
+  // (SetStreams), the processor fetches lines ahead by itself as well.
+  template <std::size_t kRows, bool first_level>
+  HWY_INLINE void FetchRows(std::size_t first, std::ptrdiff_t offset) const {
+    std::array<const std::byte*, kRows> rows;
+    HWY_UNROLL(4)
+    for (std::size_t i = 0; i < kRows; ++i) {
+      rows[i] = rows_->rows[first + i] + offset;
+    }
+    for (std::size_t line = 0; line < head_bytes_; line += 64) {
+      HWY_UNROLL(4)
+      for (std::size_t i = 0; i < kRows; ++i) {
+        __builtin_prefetch(rows[i] + line, 0, first_level ? 3 : 2);
       }
     }
   }
 
- private:
   const TileRows* rows_;
   std::size_t cells_;
   std::size_t head_bytes_;  // 0 if they do not lie one after another.
@@ -94,7 +111,7 @@ class RowsAhead {
 
 // Fetches rows that are read a tile later into the second-level cache: evenly,
 // as a processor that is asked for many lines at once waits for them; and a
-// line of each of four rows at a time, which are streams (PlaceInStreams) that
+// line of each of four rows at a time, which are streams (SetStreams) that
 // the processor then fetches ahead by itself.
 class EvenFetches {
  public:
