@@ -58,9 +58,10 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         handle = self._state.add(self._index, key_states, value_states)
         self.is_initialized = True
         length = self._state.length
-        self.keys = self.values = _tensor(key_states, length)
+        empty = handle.of_pass.empty
+        self.keys = self.values = _tensor(key_states, length, empty)
         if value_states.shape != key_states.shape:
-            self.values = _tensor(value_states, length)
+            self.values = _tensor(value_states, length, empty)
         self.keys._kvtwin = handle
         return self.keys, self.values
 
@@ -81,10 +82,17 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
 _META = torch.device("meta")
 
 
-def _tensor(rows: torch.Tensor, length: int) -> torch.Tensor:
-    """A tensor without numbers, so that whoever computes with it gets an error."""
-    batch, heads, _, head_dim = rows.shape
-    return torch.empty((batch, heads, length, head_dim), dtype=rows.dtype, device=_META)
+def _tensor(rows: torch.Tensor, length: int, made: dict[Any, Any]) -> torch.Tensor:
+    """A tensor without numbers, so that whoever computes with it gets an error.
+    `made` has those that the pass made before: a copy takes less time."""
+    of = rows.shape, rows.dtype
+    found: torch.Tensor | None = made.get(of)
+    if found is None:
+        batch, heads, _, head_dim = rows.shape
+        found = made[of] = torch.empty(
+            (batch, heads, length, head_dim), dtype=rows.dtype, device=_META
+        )
+    return found.detach()
 
 
 class Cache(transformers.Cache):  # type: ignore[misc]

@@ -135,7 +135,7 @@ class Storage:
 class Pass:
     """A forward pass: `tokens` new ones in each row of the batch."""
 
-    __slots__ = ("plans", "real", "started", "tokens", "updated")
+    __slots__ = ("empty", "plans", "real", "started", "tokens", "updated")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -145,6 +145,8 @@ class Pass:
         self.real: torch.Tensor | None = None
         #: Plans by kind and mask; the masks are kept, so that no other has their id.
         self.plans: dict[tuple[int, int], tuple[Attention, Any]] = {}
+        #: Tensors without numbers by the shape and the dtype of new rows.
+        self.empty: dict[Any, torch.Tensor] = {}
 
 
 class Handle:
