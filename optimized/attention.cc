@@ -103,11 +103,15 @@ CellRows RowsOfBlocks(const TensorView& rows, PagedLayout layout) {
   return out;
 }
 
-// Sets the rows of a tile of few queries, which see all of its cells, in any
-// order: four cells that follow each other are the next ones of four streams,
-// which the processor reads faster than one.
+// The processor reads four streams faster than one. Few queries see all cells
+// of their tiles, so that a tile may have any: four streams of cells, which are
+// those of the tile, or of all tiles of an item if rows have few bytes.
+constexpr std::size_t kStreams = AttentionPlan::kMostStreams;
+constexpr std::int64_t kFewRowBytes = 1024;
+
+// Sets the rows of a tile of few queries: rows that follow each other are the
+// next ones of the streams, the quarters of `cells`.
 void SetStreams(std::span<const std::byte* const> cells, TileRows& out) {
-  constexpr std::size_t kStreams = 4;
   const std::size_t length = cells.size() / kStreams;
   std::size_t cell = 0;
   for (std::size_t stream = 0; stream < kStreams; ++stream) {
@@ -209,6 +213,11 @@ class TwinAttention final : public GuardedAttention {
   bool IsFew(const RowGroup& group, const Call& call) const {
     return group.rows == 1 && call.queries_per_head() <= kFewQueries;
   }
+  // The streams of the cells of an item.
+  std::size_t StreamsOf(const RowGroup& group, const Call& call) const {
+    const bool far = call.keys.cell_stride <= kFewRowBytes;
+    return IsFew(group, call) && far ? kStreams : 1;
+  }
   // The products of a group, by bf16. Null: the kernels of f32.
   MultiplyBf16 MultiplierOf(const RowGroup& group, const Call& call) const {
     if (IsFew(group, call)) return call.multiply;
@@ -306,8 +315,7 @@ void TwinAttention::SetCells(const RowGroup& group,
   tile.cells = cells.size();
   const bool few = IsFew(group, call);
   const std::int32_t* blocks = plan_.BlocksOf(group);
-  // Cells are in ascending order.
-  const bool in_a_row = cells.back() - cells.front() < AsInt(cells.size());
+  constexpr std::size_t kRange = kTile / kStreams;
   const auto set = [&](const CellRows& rows, TileRows& out) {
     const std::int64_t stride = rows.cell_stride;
     std::int64_t begin = 0;  // The first cell of a block.
@@ -323,8 +331,12 @@ void TwinAttention::SetCells(const RowGroup& group,
         block = rows.At(blocks == nullptr ? column : blocks[column], 0);
       }
       const std::byte* row = block + (cell - begin) * stride;
+      // The cells of a stream are in ascending order.
+      const std::size_t range =
+          std::min(cells.size(), (i / kRange + 1) * kRange);
+      const bool in_a_row = cells[range - 1] - cell == AsInt(range - 1 - i);
       const std::size_t last =
-          in_a_row ? std::min(cells.size(), i + AsSize(end - cell)) : i + 1;
+          in_a_row ? std::min(range, i + AsSize(end - cell)) : i + 1;
       for (; i < last; ++i, row += stride) found[i] = row;
     }
     const auto all = std::span(found).first(cells.size());
@@ -421,8 +433,8 @@ void TwinAttention::Compute(const Item& item, const Item* next,
     std::swap(now, later);
     later->count = 0;
   };
-  plan_.ForEachTile(group, item.part, item.parts, group.cells,
-                    [&](std::span<std::int64_t> cells) {
+  plan_.ForEachTile(group, item.part, item.parts, StreamsOf(group, call),
+                    group.tiles(), [&](std::span<std::int64_t> cells) {
                       if (later->count == most) attend();
                       GroupTile& seen = At(later->all, later->count++);
                       if (!few) {
@@ -444,7 +456,7 @@ void TwinAttention::SetFirstTile(const Item& item, std::size_t first_head,
                                  const Call& call, AttentionTile& tile) const {
   const RowGroup& group = plan_.groups()[item.group];
   tile.cells = 0;
-  plan_.ForEachTile(group, item.part, item.parts, kTile,
+  plan_.ForEachTile(group, item.part, item.parts, StreamsOf(group, call), 1,
                     [&](std::span<std::int64_t> cells) {
                       SetCells(group, cells, call, tile);
                     });

@@ -35,6 +35,8 @@ struct RowGroup {
 
 class AttentionPlan {
  public:
+  static constexpr std::size_t kMostStreams = 4;
+
   // Plans rows of a mask, or of sequences of a table, in place of the plan
   // before. Groups have up to `most_rows` rows, at most kMostGroupRows.
   void Make(const TensorView& mask, int rows, int first_row,
@@ -53,10 +55,13 @@ class AttentionPlan {
                            : blocks_.data() + group.sequence * columns_;
   }
   // Calls does(cells) with the cells of each tile of one of `parts` parts of a
-  // group, in ascending order, up to `most` cells.
+  // group, up to `most` tiles. A full tile has equally many cells of each of
+  // some streams: the n-th stream is the n-th part of the cells of full tiles.
+  // SetVisible takes tiles of one stream.
   template <class Does>
   void ForEachTile(const RowGroup& group, std::size_t part, std::size_t parts,
-                   std::size_t most, const Does& does) const;
+                   std::size_t streams, std::size_t most,
+                   const Does& does) const;
   // Sets bit t of visible[i] if row i of the group sees cells[t].
   void SetVisible(const RowGroup& group, std::span<const std::int64_t> cells,
                   std::span<std::uint64_t> visible) const;
@@ -65,6 +70,42 @@ class AttentionPlan {
   struct Run {
     std::int64_t begin;
     std::int64_t end;
+  };
+
+  // A place in the runs of a group.
+  class Cursor {
+   public:
+    explicit Cursor(const Run* run = nullptr) : run_(run) {}
+
+    // Calls does(begin, count) for the next cells, which are some ranges.
+    template <class Does>
+    void Take(std::size_t count, const Does& does) {
+      while (count > 0) {
+        const std::int64_t begin = run_->begin + taken_;
+        const std::size_t some = std::min(count, AsSize(run_->end - begin));
+        does(begin, some);
+        count -= some;
+        taken_ += static_cast<std::int64_t>(some);
+        if (begin + static_cast<std::int64_t>(some) < run_->end) continue;
+        ++run_;
+        taken_ = 0;
+      }
+    }
+    void Skip(std::size_t count) {
+      Take(count, [](std::int64_t, std::size_t) {});
+    }
+    // Sets `cells` to the next cells.
+    void Take(std::span<std::int64_t> cells) {
+      Take(cells.size(), [&](std::int64_t begin, std::size_t count) {
+        for (std::size_t i = 0; i < count; ++i)
+          cells[i] = begin + static_cast<std::int64_t>(i);
+        cells = cells.subspan(count);
+      });
+    }
+
+   private:
+    const Run* run_;
+    std::int64_t taken_ = 0;  // Cells of the run before this place.
   };
 
   void ReadMask(const TensorView& mask, int rows, int first_row);
@@ -86,29 +127,33 @@ class AttentionPlan {
 
 template <class Does>
 void AttentionPlan::ForEachTile(const RowGroup& group, std::size_t part,
-                                std::size_t parts, std::size_t most,
-                                const Does& does) const {
-  std::size_t skip = group.tiles() * part / parts * kAttentionTile;
+                                std::size_t parts, std::size_t streams,
+                                std::size_t most, const Does& does) const {
+  const std::size_t begin = group.tiles() * part / parts * kAttentionTile;
   const std::size_t end = std::min(
       group.tiles() * (part + 1) / parts * kAttentionTile, group.cells);
-  std::size_t left = std::min(end - std::min(skip, end), most);
-  std::array<std::int64_t, kAttentionTile> cells;
-  std::size_t count = 0;
-  for (std::size_t r = group.first_run; left > 0; ++r) {
-    const std::size_t length = AsSize(runs_[r].end - runs_[r].begin);
-    const std::size_t skipped = std::min(skip, length);
-    skip -= skipped;
-    std::int64_t cell = runs_[r].begin + static_cast<std::int64_t>(skipped);
-    while (cell < runs_[r].end && left > 0) {
-      const std::size_t some =
-          std::min({AsSize(runs_[r].end - cell), left, kAttentionTile - count});
-      for (std::size_t i = 0; i < some; ++i) At(cells, count++) = cell++;
-      left -= some;
-      if (count < kAttentionTile && left > 0) continue;
-      does(std::span(cells).first(count));
-      count = 0;
-    }
+  if (begin >= end) return;
+  const std::size_t tiles = (end - begin) / kAttentionTile;
+  const std::size_t length = kAttentionTile / streams;
+  std::array<Cursor, kMostStreams> cursors;
+  Cursor cursor(runs_.data() + group.first_run);
+  cursor.Skip(begin);
+  for (std::size_t s = 0; s < streams; ++s) {
+    At(cursors, s) = cursor;
+    cursor.Skip(tiles * length);
   }
+  std::array<std::int64_t, kAttentionTile> cells;
+  for (std::size_t tile = 0; tile < std::min(tiles, most); ++tile) {
+    for (std::size_t s = 0; s < streams; ++s) {
+      At(cursors, s).Take(std::span(cells).subspan(s * length, length));
+    }
+    does(std::span(cells));
+  }
+  const auto rest =
+      std::span(cells).first(end - begin - tiles * kAttentionTile);
+  if (rest.empty() || tiles >= most) return;
+  cursor.Take(rest);
+  does(rest);
 }
 
 }  // namespace kvtwin::optimized

@@ -38,6 +38,45 @@ Cells Joined(std::span<const Cells> rows) {
   return joined;
 }
 
+// Expects that a full tile has a part of each of four streams, which are the
+// quarters of the cells of full tiles, in order; and that the first tile alone
+// is the same.
+void ExpectStreams(const AttentionPlan& plan, const RowGroup& group,
+                   std::span<const std::int64_t> expected) {
+  using Tile = std::vector<std::int64_t>;
+  for (const std::size_t parts : {1U, 3U}) {
+    for (std::size_t part = 0; part < parts; ++part) {
+      const auto tiles_of = [&](std::size_t most) {
+        std::vector<Tile> tiles;
+        plan.ForEachTile(group, part, parts, 4, most,
+                         [&](std::span<std::int64_t> tile) {
+                           tiles.emplace_back(tile.begin(), tile.end());
+                         });
+        return tiles;
+      };
+      const std::size_t begin = group.tiles() * part / parts * 64;
+      const std::size_t end =
+          std::min(group.tiles() * (part + 1) / parts * 64, expected.size());
+      const auto cells = expected.subspan(begin, end - begin);
+      std::vector<Tile> streams;
+      const std::size_t full = cells.size() / 64;
+      for (std::size_t i = 0; i < full; ++i) {
+        Tile tile;
+        for (std::size_t stream = 0; stream < 4; ++stream) {
+          const auto run = cells.subspan((stream * full + i) * 16, 16);
+          tile.insert(tile.end(), run.begin(), run.end());
+        }
+        streams.push_back(tile);
+      }
+      const auto rest = cells.subspan(full * 64);
+      if (!rest.empty()) streams.emplace_back(rest.begin(), rest.end());
+      ASSERT_EQ(tiles_of(group.tiles()), streams) << part << " of " << parts;
+      if (streams.empty()) continue;
+      ASSERT_EQ(tiles_of(1), std::vector<Tile>{streams[0]});
+    }
+  }
+}
+
 // Expects that the tiles of a group, in any number of parts, are the cells that
 // its rows see, in order, and that each row sees what it should of each tile.
 void ExpectTiles(const AttentionPlan& plan, const RowGroup& group,
@@ -51,27 +90,24 @@ void ExpectTiles(const AttentionPlan& plan, const RowGroup& group,
     for (std::size_t part = 0; part < parts; ++part) {
       ASSERT_EQ(cells.size(),
                 std::min(group.tiles() * part / parts * 64, expected.size()));
-      plan.ForEachTile(
-          group, part, parts, group.cells, [&](std::span<std::int64_t> tile) {
-            std::array<std::uint64_t, kMostGroupRows> visible;
-            plan.SetVisible(group, tile, visible);
-            for (std::size_t row = 0; row < rows.size(); ++row) {
-              for (std::size_t t = 0; t < tile.size(); ++t) {
-                ASSERT_EQ(At(visible, row) >> t & 1, rows[row].count(tile[t]));
-              }
-            }
-            cells.insert(cells.end(), tile.begin(), tile.end());
-            const bool last = cells.size() == expected.size();
-            ASSERT_TRUE(tile.size() == kAttentionTile || last);
-          });
+      plan.ForEachTile(group, part, parts, 1, group.tiles(),
+                       [&](std::span<std::int64_t> tile) {
+                         std::array<std::uint64_t, kMostGroupRows> visible;
+                         plan.SetVisible(group, tile, visible);
+                         for (std::size_t row = 0; row < rows.size(); ++row) {
+                           for (std::size_t t = 0; t < tile.size(); ++t) {
+                             ASSERT_EQ(At(visible, row) >> t & 1,
+                                       rows[row].count(tile[t]));
+                           }
+                         }
+                         cells.insert(cells.end(), tile.begin(), tile.end());
+                         const bool last = cells.size() == expected.size();
+                         ASSERT_TRUE(tile.size() == kAttentionTile || last);
+                       });
     }
     ASSERT_TRUE(std::ranges::equal(cells, expected)) << parts << " parts";
   }
-  // The first cells alone.
-  if (group.cells < 5) return;
-  plan.ForEachTile(group, 0, 1, 5, [&](std::span<std::int64_t> tile) {
-    EXPECT_EQ(tile.size(), 5);
-  });
+  ExpectStreams(plan, group, std::vector(expected.begin(), expected.end()));
 }
 
 // Expects that the order of groups has each group once, the longest first.

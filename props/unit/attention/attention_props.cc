@@ -240,6 +240,9 @@ std::vector<Sizes> SizesAroundConstants() {
     all.push_back({.k_head_dim = dims, .v_head_dim = dims});
     all.push_back({.rows = 7, .k_head_dim = dims, .v_head_dim = dims});
   }
+  for (const int dims : {255, 256, 257}) {  // Rows of about 1,024 bytes.
+    all.push_back({.columns = 600, .k_head_dim = dims});
+  }
   for (const int splits : {1, 2, 3, 4, 63, 64, 65, 65535, 65536})
     all.push_back({.columns = 200, .splits = splits});
   return all;
