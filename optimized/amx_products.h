@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/index.h"
+#include "core/assert.h"
 #include "hwy/base.h"
 #include "optimized/attention_bf16.h"
 
@@ -57,13 +57,14 @@ struct TermsOfFactors {
 inline constexpr std::array<TermsOfFactors, 6> kOrderOfTerms = {
     {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}}};
 
-// The products of factors with so many terms, and which tiles each loads. A
-// factor that is not loaded is that of the step before.
+// A step multiplies one term of a by one term of b. A factor that it does not
+// load is the factor of the step before.
 struct StepOfTerms {
   TermsOfFactors terms;
   bool loads_a;
   bool loads_b;
 };
+// The steps multiply factors with so many terms.
 class StepsOfTerms {
  public:
   constexpr StepsOfTerms(std::size_t a_count, std::size_t b_count) {
@@ -88,8 +89,8 @@ class StepsOfTerms {
 };
 
 // The block of c, of up to two by two tiles, and the tiles of pairs at which
-// some work is. `kWhole`: the block has all four tiles. All is inlined, so that
-// the places stay in registers.
+// some work is. `kWhole`: the block has all four tiles. All functions are
+// inlined, so that the addresses stay in registers.
 template <class Tiles, bool kWhole>
 class TileBlock {
  public:
@@ -129,7 +130,7 @@ class TileBlock {
     }
   }
 
-  // The sums are loaded or zeroed, and stored.
+  // Begin loads or zeroes the sums; End stores them.
   HWY_INLINE void Begin(const Bf16Work& work) const {
     const bool add = work.products[work.product].add;
     ForEachSum(work, [&](auto tile, const float* c, std::size_t stride) {
@@ -276,6 +277,8 @@ void MultiplyInTiles(Bf16Work& work, std::size_t steps) {
     constexpr std::integral_constant<std::size_t, 1> kOne;
     constexpr std::integral_constant<std::size_t, 2> kTwo;
     constexpr std::integral_constant<std::size_t, 3> kThree;
+    KVTWIN_DCHECK(product.a_terms.count == kMostTerms ||
+                  (product.a_terms.count == 1 && product.b_terms.count == 1));
     if (product.a_terms.count == 1) {
       with_terms(kOne, kOne);
     } else if (product.b_terms.count == 1) {

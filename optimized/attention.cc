@@ -103,11 +103,12 @@ CellRows RowsOfBlocks(const TensorView& rows, PagedLayout layout) {
   return out;
 }
 
-// The processor reads four streams faster than one. Few queries see all cells
-// of their tiles, so that a tile may have any: four streams of cells, which are
-// those of the tile, or of all tiles of an item if rows have few bytes.
+// The processor reads four streams faster than one stream. Few queries see all
+// cells of their tiles, so that a tile may have any cells: the streams are the
+// quarters of a tile, or of all tiles of an item if a row of K, with all of its
+// heads, has few bytes.
 constexpr std::size_t kStreams = AttentionPlan::kMostStreams;
-constexpr std::int64_t kFewRowBytes = 1024;
+constexpr std::size_t kFewRowBytes = 1024;
 
 // Sets the rows of a tile of few queries: rows that follow each other are the
 // next ones of the streams, the quarters of `cells`.
@@ -213,10 +214,13 @@ class TwinAttention final : public GuardedAttention {
   bool IsFew(const RowGroup& group, const Call& call) const {
     return group.rows == 1 && call.queries_per_head() <= kFewQueries;
   }
-  // The streams of the cells of an item.
+  // Returns the number of streams of the cells of an item. It does not depend
+  // on how the rows are laid out, so that the order of sums does not, either.
   std::size_t StreamsOf(const RowGroup& group, const Call& call) const {
-    const bool far = call.keys.cell_stride <= kFewRowBytes;
-    return IsFew(group, call) && far ? kStreams : 1;
+    const TileRows& keys = call.keys.tile;
+    const std::size_t bytes =
+        call.kv_heads * AsSize(RunBytes(keys.dtype, AsInt(keys.head_dim)));
+    return IsFew(group, call) && bytes <= kFewRowBytes ? kStreams : 1;
   }
   // The products of a group, by bf16. Null: the kernels of f32.
   MultiplyBf16 MultiplierOf(const RowGroup& group, const Call& call) const {

@@ -1,6 +1,6 @@
 // Attention whose products are of bf16 and whose sums are f32, by the
-// instructions that some x86 processors have for it. The steps around the
-// products are those of attention_kernels.h.
+// instructions that some x86 processors have for it. Other steps are those of
+// attention_kernels.h, and WeighMany, which is compiled with them.
 //
 // Two numbers of bf16 lie in the 32 bits of a float, the first in the lower
 // half: the instructions add the two products of a pair to one sum.
@@ -45,7 +45,7 @@ struct Bf16Terms {
 
 // c = a b, or c += a b. From `pairs` to the next multiple of kPairsOfTile, the
 // pairs of a and b are zeros. Products of terms i and j with i + j >=
-// kMostTerms are left out.
+// kMostTerms are left out. Both factors have one term, or a has kMostTerms.
 struct Bf16Product {
   const float* a;     // [pairs, rows], a pair of elements of a row.
   std::size_t a_row;  // Pairs from row to row.
@@ -65,8 +65,8 @@ inline constexpr std::size_t kPairsOfTile = 16;
 // can be done between them.
 struct Bf16Work {
   std::span<const Bf16Product> products;
-  // Whether tiles are released at the end. If not, other work follows, with the
-  // `configured` of this.
+  // Whether the tiles are released at the end. Otherwise other work follows,
+  // which takes over `configured`.
   bool last = true;
   // Where the next step begins.
   std::size_t product = 0;
@@ -138,7 +138,8 @@ struct WeighedQueries {
 // several terms become pairs of cells, [width / 2, count], the first terms
 // where the scores were; those of one term stay numbers of f32. Meanwhile, does
 // steps of `work`: the unit for tiles multiplies while the vectors compute
-// weights. Requires: Bf16Multiplier() is not null.
+// weights. Requires: Bf16Multiplier() is not null; weights have one term or
+// kMostTerms; the work is not the last.
 void WeighMany(const WeighedQueries& queries, float* scores, Bf16Terms terms,
                Bf16Work& work, MultiplyBf16 multiply);
 

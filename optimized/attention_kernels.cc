@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/assert.h"
 #include "optimized/amx_products.h"
 #include "optimized/attention_bf16.h"
 
@@ -199,8 +200,8 @@ HWY_INLINE void CombineQueries(const Op& op, std::size_t count,
   }
 }
 
-// The cells of a piece of Softmax, and the pieces of a run where that makes no
-// difference.
+// A piece of Softmax has kPiece cells; a run has kFewPieces pieces where their
+// number makes no difference.
 constexpr std::size_t kPiece = 2 * kLanes;
 constexpr std::size_t kFewPieces = 2;
 
@@ -586,13 +587,14 @@ constexpr std::size_t StepAfter(std::size_t piece, std::size_t pieces,
   return step;
 }
 
-// The same for kManyBf16Tiles tiles. The steps are a part of this function,
-// those of a tile of pairs for each query: in front of a call, or a branch that
-// is hard to foresee, the processor computes few weights while it multiplies.
-// Requires: AreWhole(work, a_count, b_count).
+// WeighWithSteps does the same for kManyBf16Tiles tiles. The steps are a part
+// of this function, those of a tile of pairs for each query: in front of a
+// call, or a branch that is hard to foresee, the processor computes few weights
+// while it multiplies. Requires: AreWhole(work, a_count, b_count).
 template <std::size_t a_count, std::size_t b_count, class Store>
 void WeighWithSteps(const WeighedQueries& queries, float* scores,
                     const Store& store, Bf16Work& work) {
+  KVTWIN_DCHECK(AreWhole(work, a_count, b_count));
   constexpr std::size_t kPieces = kManyBf16Tiles * kTile / kPiece;
   constexpr std::size_t kSteps = StepsOfTerms(a_count, b_count).count();
   static_assert(kSteps <= kPieces);
@@ -744,6 +746,9 @@ void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
 
 void WeighMany(const WeighedQueries& queries, float* scores, Bf16Terms terms,
                Bf16Work& work, MultiplyBf16 multiply) {
+  KVTWIN_DCHECK(Bf16Multiplier() != nullptr);
+  KVTWIN_DCHECK(terms.count == 1 || terms.count == kMostTerms);
+  KVTWIN_DCHECK(!work.last);
   HWY_DYNAMIC_DISPATCH(Weigh)(queries, scores, terms, work, multiply);
 }
 

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/index.h"
 #include "kvtwin/attention.h"
 #include "kvtwin/tensor.h"
@@ -57,7 +58,8 @@ class AttentionPlan {
   // Calls does(cells) with the cells of each tile of one of `parts` parts of a
   // group, up to `most` tiles. A full tile has equally many cells of each of
   // some streams: the n-th stream is the n-th part of the cells of full tiles.
-  // SetVisible takes tiles of one stream.
+  // SetVisible takes tiles of one stream. Requires: `streams` divides
+  // kMostStreams.
   template <class Does>
   void ForEachTile(const RowGroup& group, std::size_t part, std::size_t parts,
                    std::size_t streams, std::size_t most,
@@ -129,6 +131,7 @@ template <class Does>
 void AttentionPlan::ForEachTile(const RowGroup& group, std::size_t part,
                                 std::size_t parts, std::size_t streams,
                                 std::size_t most, const Does& does) const {
+  KVTWIN_DCHECK(streams > 0 && kMostStreams % streams == 0);
   const std::size_t begin = group.tiles() * part / parts * kAttentionTile;
   const std::size_t end = std::min(
       group.tiles() * (part + 1) / parts * kAttentionTile, group.cells);

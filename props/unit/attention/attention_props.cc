@@ -240,6 +240,17 @@ std::vector<Sizes> SizesAroundConstants() {
     all.push_back({.k_head_dim = dims, .v_head_dim = dims});
     all.push_back({.rows = 7, .k_head_dim = dims, .v_head_dim = dims});
   }
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
+    // Blocks of 32 queries over four tiles, and whole tiles of sums.
+    all.push_back({.columns = 300,
+                   .rows = 100,
+                   .queries = 2,
+                   .k_head_dim = 64,
+                   .v_head_dim = 64,
+                   .k_dtype = dtype,
+                   .v_dtype = dtype});
+  }
   for (const int dims : {255, 256, 257}) {  // Rows of about 1,024 bytes.
     all.push_back({.columns = 600, .k_head_dim = dims});
   }

@@ -83,8 +83,9 @@ _META = torch.device("meta")
 
 
 def _tensor(rows: torch.Tensor, length: int, made: dict[Any, Any]) -> torch.Tensor:
-    """A tensor without numbers, so that whoever computes with it gets an error.
-    `made` has those that the pass made before: a copy takes less time."""
+    """Returns a tensor without numbers, so that whoever computes with it gets an
+    error. `made` has the tensors that the pass made before: a copy of a tensor takes
+    less time than a new tensor."""
     of = rows.shape, rows.dtype
     found: torch.Tensor | None = made.get(of)
     if found is None:
