@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "core/assert.h"
 #include "hwy/base.h"
@@ -64,7 +65,8 @@ struct StepOfTerms {
   bool loads_a;
   bool loads_b;
 };
-// The steps multiply factors with so many terms.
+
+// The steps that multiply two factors, for the numbers of their terms.
 class StepsOfTerms {
  public:
   constexpr StepsOfTerms(std::size_t a_count, std::size_t b_count) {
@@ -180,9 +182,9 @@ class TileBlock {
   bool two_columns_ = false;
 };
 
-// Does step kStep of the terms of a tile of pairs. Which tiles it loads and
-// multiplies is known when it is compiled: where branches chose them, a prefill
-// took 5 to 10 % longer (docs/attention.md). `block` is kept from step 0 on.
+// Does step kStep of the terms of a tile of pairs. The tiles that it loads and
+// multiplies are constants: where branches chose the tiles, a prefill took 5 to
+// 10 % longer (docs/attention.md). Step 0 sets `block` for the other steps.
 template <class Tiles, bool kWhole, std::size_t a_count, std::size_t b_count,
           std::size_t kStep>
 HWY_INLINE void DoStep(Bf16Work& work, TileBlock<Tiles, kWhole>& block) {
@@ -220,42 +222,42 @@ template <class Tiles, bool kWhole, std::size_t a_count, std::size_t b_count>
 HWY_INLINE void DoNextStep(Bf16Work& work) {
   constexpr std::size_t kCount = StepsOfTerms(a_count, b_count).count();
   TileBlock<Tiles, kWhole> block(work);
-  const auto try_step = [&](auto step) {
-    if constexpr (step < kCount) {
-      DoStep<Tiles, kWhole, a_count, b_count, step>(work, block);
-    }
-  };
-  switch (work.terms) {
-    case 0:
-      try_step(std::integral_constant<std::size_t, 0>());
-      break;
-    case 1:
-      try_step(std::integral_constant<std::size_t, 1>());
-      break;
-    case 2:
-      try_step(std::integral_constant<std::size_t, 2>());
-      break;
-    case 3:
-      try_step(std::integral_constant<std::size_t, 3>());
-      break;
-    case 4:
-      try_step(std::integral_constant<std::size_t, 4>());
-      break;
-    default:
-      try_step(std::integral_constant<std::size_t, 5>());
+  const std::size_t now = work.terms;
+  [&]<std::size_t... step>(std::index_sequence<step...>) {
+    ((now == step ? DoStep<Tiles, kWhole, a_count, b_count, step>(work, block)
+                  : void()),
+     ...);
   }
-  if (++work.terms == kCount) work.terms = 0;
+  (std::make_index_sequence<kCount>());
+  work.terms = now + 1 < kCount ? now + 1 : 0;
 }
 
-// Whether all products have so many terms, and all their blocks are whole.
-inline bool AreWhole(const Bf16Work& work, std::size_t a_count,
-                     std::size_t b_count) {
-  return std::ranges::all_of(work.products, [&](const Bf16Product& product) {
-    return product.a_terms.count == a_count &&
-           product.b_terms.count == b_count &&
-           product.rows % (2 * kAmxRows) == 0 &&
-           product.columns % (2 * kAmxColumns) == 0;
-  });
+// Calls does(terms of a, terms of b) with the numbers of terms of a product as
+// constants.
+template <class Does>
+HWY_INLINE void WithTerms(const Bf16Product& product, const Does& does) {
+  constexpr std::integral_constant<std::size_t, 1> kOne;
+  constexpr std::integral_constant<std::size_t, 2> kTwo;
+  constexpr std::integral_constant<std::size_t, kMostTerms> kMost;
+  KVTWIN_DCHECK(product.a_terms.count == kMostTerms ||
+                (product.a_terms.count == 1 && product.b_terms.count == 1));
+  if (product.a_terms.count == 1) return does(kOne, kOne);
+  if (product.b_terms.count == 1) return does(kMost, kOne);
+  if (product.b_terms.count == 2) return does(kMost, kTwo);
+  does(kMost, kMost);
+}
+
+// Whether the work has products, all products have equally many terms, and all
+// of their blocks are whole.
+inline bool HasWholeBlocks(const Bf16Work& work) {
+  return !work.products.empty() &&
+         std::ranges::all_of(work.products, [&](const Bf16Product& product) {
+           const Bf16Product& first = work.products[0];
+           return product.a_terms.count == first.a_terms.count &&
+                  product.b_terms.count == first.b_terms.count &&
+                  product.rows % (2 * kAmxRows) == 0 &&
+                  product.columns % (2 * kAmxColumns) == 0;
+         });
 }
 
 // A MultiplyBf16; a step is up to four multiplications of tiles. After the last
@@ -267,27 +269,13 @@ void MultiplyInTiles(Bf16Work& work, std::size_t steps) {
     const Bf16Product& product = work.products[work.product];
     const bool whole = work.row + 2 * kAmxRows <= product.rows &&
                        work.column + 2 * kAmxColumns <= product.columns;
-    const auto with_terms = [&](auto a_count, auto b_count) {
+    WithTerms(product, [&](auto a_count, auto b_count) {
       if (whole) {
         DoNextStep<Tiles, true, a_count, b_count>(work);
       } else {
         DoNextStep<Tiles, false, a_count, b_count>(work);
       }
-    };
-    constexpr std::integral_constant<std::size_t, 1> kOne;
-    constexpr std::integral_constant<std::size_t, 2> kTwo;
-    constexpr std::integral_constant<std::size_t, 3> kThree;
-    KVTWIN_DCHECK(product.a_terms.count == kMostTerms ||
-                  (product.a_terms.count == 1 && product.b_terms.count == 1));
-    if (product.a_terms.count == 1) {
-      with_terms(kOne, kOne);
-    } else if (product.b_terms.count == 1) {
-      with_terms(kThree, kOne);
-    } else if (product.b_terms.count == 2) {
-      with_terms(kThree, kTwo);
-    } else {
-      with_terms(kThree, kThree);
-    }
+    });
     if (work.last && work.product == work.products.size()) Tiles::Release();
   }
 }

@@ -103,15 +103,13 @@ CellRows RowsOfBlocks(const TensorView& rows, PagedLayout layout) {
   return out;
 }
 
-// The processor reads four streams faster than one stream. Few queries see all
-// cells of their tiles, so that a tile may have any cells: the streams are the
-// quarters of a tile, or of all tiles of an item if a row of K, with all of its
-// heads, has few bytes.
-constexpr std::size_t kStreams = AttentionPlan::kMostStreams;
+// Few queries see all cells of their tiles, so that a tile may have any cells:
+// the streams are the quarters of a tile, or of all tiles of an item if a row
+// of K, with all of its heads, has few bytes.
 constexpr std::size_t kFewRowBytes = 1024;
 
-// Sets the rows of a tile of few queries: rows that follow each other are the
-// next ones of the streams, the quarters of `cells`.
+// Sets the rows of a tile of few queries: a row of each stream, then the next
+// row of each stream. The streams are the quarters of `cells`.
 void SetStreams(std::span<const std::byte* const> cells, TileRows& out) {
   const std::size_t length = cells.size() / kStreams;
   std::size_t cell = 0;
@@ -214,8 +212,8 @@ class TwinAttention final : public GuardedAttention {
   bool IsFew(const RowGroup& group, const Call& call) const {
     return group.rows == 1 && call.queries_per_head() <= kFewQueries;
   }
-  // Returns the number of streams of the cells of an item. It does not depend
-  // on how the rows are laid out, so that the order of sums does not, either.
+  // Returns the number of streams of the cells of an item. The layout of the
+  // rows does not change it, so that it does not change the order of sums.
   std::size_t StreamsOf(const RowGroup& group, const Call& call) const {
     const TileRows& keys = call.keys.tile;
     const std::size_t bytes =

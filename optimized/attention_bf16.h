@@ -1,6 +1,6 @@
 // Attention whose products are of bf16 and whose sums are f32, by the
-// instructions that some x86 processors have for it. Other steps are those of
-// attention_kernels.h, and WeighMany, which is compiled with them.
+// instructions that some x86 processors have for it. The other steps are those
+// of attention_kernels.h.
 //
 // Two numbers of bf16 lie in the 32 bits of a float, the first in the lower
 // half: the instructions add the two products of a pair to one sum.
@@ -65,7 +65,7 @@ inline constexpr std::size_t kPairsOfTile = 16;
 // can be done between them.
 struct Bf16Work {
   std::span<const Bf16Product> products;
-  // Whether the tiles are released at the end. Otherwise other work follows,
+  // Whether the last step releases the tiles. Otherwise other work follows,
   // which takes over `configured`.
   bool last = true;
   // Where the next step begins.
@@ -122,24 +122,13 @@ struct ManyTerms {
   std::size_t values = 1;
 };
 
-// The queries from `first` on that WeighMany takes, and the cells of some
-// tiles.
-struct WeighedQueries {
-  std::span<const GroupTile> tiles;
-  const QueryHeads& head;
-  std::size_t first;
-  std::size_t count;
-  std::size_t queries_per_row;
-  ScoreScale scale;
-};
-
 // Replaces the scores [width, count] of queries by their weights, which are 0
-// for cells that are not seen; `width` is that of full tiles. Weights of
-// several terms become pairs of cells, [width / 2, count], the first terms
-// where the scores were; those of one term stay numbers of f32. Meanwhile, does
-// steps of `work`: the unit for tiles multiplies while the vectors compute
-// weights. Requires: Bf16Multiplier() is not null; weights have one term or
-// kMostTerms; the work is not the last.
+// for cells that are not seen; `width` counts the cells of full tiles. Weights
+// of kMostTerms terms become pairs of cells, [width / 2, count], the first
+// terms where the scores were; weights of one term stay numbers of f32.
+// Meanwhile, does steps of `work`: the unit for tiles multiplies while the
+// vectors compute weights. Requires: Bf16Multiplier() is not null; weights have
+// one term or kMostTerms; !work.last.
 void WeighMany(const WeighedQueries& queries, float* scores, Bf16Terms terms,
                Bf16Work& work, MultiplyBf16 multiply);
 

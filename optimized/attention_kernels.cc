@@ -3,31 +3,19 @@
 #include "optimized/attention_kernels.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
-#include <type_traits>
-#include <utility>
-
-#include "core/assert.h"
-#include "optimized/amx_products.h"
-#include "optimized/attention_bf16.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/attention_kernels.cc"
 #include "hwy/foreach_target.h"
 // These headers must come after the target is chosen.
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
+#include "optimized/softmax-inl.h"
 #include "optimized/tile_rows-inl.h"
 #include "optimized/tile_walk.h"
 #include "optimized/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-constexpr std::size_t kTile = kAttentionTile;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Vectors of a row that a block of AddProducts has: its sums fit into the
 // registers.
@@ -38,61 +26,6 @@ constexpr std::size_t kBlockRows = 6;
 constexpr std::size_t kBlockVectors = 2;
 constexpr std::size_t kBlockRows = 4;
 #endif
-
-// Returns 2^x, within 1.2 * 2^-24 of it, relatively, for x from -126 to 0; and
-// 0 for smaller x and NaN. The polynomial's own error is 2e-8.
-HWY_INLINE V Exp2(V x) {
-  const F32 d;
-  // The sum with 1.5 * 2^23 is rounded to a whole number, which is in its
-  // lowest bits.
-  const V shifted = hn::Add(x, hn::Set(d, 0x1.8p23f));
-  const V f = hn::Sub(x, hn::Sub(shifted, hn::Set(d, 0x1.8p23f)));
-  V p = hn::Set(d, 0.000154614449f);
-  p = hn::MulAdd(p, f, hn::Set(d, 0.0013400428f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.00961805694f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.0555032715f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.240226507f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.693147182f));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const auto bits = hn::Add(hn::BitCast(I32(), p),
-                            hn::ShiftLeft<23>(hn::BitCast(I32(), shifted)));
-  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -126.0f)),
-                            hn::BitCast(d, bits));
-}
-
-// Combines the lanes of each of four vectors by `op`, and stores the four
-// results to `to`.
-template <class Op>
-HWY_INLINE void StoreCombined([[maybe_unused]] const Op& op, V a, V b, V c, V e,
-                              float* to) {
-#if HWY_TARGET == HWY_SCALAR
-  to[0] = hn::GetLane(a);
-  to[1] = hn::GetLane(b);
-  to[2] = hn::GetLane(c);
-  to[3] = hn::GetLane(e);
-#else
-  const F32 d;
-  const hn::RepartitionToWide<F32> pairs;
-  const V ab = op(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  const V ce = op(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
-  const auto ab2 = hn::BitCast(pairs, ab);
-  const auto ce2 = hn::BitCast(pairs, ce);
-  V all = op(hn::BitCast(d, hn::InterleaveLower(pairs, ab2, ce2)),
-             hn::BitCast(d, hn::InterleaveUpper(pairs, ab2, ce2)));
-  if constexpr (kLanes >= 8) all = op(all, hn::SwapAdjacentBlocks(all));
-  if constexpr (kLanes >= 16) all = op(all, hn::ReverseBlocks(d, all));
-  HWY_ALIGN float lanes[kLanes];
-  hn::Store(all, d, lanes);
-  std::memcpy(to, lanes, 4 * sizeof(float));
-#endif
-}
-
-struct Sum {
-  HWY_INLINE V operator()(V a, V b) const { return hn::Add(a, b); }
-};
-struct Largest {
-  HWY_INLINE V operator()(V a, V b) const { return hn::Max(a, b); }
-};
 
 // scores[q * kTile + t] = queries[q] . keys[t] for kQueries queries and four
 // cells. `padded` is the distance between queries, whose padding is zeros.
@@ -180,139 +113,6 @@ FourCells FourCellsFor(const TileRows& rows, std::size_t count,
     WithCount(count, [&](auto n) { function = choose(format, n); });
   });
   return function;
-}
-
-// The most queries that Softmax takes: whole vectors of every target.
-constexpr std::size_t kSoftmaxQueries = kHeadPadding;
-
-// Stores the result of of_query(q), with its lanes combined by `op`, for each
-// of some queries. `to` has kSoftmaxQueries numbers.
-template <class Op, class OfQuery>
-HWY_INLINE void CombineQueries(const Op& op, std::size_t count,
-                               const OfQuery& of_query, float* to) {
-  for (std::size_t q = 0; q < count; q += 4) {
-    V of_queries[4];
-    for (std::size_t i = 0; i < 4; ++i) {
-      of_queries[i] = q + i < count ? of_query(q + i) : of_queries[0];
-    }
-    StoreCombined(op, of_queries[0], of_queries[1], of_queries[2],
-                  of_queries[3], to + q);
-  }
-}
-
-// A piece of Softmax has kPiece cells; a run has kFewPieces pieces where their
-// number makes no difference.
-constexpr std::size_t kPiece = 2 * kLanes;
-constexpr std::size_t kFewPieces = 2;
-
-// Calls does(i) for each i below kCount, as a constant.
-template <std::size_t kCount, class Does>
-HWY_INLINE void ForEachIndex(const Does& does) {
-  [&]<std::size_t... i>(std::index_sequence<i...>) HWY_ATTR
-      __attribute__((always_inline)) {
-    (does(std::integral_constant<std::size_t, i>()), ...);
-  }
-  (std::make_index_sequence<kCount>());
-}
-
-// Turns the scores [width, count] of queries from `first` on into weights
-// exp2(score - largest), after the cells that they do not see have been set to
-// -infinity, and scales what they have by the change of `largest`. A query that
-// sees no cell yet has weights of 0, as its differences are NaN. Weights are
-// computed in runs of kPieces pieces of two vectors: for each, Softmax calls
-// store(place of the scores, first vector, second vector), and then
-// meanwhile(first cell, number of the piece in its run, as a constant).
-template <std::size_t kPieces, class Store, class Work>
-HWY_INLINE void Softmax(const QueryHeads& head, std::size_t first,
-                        std::size_t count, std::size_t padded,
-                        std::size_t width, float* scores, const Store& store,
-                        const Work& meanwhile) {
-  const F32 d;
-  HWY_ALIGN float largest[kSoftmaxQueries];
-  HWY_ALIGN float sums[kSoftmaxQueries];
-  HWY_ALIGN float grown[kSoftmaxQueries] = {};
-  const float* before = head.largest + first;
-  CombineQueries(
-      Largest(), count,
-      [&](std::size_t q) HWY_ATTR {
-        const float* of_tile = scores + q * width;
-        V most = hn::Load(d, of_tile);
-        for (std::size_t i = 0; i < width; i += kTile, of_tile += kTile) {
-          HWY_UNROLL(4)
-          for (std::size_t t = 0; t < kTile; t += kLanes) {
-            most = hn::Max(most, hn::Load(d, of_tile + t));
-          }
-        }
-        return most;
-      },
-      largest);
-  for (std::size_t q = 0; q < count; ++q) {
-    largest[q] = std::max(before[q], largest[q]);
-    grown[q] = before[q] - largest[q];
-  }
-  for (std::size_t q = 0; q < count; q += kLanes) {
-    hn::Store(Exp2(hn::Load(d, grown + q)), d, grown + q);
-  }
-  CombineQueries(
-      Sum(), count,
-      [&](std::size_t q) HWY_ATTR {
-        float* of_query = scores + q * width;
-        const V most = hn::Set(d, largest[q]);
-        V sum = hn::Zero(d);
-        for (std::size_t i = 0; i < width; i += kPieces * kPiece) {
-          ForEachIndex<kPieces>([&](
-              auto piece) HWY_ATTR __attribute__((always_inline)) {
-            float* place = of_query + i + piece * kPiece;
-            const V a = Exp2(hn::Sub(hn::Load(d, place), most));
-            const V b = Exp2(hn::Sub(hn::Load(d, place + kLanes), most));
-            store(place, a, b);
-            sum = hn::Add(hn::Add(sum, a), b);
-            meanwhile(i + piece * kPiece, piece);
-          });
-        }
-        return sum;
-      },
-      sums);
-  for (std::size_t q = 0; q < count; ++q) {
-    float& sum = head.sum[first + q];
-    sum = sum * grown[q] + sums[q];
-    const bool scale = before[q] != largest[q] && before[q] != -kInfinity;
-    head.largest[first + q] = largest[q];
-    if (!scale) continue;
-    const V factor = hn::Set(d, grown[q]);
-    float* out = head.out + (first + q) * padded;
-    for (std::size_t i = 0; i < padded; i += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, out + i), factor), d, out + i);
-    }
-  }
-}
-
-// Stores weights in the place of their scores.
-struct StoreInPlace {
-  HWY_INLINE void operator()(float* scores, V a, V b) const {
-    hn::Store(a, F32(), scores);
-    hn::Store(b, F32(), scores + kLanes);
-  }
-};
-
-// Hides the scores of the cells whose bit is not set.
-HWY_INLINE void Hide(std::uint64_t visible, float* scores) {
-  const F32 d;
-  for (std::size_t t = 0; t < kTile; t += kLanes) {
-    hn::Store(hn::IfThenElse(LanesOf(d, visible >> t), hn::Load(d, scores + t),
-                             hn::Set(d, -kInfinity)),
-              d, scores + t);
-  }
-}
-
-// Caps the scores.
-HWY_INLINE void Cap(ScoreScale scale, float* scores) {
-  const F32 d;
-  if (scale.cap == 0) return;
-  for (std::size_t t = 0; t < kTile; t += kLanes) {
-    const V tanh = hn::Tanh(d, hn::Load(d, scores + t));
-    hn::Store(hn::Mul(hn::Set(d, scale.cap), tanh), d, scores + t);
-  }
 }
 
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
@@ -510,139 +310,6 @@ void ClearWhatIsNotFinite(float* rows, std::size_t count) {
   }
 }
 
-// See WeighMany.
-template <std::size_t kPieces, class Store, class Work>
-HWY_INLINE void WeighTiles(std::span<const GroupTile> tiles,
-                           const QueryHeads& head, std::size_t first,
-                           std::size_t count, std::size_t queries_per_row,
-                           ScoreScale scale, float* scores, const Store& store,
-                           const Work& meanwhile) {
-  const std::size_t width = tiles.size() * kTile;
-  const std::size_t v_padded = Padded(tiles[0].tile.values.head_dim);
-  for (std::size_t begin = 0; begin < count; begin += kSoftmaxQueries) {
-    const std::size_t some = std::min(kSoftmaxQueries, count - begin);
-    for (std::size_t q = begin; q < begin + some; ++q) {
-      const std::size_t row = (first + q) / queries_per_row;
-      float* of_tile = scores + q * width;
-      for (const GroupTile& seen : tiles) {
-        const std::uint64_t sees =
-            seen.visible[row] & FirstBits(seen.tile.cells);
-        Cap(scale, of_tile);
-        if (sees != ~std::uint64_t{0}) Hide(sees, of_tile);
-        of_tile += kTile;
-      }
-    }
-    Softmax<kPieces>(head, first + begin, some, v_padded, width,
-                     scores + begin * width, store, meanwhile);
-  }
-}
-
-#if HWY_TARGET <= HWY_AVX3
-// Stores the terms of weights as pairs of cells: the first terms from `scores`
-// on, where the scores of the first query begin. Digits are cut off rather than
-// rounded, which takes a third of the time.
-struct StoreTerms {
-  float* scores;
-  std::size_t stride;  // From term to term.
-
-  HWY_INLINE void operator()(const float* place, V a, V b) const {
-    const hn::Repartition<std::uint16_t, F32> halves;
-    float* to = scores + (place - scores) / 2;
-    const V upper = hn::BitCast(F32(), hn::Set(I32(), ~0xFFFF));
-    HWY_UNROLL(3)
-    for (std::size_t term = 0; term < kMostTerms; ++term) {
-      hn::Store(hn::BitCast(F32(), hn::ConcatOdd(halves, hn::BitCast(halves, b),
-                                                 hn::BitCast(halves, a))),
-                F32(), to + term * stride);
-      a = hn::Sub(a, hn::And(a, upper));
-      b = hn::Sub(b, hn::And(b, upper));
-    }
-  }
-};
-
-template <std::size_t kPieces, class Store, class Work>
-HWY_INLINE void WeighQueries(const WeighedQueries& queries, float* scores,
-                             const Store& store, const Work& meanwhile) {
-  WeighTiles<kPieces>(queries.tiles, queries.head, queries.first, queries.count,
-                      queries.queries_per_row, queries.scale, scores, store,
-                      meanwhile);
-}
-
-// See WeighMany. A step is a call.
-template <class Store>
-void WeighWithCalls(const WeighedQueries& queries, float* scores,
-                    const Store& store, Bf16Work& work, MultiplyBf16 multiply) {
-  WeighQueries<kFewPieces>(
-      queries, scores, store,
-      [&](std::size_t /*cell*/, std::size_t /*piece*/) { multiply(work, 1); });
-}
-
-#ifdef KVTWIN_AMX
-// The step of `steps` that follows a piece, if they are spread over `pieces`;
-// `steps`: none.
-constexpr std::size_t StepAfter(std::size_t piece, std::size_t pieces,
-                                std::size_t steps) {
-  std::size_t step = 0;
-  while (step < steps && step * pieces / steps != piece) ++step;
-  return step;
-}
-
-// WeighWithSteps does the same for kManyBf16Tiles tiles. The steps are a part
-// of this function, those of a tile of pairs for each query: in front of a
-// call, or a branch that is hard to foresee, the processor computes few weights
-// while it multiplies. Requires: AreWhole(work, a_count, b_count).
-template <std::size_t a_count, std::size_t b_count, class Store>
-void WeighWithSteps(const WeighedQueries& queries, float* scores,
-                    const Store& store, Bf16Work& work) {
-  KVTWIN_DCHECK(AreWhole(work, a_count, b_count));
-  constexpr std::size_t kPieces = kManyBf16Tiles * kTile / kPiece;
-  constexpr std::size_t kSteps = StepsOfTerms(a_count, b_count).count();
-  static_assert(kSteps <= kPieces);
-  TileBlock<AmxTiles, true> block;
-  WeighQueries<kPieces>(
-      queries, scores, store,
-      [&](std::size_t /*cell*/, auto piece) HWY_ATTR
-      __attribute__((always_inline)) {
-        constexpr std::size_t kStep = StepAfter(piece, kPieces, kSteps);
-        if constexpr (kStep < kSteps) {
-          if (work.product == work.products.size()) return;
-          DoStep<AmxTiles, true, a_count, b_count, kStep>(work, block);
-        }
-      });
-}
-#endif
-
-void Weigh(const WeighedQueries& queries, float* scores, Bf16Terms terms,
-           Bf16Work& work, MultiplyBf16 multiply) {
-  const StoreTerms store = {.scores = scores, .stride = terms.stride};
-#ifdef KVTWIN_AMX
-  if (multiply == MultiplyInTiles<AmxTiles> &&
-      queries.tiles.size() == kManyBf16Tiles) {
-    if (terms.count == 1 && AreWhole(work, 1, 1)) {
-      return WeighWithSteps<1, 1>(queries, scores, StoreInPlace(), work);
-    }
-    if (terms.count == 3 && AreWhole(work, 3, 1)) {
-      return WeighWithSteps<3, 1>(queries, scores, store, work);
-    }
-    if (terms.count == 3 && AreWhole(work, 3, 2)) {
-      return WeighWithSteps<3, 2>(queries, scores, store, work);
-    }
-    if (terms.count == 3 && AreWhole(work, 3, 3)) {
-      return WeighWithSteps<3, 3>(queries, scores, store, work);
-    }
-  }
-#endif
-  if (terms.count > 1) {
-    WeighWithCalls(queries, scores, store, work, multiply);
-  } else {
-    WeighWithCalls(queries, scores, StoreInPlace(), work, multiply);
-  }
-}
-#else
-// These targets have no products of bf16: WeighMany is not called.
-void Weigh(const WeighedQueries&, float*, Bf16Terms, Bf16Work&, MultiplyBf16) {}
-#endif
-
 void AttendMany(const GroupTile& seen, const QueryHeads& head,
                 std::size_t queries_per_row, ScoreScale scale, float* scratch) {
   const AttentionTile& tile = seen.tile;
@@ -673,9 +340,15 @@ void AttendMany(const GroupTile& seen, const QueryHeads& head,
     AddProducts(head.queries + q * k_padded, k_padded, count,
                 tile.keys.head_dim, columns, kTile, kTile, scores, kTile,
                 fetch(keys));
-    WeighTiles<kFewPieces>(tiles, head, q, count, queries_per_row, scale,
-                           scores, StoreInPlace(),
-                           [](std::size_t /*cell*/, std::size_t /*piece*/) {});
+    WeighQueries<kFewPieces>(
+        {.tiles = tiles,
+         .head = head,
+         .first = q,
+         .count = count,
+         .queries_per_row = queries_per_row,
+         .scale = scale},
+        scores, StoreInPlace(),
+        [](std::size_t /*cell*/, std::size_t /*piece*/) {});
     AddProducts(scores, kTile, count, tile.cells, rows, v_padded, v_padded,
                 head.out + q * v_padded, v_padded, fetch(values));
   }
@@ -693,7 +366,6 @@ HWY_EXPORT(ScoreAll);
 HWY_EXPORT(WeighAll);
 HWY_EXPORT(AddAll);
 HWY_EXPORT(Unpack);
-HWY_EXPORT(Weigh);
 HWY_EXPORT(AttendMany);
 
 std::size_t FewScratch(std::size_t k_head_dim, std::size_t v_head_dim,
@@ -742,14 +414,6 @@ void WeighFew(const AttentionTile& tile, const QueryHeads* heads,
 void UnpackRows(const TileRows& rows, std::size_t cells, std::size_t kv_head,
                 float* to) {
   HWY_DYNAMIC_DISPATCH(Unpack)(rows, cells, kv_head, to);
-}
-
-void WeighMany(const WeighedQueries& queries, float* scores, Bf16Terms terms,
-               Bf16Work& work, MultiplyBf16 multiply) {
-  KVTWIN_DCHECK(Bf16Multiplier() != nullptr);
-  KVTWIN_DCHECK(terms.count == 1 || terms.count == kMostTerms);
-  KVTWIN_DCHECK(!work.last);
-  HWY_DYNAMIC_DISPATCH(Weigh)(queries, scores, terms, work, multiply);
 }
 
 void AttendMany(const GroupTile& seen, const QueryHeads& head,

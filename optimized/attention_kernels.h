@@ -27,6 +27,10 @@ constexpr std::size_t Padded(std::size_t head_dim) {
 
 inline constexpr std::size_t kCellsPadding = 16;
 
+// The rows of few queries are read in this number of streams, which the
+// processor reads faster than one stream.
+inline constexpr std::size_t kStreams = 4;
+
 // K or V rows of the cells of a tile. Element i of KV head h of cell t lies at
 // rows[t] + h * head_stride + i * stride; if `adjacent`, as a run of the dtype
 // lies in memory. Up to the next multiple of kCellsPadding, the last cell is
@@ -83,6 +87,16 @@ struct QueryHeads {
 struct ScoreScale {
   float cap;  // In units of log 2; 0: none. With a cap, score =
               // cap * tanh(query.key).
+};
+
+// The queries of a head from `first` on, and tiles of which they see cells.
+struct WeighedQueries {
+  std::span<const GroupTile> tiles;
+  const QueryHeads& head;
+  std::size_t first;
+  std::size_t count;
+  std::size_t queries_per_row;
+  ScoreScale scale;
 };
 
 // The most queries that AttendFew takes.

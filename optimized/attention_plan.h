@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -36,8 +37,6 @@ struct RowGroup {
 
 class AttentionPlan {
  public:
-  static constexpr std::size_t kMostStreams = 4;
-
   // Plans rows of a mask, or of sequences of a table, in place of the plan
   // before. Groups have up to `most_rows` rows, at most kMostGroupRows.
   void Make(const TensorView& mask, int rows, int first_row,
@@ -56,10 +55,10 @@ class AttentionPlan {
                            : blocks_.data() + group.sequence * columns_;
   }
   // Calls does(cells) with the cells of each tile of one of `parts` parts of a
-  // group, up to `most` tiles. A full tile has equally many cells of each of
-  // some streams: the n-th stream is the n-th part of the cells of full tiles.
-  // SetVisible takes tiles of one stream. Requires: `streams` divides
-  // kMostStreams.
+  // group, up to `most` tiles. The cells of full tiles are `streams` streams of
+  // equal length, one after another, and a full tile has equally many cells of
+  // each stream. Cells that SetVisible takes are in one stream. Requires:
+  // `streams` is 1 or kStreams.
   template <class Does>
   void ForEachTile(const RowGroup& group, std::size_t part, std::size_t parts,
                    std::size_t streams, std::size_t most,
@@ -79,7 +78,7 @@ class AttentionPlan {
    public:
     explicit Cursor(const Run* run = nullptr) : run_(run) {}
 
-    // Calls does(begin, count) for the next cells, which are some ranges.
+    // Calls does(begin, count) for each range of the next `count` cells.
     template <class Does>
     void Take(std::size_t count, const Does& does) {
       while (count > 0) {
@@ -87,8 +86,8 @@ class AttentionPlan {
         const std::size_t some = std::min(count, AsSize(run_->end - begin));
         does(begin, some);
         count -= some;
-        taken_ += static_cast<std::int64_t>(some);
-        if (begin + static_cast<std::int64_t>(some) < run_->end) continue;
+        taken_ += AsInt(some);
+        if (begin + AsInt(some) < run_->end) continue;
         ++run_;
         taken_ = 0;
       }
@@ -99,8 +98,7 @@ class AttentionPlan {
     // Sets `cells` to the next cells.
     void Take(std::span<std::int64_t> cells) {
       Take(cells.size(), [&](std::int64_t begin, std::size_t count) {
-        for (std::size_t i = 0; i < count; ++i)
-          cells[i] = begin + static_cast<std::int64_t>(i);
+        std::iota(cells.begin(), cells.begin() + AsInt(count), begin);
         cells = cells.subspan(count);
       });
     }
@@ -131,14 +129,14 @@ template <class Does>
 void AttentionPlan::ForEachTile(const RowGroup& group, std::size_t part,
                                 std::size_t parts, std::size_t streams,
                                 std::size_t most, const Does& does) const {
-  KVTWIN_DCHECK(streams > 0 && kMostStreams % streams == 0);
+  KVTWIN_DCHECK(streams == 1 || streams == kStreams);
   const std::size_t begin = group.tiles() * part / parts * kAttentionTile;
   const std::size_t end = std::min(
       group.tiles() * (part + 1) / parts * kAttentionTile, group.cells);
   if (begin >= end) return;
   const std::size_t tiles = (end - begin) / kAttentionTile;
   const std::size_t length = kAttentionTile / streams;
-  std::array<Cursor, kMostStreams> cursors;
+  std::array<Cursor, kStreams> cursors;
   Cursor cursor(runs_.data() + group.first_run);
   cursor.Skip(begin);
   for (std::size_t s = 0; s < streams; ++s) {

@@ -80,15 +80,17 @@ class RowsAhead {
     const std::ptrdiff_t offset = HeadOffset(*rows_, kv_head);
     end = std::min(end, cells_);
     std::size_t t = first;
-    if (first_level) {
-      for (; t + 4 <= end; t += 4) FetchRows<4, true>(t, offset);
+    if constexpr (first_level) {
+      for (; t + kStreams <= end; t += kStreams) {
+        FetchRows<kStreams, true>(t, offset);
+      }
     }
     for (; t < end; ++t) FetchRows<1, first_level>(t, offset);
   }
 
  private:
-  // Fetches a line of each row, then the next ones: of rows that are streams
-  // (SetStreams), the processor fetches lines ahead by itself as well.
+  // Fetches a line of each row, then the next line of each row: the processor
+  // also fetches lines of streams (SetStreams) ahead by itself.
   template <std::size_t kRows, bool first_level>
   HWY_INLINE void FetchRows(std::size_t first, std::ptrdiff_t offset) const {
     std::array<const std::byte*, kRows> rows;
@@ -111,8 +113,8 @@ class RowsAhead {
 
 // Fetches rows that are read a tile later into the second-level cache: evenly,
 // as a processor that is asked for many lines at once waits for them; and a
-// line of each of four rows at a time, which are streams (SetStreams) that
-// the processor then fetches ahead by itself.
+// line of a row of each stream (SetStreams) at a time, which the processor then
+// fetches ahead by itself.
 class EvenFetches {
  public:
   // Fetches rows from `first_cell` on.
@@ -139,8 +141,6 @@ class EvenFetches {
   }
 
  private:
-  static constexpr std::size_t kStreams = 4;
-
   const std::byte* const* rows_;
   const std::byte* const* end_;
   std::ptrdiff_t first_byte_;

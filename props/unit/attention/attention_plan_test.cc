@@ -38,9 +38,9 @@ Cells Joined(std::span<const Cells> rows) {
   return joined;
 }
 
-// Expects that a full tile has a part of each of four streams, which are the
-// quarters of the cells of full tiles, in order; and that the first tile alone
-// is the same.
+// Expects that a full tile has the next cells of each of four streams, which
+// are the quarters of the cells of full tiles; and that a walk over one tile
+// has the first tile.
 void ExpectStreams(const AttentionPlan& plan, const RowGroup& group,
                    std::span<const std::int64_t> expected) {
   using Tile = std::vector<std::int64_t>;

@@ -83,14 +83,14 @@ _META = torch.device("meta")
 
 
 def _tensor(rows: torch.Tensor, length: int, made: dict[Any, Any]) -> torch.Tensor:
-    """Returns a tensor without numbers, so that whoever computes with it gets an
-    error. `made` has the tensors that the pass made before: a copy of a tensor takes
-    less time than a new tensor."""
-    of = rows.shape, rows.dtype
-    found: torch.Tensor | None = made.get(of)
+    """Returns a tensor without numbers: a computation with the tensor raises an error.
+    `made` keeps the tensors of the pass: a copy of a tensor takes less time than a new
+    tensor."""
+    kind = rows.shape, rows.dtype
+    found: torch.Tensor | None = made.get(kind)
     if found is None:
         batch, heads, _, head_dim = rows.shape
-        found = made[of] = torch.empty(
+        found = made[kind] = torch.empty(
             (batch, heads, length, head_dim), dtype=rows.dtype, device=_META
         )
     return found.detach()

@@ -145,7 +145,7 @@ class Pass:
         self.real: torch.Tensor | None = None
         #: Plans by kind and mask; the masks are kept, so that no other has their id.
         self.plans: dict[tuple[int, int], tuple[Attention, Any]] = {}
-        #: Tensors without numbers by the shape and the dtype of new rows.
+        #: Tensors without numbers, by the shape and the dtype of the rows of a layer.
         self.empty: dict[Any, torch.Tensor] = {}
 
 
