@@ -1134,8 +1134,14 @@ typedef struct kvtwin_backend_v1 {
    * unchanged until the next call with this cache. May be NULL if there is an
    * `attend`; the level is then ATTENTION. */
   int (*get)(void* cache, int32_t layer, kvtwin_view* view);
-  /* These three may be NULL, too. */
+  /* These three may be NULL, too. The first two are described by the default
+   * rules; the profile may name others. */
+  /* Removes the tokens at positions in [begin, end) from the sequence; unless
+   * end is KVTWIN_OPEN_END, later tokens move down by end - begin, and their K
+   * rows are shifted. */
   int (*remove)(void* cache, int32_t sequence, int32_t begin, int32_t end);
+  /* Replaces `target`'s tokens by those of `source` at positions < length. If
+   * both are the same sequence, this truncates it. */
   int (*copy_prefix)(void* cache, int32_t source, int32_t target,
                      int32_t length);
   /* *yes: 1 if the sequence can continue at `position` with its whole window.
