@@ -22,7 +22,7 @@ TEST(PageJudge, PagesOfOtherCachesAreTrue) {
   int pages = 0;
   std::int64_t labels = 0;
   for (const Profile& profile : Profiles()) {
-    for (const Fault fault : kFaults) {
+    for (const CacheFault fault : kFaults) {
       for (std::uint64_t seed = 1; seed <= 8; ++seed) {
         const Subject subject =
             OtherSubject(profile.name, seed, /*any_order=*/false, fault);

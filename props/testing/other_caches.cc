@@ -46,7 +46,7 @@ Status OtherCache::Init(const InitArgs& args) {
   }
   shares_ = Coin();
   takes_tail_ = Coin();
-  tight_ = Coin() || Is(Fault::kFullTooEarly);
+  tight_ = Coin() || Is(CacheFault::kFullTooEarly);
   says_no_ = Draw(3);
   shuffles_ = Coin();
   noise_ = Draw(3);
@@ -79,7 +79,7 @@ bool OtherCache::HasRoom(const std::map<int, std::int64_t>& more,
     last = std::max(last, token.item.position);
   }
   const int room =
-      Is(Fault::kFullTooEarly) ? args_.capacity - 1 : args_.capacity;
+      Is(CacheFault::kFullTooEarly) ? args_.capacity - 1 : args_.capacity;
   bool fits = std::ssize(held) <= args_.max_sequences && last < room;
   for (const auto& [seq, count] : held) {
     fits = fits && count <= room && seq < args_.max_sequences;
@@ -98,7 +98,7 @@ Status OtherCache::BatchAnswer(const Batch& batch) const {
     const bool goes_on =
         is_first ? GoesOn(seq, position)
                  : next[seq] == position || GoesOn(seq, kOpenEnd + 1LL);
-    if (!goes_on && !Is(Fault::kTakesAnyBatch)) {
+    if (!goes_on && !Is(CacheFault::kTakesAnyBatch)) {
       return Invalid("position {} does not continue sequence {}", position,
                      seq);
     }
@@ -159,9 +159,10 @@ bool OtherCache::InWindow(const Row& row, const Stored& token) const {
 bool OtherCache::Sees(const Row& row, const Stored& token) const {
   const std::int64_t position = token.item.position;
   if (token.sequence != row.sequence) {
-    return Is(Fault::kSeesOthers) && position == row.position;
+    return Is(CacheFault::kSeesOthers) && position == row.position;
   }
-  const std::int64_t now = row.position + (Is(Fault::kSeesTheFuture) ? 1 : 0);
+  const std::int64_t now =
+      row.position + (Is(CacheFault::kSeesTheFuture) ? 1 : 0);
   if (position > now && !row.excepted) return false;
   if (reach_ && !InWindow(row, token)) return false;
   return spec_.kind != Kind::kChunked ||
@@ -212,7 +213,8 @@ TensorView OtherCache::Gather(const std::vector<Column>& columns,
   const std::size_t step = like.bytes.size() + AsSize(gap_);
   bytes.assign(step * columns.size() + 1, std::byte{0x55});
   for (std::size_t i = 0; i < columns.size(); ++i) {
-    const bool mixed = Is(Fault::kMixesRows) && columns.size() > 3 && i < 2;
+    const bool mixed =
+        Is(CacheFault::kMixesRows) && columns.size() > 3 && i < 2;
     const KvRows& rows =
         *columns[mixed && part == &KvRows::value ? 1 - i : i].rows;
     std::ranges::copy((rows.*part).bytes, IteratorAt(bytes, i * step));
@@ -265,7 +267,7 @@ Status OtherCache::CopyPrefix(int src, int dst, std::int32_t len) {
 }
 
 bool OtherCache::Resumes(int seq, std::int32_t pos) const {
-  if (Is(Fault::kAlwaysResumes)) return true;
+  if (Is(CacheFault::kAlwaysResumes)) return true;
   const bool denies = says_no_ == 2 || (says_no_ == 1 && (seq + pos) % 3 == 0);
   return !denies && StillHas(seq, pos);
 }
@@ -279,7 +281,7 @@ Status OtherCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
       end == kOpenEnd ? std::numeric_limits<std::int64_t>::max() : end;
   Status status = RemoveAnswer(seq, begin, last);
   const int kept =
-      Is(Fault::kKeepsRemoved) && begin > 0 && begin < last ? 1 : 0;
+      Is(CacheFault::kKeepsRemoved) && begin > 0 && begin < last ? 1 : 0;
   if (status.ok()) DoRemove(seq, begin + kept, last);
   return status;
 }
@@ -298,7 +300,7 @@ Status OtherCache::Shift(int seq, std::int32_t begin, std::int32_t end,
 }
 
 Status OtherCache::Turn(std::int32_t delta, OtherRows& rows) const {
-  if (Is(Fault::kForgetsTheTurn)) return {};
+  if (Is(CacheFault::kForgetsTheTurn)) return {};
   for (auto& [layer, stored] : rows) {
     Status status = ShiftStored(spec_.shift, layer, delta, stored.key);
     if (!status.ok()) return status;
@@ -318,7 +320,7 @@ namespace {
 
 std::unique_ptr<OtherCache> MakeOne(std::string_view profile,
                                     const CacheSpec& spec,
-                                    std::uint64_t choices, Fault fault) {
+                                    std::uint64_t choices, CacheFault fault) {
   if (profile == "llama.cpp") {
     return std::make_unique<LlamaCells>(spec, choices, fault);
   }
@@ -417,7 +419,7 @@ class Several final : public Cache, public Shifting {
 
 std::unique_ptr<Cache> MakeOtherCache(std::string_view profile,
                                       const CacheSpec& spec,
-                                      std::uint64_t choices, Fault fault) {
+                                      std::uint64_t choices, CacheFault fault) {
   if (!IsWrapper(spec.kind)) {
     return MakeOne(profile, spec, choices, fault);
   }
@@ -429,7 +431,7 @@ std::unique_ptr<Cache> MakeOtherCache(std::string_view profile,
 }
 
 Subject OtherSubject(std::string_view profile, std::uint64_t choices,
-                     bool any_order, Fault fault) {
+                     bool any_order, CacheFault fault) {
   Subject subject;
   subject.name = "other:" + std::string(profile);
   subject.make_of = [=](const Setup& setup) -> Result<std::unique_ptr<Cache>> {

@@ -21,7 +21,7 @@
 namespace kvtwin::props {
 
 // The fault that is planted.
-enum class Fault {
+enum class CacheFault {
   kNone,
   kShortWindow,     // A window's oldest position is hidden.
   kLongWindow,      // One position past the window is seen.
@@ -37,10 +37,12 @@ enum class Fault {
   kEvictsTooMuch,   // One position more than the memory allows.
 };
 inline constexpr std::array kFaults = {
-    Fault::kShortWindow,    Fault::kLongWindow,    Fault::kSeesTheFuture,
-    Fault::kMixesRows,      Fault::kKeepsRemoved,  Fault::kCopiesShort,
-    Fault::kForgetsTheTurn, Fault::kTakesAnyBatch, Fault::kAlwaysResumes,
-    Fault::kFullTooEarly,   Fault::kSeesOthers,    Fault::kEvictsTooMuch};
+    CacheFault::kShortWindow,    CacheFault::kLongWindow,
+    CacheFault::kSeesTheFuture,  CacheFault::kMixesRows,
+    CacheFault::kKeepsRemoved,   CacheFault::kCopiesShort,
+    CacheFault::kForgetsTheTurn, CacheFault::kTakesAnyBatch,
+    CacheFault::kAlwaysResumes,  CacheFault::kFullTooEarly,
+    CacheFault::kSeesOthers,     CacheFault::kEvictsTooMuch};
 
 // The rows of a token, by layer.
 using OtherRows = std::map<int, KvRows>;
@@ -49,7 +51,7 @@ using OtherRows = std::map<int, KvRows>;
 // family keeps its tokens in its own way, and by its own rules.
 class OtherCache : public Cache, public Shifting {
  public:
-  OtherCache(const CacheSpec& spec, std::uint64_t choices, Fault fault)
+  OtherCache(const CacheSpec& spec, std::uint64_t choices, CacheFault fault)
       : spec_(spec), random_(choices), fault_(fault) {}
 
   Status SetConfig(const CacheConfig& config) override;
@@ -114,7 +116,7 @@ class OtherCache : public Cache, public Shifting {
 
   bool Coin() { return Draw(2) == 0; }
   int Draw(int count);
-  bool Is(Fault fault) const { return fault_ == fault; }
+  bool Is(CacheFault fault) const { return fault_ == fault; }
   // The lowest position of each sequence in the batch.
   static std::map<int, std::int64_t> Lows(const Batch& batch);
   Status Turn(std::int32_t delta, OtherRows& rows) const;
@@ -124,12 +126,12 @@ class OtherCache : public Cache, public Shifting {
                int replaced = -1) const;
   // How many positions before its next one a sequence keeps.
   std::int64_t Kept() const {
-    return *keep_ - (Is(Fault::kEvictsTooMuch) ? 1 : 0);
+    return *keep_ - (Is(CacheFault::kEvictsTooMuch) ? 1 : 0);
   }
   // How far a row sees.
   std::int64_t Seen() const {
-    return *reach_ - (Is(Fault::kShortWindow) ? 1 : 0) +
-           (Is(Fault::kLongWindow) ? 1 : 0);
+    return *reach_ - (Is(CacheFault::kShortWindow) ? 1 : 0) +
+           (Is(CacheFault::kLongWindow) ? 1 : 0);
   }
 
   CacheSpec spec_;
@@ -155,7 +157,7 @@ class OtherCache : public Cache, public Shifting {
                     DenseTensor KvRows::*part, std::vector<std::byte>& bytes);
 
   std::uint64_t random_;
-  Fault fault_;
+  CacheFault fault_;
   bool shuffles_ = false;
   int noise_ = 0;       // Hidden columns.
   int extra_rows_ = 0;  // In the mask.
@@ -174,12 +176,12 @@ class OtherCache : public Cache, public Shifting {
 // Makes a cache of a profile, also a wrapper; `choices` seeds its choices.
 std::unique_ptr<Cache> MakeOtherCache(std::string_view profile,
                                       const CacheSpec& spec,
-                                      std::uint64_t choices, Fault fault);
+                                      std::uint64_t choices, CacheFault fault);
 
 // These caches with their abilities, driven live. `any_order`: calls may come
 // in any order; otherwise they come from legal clients only.
 Subject OtherSubject(std::string_view profile, std::uint64_t choices,
-                     bool any_order, Fault fault = Fault::kNone);
+                     bool any_order, CacheFault fault = CacheFault::kNone);
 
 }  // namespace kvtwin::props
 

@@ -41,7 +41,7 @@ struct Found {
 
 // Searches until a difference is found; the choices change every few histories.
 Found Search(std::string_view profile, std::uint64_t seed, bool any_order,
-             std::int64_t most, Fault fault = Fault::kNone) {
+             std::int64_t most, CacheFault fault = CacheFault::kNone) {
   Found found;
   for (std::uint64_t number = 0; found.operations < most; ++number) {
     const Subject subject =
@@ -80,11 +80,11 @@ TEST_P(EachProfile, NothingIsFoundInACorrectCache) {
 }
 
 // Whether the fault can show in a cache with these rules.
-bool Applies(Fault fault, const Rules& rules) {
+bool Applies(CacheFault fault, const Rules& rules) {
   switch (fault) {
-    case Fault::kForgetsTheTurn:
+    case CacheFault::kForgetsTheTurn:
       return rules.middle != Rules::Middle::kRefused;
-    case Fault::kTakesAnyBatch:
+    case CacheFault::kTakesAnyBatch:
       return rules.positions != Rules::Positions::kAny;
     default:
       return true;
@@ -92,7 +92,7 @@ bool Applies(Fault fault, const Rules& rules) {
 }
 
 TEST_P(EachProfile, EveryFaultIsFound) {
-  for (const Fault fault : kFaults) {
+  for (const CacheFault fault : kFaults) {
     if (!Applies(fault, FindProfile(GetParam())->rules)) continue;
     const bool found =
         Search(GetParam(), 3, /*any_order=*/true, 200'000, fault).history ||
@@ -226,7 +226,7 @@ TEST(OtherCaches, EqualRowsBelongToRequiredTokens) {
 }
 
 // The shrunk failing histories of legal clients, from many seeds, with counts.
-std::map<std::string, int> LinesOf(std::string_view profile, Fault fault,
+std::map<std::string, int> LinesOf(std::string_view profile, CacheFault fault,
                                    int seeds) {
   std::map<std::string, int> lines;
   const Subject subject = OtherSubject(profile, 7, /*any_order=*/false, fault);
@@ -244,11 +244,11 @@ std::map<std::string, int> LinesOf(std::string_view profile, Fault fault,
 TEST(LegalClients, ABugHasOneLineForEverySeed) {
   const auto all = AsInt(FromEnvironment("KVTWIN_OTHER_LINES", 0));
   for (const Profile& profile : Profiles()) {
-    for (const Fault fault : kFaults) {
-      const bool quick =
-          profile.name == "llama.cpp" &&
-          (fault == Fault::kKeepsRemoved || fault == Fault::kForgetsTheTurn ||
-           fault == Fault::kSeesOthers);
+    for (const CacheFault fault : kFaults) {
+      const bool quick = profile.name == "llama.cpp" &&
+                         (fault == CacheFault::kKeepsRemoved ||
+                          fault == CacheFault::kForgetsTheTurn ||
+                          fault == CacheFault::kSeesOthers);
       if (all == 0 && !quick) continue;
       const auto lines = LinesOf(profile.name, fault, all == 0 ? 8 : all);
       EXPECT_LE(lines.size(), 1U) << profile.name;
@@ -265,7 +265,7 @@ TEST(LegalClients, ABugHasOneLineForEverySeed) {
 
 TEST(LegalClients, AShrunkHistoryKeepsItsKind) {
   const Subject subject =
-      OtherSubject("llama.cpp", 7, /*any_order=*/false, Fault::kMixesRows);
+      OtherSubject("llama.cpp", 7, /*any_order=*/false, CacheFault::kMixesRows);
   for (const Kind kind :
        {Kind::kCausal, Kind::kChunked, Kind::kSwa, Kind::kWrapper}) {
     FuzzOptions options;

@@ -62,7 +62,7 @@ void Lists::DoRemove(int seq, std::int64_t begin, std::int64_t end) {
 }
 
 void Lists::DoCopy(int src, int dst, std::int32_t len) {
-  const int short_by = Is(Fault::kCopiesShort) && len > 1 ? 1 : 0;
+  const int short_by = Is(CacheFault::kCopiesShort) && len > 1 ? 1 : 0;
   std::vector<Item> copy;
   if (lists_.contains(src)) copy = lists_[src];
   std::erase_if(copy,
@@ -193,7 +193,7 @@ void LlamaCells::DoRemove(int seq, std::int64_t begin, std::int64_t end) {
 }
 
 void LlamaCells::DoCopy(int src, int dst, std::int32_t len) {
-  const int short_by = Is(Fault::kCopiesShort) && len > 1 ? 1 : 0;
+  const int short_by = Is(CacheFault::kCopiesShort) && len > 1 ? 1 : 0;
   for (Cell& cell : cells_) {
     if (!cell.sequences.contains(src)) continue;
     if (cell.item.position < len - short_by) cell.sequences.insert(dst);
@@ -259,7 +259,7 @@ void Concatenated::MakeRoom(const Batch& batch) {
     const auto at = tensors_.find(low.first);
     if (at == tensors_.end() || !IsFull(at->second)) continue;
     std::deque<Item>& items = at->second.items;
-    const std::int64_t less = Is(Fault::kEvictsTooMuch) ? 1 : 0;
+    const std::int64_t less = Is(CacheFault::kEvictsTooMuch) ? 1 : 0;
     const std::int64_t room = std::max<std::int64_t>(0, *reach_ - less);
     const std::int64_t stay = std::min<std::int64_t>(sinks_, room);
     while (std::ssize(items) > std::max(room, stay)) {
@@ -327,7 +327,7 @@ Status Concatenated::CopyAnswer(int src, int dst, std::int32_t len) const {
 }
 
 void Concatenated::DoCopy(int src, int dst, std::int32_t len) {
-  const int short_by = Is(Fault::kCopiesShort) && len > 1 ? 1 : 0;
+  const int short_by = Is(CacheFault::kCopiesShort) && len > 1 ? 1 : 0;
   Tensor copy;
   if (const Tensor* tensor = Find(src)) copy = *tensor;
   while (!copy.items.empty() && copy.items.back().position >= len - short_by) {
@@ -430,7 +430,7 @@ void Rings::DoRemove(int seq, std::int64_t begin, std::int64_t) {
 }
 
 void Rings::DoCopy(int src, int dst, std::int32_t len) {
-  const int short_by = Is(Fault::kCopiesShort) && len > 1 ? 1 : 0;
+  const int short_by = Is(CacheFault::kCopiesShort) && len > 1 ? 1 : 0;
   Ring copy;
   if (const Ring* ring = Find(src)) copy = *ring;
   CutAt(copy, len - short_by);

@@ -81,7 +81,7 @@ class LlamaCells final : public OtherCache {
 // are longer; mlx also keeps the first few tokens.
 class Concatenated final : public OtherCache {
  public:
-  Concatenated(const CacheSpec& spec, std::uint64_t choices, Fault fault,
+  Concatenated(const CacheSpec& spec, std::uint64_t choices, CacheFault fault,
                int sinks)
       : OtherCache(spec, choices, fault), sinks_(sinks) {}
   Status RemoveAnswer(int seq, std::int64_t begin,
