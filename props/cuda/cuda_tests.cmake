@@ -2,10 +2,11 @@
 # emulator of props/cuda/emulator/, for which the kernels are compiled as C++. All of
 # these tests have the label cuda.
 
-kvtwin_unite(cuda_test_sources)
-kvtwin_unite(emulator_tests)
+set(emulated_test_sources ${cuda_test_sources} ${emulator_tests})
+kvtwin_unite(emulated_test_sources)
 
 if(KVTWIN_CUDA)
+  kvtwin_unite(cuda_test_sources)
   add_executable(kvtwin_cuda_tests ${cuda_test_sources})
   kvtwin_gtest(kvtwin_cuda_tests LINK CUDA::cudart_static kvtwin_props
                PREFIX cuda. PROPERTIES LABELS cuda)
@@ -82,7 +83,6 @@ add_test(NAME emulated.museum
           $<TARGET_FILE:kvtwin_command> cuda)
 set_tests_properties(emulated.museum PROPERTIES LABELS cuda TIMEOUT 600)
 
-add_executable(kvtwin_cuda_emulated_tests
-               ${cuda_test_sources} ${emulator_tests})
+add_executable(kvtwin_cuda_emulated_tests ${emulated_test_sources})
 kvtwin_gtest(kvtwin_cuda_emulated_tests LINK kvtwin_emulated kvtwin_props
              PREFIX emulated. PROPERTIES LABELS cuda)

@@ -151,7 +151,7 @@ TEST(LawsOfThirdPartyCaches, ClearASequenceBeforeUsingIt) {
       /*window=*/0,
       KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_SHARE | KVTWIN_CAN_REMOVE_MIDDLE);
   for (const Law& law : Laws()) {
-    const LawRun run = RunLaw(law, sharing, /*seed=*/1, /*histories=*/300);
+    const LawRun run = RunLaw(law, sharing, /*seed=*/1, /*histories=*/150);
     EXPECT_FALSE(run.failure)
         << law.name << ": " << run.failure->text << " " << ToText(run.shrunk);
     EXPECT_EQ(run.judged == 0, !WhyNotJudged(law, sharing).empty()) << law.name;

@@ -57,9 +57,9 @@ const PoolRules kRecomputes = {.recomputes_last = true};
 PoolRules Window(int positions) { return {.window = positions}; }
 
 void ExpectRight(const PoolRules& rules) {
-  const Tried tried = Try(rules, OtherPoolFault::kNone, kHistories / 2);
+  const Tried tried = Try(rules, OtherPoolFault::kNone, kHistories / 4);
   EXPECT_EQ(tried.wrong, "") << tried.history;
-  EXPECT_EQ(tried.histories, kHistories / 2);
+  EXPECT_EQ(tried.histories, kHistories / 4);
 }
 
 // Expects a wrong history, whose report contains `what`.

@@ -255,7 +255,7 @@ class Bench:
     def commands_of_ctest(self):
         return self.simply(
             ["ctest", "-R", "^command", "-E",
-             "first_wrong_lines|two_million|canary|page|in_time",
+             "first_wrong_lines|reaches_all_marks|canary|page|in_time",
              "--stop-on-failure"], 120)
 
     def fuzz(self, operations, seed, seconds):

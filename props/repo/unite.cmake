@@ -3,30 +3,27 @@
 # Replaces the sources of a list by a source for each folder, which includes them:
 # the headers and templates of a folder are then compiled once. Every source compiles
 # alone as well, as the preset clang has it. Sources stay alone that share names with
-# others of their folder or are compiled for each instruction set, and except with ALL,
-# those that the museum plants bugs in, and core/factory.cc, which the emulator replaces.
+# others of their folder or are compiled for each instruction set, those of core/ that the
+# museum plants bugs in, and those that other programs have compiled in another way.
 set(alone "optimized/(paged|targets|[a-z_]*(kernels|bf16|q8))[.]" bench/putter
-    core/trace/trace[.] props/base/program[.] props/page_judge/.*_test props/search/museum
-    props/sessions/session_runner)
-if(NOT KVTWIN_UNITE STREQUAL ALL)
-  list(APPEND alone core/factory core/guarded_cache core/mask_elements
-       core/save/save[.] core/wrapper)
-endif()
+    "core/(factory|guarded_cache|mask_elements|wrapper|save/save|trace/trace)[.]"
+    props/base/program[.])
 list(JOIN alone "|" alone)
 # Folders that are compiled with others, because most of the time goes into headers and
 # templates that they share, and tests that share names with others of their folder: a
 # regular expression, then the name of the united source.
 set(united_as
-    "props/(page_judge/|search/judged_page|command/museum_command)" museum
-    "props/(unit/core/(rope|trace)|oracle/paged_oracle|compare/faulty_visibility)_test" tests_1
-    "props/(unit/core/(guarded_paged|narrow|wrapper)|report/page|oracle/prefixes)_test" tests_2
-    "props/(base|history|search|shrink)/.*_test" tests_of_search
-    "props/(command|report)/.*_test|props/testing/" tests_of_report
-    "props/(backend|c_api)/.*_test" tests_of_backend
+    "props/page_judge/.*_test" tests_of_page_judge
+    "props/(page_judge/|search/(judged_page|museum)|command/museum_command)" museum
+    "props/(unit/core/(rope|trace)|oracle/paged_oracle|compare/faulty_visibility)_test" tests_of_traces
+    "props/(unit/core/(guarded_paged|narrow|wrapper)|report/page|oracle/prefixes)_test"
+      tests_of_compare
     "props/unit/(include|optimized|reference)/" tests_of_units
     "props/(attention|certify|compare|unit/attention)/.*_(test|props)[.]" tests_of_compare
     "props/(oracle|paged)/.*_(test|props)[.]" tests_of_oracle
-    "props/(laws|sessions)/.*_(test|props)[.]" tests_of_sessions
+    "props/unit/core/" tests_of_core
+    "props/laws/.*_test" tests_of_laws
+    "props/.*/.*_(test|props)[.]|props/testing/" tests_of_search
     "core/" core
     "props/(backend|certify|command|report|shrink)/" command
     "props/(laws|oracle|paged|search)/" search
@@ -36,7 +33,7 @@ set(united_as
 # are compiled more often than they are run. (g++ takes as long at -O0 as at -Og.) What
 # calls the twins many times in little time is optimized a bit more.
 set(cold $<$<CONFIG:Release>:-Og>)
-set(cold_sources "props.(backend|certify|command|page_judge|report|search.museum|shrink).|sources_(command|museum)[.]")
+set(cold_sources "props.(backend|certify|command|page_judge|report|search.museum|sessions.hour|shrink)[/.]|sources_(command|museum)[.]")
 set(warm $<$<CONFIG:Release>:-O1>)
 foreach(flag -finline-small-functions -fpartial-inlining)  # clang has neither.
   list(APPEND warm $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:${flag}>)
@@ -73,12 +70,9 @@ function(kvtwin_unite list)
   set(${list} ${sources} PARENT_SCOPE)
 endfunction()
 
-# Tests that the sources that ./dev demo unites share no names.
+# Tests that the sources of optimized/, which ./dev demo unites, share no names.
 function(kvtwin_add_unites_test)
-  set(KVTWIN_UNITE ALL)
-  include(${CMAKE_CURRENT_FUNCTION_LIST_FILE})
-  file(GLOB_RECURSE demo CONFIGURE_DEPENDS core/*.cc optimized/*.cc)
-  list(FILTER demo EXCLUDE REGEX "/cuda/")
+  file(GLOB demo CONFIGURE_DEPENDS optimized/*.cc)
   kvtwin_unite(demo)
   list(FILTER demo INCLUDE REGEX "^${KVTWIN_UNITED}/")
   set(eigen $<TARGET_PROPERTY:Eigen3::Eigen,INTERFACE_INCLUDE_DIRECTORIES>)

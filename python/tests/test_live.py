@@ -493,15 +493,15 @@ def test_profiles_with_exceptions():
 
 
 def test_known_findings_are_passed_over(pytester):
-    found = kvtwin.fuzz(toys.SeesTooFew, operations=3000)
+    found = kvtwin.fuzz(toys.SeesTooFew, operations=1000)
     bucket = found.failure.split("bucket: ")[1].splitlines()[0]
     assert found.passed_over == {}
-    result = kvtwin.fuzz(toys.SeesTooFew, operations=3000, known=[bucket, "x"])
+    result = kvtwin.fuzz(toys.SeesTooFew, operations=1000, known=[bucket, "x"])
     assert result, str(result)
     assert result.passed_over[bucket] > 1 and result.passed_over["x"] == 0
     assert "right (visibility), except for known findings" in str(result)
     assert "known   x: never met" in str(result)
-    other = kvtwin.fuzz(toys.SeesTooFew, operations=3000, known=["x"])
+    other = kvtwin.fuzz(toys.SeesTooFew, operations=1000, known=["x"])
     assert not other and other.history == found.history
     pytester.makepyfile(
         f"""
@@ -516,7 +516,7 @@ def test_known_findings_are_passed_over(pytester):
             kvtwin_fuzz(toys.SeesTooFew, known=[{bucket!r}])
         """
     )
-    options = ["--kvtwin-ops=3000", "-rN"]
+    options = ["--kvtwin-ops=1000", "-rN"]
     pytester.runpytest_subprocess(*options).assert_outcomes(failed=1, passed=1)
     options += ["--kvtwin-known", bucket]
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)
@@ -537,19 +537,19 @@ def test_not_judged_where_each_history_raises():
 
 
 def test_certify():
-    good = kvtwin.certify(toys.Right, operations=2000, histories=5)
+    good = kvtwin.certify(toys.Right, operations=1500, histories=3)
     assert good and good.right and "visibility" in good.text, str(good)
-    bad = kvtwin.certify(toys.CopiesOneTooFew, operations=2000, histories=5)
+    bad = kvtwin.certify(toys.CopiesOneTooFew, operations=1500, histories=3)
     assert not bad
     finding = json.loads(bad.json)["findings"][0]
     assert "kvtwin.run(CopiesOneTooFew, " in finding["rerun"]
     assert bad.junit.startswith("<?xml") and "<failure" in bad.junit
     again = kvtwin.certify(
-        toys.CopiesOneTooFew, operations=2000, histories=5, compare=bad.json
+        toys.CopiesOneTooFew, operations=1500, histories=3, compare=bad.json
     )
     assert again and not again.right and again.changes == ()
     worse = kvtwin.certify(
-        toys.CopiesOneTooFew, operations=2000, histories=5, compare=good.json
+        toys.CopiesOneTooFew, operations=1500, histories=3, compare=good.json
     )
     assert not worse and any("level visibility" in line for line in worse.changes)
     with pytest.raises(ValueError, match="not a certificate"):

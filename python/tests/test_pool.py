@@ -61,14 +61,14 @@ def test_known_findings_are_passed_over(repository, example, pytester):
     space = {"__name__": "python_pool"}
     exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
     cls = space["BlockPool"]
-    found = kvtwin.fuzz(cls, operations=3000)
+    found = kvtwin.fuzz(cls, operations=1000)
     assert not found and found.passed_over == {}
     bucket = found.failure.split("bucket: ")[1].splitlines()[0]
-    result = kvtwin.fuzz(cls, operations=3000, known=[bucket, "x"])
+    result = kvtwin.fuzz(cls, operations=1000, known=[bucket, "x"])
     assert result, str(result)
     assert result.passed_over["x"] == 0 and result.passed_over[bucket] > 1
     pytester.makepyfile(test_example=example)
-    options = ["--kvtwin-ops=3000", "-rN", "--kvtwin-known", bucket]
+    options = ["--kvtwin-ops=1000", "-rN", "--kvtwin-known", bucket]
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=1)
 
 
@@ -532,17 +532,17 @@ def test_laws_of_groups():
 
 
 def test_certificates_of_pools(pool, repository, example):
-    right = kvtwin.certify(OfKvtwin, operations=1000, histories=5)
+    right = kvtwin.certify(OfKvtwin, operations=400, histories=3)
     assert right, str(right)
     assert "keys_keep_apart" in right.text and "P18" in right.text
-    again = kvtwin.certify(OfKvtwin, operations=1000, histories=5, compare=right.json)
+    again = kvtwin.certify(OfKvtwin, operations=400, histories=3, compare=right.json)
     assert again and not again.changes
     space = {"__name__": "python_pool"}
     exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
-    wrong = kvtwin.certify(space["BlockPool"], operations=3000, histories=5)
+    wrong = kvtwin.certify(space["BlockPool"], operations=1000, histories=3)
     assert not wrong and "broken" in wrong.text and "kvtwin.run(BlockPool" in wrong.text
     worse = kvtwin.certify(
-        space["BlockPool"], operations=3000, histories=5, compare=right.json
+        space["BlockPool"], operations=1000, histories=3, compare=right.json
     )
     assert worse.worse and worse.changes
 
