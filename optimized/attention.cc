@@ -32,8 +32,8 @@ constexpr std::size_t kTile = kAttentionTile;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr auto kLog2E = std::numbers::log2e_v<float>;
 
-// Without a number of splits: work is split into at least this many items, of
-// at least so many tiles each.
+// Without a number of splits: work is split into at least kItems items, of
+// at least kItemTiles tiles each.
 constexpr std::size_t kItems = 16;
 constexpr std::size_t kItemTiles = 8;
 

@@ -77,7 +77,7 @@ struct Bf16Work {
   std::size_t configured = 0;  // The rows for which tiles are configured.
 };
 
-// Computes the next steps of the work, at most so many.
+// Computes the next steps of the work, at most `steps`.
 using MultiplyBf16 = void (*)(Bf16Work& work, std::size_t steps);
 inline constexpr std::size_t kAllSteps =
     std::numeric_limits<std::size_t>::max();

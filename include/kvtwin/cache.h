@@ -79,7 +79,7 @@ enum class Placement {
   kScatter,     // The lowest free cells, wherever they are.
 };
 
-// What kind of cache to make. Fields that a kind does not use are ignored.
+// The cache to make. Fields that a kind does not use are ignored.
 struct CacheSpec {
   Kind kind = Kind::kCausal;  // The tokens that a token sees.
   Placement placement = Placement::kContiguous;  // How a batch gets its cells.

@@ -709,7 +709,7 @@ typedef struct kvtwin_sessions_params {
 /* An input of the model. */
 typedef struct kvtwin_session_input {
   int32_t token;       /* In a batch, -1 if it is not sampled yet. */
-  int32_t same_batch;  /* So many next inputs must be in the same batch. */
+  int32_t same_batch;  /* The number of next inputs in the same batch. */
   uint64_t multimodal; /* The hash of an image or sound; 0: text. */
 } kvtwin_session_input;
 

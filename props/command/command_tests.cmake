@@ -712,7 +712,7 @@ foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/FAIL subject:
 endforeach()
 kvtwin_command_test(backend_holds EXIT 0 BACKEND c_cache
   PRINTS "^visibility  holds .claimed." ARGS fuzz --ops 20000)
-# What holds says nothing about what was never tried.
+# A level that holds says nothing about calls that were never tried.
 kvtwin_command_test(backend_untried EXIT 0 BACKEND c_cache
   PRINTS "^ +not declared, so never tried: .*CAN_ANY_ORDER, .*set_causal$"
   ARGS fuzz --ops 2000)

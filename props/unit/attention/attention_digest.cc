@@ -27,7 +27,7 @@ constexpr int kKvHeads = 2;
 constexpr int kHeadDim = 64;
 constexpr int kBlockSize = 16;
 constexpr int kCells = 40 * kBlockSize;
-// So many that a row is split into parts.
+// Enough that a row is split into parts.
 constexpr int kManyCells = 12288;
 constexpr int kPrefillRows = 20;
 
@@ -154,7 +154,7 @@ int main() {
   }
   Digester(kDTypes[0], kDTypes[0], kvtwin::props::kManyCells)
       .PrintView(1, {.scale = 0.125f});
-  // So many queries that AMX multiplies in terms of bf16.
+  // Enough queries that AMX multiplies in terms of bf16.
   Digester(kDTypes[0], kDTypes[1]).PrintView(60, {.scale = 0.125f});
   // The same as with products of f32 on processors without an instruction.
   for (const kvtwin::DType dtype : {kDTypes[0], kDTypes[2]}) {
