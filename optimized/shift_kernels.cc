@@ -175,8 +175,10 @@ HWY_INLINE void TurnAdjacentOf(typename Rows::T* head, const Turns& turns) {
   }
 }
 
+// This is not inlined: each number of vectors would have a copy, for rows with
+// a NaN.
 template <class Rows, bool kNeighbours>
-HWY_INLINE void TurnHead(typename Rows::T* head, const Turns& turns) {
+HWY_NOINLINE void TurnHead(typename Rows::T* head, const Turns& turns) {
   if constexpr (kNeighbours) {
     TurnAdjacentOf<Rows>(head, turns);
   } else {
