@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 import toys
@@ -180,6 +181,7 @@ def test_the_command_runs_it_again(tmp_path):
     command = result.failure.split("rerun   ")[1].splitlines()[0]
     assert "from toys import CopiesOneTooFew" in command
     assert sys.executable in command
+    assert f'print(kvtwin.run(CopiesOneTooFew, {result.history!r}))"' in command
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert result.findings[0].reason in done.stdout
@@ -197,13 +199,15 @@ def test_the_command_makes_the_class_again(tmp_path, monkeypatch):
         "    print(of_engine.WORD, less)\n"
         "    return Made\n"
     )
-    for folder in (tmp_path, tmp_path / "engine"):
+    programs = sysconfig.get_path("scripts")  # The folder of pytest.
+    for folder in (tmp_path, tmp_path / "engine", programs):
         monkeypatch.syspath_prepend(str(folder))
     import making
 
     result = kvtwin.fuzz(making.make(7), operations=3000)
     command = result.failure.split("rerun   ")[1].splitlines()[0]
     assert "kvtwin.run(make(7)" in command
+    assert f"{tmp_path}/engine'" in command and f"{programs}'" not in command
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "made again 7" in done.stdout

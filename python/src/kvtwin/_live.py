@@ -6,6 +6,7 @@ import os
 import pathlib
 import shlex
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -302,12 +303,14 @@ def _other_folders(folder: pathlib.Path) -> list[str]:
     """Returns the folders where this program finds modules and a new one in `folder`
     would not, such as those that pytest's `pythonpath` added."""
     own = [pathlib.Path(one).resolve() for one in (sys.prefix, sys.base_prefix)]
+    programs = pathlib.Path(sysconfig.get_path("scripts")).resolve()  # Such as pytest.
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     others = []
     for entry in sys.path:
         path = pathlib.Path(entry).resolve()
-        is_own = any(path.is_relative_to(one) for one in own) and (
-            "site-packages" in path.parts or "lib" in path.parts
+        is_own = path == programs or (
+            any(path.is_relative_to(one) for one in own)
+            and ("site-packages" in path.parts or "lib" in path.parts)
         )
         if path.is_dir() and path != folder.resolve() and not is_own:
             if entry not in given and str(path) not in others:
@@ -328,6 +331,12 @@ def _rerun_law(cls: type) -> Callable[[str, str], str]:
             f"kvtwin.laws({name}, law={law!r}, history={history!r})"
         ),
     )
+
+
+def _quoted(code: str) -> str:
+    """Returns the code as a word of a shell. Code is full of single quotes, so it is
+    between double quotes, unless it has a character with a meaning there."""
+    return shlex.quote(code) if set(code) & set('"$`\\!') else f'"{code}"'
 
 
 def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
@@ -356,7 +365,7 @@ def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
             call = make_call(made, *arguments)
         if others := _other_folders(folder):
             line = f"import sys; sys.path += {others!r}; {line}"
-        code = shlex.quote(f"{line}; print({call})")
+        code = _quoted(f"{line}; print({call})")
         python = shlex.quote(sys.executable or "python3")
         return f"cd {shlex.quote(str(folder))} && {python} -c {code}"
 
