@@ -21,6 +21,9 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     {"positions", 0, 1, "kvt1 | put 0*1 | put 0*1@-1"},
     {"eviction", 0, 1,
      "kvt1 kind=swa window=3 | put 0*5 | put 0*1 | drop 0:3- | put 0*1"},
+    // A ring or a list may evict only with batches of its own sequence.
+    {"eviction", 0, 1,
+     "kvt1 kind=swa window=2 | put 0*4 | put 1*1 | drop 0:2- | put 0*1"},
     {"going back", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | drop 0:1-"},
     {"first tokens", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | put 0*1"},
     {"shift of shared tokens", 0, 1,

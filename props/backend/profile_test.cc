@@ -14,9 +14,12 @@
 #include "core/mask_elements.h"
 #include "props/backend/backend.h"
 #include "props/backend/ledger_backend.h"
+#include "props/backend/live.h"
 #include "props/base/forwarding_cache.h"
+#include "props/compare/cited_rules.h"
 #include "props/history/generate.h"
 #include "props/shrink/shrink.h"
+#include "props/testing/other_caches.h"
 #include "reference/dialects.h"
 
 namespace kvtwin::props {
@@ -24,6 +27,7 @@ namespace {
 
 using reference::CacheLedger;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 using Positions = std::multiset<std::int64_t>;
@@ -563,6 +567,58 @@ TEST(Inference, NamesTheExceptions) {
                   }),
               std::ssize(Between(near.rules, all[i])));
   }
+}
+
+// A cache with a list for each sequence often evicts only with batches of the
+// sequence itself.
+TEST(Inference, EvictionWithOwnBatchesAloneIsLazy) {
+  const History back = *ParseHistory(
+      "kvt1 kind=swa window=1 cap=3 legal=1 | put 0*3 | put 1*1 "
+      "| ask 0@1");
+  int yes = 0;
+  int detected = 0;
+  for (std::uint64_t choices = 0; choices < 20; ++choices) {
+    const bool any_order = choices % 2 == 0;
+    Subject subject = OtherSubject("ollama-0.12", choices, any_order,
+                                   CacheFault::kEvictsItsOwn);
+    const InferredProfile found = InferProfile(
+        [&](const History& history, const Rules& judge) {
+          subject.rules = judge;
+          return RunHistory(history, subject);
+        },
+        subject.abilities);
+    const std::string summary = SummaryOf(found);
+    SCOPED_TRACE(summary);
+    EXPECT_THAT(found.unexplained, IsEmpty());
+    const bool is_lazy = found.rules.eviction == Rules::Eviction::kLazy;
+    detected += is_lazy ? 1 : 0;
+    // It is right by the rules of lazy eviction. By those of eager eviction it
+    // is not, unless it never lets a sequence go back.
+    subject.rules = *ParseRules("ollama-0.12 except eviction is lazy");
+    for (std::uint64_t number = 0; number < 200; ++number) {
+      History history = MakeHistory(5, number, std::nullopt, 40);
+      subject.abilities.Fit(history.setup);
+      const RunResult result = RunHistory(history, subject);
+      ASSERT_FALSE(result.failure) << result.failure->text << "\n"
+                                   << ToText(history);
+    }
+    subject.rules = {};
+    const RunResult result = RunHistory(back, subject);
+    if (!result.failure) continue;
+    ++yes;
+    EXPECT_EQ(result.failure->text,
+              "CanResume(0, 1) is true, but tokens in the window are gone: a "
+              "batch also evicts in sequences that are not in it (S7)");
+    EXPECT_EQ(CitedRules(*result.failure, back), "S7, S28, S44");
+    EXPECT_THAT(HintOn(*result.failure, "kvtwin profile"),
+                HasSubstr("`kvtwin profile` works out"));
+    EXPECT_TRUE(summary.starts_with("like ollama-0.12 ")) << summary;
+    // A cache that lets a legal client go back by chance may show nothing.
+    if (!any_order && !is_lazy) continue;
+    EXPECT_THAT(summary, HasSubstr(" except eviction is lazy (kvt1 "));
+  }
+  EXPECT_GE(yes, 5);
+  EXPECT_GE(detected, 15);
 }
 
 // Returns the rules of a profile, changed by its exceptions.

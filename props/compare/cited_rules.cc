@@ -108,7 +108,7 @@ constexpr auto kCheckRules = std::to_array<CheckRules>({
     {"subject: K bytes", "S20, S21, S22, S34, S35, S36, S51"},
     {"subject: V bytes", "S20, S21, S22, S23, S51"},
     {"subject: rows", "S2, S16, S17, S53, D2"},
-    {"subject: resume", kCanResume},
+    {"subject: resume", "S7, S28, S44"},
     {"subject: prefix", kFindPrefix},
     {"subject: encoder cached", kEncoderCached},
     {"subject: misuse", "S47"},

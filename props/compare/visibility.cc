@@ -453,7 +453,16 @@ std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
                           std::int32_t pos) {
   const std::int64_t end = ledger.Next(seq);
   if (end == 0) return "the sequence has no tokens";
-  if (pos <= end) return "tokens in the window are gone";
+  if (pos <= end) {
+    const auto& batch = ledger.active().batch();
+    const bool of_others =
+        !batch.empty() &&
+        std::ranges::count(batch, seq, &BatchToken::sequence) == 0;
+    return fmt::format("tokens in the window are gone{}",
+                       of_others ? ": a batch also evicts in sequences that "
+                                   "are not in it (S7)"
+                                 : "");
+  }
   return fmt::format("position {} is beyond the end, which is {}", pos, end);
 }
 

@@ -35,7 +35,11 @@ enum class CacheFault {
   kFullTooEarly,    // cache_full, with room for a token.
   kSeesOthers,      // Rows see others at their position.
   kEvictsTooMuch,   // One position more than the memory allows.
+  // A batch evicts only in its own sequences, which is right by lazy eviction.
+  // Only caches of lists (ollama's) have this fault.
+  kEvictsItsOwn,
 };
+// The faults that the rules of every profile exclude.
 inline constexpr std::array kFaults = {
     CacheFault::kShortWindow,    CacheFault::kLongWindow,
     CacheFault::kSeesTheFuture,  CacheFault::kMixesRows,

@@ -81,7 +81,9 @@ void Lists::MakeRoom(const Batch& batch) {
   for (auto& [seq, list] : lists_) {
     std::int64_t low = 0;
     for (const Item& item : list) low = std::max(low, item.position + 1);
-    if (const auto at = lows.find(seq); at != lows.end()) low = at->second;
+    const auto at = lows.find(seq);
+    if (at != lows.end()) low = at->second;
+    if (at == lows.end() && Is(CacheFault::kEvictsItsOwn)) continue;
     std::erase_if(list,
                   [&](Item& item) { return item.position < low - Kept(); });
   }
