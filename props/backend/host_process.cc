@@ -508,6 +508,7 @@ RunResult Host::Ask(const History& history, Level level,
       Step& step = trace->steps.emplace_back();
       step.number = std::ssize(trace->steps);
       step.call = said->at("step").get<std::string>();
+      step.by_client = said->value("by_client", false);
       continue;
     }
     if (said->contains("error")) {

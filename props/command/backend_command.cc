@@ -148,9 +148,11 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
           ? fmt::format(" ({} more histories with one of them)", result.known)
           : "";
   fmt::print(
-      "{} operations in {} histories, {} findings{}, seed {}, digest {:016x}\n",
-      result.operations, result.histories, result.findings.size(), more,
-      options.seed, result.digest);
+      "{} operations in {} histories, {} finding{}{}, seed {}, digest "
+      "{:016x}\n",
+      result.operations, result.histories, result.findings.size(),
+      result.findings.size() == 1 ? "" : "s", more, options.seed,
+      result.digest);
   fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
 }
 

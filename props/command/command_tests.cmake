@@ -789,7 +789,7 @@ kvtwin_command_test(run_pool_draws_a_page EXIT 1 BACKEND c_pool_bug
   ARGS run "kvp1 block=1 dtype=f32 | open 0 0 0 | append 0 0 0 | commit 0 1 0 | fork 0 1 0" --html ${PROJECT_BINARY_DIR}/run_pool.html)
 # One bug is reported at the strongest level that it breaks.
 kvtwin_command_test(backend_bug_is_reported_once EXIT 1 BACKEND c_cache_bug
-  PRINTS "^[0-9]+ operations in [0-9]+ histories, 1 findings" ARGS fuzz --ops 2000)
+  PRINTS "^[0-9]+ operations in [0-9]+ histories, 1 finding[, ]" ARGS fuzz --ops 2000)
 kvtwin_command_test(backend_fails EXIT 1 BACKEND c_cache_bug
   PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000)
@@ -935,7 +935,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ENV KVTWIN_FAULT=rounds PRINTS "^numeric     holds$" ARGS fuzz --ops 5000)
   # A hanging call and its shrinking do not count as time of the run.
   kvtwin_command_test(backend_goes_on EXIT 1 BACKEND faulty_backend
-    ENV KVTWIN_FAULT=hang PRINTS ", 1 findings .[1-9][0-9]* more histories"
+    ENV KVTWIN_FAULT=hang PRINTS ", 1 finding .[1-9][0-9]* more histories"
     ARGS fuzz --seconds 4 --call-seconds 0.2 --level visibility)
   kvtwin_script_test(host_ends backend/host_ends_test.sh
     $<TARGET_FILE:kvtwin_faulty_backend>)

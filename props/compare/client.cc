@@ -27,12 +27,13 @@ std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
 }  // namespace
 
 Client::Client(const Setup& setup, const Subject& subject, Driver& driver,
-               std::vector<Op>* done)
+               std::vector<Op>* done, CallTrace* trace)
     : setup_(setup),
       abilities_(subject.abilities),
       is_twin_(subject.is_twin()),
       driver_(driver),
       done_(done),
+      trace_(trace),
       has_states_(std::ranges::any_of(
           driver.ledger().parts(),
           [](const auto& part) { return part.recurrent(); })) {}
@@ -66,8 +67,15 @@ StatusCode Client::Remove(int seq, std::int32_t begin, std::int32_t end) {
   // No rule says which tokens are left, so the client clears the sequence.
   if (code != StatusCode::kOk && !whole &&
       abilities_.Cannot(KVTWIN_CANNOT_UNDO_REMOVE)) {
-    Remove(seq, 0, kOpenEnd);
+    RemoveOwn(seq, 0, kOpenEnd);
   }
+  return code;
+}
+
+StatusCode Client::RemoveOwn(int seq, std::int32_t begin, std::int32_t end) {
+  if (trace_ != nullptr) trace_->by_client = true;
+  const StatusCode code = Remove(seq, begin, end);
+  if (trace_ != nullptr) trace_->by_client = false;
   return code;
 }
 
@@ -231,13 +239,13 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
   // backend.
   if (abilities_.OnlyGoesOn() && Next(segment.seq) == 0 &&
       held_.contains(segment.seq)) {
-    Remove(segment.seq, 0, kOpenEnd);
+    RemoveOwn(segment.seq, 0, kOpenEnd);
   }
   // Lazy eviction may have removed the end of the sequence, so the client asks.
   const std::int32_t next = Next(segment.seq);
   if (driver_.ledger().EndIsOpen(segment.seq) &&
       !CanResume(segment.seq, next)) {
-    Remove(segment.seq, 0, kOpenEnd);
+    RemoveOwn(segment.seq, 0, kOpenEnd);
   }
   const int capacity = setup_.init.capacity;
   const int drafts = CountDrafts(segment.seq);
@@ -256,12 +264,12 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
   if (over > 0) {  // A context shift discards half.
     const auto discard =
         static_cast<std::int32_t>(std::max<std::int64_t>(over, capacity / 2));
-    const StatusCode code = Remove(segment.seq, 0, discard);
-    if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
+    const StatusCode code = RemoveOwn(segment.seq, 0, discard);
+    if (code != StatusCode::kOk) RemoveOwn(segment.seq, 0, kOpenEnd);
     // The Remove may have left a gap.
     const bool gap = Next(segment.seq) + segment.count - capacity == over;
     if (gap && !Shift(segment.seq, discard, kOpenEnd, -discard)) {
-      Remove(segment.seq, 0, kOpenEnd);
+      RemoveOwn(segment.seq, 0, kOpenEnd);
     }
   }
   // If nothing could be removed, the segment is cut to the room that is left.
@@ -387,7 +395,7 @@ void Client::GiveUp(const Tokens& batch) {
 // Removes the tokens of a pass that was given up.
 void Client::TakeBack() {
   for (const auto& [seq, begin] : std::exchange(given_up_, {})) {
-    Remove(seq, begin, kOpenEnd);
+    RemoveOwn(seq, begin, kOpenEnd);
   }
 }
 
@@ -402,7 +410,7 @@ void Client::Find(const Op& op) {
     return;
   }
   if (Next(seq) > 0 || held_.contains(seq) || CountDrafts(seq) > 0) {
-    Remove(seq, 0, kOpenEnd);
+    RemoveOwn(seq, 0, kOpenEnd);
   }
   if (Next(seq) > 0 || held_.contains(seq) || CountDrafts(seq) > 0) return;
   given_up_.erase(seq);
@@ -435,7 +443,7 @@ void Client::Drop(const Op& op) {
   // stored.
   const bool goes_on =
       code == StatusCode::kOk && (Next(seq) == 0 || CanResume(seq, Next(seq)));
-  if (!goes_on) Remove(seq, 0, kOpenEnd);
+  if (!goes_on) RemoveOwn(seq, 0, kOpenEnd);
 }
 
 void Client::Copy(const Op& op) {
@@ -451,7 +459,7 @@ void Client::CopyTo(int dst, const Op& op) {
   if (driver_.ledger().IsOpenBefore(src, len)) return;
   CopyPrefix(src, dst, len);
   if (has_states_) len = Next(dst);
-  if (len > 0 && !CanResume(dst, len)) Remove(dst, 0, kOpenEnd);
+  if (len > 0 && !CanResume(dst, len)) RemoveOwn(dst, 0, kOpenEnd);
 }
 
 void Client::Do(const Op& op) {

@@ -21,9 +21,9 @@ namespace kvtwin::props {
 class Client {
  public:
   // Adds the operations that the client carries out, legal or not, to `done`,
-  // if given.
+  // if given. Tells `trace`, if given, which removals are the client's own.
   Client(const Setup& setup, const Subject& subject, Driver& driver,
-         std::vector<Op>* done = nullptr);
+         std::vector<Op>* done = nullptr, CallTrace* trace = nullptr);
 
   void Do(const Op& op);
 
@@ -34,6 +34,8 @@ class Client {
   void Note(OpKind kind, int seq, std::int32_t begin, std::int32_t end,
             int dst = 0);
   StatusCode Remove(int seq, std::int32_t begin, std::int32_t end);
+  // The same, where no operation says so: to make room, or to begin anew.
+  StatusCode RemoveOwn(int seq, std::int32_t begin, std::int32_t end);
   bool CanResume(int seq, std::int32_t pos);
   void CopyPrefix(int src, int dst, std::int32_t len);
   // Returns false if no rule says which tokens would move; then it does
@@ -79,6 +81,7 @@ class Client {
   const bool is_twin_;
   Driver& driver_;
   std::vector<Op>* done_;
+  CallTrace* trace_;
   const bool has_states_;  // Batches must continue their sequences (R3).
   std::set<int> held_;     // Sequences put and not cleared since.
   // The length of each sequence before the pass that was given up.

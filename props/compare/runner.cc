@@ -92,6 +92,7 @@ Step& CallTrace::Add(std::string call, std::string_view answer) {
   step.call = std::move(call);
   step.answer = answer;
   step.begins_pass = std::exchange(calls_start_forward, false);
+  step.by_client = by_client;
   if (told) told(step);
   return step;
 }
@@ -99,10 +100,10 @@ Step& CallTrace::Add(std::string call, std::string_view answer) {
 namespace {
 
 void Run(const History& history, const Subject& subject, Driver& driver,
-         RunResult& result) {
+         CallTrace* trace, RunResult& result) {
   std::size_t step = history.ops.size();
   try {
-    Client client(history.setup, subject, driver);
+    Client client(history.setup, subject, driver, nullptr, trace);
     result.ran = driver.SetUp();
     if (!result.ran) return;
     for (step = 0; step < history.ops.size() && !driver.over(); ++step) {
@@ -139,10 +140,10 @@ RunResult RunHistory(const History& history, const Subject& subject,
   if (subject.level == Level::kIdentity) {
     DifferentialDriver driver(history.setup, subject, options.trace,
                               observer ? &*observer : nullptr, result);
-    Run(history, subject, driver, result);
+    Run(history, subject, driver, options.trace, result);
   } else {
     ModelDriver driver(history.setup, subject, options.trace, result);
-    Run(history, subject, driver, result);
+    Run(history, subject, driver, options.trace, result);
   }
   if (result.failure) TellUnanswered(options.trace);
   if (observer) observer->End(result.ran);
@@ -154,7 +155,7 @@ RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
   RunResult result;
   DifferentialDriver driver(history.setup, subject, nullptr, nullptr, result,
                             make_reference);
-  Run(history, subject, driver, result);
+  Run(history, subject, driver, nullptr, result);
   return result;
 }
 

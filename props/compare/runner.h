@@ -118,6 +118,7 @@ struct CallTrace {
   std::function<void(const Step&)> told = {};
   std::string calling = {};  // The call that is not answered yet, or empty.
   bool calls_start_forward = false;  // `calling` is StartForward.
+  bool by_client = false;            // The next steps are (Step::by_client).
 
   // Names a call before it is made, because it may fail without an answer. An
   // empty name: no call is being made.

@@ -88,6 +88,7 @@ struct Step {
   std::string answer;       // "ok", "cache_full", "true", ... or empty.
 
   bool begins_pass = false;
+  bool by_client = false;  // A legal client's own call: no operation says it.
 
   // The drawing, as far as the frame goes.
   bool drawn = false;

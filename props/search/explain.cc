@@ -154,8 +154,11 @@ std::string FailureText(const Failure& failure) {
   for (std::size_t i = 0; i < calls; ++i) {
     if (i >= 40 && i + 10 < calls) continue;  // Skips the middle.
     const bool then = i + 1 == calls && failure.note.empty();
-    text += fmt::format("  {:3} {}{}\n", NumberOf(failure, i),
-                        CallLineOf(failure.trace[i]), then ? "   <- then" : "");
+    const Step& step = failure.trace[i];
+    text +=
+        fmt::format("  {:3} {}{}{}\n", NumberOf(failure, i), CallLineOf(step),
+                    step.by_client ? "   (by the client itself)" : "",
+                    then ? "   <- then" : "");
   }
   if (calls > 0) text += "\n";
   text += fmt::format("  {}\n", failure.text);

@@ -549,8 +549,8 @@ std::string PassedOverText(const PassedOver& passed_over,
   }
   std::string text;
   if (count > 0) {
-    text = fmt::format("{} findings passed over: {}\n", count,
-                       fmt::join(each, ", "));
+    text = fmt::format("{} finding{} passed over: {}\n", count,
+                       count == 1 ? "" : "s", fmt::join(each, ", "));
   }
   const std::vector<std::string> never = NeverMet(passed_over, known_buckets);
   if (!never.empty()) {

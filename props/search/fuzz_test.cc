@@ -27,6 +27,8 @@
 namespace kvtwin::props {
 namespace {
 
+using ::testing::HasSubstr;
+
 template <class Backend>
 Subject SubjectOf() {
   return {.name = "faulty",
@@ -150,12 +152,20 @@ TEST(Bucket, NamesWhatALegalClientRemoves) {
   const std::string line = "kvt1 shift=add cells=4 legal=1 | put 0*4 | put 0*2";
   Subject faulty = SubjectOf<RemovesOneMore>();
   faulty.level = Level::kVisibility;
+  const std::string drops =
+      "kvt1 shift=add cells=4 legal=1 | put 0*4 | drop 0:0-2 | put 0*2";
   EXPECT_EQ(BucketOf(*ParseHistory(line), faulty),
             "faulty-subject-rows+put+put+remove");
-  EXPECT_EQ(BucketOf(*ParseHistory("kvt1 shift=add cells=4 | put 0*4 | "
-                                   "drop 0:0-2 | put 0*2"),
-                     faulty),
+  EXPECT_EQ(BucketOf(*ParseHistory(drops), faulty),
             "faulty-subject-rows+put+drop+put");
+  const auto report = [&](const std::string& text) {
+    const History history = *ParseHistory(text);
+    return Explain(history, *RunHistory(history, faulty).failure, faulty)
+        .report;
+  };
+  EXPECT_THAT(report(line),
+              HasSubstr("Remove(0, 0, 2) -> ok   (by the client itself)\n"));
+  EXPECT_THAT(report(drops), HasSubstr("Remove(0, 0, 2) -> ok\n"));
   faulty.make = [](CacheSpec spec) {  // It does not shift K rows.
     spec.shift.kind = ShiftKind::kIdentity;
     return MakeCache(spec, "reference");

@@ -112,7 +112,9 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   state->step.store(-1);
   CallTrace trace;
   const bool with_trace = asked.value("with_trace", false);
-  trace.told = [](const Step& step) { Answer({{"step", CallLineOf(step)}}); };
+  trace.told = [](const Step& step) {
+    Answer({{"step", CallLineOf(step)}, {"by_client", step.by_client}});
+  };
   Guard::Forget();
   const std::size_t before = Guard::Live();
   RunResult result =

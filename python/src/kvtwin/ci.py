@@ -213,7 +213,7 @@ def main(words: Sequence[str] | None = None) -> int:
         asked.corpus.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     if asked.junit is not None:
         _write_junit(asked.junit, found)
-    print(f"kvtwin: {len(found)} findings")
+    print(f"kvtwin: {len(found)} finding{'' if len(found) == 1 else 's'}")
     return 1 if found else 0
 
 
