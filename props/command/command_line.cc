@@ -417,6 +417,11 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
     if (help) fmt::print("{}", each->help("kvtwin"));
     return help ? std::optional(0) : std::nullopt;
   }
+  if (name == "museum") {
+    fmt::print(stderr,
+               "kvtwin: museum is only in a full build: run ./dev build\n");
+    return 2;
+  }
   const std::string nearest = DidYouMean(name, names);
   fmt::print(stderr,
              "kvtwin: unknown subcommand '{}'{} `kvtwin help` lists all\n",
