@@ -222,6 +222,9 @@ foreach(target "" SSE4)
   kvtwin_command_test(known_target${target} EXIT 0 ENV KVTWIN_TARGET=${target}
     PRINTS "\"target\": ?\"${target}" ARGS fuzz --ops 100 --json)
 endforeach()
+kvtwin_command_test(show_names_the_token_of_each_row EXIT 1
+  PRINTS "^    rows of  0@3    "
+  ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
 kvtwin_command_test(laws_hold EXIT 0 PRINTS "\"broken\": ?0[,}]"

@@ -41,6 +41,31 @@ std::vector<Run> FreeRuns(const std::vector<Held>& held, int cells) {
   return runs;
 }
 
+// Returns lines with a token for each cell, and above them, if wanted, the
+// numbers of the cells. Shows the first kHeldShown.
+std::string TokenLines(const std::vector<Held>& held, std::string_view name,
+                       bool numbers) {
+  std::string text;
+  const std::size_t shown = std::min(held.size(), kHeldShown);
+  for (std::size_t i = 0; i < shown; i += kCellsInLine) {
+    const std::size_t end = std::min(shown, i + kCellsInLine);
+    std::string cells = fmt::format("    {:<{}}", "cell", name.size() + 2);
+    std::string tokens = fmt::format("    {}  ", name);
+    for (std::size_t j = i; j < end; ++j) {
+      const std::string token =
+          held[j].sequences.empty() ? "-" : TokenText(held[j]);
+      const std::size_t width = std::max<std::size_t>(token.size(), 5) + 2;
+      cells += fmt::format("{:<{}}", held[j].cell, width);
+      tokens += fmt::format("{:<{}}", token, width);
+    }
+    cells.resize(cells.find_last_not_of(' ') + 1);
+    tokens.resize(tokens.find_last_not_of(' ') + 1);
+    if (numbers) text += cells + "\n";
+    text += tokens + "\n";
+  }
+  return text;
+}
+
 std::string CellsText(const Oracle& oracle) {
   const std::vector<Held> held = HeldTokens(oracle);
   if (oracle.twin() == nullptr) return HeldText(held, std::nullopt);
@@ -143,6 +168,39 @@ std::string HeaderText(const std::string& name,
                      Wrapped(PoolText(header), 4));
 }
 
+Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Viewport& frame) {
+  Step step = StepOf(op);
+  const Cache* twin = oracle.twin();
+  const std::vector<Held> held = HeldTokens(oracle);
+  DrawCells(frame, held, held, twin == nullptr ? 0 : twin->CellCount(), step);
+  step.cache = oracle.active();
+  if (!op.mask) return step;
+  DrawView(frame,
+           {.ledger = oracle.ledger().active(),
+            .layer = op.layer,
+            .actual = Oracle::RecordedView(op),
+            .expected = oracle.ExpectedView(op),
+            .v_layout = oracle.header().config.v_layout,
+            .fresh = oracle.fresh(),
+            .positions = oracle.positions(),
+            .sequences = oracle.sequences()},
+           step);
+  return step;
+}
+
+// Returns the token whose rows each column of a wrong view has, "-" for rows of
+// no token.
+std::string OwnersText(const Oracle& oracle, const TraceOp& op,
+                       const Failure& wrong) {
+  const Viewport frame =
+      Viewport::Around(op.first_cell.value_or(0), wrong.column, wrong.row);
+  std::vector<Held> owners;
+  for (const FoundToken& found : DrawnStep(oracle, op, frame).found) {
+    owners.push_back(found.token);
+  }
+  return TokenLines(owners, "rows of", /*numbers=*/true);
+}
+
 class Shower {
  public:
   Shower(std::string name, const ShowOptions& options)
@@ -171,6 +229,7 @@ class Shower {
     std::string text =
         fmt::format("{:>5}  {}  {}\n", op.line, step.call, CallText(step));
     if (wrong == nullptr && ChangesCells(op)) text += CellsText(oracle);
+    if (op.mask && wrong != nullptr) text += OwnersText(oracle, op, *wrong);
     if (op.mask) text += MaskText(oracle, op, wrong);
     return text + WrongText(op.line, wrong);
   }
@@ -305,26 +364,6 @@ class Shower {
   bool has_begun_ = false;
 };
 
-Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Viewport& frame) {
-  Step step = StepOf(op);
-  const Cache* twin = oracle.twin();
-  const std::vector<Held> held = HeldTokens(oracle);
-  DrawCells(frame, held, held, twin == nullptr ? 0 : twin->CellCount(), step);
-  step.cache = oracle.active();
-  if (!op.mask) return step;
-  DrawView(frame,
-           {.ledger = oracle.ledger().active(),
-            .layer = op.layer,
-            .actual = Oracle::RecordedView(op),
-            .expected = oracle.ExpectedView(op),
-            .v_layout = oracle.header().config.v_layout,
-            .fresh = oracle.fresh(),
-            .positions = oracle.positions(),
-            .sequences = oracle.sequences()},
-           step);
-  return step;
-}
-
 }  // namespace
 
 std::string Wrapped(std::string_view text, std::size_t indent) {
@@ -357,23 +396,8 @@ std::string RunsText(const std::vector<Run>& runs) {
 }
 
 std::string HeldText(const std::vector<Held>& held, std::optional<int> cells) {
-  std::string text;
+  std::string text = TokenLines(held, "token", cells.has_value());
   const std::size_t shown = std::min(held.size(), kHeldShown);
-  for (std::size_t i = 0; i < shown; i += kCellsInLine) {
-    const std::size_t end = std::min(shown, i + kCellsInLine);
-    std::string numbers = "    cell   ";
-    std::string tokens = "    token  ";
-    for (std::size_t j = i; j < end; ++j) {
-      const std::string token = TokenText(held[j]);
-      const std::size_t width = std::max<std::size_t>(token.size(), 5) + 2;
-      numbers += fmt::format("{:<{}}", held[j].cell, width);
-      tokens += fmt::format("{:<{}}", token, width);
-    }
-    numbers.resize(numbers.find_last_not_of(' ') + 1);
-    tokens.resize(tokens.find_last_not_of(' ') + 1);
-    if (cells) text += numbers + "\n";
-    text += tokens + "\n";
-  }
   if (shown < held.size()) {
     text += fmt::format("    ... and {} more\n", held.size() - shown);
   }
