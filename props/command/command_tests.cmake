@@ -76,7 +76,7 @@ kvtwin_command_test(show_pool_json EXIT 0
   PRINTS "\"sequences\":.{\"sequence\":0,\"len\":0,\"appended\":4,"
   ARGS show --json recordings/pools/f32.jsonl)
 kvtwin_command_test(check_says_how_much EXIT 0
-  PRINTS "^accept     identity    recordings/pools/f32.jsonl \\([0-9]+ lines: [1-9][0-9]* gets of [1-9][0-9]* rows, [1-9][0-9]* refusals?, [1-9][0-9]* prefix(es)? found\\)$"
+  PRINTS "^accept     identity    recordings/pools/f32.jsonl \\([0-9]+ calls: [1-9][0-9]* gets of [1-9][0-9]* rows, [1-9][0-9]* refusals?, [1-9][0-9]* prefix(es)? found\\)$"
   ARGS check recordings/pools/f32.jsonl)
 kvtwin_command_test(check_rejects EXIT 1 ARGS check recordings/reject)
 kvtwin_command_test(check_no_such_file EXIT 2 ARGS check no/such/file.jsonl)

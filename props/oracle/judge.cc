@@ -191,7 +191,7 @@ std::string JudgedText(const Judged& judged) {
     return fmt::format("{} {}", count, count == 1 ? text : many);
   };
   std::string text = fmt::format(
-      "{}: {} of {}", counted(judged.calls, "line", "lines"),
+      "{}: {} of {}", counted(judged.calls, "call", "calls"),
       counted(judged.gets, "get", "gets"), counted(judged.rows, "row", "rows"));
   if (judged.outputs > 0) {
     text += ", " + counted(judged.outputs, "output", "outputs");

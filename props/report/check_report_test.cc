@@ -25,16 +25,16 @@ using Json = nlohmann::ordered_json;
 TEST(CheckReport, CountsWhatWasJudged) {
   const Judged cache =
       JudgeText(Lines({kHeader, kStart, kPut, kGet, kRemove})).judged;
-  EXPECT_EQ(JudgedText(cache), "4 lines: 1 get of 2 rows");
+  EXPECT_EQ(JudgedText(cache), "4 calls: 1 get of 2 rows");
   EXPECT_EQ(cache.answers, 3);
   const std::vector<std::string> refused = {
       kHeader, kStart, kPut, R"({"op":"copy_prefix","src":0,"dst":1,"len":2})",
       R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"shared_cells"})"};
   EXPECT_EQ(JudgedText(JudgeText(Lines(refused)).judged),
-            "4 lines: 0 gets of 0 rows, 1 refusal");
+            "4 calls: 0 gets of 0 rows, 1 refusal");
   std::vector<std::string> lines = kPoolLines;
   const Judged pool = JudgeText(Lines(lines)).judged;
-  EXPECT_EQ(JudgedText(pool), "15 lines: 1 get of 4 rows");
+  EXPECT_EQ(JudgedText(pool), "15 calls: 1 get of 4 rows");
   EXPECT_EQ(pool.answers, 11);
   // At visibility, what an open that finds nothing, a fork or an append
   // answers is its own affair.
@@ -47,7 +47,7 @@ TEST(CheckReport, CountsWhatWasJudged) {
       Replaced(lines[5], R"("result":"ok")", R"("result":"cache_full")"),
       R"("start":3,)", ""));
   EXPECT_EQ(JudgedText(JudgeText(Lines(lines)).judged),
-            "17 lines: 1 get of 4 rows, 1 refusal, 1 prefix found");
+            "17 calls: 1 get of 4 rows, 1 refusal, 1 prefix found");
   // Up to the first wrong line, and with it.
   lines[8] = Replaced(lines[8], "400,1003]", "100,1003]");
   EXPECT_EQ(JudgeText(Lines(lines)).judged.calls, 8);
