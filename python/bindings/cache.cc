@@ -391,7 +391,8 @@ void BindSequences(nb::class_<PyCache>& cache) {
   cache
       .def("copy_prefix", &PyCache::CopyPrefix, nb::arg("source"),
            nb::arg("target"), nb::arg("length"),
-           "`target` becomes the tokens of `source` at positions < length.")
+           "Replaces the tokens of `target` by those of `source` at positions "
+           "< length.")
       .def("can_resume", &PyCache::CanResume, nb::arg("sequence"),
            nb::arg("position"),
            "Whether a sequence can continue with its whole window stored.")
