@@ -15,6 +15,7 @@
 #include "core/names.h"
 #include "core/save/file.h"
 #include "props/backend/live.h"
+#include "props/base/counted.h"
 #include "props/base/interrupt.h"
 #include "props/base/program.h"
 #include "props/base/text_file.h"
@@ -147,12 +148,10 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
       result.known > 0
           ? fmt::format(" ({} more histories with one of them)", result.known)
           : "";
-  fmt::print(
-      "{} operations in {} histories, {} finding{}{}, seed {}, digest "
-      "{:016x}\n",
-      result.operations, result.histories, result.findings.size(),
-      result.findings.size() == 1 ? "" : "s", more, options.seed,
-      result.digest);
+  fmt::print("{} operations in {} histories, {}{}, seed {}, digest {:016x}\n",
+             result.operations, result.histories,
+             Counted(std::ssize(result.findings), "finding"), more,
+             options.seed, result.digest);
   fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
 }
 

@@ -610,6 +610,12 @@ if(TARGET kvtwin_shared)
     set_tests_properties(command.broken_${test} PROPERTIES
       ENVIRONMENT KVTWIN_BROKEN=${name})
   endforeach()
+  # A report of another process marks the removals of the client, too.
+  kvtwin_command_test(backend_marks_removals_of_the_client EXIT 1 BACKEND broken_backend
+    ENV KVTWIN_BROKEN=frame
+    PRINTS "^    8 Remove.0, 0, open. -> ok   .by the client itself.$"
+    ARGS run "kvt1 seqs=2 cap=2 batch=2 legal=1 | put 1*1 | put 0*2 | put 0*1 | put 1*1"
+         --level visibility)
   kvtwin_script_test(interrupt_backend command/scripts/interrupt_test.sh
     $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(backend_of_nothing EXIT 2 BACKEND faulty_backend

@@ -9,13 +9,10 @@
 
 #include "core/index.h"
 #include "core/names.h"
+#include "props/base/counted.h"
 
 namespace kvtwin::props {
 namespace {
-
-std::string Count(int count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
 
 // Returns the memory that a window has by S3, and why.
 std::string MemoryText(const CacheSpec& spec, const InitArgs& init) {
@@ -42,16 +39,16 @@ std::string SpecText(const CacheSpec& spec, const InitArgs& init) {
   } else if (windowed) {
     text += ": no window";
   } else if (spec.kind == Kind::kChunked) {
-    text += fmt::format(": chunks of {}", Count(spec.chunk, "token"));
+    text += fmt::format(": chunks of {}", Counted(spec.chunk, "token"));
   } else if (spec.kind == Kind::kRecurrent) {
     if (spec.checkpoint_every > 0) {
       text += fmt::format(": the last {}, every {}",
-                          Count(spec.checkpoints, "checkpoint"),
-                          Count(spec.checkpoint_every, "token"));
+                          Counted(spec.checkpoints, "checkpoint"),
+                          Counted(spec.checkpoint_every, "token"));
     }
-    if (spec.pins > 0) text += fmt::format(", {}", Count(spec.pins, "pin"));
+    if (spec.pins > 0) text += fmt::format(", {}", Counted(spec.pins, "pin"));
     if (spec.drafts > 0) {
-      text += fmt::format(", room for {}", Count(spec.drafts, "draft"));
+      text += fmt::format(", room for {}", Counted(spec.drafts, "draft"));
     }
   } else if (IsWrapper(spec.kind)) {
     std::vector<std::string> parts;
@@ -70,8 +67,8 @@ std::string SetupText(const Setup& setup) {
   const InitArgs& init = setup.init;
   std::string text = fmt::format(
       "{}; {} of at most {}, batches of at most {}; {}",
-      SpecText(setup.spec, init), Count(init.max_sequences, "sequence"),
-      Count(init.capacity, "token"), init.max_batch, DTypeName(init.dtype));
+      SpecText(setup.spec, init), Counted(init.max_sequences, "sequence"),
+      Counted(init.capacity, "token"), init.max_batch, DTypeName(init.dtype));
   if (setup.v_dtype() != init.dtype) {
     text += fmt::format(" (V {})", DTypeName(setup.v_dtype()));
   }

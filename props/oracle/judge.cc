@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/index.h"
+#include "props/base/counted.h"
 #include "props/compare/cited_rules.h"
 
 namespace kvtwin::props {
@@ -186,21 +187,17 @@ std::string Judgement::reason() const {
 }
 
 std::string JudgedText(const Judged& judged) {
-  const auto counted = [](std::int64_t count, std::string_view text,
-                          std::string_view many) {
-    return fmt::format("{} {}", count, count == 1 ? text : many);
-  };
-  std::string text = fmt::format(
-      "{}: {} of {}", counted(judged.calls, "call", "calls"),
-      counted(judged.gets, "get", "gets"), counted(judged.rows, "row", "rows"));
+  std::string text =
+      fmt::format("{}: {} of {}", Counted(judged.calls, "call"),
+                  Counted(judged.gets, "get"), Counted(judged.rows, "row"));
   if (judged.outputs > 0) {
-    text += ", " + counted(judged.outputs, "output", "outputs");
+    text += ", " + Counted(judged.outputs, "output");
   }
   if (judged.refusals > 0) {
-    text += ", " + counted(judged.refusals, "refusal", "refusals");
+    text += ", " + Counted(judged.refusals, "refusal");
   }
   if (judged.prefix_hits > 0) {
-    text += ", " + counted(judged.prefix_hits, "prefix", "prefixes") + " found";
+    text += ", " + Counted(judged.prefix_hits, "prefix", "prefixes") + " found";
   }
   return text;
 }

@@ -12,6 +12,7 @@
 
 #include "core/names.h"
 #include "props/base/clock.h"
+#include "props/base/counted.h"
 #include "props/base/crash.h"
 #include "props/base/hash.h"
 #include "props/base/interrupt.h"
@@ -549,8 +550,8 @@ std::string PassedOverText(const PassedOver& passed_over,
   }
   std::string text;
   if (count > 0) {
-    text = fmt::format("{} finding{} passed over: {}\n", count,
-                       count == 1 ? "" : "s", fmt::join(each, ", "));
+    text = fmt::format("{} passed over: {}\n", Counted(count, "finding"),
+                       fmt::join(each, ", "));
   }
   const std::vector<std::string> never = NeverMet(passed_over, known_buckets);
   if (!never.empty()) {
