@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "core/dense_tensor.h"
 #include "kvtwin/attention.h"
@@ -66,6 +67,25 @@ TEST(Attention, ReadsNoBlockBeforeTheWindow) {
       EXPECT_EQ(out, 1) << twin;
     }
   }
+}
+
+// Two cells and one head, computed by hand.
+TEST(Attention, IsAWeightedMean) {
+  const std::vector<float> keys = {0, std::log(3.0F), 7};
+  const std::vector<float> values = {4, 8, std::nanf("")};
+  const std::vector<float> mask = {0,         0,         -INFINITY,
+                                   -INFINITY, -INFINITY, -INFINITY};
+  const KvView view{DenseView(keys.data(), DType::kF32, {1, 1, 3, 1}),
+                    DenseView(values.data(), DType::kF32, {1, 1, 3, 1}),
+                    DenseView(mask.data(), DType::kF32, {3, 2, 1, 1}), 0};
+  const Eigen::MatrixXd queries = Eigen::MatrixXd::Constant(1, 2, 2.0);
+  // Weights 1/4 and 3/4.
+  const Eigen::MatrixXd seen =
+      reference::Attend(view, VLayout::kPlain, 0, queries, 0.5);
+  EXPECT_NEAR(seen(0, 0), 7, 1e-6);
+  EXPECT_EQ(seen(0, 1), seen(0, 0));
+  EXPECT_EQ(reference::Attend(view, VLayout::kPlain, 1, queries, 0.5).norm(),
+            0);
 }
 
 }  // namespace
