@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "props/backend/host/host.h"
 #include "props/backend/host_process.h"
 #include "props/base/check_name.h"
 

@@ -14,6 +14,7 @@
 #include "core/dialects/profiles.h"
 #include "core/index.h"
 #include "kvtwin/pool_backend.h"
+#include "props/backend/host/host.h"
 #include "props/backend/host_child.h"
 #include "props/base/program.h"
 

@@ -4,10 +4,6 @@
 #ifndef KVTWIN_PROPS_BACKEND_HOST_PROCESS_H_
 #define KVTWIN_PROPS_BACKEND_HOST_PROCESS_H_
 
-#include <sys/types.h>
-
-#include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,7 +11,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "kvtwin/status.h"
@@ -26,30 +21,6 @@
 #include "props/search/explore.h"
 
 namespace kvtwin::props {
-
-// The files that kvtwin-host shares with the command, by number, and its state.
-inline constexpr int kHostAsked = 3;
-inline constexpr int kHostAnswers = 4;
-inline constexpr int kHostShared = 5;
-struct HostState {
-  std::atomic<std::int64_t> step;   // In the history; -1 before the first.
-  std::atomic<std::int64_t> calls;  // Calls of the backend.
-  std::atomic<int> function;        // The running function; -1: none.
-  std::atomic<std::int64_t> memory_bytes;  // HostOptions::memory_bytes.
-  // If the backend asked for more memory than it may have, the number of the
-  // first function that did so, plus 2; else 0.
-  std::atomic<int> refused;
-
-  // The list of a pool's calls (PoolCalls), for the case that the process dies.
-  // Where the room ends, each call takes the place of the last one.
-  static constexpr std::size_t kCallsMax = 256;
-  static constexpr std::size_t kCallLength = 240;
-  std::atomic<std::size_t> listed;
-  std::array<std::array<char, kCallLength>, kCallsMax> list;
-};
-// The number and the name of a function that MemoryWatch::Enter gets.
-int FunctionNumber(std::string_view name);
-std::string_view FunctionName(int number);
 
 // The failure as it is found, before it is explained.
 nlohmann::ordered_json ToJson(const RunResult& result);

@@ -472,7 +472,7 @@ Status CheckTable(const kvtwin_pool_backend_v1& table) {
                   {"free", reinterpret_cast<const void*>(table.free)}});
 }
 
-Result<PoolRules> RulesOf(const kvtwin_pool_description_v1& said) {
+Result<PoolRules> DeclaredRules(const kvtwin_pool_description_v1& said) {
   constexpr std::uint32_t kAll =
       KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
       KVTWIN_POOL_HAS_WINDOW | KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA |
@@ -528,7 +528,7 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   }
   backend.name = Printable(said.name, 200);
   if (level == KVTWIN_IDENTITY) backend.level = Level::kIdentity;
-  const Result<PoolRules> rules = RulesOf(said);
+  const Result<PoolRules> rules = DeclaredRules(said);
   if (!rules.ok()) return rules.status();
   backend.rules = *rules;
   backend.groups = (said.can & KVTWIN_POOL_HAS_GROUPS) != 0;

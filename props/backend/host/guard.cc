@@ -2,7 +2,30 @@
 // allocates get guard zones that no one may write to, and are kept for a while
 // after they are freed.
 
-#include "props/backend/host/guard.h"
+#include <optional>
+#include <string>
+
+#include "props/backend/host/host.h"
+
+namespace kvtwin::props {
+namespace {
+
+// There is only one process, so all objects share their state.
+class Guard final : public ProcessMemory {
+ public:
+  void Enter(const char* function) override;
+  void Leave() override;
+  std::optional<std::string> Damage() override;
+  std::optional<std::size_t> BytesFrom(const void* data) override;
+  std::size_t Live() override;
+  const char* LatestFunction() override;
+  void TellRefusals(std::atomic<int>* to) override;
+  void LimitShared(std::size_t bytes) override;
+  void Forget() override;
+};
+
+}  // namespace
+}  // namespace kvtwin::props
 
 #ifdef KVTWIN_SANITIZED  // Sanitizers have such a malloc.
 
@@ -40,7 +63,6 @@ std::optional<std::size_t> Guard::BytesFrom(const void*) {
 #include <utility>
 
 #include "core/index.h"
-#include "props/backend/host_process.h"
 
 extern "C" {
 // glibc's own functions, exported for this purpose.
@@ -483,3 +505,8 @@ void* pvalloc(std::size_t size) {
 }  // extern "C"
 
 #endif
+
+int main(int argc, char** argv) {
+  kvtwin::props::Guard guard;
+  return kvtwin::props::RunHost(argc, argv, guard);
+}

@@ -1,7 +1,4 @@
-// kvtwin-host: loads a backend and runs histories on it, so that its faults do
-// not harm the command. Each subcommand with --backend starts it
-// (props/backend/host_process.h), writes requests to file 3, one JSON object a
-// line, and reads answers from file 4.
+#include "props/backend/host/host.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -26,7 +23,6 @@
 #include "kvtwin/kvtwin.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend/backend.h"
-#include "props/backend/host/guard.h"
 #include "props/backend/host_process.h"
 #include "props/backend/pool_backend.h"
 #include "props/base/program.h"
@@ -61,48 +57,50 @@ void Answer(const Json& json) {
 }
 
 // Also tells the parent which function runs.
-class WatchedGuard final : public MemoryWatch {
+class ReportingWatch final : public MemoryWatch {
  public:
-  explicit WatchedGuard(HostState* state) : state_(state) {}
+  ReportingWatch(MemoryWatch& watch, HostState* state)
+      : watch_(watch), state_(state) {}
   void Enter(const char* function) override {
     state_->function.store(FunctionNumber(function));
     ++state_->calls;
-    guard_.Enter(function);
+    watch_.Enter(function);
   }
   void Leave() override {
     EndIfForked();
-    guard_.Leave();
+    watch_.Leave();
     state_->function.store(-1);
   }
-  std::optional<std::string> Damage() override { return guard_.Damage(); }
+  std::optional<std::string> Damage() override { return watch_.Damage(); }
   std::optional<std::size_t> BytesFrom(const void* data) override {
-    return guard_.BytesFrom(data);
+    return watch_.BytesFrom(data);
   }
 
  private:
+  MemoryWatch& watch_;
   HostState* state_;
-  Guard guard_;
 };
 
 // Finds memory that is not freed when a history ends, and grows when the
 // history runs again. Memory that is allocated only once does not grow.
 template <class Again>
-std::optional<Failure> FindLeak(const Again& again) {
+std::optional<Failure> FindLeak(ProcessMemory& memory, const Again& again) {
   std::size_t leaked = 0;
   for (int i = 0; i < 2; ++i) {
-    const std::size_t before = Guard::Live();
+    const std::size_t before = memory.Live();
     again();
-    if (Guard::Live() <= before) return std::nullopt;
-    leaked = Guard::Live() - before;
+    if (memory.Live() <= before) return std::nullopt;
+    leaked = memory.Live() - before;
   }
   return MakeFailure(
       "backend: memory",
       fmt::format("{} bytes are not freed by close, the last of them allocated "
                   "in {}",
-                  leaked, Guard::LatestFunction()));
+                  leaked, memory.LatestFunction()));
 }
 
-Json Run(const Json& asked, Subject subject, HostState* state) {
+Json RunCache(const Json& asked, Subject subject, HostState* state,
+              ProcessMemory& memory) {
   const Result<History> history =
       ParseHistory(asked.at("history").get<std::string>());
   if (!history.ok()) return {{"error", history.status().message()}};
@@ -115,12 +113,12 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   trace.told = [](const Step& step) {
     Answer({{"step", CallLineOf(step)}, {"by_client", step.by_client}});
   };
-  Guard::Forget();
-  const std::size_t before = Guard::Live();
+  memory.Forget();
+  const std::size_t before = memory.Live();
   RunResult result =
       RunHistory(*history, subject, {.trace = with_trace ? &trace : nullptr});
-  if (!result.failure && Guard::Live() > before) {
-    result.failure = FindLeak([&] { RunHistory(*history, subject); });
+  if (!result.failure && memory.Live() > before) {
+    result.failure = FindLeak(memory, [&] { RunHistory(*history, subject); });
     if (result.failure) result.failure->step = history->ops.size();
   }
   Json json = ToJson(result);
@@ -132,7 +130,8 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
 }
 
 // Judges a history by a law. Reports a leak only if nothing else is wrong.
-Json JudgeByLaw(const Json& asked, const Subject& subject) {
+Json JudgeByLaw(const Json& asked, const Subject& subject,
+                ProcessMemory& memory) {
   const Law* law = FindLaw(asked.at("law").get<std::string>());
   const Result<History> history =
       ParseHistory(asked.at("history").get<std::string>());
@@ -143,11 +142,12 @@ Json JudgeByLaw(const Json& asked, const Subject& subject) {
                               history.ok() ? "there is no such law"
                                            : history.status().message())}};
   }
-  Guard::Forget();
-  const std::size_t before = Guard::Live();
+  memory.Forget();
+  const std::size_t before = memory.Live();
   LawResult result = Judge(*law, *history, subject);
-  if (!result.failure && Guard::Live() > before) {
-    result.failure = FindLeak([&] { (void)Judge(*law, *history, subject); });
+  if (!result.failure && memory.Live() > before) {
+    result.failure =
+        FindLeak(memory, [&] { (void)Judge(*law, *history, subject); });
     if (result.failure) result.judged = 1;
   }
   Json json = {{"judged", result.judged}};
@@ -156,7 +156,8 @@ Json JudgeByLaw(const Json& asked, const Subject& subject) {
 }
 
 // Does all steps from a state of the explorer, and stores the current step.
-Json Expand(const Json& asked, Subject subject, HostState* state) {
+Json Expand(const Json& asked, Subject subject, HostState* state,
+            ProcessMemory& memory) {
   const Result<History> setup =
       ParseHistory(asked.at("setup").get<std::string>());
   if (!setup.ok()) return {{"error", setup.status().message()}};
@@ -178,19 +179,19 @@ Json Expand(const Json& asked, Subject subject, HostState* state) {
     state->step.store(static_cast<std::int64_t>(step));
   };
   state->step.store(-1);
-  Guard::Forget();
-  const std::size_t before = Guard::Live();
+  memory.Forget();
+  const std::size_t before = memory.Live();
   Expansion expansion = ExpandState(size, what, subject, way);
-  if (!expansion.failure && Guard::Live() > before) {
+  if (!expansion.failure && memory.Live() > before) {
     expansion.failure =
-        FindLeak([&] { (void)ExpandState(size, what, subject, way); });
+        FindLeak(memory, [&] { (void)ExpandState(size, what, subject, way); });
     if (expansion.failure) ++expansion.differences;
   }
   return ToJson(expansion);
 }
 
 // Returns the declarations of a pool, and the laws that can judge it.
-Json Declared(const PoolBackend& pool) {
+Json DeclarationsOf(const PoolBackend& pool) {
   Json laws = Json::array();
   for (const PoolLaw& law : PoolLaws()) {
     if (MayBeJudged(pool, law)) laws.push_back(law.name);
@@ -203,7 +204,8 @@ Json Declared(const PoolBackend& pool) {
 }
 
 // Runs a history of a pool. A leak is reported only if nothing else is wrong.
-Json RunPool(const Json& asked, const PoolBackend& pool, HostState* state) {
+Json RunPool(const Json& asked, const PoolBackend& pool, HostState* state,
+             ProcessMemory& memory) {
   const Result<PagedHistory> history =
       ParsePagedHistory(asked.at("pool").get<std::string>());
   if (!history.ok()) return {{"error", history.status().message()}};
@@ -218,18 +220,18 @@ Json RunPool(const Json& asked, const PoolBackend& pool, HostState* state) {
       law != nullptr
           ? LawSubject(pool, *law, &calls)
           : BackendSubject(pool, asked.at("level").get<Level>(), &calls);
-  Guard::Forget();
-  std::size_t before = Guard::Live();
+  memory.Forget();
+  std::size_t before = memory.Live();
   RunResult result = RunHistory(*history, subject, {.counts = &counts});
   auto& failure = result.failure;
   const bool ended = !failure;
-  for (int i = 0; i < 2 && !failure && Guard::Live() > before; ++i) {
-    before = Guard::Live();
+  for (int i = 0; i < 2 && !failure && memory.Live() > before; ++i) {
+    before = memory.Live();
     RunHistory(*history, subject);
-    if (i == 0 || Guard::Live() <= before) continue;
+    if (i == 0 || memory.Live() <= before) continue;
     failure = MakeFailure(
         "backend: memory",
-        fmt::format("{} bytes are not freed by close", Guard::Live() - before));
+        fmt::format("{} bytes are not freed by close", memory.Live() - before));
   }
   if (!failure) {  // Damage by close, which has no answer.
     if (const auto damage = pool.watch->Damage()) {
@@ -312,10 +314,12 @@ void EndWithTheCommand() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-int Main(int argc, char** argv) {
-  void* memory = mmap(nullptr, sizeof(HostState), PROT_READ | PROT_WRITE,
+}  // namespace
+
+int RunHost(int argc, char** argv, ProcessMemory& memory) {
+  void* shared = mmap(nullptr, sizeof(HostState), PROT_READ | PROT_WRITE,
                       MAP_SHARED, kHostShared, 0);
-  if (argc != 2 || memory == MAP_FAILED) {
+  if (argc != 2 || shared == MAP_FAILED) {
     std::fputs("kvtwin-host is started by kvtwin fuzz --backend\n", stderr);
     return 2;
   }
@@ -329,9 +333,9 @@ int Main(int argc, char** argv) {
   EndIfForked();  // Remembers that this is the host.
   EndWithTheCommand();
   setvbuf(stdout, nullptr, _IOLBF, 0);  // Reports show the last output.
-  auto* state = static_cast<HostState*>(memory);
-  Guard::TellRefusals(&state->refused);
-  Guard::LimitShared(AsSize(state->memory_bytes.load()));
+  auto* state = static_cast<HostState*>(shared);
+  memory.TellRefusals(&state->refused);
+  memory.LimitShared(AsSize(state->memory_bytes.load()));
   LimitMemory(state->memory_bytes);
   state->function.store(FunctionNumber("loading"));
   Result<Loaded> loaded = Load(argv[1]);
@@ -341,12 +345,12 @@ int Main(int argc, char** argv) {
     Answer({{"error", loaded.status().message()}});
     return 0;
   }
-  WatchedGuard guard(state);
+  ReportingWatch watch(memory, state);
   Json hello = Json::object();
   if (loaded->cache) hello["cache"] = ToJson(*loaded->cache);
   if (loaded->pool) {
-    loaded->pool->watch = &guard;
-    hello["pool"] = Declared(*loaded->pool);
+    loaded->pool->watch = &watch;
+    hello["pool"] = DeclarationsOf(*loaded->pool);
   }
   Answer(hello);
   std::FILE* asked = fdopen(kHostAsked, "r");
@@ -355,20 +359,20 @@ int Main(int argc, char** argv) {
   while (getline(&line, &room, asked) > 0) {
     const Json json = Json::parse(line);
     if (json.contains("pool")) {
-      Answer(RunPool(json, *loaded->pool, state));
+      Answer(RunPool(json, *loaded->pool, state, memory));
       continue;
     }
     SetProgram(json.value("program", Program()));
     BackendInfo info = *loaded->cache;
     UseProfile(json.value("profile", ""), info);
     Subject subject = BackendSubject(info, json.at("level").get<Level>(),
-                                     json.value("arguments", ""), &guard);
+                                     json.value("arguments", ""), &watch);
     if (json.contains("law")) {
-      Answer(JudgeByLaw(json, subject));
+      Answer(JudgeByLaw(json, subject, memory));
       continue;
     }
     if (json.contains("explore")) {
-      Answer(Expand(json, subject, state));
+      Answer(Expand(json, subject, state, memory));
       continue;
     }
     if (const auto values = json.at("rules").get<std::vector<int>>();
@@ -376,12 +380,9 @@ int Main(int argc, char** argv) {
       subject.rules = RulesOf(values);
       subject.mask_rows_too = true;
     }
-    Answer(Run(json, subject, state));
+    Answer(RunCache(json, subject, state, memory));
   }
   _exit(0);  // The backend's exit handlers do not run.
 }
 
-}  // namespace
 }  // namespace kvtwin::props
-
-int main(int argc, char** argv) { return kvtwin::props::Main(argc, argv); }
