@@ -1,0 +1,210 @@
+// Pools that break one law of pools, which no other law finds. Faulty pools of
+// the tests in Python and of props/testing/faulty_pool_backend.c break the
+// other laws.
+
+#include "props/laws/pool_laws.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/index.h"
+#include "props/base/forwarding_pool.h"
+#include "props/history/generate.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+
+// Takes the tokens of a pass for stored as soon as the last layer has their
+// rows: a prompt that continues the sequence finds blocks of them.
+class FindsPlannedTokens final : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    const Result<int> opened = ForwardingPool::Open(prompt, key);
+    if (!opened.ok()) return opened;
+    const int found = *ForwardingPool::SeqLen(*opened);
+    int computed = found;  // Tokens that a sequence has committed.
+    int planned = 0;
+    for (const auto& [sequence, of] : sequences_) {
+      const int len = Size(of.tokens);
+      if (of.key != key || !Continues(prompt, of.tokens)) continue;
+      computed = std::max(computed, len);
+      const int blocks = (len + of.appended) / spec().block_size;
+      if (of.appended > 0) {
+        planned = std::max(planned, blocks * spec().block_size);
+      }
+    }
+    if (computed < planned && planned < AsInt(prompt.size())) {
+      more_[*opened] = planned - found;
+    }
+    sequences_[*opened] = {
+        .tokens = Tokens(prompt.begin(), prompt.begin() + *SeqLen(*opened)),
+        .key = key};
+    return opened;
+  }
+  Result<int> Fork(int sequence, int len) override {
+    const Result<int> forked = ForwardingPool::Fork(sequence, len);
+    if (forked.ok()) {
+      sequences_[*forked] = sequences_[sequence];
+      sequences_[*forked].tokens.resize(AsSize(*SeqLen(*forked)));
+    }
+    return forked;
+  }
+  Status Truncate(int sequence, int len) override {
+    sequences_[sequence].tokens.resize(AsSize(len));
+    sequences_[sequence].appended = 0;
+    return ForwardingPool::Truncate(sequence, len);
+  }
+  Result<int> SeqLen(int sequence) const override {
+    const Result<int> len = ForwardingPool::SeqLen(sequence);
+    const auto more = more_.find(sequence);
+    return len.ok() && more != more_.end() ? *len + more->second : len;
+  }
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) override {
+    auto appended = ForwardingPool::Append(sequence, layer, key, value);
+    if (appended.ok() && layer == spec().layers - 1) {
+      sequences_[sequence].appended += AsInt(key.shape[2]);
+    }
+    return appended;
+  }
+  Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
+    Sequence& of = sequences_[sequence];
+    of.tokens.insert(of.tokens.end(), tokens.begin(), tokens.end());
+    of.appended = 0;
+    return ForwardingPool::Commit(sequence, tokens);
+  }
+  Status Free(int sequence) override {
+    sequences_.erase(sequence);
+    more_.erase(sequence);
+    return ForwardingPool::Free(sequence);
+  }
+
+ private:
+  struct Sequence {
+    Tokens tokens = {};
+    PrefixKey key = {};
+    int appended = 0;
+  };
+  static bool Continues(std::span<const std::int32_t> prompt,
+                        const Tokens& tokens) {
+    return tokens.size() <= prompt.size() &&
+           std::ranges::equal(tokens, prompt.first(tokens.size()));
+  }
+
+  std::map<int, Sequence> sequences_;
+  std::map<int, int> more_;
+};
+
+// Does not show the last row that a prompt has found.
+class HidesAFoundRow final : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    const Result<int> opened = ForwardingPool::Open(prompt, key);
+    if (opened.ok()) found_[*opened] = *SeqLen(*opened);
+    return opened;
+  }
+  Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
+    auto views = ForwardingPool::Views(sequence, layer);
+    const auto found = found_.find(sequence);
+    if (!views.ok() || found == found_.end()) return views;
+    const int last = found->second - 1;
+    std::erase_if(*views, [&](const PagedView& view) {
+      return view.start <= last && last < view.start + view.length;
+    });
+    return views;
+  }
+  Status Free(int sequence) override {
+    found_.erase(sequence);
+    return ForwardingPool::Free(sequence);
+  }
+
+ private:
+  std::map<int, int> found_;
+};
+
+// Its tables name the first block of a sequence twice.
+class RepeatsABlockInTables final : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+
+  Result<PagedTable> ExportTable(
+      std::span<const int> sequences) const override {
+    auto table = ForwardingPool::ExportTable(sequences);
+    if (table.ok() && table->columns > 1) table->blocks[1] = table->blocks[0];
+    return table;
+  }
+};
+
+// Returns what the laws say about a Faulty in 60 histories, by their names. (A
+// call of a history may be refused before a law is judged.)
+template <class Faulty>
+std::map<std::string, std::string> Findings() {
+  std::map<std::string, std::string> findings;
+  for (std::uint64_t number = 0; number < 60; ++number) {
+    const PagedHistory history = MakePagedHistory(3, number);
+    if (!history.spec.groups.empty()) continue;
+    for (const PoolLaw& law : PoolLaws()) {
+      const RunResult result = JudgePool(
+          law, history,
+          std::make_unique<Faulty>(*MakePagedPool(history.spec, "reference")),
+          {.commit_unknown = false}, {});
+      if (result.failure && result.failure->text.starts_with("law ")) {
+        findings[std::string(law.name)] = result.failure->text;
+      }
+    }
+  }
+  return findings;
+}
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+TEST(PoolLaws, PlannedTokensAreFound) {
+  EXPECT_THAT(
+      Findings<FindsPlannedTokens>(),
+      ElementsAre(Pair("planned_tokens",
+                       AllOf(HasSubstr("law planned_tokens: "),
+                             HasSubstr(" tokens are found before the pass, "),
+                             HasSubstr(" while it runs")))));
+}
+
+TEST(PoolLaws, AHitWithoutARowIsFound) {
+  EXPECT_THAT(Findings<HidesAFoundRow>(),
+              ElementsAre(Pair("a_hit_is_whole",
+                               AllOf(HasSubstr("law a_hit_is_whole: a prompt "
+                                               "finds "),
+                                     HasSubstr(" has no row at ")))));
+}
+
+TEST(PoolLaws, ATableOfOtherBlocksIsFound) {
+  EXPECT_THAT(
+      Findings<RepeatsABlockInTables>(),
+      ElementsAre(Pair("tables_are_views",
+                       AllOf(HasSubstr("the table of group 0 has block "),
+                             HasSubstr(" shows block ")))));
+}
+
+TEST(PoolLaws, ARightPoolBreaksNone) {
+  EXPECT_THAT(Findings<ForwardingPool>(), ElementsAre());
+}
+
+}  // namespace
+}  // namespace kvtwin::props
