@@ -32,15 +32,14 @@ set(united_as
     "optimized/" optimized)
 # In a release build, tests and what runs once per command are optimized little: they
 # are compiled more often than they are run. (g++ takes as long at -O0 as at -Og.) What
-# calls the twins many times in little time is optimized a bit more, and so is the plain
-# twin, which is as fast as at -O2.
+# calls the twins many times in little time is optimized a bit more.
 set(cold $<$<CONFIG:Release>:-Og>)
 set(cold_sources "props.(backend|certify|command|page_judge|report|search.museum|sessions.hour|shrink)[/.]|sources_(command|museum)[.]")
 set(warm $<$<CONFIG:Release>:-O1>)
 foreach(flag -finline-small-functions -fpartial-inlining)  # clang has neither.
   list(APPEND warm $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:${flag}>)
 endforeach()
-set(warm_sources "props.(attention|base|compare|history|laws|oracle|paged|search|sessions).|sources_(histories|reference|search)[.]")
+set(warm_sources "props.(attention|base|compare|history|laws|oracle|paged|search|sessions).|sources_(histories|search)[.]")
 function(kvtwin_unite list)
   set(all "")
   set(sources "")

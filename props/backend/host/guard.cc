@@ -1,6 +1,7 @@
-// malloc and related functions for the whole process. Buffers that a backend
-// allocates get guard zones that no one may write to, and are kept for a while
-// after they are freed.
+// This is the source that only kvtwin-host has: its main function, and malloc
+// and related functions for its whole process. Buffers that a backend allocates
+// get guard zones that no one may write to, and are kept for a while after they
+// are freed.
 
 #include <optional>
 #include <string>

@@ -59,9 +59,9 @@ class ProcessMemory : public MemoryWatch {
   virtual void Forget() = 0;
 };
 
-// The main function of kvtwin-host. It ends the process when the command has
-// closed file 3. Returns the exit status of a start that fails. (It is compiled
-// with the sources of the command; only its malloc is in kvtwin-host alone.)
+// Does what kvtwin-host does, and ends the process when the command has closed
+// file 3. If it cannot start, it returns an exit status. (host.cc is compiled
+// with the command, whose headers it shares; kvtwin-host adds only guard.cc.)
 int RunHost(int argc, char** argv, ProcessMemory& memory);
 
 }  // namespace kvtwin::props
