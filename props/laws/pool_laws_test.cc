@@ -47,20 +47,20 @@ class FindsPlannedTokens final : public ForwardingPool {
         planned = std::max(planned, blocks * spec().block_size);
       }
     }
-    if (computed < planned && planned < AsInt(prompt.size())) {
-      more_[*opened] = planned - found;
-    }
+    const bool takes = computed < planned && planned < AsInt(prompt.size());
+    const int len = takes ? planned : found;
     sequences_[*opened] = {
-        .tokens = Tokens(prompt.begin(), prompt.begin() + *SeqLen(*opened)),
-        .key = key};
+        .tokens = Tokens(prompt.begin(), prompt.begin() + len),
+        .key = key,
+        .not_stored = len - found};
     return opened;
   }
   Result<int> Fork(int sequence, int len) override {
     const Result<int> forked = ForwardingPool::Fork(sequence, len);
     if (forked.ok()) {
-      sequences_[*forked] = sequences_[sequence];
+      const Sequence& from = sequences_[sequence];
+      sequences_[*forked] = {.tokens = from.tokens, .key = from.key};
       sequences_[*forked].tokens.resize(AsSize(*SeqLen(*forked)));
-      sequences_[*forked].appended = 0;
     }
     return forked;
   }
@@ -71,8 +71,7 @@ class FindsPlannedTokens final : public ForwardingPool {
   }
   Result<int> SeqLen(int sequence) const override {
     const Result<int> len = ForwardingPool::SeqLen(sequence);
-    const auto more = more_.find(sequence);
-    return len.ok() && more != more_.end() ? *len + more->second : len;
+    return len.ok() ? *len + sequences_.at(sequence).not_stored : len;
   }
   Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
                              const TensorView& value) override {
@@ -90,7 +89,6 @@ class FindsPlannedTokens final : public ForwardingPool {
   }
   Status Free(int sequence) override {
     sequences_.erase(sequence);
-    more_.erase(sequence);
     return ForwardingPool::Free(sequence);
   }
 
@@ -99,6 +97,7 @@ class FindsPlannedTokens final : public ForwardingPool {
     Tokens tokens = {};
     PrefixKey key = {};
     int appended = 0;
+    int not_stored = 0;  // Of `tokens`.
   };
   static bool Continues(std::span<const std::int32_t> prompt,
                         const Tokens& tokens) {
@@ -107,7 +106,6 @@ class FindsPlannedTokens final : public ForwardingPool {
   }
 
   std::map<int, Sequence> sequences_;
-  std::map<int, int> more_;
 };
 
 // A prompt finds blocks, but the pool does not show the last of them.

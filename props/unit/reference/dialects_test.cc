@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <vector>
@@ -195,7 +196,7 @@ TEST(Rules, EvictionIsEagerOrMayWait) {
     play.Put(0, {4});
     EXPECT_EQ(play.Sees(0), lazy ? Positions({2, 3, 4}) : Positions({3, 4}));
     EXPECT_EQ(play.MayMiss(0), lazy ? Positions({2}) : Positions());
-    // Tokens are evicted if there is no room.
+    // Both rules evict position 0 when a batch needs its cell.
     EXPECT_EQ(play.Put(0, {5, 6, 7, 8, 9, 10}), StatusCode::kOk);
     EXPECT_EQ(play.Has(0).count(0), 0U);
   }
