@@ -183,20 +183,28 @@ void MergeResult(std::span<const AttentionPart> parts, std::int64_t v_head_dim,
 
 Status CheckAttentionOptions(const AttentionOptions& options,
                              std::int64_t heads) {
-  if (!std::isfinite(options.scale) || options.scale == 0) {
-    return Invalid("scale is {}, it must be finite and not 0", options.scale);
+  // Twins multiply and divide these numbers in f32, which must not overflow.
+  constexpr float kSmallest = 0x1p-50F;
+  constexpr float kLargest = 0x1p50F;
+  const float scale = std::fabs(options.scale);
+  if (!(scale >= kSmallest && scale <= kLargest)) {
+    return Invalid("scale is {}, it must be from 2^-50 to 2^50, or minus that",
+                   options.scale);
   }
-  if (!std::isfinite(options.soft_cap) || options.soft_cap < 0) {
-    return Invalid("soft_cap is {}, it must be finite and not negative",
-                   options.soft_cap);
+  const float soft_cap = options.soft_cap;
+  if (!(soft_cap >= kSmallest && soft_cap <= kLargest) && soft_cap != 0) {
+    return Invalid("soft_cap is {}, it must be 0 (none), or from 2^-50 to 2^50",
+                   soft_cap);
   }
   if (!options.sinks.empty() && std::ssize(options.sinks) != heads) {
     return Invalid("sinks are {}, there are {} heads", options.sinks.size(),
                    heads);
   }
   for (const float sink : options.sinks) {
-    if (std::isfinite(sink) || sink < 0) continue;
-    return Invalid("a sink is {}, it must be finite or -inf", sink);
+    const bool none = std::isinf(sink) && sink < 0;
+    if (std::fabs(sink) <= kLargest || none) continue;
+    return Invalid("a sink is {}, it must be from -2^50 to 2^50, or -inf",
+                   sink);
   }
   return CheckRange("splits", options.splits, 0, kSplitsMax);
 }

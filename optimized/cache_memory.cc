@@ -1,5 +1,10 @@
 #include "optimized/cache_memory.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
 #include "core/assert.h"
 #include "core/index.h"
 #include "optimized/parallel.h"
@@ -63,17 +68,24 @@ void HostMemory::Move(std::span<const CellMove> moves) {
 
 void HostMemory::ShiftKeys(const Selection& cells, const Shift& shift,
                            std::int32_t offset) {
+  std::size_t scratch_size = 0;
   for (const Layer* layer : layer_list_) {
     const int head_dim = layer->dims().k_head_dim;
-    shifts_[head_dim].Prepare(shift, offset, head_dim);
+    RowShift& prepared = shifts_[head_dim];
+    prepared.Prepare(shift, offset, head_dim);
+    scratch_size =
+        std::max(scratch_size, prepared.ScratchSize(layer->k_dtype()));
   }
-  ParallelShares(layer_list_.size(), KeyRowBytes() * cells.count,
-                 [&](std::size_t i, Share share) {
-                   Layer& layer = *layer_list_[i];
-                   layer.Shift(cells,
-                               shifts_.find(layer.dims().k_head_dim)->second,
-                               share);
-                 });
+  const std::size_t bytes = KeyRowBytes() * cells.count;
+  // Shares of different layers may run at once.
+  std::vector<float> scratch(layer_list_.size() * ShareCount(bytes) *
+                             scratch_size);
+  ParallelShares(layer_list_.size(), bytes, [&](std::size_t i, Share share) {
+    Layer& layer = *layer_list_[i];
+    const std::size_t first = (i * share.count + share.index) * scratch_size;
+    layer.Shift(cells, shifts_.find(layer.dims().k_head_dim)->second,
+                std::span(scratch).subspan(first, scratch_size), share);
+  });
 }
 
 void HostMemory::LoadKeys(int layer, const Selection& cells,

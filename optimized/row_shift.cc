@@ -12,6 +12,12 @@
 #include "optimized/shift_kernels.h"
 
 namespace kvtwin::optimized {
+namespace {
+
+// Elements of blocks that are converted at a time.
+constexpr std::size_t kElementsAtATime = 2048;
+
+}  // namespace
 
 void RowShift::Prepare(const Shift& shift, std::int32_t offset,
                        int k_head_dim) {
@@ -69,12 +75,17 @@ void StoreChanged(DType dtype, std::span<const float> row, std::byte* to) {
   }
 }
 
-void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
-  // Elements converted at a time; one head at a time if a head is wider.
-  alignas(64) std::array<float, 2048> few;
-  std::vector<float> wide;
-  if (head_dim_ > few.size() && !rows.empty()) wide.resize(head_dim_);
-  const auto numbers = wide.empty() ? std::span<float>(few) : std::span(wide);
+std::size_t RowShift::ScratchSize(DType dtype) const {
+  return IsBlockDType(dtype) && head_dim_ > kElementsAtATime ? head_dim_ : 0;
+}
+
+void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows,
+                             std::span<float> scratch) const {
+  // A wider head is converted as a whole.
+  alignas(64) std::array<float, kElementsAtATime> few;
+  const std::size_t wide = ScratchSize(dtype);
+  KVTWIN_DCHECK(scratch.size() >= wide);
+  const auto numbers = wide == 0 ? std::span<float>(few) : scratch.first(wide);
   const std::size_t max = numbers.size() / head_dim_ * head_dim_;
   const auto head_bytes =
       AsSize(RunBytes(dtype, static_cast<std::int64_t>(head_dim_)));
@@ -89,9 +100,10 @@ void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
   }
 }
 
-void RowShift::Apply(DType dtype, std::span<std::byte> rows) const {
+void RowShift::Apply(DType dtype, std::span<std::byte> rows,
+                     std::span<float> scratch) const {
   KVTWIN_ASSERT(!idle());
-  if (IsBlockDType(dtype)) return ApplyToBlocks(dtype, rows);
+  if (IsBlockDType(dtype)) return ApplyToBlocks(dtype, rows, scratch);
   const auto offset = static_cast<float>(offset_);
   const std::size_t size = SizeOf(dtype);
   const std::size_t heads = rows.size() / (head_dim_ * size);

@@ -25,10 +25,16 @@ class RowShift {
   // reference to `shift`. Requires: offset is not 0; not custom.
   void Prepare(const Shift& shift, std::int32_t offset, int k_head_dim);
 
+  // The elements of `scratch` that Apply needs for rows of this dtype.
+  std::size_t ScratchSize(DType dtype) const;
+
   // Rewrites contiguous rows, [k_head_dim, kv_heads, any number], with
   // k_head_dim as prepared. They are shifted as f32 and rounded; elements that
-  // do not change keep their bits. Requires: not idle().
-  void Apply(DType dtype, std::span<std::byte> rows) const;
+  // do not change keep their bits. Allocates nothing, so that several threads
+  // can call it, each with its own scratch. Requires: not idle(); `scratch` has
+  // ScratchSize(dtype) elements or more.
+  void Apply(DType dtype, std::span<std::byte> rows,
+             std::span<float> scratch = {}) const;
 
   // Whether Apply leaves every row as it is.
   bool idle() const;
@@ -38,7 +44,8 @@ class RowShift {
   std::span<const float> sines() const { return sines_; }
 
  private:
-  void ApplyToBlocks(DType dtype, std::span<std::byte> rows) const;
+  void ApplyToBlocks(DType dtype, std::span<std::byte> rows,
+                     std::span<float> scratch) const;
 
   const Shift* shift_ = nullptr;
   std::int32_t offset_ = 0;

@@ -187,7 +187,8 @@ void Layer::Move(std::span<const CellMove> moves, Share share) {
   MoveInColumns(moves, columns, share.End(value_row_) - first);
 }
 
-void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
+void Layer::Shift(const Selection& cells, const RowShift& shift,
+                  std::span<float> scratch, Share share) {
   if (shift.idle()) return;
   const std::size_t words = cells.end - cells.begin;
   const std::size_t end = cells.begin + share.End(words);
@@ -197,8 +198,10 @@ void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
       const auto first = AsSize(std::countr_zero(left));
       const auto rows = AsSize(std::countr_one(left >> first));
       const std::size_t cell = w * kWordBits + first;
-      shift.Apply(k_dtype_, {key_.data() + cell * key_row_bytes(),
-                             rows * key_row_bytes()});
+      shift.Apply(
+          k_dtype_,
+          {key_.data() + cell * key_row_bytes(), rows * key_row_bytes()},
+          scratch);
       // Below the run all bits are zero: the carry clears the run.
       left &= left + (std::uint64_t{1} << first);
     }

@@ -34,6 +34,7 @@ class Layer {
   Layer(const RowDims& dims, const LayerFormat& format);
 
   const RowDims& dims() const { return dims_; }
+  DType k_dtype() const { return k_dtype_; }
   std::size_t cells() const { return cells_; }
   std::size_t key_row_elements() const { return key_row_; }
   std::size_t key_row_bytes() const { return key_row_bytes_; }
@@ -46,8 +47,10 @@ class Layer {
   // Copies rows, or a share's part of them. Requires: no cell is in two moves.
   void Move(std::span<const CellMove> moves, Share share);
 
-  // Shifts the K rows of the selected cells, or a share's part of them.
-  void Shift(const Selection& cells, const RowShift& shift, Share share);
+  // Shifts the K rows of the selected cells, or a share's part of them. The
+  // share has its own scratch, see RowShift::Apply.
+  void Shift(const Selection& cells, const RowShift& shift,
+             std::span<float> scratch, Share share);
 
   // Load or store one K row as f32; `row` has k_head_dim x kv_heads elements.
   void LoadKey(std::size_t cell, std::span<float> row) const;

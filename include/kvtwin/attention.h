@@ -43,10 +43,11 @@ namespace kvtwin {
 
 // How the scores of a layer are computed, and how exactly.
 struct AttentionOptions {
-  float scale = 1;     // Not 0. Usually 1 / sqrt(k_head_dim).
-  float soft_cap = 0;  // >= 0; 0: none.
-  // [heads], learned logits of cells without V: finite, or -infinity for a head
-  // without a sink. Empty: none.
+  // From 2^-50 to 2^50, or minus that. Usually 1 / sqrt(k_head_dim).
+  float scale = 1;
+  float soft_cap = 0;  // From 2^-50 to 2^50; 0: none.
+  // [heads], learned logits of cells without V: from -2^50 to 2^50, or
+  // -infinity for a head without a sink. Empty: none.
   std::span<const float> sinks = {};
   // Parts into which the cells of a row are split and merged, up to 65,536. 0:
   // chosen by the shape of the work.

@@ -580,10 +580,12 @@ typedef struct kvtwin_attention kvtwin_attention;
 /* How the scores of a layer are computed, and how exactly. */
 typedef struct kvtwin_attention_options {
   size_t size;        /* sizeof this struct, see the top. */
-  float scale;        /* Not 0. Usually 1 / sqrt(k_head_dim). */
-  float soft_cap;     /* >= 0; 0: none. */
-  const float* sinks; /* [heads], learned logits of cells without V: finite, or
-                         -infinity for a head without a sink. NULL: none. */
+  float scale;        /* From 2^-50 to 2^50, or minus that. Usually
+                         1 / sqrt(k_head_dim). */
+  float soft_cap;     /* From 2^-50 to 2^50; 0: none. */
+  const float* sinks; /* [heads], learned logits of cells without V: from -2^50
+                         to 2^50, or -infinity for a head without a sink. NULL:
+                         none. */
   size_t sink_count;  /* 0 or heads. */
   int32_t splits;     /* Parts into which the cells of a row are split and
                          merged, up to 65,536. 0: chosen by the shape of the

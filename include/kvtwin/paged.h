@@ -223,12 +223,13 @@ class PagedPool {
   virtual Result<PagedTable> ExportTable(
       std::span<const int> sequences) const = 0;
   // block * block_size + offset for each of the positions begin .. end - 1,
-  // which may be appended ones. -1: the position has no row.
+  // which may be appended ones. -1: the position has no row. With states, a
+  // block has the row of one state: the slot is the block.
   virtual Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                         int end) const = 0;
   // K and V of all blocks of a layer: [head_dim, kv_heads, block_size, blocks],
-  // or [head_dim, block_size, kv_heads, blocks] if kHeadMajor. Slots without a
-  // token may hold anything.
+  // or [head_dim, block_size, kv_heads, blocks] if kHeadMajor. With states,
+  // block_size counts as 1. Slots without a token may hold anything.
   virtual Result<PagedKv> Blocks(int layer) const = 0;
 };
 

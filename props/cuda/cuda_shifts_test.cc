@@ -66,7 +66,7 @@ TEST(CudaRows, ShiftAsTheHostDoes) {
               cudaSuccess);
     RowShift host;
     host.Prepare(shift, offset, head_dim);
-    twin.layer().Shift(SelectionOf(cells, twin.cells()), host, Share{0, 1});
+    twin.layer().Shift(SelectionOf(cells, twin.cells()), host, {}, Share{0, 1});
     ASSERT_TRUE(bytes.Download() == twin.Keys().bytes);
   }
 }

@@ -286,6 +286,39 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
   }
 }
 
+// Factors of f32, and of the smallest and largest options, do not overflow.
+TEST_F(AttentionOfSizes, AtTheEndsOfTheOptions) {
+  constexpr float kSmallest = 0x1p-50F;
+  constexpr float kLargest = 0x1p50F;
+  for (const DType dtype : {DType::kF32, DType::kF8, DType::kQ8}) {
+    for (const float scale : {kSmallest, -kSmallest, kLargest, -kLargest}) {
+      for (const float soft_cap : {0.F, kSmallest, kLargest}) {
+        for (const float sink : {-kInfinity, -kLargest, kLargest}) {
+          for (const int rows : {1, 70}) {
+            Case drawn;
+            drawn.columns = 70;
+            drawn.rows = rows;
+            drawn.heads = 2;
+            drawn.k_head_dim = drawn.v_head_dim = 32;
+            drawn.options.scale = scale;
+            drawn.options.soft_cap = soft_cap;
+            drawn.sinks = {sink, -kInfinity};
+            DrawTensors(SeededPick(3, AsSize(rows)), drawn, dtype, dtype);
+            Check(drawn, Products::kF32);
+            Check(drawn, Products::kTerms);
+            drawn.options.bf16_products = true;
+            Check(drawn, Products::kBf16);
+            Check(drawn, Products::kEmulatedAmx);
+            ASSERT_FALSE(HasFailure())
+                << DTypeName(dtype) << ", scale " << scale << ", soft_cap "
+                << soft_cap << ", sink " << sink << ", rows " << rows;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Attention, OfTheReferenceIsWithinTheBound) {
   auto twin = *MakeAttention("reference");
   for (int number = 0; number < 200; ++number) {

@@ -2,6 +2,7 @@
 
 #include "core/guarded_attention.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -236,21 +237,34 @@ TEST_P(GuardedAttentionOf, RefusesTensors) {
 }
 
 TEST_P(GuardedAttentionOf, RefusesOptions) {
-  Refuses("scale is 0, it must be finite and not 0",
-          [](AttentionFixture& f) { f.options.scale = 0; });
-  Refuses("scale is nan, it must be finite and not 0",
-          [](AttentionFixture& f) { f.options.scale = Limits::quiet_NaN(); });
-  Refuses("soft_cap is -1, it must be finite and not negative",
-          [](AttentionFixture& f) { f.options.soft_cap = -1; });
-  Refuses("soft_cap is inf, it must be finite and not negative",
-          [](AttentionFixture& f) { f.options.soft_cap = Limits::infinity(); });
+  constexpr float kTooLarge = 0x1.000002p50F;
+  constexpr float kTooSmall = 0x1.fffffep-51F;
+  for (const float scale : {0.F, kTooSmall, -kTooSmall, kTooLarge, -kTooLarge,
+                            Limits::infinity(), Limits::quiet_NaN()}) {
+    Refuses(
+        fmt::format("scale is {}, it must be from 2^-50 to 2^50, or minus that",
+                    scale),
+        [&](AttentionFixture& f) { f.options.scale = scale; });
+  }
+  for (const float cap : {-1.F, kTooSmall, kTooLarge, Limits::max(),
+                          Limits::infinity(), Limits::quiet_NaN()}) {
+    Refuses(
+        fmt::format(
+            "soft_cap is {}, it must be 0 (none), or from 2^-50 to 2^50", cap),
+        [&](AttentionFixture& f) { f.options.soft_cap = cap; });
+  }
   Refuses("sinks are 3, there are 4 heads", [](AttentionFixture& f) {
     f.options.sinks = std::span<const float>(f.sinks).first(3);
   });
-  Refuses("a sink is nan, it must be finite or -inf", [](AttentionFixture& f) {
-    f.sinks[2] = Limits::quiet_NaN();
-    f.options.sinks = f.sinks;
-  });
+  for (const float sink :
+       {kTooLarge, -kTooLarge, Limits::infinity(), Limits::quiet_NaN()}) {
+    Refuses(fmt::format("a sink is {}, it must be from -2^50 to 2^50, or -inf",
+                        sink),
+            [&](AttentionFixture& f) {
+              f.sinks[2] = sink;
+              f.options.sinks = f.sinks;
+            });
+  }
   Refuses("splits is -1, it must be 0 to 65536",
           [](AttentionFixture& f) { f.options.splits = -1; });
   Refuses("splits is 65537, it must be 0 to 65536",

@@ -24,6 +24,7 @@
 #include "core/names.h"
 #include "kvtwin/cache.h"
 #include "optimized/fast_paths.h"
+#include "optimized/row_shift.h"
 #include "props/unit/optimized/allocations.h"
 
 namespace kvtwin::props {
@@ -301,6 +302,20 @@ TEST(Allocations, NoneOnFastPaths) {
                 .dtype = DType::kF16});
   }
   optimized::ForceFastPaths(optimized::FastPaths::kAuto);
+}
+
+// Several threads shift rows at once, where an exception would end the program.
+TEST(Allocations, NoneByShiftsOfWideHeads) {
+  constexpr int kWide = 4096;
+  Shift shift;
+  shift.kind = ShiftKind::kRope;
+  optimized::RowShift prepared;
+  prepared.Prepare(shift, -1, kWide);
+  std::vector<float> scratch(prepared.ScratchSize(DType::kQ8));
+  std::vector<std::byte> rows(AsSize(RunBytes(DType::kQ8, kWide)));
+  const std::size_t before = allocations;
+  prepared.Apply(DType::kQ8, rows, scratch);
+  EXPECT_EQ(allocations, before);
 }
 
 }  // namespace

@@ -301,7 +301,8 @@ void ExpectShifted(DType dtype, const Shift& shift, int head_dim) {
   DenseTensor expected = AllOf(dtype, head_dim);
   DenseTensor actual = expected;
   ASSERT_TRUE(ShiftStored(shift, 0, -5, expected).ok());
-  fast.Apply(dtype, actual.bytes);
+  std::vector<float> scratch(fast.ScratchSize(dtype));
+  fast.Apply(dtype, actual.bytes, scratch);
   EXPECT_TRUE(actual == expected) << DTypeName(dtype) << ' ' << head_dim;
 }
 

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/index.h"
@@ -69,6 +70,17 @@ TEST_P(RowShiftOn, AgreesWithTheReferenceOnAnglesThatAreNaN) {
     history.setup.spec.shift.rope.base = base;
     history.setup.spec.shift.rope.scale = 1e300;
     ExpectAgreement(history);
+  }
+}
+
+// A head of 4,096 elements is wider than the 2,048 that are converted at a
+// time, and the keys have more than 1 MiB, so that threads share them.
+TEST(RowShift, WideHeadsAreShiftedByManyThreads) {
+  for (const char* shift : {"add", "tag_add", "rope"}) {
+    ExpectAgreement(*ParseHistory(
+        std::string("kvt1 dtype=q8_0 layers=2 dims=4096,1,32 cap=300 batch=300 "
+                    "shift=") +
+        shift + " | put 0*300 | drop 0:0-1 | put 0*1 | get"));
   }
 }
 
