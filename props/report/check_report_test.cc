@@ -136,13 +136,15 @@ TEST(CheckReport, ShowsTheBitsOfNaN) {
 // Calls of pools
 // ---------------------------------------------------------------------------
 
+constexpr int kHistories = 8;
+
 std::string Calls(const PoolLimits& limits) {
   std::ostringstream out;
-  EXPECT_TRUE(Generate({.seed = 2,
+  EXPECT_TRUE(Generate({.seed = 8,
                         .kind = {},
                         .paged = true,
                         .limits = limits,
-                        .histories = 40},
+                        .histories = kHistories},
                        out)
                   .ok());
   return out.str();
@@ -181,7 +183,7 @@ TEST(CheckReport, CallsOfPoolsCanBeLimited) {
       EXPECT_EQ(json.at("pool").at("dtype"), DTypeName(dtype));
       EXPECT_FALSE(json.at("pool").contains("v_dtype"));
     }
-    EXPECT_EQ(headers, 40);
+    EXPECT_EQ(headers, kHistories);
   }
 }
 

@@ -36,23 +36,23 @@ shrinks() {
 }
 
 shrinks 1 "^[1-9] calls of [0-9]+, after [0-9]+ runs$" \
-  --with "python3 '$toy' --bug"
+  --with "python3 -S '$toy' --bug"
 "$kvtwin" check "$folder/bug.short.jsonl"
 [ $? -eq 1 ] || fail "the short one is not rejected"
 [ "$(wc -l <"$folder/bug.short.jsonl")" -le 10 ] || fail "it is not short"
 # The bug loses the last token of a copy: one token and its copy show it.
 ! grep -qE '"positions": *\[[0-9]+,' "$folder/bug.short.jsonl" ||
   fail "a pass has tokens that the bug does not need"
-shrinks 1 "written .*again.jsonl" --with "python3 '$toy' --bug" \
+shrinks 1 "written .*again.jsonl" --with "python3 -S '$toy' --bug" \
   --out "$folder/again.jsonl"
 cmp "$folder/bug.short.jsonl" "$folder/again.jsonl" || fail "it is another one"
-shrinks 2 "what the command prints is accepted" --with "python3 '$toy'"
+shrinks 2 "what the command prints is accepted" --with "python3 -S '$toy'"
 shrinks 2 "it ends with exit code 3, having printed: no" \
   --with "echo no >&2; exit 3"
 shrinks 2 "takes longer than 0.3 seconds" --with "sleep 60" --seconds 0.3
 shrinks 2 "prints more than 1 MiB" --with yes --output-mib 1
 shrinks 2 "is not a recording: line 2" --with cat
-shrinks 2 "No such file" --with "python3 '$toy' --bug" --runs 1 \
+shrinks 2 "No such file" --with "python3 -S '$toy' --bug" --runs 1 \
   --out "$folder/no/such/folder"
 shrinks 2 "/dev/full cannot be written: No space left on device" \
-  --with "python3 '$toy' --bug" --runs 1 --out /dev/full
+  --with "python3 -S '$toy' --bug" --runs 1 --out /dev/full
