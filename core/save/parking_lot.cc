@@ -213,6 +213,8 @@ class Parking : public ParkingLot {
     // A cache that was never used refuses even this, and is empty.
     static_cast<void>(sessions.Adopt(slot, {}));
     static_cast<void>(cache.CopyPrefix(slot, slot, 0));
+    // The next passes may free cells.
+    if (loaded.status().code() == StatusCode::kCacheFull) return 0;
     ++failed_;
     files_.erase(best);
     if (!state.ok()) return state.status();

@@ -311,6 +311,35 @@ TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
   }
 }
 
+// A window holds the tokens of its last batch until the next pass: a cache can
+// be full while a slot is free.
+TEST_F(Parked, AFullCacheForgetsNothing) {
+  const CacheSpec spec = {.kind = Kind::kSwaMem, .window = 4, .memory = 10};
+  std::vector<int> tokens(16);
+  for (int i = 0; i < 16; ++i) At(tokens, i) = 1 + i;
+  const Prompt prompt = PromptOf(tokens);
+  const auto parking = Open();
+  ParkingServer before(spec), after(spec);
+  int slot = before.Compute(prompt);
+  ASSERT_TRUE(parking->Park(before.sessions(), before.cache(), slot).ok());
+  slot = after.Compute(Prompt(16, SessionInput{99}));
+  const auto unpark = [&] {
+    const Result<int> loaded =
+        parking->Unpark(after.sessions(), after.cache(), 1 - slot, prompt, 1);
+    EXPECT_TRUE(CheckSessions(after.sessions(), after.cache()).ok());
+    EXPECT_TRUE(loaded.ok()) << loaded.status().ToString();
+    const int reusable = after.sessions().Slot(1 - slot)->reusable;
+    EXPECT_TRUE(!loaded.ok() || reusable == *loaded);
+    return reusable;
+  };
+  EXPECT_EQ(unpark(), 0);
+  EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 1, .written = 1}));
+  slot = after.Compute(PromptOf({99, 99}));
+  EXPECT_EQ(unpark(), 16);
+  EXPECT_EQ(parking->Gauges(),
+            (ParkingGauges{.parked = 1, .written = 1, .loaded = 1}));
+}
+
 // A recurrent cache has states of some tokens, and after a stop string not that
 // of the last one.
 TEST_F(Parked, StatesAreLoaded) {
