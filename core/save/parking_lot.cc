@@ -358,6 +358,20 @@ class Parking : public ParkingLot {
     files_.merge(write.replaced);
   }
 
+  // Returns the greatest number of the inputs after which the cache can resume
+  // and no group is divided.
+  static Result<int> Resumed(std::span<const SessionInput> inputs, Cache& cache,
+                             int slot) {
+    int length = Size(inputs);
+    for (;;) {
+      const Result<std::int32_t> resume = cache.ResumeBefore(slot, length);
+      if (!resume.ok()) return resume.status();
+      const int whole = DividedGroup(inputs, *resume).first;
+      if (whole == length) return length;
+      length = whole;
+    }
+  }
+
   // Loads a state of `tokens` tokens into a slot, up to the last of the inputs
   // that the cache can resume after, and returns their number. If that is less
   // than `least`, the slot is emptied instead.
@@ -374,10 +388,9 @@ class Parking : public ParkingLot {
     // A label may name more tokens than its file has.
     if (status.ok()) status = CheckTokens(state, tokens, cache, slot);
     if (!status.ok()) return status;
-    const Result<std::int32_t> resume = cache.ResumeBefore(slot, Size(inputs));
-    if (!resume.ok()) return resume.status();
-    int length = DividedGroup(inputs, *resume).first;
-    if (length < least) length = 0;
+    const Result<int> resumed = Resumed(inputs, cache, slot);
+    if (!resumed.ok()) return resumed;
+    const int length = *resumed < least ? 0 : *resumed;
     status = cache.CopyPrefix(slot, slot, length);
     if (status.ok()) {
       status = sessions.Adopt(slot, inputs.first(AsSize(length)));

@@ -364,6 +364,30 @@ TEST_F(Parked, StatesAreLoaded) {
   }
 }
 
+// A state that divides a group of inputs is passed over.
+TEST_F(Parked, AGroupIsNotDividedByStates) {
+  const CacheSpec spec = {
+      .kind = Kind::kHybrid,
+      .caches = {
+          {.kind = Kind::kCausal},
+          {.kind = Kind::kRecurrent, .checkpoint_every = 2, .checkpoints = 4}}};
+  Prompt prompt = PromptOf({1, 2, 3, 4, 5, 6, 7, 8});
+  prompt[5].same_batch = 2;  // The state of 6 inputs divides the group.
+  const auto parking = Open();
+  ParkingServer before(spec), after(spec);
+  const int slot = before.Compute(prompt);
+  ASSERT_TRUE(parking->Park(before.sessions(), before.cache(), slot).ok());
+  prompt[7].token = 99;
+  const Result<int> loaded =
+      parking->Unpark(after.sessions(), after.cache(), 1, prompt, 1);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+  EXPECT_EQ(*loaded, 4);
+  EXPECT_TRUE(*after.cache().CanResume(1, 4));
+  EXPECT_EQ(after.sessions().Slot(1)->reusable, 4);
+  const Status status = CheckSessions(after.sessions(), after.cache());
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
 TEST_F(Parked, AFileThatIsDamagedIsForgotten) {
   const Prompt prompt = PromptOf({1, 2, 3});
   const std::string file = ParkedFile(prompt);
