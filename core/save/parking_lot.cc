@@ -212,7 +212,7 @@ class Parking : public ParkingLot {
     }
     // A cache that was never used refuses even this, and is empty.
     static_cast<void>(sessions.Adopt(slot, {}));
-    static_cast<void>(cache.CopyPrefix(slot, slot, 0));
+    static_cast<void>(cache.Remove(slot, 0, kOpenEnd));
     // The next passes may free cells.
     if (loaded.status().code() == StatusCode::kCacheFull) return 0;
     ++failed_;
@@ -383,7 +383,7 @@ class Parking : public ParkingLot {
                      tokens);
     }
     Status status = sessions.Adopt(slot, {});
-    if (status.ok()) status = cache.CopyPrefix(slot, slot, 0);
+    if (status.ok()) status = cache.Remove(slot, 0, kOpenEnd);
     if (status.ok()) status = cache.AddSequence(slot, state);
     // A label may name more tokens than its file has.
     if (status.ok()) status = CheckTokens(state, tokens, cache, slot);
@@ -391,7 +391,7 @@ class Parking : public ParkingLot {
     const Result<int> resumed = Resumed(inputs, cache, slot);
     if (!resumed.ok()) return resumed;
     const int length = *resumed < least ? 0 : *resumed;
-    status = cache.CopyPrefix(slot, slot, length);
+    status = cache.Remove(slot, length, kOpenEnd);
     if (status.ok()) {
       status = sessions.Adopt(slot, inputs.first(AsSize(length)));
     }

@@ -45,11 +45,12 @@ Prompt PromptOf(const std::vector<int>& tokens) {
 class ParkingServer {
  public:
   explicit ParkingServer(const CacheSpec& spec = {}, DType rows = DType::kF32,
-                         std::optional<DType> v_rows = {})
-      : cache_(*MakeCache(spec)) {
+                         std::optional<DType> v_rows = {},
+                         const SessionsSpec& sizes = kParkingSpec)
+      : cache_(*MakeCache(spec)), layer_types_(Size(spec.caches)) {
     EXPECT_TRUE(cache_->SetConfig({.v_dtype = v_rows}).ok());
-    EXPECT_TRUE(cache_->Init(InitOf(kParkingSpec, rows)).ok());
-    sessions_ = *MakeSessions(*cache_, kParkingSpec);
+    EXPECT_TRUE(cache_->Init(InitOf(sizes, rows)).ok());
+    sessions_ = *MakeSessions(*cache_, sizes);
   }
 
   Cache& cache() { return *cache_; }
@@ -92,12 +93,18 @@ class ParkingServer {
     }
     const TensorView view =
         DenseView(rows.data(), DType::kF32, {1, 1, std::ssize(rows), 1});
-    EXPECT_TRUE(cache_->SetLayer(0).ok());
-    EXPECT_TRUE(cache_->Put(view, view).ok());
+    for (int type = 0; type < std::max(layer_types_, 1); ++type) {
+      if (layer_types_ > 0) {
+        EXPECT_TRUE(cache_->SetLayerType(type).ok());
+      }
+      EXPECT_TRUE(cache_->SetLayer(0).ok());
+      EXPECT_TRUE(cache_->Put(view, view).ok());
+    }
     over = !batch.outputs.empty();
   }
 
   std::unique_ptr<Cache> cache_;
+  int layer_types_;  // 0: the cache has no other caches.
   std::unique_ptr<Sessions> sessions_;
 };
 
@@ -361,6 +368,43 @@ TEST_F(Parked, StatesAreLoaded) {
       EXPECT_EQ(*tokens, loaded);
       EXPECT_TRUE(*after.cache().CanResume(1, loaded));
     }
+  }
+}
+
+// An encoder takes one sequence, which cannot be copied.
+TEST_F(Parked, AllKindsAreLoaded) {
+  const CacheSpec causal, swa = {.kind = Kind::kSwa, .window = 3};
+  const CacheSpec recurrent = {
+      .kind = Kind::kRecurrent, .checkpoint_every = 4, .checkpoints = 2};
+  const CacheSpec encoder = {.kind = Kind::kEncoder};
+  const SessionsSpec sizes = {.slots = 1, .context = 16, .batch = 8};
+  const Prompt longer = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+  const Prompt prompt(longer.begin(), longer.end() - 1);
+  for (const CacheSpec& spec : std::vector<CacheSpec>{
+           causal,
+           swa,
+           {.kind = Kind::kSwaMem, .window = 3, .memory = 5},
+           {.kind = Kind::kChunked, .chunk = 4},
+           recurrent,
+           {.kind = Kind::kWrapper, .caches = {causal, swa}},
+           {.kind = Kind::kWrapper, .caches = {encoder, causal}},
+           {.kind = Kind::kHybrid, .caches = {causal, swa, recurrent}}}) {
+    fs::remove_all(Spec().folder);
+    const auto parking = Open();
+    ParkingServer before(spec, DType::kF32, {}, sizes);
+    ParkingServer after(spec, DType::kF32, {}, sizes);
+    before.Compute(prompt);
+    ASSERT_TRUE(parking->Park(before.sessions(), before.cache(), 0).ok());
+    after.Compute(PromptOf({1, 2, 11, 12}));
+    const Result<int> loaded =
+        parking->Unpark(after.sessions(), after.cache(), 0, prompt, 1);
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_EQ(*loaded, 10);
+    EXPECT_TRUE(*after.cache().CanResume(0, 10));
+    const Result<bool> cached = after.cache().EncoderCached();
+    EXPECT_FALSE(cached.ok() && *cached);
+    after.Compute(longer);
+    EXPECT_EQ(after.sessions().Gauges().hit_tokens, 10);
   }
 }
 
