@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <deque>
 #include <filesystem>
 #include <future>
+#include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <system_error>
 #include <tuple>
@@ -115,6 +116,20 @@ Result<SlotInfo> FreeSlot(const Sessions& sessions, int slot) {
   return Untimely("slot {} is in use by request {}", slot, info->request);
 }
 
+// Calls does() in the background. If no thread can start, the first thread that
+// waits for the result calls it.
+template <class Does>
+auto InBackground(Does does) {
+  // A std::async that throws may have moved its function: both share this one.
+  const auto kept = std::make_shared<Does>(std::move(does));
+  const auto call = [kept] { return (*kept)(); };
+  try {
+    return std::async(std::launch::async, call);
+  } catch (const std::system_error&) {
+    return std::async(std::launch::deferred, call);
+  }
+}
+
 class Parking : public ParkingLot {
  public:
   explicit Parking(ParkingSpec spec)
@@ -179,8 +194,9 @@ class Parking : public ParkingLot {
     if (IsWriting(path)) return Fetched::kReading;
     bool reads = read_ && read_->path == path;
     if (!read_ || (replace && !reads && IsReady(read_->state))) {
-      read_ = {path, std::async(std::launch::async, LoadState, path,
-                                LabelOf(best->second))};
+      read_ = {path, InBackground([path, label = LabelOf(best->second)] {
+                 return LoadState(path, label);
+               })};
       reads = true;
     }
     return reads && IsReady(read_->state) ? Fetched::kReady : Fetched::kReading;
@@ -245,9 +261,10 @@ class Parking : public ParkingLot {
     std::future<Result<CacheState>> state;
   };
 
+  // Whether no thread is still at work. A deferred call is made by get().
   static bool IsReady(const auto& future) {
-    return future.wait_for(std::chrono::seconds(0)) ==
-           std::future_status::ready;
+    return future.wait_for(std::chrono::seconds(0)) !=
+           std::future_status::timeout;
   }
 
   bool IsWriting(const std::string& path) const {
@@ -302,7 +319,8 @@ class Parking : public ParkingLot {
 
   void Write(Inputs inputs, CacheState state) {
     std::string label = LabelOf(inputs);
-    Writing write;
+    std::list<Writing> writes(1);
+    Writing& write = writes.front();
     for (const auto& [path, old] : files_) {
       if (CommonInputs(old, inputs) == Size(old)) write.replaced[path] = old;
     }
@@ -311,12 +329,10 @@ class Parking : public ParkingLot {
       write.replaced[path] = old;
     }
     std::vector<std::string> replaced;
-    for (const auto& [path, old] : write.replaced) {
-      files_.erase(path);
-      replaced.push_back(path);
-    }
+    for (const auto& [path, old] : write.replaced) replaced.push_back(path);
     write.path = NewPath();
-    files_[write.path] = std::move(inputs);
+    Files added;
+    added[write.path] = std::move(inputs);
     std::shared_future<Status> before;
     if (!writes_.empty()) before = writes_.back().done;
     auto save = [before, path = write.path, label = std::move(label),
@@ -331,8 +347,11 @@ class Parking : public ParkingLot {
       }
       return status;
     };
-    write.done = std::async(std::launch::async, std::move(save));
-    writes_.push_back(std::move(write));
+    write.done = InBackground(std::move(save));
+    // Nothing below throws: either all of this changes or nothing.
+    for (const auto& [path, old] : write.replaced) files_.erase(path);
+    files_.merge(added);
+    writes_.splice(writes_.end(), writes);
   }
 
   // Takes note of the files that are written, and with `all` waits for those
@@ -404,7 +423,7 @@ class Parking : public ParkingLot {
   const std::string label_;  // How the labels of all files begin.
   // By path. Names begin with the time, so that the oldest file comes first.
   Files files_;
-  std::deque<Writing> writes_;
+  std::list<Writing> writes_;
   std::optional<Reading> read_;
   Status error_;  // The error of the last file that could not be written.
   std::int64_t written_ = 0, loaded_ = 0, failed_ = 0;

@@ -123,8 +123,9 @@ enum class Fetched {
 // Conversations on disk, so that they outlive the process and their slot. Each
 // is a file of SaveState (save.h), complete or absent, whose label has the
 // model, the dtypes and the inputs. The rows of an encoder are not saved: after
-// Unpark it is not EncoderCached. Everyone who can read the folder can read the
-// conversations. Two parking lots of one model need two folders.
+// Unpark it is not EncoderCached. While no thread can start for the background,
+// calls wait for the disk themselves. Everyone who can read the folder can read
+// the conversations. Two parking lots of one model need two folders.
 class ParkingLot {
  public:
   virtual ~ParkingLot() = default;  // Waits until all is written.

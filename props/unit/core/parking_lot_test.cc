@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +17,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -592,6 +595,48 @@ class FullDisk {
   struct rlimit before_ = {};
   void (*handler_)(int) = std::signal(SIGXFSZ, SIG_IGN);
 };
+
+// No thread can start: none has room for a stack.
+class NoThreads {
+ public:
+  NoThreads() {
+    EXPECT_EQ(pthread_getattr_default_np(&before_), 0);
+    pthread_attr_t huge;
+    EXPECT_EQ(pthread_getattr_default_np(&huge), 0);
+    EXPECT_EQ(pthread_attr_setstacksize(&huge, std::size_t{1} << 60), 0);
+    EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
+    pthread_attr_destroy(&huge);
+    EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+  }
+  ~NoThreads() {
+    EXPECT_EQ(pthread_setattr_default_np(&before_), 0);
+    pthread_attr_destroy(&before_);
+  }
+  NoThreads(const NoThreads&) = delete;
+  NoThreads& operator=(const NoThreads&) = delete;
+
+ private:
+  pthread_attr_t before_ = {};
+};
+
+TEST_F(Parked, FilesAreWrittenAndReadWithoutThreads) {
+  const auto parking = Open();
+  const Prompt prompt = PromptOf({1, 2, 3}), longer = PromptOf({1, 2, 3, 4});
+  ParkAll(*parking, {prompt});
+  ParkingServer server;
+  const int slot = server.Compute(longer);
+  {
+    const NoThreads none;
+    ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+    EXPECT_TRUE(parking->Wait(/*all=*/false).ok());
+    EXPECT_EQ(parking->Gauges(), (ParkingGauges{.parked = 1, .written = 2}));
+    EXPECT_EQ(Files().size(), 1);
+    EXPECT_EQ(parking->Fetch(longer, 1, true), Fetched::kReady);
+  }
+  EXPECT_EQ(Unparked(*parking, longer), 4);
+  EXPECT_EQ(parking->Gauges(),
+            (ParkingGauges{.parked = 1, .written = 2, .loaded = 1}));
+}
 
 // A folder that cannot be written to, and a disk that is full: what would have
 // been replaced stays.
