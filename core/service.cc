@@ -78,6 +78,7 @@ class BatchService : public Service {
         sessions_(std::move(sessions)),
         parking_(std::move(parking)),
         parked_(parking_ ? parking_->Gauges() : ParkingGauges()),
+        cells_(CountCells(cache)),
         thread_([this](const std::stop_token& stop) { Loop(stop); }) {}
 
   Result<std::unique_ptr<Answer>> Ask(ServiceRequest request) override {
@@ -135,8 +136,8 @@ class BatchService : public Service {
     add("first_token_seconds_total", first_token_.count());
     add("requests_waiting", waiting_.size());
     add("requests_running", running_.size());
-    add("cells_used", cells_used_);
-    add("cells_free", cache_.CellCount() - cells_used_);
+    add("cells_used", cells_.used);
+    add("cells_free", cells_.cells - cells_.used);
     add("conversations_parked", parked_.parked);
     add("conversations_writing", parked_.writing);
     add("parking_failures_total", parked_.failed);
@@ -324,7 +325,7 @@ class BatchService : public Service {
     const Result<SessionBatch> batch = sessions_->NextBatch();
     if (!batch.ok()) return batch.status();
     if (batch->inputs.empty()) return {};
-    cells_used_ = CountCells(cache_).used;
+    cells_ = CountCells(cache_);
     const auto begin = Clock::now();
     lock.unlock();
     // Only this thread changes the running requests.
@@ -396,7 +397,7 @@ class BatchService : public Service {
     parked_ = parking_->Gauges();
   }
 
-  Cache& cache_;
+  Cache& cache_;  // The thread alone calls it.
   const ServiceSpec spec_;
   const ServiceModel model_;
   // The thread alone uses these.
@@ -409,11 +410,11 @@ class BatchService : public Service {
   // except that others add to waiting_, requests_ and refused_.
   SessionGauges gauges_;
   ParkingGauges parked_;
-  Status status_;  // Why the service has failed.
+  CellGauges cells_;  // When the last batch was planned.
+  Status status_;     // Why the service has failed.
   std::list<JobPointer> waiting_;
   std::map<int, JobPointer> running_;  // By number in sessions.
   std::int64_t requests_ = 0, refused_ = 0, cancelled_ = 0, tokens_ = 0;
-  int cells_used_ = 0;
   std::chrono::duration<double> forward_{}, first_token_{};
   std::jthread thread_;  // Ends first.
 };

@@ -399,6 +399,37 @@ TEST(Service, SaysAtItsEndWhatWentWrongWithAFile) {
   EXPECT_THAT(said[0], HasSubstr("cannot be opened"));
 }
 
+// Metrics count the cells of a wrapper's first cache, whichever the model
+// leaves active.
+TEST(Service, MetricsOfAWrapper) {
+  const auto cache = *MakeCache(
+      {.kind = Kind::kWrapper,
+       .caches = {{.kind = Kind::kCausal}, {.kind = Kind::kSwa, .window = 4}}});
+  const ServiceSpec spec = SpecOf();
+  ASSERT_TRUE(cache->Init(InitOf(spec.sessions, DType::kF32)).ok());
+  const int cells = cache->CellCount();
+  std::vector<float> logits;
+  const auto forward = [&](Cache& layers, const SessionBatch& batch) {
+    const std::vector<float> ones(batch.inputs.size(), 1);
+    const TensorView rows =
+        DenseView(ones.data(), DType::kF32, {1, 1, Size(ones), 1});
+    for (const int type : {0, 1}) {
+      EXPECT_TRUE(layers.SetLayerType(type).ok());
+      EXPECT_TRUE(layers.SetLayer(0).ok());
+      EXPECT_TRUE(layers.Put(rows, rows).ok());
+    }
+    logits.assign(batch.outputs.size(), 0);
+    return std::span<const float>(logits);
+  };
+  const auto service = *MakeService(
+      *cache, spec,
+      {.forward = forward, .bytes = [](int) { return std::string("x"); }});
+  EXPECT_EQ(Metric(*service, "cells_free"), cells);
+  WholeOf(*service, RequestOf("hello", 4));
+  EXPECT_EQ(Metric(*service, "cells_used"), 8);
+  EXPECT_EQ(Metric(*service, "cells_free"), cells - 8);
+}
+
 // An error of the model ends all answers, and those after it.
 TEST(Service, FailsWithItsModel) {
   const std::vector<std::pair<std::atomic<bool> Letters::*, const char*>>
