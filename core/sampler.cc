@@ -35,7 +35,7 @@ std::int32_t Sampler::operator()(std::span<const float> logits) {
       if (other <= weight) other = 0;
       likelier += other;
     }
-    if (!(likelier > most) || likelier == 0) return token;
+    if (!(likelier >= most) || likelier == 0) return token;
   }
 }
 

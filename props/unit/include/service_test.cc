@@ -674,6 +674,15 @@ TEST(Sampler, DrawsByTheWeights) {
   EXPECT_GT(counts(1, 0.88)[0], 0);
 }
 
+// The likeliest token has exactly half of the weight: the others have a
+// quarter.
+TEST(Sampler, DrawsNothingBeyondAnExactPart) {
+  Sampler sampler(1 / std::log(2.0), 0.5, 1);
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(sampler(std::vector{-1.F, 0.F, -1.F}), 1);
+  }
+}
+
 TEST(Sampler, EqualSamplersDrawEqualTokens) {
   const std::vector<float> logits(100, 1);
   const auto drawn = [&](std::uint64_t seed) {
