@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -434,7 +435,8 @@ TEST_F(ByHand, InvalidCallsAreRefusedAndNotWritten) {
   kvtwin_tensor rows = Rows(put_);
   refused(kvtwin_record_put(recorder_, 0, &rows, &rows), "key: element 1");
   rows.shape[1] = 0;
-  refused(kvtwin_record_put(recorder_, 0, &rows, &rows), "key.shape[1] is 0");
+  refused(kvtwin_record_put(recorder_, 0, &rows, &rows),
+          "key has shape [1, 0, 2], every extent must be at least 1");
   rows.dtype = KVTWIN_BITS;
   refused(kvtwin_record_put(recorder_, 0, &rows, &rows), "rows are of numbers");
   refused(kvtwin_record_put(recorder_, 0, nullptr, nullptr), "key has no data");
@@ -448,6 +450,40 @@ TEST_F(ByHand, InvalidCallsAreRefusedAndNotWritten) {
   refused(kvtwin_record_get(recorder_, 0, &view_), "[columns, rows]");
   view_.size = 1;
   refused(kvtwin_record_get(recorder_, 0, &view_), "view.size is 1");
+}
+
+// An element that is repeated takes no memory, its copies would.
+TEST_F(ByHand, ShapesThatNoLineHoldsAreRefused) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 31;
+  Begin();
+  const std::string before = file_.text();
+  const auto refused = [&](kvtwin_status status, const std::string& name) {
+    EXPECT_EQ(status, KVTWIN_INVALID_ARGUMENT);
+    EXPECT_THAT(kvtwin_last_error(), StartsWith(name + " has shape ["));
+    EXPECT_EQ(file_.text(), before);
+  };
+  kvtwin_tensor rows = Rows(put_);
+  rows.stride[3] = sizeof(float);
+  for (const std::array<std::int64_t, 3>& shape :
+       {std::array<std::int64_t, 3>{kHuge, kHuge, 1},
+        {kHuge * kHuge / 4, 4, 4},
+        {kHuge * kHuge, 1, 1},
+        {1, 1, kHuge},
+        {1 << 13, 1 << 13, 2}}) {
+    std::ranges::copy(shape, rows.shape);
+    refused(kvtwin_record_put(recorder_, 0, &rows, &rows), "key");
+    const kvtwin_tensor row = Rows(put_);
+    refused(kvtwin_record_put(recorder_, 0, &row, &rows), "value");
+    view_.value = rows;
+    refused(kvtwin_record_get(recorder_, 0, &view_), "view.value");
+  }
+  view_.value = view_.key;
+  view_.mask.stride[3] = sizeof(float);
+  for (const std::array<std::int64_t, 2>& shape :
+       {std::array<std::int64_t, 2>{1, kHuge * kHuge}, {kHuge, kHuge}}) {
+    std::ranges::copy(shape, view_.mask.shape);
+    refused(kvtwin_record_get(recorder_, 0, &view_), "view.mask");
+  }
 }
 
 TEST_F(ByHand, ARefusedRecorderLeavesTheFileAlone) {

@@ -6,8 +6,10 @@
 #include <optional>
 #include <sstream>
 
+#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/mask_elements.h"
+#include "core/state_checks.h"
 #include "core/trace/trace.h"
 #include "props/c_api/c_api.h"
 
@@ -68,24 +70,32 @@ Result<StatusCode> AnswerFromC(const kvtwin_status& answer, int last) {
       raw, kvtwin_status_name(raw), last);
 }
 
+// Errors: more than `most` elements, which no line of a recording holds.
+// Requires: every extent is at least 1.
+Status CheckElements(std::string_view name, const Shape& shape,
+                     std::size_t most) {
+  std::int64_t elements = 1;
+  for (const std::int64_t extent : shape) {
+    KVTWIN_DCHECK(extent >= 1);
+    if (__builtin_mul_overflow(elements, extent, &elements) ||
+        std::cmp_greater(elements, most)) {
+      return Invalid(
+          "{} has shape {}, a line of a recording holds at most {} elements",
+          name, ShapeText(shape), most);
+    }
+  }
+  return {};
+}
+
 // Returns rows of any shape as f32.
 Result<DenseTensor> RowsFromC(std::string_view name,
                               const kvtwin_tensor* tensor) {
   const Result<TensorView> view = TensorFromC(name, tensor);
   if (!view.ok()) return view.status();
   if (view->data == nullptr) return Invalid("{} has no data", name);
-  if (Status status = CheckRowDType(name, view->dtype); !status.ok()) {
-    return status;
-  }
-  for (std::size_t i = 0; i < view->shape.size(); ++i) {
-    Status status =
-        AtLeastOne(fmt::format("{}.shape[{}]", name, i), view->shape[i]);
-    if (!status.ok()) return status;
-  }
-  if (Status status = CheckWholeBlocks(name, view->shape[0], view->dtype);
-      !status.ok()) {
-    return status;
-  }
+  Status status = CheckShape(name, view->shape, view->dtype);
+  if (status.ok()) status = CheckElements(name, view->shape, kJsonElementsMax);
+  if (!status.ok()) return status;
   return CopyOf(*view, DType::kF32);
 }
 
@@ -96,7 +106,7 @@ Status CheckMask(const TensorView& mask) {
   }
   if (mask.shape[0] >= 1 && mask.shape[1] >= 1 && mask.shape[2] == 1 &&
       mask.shape[3] == 1) {
-    return {};
+    return CheckElements("view.mask", mask.shape, kTraceLineBytesMax);
   }
   return Invalid("view.mask has shape {}, it must be [columns, rows]",
                  ShapeText(mask.shape));
