@@ -1,5 +1,7 @@
 #include "kvtwin/rows.h"
 
+#include <cstdint>
+
 #include "core/assert.h"
 #include "core/elements.h"
 #include "core/index.h"
@@ -12,6 +14,11 @@ namespace {
 Status CheckRow(DType dtype, std::size_t count, std::size_t bytes) {
   if (!IsRowDType(dtype)) {
     return Invalid("rows cannot have the dtype {}", DTypeName(dtype));
+  }
+  constexpr std::size_t kCountMax = PTRDIFF_MAX / sizeof(float);
+  if (count > kCountMax) {
+    return Invalid("numbers has {} elements, a row has at most {}", count,
+                   kCountMax);
   }
   if (IsBlockDType(dtype) && count % kBlockElements != 0) {
     return Invalid("{} has blocks of {} elements, there are {}",

@@ -100,13 +100,14 @@ Result<TensorView> TensorFromC(std::string_view name,
                                const kvtwin_tensor* tensor);
 kvtwin_tensor CTensor(const TensorView& tensor);
 
-// The pointers stay the caller's. Errors: a count that is negative, or that has
-// no list.
+// The pointers stay the caller's. Errors: a count that is negative or larger
+// than any list, or that has no list.
 Result<Batch> BatchFromC(const kvtwin_batch* batch);
 template <class T, class Count>
 Result<std::span<const T>> ListFromC(std::string_view name, const T* list,
                                      Count count) {
-  if (std::cmp_less(count, 0)) {
+  if (std::cmp_less(count, 0) ||
+      std::cmp_greater(count, PTRDIFF_MAX / sizeof(T))) {
     return Invalid("{} has {} entries", name, count);
   }
   if (list == nullptr && count != 0) {

@@ -2,6 +2,7 @@
 // that the generator makes. Tests what only C has: struct sizes, null pointers,
 // texts.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -655,6 +656,36 @@ TEST(CInterface, RowsBecomeNumbersAndBack) {
   EXPECT_EQ(kvtwin_row_bytes(KVTWIN_Q4_0, 33, &bytes), KVTWIN_INVALID_ARGUMENT);
   EXPECT_EQ(kvtwin_row_bytes(KVTWIN_BITS, 64, &bytes), KVTWIN_INVALID_ARGUMENT);
   EXPECT_STREQ(kvtwin_last_error(), "dtype is 6, rows have 0 to 5");
+}
+
+// Their bytes cannot be counted, or end past the end of all memory.
+TEST(CInterface, CountsThatNoListHasAreRefused) {
+  const auto refused = [](kvtwin_status status, const std::string& why) {
+    EXPECT_EQ(status, KVTWIN_INVALID_ARGUMENT);
+    EXPECT_THAT(kvtwin_last_error(), StartsWith(why));
+  };
+  std::array<float, 34> row = {};
+  float* const at = row.data();
+  for (const std::size_t count : {std::size_t{1} << 61, std::size_t{1} << 62,
+                                  std::size_t{1} << 63, SIZE_MAX - 31}) {
+    const std::string why = fmt::format(
+        "numbers has {} elements, a row has at most 2305843009213693951",
+        count);
+    refused(kvtwin_row_to_f32(KVTWIN_F32, at, 0, at, count), why);
+    refused(kvtwin_row_to_f32(KVTWIN_Q8_0, at, 34, at, count), why);
+    refused(kvtwin_row_from_f32(KVTWIN_F16, at, count, at, 0), why);
+  }
+  kvtwin_verdict verdict{};
+  verdict.size = sizeof(verdict);
+  refused(kvtwin_check_memory("x", SIZE_MAX, nullptr, &verdict),
+          "bytes has 18446744073709551615 entries");
+  const kvtwin_attention_part part = {at, at};
+  kvtwin_attention_out out{};
+  out.size = sizeof(out);
+  out.out = at;
+  out.out_count = 1;
+  refused(kvtwin_attention_merge(&part, SIZE_MAX, 1, 1, &out),
+          "parts has 18446744073709551615 entries");
 }
 
 TEST(CInterface, MasksSayWhoMayAttend) {

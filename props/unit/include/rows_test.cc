@@ -84,6 +84,11 @@ TEST(Rows, RefuseWhatDoesNotFit) {
   EXPECT_EQ(why(DType::kF32), "3 elements of f32 have 12 bytes, the row has 6");
   EXPECT_EQ(why(DType::kQ4), "q4_0 has blocks of 32 elements, there are 3");
   EXPECT_EQ(why(DType::kBits), "rows cannot have the dtype bits");
+  // The bytes of so many elements would be 0 in 64 bits.
+  const std::size_t count = std::size_t{1} << 62;
+  EXPECT_EQ(RowToF32({}, DType::kF32, {numbers.data(), count}).message(),
+            "numbers has 4611686018427387904 elements, a row has at most "
+            "2305843009213693951");
 }
 
 TEST(Rows, ElementsOfViewsAreFoundByTheirStrides) {
