@@ -167,7 +167,6 @@ std::string KindsText(const Abilities& abilities) {
 // Returns why a path cannot name a library, or "". HostProcess reports a
 // missing file.
 std::string WhyNoLibrary(const std::string& path) {
-  if (path.empty()) return "no path";
   struct stat found = {};
   if (stat(path.c_str(), &found) != 0) return "";
   return CheckRegular(path, found.st_mode).message();

@@ -125,7 +125,7 @@ void JudgeInput(
 struct CheckArguments {
   std::vector<std::string> paths;
   std::string twin = "both";
-  std::optional<std::string> html;  // Where pages go; empty is refused.
+  std::string html;  // Where pages go; empty: no pages.
   bool json = false;
 };
 
@@ -188,18 +188,17 @@ Result<std::vector<std::string>> FilesToCheck(const CheckArguments& arguments) {
 
 // Returns the page of each file, ready to be written; none without --html.
 Result<std::vector<std::string>> PreparePages(
-    const std::optional<std::string>& html,
-    const std::vector<std::string>& files) {
-  if (!html) return std::vector<std::string>();
+    const std::string& html, const std::vector<std::string>& files) {
+  if (html.empty()) return std::vector<std::string>();
   std::error_code error;
-  if (!html->empty() && files.size() > 1 && !fs::is_directory(*html, error) &&
-      !fs::create_directory(*html, error)) {
+  if (files.size() > 1 && !fs::is_directory(html, error) &&
+      !fs::create_directory(html, error)) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("with several recordings, --html names a folder, "
                               "and {} cannot be made: {}",
-                              Printable(*html, 200), error.message()));
+                              Printable(html, 200), error.message()));
   }
-  std::vector<std::string> pages = PagesOf(*html, files);
+  std::vector<std::string> pages = PagesOf(html, files);
   for (const std::string& page : pages) {
     Status status = PreparePage(page);
     if (!status.ok()) return status;
@@ -272,11 +271,9 @@ void AddCheckCommand(CLI::App& app, int& exit_code) {
   AddTwin(*check, arguments->twin);
   check->add_flag("--json", arguments->json,
                   "print one JSON object per recording");
-  check->add_option_function<std::string>(
-      "--html",
-      [arguments](const std::string& path) { arguments->html = path; },
-      "draw the rejected recording as a page (HTML); with several "
-      "recordings, the folder for their pages");
+  check->add_option("--html", arguments->html,
+                    "draw the rejected recording as a page (HTML); with "
+                    "several recordings, the folder for their pages");
   check->callback([arguments, &exit_code] { exit_code = Check(*arguments); });
 }
 
@@ -429,6 +426,33 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
   return 2;
 }
 
+// Whether the option takes integers.
+bool IsWhole(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return type.starts_with("INT") || type.starts_with("UINT");
+}
+
+// Refuses the values that CLI11 and the subcommands would misread: 010 would be
+// 8, and an empty text is how they represent an option that is not given.
+void CheckValues(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    // Flags, and --known, may have no value. The model of a state may be "".
+    if (option->get_expected_min() == 0 || option->check_name("--model")) {
+      continue;
+    }
+    const auto why_not = [whole = IsWhole(*option)](const std::string& value) {
+      if (value.empty()) return std::string("the value is empty");
+      const std::size_t digits = value.find_first_not_of("+-");
+      if (!whole || digits + 1 >= value.size() || value[digits] != '0') {
+        return std::string();
+      }
+      return fmt::format("'{}' begins with 0: numbers are decimal",
+                         Printable(value, 40));
+    };
+    option->transform(CLI::Validator(why_not, ""));  // The first check.
+  }
+}
+
 // Says why the arguments of a subcommand are refused. Returns the exit code.
 int RefuseArguments(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<CLI::App*> used = app.get_subcommands();
@@ -469,6 +493,7 @@ int Main(int argc, char** argv, AddCommand more) {
   AddCertifyCommand(app, exit_code);
   AddBisectCommand(app, exit_code);
   if (more != nullptr) more(app, exit_code);
+  for (CLI::App* command : app.get_subcommands({})) CheckValues(*command);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",
                Printable(std::getenv("KVTWIN_TARGET"), 40),

@@ -62,8 +62,8 @@ void AddTwin(CLI::App& command, FuzzArguments& arguments) {
 }
 
 // Throws if --html is given with an unusable path.
-void CheckPage(const CLI::App& command, const std::string& html) {
-  if (command.count("--html") == 0) return;
+void CheckPage(const std::string& html) {
+  if (html.empty()) return;
   const Status status = PreparePage(html);
   if (!status.ok()) throw CLI::ValidationError(status.message());
 }
@@ -643,7 +643,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
     RefuseOptions(*fuzz, *fuzz_arguments, kind == "paged" || kind == "groups",
                   kind == "sessions");
     if (kind == "groups") RefuseForGroups(*fuzz, *fuzz_arguments);
-    CheckPage(*fuzz, fuzz_arguments->html);
+    CheckPage(fuzz_arguments->html);
     CatchInterrupts();
     exit_code = RunFuzz(*fuzz_arguments);
   });
@@ -658,7 +658,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
     const std::string& history = run_arguments->history;
     RefuseOptions(*run, *run_arguments, history.starts_with("kvp1"),
                   history.starts_with("kvs1"));
-    CheckPage(*run, run_arguments->html);
+    CheckPage(run_arguments->html);
     exit_code = RunOne(*run_arguments);
   });
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/json_line.h"
 #include "core/names.h"
 
 namespace kvtwin::props {
@@ -32,9 +33,9 @@ inline CLI::Validator Whole() {
   return {[](const std::string& text) {
             const bool digits =
                 text.find_first_not_of("0123456789") == std::string::npos;
-            return digits && text.size() < 20
-                       ? ""
-                       : "not a whole number from 0 to 10^19 - 1";
+            if (digits && text.size() < 20) return std::string();
+            return fmt::format("'{}' is not a whole number from 0 to 10^19 - 1",
+                               Printable(text, 40));
           },
           "UINT"};
 }

@@ -30,7 +30,6 @@ bool IsPage(const std::string& path) {
 }  // namespace
 
 Status PreparePage(const std::string& path) {
-  if (path.empty()) return Invalid("--html is empty, it must name a file");
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return {};
   if (!IsPage(path)) {

@@ -10,7 +10,7 @@
 namespace kvtwin::props {
 
 // Removes the page of an earlier run and reports that, so that the page exists
-// afterwards only if this run wrote it. Errors: an empty path; a file that is
+// afterwards only if this run wrote it. Errors: a file that is
 // not a page of kvtwin, which stays as it is.
 Status PreparePage(const std::string& path);
 

@@ -310,12 +310,8 @@ void AddStateCommand(CLI::App& app, int& exit_code) {
           ->add_option("--sequence", arguments->sequence,
                        "write this sequence as a state of its own, to --out")
           ->check(CLI::NonNegativeNumber);
-  auto* out = command
-                  ->add_option("--out", arguments->out,
-                               "the file that --sequence is written to")
-                  ->check([](const std::string& path) {
-                    return path.empty() ? "--out is empty" : "";
-                  });
+  auto* out = command->add_option("--out", arguments->out,
+                                  "the file that --sequence is written to");
   command->add_flag("--json", arguments->json,
                     "print one JSON object per file");
   sequence->needs(out);
