@@ -13,11 +13,14 @@
 #include <string>
 #include <string_view>
 
+#include "core/refusals.h"
 #include "props/base/filter.h"
 #include "props/base/program.h"
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
+#include "props/history/history.h"
 #include "props/history/line_reader.h"
+#include "props/paged/paged_history.h"
 
 namespace kvtwin::props {
 namespace {
@@ -51,14 +54,15 @@ Result<std::string> Git(const std::string& arguments) {
 }
 
 // Returns a shell script that builds the commit that is checked out and runs
-// the history on it. The script exits with kRight, kWrong or kSkipped.
+// the history on it. The script exits with kRight, kWrong or kSkipped. The
+// build's last line may end with a comment.
 std::string StepScript(const BisectArguments& arguments) {
   std::string program = Program();
   if (program.find('/') != std::string::npos) {
     program = std::filesystem::absolute(program).string();
   }
   return fmt::format(
-      "({}) || exit {}; {} run {} --backend {}; "
+      "({}\n) || exit {}; {} run {} --backend {}; "
       "case $? in 0) exit {};; 1) exit {};; *) exit {};; esac",
       arguments.build, kSkipped, ShellWord(program),
       ShellWord(arguments.history), ShellWord(arguments.library), kRight,
@@ -117,11 +121,30 @@ int Search(const BisectArguments& arguments,
   return Print(arguments, ends[1]);
 }
 
-int RunBisect(const BisectArguments& arguments) {
+// Errors: text that is not a history of a cache or of a pool.
+Status CheckHistory(const std::string& text) {
+  return text.starts_with("kvp1") ? ParsePagedHistory(text).status()
+                                  : ParseHistory(text).status();
+}
+
+// Errors: the checkout has changes, or a bisection of the user would be lost.
+Status CheckCheckout() {
   const Result<std::string> changed =
       Git("status --porcelain --untracked-files=no");
-  if (!changed.ok()) return Complain(changed.status().message());
-  if (!changed->empty()) return Complain("the checkout has changes");
+  if (!changed.ok()) return changed.status();
+  if (!changed->empty()) return Untimely("the checkout has changes");
+  const Result<std::string> started = Git("rev-parse --git-path BISECT_START");
+  if (!started.ok()) return started.status();
+  if (!std::filesystem::exists(*started)) return {};
+  return Untimely(
+      "a bisection is in progress here: end it with 'git bisect reset' first");
+}
+
+int RunBisect(const BisectArguments& arguments) {
+  Status status = CheckHistory(arguments.history);
+  if (!status.ok()) return Complain("history: " + status.message());
+  status = CheckCheckout();
+  if (!status.ok()) return Complain(status.message());
   // During the bisection, names such as HEAD~4 would mean other commits.
   std::array<std::string, 2> ends;  // The bad commit and the good commit.
   for (const bool good : {false, true}) {

@@ -49,9 +49,24 @@ expect 2 "not ancestors of the bad" bisect --good HEAD --bad HEAD~2
 expect 2 "are the same commit" bisect --good HEAD
 expect 2 "HEAD~1 cannot be built, or does not run" bisect --good HEAD~1
 expect 2 "Needed a single revision" bisect --good no-such-commit
-expect 2 "HEAD cannot be built, or does not run" \
-  "$kvtwin" bisect nonsense --backend ./mine.so --build "$build" --good HEAD~2
+for wrong in nonsense 'kvt1 | fly' 'kvp1 | fly'; do
+  expect 2 "^kvtwin: history: character [18]: " "$kvtwin" bisect "$wrong" \
+    --backend ./mine.so --build 'touch built' --good HEAD~2
+  [ ! -e built ] || { echo "'$wrong' is built"; exit 1; }
+done
 echo '/* later */' >>cache.c && commit "later"
 expect 2 "the history fails at HEAD~1$" bisect --good HEAD~1
+# A build that ends with a comment.
+build="$build # a note"
+expect 1 "^  $(git rev-parse HEAD~1) mended with the bug$" bisect --good HEAD~3
+# A bisection of the user goes on as it was.
+git bisect start HEAD HEAD~3 >/dev/null
+before=$(git rev-parse HEAD; git bisect log)
+code=0
+bisect --good HEAD~3 >out 2>err || code=$?
+[ "$code" -eq 2 ] && grep -q "a bisection is in progress here" err &&
+  [ "$(git rev-parse HEAD; git bisect log)" = "$before" ] ||
+  { echo "a bisection is not left alone: $code"; cat out err; exit 1; }
+git bisect reset >/dev/null 2>&1
 git mv cache.c other.c
 expect 2 "the checkout has changes" bisect --good HEAD~2
