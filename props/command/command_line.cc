@@ -107,6 +107,8 @@ std::string TextLine(const std::string& file, const Judgement& judgement) {
 void JudgeInput(
     const std::vector<std::string>& twins,
     const std::function<void(const std::string&, const Judgement&)>& tell) {
+  // The stream would otherwise take an error of a read for the end.
+  std::ios::sync_with_stdio(false);
   TraceReader reader(std::cin, /*several=*/true);
   int count = 0;
   do {
@@ -117,6 +119,7 @@ void JudgeInput(
       judgement.bad_input = {0, "there is not enough memory"};
     }
     tell(fmt::format("-:{}", ++count), judgement);
+    if (std::cin.bad()) return;  // The judgement says so.
   } while (reader.SkipToHeader());
   if (!reader.error()) return;
   tell("-", {.bad_input = reader.error()});

@@ -151,6 +151,9 @@ endif()
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
 kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
+kvtwin_command_test(run_no_cache EXIT 2
+  PRINTS "no cache can be made from 'kvt1 kind=encoder': max_sequences is 2, an encoder"
+  ARGS run "kvt1 kind=encoder | put 0*1")
 kvtwin_command_test(fuzz_groups EXIT 0 PRINTS "0 differences.* 36 pairs of d"
   ARGS fuzz --kind groups --ops 50000)
 kvtwin_command_test(fuzz_groups_dtypes EXIT 2 PRINTS "is not for pools with groups"

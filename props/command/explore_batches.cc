@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/json_line.h"
 #include "props/command/backend_command.h"
 
 namespace kvtwin::props {
@@ -106,9 +107,13 @@ int AnswerBatches(
   const auto refuse = [](std::string_view what) {
     return Complain(fmt::format("explore --batches: {}", what));
   };
+  const auto refuse_line = [&](const std::string& line) {
+    return refuse(
+        fmt::format("not a request: '{}'", Printable(line, kLineMost)));
+  };
   while (const auto line = ReadLine()) {
     const std::optional<Request> request = Parse(*line);
-    if (!request) return refuse(fmt::format("not a request: '{}'", *line));
+    if (!request) return refuse_line(*line);
     if (request->word == "cases") {
       Json names = Json::array();
       for (const ExploreCase& one : cases) names.push_back(one.name);
@@ -154,7 +159,7 @@ int AnswerBatches(
         return 2;
       }
     } else {
-      return refuse(fmt::format("not a request: '{}'", *line));
+      return refuse_line(*line);
     }
   }
   return 0;

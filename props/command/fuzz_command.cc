@@ -516,6 +516,15 @@ int RunOneOf(const FuzzArguments& arguments, const Result<AnyHistory>& history,
   return failure ? Failed(arguments, *failure) : 0;
 }
 
+// Returns the first refusal while a cache of this setup is made.
+Status RefusalOf(const Setup& setup, const Subject& subject) {
+  Result<std::unique_ptr<Cache>> cache = subject.Make(setup);
+  Status status = cache.status();
+  if (status.ok()) status = (*cache)->SetConfig(setup.config);
+  if (status.ok()) status = (*cache)->Init(setup.init);
+  return status;
+}
+
 int RunOne(const FuzzArguments& arguments) {
   if (arguments.history.starts_with("kvp1")) {
     return OnPools(arguments, [&](const Subject& subject) {
@@ -542,9 +551,9 @@ int RunOne(const FuzzArguments& arguments) {
   std::vector<std::string> calls;
   for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
   if (!result.ran && !result.failure) {
-    fmt::print(stderr, "kvtwin run: no cache can be made from '{}'{}{}\n",
-               ToText(history->setup), calls.empty() ? "" : ": ",
-               calls.empty() ? "" : calls.back());
+    fmt::print(stderr, "kvtwin run: no cache can be made from '{}': {}\n",
+               ToText(history->setup),
+               RefusalOf(history->setup, subject).message());
     return 2;
   }
   std::optional<Failure> failure;

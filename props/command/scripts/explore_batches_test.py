@@ -81,6 +81,7 @@ def main():
             (b"along 0 1\n123", "the path ends too early"),
             (b"along 0 1\n" + b"\1" * 24, "not a path"),
             (b"shrink 0 0\n", "not a request: 'shrink 0 0'"),
+            (b"\x1b[31m \xff\n", r"not a request: '\x1b[31m \xff'"),
             (b"x" * 1000 + b"\n", "not a request")]:
         done = subprocess.run(
             [kvtwin, *SIZE, "--batches"], input=request, capture_output=True)

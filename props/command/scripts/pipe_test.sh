@@ -1,8 +1,19 @@
 #!/usr/bin/env bash
-# pipe_test.sh KVTWIN TOY: `gen | program | check -`, with the correct program,
-# then with its bug. Exit code 77 (skipped): Python is missing.
+# pipe_test.sh KVTWIN TOY: `check -` of what cannot be read; then `gen | program |
+# check -`, with the correct program, then with its bug. Exit code 77 (skipped): Python
+# is missing.
 set -uo pipefail
 kvtwin=$1 toy=$2
+# What cannot be read is not called empty.
+for input in '<&-' '</'; do
+  output=$(eval "'$kvtwin' check - $input")
+  code=$?
+  if [ "$code" -ne 2 ] || ! grep -q ' -:1: cannot be read$' <<<"$output" ||
+    ! grep -q ' 1 bad input$' <<<"$output"; then
+    echo "pipe_test.sh: exit code $code with $input: $output"
+    exit 1
+  fi
+done
 if ! command -v python3 >/dev/null; then
   echo "skipped: there is no python3 here to run $toy"
   exit 77
