@@ -1,16 +1,19 @@
 #include "props/base/text_file.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <system_error>
 
 #include "core/json_line.h"
+#include "core/save/file.h"
 #include "core/save/part_file.h"
 
 namespace kvtwin::props {
@@ -41,9 +44,9 @@ Status WriteThere(const std::string& path, std::string_view text) {
                       std::strerror(error))};
 }
 
-}  // namespace
-
-Status WriteFile(const std::string& path, std::string_view text) {
+// Returns the file that is replaced to write to the path. Returns nothing if it
+// is written to in place.
+std::optional<std::string> FileToReplace(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_status there = fs::status(path, error);
@@ -52,15 +55,31 @@ Status WriteFile(const std::string& path, std::string_view text) {
   const bool open_already =
       path.starts_with("/dev/") || path.starts_with("/proc/");
   if (open_already || (fs::exists(there) && !fs::is_regular_file(there))) {
-    return WriteThere(path, text);
+    return std::nullopt;
   }
   // A symbolic link stays a link: the file that it points to is replaced.
-  std::string target = path;
-  if (fs::is_symlink(fs::symlink_status(path, error))) {
-    target = fs::weakly_canonical(path, error).string();
-    if (error) return WriteThere(path, text);
+  if (!fs::is_symlink(fs::symlink_status(path, error))) return path;
+  const fs::path target = fs::weakly_canonical(path, error);
+  return error ? std::nullopt : std::optional(target.string());
+}
+
+}  // namespace
+
+Status CheckWritable(const std::string& path) {
+  const std::optional<std::string> target = FileToReplace(path);
+  if (target) return PartFile(*target).Make();
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return SystemError("cannot be written", path, EISDIR);
   }
-  PartFile part(target);
+  if (::access(path.c_str(), W_OK) == 0) return {};
+  return SystemError("cannot be written", path);
+}
+
+Status WriteFile(const std::string& path, std::string_view text) {
+  const std::optional<std::string> target = FileToReplace(path);
+  if (!target) return WriteThere(path, text);
+  PartFile part(*target);
   Status status = part.Make();
   if (!status.ok()) return status;
   if (!part.file().Write(0, std::as_bytes(std::span(text)))) {

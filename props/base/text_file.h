@@ -14,6 +14,10 @@ namespace kvtwin::props {
 // Returns the bytes of the file, or nothing if it cannot be read.
 std::string ReadFile(const std::filesystem::path& path);
 
+// Finds out early whether WriteFile can begin to write. Leaves an existing file
+// as it is, and makes none. Errors: as for WriteFile.
+Status CheckWritable(const std::string& path);
+
 // Replaces the file as a whole, or leaves it as it was. A path that is not a
 // regular file, such as a pipe or a device, is written to in place. Errors: the
 // text was not written completely, with the system's reason.

@@ -68,6 +68,17 @@ expect(certify(good, 2, "--compare", written("text.json", "hello")),
 expect(certify(good, 2, "--compare", str(folder)), "not a regular file")
 expect(certify(good, 2, "--compare", "/dev/zero"), "not a regular file")
 expect(certify(good, 2, "--compare", str(folder / "none")), "No such file")
-expect(certify(good, 2, "--junit", str(folder / "none" / "a.xml")),
-       "cannot be opened")
+# The file is tried before the run, and nothing of it remains. What is there stays.
+for path, why in [(folder / "none" / "a.xml", "cannot be opened"),
+                  (folder, "cannot be written: Is a directory")]:
+    said = certify(good, 2, "--junit", str(path))
+    expect(said, f"kvtwin: --junit: '{path}' ")
+    expect(said, why)
+    assert "holds" not in said, said
+before = sorted(folder.iterdir())
+(folder / "kept.xml").write_text("kept")
+certify(str(folder / "none.so"), 2, "--junit", str(folder / "kept.xml"))
+certify(str(folder / "none.so"), 2, "--junit", str(folder / "new.xml"))
+assert sorted(folder.iterdir()) == sorted([*before, folder / "kept.xml"])
+assert (folder / "kept.xml").read_text() == "kept"
 print("certificates are as they should be")

@@ -91,6 +91,10 @@ int RunCertify(CertifyArguments& arguments) {
     if (!read.ok()) return Complain(read.status().message());
     old = *read;
   }
+  if (!arguments.junit.empty()) {
+    const Status writable = CheckWritable(arguments.junit);
+    if (!writable.ok()) return Complain("--junit: " + writable.message());
+  }
   const auto act = [&](Host& host, const BackendInfo& info,
                        const std::vector<Level>& levels,
                        const std::function<Subject(Level)>& subject_at) {

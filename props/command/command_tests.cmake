@@ -154,6 +154,9 @@ kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
 kvtwin_command_test(run_no_cache EXIT 2
   PRINTS "no cache can be made from 'kvt1 kind=encoder': max_sequences is 2, an encoder"
   ARGS run "kvt1 kind=encoder | put 0*1")
+kvtwin_command_test(fuzz_page_needs_a_place EXIT 2
+  PRINTS "^kvtwin fuzz: '/no/such/page.html' is in a folder that cannot be opened"
+  ARGS fuzz --html /no/such/page.html)
 kvtwin_command_test(fuzz_groups EXIT 0 PRINTS "0 differences.* 36 pairs of d"
   ARGS fuzz --kind groups --ops 50000)
 kvtwin_command_test(fuzz_groups_dtypes EXIT 2 PRINTS "is not for pools with groups"

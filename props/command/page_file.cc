@@ -11,6 +11,7 @@
 #include "core/index.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
+#include "props/base/text_file.h"
 
 namespace kvtwin::props {
 namespace {
@@ -31,17 +32,16 @@ bool IsPage(const std::string& path) {
 
 Status PreparePage(const std::string& path) {
   std::error_code error;
-  if (!fs::is_regular_file(path, error)) return {};
+  if (!fs::is_regular_file(path, error)) return CheckWritable(path);
   if (!IsPage(path)) {
     return Invalid("--html is '{}', a file that is not a page of kvtwin",
                    Printable(path, 200));
   }
-  // If the old page cannot be removed, writing the new one reports the reason.
   if (fs::remove(path, error)) {
     fmt::print(stderr, "kvtwin: removed {}, the page of an earlier run\n",
                Printable(path, path.size()));
   }
-  return {};
+  return CheckWritable(path);
 }
 
 int AfterPage(const Status& written, const std::string& path, int exit_code) {

@@ -11,7 +11,7 @@ namespace kvtwin::props {
 
 // Removes the page of an earlier run and reports that, so that the page exists
 // afterwards only if this run wrote it. Errors: a file that is
-// not a page of kvtwin, which stays as it is.
+// not a page of kvtwin, which stays as it is; a path that cannot be written.
 Status PreparePage(const std::string& path);
 
 // If the page was written, prints its path to standard error and returns

@@ -51,9 +51,7 @@ std::string ShortName(const std::string& path) {
   return name.string();
 }
 
-int Write(const ShrinkArguments& arguments, const ShrunkRecording& shrunk) {
-  const std::string path =
-      arguments.out.empty() ? ShortName(arguments.path) : arguments.out;
+int Write(const std::string& path, const ShrunkRecording& shrunk) {
   const Status written = WriteFile(path, shrunk.text);
   if (!written.ok()) return RefuseToShrink(written.message());
   const Judgement& judgement = shrunk.judgement;
@@ -77,6 +75,11 @@ int RunShrink(const ShrinkArguments& arguments) {
   if (std::filesystem::equivalent(arguments.path, arguments.out, none)) {
     return RefuseToShrink("--out is the recording itself");
   }
+  const std::string out =
+      arguments.out.empty() ? ShortName(arguments.path) : arguments.out;
+  if (const Status status = CheckWritable(out); !status.ok()) {
+    return RefuseToShrink("--out: " + status.message());
+  }
   RecordingShrinkOptions options;
   options.twins =
       arguments.twin == "both"
@@ -94,7 +97,7 @@ int RunShrink(const ShrinkArguments& arguments) {
     const auto shrunk = ShrinkRecording(recording, record, options);
     if (terminal) fmt::print(stderr, "\r{:40}\r", "");
     if (!shrunk.ok()) return RefuseToShrink(shrunk.status().message());
-    return Write(arguments, *shrunk);
+    return Write(out, *shrunk);
   } catch (const std::bad_alloc&) {
     return RefuseToShrink("there is not enough memory");
   }

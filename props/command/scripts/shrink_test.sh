@@ -52,7 +52,11 @@ shrinks 2 "it ends with exit code 3, having printed: no" \
 shrinks 2 "takes longer than 0.3 seconds" --with "sleep 60" --seconds 0.3
 shrinks 2 "prints more than 1 MiB" --with yes --output-mib 1
 shrinks 2 "is not a recording: line 2" --with cat
-shrinks 2 "No such file" --with "python3 -S '$toy' --bug" --runs 1 \
-  --out "$folder/no/such/folder"
+# The command is not run if its result could not be written.
+shrinks 2 "--out: '$folder/no/such/folder' .* No such file" \
+  --with "touch '$folder/ran'" --out "$folder/no/such/folder"
+shrinks 2 "--out: '$folder' cannot be written: Is a directory" \
+  --with "touch '$folder/ran'" --out "$folder"
+[ ! -e "$folder/ran" ] || fail "the command is run before --out is refused"
 shrinks 2 "/dev/full cannot be written: No space left on device" \
   --with "python3 -S '$toy' --bug" --runs 1 --out /dev/full
