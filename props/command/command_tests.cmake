@@ -154,6 +154,11 @@ kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
 kvtwin_command_test(run_no_cache EXIT 2
   PRINTS "no cache can be made from 'kvt1 kind=encoder': max_sequences is 2, an encoder"
   ARGS run "kvt1 kind=encoder | put 0*1")
+foreach(level numeric visibility attention)
+  kvtwin_command_test(run_no_capacity_${level} EXIT 2
+    PRINTS "no cache can be made from 'kvt1 cap=0': capacity is 0"
+    ARGS run --level ${level} "kvt1 cap=0 | put 0*1")
+endforeach()
 kvtwin_command_test(fuzz_page_needs_a_place EXIT 2
   PRINTS "^kvtwin fuzz: '/no/such/page.html' is in a folder that cannot be opened"
   ARGS fuzz --html /no/such/page.html)

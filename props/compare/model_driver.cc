@@ -64,8 +64,14 @@ bool ModelDriver::SetUp() {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(status.code()));
   if (status.code() == StatusCode::kNotSupported) return false;
+  // No cache has such sizes, and the ledger does not check arguments.
+  const CacheConfig& config = setup_.config;
+  if (std::min({init.max_sequences, init.capacity, init.max_batch,
+                config.cache_padding, config.mask_batch_padding}) < 1) {
+    return false;
+  }
   // Sizes, too, decide whether such a cache can exist.
-  const Status expected = ledger_.Init(setup_.config, init);
+  const Status expected = ledger_.Init(config, init);
   if (!expected.ok()) return false;
   CheckResult("Init", expected, status);
   Begin("");
