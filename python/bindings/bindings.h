@@ -7,6 +7,7 @@
 
 #include <array>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -34,6 +35,14 @@ T Value(Result<T> result) {
   Check(result.status());
   return std::move(*result);
 }
+
+// Returns str(object) as UTF-8, in which lone surrogates are escaped. Errors:
+// raised: str() raises.
+std::string TextOf(nb::handle object);
+
+// Raises a ValueError that names an argument and its value.
+[[noreturn]] void Wrong(std::string_view name, nb::handle value,
+                        std::string_view expected);
 
 // A kvtwin.Setup without its model.
 struct Making {

@@ -1,4 +1,7 @@
+#include <fmt/format.h>
+
 #include <string>
+#include <string_view>
 
 #include "bindings.h"
 #include "optimized/fast_paths.h"
@@ -40,6 +43,25 @@ void Raise(const Status& status) {
   };
   PyErr_SetString(type().ptr(), status.ToString().c_str());
   throw nb::python_error();
+}
+
+std::string TextOf(nb::handle object) {
+  const nb::str text(object);
+  const auto bytes = nb::steal<nb::bytes>(
+      PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return {bytes.c_str(), bytes.size()};
+}
+
+void Wrong(std::string_view name, nb::handle value, std::string_view expected) {
+  std::string shown;
+  try {
+    shown = TextOf(nb::repr(value));
+  } catch (const nb::python_error&) {  // An int of thousands of digits.
+    shown = fmt::format("of the type {}", nb::inst_name(value).c_str());
+  }
+  throw nb::value_error(
+      fmt::format("{} is {}, it must be {}", name, shown, expected).c_str());
 }
 
 }  // namespace kvtwin::python

@@ -40,10 +40,8 @@ std::vector<SessionInput> InputsOf(const nb::sequence& from) {
         !nb::try_cast(parts[0], input.token) ||
         !nb::try_cast(parts[1], input.multimodal) ||
         !nb::try_cast(parts[2], input.same_batch)) {
-      Raise({StatusCode::kInvalidArgument,
-             fmt::format("input {} is {}, it must be an int of 32 bits, or "
-                         "(token, multimodal, same_batch)",
-                         inputs.size() - 1, nb::repr(item).c_str())});
+      Wrong(fmt::format("input {}", inputs.size() - 1), item,
+            "an int of 32 bits, or (token, multimodal, same_batch)");
     }
   }
   return inputs;

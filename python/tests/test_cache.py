@@ -276,6 +276,37 @@ def test_a_setup_refuses_an_unknown_name(field):
         kvtwin.Setup(**{field: "swaa"})
 
 
+# A recursion into the setups would overflow the stack.
+def test_a_setup_within_many_others():
+    setup, pool_setup = kvtwin.Setup(), kvtwin.PoolSetup()
+    for _ in range(100_000):
+        setup = kvtwin.Setup(kind="wrapper", caches=(setup,))
+        pool_setup = kvtwin.PoolSetup(groups=(pool_setup,))
+    with pytest.raises(ValueError, match="caches: a wrapper holds another wrapper"):
+        kvtwin.Cache(setup)
+    with pytest.raises(ValueError, match="groups: a group has groups"):
+        kvtwin.Pool(pool_setup)
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: kvtwin.Setup(rope=kvtwin.Rope(base="x")), "base is 'x', it must be a num"),
+        (lambda: kvtwin.Setup(rope=kvtwin.Rope(scale=None)), "scale is None, it must be a"),
+        (lambda: kvtwin.Setup(rope=kvtwin.Rope(halves="x")), "halves is 'x', it must be Tr"),
+        (lambda: kvtwin.Setup(capacity="\ud800"), r"capacity is '\\ud800', it must be an"),
+        (lambda: kvtwin.Setup(capacity=10**5000), "capacity is of the type int, it must"),
+        (lambda: kvtwin.PoolSetup(states="x"), "states is 'x', it must be True or False"),
+        (lambda: kvtwin.PoolSetup(dtype="\ud800"), r"dtype is '\\ud800', it must be one"),
+    ],
+)
+def test_wrong_fields_of_setups(make, text):
+    setup = make()
+    cls = kvtwin.Cache if isinstance(setup, kvtwin.Setup) else kvtwin.Pool
+    with pytest.raises(ValueError, match=text):
+        cls(setup)
+
+
 def test_shared_cells():
     cache = filled(shift="identity")
     cache.copy_prefix(0, 1, 3)
