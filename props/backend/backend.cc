@@ -81,6 +81,34 @@ Status CheckFlags(const kvtwin_description_v1& said) {
   return {};
 }
 
+// Errors: a number that is negative or not finite.
+Status CheckNumbers(const kvtwin_description_v1& said) {
+  const std::array<std::pair<const char*, std::int32_t>, 6> limits = {
+      {{"max_sequences", said.max_sequences},
+       {"max_layers", said.max_layers},
+       {"max_padding", said.max_padding},
+       {"max_position", said.max_position},
+       {"max_mask_padding", said.max_mask_padding},
+       {"max_query_heads", said.max_query_heads}}};
+  for (const auto& [name, limit] : limits) {
+    if (limit >= 0) continue;
+    return Invalid(
+        "{} of the backend's description is {}, it must not be negative", name,
+        limit);
+  }
+  const std::array<std::pair<const char*, double>, 2> tolerances = {
+      {{"tolerance", said.tolerance},
+       {"attend_tolerance", said.attend_tolerance}}};
+  for (const auto& [name, tolerance] : tolerances) {
+    if (tolerance >= 0 && std::isfinite(tolerance)) continue;
+    return Invalid(
+        "{} of the backend's description is {}, it must be finite and not "
+        "negative",
+        name, tolerance);
+  }
+  return {};
+}
+
 // Errors: flags or numbers that describe no backend. The profile is read
 // elsewhere.
 Status CheckDescription(const kvtwin_description_v1& said) {
@@ -98,14 +126,7 @@ Status CheckDescription(const kvtwin_description_v1& said) {
         "the backend's description has no kind, dtype, V layout, shift or mask "
         "dtype");
   }
-  if (std::min({said.max_sequences, said.max_layers, said.max_padding,
-                said.max_position, said.max_mask_padding,
-                said.max_query_heads}) < 0 ||
-      !(std::min(said.tolerance, said.attend_tolerance) >= 0) ||
-      !std::isfinite(said.tolerance + said.attend_tolerance)) {
-    return Invalid("a number of the backend's description is negative");
-  }
-  return {};
+  return CheckNumbers(said);
 }
 
 // Errors: a level without the function that it needs; a dtype that is not one

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -145,9 +146,10 @@ TEST(Backend, InvalidDescriptionsAreRefused) {
       "profile");
   refused([](auto& description) { description.placements = 1U << 2; },
           "placements");
-  refused([](auto& description) { description.max_position = -1; }, "negative");
+  refused([](auto& description) { description.max_position = -1; },
+          "max_position of the backend's description is -1, it must not be");
   refused([](auto& description) { description.max_mask_padding = -1; },
-          "negative");
+          "max_mask_padding of the backend's description is -1");
   refused(
       [](auto& description) {
         const int unknown = 4;  // C may store any number.
@@ -157,8 +159,12 @@ TEST(Backend, InvalidDescriptionsAreRefused) {
   refused([](auto& description) { description.kinds = KVTWIN_HAS_WRAPPER; },
           "kind");
   refused([](auto& description) { description.dtypes = 0; }, "dtype");
-  refused([](auto& description) { description.max_layers = -1; }, "negative");
-  refused([](auto& description) { description.tolerance = -1; }, "negative");
+  refused([](auto& description) { description.max_layers = -1; },
+          "max_layers of the backend's description is -1");
+  refused([](auto& description) { description.tolerance = -1; },
+          "tolerance of the backend's description is -1, it must be finite");
+  refused([](auto& description) { description.attend_tolerance = NAN; },
+          "attend_tolerance of the backend's description is nan");
 }
 
 TEST(Backend, UnknownFlagsAreRefusedByName) {

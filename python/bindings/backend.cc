@@ -332,8 +332,7 @@ int StatusOf(nb::python_error& error, bool refuses_misuse,
              std::string& message) {
   if (!error.matches(PyExc_Exception)) throw Interrupted{error};
   const auto is = [&](nb::handle type) { return error.matches(type); };
-  const nb::object text = nb::str(error.value());
-  message = nb::cast<std::string>(text);
+  message = TextOf(error.value());
   if (is(ErrorType("CacheFull"))) return KVTWIN_CACHE_FULL;
   if (is(ErrorType("NotSupported"))) return KVTWIN_NOT_SUPPORTED;
   if (is(ErrorType("SharedCells"))) return KVTWIN_SHARED_CELLS;
@@ -341,7 +340,7 @@ int StatusOf(nb::python_error& error, bool refuses_misuse,
     if (is(PyExc_ValueError)) return KVTWIN_INVALID_ARGUMENT;
     if (is(PyExc_RuntimeError)) return KVTWIN_FAILED_PRECONDITION;
   }
-  message = nb::cast<std::string>(
+  message = TextOf(
       nb::module_::import_("kvtwin._live").attr("story_of")(error.value()));
   return KVTWIN_INTERNAL;
 }
@@ -349,8 +348,8 @@ int StatusOf(nb::python_error& error, bool refuses_misuse,
 int Backend::Describe(kvtwin_description_v1* out) {
   return Guarded(init_error_, [&] {
     const nb::tuple said(adapter_.attr("describe")());
-    name_ = nb::cast<std::string>(said[0]);
-    profile_ = nb::cast<std::string>(said[1]);
+    name_ = TextOf(said[0]);
+    profile_ = TextOf(said[1]);
     out->name = name_.c_str();
     out->profile = profile_.c_str();
     out->level = static_cast<kvtwin_level>(nb::cast<int>(said[2]));

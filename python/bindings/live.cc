@@ -73,7 +73,7 @@ class Driver {
     if (failure.function == "init") {
       failure.text = fmt::format("init fails: {}", backend_.init_error());
     }
-    failure.rerun = nb::cast<std::string>(rerun_(failure.history));
+    failure.rerun = TextOf(rerun_(failure.history));
     failure.report.clear();
     failure.report =
         props::FailureText(failure) + props::HintOn(failure, "kvtwin.profile");
@@ -287,11 +287,11 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
       if (unmade.contains(finding.history)) {
         finding.reason += ": " + driver.backend().init_error();
       }
-      finding.rerun = nb::cast<std::string>(rerun(finding.history));
+      finding.rerun = TextOf(rerun(finding.history));
     }
     for (props::CertifiedLaw& law : certificate.laws) {
       if (law.outcome != props::Outcome::kBroken) continue;
-      law.rerun = nb::cast<std::string>(rerun_law(law.name));
+      law.rerun = TextOf(rerun_law(law.name));
     }
     return CertificateDict(certificate, old);
   });

@@ -56,7 +56,7 @@ class Pools {
     }
     current_ = this;
     const auto said = nb::cast<nb::tuple>(adapter_.attr("describe")());
-    name_ = nb::cast<std::string>(said[0]);
+    name_ = TextOf(said[0]);
     can_ = nb::cast<std::uint32_t>(said[1]);
     window_ = nb::cast<std::int32_t>(said[2]);
     FillNeeded();
@@ -398,7 +398,7 @@ class PoolDriver {
     if (failure.function == "init") {
       failure.text += ": " + pools_.init_error();
     }
-    failure.rerun = nb::cast<std::string>(rerun_(failure.history));
+    failure.rerun = TextOf(rerun_(failure.history));
     failure.report.clear();
     failure.report = props::FailureText(failure);
     return {"visibility", failure.check, failure.history, failure.text,
@@ -519,9 +519,7 @@ nb::dict JudgeByLaw(const PoolDriver& driver, const props::PoolLaw& law,
   fields["reason"] = result.failure ? result.failure->text : "";
   fields["history"] = shrunk;
   fields["rerun"] =
-      result.failure
-          ? nb::cast<std::string>(rerun(std::string(law.name), shrunk))
-          : "";
+      result.failure ? TextOf(rerun(std::string(law.name), shrunk)) : "";
   return fields;
 }
 
@@ -562,11 +560,11 @@ nb::typed<nb::dict, nb::str, nb::any> CertifyPools(
         },
         [&](const props::PoolLaw& law, const props::PagedHistory& history,
             const props::Subject& /*subject*/) {
-          return nb::cast<std::string>(
+          return TextOf(
               rerun_law(std::string(law.name), props::ToText(history)));
         });
     for (props::CertifiedFinding& finding : certificate.findings) {
-      finding.rerun = nb::cast<std::string>(rerun(finding.history));
+      finding.rerun = TextOf(rerun(finding.history));
     }
     return CertificateDict(certificate, old);
   });

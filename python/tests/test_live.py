@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
 import sysconfig
 
+import numpy as np
 import pytest
 import toys
 
@@ -243,6 +245,35 @@ def test_garbage(cls, texts):
         assert text in result.failure
 
 
+def test_texts_that_utf8_cannot_hold():
+    class Raises(toys.Right):
+        kvtwin = dataclasses.replace(toys.Right.kvtwin, name="a\udc80")
+
+        def get(self, layer):
+            raise KeyError("b\udc80")
+
+    failure = kvtwin.fuzz(Raises, operations=100).failure
+    assert "a\\udc80 against" in failure and "KeyError: 'b\\udc80'" in failure
+
+
+def test_answers_that_are_no_numbers_of_32_bits():
+    class Far(toys.Ours):
+        def cells(self):
+            return [(cell, 2**31, sequence) for cell, _, sequence in super().cells()]
+
+    class View(tuple):
+        first_cell = 2**40
+
+    class Farther(toys.Right):
+        def get(self, layer):
+            return View(super().get(layer))
+
+    failure = kvtwin.fuzz(Far, operations=100).failure
+    assert "position is 2147483648, it must be an int of 32 bits" in failure
+    failure = kvtwin.fuzz(Farther, operations=100).failure
+    assert "first_cell is 1099511627776, it must be an int of 32 bits" in failure
+
+
 def test_a_class_that_refuses_every_setup():
     with pytest.raises(kvtwin.NotSupported, match="each __init__ refused"):
         kvtwin.fuzz(toys.FitsNothing, operations=100)
@@ -286,6 +317,19 @@ def test_descriptions():
         kvtwin.fuzz(NoCells)
     with pytest.raises(ValueError, match="operations is 0"):
         kvtwin.fuzz(toys.Right, operations=0)
+    for field, value in (
+        ("name", 5),
+        ("profile", None),
+        ("max_sequences", 2**40),
+        ("max_layers", "x"),
+        ("max_padding", 1.5),
+        ("max_position", -1),
+        ("tolerance", math.nan),
+        ("attend_tolerance", "x"),
+    ):
+        with pytest.raises(ValueError, match=f"{field} is {value!r}, it must be "):
+            kvtwin.Description(**{"name": "x", field: value})
+    kvtwin.Description(name="x", max_layers=np.int64(3), tolerance=np.float32(0.5))
 
 
 def test_the_example(repository, pytester):

@@ -1,5 +1,6 @@
 """Random histories on pools of blocks in Python."""
 
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -134,6 +135,18 @@ def test_exceptions_are_reported(pool, method, texts):
     assert "\\x0a" not in result.failure
 
 
+def test_answers_that_are_no_numbers_of_32_bits(pool):
+    class Far(pool):
+        kvtwin = dataclasses.replace(pool.kvtwin, name="a\udc80")
+
+        def seq_len(self, sequence):
+            return 2**40
+
+    failure = kvtwin.fuzz(Far, operations=500).failure
+    assert "seq_len is 1099511627776, it must be an int of 32 bits" in failure
+    assert "a\\udc80" in failure
+
+
 def test_a_class_that_cannot_be_made(pool):
     class Fails(pool):
         def __init__(self, setup):
@@ -167,6 +180,10 @@ def test_descriptions(pool):
 
     with pytest.raises(TypeError, match="no method views"):
         kvtwin.fuzz(NoViews)
+    with pytest.raises(ValueError, match="window is 1.5, it must be an int from 0"):
+        kvtwin.PoolDescription(name="x", window=1.5)
+    with pytest.raises(ValueError, match="name is 5, it must be a str"):
+        kvtwin.PoolDescription(name=5)
 
 
 def with_rules(pool, **rules):

@@ -10,6 +10,17 @@ from kvtwin._kvtwin import Tensor
 from kvtwin._types import Array, BoolArray, Float32Array
 
 
+def integer(answer: Any, what: str, bits: int = 32) -> int:
+    """Returns an answer as an int. Raises ValueError if it has no such number."""
+    try:
+        number = int(answer)
+    except (OverflowError, TypeError, ValueError):
+        number = 2**bits
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(f"{what} is {answer!r}, it must be an int of {bits} bits")
+    return number
+
+
 def numbers(array: Any, what: str) -> Float32Array:
     """Returns the array as float32. Raises TypeError unless it has numbers."""
     if isinstance(array, Tensor):

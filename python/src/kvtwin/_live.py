@@ -213,7 +213,7 @@ class Instance:
                 f"get returns {type(found).__name__}, which is not (key, value, mask)"
             ) from None
         v_dtype = setup.v_dtype or setup.dtype
-        first_cell = int(getattr(found, "first_cell", 0))
+        first_cell = _arrays.integer(getattr(found, "first_cell", 0), "first_cell")
         if mask is None and setup.kind in ("encoder", "wrapper", "hybrid"):
             types = _type_of(key, setup.dtype), _type_of(value, v_dtype)
             k, v = _arrays.stored(key, "key", types[0]), _arrays.stored(value, "value", types[1])
@@ -281,9 +281,13 @@ class Instance:
         return _yes("encoder_cached", self.cache.encoder_cached())
 
     def cells(self) -> tuple[list[tuple[int, int, int]], list[int], int]:
-        cells = [(int(c), int(p), int(s)) for c, p, s in self.cache.cells()]
-        batch = [int(cell) for cell in self.cache.batch_cells()]
-        return cells, batch, int(self.cache.cell_count())
+        integer = _arrays.integer
+        cells = [
+            (integer(c, "cell"), integer(p, "position"), integer(s, "sequence"))
+            for c, p, s in self.cache.cells()
+        ]
+        batch = [integer(cell, "batch cell") for cell in self.cache.batch_cells()]
+        return cells, batch, integer(self.cache.cell_count(), "cell_count")
 
 
 def _type_of(array: Any, dtype: str) -> str:

@@ -71,13 +71,14 @@ class PoolInstance:
         self, prompt: list[int], salt: str, extra: list[str], media: list[tuple[int, str]]
     ) -> int:
         more: dict[str, Any] = {"media": tuple(media)} if self.has_media else {}
-        return int(self.pool.open(prompt, salt=salt, extra=tuple(extra), **more))
+        made = self.pool.open(prompt, salt=salt, extra=tuple(extra), **more)
+        return _arrays.integer(made, "the sequence")
 
     def add_media(self, sequence: int, position: int, hash: str) -> None:
         self.pool.add_media(sequence, position, hash)
 
     def seq_len(self, sequence: int) -> int:
-        return int(self.pool.seq_len(sequence))
+        return _arrays.integer(self.pool.seq_len(sequence), "seq_len")
 
     def append(self, sequence: int, layer: int, key: Array, value: Array) -> None:
         # Copies, which the pool may keep or write to.
@@ -111,8 +112,9 @@ class PoolInstance:
             _arrays.check_shape(key, "key", (tokens, setup.kv_heads, width))
             width = _arrays.width(setup.v_head_dim, setup.v_dtype)
             _arrays.check_shape(value, "value", (tokens, setup.kv_heads, width))
-            shown.append((key, value, int(block), int(at)))
-            start = int(at) + tokens
+            start = _arrays.integer(at, "start")
+            shown.append((key, value, _arrays.integer(block, "block"), start))
+            start += tokens
         self.shown = shown
         return shown
 
@@ -120,20 +122,23 @@ class PoolInstance:
         self.pool.free(sequence)
 
     def fork(self, sequence: int, length: int) -> int:
-        return int(self.pool.fork(sequence, length))
+        return _arrays.integer(self.pool.fork(sequence, length), "the sequence")
 
     def truncate(self, sequence: int, length: int) -> None:
         self.pool.truncate(sequence, length)
 
     def usage(self) -> tuple[int, int, int, int]:
-        free, cached, used, shared = self.pool.usage()
-        return int(free), int(cached), int(used), int(shared)
+        free, cached, used, shared = (
+            _arrays.integer(count, "a count of usage") for count in self.pool.usage()
+        )
+        return free, cached, used, shared
 
     def table(self, sequences: list[int], group: int | None) -> list[list[int]]:
         more = () if group is None else (group,)
         rows = self.pool.table(sequences, *more)
-        return [[int(block) for block in row] for row in rows]
+        return [[_arrays.integer(block, "block") for block in row] for row in rows]
 
     def slots(self, sequence: int, begin: int, end: int, group: int | None) -> list[int]:
         more = () if group is None else (group,)
-        return [int(slot) for slot in self.pool.slots(sequence, begin, end, *more)]
+        found = self.pool.slots(sequence, begin, end, *more)
+        return [_arrays.integer(slot, "slot", 64) for slot in found]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Iterable
 from typing import Literal, get_args
 
@@ -179,6 +181,21 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"{what}: {name!r} is not one of {', '.join(known)}")
 
 
+def _check_limits(description: Description | PoolDescription, *names: str) -> None:
+    """Refuses fields that are not ints, or not in the range."""
+    for name in names:
+        value = getattr(description, name)
+        if not (isinstance(value, numbers.Integral) and 0 <= int(value) < 2**31):
+            raise ValueError(f"{name} is {value!r}, it must be an int from 0 to 2147483647")
+
+
+def _check_texts(description: Description | PoolDescription, *names: str) -> None:
+    for name in names:
+        value = getattr(description, name)
+        if not isinstance(value, str):
+            raise ValueError(f"{name} is {value!r}, it must be a str")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolSetup:
     """The setup of a pool of blocks (include/kvtwin/paged.h)."""
@@ -248,12 +265,13 @@ class PoolDescription:
     window: int | None = None
 
     def __post_init__(self) -> None:
+        _check_texts(self, "name")
         _known("can", self.can, POOL_ABILITIES)
         for ability in ("states_in_place", "one_stock"):
             if ability in self.can and "groups" not in self.can:
                 raise ValueError(f"{ability} is for pools with groups")
-        if self.window is not None and not 0 <= self.window < 2**31:
-            raise ValueError(f"window is {self.window}, it must be from 0 to 2147483647")
+        if self.window is not None:
+            _check_limits(self, "window")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -322,6 +340,7 @@ class Description:
     def __post_init__(self) -> None:
         if self.level == "entitlement":  # The old name.
             object.__setattr__(self, "level", "visibility")
+        _check_texts(self, "name", "profile")
         _known("level", [self.level], LEVELS)
         _known("attend_dtype", [self.attend_dtype], ("f32", "f16", "bf16"))
         _known("kinds", self.kinds, KINDS)
@@ -331,3 +350,9 @@ class Description:
         _known("dtypes", self.dtypes, DTYPES)
         _known("v_layouts", self.v_layouts, V_LAYOUTS)
         _known("shifts", self.shifts, SHIFTS)
+        _check_limits(self, "max_sequences", "max_layers", "max_padding", "max_mask_padding")
+        _check_limits(self, "max_position", "max_query_heads")
+        for name in ("tolerance", "attend_tolerance"):
+            value = getattr(self, name)
+            if not (isinstance(value, numbers.Real) and 0 <= float(value) < math.inf):
+                raise ValueError(f"{name} is {value!r}, it must be finite, 0 or more")
