@@ -62,6 +62,31 @@ def test_a_damaged_corpus(tmp_path, capsys):
     assert "not run: nonsense: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("bytes", "which is not UTF-8"), ("a folder", "Is a directory"), ("--junit", "Is a di")],
+)
+def test_files_that_cannot_be_read_or_written(name, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(kvtwin.ci.Class, "fuzz", lambda *_: 1 / 0)  # It is not run.
+    corpus, junit = tmp_path / "corpus.txt", tmp_path / "out.xml"
+    if name == "bytes":
+        corpus.write_bytes(b"\xff\n")
+    else:
+        (junit if name == "--junit" else corpus).mkdir()
+    assert job(tmp_path, "Right", "--junit", str(junit)) == 2
+    error = capsys.readouterr().err
+    assert text in error and str(junit if name == "--junit" else corpus) in error
+
+
+def test_a_corpus_that_cannot_be_written_stays(tmp_path, capsys):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("kvt1 | put 0*1\n")
+    (tmp_path / "corpus.txt.new").mkdir()
+    assert job(tmp_path, "SeesTooFew") == 2
+    assert "corpus.txt.new" in capsys.readouterr().err
+    assert corpus.read_text() == "kvt1 | put 0*1\n"
+
+
 def test_a_library(tmp_path, capsys):
     library, source = tmp_path / "mine.so", ROOT / "docs/examples/c_cache.c"
     words = ["-DBUG", "-shared", "-fPIC", f"-I{ROOT}/include", source, "-o", library]

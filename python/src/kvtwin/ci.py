@@ -6,7 +6,7 @@
 It first runs the findings of earlier jobs (`--corpus`, a file that the CI keeps), then
 new histories by the seed of the day. Each finding is printed, drawn as a page, and on
 GitHub shown beside the commit. The exit code is 1 after a finding, and 2 if the cache
-could not be run (docs/ci.md).
+could not be run, or a file not be read or written (docs/ci.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 from xml.etree import ElementTree
 
@@ -176,32 +176,45 @@ def _target(backend: str, options: Sequence[str]) -> Target:
     return Class(backend)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Runs the job, and returns the exit code."""
-    asked = _arguments(words)
+def _read_corpus(path: pathlib.Path) -> list[str]:
+    """Returns the histories of the file, none if there is no file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--corpus is {path}, which is not UTF-8: {error.reason}") from error
+    return [line for line in lines if line.strip()]
+
+
+def _write_corpus(path: pathlib.Path, histories: Iterable[str]) -> None:
+    """Replaces the file as a whole, so that a full disk leaves the old file."""
+    path = path.resolve()  # A link stays.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text("".join(f"{line}\n" for line in histories), encoding="utf-8")
+    new.replace(path)
+
+
+def _run(asked: argparse.Namespace) -> int:
     seed = asked.seed
     if seed is None:
         seed = int(f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d}")
-    known: list[str] = []
-    if asked.corpus is not None and asked.corpus.exists():
-        lines = asked.corpus.read_text(encoding="utf-8").splitlines()
-        known = [line for line in lines if line.strip()]
-    try:
-        target = _target(asked.backend, asked.options)
-        asked.pages.mkdir(parents=True, exist_ok=True)
-        found: list[Found] = []
-        for number, history in enumerate(known):
-            page = asked.pages / f"corpus-{number}.html"
-            try:
-                found += target.run(history, page)
-            except Exception as error:  # A damaged line, or a kind that is gone.
-                print(f"kvtwin.ci: not run: {history}: {error}", file=sys.stderr)
-        print(f"kvtwin: {len(known)} earlier histories, {len(found)} of them fail")
-        print(f"kvtwin: {asked.seconds:g} s of new histories, seed {seed}", flush=True)
-        new = target.fuzz(asked.seconds, seed, asked.pages / "found.html")
-    except Exception as error:
-        print(f"kvtwin.ci: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+    known = [] if asked.corpus is None else _read_corpus(asked.corpus)
+    if asked.junit is not None:
+        asked.junit.open("ab").close()  # Raises before the run if it cannot be written.
+    target = _target(asked.backend, asked.options)
+    asked.pages.mkdir(parents=True, exist_ok=True)
+    found: list[Found] = []
+    for number, history in enumerate(known):
+        page = asked.pages / f"corpus-{number}.html"
+        try:
+            found += target.run(history, page)
+        except Exception as error:  # A damaged line, or a kind that is gone.
+            print(f"kvtwin.ci: not run: {history}: {error}", file=sys.stderr)
+    print(f"kvtwin: {len(known)} earlier histories, {len(found)} of them fail")
+    print(f"kvtwin: {asked.seconds:g} s of new histories, seed {seed}", flush=True)
+    new = target.fuzz(asked.seconds, seed, asked.pages / "found.html")
     found += [one for one in new if one.history not in known]
     for one in found:
         print(f"{one.reason}\n  {one.history}\n  {one.rerun}")
@@ -209,12 +222,21 @@ def main(words: Sequence[str] | None = None) -> int:
             _annotate(one)
     if asked.corpus is not None:
         kept = dict.fromkeys([*known, *(one.history for one in new)])
-        asked.corpus.parent.mkdir(parents=True, exist_ok=True)
-        asked.corpus.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        _write_corpus(asked.corpus, kept)
     if asked.junit is not None:
         _write_junit(asked.junit, found)
     print(f"kvtwin: {len(found)} finding{'' if len(found) == 1 else 's'}")
     return 1 if found else 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the job, and returns the exit code."""
+    asked = _arguments(words)
+    try:
+        return _run(asked)
+    except Exception as error:
+        print(f"kvtwin.ci: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
