@@ -239,6 +239,23 @@ def test_misuse_is_not_recorded():
         recorder.put(0, np.zeros((2, 2)), np.zeros((2, 2)))
 
 
+def test_numbers_that_are_not_finite_are_refused_before_the_call():
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(kvtwin.Cache(SETUP), out, SETUP)
+    recorder.start_forward([0], [0])
+    before = out.getvalue()
+    key, value = np.ones((1, 2, 2)), np.ones((1, 2, 3))
+    for name, number in (("key", np.nan), ("value", -np.inf)):
+        rows = {"key": key, "value": value}
+        rows[name] = np.full_like(rows[name], number)
+        text = f"put of layer 0: {name} has a number that is not finite, {number}"
+        with pytest.raises(ValueError, match=text):
+            recorder.put(0, rows["key"], rows["value"])
+    with pytest.raises(RuntimeError):
+        recorder.get(0)  # No rows were put.
+    assert out.getvalue() == before
+
+
 @pytest.mark.parametrize(
     "mask, error, text",
     [

@@ -72,7 +72,15 @@ def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
     }
 
 
-def _tensor(array: Any) -> dict[str, Any]:
+def _tensor(array: Any, what: str) -> dict[str, Any]:
+    """Returns the numbers for JSON. Raises ValueError if it cannot hold them."""
+    wild = ~np.isfinite(array)
+    if wild.any():
+        at = tuple(int(index) for index in np.argwhere(wild)[0])
+        raise ValueError(
+            f"{what} has a number that is not finite, {array[at]} at {at}: a recording "
+            "cannot hold that"
+        )
     return {"shape": list(array.shape[::-1]), "data": array.ravel().tolist()}
 
 
@@ -211,8 +219,8 @@ class Recorder:
         fields = {
             "op": "put",
             "layer": int(layer),
-            "key": _tensor(_arrays.rows(key, "key")),
-            "value": _tensor(_arrays.rows(value, "value")),
+            "key": _tensor(_arrays.rows(key, "key"), f"put of layer {layer}: key"),
+            "value": _tensor(_arrays.rows(value, "value"), f"put of layer {layer}: value"),
         }
         self._cache.put(layer, key, value)
         self._line(fields)
@@ -240,15 +248,19 @@ class Recorder:
             k = _finite(k, allowed, "K", layer)
             if v.shape[0] == k.shape[0]:  # Neither permuted nor in tiles.
                 v = _finite(v, allowed, "V", layer)
-        self._line({**fields, "key": _tensor(k), "value": _tensor(v)})
+        rows = {
+            "key": _tensor(k, f"get of layer {layer}: K"),
+            "value": _tensor(v, f"get of layer {layer}: V"),
+        }
+        self._line({**fields, **rows})
         return view
 
     def attend(self, layer: int, query: Any) -> Any:
         """Calls attend, records queries and outputs, and returns the outputs."""
         # The cache may overwrite its argument.
-        asked = _tensor(_arrays.rows(query, "query"))
+        asked = _tensor(_arrays.rows(query, "query"), f"attend of layer {layer}: query")
         out = self._cache.attend(layer, query)
-        answer = _tensor(_arrays.outputs(out))
+        answer = _tensor(_arrays.outputs(out), f"attend of layer {layer}: the output")
         self._line({"op": "attend", "layer": int(layer), "query": asked, "out": answer})
         return out
 
