@@ -113,6 +113,9 @@ struct Kv {
   TensorArgument value;
 };
 
+// The most entries of a table, 256 MiB: rows are made as long as the longest.
+constexpr std::size_t kTableEntries = std::size_t{1} << 26;
+
 class PyAttention {
  public:
   explicit PyAttention(const std::string& twin)
@@ -134,7 +137,14 @@ class PyAttention {
                  std::int32_t window) {
     std::size_t columns = 0;
     for (const auto& row : blocks) columns = std::max(columns, row.size());
+    if (columns > kTableEntries / std::max<std::size_t>(blocks.size(), 1)) {
+      Raise({StatusCode::kInvalidArgument,
+             fmt::format("blocks has {} rows, and the longest has {} blocks: a "
+                         "table has at most {} entries",
+                         blocks.size(), columns, kTableEntries)});
+    }
     std::vector<std::int32_t> table;
+    table.reserve(blocks.size() * columns);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       table.insert(table.end(), blocks[i].begin(), blocks[i].end());
       table.resize((i + 1) * columns, -1);

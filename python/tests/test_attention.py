@@ -396,6 +396,11 @@ def test_errors():
         (lambda: plan([[0]], [1], block_size=0), "block_size is 0"),
         (lambda: plan([[0]], [1], block_size=2, window=-1), "window is -1"),
         (lambda: plan([], [], block_size=2), "sequences is 0"),
+        # A row of the table is as long as the longest: 4.8 GB.
+        (
+            lambda: plan([[0] * 20000] + [[]] * 60000, [1] * 60001, block_size=2),
+            "blocks has 60001 rows, and the longest has 20000 blocks",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()
