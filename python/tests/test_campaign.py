@@ -193,6 +193,16 @@ def bug(tmp_path_factory):
     return library
 
 
+def test_the_library_is_a_parameter(tmp_path):
+    library = tmp_path / "mine.so"
+    library.write_text("1")
+    found = _shards.hash_of_file(library)
+    for options in (["--backend", str(library)], [f"--backend={library}"]):
+        assert _shards.parameters_of(COMMAND, options)["backend"] == found
+    for options in ([], ["--backend"], ["--backends", str(library)]):
+        assert "backend" not in _shards.parameters_of(COMMAND, options)
+
+
 def test_a_planted_bug_is_found_once_and_shrunk_once(bug, tmp_path):
     words = ["fuzz", "--ops", 8000, "--shard-ops", 2000]
     backend = ["--", "--backend", bug, "--level", "visibility"]

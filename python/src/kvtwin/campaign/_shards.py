@@ -233,7 +233,8 @@ def parameters_of(command: str, options: Sequence[str]) -> dict[str, Any]:
         "command": hash_of_file(command),
         "options": list(options),
     }
-    if "--backend" in options[:-1]:
-        library = options[list(options).index("--backend") + 1]
-        parameters["backend"] = hash_of_file(library)
+    for number, option in enumerate(options, 1):
+        name, equals, library = option.partition("=")
+        if name == "--backend" and (equals or number < len(options)):
+            parameters["backend"] = hash_of_file(library if equals else options[number])
     return parameters
