@@ -330,8 +330,8 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     const std::filesystem::path file = model + "/model.safetensors";
-    const Json json = Json::parse(std::ifstream(model + "/serve.json"));
-    Llama llama(json.at("model"), file, weights == "bf16");
+    const Json json = ReadJson(model + "/serve.json");
+    Llama llama(ConfigOf(json.at("model")), file, weights == "bf16");
     const Tokenizer tokenizer(json.at("tokenizer"), llama.config.vocab);
     int& context = spec.sessions.context;
     context = std::min(context, llama.config.context);
