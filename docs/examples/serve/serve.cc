@@ -8,8 +8,10 @@
 #include <atomic>
 #include <csignal>
 #include <ctime>
+#include <future>
 #include <iostream>
 #include <random>
+#include <thread>
 
 #include "model.h"
 #include "tokenizer.h"
@@ -250,8 +252,23 @@ struct Api {
   std::atomic<std::int64_t> next_id = 1;
 };
 
-// Serves the API until a signal comes.
-void Listen(Api& api, const std::string& host, int port, int threads) {
+// Whether this many threads can run at once. If not, httplib hangs.
+bool CanRun(int count) {
+  std::vector<std::jthread> threads;
+  std::promise<void> gate;  // It is destroyed first, which ends the threads.
+  try {
+    const auto gone = gate.get_future().share();
+    while (std::ssize(threads) < count) {
+      threads.emplace_back([gone] { gone.wait(); });
+    }
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
+// Serves the API until a signal comes. Returns the exit code.
+int Listen(Api& api, const std::string& host, int port, int threads) {
   static httplib::Server http;
   http.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
   http.set_payload_max_length(std::size_t{16} << 20);
@@ -289,8 +306,13 @@ void Listen(Api& api, const std::string& host, int port, int threads) {
   const auto end = [](int) { http.is_running() ? http.stop() : std::_Exit(0); };
   std::signal(SIGINT, end);
   std::signal(SIGTERM, end);
+  if (!CanRun(threads)) {
+    std::cerr << "--slots, --queue: cannot start " << threads << " threads\n";
+    return 2;
+  }
   std::cout << "http://" << host << ":" << port << std::endl;
   http.listen_after_bind();
+  return 0;
 }
 
 }  // namespace
@@ -310,8 +332,10 @@ int main(int argc, char** argv) {
   app.add_option("--host", host, "Address to listen on");
   app.add_option("--port", port, "Port; 0: any that is free")
       ->check(CLI::Range(0, 65535));
-  app.add_option("--slots", spec.sessions.slots, "Requests at a time");
-  app.add_option("--queue", spec.queue, "Requests that wait; 0: no limit");
+  app.add_option("--slots", spec.sessions.slots, "Requests at a time")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--queue", spec.queue, "Requests that wait; 0: no limit")
+      ->check(CLI::Range(0, 4096));
   app.add_option("--context", spec.sessions.context,
                  "Tokens of a request, at most those of the model");
   app.add_option("--batch", spec.sessions.batch, "Tokens of a pass");
@@ -357,7 +381,7 @@ int main(int argc, char** argv) {
             tokenizer,
             *service};
     // More threads than answers, so that other requests are refused at once.
-    Listen(api, host, port, spec.sessions.slots + spec.queue + 16);
+    return Listen(api, host, port, spec.sessions.slots + spec.queue + 16);
   } catch (const std::exception& error) {
     std::cerr << "serve " << model << ": " << error.what() << "\n";
     return 1;

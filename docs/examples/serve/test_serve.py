@@ -367,6 +367,23 @@ def test_queue(build, model, *options):
         server.complete("x", max_tokens=1)
 
 
+def test_threads(build, model, *options):
+    """Threads that cannot start are an error, as too many are."""
+    def serve(*words):
+        words = ["bash", "-c", 'ulimit -v 8000000; exec "$@"', "bash",
+                 build / "serve", model, "--port", "0", *options, *words]
+        return subprocess.run(list(map(str, words)), capture_output=True,
+                              text=True, timeout=60)
+
+    result = serve("--queue", 3000)
+    message = "--slots, --queue: cannot start 3017 threads"
+    assert result.returncode == 2 and message in result.stderr, result
+    for option, limit in (("--queue", 4096), ("--slots", 1024)):
+        result = serve(option, limit + 1)
+        assert result.returncode not in (0, 1), result
+        assert f"{option}: Value {limit + 1} not in range" in result.stderr, result
+
+
 QUESTIONS = ("What is the capital of France?", "And what is that of Italy?",
              "Tell a long story about a train between them.")
 
@@ -496,6 +513,7 @@ def test_tiny(build, scratch):
     options = ("--weights", "f32", "--rows", "f32", "--slots", 8)
     test_shift(build, tiny, *options)
     test_queue(build, tiny, *options[:4])
+    test_threads(build, tiny, *options[:4], "--slots", 1)
     options += ("--context", 2048)
     with Server(build, tiny, *options) as server:
         test_errors(server)
