@@ -19,7 +19,6 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace serve {
@@ -54,42 +53,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ModelConfig, hidden, layers, heads, kv_heads,
                                    head_dim, inner, vocab, context, end,
                                    epsilon, rope_base, tied);
 
-// Calls `fn`, whose errors are thrown with a name before them.
-template <class Fn>
-auto Named(const std::string& name, const Fn& fn) {
-  try {
-    return fn();
-  } catch (const std::exception& error) {
-    throw std::runtime_error(name + ": " + error.what());
-  }
-}
-
-// Throws unless `good`. Lists are not shown: they may be deep.
-inline void Expect(bool good, const std::string& name, const Json& value,
-                   const std::string& expected) {
-  if (good) return;
-  const auto shown = value.is_structured() ? value.type_name() : value.dump();
-  throw std::runtime_error(name + " is " + shown + ", it must be " + expected);
-}
-
-inline Json ReadJson(const std::string& path) {
-  return Named(path, [&] {
-    std::ifstream in(path);
-    if (!in) throw std::runtime_error("it cannot be opened");
-    return Json::parse(in);
-  });
-}
-
-// Returns the config. Throws where a conversion would cut a number.
-inline ModelConfig ConfigOf(const Json& json) {
-  for (const auto& [name, value] : json.items()) {
-    if (name == "epsilon" || name == "rope_base" || name == "tied") continue;
-    Expect(value.is_number_integer() && value == value.get<int>(), name, value,
-           "an int of 32 bits");
-  }
-  return json;
-}
-
 inline ModelConfig Checked(const ModelConfig& c) {
   const auto [least, most] =
       std::minmax({c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.inner,
@@ -112,58 +75,41 @@ constexpr int kUsualRows = 16;
 inline const std::map<std::string, DType> kDTypes = {
     {"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16}};
 
-// A safetensors file. Errors are thrown, and name the file.
+// A safetensors file.
 class Weights {
  public:
   explicit Weights(const std::string& path)
-      : path_(path), file_(std::filesystem::file_size(path), '\0') {
+      : file_(std::filesystem::file_size(path), '\0') {
     std::ifstream(path, std::ios::binary).read(file_.data(), std::ssize(file_));
     std::uint64_t length = 0;
     file_.copy(reinterpret_cast<char*>(&length), sizeof length);
-    Named(path, [&] {
-      if (file_.size() < sizeof length || file_.size() - sizeof length < length)
-        throw std::runtime_error("it ends before its header does");
-      header_ = Json::parse(file_.substr(sizeof length, length));
-    });
+    header_ = Json::parse(file_.substr(sizeof length, length));
     data_ = std::string_view(file_).substr(sizeof length + length);
   }
 
   // Returns the numbers of a tensor, [columns, rows]. A tensor of one row has
   // only columns in the file.
   Rows Read(const std::string& name, int columns, int rows = 1) const {
-    return Named(path_ + ": " + name + ".weight", [&] {
-      const Json& entry = header_.at(name + ".weight");
-      const Json shape =
-          rows > 1 ? Json{rows, columns} : Json::array({columns});
-      Expect(entry.at("shape") == shape, "shape", entry.at("shape"),
-             shape.dump());
-      const auto dtype = kDTypes.find(entry.at("dtype"));
-      Expect(dtype != kDTypes.end(), "dtype", entry["dtype"],
-             "F32, F16 or BF16");
-      const std::size_t end = Offset(entry, 1, data_.size());
-      const std::size_t begin = Offset(entry, 0, end);
-      Rows numbers(columns, rows);
-      Check(kvtwin::RowToF32(
-          std::as_bytes(std::span(data_.substr(begin, end - begin))),
-          dtype->second,
-          {numbers.data(), static_cast<std::size_t>(numbers.size())}));
-      return numbers;
-    });
+    const Json& entry = header_.at(name + ".weight");
+    const Json shape = rows > 1 ? Json{rows, columns} : Json::array({columns});
+    const Json& begin = entry.at("data_offsets").at(0);
+    const Json& end = entry["data_offsets"].at(1);
+    if (entry.at("shape") != shape || !begin.is_number_unsigned() ||
+        !end.is_number_unsigned() || begin > end || end > data_.size()) {
+      throw std::runtime_error(name + " is not in the file as " + shape.dump());
+    }
+    const std::string_view bytes = data_.substr(0, end).substr(begin);
+    Rows numbers(columns, rows);
+    Check(kvtwin::RowToF32(
+        std::as_bytes(std::span(bytes)), kDTypes.at(entry.at("dtype")),
+        {numbers.data(), static_cast<std::size_t>(numbers.size())}));
+    return numbers;
   }
 
  private:
-  static std::size_t Offset(const Json& entry, int i, std::size_t most) {
-    const Json& offset = entry.at("data_offsets").at(i);
-    Expect(offset.is_number_unsigned() && offset <= most,
-           "data_offsets[" + std::to_string(i) + "]", offset,
-           "an integer from 0 to " + std::to_string(most));
-    return offset;
-  }
-
-  const std::string path_;
   std::string file_;
   Json header_;
-  std::string_view data_;  // The part of the file after its header.
+  std::string_view data_;  // The part of the file after the header.
 };
 
 inline const dnnl::engine& Cpu() {

@@ -69,8 +69,8 @@ Json Logits(Llama& model, kvtwin::DType rows, const Json& line) {
 
 int main(int, char** argv) try {
   const std::string folder = argv[1];
-  const Json json = ReadJson(folder + "/serve.json");
-  Llama model(ConfigOf(json.at("model")), folder + "/model.safetensors",
+  const Json json = Json::parse(std::ifstream(folder + "/serve.json"));
+  Llama model(json.at("model"), folder + "/model.safetensors",
               std::string(argv[2]) == "bf16");
   const Tokenizer tokenizer(json.at("tokenizer"), model.config.vocab);
   for (std::string text; std::getline(std::cin, text);) {

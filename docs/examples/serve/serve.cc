@@ -8,10 +8,8 @@
 #include <atomic>
 #include <csignal>
 #include <ctime>
-#include <future>
 #include <iostream>
 #include <random>
-#include <thread>
 
 #include "model.h"
 #include "tokenizer.h"
@@ -252,23 +250,8 @@ struct Api {
   std::atomic<std::int64_t> next_id = 1;
 };
 
-// Whether this many threads can run at once. If not, httplib hangs.
-bool CanRun(int count) {
-  std::vector<std::jthread> threads;
-  std::promise<void> gate;  // It is destroyed first, which ends the threads.
-  try {
-    const auto gone = gate.get_future().share();
-    while (std::ssize(threads) < count) {
-      threads.emplace_back([gone] { gone.wait(); });
-    }
-    return true;
-  } catch (const std::system_error&) {
-    return false;
-  }
-}
-
-// Serves the API until a signal comes. Returns the exit code.
-int Listen(Api& api, const std::string& host, int port, int threads) {
+// Serves the API until a signal comes.
+void Listen(Api& api, const std::string& host, int port, int threads) {
   static httplib::Server http;
   http.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
   http.set_payload_max_length(std::size_t{16} << 20);
@@ -306,13 +289,8 @@ int Listen(Api& api, const std::string& host, int port, int threads) {
   const auto end = [](int) { http.is_running() ? http.stop() : std::_Exit(0); };
   std::signal(SIGINT, end);
   std::signal(SIGTERM, end);
-  if (!CanRun(threads)) {
-    std::cerr << "--slots, --queue: cannot start " << threads << " threads\n";
-    return 2;
-  }
   std::cout << "http://" << host << ":" << port << std::endl;
   http.listen_after_bind();
-  return 0;
 }
 
 }  // namespace
@@ -333,29 +311,27 @@ int main(int argc, char** argv) {
   app.add_option("--port", port, "Port; 0: any that is free")
       ->check(CLI::Range(0, 65535));
   app.add_option("--slots", spec.sessions.slots, "Requests at a time")
-      ->check(CLI::Range(1, 1024));
+      ->check(CLI::Range(1, 256));
   app.add_option("--queue", spec.queue, "Requests that wait; 0: no limit")
-      ->check(CLI::Range(0, 4096));
-  app.add_option("--context", spec.sessions.context,
-                 "Tokens of a request, at most those of the model");
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--context", spec.sessions.context, "Tokens of a request");
   app.add_option("--batch", spec.sessions.batch, "Tokens of a pass");
   app.add_option(
       "--shift", spec.keep,
-      "A full context keeps this many of its first tokens, and drops "
-      "the older half of the others; -1: the answer ends instead");
+      "A full context keeps so many first tokens, and half of the rest; -1: "
+      "the answer ends");
   app.add_option("--weights", weights, "Products of bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}));
   app.add_option("--rows", rows, "K and V of f32, f16, bf16 or q8_0")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}));
   app.add_flag("!--no-share", spec.share, "Reuse no prefixes");
-  app.add_option("--park", spec.parking.folder,
-                 "Folder for conversations on disk");
+  app.add_option("--park", spec.parking.folder, "Folder of conversations");
   app.add_option("--parked", spec.parking.limit, "Conversations on disk");
   CLI11_PARSE(app, argc, argv);
   try {
     const std::filesystem::path file = model + "/model.safetensors";
-    const Json json = ReadJson(model + "/serve.json");
-    Llama llama(ConfigOf(json.at("model")), file, weights == "bf16");
+    const Json json = Json::parse(std::ifstream(model + "/serve.json"));
+    Llama llama(json.at("model"), file, weights == "bf16");
     const Tokenizer tokenizer(json.at("tokenizer"), llama.config.vocab);
     int& context = spec.sessions.context;
     context = std::min(context, llama.config.context);
@@ -381,7 +357,7 @@ int main(int argc, char** argv) {
             tokenizer,
             *service};
     // More threads than answers, so that other requests are refused at once.
-    return Listen(api, host, port, spec.sessions.slots + spec.queue + 16);
+    Listen(api, host, port, spec.sessions.slots + spec.queue + 16);
   } catch (const std::exception& error) {
     std::cerr << "serve " << model << ": " << error.what() << "\n";
     return 1;
