@@ -182,7 +182,11 @@ TEST(Line, LimitsTheSizesOfACache) {
            {"kvt1 layers=", 64, " | put 0*1", "there can be 1 to 64"},
            {"kvp1 block=", 1 << 14, " | open 0 0 0", "must be from 1 to 16384"},
            {"kvp1 block=16384 kdim=1 vdim=1 layers=1 heads=1 blocks=", 64,
-            " | open 0 0 0", "a pool of this size is too large for a test"}}) {
+            " | open 0 0 0", "a pool of this size is too large for a test"},
+           {"kvp1 groups=block:1024,kdim:1,vdim:1,layers:1,heads:1,blocks:512/"
+            "block:1024,kdim:1,vdim:1,layers:1,heads:1,blocks:",
+            512, " | open 0 0 0",
+            "a pool of this size is too large for a test"}}) {
     EXPECT_EQ(refusal(begin + std::to_string(most) + end), "");
     EXPECT_NE(refusal(begin + std::to_string(most + 1) + end).find(why),
               std::string::npos)
@@ -192,6 +196,20 @@ TEST(Line, LimitsTheSizesOfACache) {
   EXPECT_EQ(refusal(caches + times(15, "/causal") + " | put 0*1"), "");
   EXPECT_NE(refusal(caches + times(16, "/causal") + " | put 0*1")
                 .find("more than 16 caches"),
+            std::string::npos);
+  // A product of all settings does not fit into 64 bits.
+  for (const std::string dim : {"256", "16384"}) {
+    EXPECT_NE(refusal("kvp1 block=16384 blocks=16384 layers=16384 heads=16384 "
+                      "kdim=" +
+                      dim + " vdim=" + dim + " | open 0 0 0")
+                  .find("a pool of this size is too large for a test"),
+              std::string::npos);
+  }
+  const std::string group = "block:1,blocks:1";
+  const std::string groups = "kvp1 groups=" + group;
+  EXPECT_EQ(refusal(groups + times(15, "/" + group) + " | open 0 0 0"), "");
+  EXPECT_NE(refusal(groups + times(16, "/" + group) + " | open 0 0 0")
+                .find("more than 16 groups"),
             std::string::npos);
   EXPECT_EQ(refusal("kvp1" + times(100'000, " | open 0 0 0")), "");
   EXPECT_NE(refusal("kvp1" + times(100'001, " | open 0 0 0"))

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kTokensMax = 1 << 14;  // Limit of parsed histories.
 constexpr std::size_t kOpsMax = 100000;
+constexpr std::size_t kGroupsMax = 16;
 struct Setting {
   std::string_view name;
   int PagedSpec::*number;
@@ -32,11 +33,20 @@ constexpr std::array<Setting, 7> kSettings = {{
     {"vdim", &PagedSpec::v_head_dim},
 }};
 
+// Returns the elements of the larger of K and V, of all groups together.
+// They may be more than an integer can count.
+double ElementsOf(const PagedSpec& spec) {
+  if (spec.groups.empty()) {
+    return double{1} * spec.blocks * spec.block_size * spec.layers *
+           spec.kv_heads * std::max(spec.k_head_dim, spec.v_head_dim);
+  }
+  double elements = 0;
+  for (const PagedSpec& group : spec.groups) elements += ElementsOf(group);
+  return elements;
+}
+
 bool IsTooLarge(const PagedSpec& spec) {
-  if (std::ranges::any_of(spec.groups, IsTooLarge)) return true;
-  const std::int64_t rows =
-      std::int64_t{spec.blocks} * spec.block_size * spec.layers * spec.kv_heads;
-  return rows * std::max(spec.k_head_dim, spec.v_head_dim) > 64 * kTokensMax;
+  return ElementsOf(spec) > 64 * kTokensMax;
 }
 
 int ReadCount(std::string_view key, std::string_view value) {
@@ -75,6 +85,9 @@ void ReadSetting(std::string_view key, std::string_view value,
   if (key == "groups") {
     if (value.empty()) throw BadLine{key, "groups is empty"};
     for (const std::string_view group : Split(value, "/")) {
+      if (spec.groups.size() == kGroupsMax) {
+        throw BadLine{key, fmt::format("more than {} groups", kGroupsMax)};
+      }
       spec.groups.push_back(ReadGroup(group));
     }
     return;
