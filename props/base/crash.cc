@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstring>
 #include <utility>
 
 namespace kvtwin::props {
@@ -26,6 +27,11 @@ void OnCrash(int signal) {
 }
 
 }  // namespace
+
+std::string ShortSignalName(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? std::to_string(signal) : name;
+}
 
 void ReportCrashes() {
   for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {

@@ -1,4 +1,5 @@
-// Reports of a process that crashes: how to run its history again.
+// Reports of a process that crashes: how to run its history again, and the name
+// of the signal.
 
 #ifndef KVTWIN_PROPS_BASE_CRASH_H_
 #define KVTWIN_PROPS_BASE_CRASH_H_
@@ -7,6 +8,9 @@
 #include <string>
 
 namespace kvtwin::props {
+
+// Returns "SEGV" for SIGSEGV, or "34" for a signal without a name.
+std::string ShortSignalName(int signal);
 
 // From now on a crash (a failed assertion, a bad address) prints the command
 // that runs the current history again, as it is, before the process dies.

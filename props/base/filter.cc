@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include "core/index.h"
 #include "core/json_line.h"
 #include "props/base/clock.h"
+#include "props/base/crash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -90,11 +92,12 @@ class Child {
     return count > 0;
   }
 
-  // Returns the wait status of the command, or -1 if it still runs at `end`.
-  int WaitUntil(double end) {
+  // Returns the wait status of the command, or -1 if it still runs at `end`, or
+  // prints more errors than this.
+  int WaitUntil(double end, std::size_t errors_max) {
     int status = 0;
     while (waitpid(child_, &status, WNOHANG) == 0) {
-      if (Now() > end) return -1;
+      if (Now() > end || ErrorBytes() > errors_max) return -1;
       usleep(1000);
     }
     // Kills the processes that the command started in its group.
@@ -110,12 +113,17 @@ class Child {
     child_ = -1;
   }
 
+  // Returns how much the command has printed on its standard error.
+  std::size_t ErrorBytes() const {
+    struct stat file = {};
+    return fstat(errors_, &file) == 0 ? AsSize(file.st_size) : 0;
+  }
+
   // Returns ", having printed ..." with the end of its standard error, or "".
   std::string Errors() const {
     std::string text(kErrorsShown, 0);
-    const off_t size = lseek(errors_, 0, SEEK_END);
-    const off_t from =
-        std::max<off_t>(0, size - static_cast<off_t>(text.size()));
+    const std::size_t size = ErrorBytes();
+    const auto from = static_cast<off_t>(size - std::min(size, text.size()));
     const ssize_t count = pread(errors_, text.data(), text.size(), from);
     text.resize(AsSize(std::max<ssize_t>(0, count)));
     while (text.ends_with('\n')) text.pop_back();
@@ -169,24 +177,28 @@ Result<std::string> Filter(const std::string& command, const std::string& input,
   const double end = Now() + limits.seconds;
   std::string_view rest = input;
   std::string output;
-  while (child.Exchange(rest, output)) {
-    if (output.size() > limits.bytes) {
-      return FilterError(
-          fmt::format("it prints more than {} MiB", limits.bytes >> 20));
-    }
-    if (Now() > end) break;
+  const auto prints_too_much = [&] {
+    return output.size() > limits.bytes || child.ErrorBytes() > limits.bytes;
+  };
+  while (child.Exchange(rest, output) && !prints_too_much() && Now() <= end) {
   }
-  const int status = child.WaitUntil(end);
+  const int status =
+      prints_too_much() ? -1 : child.WaitUntil(end, limits.bytes);
+  if (prints_too_much()) {
+    return FilterError(
+        fmt::format("it prints more than {} MiB", limits.bytes >> 20));
+  }
   if (status < 0) {
     return FilterError(fmt::format("it takes longer than {:g} seconds{}",
                                    limits.seconds, child.Errors()));
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return output;
-  return FilterError(fmt::format(
-      "it ends with {}{}",
-      WIFSIGNALED(status) ? fmt::format("SIG{}", sigabbrev_np(WTERMSIG(status)))
-                          : fmt::format("exit code {}", WEXITSTATUS(status)),
-      child.Errors()));
+  return FilterError(
+      fmt::format("it ends with {}{}",
+                  WIFSIGNALED(status)
+                      ? fmt::format("SIG{}", ShortSignalName(WTERMSIG(status)))
+                      : fmt::format("exit code {}", WEXITSTATUS(status)),
+                  child.Errors()));
 }
 
 }  // namespace kvtwin::props

@@ -11,8 +11,9 @@
 namespace kvtwin::props {
 
 struct FilterLimits {
-  double seconds = 10;                        // For the whole command.
-  std::size_t bytes = std::size_t{64} << 20;  // Limit of standard output.
+  double seconds = 10;  // For the whole command.
+  // Limit of standard output, and of standard error.
+  std::size_t bytes = std::size_t{64} << 20;
 };
 
 // Returns what the command prints on its standard output for `input`.

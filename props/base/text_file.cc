@@ -1,6 +1,7 @@
 #include "props/base/text_file.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +14,7 @@
 #include <system_error>
 
 #include "core/json_line.h"
+#include "core/refusals.h"
 #include "core/save/file.h"
 #include "core/save/part_file.h"
 
@@ -21,6 +23,18 @@ namespace kvtwin::props {
 std::string ReadFile(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
+}
+
+Status CheckInput(const std::string& path, std::int64_t most,
+                  std::string_view what) {
+  struct stat found = {};
+  if (stat(path.c_str(), &found) != 0 || access(path.c_str(), R_OK) != 0) {
+    return SystemError("cannot be read", path);
+  }
+  Status regular = CheckRegular(path, found.st_mode);
+  if (!regular.ok() || found.st_size <= most) return regular;
+  return Invalid("'{}' is too large for {}: {} bytes", Printable(path, 200),
+                 what, found.st_size);
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #ifndef KVTWIN_PROPS_BASE_TEXT_FILE_H_
 #define KVTWIN_PROPS_BASE_TEXT_FILE_H_
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -17,6 +18,11 @@ std::string ReadFile(const std::filesystem::path& path);
 // Finds out early whether WriteFile can begin to write. Leaves an existing file
 // as it is, and makes none. Errors: as for WriteFile.
 Status CheckWritable(const std::string& path);
+
+// Errors: the path cannot be read, is not a regular file, or has more than
+// `most` bytes, which is too much for `what`.
+Status CheckInput(const std::string& path, std::int64_t most,
+                  std::string_view what);
 
 // Replaces the file as a whole, or leaves it as it was. A path that is not a
 // regular file, such as a pipe or a device, is written to in place. Errors: the

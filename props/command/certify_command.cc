@@ -1,7 +1,6 @@
 // The subcommand `certify`.
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
@@ -11,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/save/file.h"
+#include "core/refusals.h"
 #include "props/base/interrupt.h"
 #include "props/base/text_file.h"
 #include "props/certify/certificate.h"
@@ -36,15 +35,8 @@ constexpr std::int64_t kCertificateBytesMax = std::int64_t{16} << 20;
 
 // Errors: a path that cannot be read, or a file that is not a certificate.
 Result<Certificate> ReadOld(const std::string& path) {
-  struct stat found = {};
-  if (stat(path.c_str(), &found) != 0)
-    return SystemError("cannot be read", path);
-  Status regular = CheckRegular(path, found.st_mode);
-  if (!regular.ok()) return regular;
-  if (found.st_size > kCertificateBytesMax) {
-    return Invalid("'{}' is too large for a certificate: {} bytes", path,
-                   found.st_size);
-  }
+  Status input = CheckInput(path, kCertificateBytesMax, "a certificate");
+  if (!input.ok()) return input;
   Result<Certificate> read = ReadCertificate(ReadFile(path));
   if (!read.ok()) return Invalid("'{}' is {}", path, read.status().message());
   return read;

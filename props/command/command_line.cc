@@ -528,6 +528,9 @@ int Main(int argc, char** argv, AddCommand more) {
 int RunCommandLine(int argc, char** argv, AddCommand more) {
   try {
     return AfterOutput(Main(argc, argv, more));
+  } catch (const std::bad_alloc&) {
+    std::fputs("kvtwin: there is not enough memory\n", stderr);
+    return 2;
   } catch (const std::exception& error) {  // Such as a full disk.
     std::fprintf(stderr, "kvtwin: %s\n", error.what());
     return 2;

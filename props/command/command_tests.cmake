@@ -334,6 +334,11 @@ kvtwin_command_test(explore_too_many_states EXIT 2 PRINTS "stops at"
   ARGS explore --cells 16)
 kvtwin_command_test(explore_no_such_folder EXIT 2
   ARGS explore --cells 3 --state no/such/folder)
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/explored/causal)
+kvtwin_command_test(explore_state_is_a_folder EXIT 2
+  PRINTS "^kvtwin explore: '.*/explored/causal' is not a regular file, but a folder$"
+  ARGS explore --cells 2 --sequences 1 --positions 2 --kind causal
+       --state ${PROJECT_BINARY_DIR}/explored)
 
 # A history is one line, and an error message names the place of the error.
 kvtwin_command_test(run_other_version EXIT 2
@@ -386,6 +391,9 @@ kvtwin_command_test(shrink_what_is_accepted EXIT 2 PRINTS "nothing to shrink"
   ARGS shrink --with cat recordings/pools/f32.jsonl)
 kvtwin_command_test(shrink_no_file EXIT 2 PRINTS "cannot be read"
   ARGS shrink --with cat no/such/file)
+kvtwin_command_test(shrink_folder EXIT 2
+  PRINTS "^kvtwin shrink: 'recordings' is not a regular file, but a folder$"
+  ARGS shrink --with cat recordings)
 
 # The recorders for users to copy, each if there is a compiler for it.
 foreach(language c go rust)

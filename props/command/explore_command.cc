@@ -34,6 +34,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// No saved exploration is larger.
+constexpr std::int64_t kStateBytesMax = std::int64_t{16} << 30;
+
 struct ExploreArguments {
   ExploreSize size;
   int depth = 4;  // Operations of a paged history.
@@ -198,12 +201,18 @@ class Exploration {
       fmt::print(stderr, "kvtwin explore: {}\n", explorer.status().message());
       return false;
     }
-    if (!arguments_.state.empty()) {
-      std::ifstream in(FileOf(explored));
-      const Status status = in ? (*explorer)->Load(in) : Status();
+    const std::string file = FileOf(explored);
+    std::error_code error;
+    if (!arguments_.state.empty() && fs::exists(file, error)) {
+      const Status input = CheckInput(file, kStateBytesMax, "an exploration");
+      if (!input.ok()) {
+        fmt::print(stderr, "kvtwin explore: {}\n", input.message());
+        return false;
+      }
+      std::ifstream in(file);
+      const Status status = (*explorer)->Load(in);
       if (!status.ok()) {
-        fmt::print(stderr, "kvtwin explore: {}: {}\n", FileOf(explored),
-                   status.message());
+        fmt::print(stderr, "kvtwin explore: {}: {}\n", file, status.message());
         return false;
       }
     }

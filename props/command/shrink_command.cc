@@ -66,10 +66,17 @@ int Write(const std::string& path, const ShrunkRecording& shrunk) {
 }
 
 int RunShrink(const ShrinkArguments& arguments) {
+  const FilterLimits limits = {.seconds = arguments.seconds,
+                               .bytes = AsSize(arguments.output_mib) << 20};
+  // The command has to print as much.
+  const Status input =
+      CheckInput(arguments.path, arguments.output_mib << 20,
+                 fmt::format("--output-mib {}", arguments.output_mib));
+  if (!input.ok()) return RefuseToShrink(input.message());
   const std::string recording = ReadFile(arguments.path);
   if (recording.empty()) {
     return RefuseToShrink(Printable(arguments.path, arguments.path.size()) +
-                          " cannot be read, or is empty");
+                          " is empty");
   }
   std::error_code none;
   if (std::filesystem::equivalent(arguments.path, arguments.out, none)) {
@@ -88,8 +95,6 @@ int RunShrink(const ShrinkArguments& arguments) {
   options.runs = arguments.runs;
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowShrinking;
-  const FilterLimits limits = {.seconds = arguments.seconds,
-                               .bytes = AsSize(arguments.output_mib) << 20};
   const Recorder record = [&](const std::string& calls) {
     return Filter(arguments.command, calls, limits);
   };
@@ -137,7 +142,8 @@ void AddShrinkCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   shrink
       ->add_option("--output-mib", arguments->output_mib,
-                   "end a run of the command that prints more")
+                   "end a run of the command that prints more; the limit of "
+                   "the recording as well")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}))
       ->capture_default_str();
   shrink->callback(

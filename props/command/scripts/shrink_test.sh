@@ -49,8 +49,11 @@ cmp "$folder/bug.short.jsonl" "$folder/again.jsonl" || fail "it is another one"
 shrinks 2 "what the command prints is accepted" --with "python3 -S '$toy'"
 shrinks 2 "it ends with exit code 3, having printed: no" \
   --with "echo no >&2; exit 3"
+shrinks 2 "it ends with SIG34" --with "kill -34 \$\$"
 shrinks 2 "takes longer than 0.3 seconds" --with "sleep 60" --seconds 0.3
 shrinks 2 "prints more than 1 MiB" --with yes --output-mib 1
+shrinks 2 "prints more than 1 MiB" --with "yes >&2" --output-mib 1
+shrinks 2 "prints more than 1 MiB" --with "exec >&-; yes >&2" --output-mib 1
 shrinks 2 "is not a recording: line 2" --with cat
 # The command is not run if its result could not be written.
 shrinks 2 "--out: '$folder/no/such/folder' .* No such file" \
