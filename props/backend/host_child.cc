@@ -26,6 +26,7 @@
 #include "core/index.h"
 #include "core/json_line.h"
 #include "props/base/clock.h"
+#include "props/base/crash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -34,6 +35,9 @@ namespace fs = std::filesystem;
 
 // The longest answer: one line; a page may have some megabytes.
 constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
+// The limit of all lines of the answer to one question, each with its Step.
+constexpr std::size_t kAnswersMax = std::size_t{1} << 30;
+constexpr int kDepthMax = 64;   // Copies of JSON values recurse.
 constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::size_t kOutputShown = 2000;
 constexpr std::size_t kProcessesMax = 256;  // Children of a host.
@@ -139,6 +143,7 @@ bool HostProcess::Ask(const Json& json) {
   output_.clear();
   state_->step = -1;
   state_->listed = 0;
+  BeginToWait();
   const std::string line = json.dump() + "\n";
   for (std::size_t at = 0; at < line.size();) {
     const ssize_t wrote = write(asked_, line.data() + at, line.size() - at);
@@ -151,10 +156,23 @@ bool HostProcess::Ask(const Json& json) {
   return true;
 }
 
+void HostProcess::BeginToWait() {
+  calls_ = state_->calls;
+  since_ = Now();
+  answered_ = 0;
+}
+
+bool HostProcess::IsLate(double call_seconds) {
+  const double now = Now();
+  if (state_->calls != calls_) {
+    calls_ = state_->calls;
+    since_ = now;
+  }
+  return now - since_ > call_seconds;
+}
+
 std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
-  std::int64_t calls = state_->calls;
-  double since = Now();
-  double looked = since;
+  double looked = Now();
   std::size_t seen = 0;
   bool prints = true;  // False once the host has closed the file.
   for (;;) {
@@ -162,7 +180,13 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
     if (end != std::string::npos) {
       if (TakesTooMuch()) return KillForMemory();
       if (StartsTooMany()) return KillForProcesses();
-      return ParseLine(end);
+      std::optional<Json> said = ParseLine(end);
+      answered_ += end + sizeof(Step);
+      // Only the calls of a backend renew the time for lines of steps.
+      if (!said || !said->contains("step")) return said;
+      if (answered_ > kAnswersMax) return KillForLength();
+      if (IsLate(call_seconds)) return KillForHang(call_seconds);
+      return said;
     }
     seen = read_.size();
     std::array<pollfd, 2> waits = {
@@ -178,9 +202,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
       Ended(call_seconds);
       return std::nullopt;
     }
-    if (read_.size() > kAnswerMax) {
-      return Kill("backend: crash", "wrote without end");
-    }
+    if (read_.size() > kAnswerMax) return KillForLength();
     // These checks are made even while the host prints or answers.
     if ((Now() - looked) * 1000 < kLookEvery) continue;
     looked = Now();
@@ -191,14 +213,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
       Ended(call_seconds);
       return std::nullopt;
     }
-    if (state_->calls != calls) {
-      calls = state_->calls;
-      since = looked;
-    }
-    if (looked - since > call_seconds) {
-      return Kill("backend: hang",
-                  fmt::format("did not return in {:g} seconds", call_seconds));
-    }
+    if (IsLate(call_seconds)) return KillForHang(call_seconds);
   }
 }
 
@@ -222,6 +237,7 @@ void HostProcess::Start() {
   }
   state_ = static_cast<HostState*>(memory);
   state_->function = -1;
+  BeginToWait();
   state_->memory_bytes = options_.memory_bytes;
   const int failed = Spawn(asked[0], answers[1], printed[1], shared);
   for (const int file : {asked[0], answers[1], printed[1], shared}) {
@@ -285,6 +301,15 @@ std::optional<HostProcess::Json> HostProcess::Kill(CheckName check,
   return std::nullopt;
 }
 
+std::optional<HostProcess::Json> HostProcess::KillForHang(double call_seconds) {
+  return Kill("backend: hang",
+              fmt::format("did not return in {:g} seconds", call_seconds));
+}
+
+std::optional<HostProcess::Json> HostProcess::KillForLength() {
+  return Kill("backend: crash", "wrote without end");
+}
+
 std::optional<HostProcess::Json> HostProcess::KillForMemory() {
   if (state_->refused != 0) state_->function = state_->refused - 2;
   return Kill("backend: memory", fmt::format("has allocated more than {} MiB",
@@ -323,7 +348,7 @@ void HostProcess::Ended(double call_seconds) {
   Drain();
   const std::string how =
       WIFSIGNALED(status)
-          ? fmt::format("SIG{} ({})", sigabbrev_np(WTERMSIG(status)),
+          ? fmt::format("SIG{} ({})", ShortSignalName(WTERMSIG(status)),
                         strsignal(WTERMSIG(status)))
           : fmt::format("exit({})", WEXITSTATUS(status));
   if (state_->refused != 0) {
@@ -341,8 +366,14 @@ std::optional<HostProcess::Json> HostProcess::ParseLine(std::size_t end) {
   const std::string line = read_.substr(0, end);
   read_.erase(0, end + 1);
   // If this is not JSON, the backend wrote to memory that is not its own.
-  Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return Kill("backend: crash", "wrote nonsense");
+  bool deep = false;
+  const auto keep = [&](int depth, Json::parse_event_t, Json&) {
+    deep = deep || depth > kDepthMax;
+    return !deep;
+  };
+  Json json = Json::parse(line, keep, /*allow_exceptions=*/false);
+  const bool sound = !deep && json.is_object();
+  if (!sound) return Kill("backend: crash", "wrote nonsense");
   return json;
 }
 

@@ -47,7 +47,8 @@ class HostProcess {
   std::vector<Step> PoolSteps() const;
 
   bool Ask(const Json& json);
-  // Returns the next line; nothing if the process died or was killed.
+  // Returns the next line; nothing if the process died or was killed, as when
+  // no call has begun for `call_seconds`, however many lines came.
   std::optional<Json> Answer(double call_seconds);
   // From now on, memory beyond the present size counts as the backend's.
   void Remember() { data_at_first_ = DataBytes(); }
@@ -60,7 +61,11 @@ class HostProcess {
   int End();
   void Ended(double call_seconds);
   bool HasEnded() const;
+  void BeginToWait();
+  bool IsLate(double call_seconds);
   std::optional<Json> Kill(CheckName check, const std::string& what);
+  std::optional<Json> KillForHang(double call_seconds);
+  std::optional<Json> KillForLength();
   std::optional<Json> KillForMemory();
   std::optional<Json> KillForProcesses();
 
@@ -81,6 +86,9 @@ class HostProcess {
   std::string read_;
   std::string output_;
   std::int64_t data_at_first_ = 0;
+  std::int64_t calls_ = 0;    // Calls that had begun when it was last looked.
+  double since_ = 0;          // The time when the last call began.
+  std::size_t answered_ = 0;  // Bytes of the answer so far.
   Failure died_;
 };
 

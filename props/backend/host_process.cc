@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <csignal>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include "core/dialects/profiles.h"
@@ -45,6 +48,62 @@ RunResult WroteNonsense(std::size_t operations, const Json::exception& error) {
   return result;
 }
 
+// JSON of a host that has a wrong number.
+class WrongNumber : public Json::exception {
+ public:
+  explicit WrongNumber(const std::string& text) : exception(0, text.c_str()) {}
+};
+
+// No count or place of a host is larger, so that sums of them fit into 64 bits,
+// or 32.
+constexpr std::int64_t kCountMax = std::int64_t{1} << 40;
+constexpr int kPlaceMax = 1 << 28;
+
+// Returns the integer `json`, which the host wrote as `name`.
+template <std::integral Integer>
+Integer IntegerOf(const Json& json, std::string_view name, Integer least,
+                  Integer most) {
+  const auto fits = [&](auto number) {
+    return std::cmp_less_equal(least, number) &&
+           std::cmp_less_equal(number, most);
+  };
+  if (json.is_number_unsigned()
+          ? fits(json.get<std::uint64_t>())
+          : json.is_number_integer() && fits(json.get<std::int64_t>())) {
+    return json.get<Integer>();
+  }
+  throw WrongNumber(fmt::format(
+      "{} is {}, it must be an integer from {} to {}", name,
+      json.is_number() ? json.dump() : json.type_name(), least, most));
+}
+
+template <std::integral Integer>
+Integer IntegerAt(const Json& json, const char* key, Integer least = 0,
+                  Integer most = std::numeric_limits<Integer>::max()) {
+  return IntegerOf(json.at(key), key, least, most);
+}
+
+std::int64_t CountAt(const Json& json, const char* key) {
+  return IntegerAt(json, key, std::int64_t{0}, kCountMax);
+}
+
+int PlaceAt(const Json& json, const char* key) {
+  return IntegerAt(json, key, -1, kPlaceMax);
+}
+
+template <class Enum>
+Enum EnumAt(const Json& json, const char* key, Enum last) {
+  return static_cast<Enum>(IntegerAt(json, key, 0, AsInt(last)));
+}
+
+std::vector<int> IntegersOf(const Json& json, std::string_view name) {
+  std::vector<int> integers;
+  for (const Json& one : json.get_ref<const Json::array_t&>()) {
+    integers.push_back(IntegerOf(one, name, 0, kPlaceMax));
+  }
+  return integers;
+}
+
 // Returns whether a process may get another history: not after it wrote outside
 // of its memory, or leaked.
 bool IsSound(const Failure& failure) {
@@ -60,12 +119,12 @@ Json ToJson(const Failure& failure) {
 }
 
 Failure FailureFromJson(const Json& json) {
-  return {.step = json.at("step").get<std::size_t>(),
+  return {.step = AsSize(CountAt(json, "step")),
           .check = json.at("check").get<std::string>(),
           .text = json.at("text").get<std::string>(),
-          .row = json.at("row").get<int>(),
-          .column = json.at("column").get<int>(),
-          .first_cell = json.at("first_cell").get<int>()};
+          .row = PlaceAt(json, "row"),
+          .column = PlaceAt(json, "column"),
+          .first_cell = PlaceAt(json, "first_cell")};
 }
 
 Json ToJson(const RunResult& result) {
@@ -84,14 +143,14 @@ Json ToJson(const RunResult& result) {
 RunResult RunResultFromJson(const Json& json) {
   RunResult result;
   result.ran = json.at("ran").get<bool>();
-  result.operations = json.at("operations").get<std::int64_t>();
-  result.views = json.at("views").get<std::int64_t>();
-  result.digest = json.at("digest").get<std::uint64_t>();
+  result.operations = CountAt(json, "operations");
+  result.views = CountAt(json, "views");
+  result.digest = IntegerAt<std::uint64_t>(json, "digest");
   if (!json.contains("failure")) return result;
   result.failure = FailureFromJson(json.at("failure"));
   for (const Json& step : json.value("trace", Json::array())) {
     Step& call = result.failure->trace.emplace_back();
-    call.number = step.at("number").get<std::int64_t>();
+    call.number = CountAt(step, "number");
     call.call = step.at("call").get<std::string>();
   }
   return result;
@@ -122,7 +181,7 @@ Json ToJson(const PagedCoverageCounts& counts) {
 PagedCoverageCounts PagedCountsFromJson(const Json& json) {
   PagedCoverageCounts counts;
   for (const auto& [name, count] : kPoolCounts) {
-    counts.*count = json.at(name).get<std::int64_t>();
+    counts.*count = CountAt(json, name);
   }
   return counts;
 }
@@ -177,28 +236,31 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   if (const auto rules = ParseRules(info.profile); rules.ok()) {
     info.rules = *rules;
   }
-  json.at("claims").get_to(info.claims);
-  json.at("kinds").get_to(abilities.kinds);
-  json.at("can").get_to(abilities.can);
-  json.at("dtypes").get_to(abilities.dtypes);
-  json.at("v_layouts").get_to(abilities.v_layouts);
-  json.at("shifts").get_to(abilities.shifts);
-  json.at("mask_dtypes").get_to(abilities.mask_dtypes);
-  json.at("max_sequences").get_to(abilities.max_sequences);
-  json.at("max_layers").get_to(abilities.max_layers);
-  json.at("max_padding").get_to(abilities.max_padding);
-  json.at("max_mask_padding").get_to(abilities.max_mask_padding);
-  json.at("max_position").get_to(abilities.max_position);
-  json.at("placements").get_to(abilities.placements);
-  json.at("cannot").get_to(abilities.cannot);
+  info.claims = EnumAt(json, "claims", Level::kAttention);
+  const auto read = [&](const char* key, auto& number) {
+    number = IntegerAt<std::remove_reference_t<decltype(number)>>(json, key);
+  };
+  read("kinds", abilities.kinds);
+  read("can", abilities.can);
+  read("dtypes", abilities.dtypes);
+  read("v_layouts", abilities.v_layouts);
+  read("shifts", abilities.shifts);
+  read("mask_dtypes", abilities.mask_dtypes);
+  read("max_sequences", abilities.max_sequences);
+  read("max_layers", abilities.max_layers);
+  read("max_padding", abilities.max_padding);
+  read("max_mask_padding", abilities.max_mask_padding);
+  read("max_position", abilities.max_position);
+  read("placements", abilities.placements);
+  read("cannot", abilities.cannot);
   json.at("can_resume").get_to(abilities.can_resume);
   json.at("set_causal").get_to(abilities.set_causal);
   json.at("shift").get_to(abilities.shift);
   json.at("snapshots").get_to(abilities.snapshots);
   json.at("tolerance").get_to(info.tolerance);
   if (json.at("attend").get<bool>()) {
-    info.attend = {.dtype = json.at("attend_dtype").get<DType>(),
-                   .query_heads = json.at("query_heads").get<int>(),
+    info.attend = {.dtype = EnumAt(json, "attend_dtype", DType::kBits),
+                   .query_heads = IntegerAt<int>(json, "query_heads"),
                    .tolerance = json.at("attend_tolerance").get<double>()};
   }
   json.at("has_get").get_to(info.has_get);
@@ -230,24 +292,26 @@ Json ToJson(const Expansion& expansion) {
 
 Expansion ExpansionFromJson(const Json& json) {
   Expansion expansion;
-  json.at("checked").get_to(expansion.checked);
-  json.at("differences").get_to(expansion.differences);
+  expansion.checked = CountAt(json, "checked");
+  expansion.differences = CountAt(json, "differences");
   json.at("not_made").get_to(expansion.not_made);
   for (const Json& value : json.at("found")) {
-    expansion.found.push_back({value.at(0).get<std::uint64_t>(),
-                               value.at(1).get<std::uint32_t>(),
-                               value.at(2).get<std::vector<int>>()});
+    constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
+    expansion.found.push_back(
+        {IntegerOf(value.at(0), "found", std::uint64_t{0}, kMost),
+         IntegerOf(value.at(1), "found", 0U, std::uint32_t{kPlaceMax}),
+         IntegersOf(value.at(2), "found")});
   }
   if (!json.contains("failure")) return expansion;
   expansion.failure = FailureFromJson(json.at("failure"));
   const Json& said = json.at("failed");
   Expansion::StepTaken& failed = expansion.failed;
-  said.at("step").get_to(failed.step);
-  said.at("except").get_to(failed.except);
+  failed.step = PlaceAt(said, "step");
+  failed.except = IntegersOf(said.at("except"), "except");
   said.at("reserved").get_to(failed.reserved);
   said.at("reserved_again").get_to(failed.reserved_again);
-  said.at("positions").get_to(failed.positions);
-  said.at("sequences").get_to(failed.sequences);
+  failed.positions = IntegersOf(said.at("positions"), "positions");
+  failed.sequences = IntegersOf(said.at("sequences"), "sequences");
   return expansion;
 }
 
@@ -323,7 +387,7 @@ Result<PoolInfo> Host::DescribePool() {
   }
   return ReadGreeting(said->at("pool"), [](const Json& pool) {
     return PoolInfo{pool.at("name").get<std::string>(),
-                    pool.at("claims").get<Level>(),
+                    EnumAt(pool, "claims", Level::kAttention),
                     pool.at("groups").get<bool>(),
                     pool.at("laws").get<std::vector<std::string>>(),
                     pool.at("not_declared").get<std::vector<std::string>>()};
@@ -357,7 +421,7 @@ LawResult Host::Judge(const Law& law, const History& history, Level level,
                                               {"profile", options_.profile}},
                                              known_to_hang, process);
     if (!said) return {.judged = 1, .failure = process->died()};
-    LawResult result = {.judged = said->at("judged").get<std::int64_t>()};
+    LawResult result = {.judged = CountAt(*said, "judged")};
     if (said->contains("failure")) {
       result.failure = FailureFromJson(said->at("failure"));
     }

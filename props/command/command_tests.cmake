@@ -89,6 +89,11 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     kvtwin_script_test(${subcommand}_without_memory command/scripts/out_of_memory_test.sh
       ${subcommand})
   endforeach()
+  # Not all of these threads can be started.
+  add_test(NAME command.explore_few_threads
+    COMMAND bash -c "ulimit -v 700000 && \"$0\" \"$@\"; [[ $? == [02] ]]"
+            $<TARGET_FILE:kvtwin_command> explore --cells 2 --sequences 1
+            --positions 2 --kind causal --threads 64)
 endif()
 
 kvtwin_script_test(help_of_all command/scripts/help_test.sh)
@@ -938,7 +943,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "null/backend: garbage,V is NULL"
       "wild/backend: crash,reading what it returned"
       "full/subject: room,is cache_full"
-      "describe/refused,SIGABRT" "level/refused,level")
+      "real-time/backend: crash,SIG34" "describe/refused,SIGABRT" "level/refused,level")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
     kvtwin_script_test(backend_${fault} backend/backend_test.sh
@@ -979,7 +984,8 @@ foreach(kind causal paged)
   if(kind STREQUAL paged)
     set(part pool)
   endif()
-  foreach(garbage "no JSON" "[]" "{\"error\":5}" "{\"${part}\":{\"name\":5}}")
+  foreach(garbage "no JSON" "[]" "{\"error\":5}" "{\"${part}\":{\"name\":5}}"
+                  "{\"error\":DEEP}")
     string(MAKE_C_IDENTIFIER "host_${kind}_${garbage}" name)
     kvtwin_command_test(${name} EXIT 2
       ENV "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS=${garbage}"
@@ -988,11 +994,57 @@ foreach(kind causal paged)
   endforeach()
 endforeach()
 
-# A history that a host cannot read is not a finding.
-kvtwin_command_test(host_reads_no_pool EXIT 2
-  ENV "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,\"groups\":false,\"laws\":[],\"not_declared\":[]}};HOST_ANSWERS={\"error\":\"x\"}"
-  PRINTS "cannot read what kvtwin"
+# A host whose descriptions are right, and whose answers are not.
+set(garbage_host "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh")
+string(CONCAT host_pool "HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,"
+  "\"groups\":false,\"laws\":[],\"not_declared\":[]}}")
+string(CONCAT host_cache "HOST_SAYS={\"cache\":{\"name\":\"c\",\"profile\":\"\","
+  "\"claims\":0,\"kinds\":1,\"can\":255,\"dtypes\":1,\"v_layouts\":1,\"shifts\":1,"
+  "\"mask_dtypes\":1,\"max_sequences\":0,\"max_layers\":0,\"max_padding\":0,"
+  "\"max_mask_padding\":0,\"max_position\":0,\"placements\":1,\"cannot\":0,"
+  "\"can_resume\":false,\"set_causal\":false,\"shift\":false,\"snapshots\":false,"
+  "\"tolerance\":0.01,\"attend\":false,\"has_get\":true,\"has_cells\":true,"
+  "\"lacks\":[]}}")
+string(CONCAT host_ran "\"ran\":true,\"views\":1,\"digest\":1,\"failure\":{\"step\":0,"
+  "\"check\":\"x\",\"text\":\"\",\"row\":-1,\"column\":-1,\"first_cell\":0}")
+string(REPLACE "claims\":1" "claims\":99" host_of_no_level "${host_pool}")
+kvtwin_command_test(host_of_no_level EXIT 2 ENV "${garbage_host};${host_of_no_level}"
+  PRINTS "wrote nonsense to its harness: claims is 99, it must be an integer from 0 to 3$"
   ARGS fuzz --kind paged --backend command/command_tests.cmake)
+kvtwin_command_test(host_of_endless_counts EXIT 1
+  ENV "${garbage_host};${host_pool};HOST_ANSWERS={\"operations\":1e300,${host_ran}}"
+  PRINTS "^  wrote nonsense to its harness: operations is 1e.300, it must be an"
+  ARGS run --backend command/command_tests.cmake "kvp1 block=1 | open 0 0 0")
+kvtwin_command_test(host_of_deep_traces EXIT 1
+  ENV "${garbage_host};${host_pool};HOST_ANSWERS={\"operations\":1,\"trace\":DEEP,${host_ran}}"
+  PRINTS "^  the backend wrote nonsense$"
+  ARGS run --backend command/command_tests.cmake "kvp1 block=1 | open 0 0 0")
+kvtwin_command_test(host_of_endless_steps EXIT 1
+  ENV "${garbage_host};${host_cache};HOST_REPEATS={\"step\":\"x\"}"
+  PRINTS "^  the backend did not return in 0.2 seconds$"
+  ARGS run --call-seconds 0.2 --backend command/command_tests.cmake
+       "kvt1 | put 0*1")
+string(CONCAT host_found "HOST_ANSWERS={\"checked\":1,\"differences\":0,"
+  "\"not_made\":false,\"found\":[[1,100000,[]]]}")
+kvtwin_command_test(host_of_no_step EXIT 1
+  ENV "${garbage_host};${host_cache};${host_found}"
+  PRINTS "wrote nonsense to its harness: a step, token or sequence that there is not"
+  ARGS explore --cells 2 --sequences 1 --positions 2 --kind causal
+       --backend command/command_tests.cmake)
+
+# A history that a host cannot read is not a finding, on any thread.
+foreach(threads 1 2)
+  kvtwin_command_test(host_reads_no_pool_${threads} EXIT 2
+    ENV "${garbage_host};${host_pool};HOST_ANSWERS={\"error\":\"x\"}"
+    PRINTS "cannot read what kvtwin"
+    ARGS fuzz --kind paged --threads ${threads}
+         --backend command/command_tests.cmake)
+  kvtwin_command_test(host_reads_no_state_${threads} EXIT 2
+    ENV "${garbage_host};${host_cache};HOST_ANSWERS={\"error\":\"x\"}"
+    PRINTS "cannot read what kvtwin"
+    ARGS explore --cells 2 --sequences 1 --positions 2 --kind causal
+         --threads ${threads} --backend command/command_tests.cmake)
+endforeach()
 
 # The Python package has its own build, so one of ours is enough. 77 is a test
 # that is skipped. It begins first: it waits for the network, and half of the time

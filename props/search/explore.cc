@@ -11,7 +11,6 @@
 #include <numeric>
 #include <ostream>
 #include <sstream>
-#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "core/index.h"
 #include "core/names.h"
 #include "props/base/hash.h"
+#include "props/base/threads.h"
 #include "props/search/explore_state.h"
 #include "props/search/explore_step.h"
 #include "props/search/explore_worker.h"
@@ -136,10 +136,11 @@ class ExplorerOfKeys final : public Explorer {
     const auto bad = [](std::string_view why) {
       return Status(StatusCode::kInvalidArgument, std::string(why));
     };
-    std::string all(std::istreambuf_iterator<char>(saved), {});
-    if (!all.starts_with(Header() + '\n')) {
-      return bad("it is of another exploration");
-    }
+    const std::string expected = Header() + '\n';
+    std::string all(expected.size(), '\0');
+    saved.read(all.data(), std::ssize(all));
+    if (all != expected) return bad("it is of another exploration");
+    all.append(std::istreambuf_iterator<char>(saved), {});
     const std::size_t checksum =
         all.size() - std::min(all.size(), ChecksumLine("").size());
     const std::string found = all.substr(checksum);
@@ -236,10 +237,7 @@ class ExplorerOfKeys final : public Explorer {
         }
       }
     };
-    std::vector<std::thread> others;
-    for (int t = 1; t < threads; ++t) others.emplace_back(work);
-    work();
-    for (std::thread& other : others) other.join();
+    OnThreads(threads, work);
     for (Chunk& chunk : chunks) {
       ExploreResult& result = chunk.result;
       result_.transitions += result.transitions;
@@ -261,8 +259,44 @@ class ExplorerOfKeys final : public Explorer {
     expanded_ += count;
   }
 
+  // Whether all numbers of `expansion`, which another process may have written,
+  // are those of steps, sequences and tokens.
+  bool IsValid(const Expansion& expansion) const {
+    const auto are_below = [](int end) {
+      return [end](std::span<const int> numbers) {
+        return std::ranges::all_of(numbers,
+                                   [end](int n) { return n >= 0 && n < end; });
+      };
+    };
+    const auto are_sequences = are_below(size_.sequences);
+    const Expansion::StepTaken& failed = expansion.failed;
+    const int tokens = failed.step >= 0 && failed.step < std::ssize(steps_)
+                           ? Size(At(steps_, failed.step).positions)
+                           : 0;
+    return are_below(tokens)(failed.except) &&
+           are_sequences(failed.sequences) &&
+           failed.sequences.size() == failed.positions.size() &&
+           std::ranges::all_of(
+               expansion.found, [&](const Expansion::Found& found) {
+                 return found.step < steps_.size() &&
+                        are_sequences(found.names) &&
+                        (found.names.empty() ||
+                         std::ssize(found.names) == size_.sequences);
+               });
+  }
+
   // Adds the result of expanding a state to `chunk`.
   void Note(std::size_t state, const Expansion& expansion, Chunk& chunk) {
+    if (!IsValid(expansion)) {
+      Note(state,
+           {.differences = 1,
+            .ended = true,
+            .failure = MakeFailure("backend: crash",
+                                   "wrote nonsense to its harness: a step, "
+                                   "token or sequence that there is not")},
+           chunk);
+      return;
+    }
     ExploreResult& result = chunk.result;
     result.transitions += expansion.checked;
     result.differences += expansion.differences;

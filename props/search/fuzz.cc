@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <limits>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "props/base/crash.h"
 #include "props/base/hash.h"
 #include "props/base/interrupt.h"
+#include "props/base/threads.h"
 #include "props/history/generate.h"
 #include "props/history/knobs.h"
 #include "props/history/speculate.h"
@@ -296,11 +296,7 @@ class Search {
         if (ran.result.failure && !IsKnown(*ran.result.failure)) end_at(i + 1);
       }
     };
-    {
-      std::vector<std::jthread> helpers;
-      for (int i = 1; i < options_.threads; ++i) helpers.emplace_back(work);
-      work();
-    }
+    OnThreads(options_.threads, work);
     block_.resize(end);
   }
 

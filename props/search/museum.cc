@@ -19,14 +19,15 @@
 #include <set>
 #include <sstream>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "core/index.h"
 #include "props/base/clock.h"
+#include "props/base/crash.h"
 #include "props/base/interrupt.h"
 #include "props/base/scratch_folder.h"
 #include "props/base/text_file.h"
+#include "props/base/threads.h"
 
 namespace kvtwin::props {
 namespace {
@@ -346,7 +347,7 @@ class Copy {
     Catch found;
     Failure& failure = found.failure;
     failure = {.check = fmt::format("crashed with signal {} ({})", signal,
-                                    sigabbrev_np(signal)),
+                                    ShortSignalName(signal)),
                .history = HistoryOfCrash(ran.err)};
     if (failure.history.empty()) {
       error = fmt::format("{}, in no history: {}", failure.check,
@@ -609,10 +610,7 @@ std::vector<ExhibitReport> VisitMuseum(const Workshop& workshop,
       if (Interrupted()) findings[i] = {};  // The exhibit is incomplete.
     }
   };
-  std::vector<std::jthread> helpers;
-  for (int i = 1; i < options.threads; ++i) helpers.emplace_back(work);
-  work();
-  helpers.clear();  // Waits for them.
+  OnThreads(options.threads, work);
   std::erase_if(findings, [](const ExhibitReport& finding) {
     return finding.exhibit.id.empty();
   });

@@ -3,6 +3,7 @@
 
 #define _GNU_SOURCE
 
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -74,6 +75,7 @@ static void FallIll(Mine* c) {
     fprintf(stderr, "cell %d is lost\n", 7);
     abort();
   }
+  if (Is("real-time")) raise(SIGRTMIN);
   if (Is("exit")) _exit(3);
   /* These write to the pipe on which kvtwin-host answers: no JSON, an answer
    * that lacks everything, and an answer that does not end. */
