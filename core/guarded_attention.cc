@@ -188,7 +188,7 @@ Status CheckAttentionOptions(const AttentionOptions& options,
   constexpr float kLargest = 0x1p50F;
   const float scale = std::fabs(options.scale);
   if (!(scale >= kSmallest && scale <= kLargest)) {
-    return Invalid("scale is {}, it must be from 2^-50 to 2^50, or minus that",
+    return Invalid("scale is {}, its magnitude must be from 2^-50 to 2^50",
                    options.scale);
   }
   const float soft_cap = options.soft_cap;

@@ -25,7 +25,7 @@ class RowShift {
   // reference to `shift`. Requires: offset is not 0; not custom.
   void Prepare(const Shift& shift, std::int32_t offset, int k_head_dim);
 
-  // The elements of `scratch` that Apply needs for rows of this dtype.
+  // Returns how many elements of scratch Apply needs for rows of this dtype.
   std::size_t ScratchSize(DType dtype) const;
 
   // Rewrites contiguous rows, [k_head_dim, kv_heads, any number], with

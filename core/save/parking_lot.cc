@@ -120,7 +120,7 @@ Result<SlotInfo> FreeSlot(const Sessions& sessions, int slot) {
 // waits for the result calls it.
 template <class Does>
 auto InBackground(Does does) {
-  // A std::async that throws may have moved its function: both share this one.
+  // Both calls share the function: a std::async that throws may have moved it.
   const auto kept = std::make_shared<Does>(std::move(does));
   const auto call = [kept] { return (*kept)(); };
   try {
@@ -261,7 +261,7 @@ class Parking : public ParkingLot {
     std::future<Result<CacheState>> state;
   };
 
-  // Whether no thread is still at work. A deferred call is made by get().
+  // Returns whether get() waits for no thread. It makes a deferred call itself.
   static bool IsReady(const auto& future) {
     return future.wait_for(std::chrono::seconds(0)) !=
            std::future_status::timeout;
@@ -348,7 +348,7 @@ class Parking : public ParkingLot {
       return status;
     };
     write.done = InBackground(std::move(save));
-    // Nothing below throws: either all of this changes or nothing.
+    // No statement below throws: either all members change or none.
     for (const auto& [path, old] : write.replaced) files_.erase(path);
     files_.merge(added);
     writes_.splice(writes_.end(), writes);

@@ -9,13 +9,10 @@
 #include <charconv>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #define XXH_INLINE_ALL
@@ -28,6 +25,7 @@
 #include "core/save/file.h"
 #include "core/save/part_file.h"
 #include "core/state_checks.h"
+#include "core/threads.h"
 
 namespace kvtwin {
 namespace {
@@ -144,24 +142,9 @@ void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
   constexpr std::size_t kMany = std::size_t{1} << 20;
   const std::size_t max = bytes < kMany ? 1 : std::min<std::size_t>(count, 8);
   std::atomic<std::size_t> next = 0;
-  std::exception_ptr thrown;
-  std::once_flag once;
-  const auto work = [&] {
-    try {
-      for (std::size_t i = next++; i < count; i = next++) does(i);
-    } catch (...) {
-      std::call_once(once, [&] { thrown = std::current_exception(); });
-    }
-  };
-  std::vector<std::thread> threads;
-  try {
-    while (threads.size() + 1 < max) threads.emplace_back(work);
-  } catch (const std::exception&) {
-    // No more threads can be started: the running ones do all calls.
-  }
-  work();
-  for (std::thread& thread : threads) thread.join();
-  if (thrown) std::rethrow_exception(thrown);
+  OnThreads(AsInt(max), [&] {
+    for (std::size_t i = next++; i < count; i = next++) does(i);
+  });
 }
 
 // Returns the checksum of `size` bytes. next(begin, size) returns each part in

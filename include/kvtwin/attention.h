@@ -43,7 +43,7 @@ namespace kvtwin {
 
 // How the scores of a layer are computed, and how exactly.
 struct AttentionOptions {
-  // From 2^-50 to 2^50, or minus that. Usually 1 / sqrt(k_head_dim).
+  // The magnitude is 2^-50 to 2^50. Usually 1 / sqrt(k_head_dim).
   float scale = 1;
   float soft_cap = 0;  // From 2^-50 to 2^50; 0: none.
   // [heads], learned logits of cells without V: from -2^50 to 2^50, or

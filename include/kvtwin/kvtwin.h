@@ -580,7 +580,7 @@ typedef struct kvtwin_attention kvtwin_attention;
 /* How the scores of a layer are computed, and how exactly. */
 typedef struct kvtwin_attention_options {
   size_t size;        /* sizeof this struct, see the top. */
-  float scale;        /* From 2^-50 to 2^50, or minus that. Usually
+  float scale;        /* The magnitude is 2^-50 to 2^50. Usually
                          1 / sqrt(k_head_dim). */
   float soft_cap;     /* From 2^-50 to 2^50; 0: none. */
   const float* sinks; /* [heads], learned logits of cells without V: from -2^50

@@ -20,9 +20,9 @@ class LegacyCache {
   static Result<LegacyCache> Make(CacheSpec spec,
                                   std::string_view twin = "optimized");
 
-  // Makes `capacity` cells for any number of sequences (R2 has the cells of a
-  // recurrent cache); a batch may have up to `capacity` tokens. Errors: as
-  // Cache::Init.
+  // Makes `capacity` cells for any number of sequences; a recurrent cache has
+  // the number of cells of R2 (docs/semantics.md). A batch may have up to
+  // `capacity` tokens. Errors: as Cache::Init.
   Status Init(DType dtype, std::int32_t capacity);
 
   // Errors: as Cache::StartForward.

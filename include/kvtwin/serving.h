@@ -82,7 +82,7 @@ class Sampler {
   Sampler(double temperature, double top_p, std::uint64_t seed)
       : temperature_(temperature), top_p_(top_p), random_(seed) {}
 
-  // Returns the index of a logit, and that of NaN only if all are NaN.
+  // Returns the index of a logit; the logit is NaN only if all logits are NaN.
   // Requires: there is a logit.
   std::int32_t operator()(std::span<const float> logits);
 

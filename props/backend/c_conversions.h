@@ -101,7 +101,7 @@ Result<TensorView> TensorFromC(std::string_view name,
 kvtwin_tensor CTensor(const TensorView& tensor);
 
 // The pointers stay the caller's. Errors: a count that is negative or larger
-// than any list, or that has no list.
+// than any list can be, or that has no list.
 Result<Batch> BatchFromC(const kvtwin_batch* batch);
 template <class T, class Count>
 Result<std::span<const T>> ListFromC(std::string_view name, const T* list,

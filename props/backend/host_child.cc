@@ -37,7 +37,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
 // The limit of all lines of the answer to one question, each with its Step.
 constexpr std::size_t kAnswersMax = std::size_t{1} << 30;
-constexpr int kDepthMax = 64;   // Copies of JSON values recurse.
+constexpr int kDepthMax = 64;   // Of JSON: copies of values recurse.
 constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::size_t kOutputShown = 2000;
 constexpr std::size_t kProcessesMax = 256;  // Children of a host.

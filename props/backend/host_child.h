@@ -47,8 +47,8 @@ class HostProcess {
   std::vector<Step> PoolSteps() const;
 
   bool Ask(const Json& json);
-  // Returns the next line; nothing if the process died or was killed, as when
-  // no call has begun for `call_seconds`, however many lines came.
+  // Returns the next line; nothing if the process died or was killed. It is
+  // killed if no call begins for `call_seconds`, even while lines come.
   std::optional<Json> Answer(double call_seconds);
   // From now on, memory beyond the present size counts as the backend's.
   void Remember() { data_at_first_ = DataBytes(); }
@@ -86,8 +86,8 @@ class HostProcess {
   std::string read_;
   std::string output_;
   std::int64_t data_at_first_ = 0;
-  std::int64_t calls_ = 0;    // Calls that had begun when it was last looked.
-  double since_ = 0;          // The time when the last call began.
+  std::int64_t calls_ = 0;  // The calls that IsLate has seen begin.
+  double since_ = 0;        // When the last of them was seen, or the question.
   std::size_t answered_ = 0;  // Bytes of the answer so far.
   Failure died_;
 };

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Stands in for kvtwin-host (KVTWIN_HOST). Writes $HOST_SAYS in place of a
 # backend's description, then, if set, $HOST_ANSWERS as the answer to a request,
-# and $HOST_REPEATS without end. DEEP in the first two stands for 100000 arrays,
-# each in the one before it.
+# and $HOST_REPEATS without end. DEEP in the first two stands for 100000 nested
+# arrays.
 deep=$(printf '%*s' 100000 '')
 deep=$(tr ' ' '[' <<<"$deep")$(tr ' ' ']' <<<"$deep")
 printf '%s\n' "${HOST_SAYS/DEEP/"$deep"}" >&4

@@ -48,14 +48,14 @@ RunResult WroteNonsense(std::size_t operations, const Json::exception& error) {
   return result;
 }
 
-// JSON of a host that has a wrong number.
+// A host wrote JSON that has a wrong number.
 class WrongNumber : public Json::exception {
  public:
   explicit WrongNumber(const std::string& text) : exception(0, text.c_str()) {}
 };
 
-// No count or place of a host is larger, so that sums of them fit into 64 bits,
-// or 32.
+// The largest count and the largest place that a host may write: sums of counts
+// fit into 64 bits, and sums of places into 32.
 constexpr std::int64_t kCountMax = std::int64_t{1} << 40;
 constexpr int kPlaceMax = 1 << 28;
 
@@ -124,7 +124,9 @@ Failure FailureFromJson(const Json& json) {
           .text = json.at("text").get<std::string>(),
           .row = PlaceAt(json, "row"),
           .column = PlaceAt(json, "column"),
-          .first_cell = PlaceAt(json, "first_cell")};
+          // As the backend said it.
+          .first_cell =
+              IntegerAt(json, "first_cell", std::numeric_limits<int>::min())};
 }
 
 Json ToJson(const RunResult& result) {

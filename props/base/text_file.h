@@ -19,8 +19,9 @@ std::string ReadFile(const std::filesystem::path& path);
 // as it is, and makes none. Errors: as for WriteFile.
 Status CheckWritable(const std::string& path);
 
-// Errors: the path cannot be read, is not a regular file, or has more than
-// `most` bytes, which is too much for `what`.
+// Checks a file before ReadFile. Errors: the path cannot be read, is not a
+// regular file, or has more than `most` bytes; the message then says that it is
+// too large for `what`.
 Status CheckInput(const std::string& path, std::int64_t most,
                   std::string_view what);
 

@@ -445,10 +445,10 @@ void CheckValues(CLI::App& command) {
     }
     const auto why_not = [whole = IsWhole(*option)](const std::string& value) {
       if (value.empty()) return std::string("the value is empty");
-      const std::size_t digits = value.find_first_not_of("+-");
-      if (!whole || digits + 1 >= value.size() || value[digits] != '0') {
-        return std::string();
-      }
+      const std::size_t sign = value.find_first_not_of("+-");
+      const bool octal = whole && sign != std::string::npos &&
+                         sign + 1 < value.size() && value[sign] == '0';
+      if (!octal) return std::string();
       return fmt::format("'{}' begins with 0: numbers are decimal",
                          Printable(value, 40));
     };

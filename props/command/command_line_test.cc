@@ -56,6 +56,7 @@ TEST(CommandLine, NoNumberIsOctal) {
   }
   // Other numbers are judged by their range, and seconds have fractions.
   EXPECT_THAT(Refusal({"fuzz", "--ops", "0"}), HasSubstr("not in range 1 to"));
+  EXPECT_THAT(Refusal({"fuzz", "--ops=+"}), HasSubstr("--ops: "));
   EXPECT_THAT(Refusal({"fuzz", "--seed", "x"}),
               HasSubstr("--seed: 'x' is not a whole number from 0"));
   EXPECT_THAT(Refusal({"fuzz", "--seconds", "0.05", "--threads", "0"}),

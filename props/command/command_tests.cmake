@@ -994,7 +994,7 @@ foreach(kind causal paged)
   endforeach()
 endforeach()
 
-# A host whose descriptions are right, and whose answers are not.
+# The descriptions of this host are right, its answers are wrong.
 set(garbage_host "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh")
 string(CONCAT host_pool "HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,"
   "\"groups\":false,\"laws\":[],\"not_declared\":[]}}")
@@ -1028,7 +1028,7 @@ string(CONCAT host_found "HOST_ANSWERS={\"checked\":1,\"differences\":0,"
   "\"not_made\":false,\"found\":[[1,100000,[]]]}")
 kvtwin_command_test(host_of_no_step EXIT 1
   ENV "${garbage_host};${host_cache};${host_found}"
-  PRINTS "wrote nonsense to its harness: a step, token or sequence that there is not"
+  PRINTS "wrote nonsense to its harness: a step, token or sequence that does not exist"
   ARGS explore --cells 2 --sequences 1 --positions 2 --kind causal
        --backend command/command_tests.cmake)
 

@@ -34,7 +34,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// No saved exploration is larger.
+// The limit of a saved exploration.
 constexpr std::int64_t kStateBytesMax = std::int64_t{16} << 30;
 
 struct ExploreArguments {

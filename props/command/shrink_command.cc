@@ -68,7 +68,7 @@ int Write(const std::string& path, const ShrunkRecording& shrunk) {
 int RunShrink(const ShrinkArguments& arguments) {
   const FilterLimits limits = {.seconds = arguments.seconds,
                                .bytes = AsSize(arguments.output_mib) << 20};
-  // The command has to print as much.
+  // The command prints a recording of about the same size.
   const Status input =
       CheckInput(arguments.path, arguments.output_mib << 20,
                  fmt::format("--output-mib {}", arguments.output_mib));
@@ -85,7 +85,8 @@ int RunShrink(const ShrinkArguments& arguments) {
   const std::string out =
       arguments.out.empty() ? ShortName(arguments.path) : arguments.out;
   if (const Status status = CheckWritable(out); !status.ok()) {
-    return RefuseToShrink("--out: " + status.message());
+    return RefuseToShrink((arguments.out.empty() ? "" : "--out: ") +
+                          status.message());
   }
   RecordingShrinkOptions options;
   options.twins =
@@ -142,8 +143,8 @@ void AddShrinkCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   shrink
       ->add_option("--output-mib", arguments->output_mib,
-                   "end a run of the command that prints more; the limit of "
-                   "the recording as well")
+                   "largest output of a run of the command, and size of the "
+                   "recording")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}))
       ->capture_default_str();
   shrink->callback(

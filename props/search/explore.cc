@@ -17,8 +17,8 @@
 
 #include "core/index.h"
 #include "core/names.h"
+#include "core/threads.h"
 #include "props/base/hash.h"
-#include "props/base/threads.h"
 #include "props/search/explore_state.h"
 #include "props/search/explore_step.h"
 #include "props/search/explore_worker.h"
@@ -259,8 +259,8 @@ class ExplorerOfKeys final : public Explorer {
     expanded_ += count;
   }
 
-  // Whether all numbers of `expansion`, which another process may have written,
-  // are those of steps, sequences and tokens.
+  // Whether all steps, sequences and tokens of `expansion`, which another
+  // process may have written, exist.
   bool IsValid(const Expansion& expansion) const {
     const auto are_below = [](int end) {
       return [end](std::span<const int> numbers) {
@@ -293,7 +293,7 @@ class ExplorerOfKeys final : public Explorer {
             .ended = true,
             .failure = MakeFailure("backend: crash",
                                    "wrote nonsense to its harness: a step, "
-                                   "token or sequence that there is not")},
+                                   "token or sequence that does not exist")},
            chunk);
       return;
     }

@@ -198,6 +198,8 @@ Expansion ExploreWorker::Expand(
       return false;
     }
   };
+  except_.clear();
+  reserved_ = reserved_again_ = false;
   if (!enter(-1)) return expansion;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     if (on_step) on_step(i);

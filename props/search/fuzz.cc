@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "core/names.h"
+#include "core/threads.h"
 #include "props/base/clock.h"
 #include "props/base/counted.h"
 #include "props/base/crash.h"
 #include "props/base/hash.h"
 #include "props/base/interrupt.h"
-#include "props/base/threads.h"
 #include "props/history/generate.h"
 #include "props/history/knobs.h"
 #include "props/history/speculate.h"

@@ -22,12 +22,12 @@
 #include <utility>
 
 #include "core/index.h"
+#include "core/threads.h"
 #include "props/base/clock.h"
 #include "props/base/crash.h"
 #include "props/base/interrupt.h"
 #include "props/base/scratch_folder.h"
 #include "props/base/text_file.h"
-#include "props/base/threads.h"
 
 namespace kvtwin::props {
 namespace {

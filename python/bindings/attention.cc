@@ -113,7 +113,7 @@ struct Kv {
   TensorArgument value;
 };
 
-// The most entries of a table, 256 MiB: rows are made as long as the longest.
+// The limit of a table, 256 MiB: each row gets the length of the longest row.
 constexpr std::size_t kTableEntries = std::size_t{1} << 26;
 
 class PyAttention {

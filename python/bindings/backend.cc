@@ -106,7 +106,8 @@ nb::object Rows(const kvtwin_tensor& rows) {
 
 void Point(nb::handle array, kvtwin_tensor& tensor) {
   static const std::int64_t nothing = 0;
-  const auto bytes = nb::cast<Bytes>(array);
+  // A conversion would make a copy, which ends with this function.
+  const auto bytes = nb::cast<Bytes>(array, /*convert=*/false);
   tensor.data = bytes.size() == 0 ? &nothing : bytes.data();
   std::ranges::fill(tensor.stride, 0);
 }

@@ -36,8 +36,8 @@ T Value(Result<T> result) {
   return std::move(*result);
 }
 
-// Returns str(object) as UTF-8, in which lone surrogates are escaped. Errors:
-// raised: str() raises.
+// Returns str(object) as UTF-8, with lone surrogates escaped. Raises what str()
+// raises.
 std::string TextOf(nb::handle object);
 
 // Raises a ValueError that names an argument and its value.

@@ -57,7 +57,7 @@ void Wrong(std::string_view name, nb::handle value, std::string_view expected) {
   std::string shown;
   try {
     shown = TextOf(nb::repr(value));
-  } catch (const nb::python_error&) {  // An int of thousands of digits.
+  } catch (const nb::python_error&) {  // Such as an int of thousands of digits.
     shown = fmt::format("of the type {}", nb::inst_name(value).c_str());
   }
   throw nb::value_error(

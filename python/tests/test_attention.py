@@ -433,3 +433,14 @@ def test_views_that_ended_are_not_read():
         attention.attend(normal(rows, 2, 32), view)
     with pytest.raises(kvtwin.StaleViewError):
         attention.plan(view.mask)
+
+
+def test_a_mask_in_any_order_of_its_elements():
+    query, key = np.ones((40, 1, 4), np.float32), np.ones((40, 1, 4), np.float32)
+    mask = np.tri(40, dtype=bool)
+    attention = kvtwin.Attention()
+    found = []
+    for order in (mask, np.asfortranarray(mask)):
+        attention.plan(order)
+        found.append(attention.attend(query, (key, np.cumsum(key, 0)))[0])
+    assert np.array_equal(*found) and not np.array_equal(found[0][0], found[0][39])

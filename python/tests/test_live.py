@@ -24,6 +24,21 @@ def test_a_correct_class():
     assert "right (visibility)" in str(result)
 
 
+class Transposed(toys.Right):
+    """Its masks are arrays in Fortran's order."""
+
+    def get(self, layer):
+        key, value, mask = super().get(layer)
+        return key, value, np.asfortranarray(mask)
+
+
+def test_a_mask_in_any_order_of_its_elements():
+    result = kvtwin.run(Transposed, "kvt1 cells=16 legal=1 | put 0*16")
+    assert result, str(result)
+    result = kvtwin.fuzz(Transposed, operations=3000)
+    assert result, str(result)
+
+
 def test_the_old_name_of_a_level():
     assert kvtwin.Description(name="x", level="entitlement").level == "visibility"
 

@@ -318,7 +318,7 @@ int main(int argc, char** argv) {
   app.add_option("--batch", spec.sessions.batch, "Tokens of a pass");
   app.add_option(
       "--shift", spec.keep,
-      "A full context keeps so many first tokens, and half of the rest; -1: "
+      "First tokens that a full context keeps, with half of the others; -1: "
       "the answer ends");
   app.add_option("--weights", weights, "Products of bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}));

@@ -286,8 +286,7 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
   }
 }
 
-// Factors of f32, and of the smallest and largest options, do not overflow.
-TEST_F(AttentionOfSizes, AtTheEndsOfTheOptions) {
+TEST_F(AttentionOfSizes, TheEndsOfTheOptionsDoNotOverflow) {
   constexpr float kSmallest = 0x1p-50F;
   constexpr float kLargest = 0x1p50F;
   for (const DType dtype : {DType::kF32, DType::kF8, DType::kQ8}) {

@@ -241,10 +241,9 @@ TEST_P(GuardedAttentionOf, RefusesOptions) {
   constexpr float kTooSmall = 0x1.fffffep-51F;
   for (const float scale : {0.F, kTooSmall, -kTooSmall, kTooLarge, -kTooLarge,
                             Limits::infinity(), Limits::quiet_NaN()}) {
-    Refuses(
-        fmt::format("scale is {}, it must be from 2^-50 to 2^50, or minus that",
-                    scale),
-        [&](AttentionFixture& f) { f.options.scale = scale; });
+    Refuses(fmt::format("scale is {}, its magnitude must be from 2^-50 to 2^50",
+                        scale),
+            [&](AttentionFixture& f) { f.options.scale = scale; });
   }
   for (const float cap : {-1.F, kTooSmall, kTooLarge, Limits::max(),
                           Limits::infinity(), Limits::quiet_NaN()}) {

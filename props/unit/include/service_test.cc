@@ -401,7 +401,7 @@ TEST(Service, SaysAtItsEndWhatWentWrongWithAFile) {
 
 // Metrics count the cells of a wrapper's first cache, whichever the model
 // leaves active.
-TEST(Service, MetricsOfAWrapper) {
+TEST(Service, MetricsOfAWrapperCountItsFirstCache) {
   const auto cache = *MakeCache(
       {.kind = Kind::kWrapper,
        .caches = {{.kind = Kind::kCausal}, {.kind = Kind::kSwa, .window = 4}}});

@@ -305,7 +305,7 @@ TEST(Allocations, NoneOnFastPaths) {
 }
 
 // Several threads shift rows at once, where an exception would end the program.
-TEST(Allocations, NoneByShiftsOfWideHeads) {
+TEST(Allocations, ShiftsOfWideHeadsAllocateNothing) {
   constexpr int kWide = 4096;
   Shift shift;
   shift.kind = ShiftKind::kRope;

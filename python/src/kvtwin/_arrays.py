@@ -11,7 +11,7 @@ from kvtwin._types import Array, BoolArray, Float32Array
 
 
 def integer(answer: Any, what: str, bits: int = 32) -> int:
-    """Returns an answer as an int. Raises ValueError if it has no such number."""
+    """Returns an answer as an int. Raises ValueError unless it fits into `bits` bits."""
     try:
         number = int(answer)
     except (OverflowError, TypeError, ValueError):

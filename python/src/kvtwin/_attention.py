@@ -51,7 +51,9 @@ class Attention:
         if mask is not None and not isinstance(mask, Tensor):
             found = np.asarray(mask)
             if found.dtype == np.bool_:
-                mask = np.where(found, np.float32(0), np.float32(-np.inf))
+                mask = np.ascontiguousarray(
+                    np.where(found, np.float32(0), np.float32(-np.inf))
+                )
         self._twin.plan(mask, rows, first_row)
 
     def plan_table(
@@ -65,7 +67,8 @@ class Attention:
     ) -> None:
         """Plans sequences of a pool: the blocks of each, and its length in tokens. Its
         query rows, one by default, are its last tokens. A row sees the tokens up to its
-        own, or only `window` tokens before its own."""
+        own, or only `window` tokens before its own. Raises ValueError for blocks that
+        make a table of over 256 MiB."""
         if query_rows is None:
             query_rows = [1] * len(lengths)
         self._twin.plan_table(

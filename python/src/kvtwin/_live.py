@@ -236,7 +236,10 @@ class Instance:
         # There may be padding rows that were not asked for.
         rows = max([mask_rows, *getattr(mask, "shape", ())[:1]])
         allowed = _arrays.may_attend(mask, rows, columns)
-        numbers = np.where(allowed, np.float32(0), np.float32(-np.inf))
+        # np.where keeps the order of a transposed mask; readers want rows.
+        numbers = np.ascontiguousarray(
+            np.where(allowed, np.float32(0), np.float32(-np.inf))
+        )
         self.shown = (k, v, numbers, first_cell, (0, 0))
         return self.shown
 

@@ -73,13 +73,13 @@ def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
 
 
 def _tensor(array: Any, what: str) -> dict[str, Any]:
-    """Returns the numbers for JSON. Raises ValueError if it cannot hold them."""
+    """Returns the numbers for JSON. Raises ValueError unless all are finite."""
     wild = ~np.isfinite(array)
     if wild.any():
         at = tuple(int(index) for index in np.argwhere(wild)[0])
         raise ValueError(
             f"{what} has a number that is not finite, {array[at]} at {at}: a recording "
-            "cannot hold that"
+            "cannot hold it"
         )
     return {"shape": list(array.shape[::-1]), "data": array.ravel().tolist()}
 

@@ -182,7 +182,7 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _check_limits(description: Description | PoolDescription, *names: str) -> None:
-    """Refuses fields that are not ints, or not in the range."""
+    """Raises ValueError unless each field is an int from 0 to 2147483647."""
     for name in names:
         value = getattr(description, name)
         if not (isinstance(value, numbers.Integral) and 0 <= int(value) < 2**31):
@@ -190,6 +190,7 @@ def _check_limits(description: Description | PoolDescription, *names: str) -> No
 
 
 def _check_texts(description: Description | PoolDescription, *names: str) -> None:
+    """Raises ValueError unless each field is a str."""
     for name in names:
         value = getattr(description, name)
         if not isinstance(value, str):

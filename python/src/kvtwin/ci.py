@@ -6,7 +6,7 @@
 It first runs the findings of earlier jobs (`--corpus`, a file that the CI keeps), then
 new histories by the seed of the day. Each finding is printed, drawn as a page, and on
 GitHub shown beside the commit. The exit code is 1 after a finding, and 2 if the cache
-could not be run, or a file not be read or written (docs/ci.md).
+could not be run, or if a file could not be read or written (docs/ci.md).
 """
 
 from __future__ import annotations
@@ -191,9 +191,18 @@ def _write_corpus(path: pathlib.Path, histories: Iterable[str]) -> None:
     """Replaces the file as a whole, so that a full disk leaves the old file."""
     path = path.resolve()  # A link stays.
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{line}\n" for line in histories)
+    if path.exists() and not path.is_file():  # Such as /dev/null.
+        path.write_text(text, encoding="utf-8")
+        return
     new = path.with_name(f"{path.name}.new")
-    new.write_text("".join(f"{line}\n" for line in histories), encoding="utf-8")
-    new.replace(path)
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    except OSError:
+        if new.is_file():
+            new.unlink()
+        raise
 
 
 def _run(asked: argparse.Namespace) -> int:
@@ -201,10 +210,14 @@ def _run(asked: argparse.Namespace) -> int:
     if seed is None:
         seed = int(f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d}")
     known = [] if asked.corpus is None else _read_corpus(asked.corpus)
-    if asked.junit is not None:
-        asked.junit.open("ab").close()  # Raises before the run if it cannot be written.
-    target = _target(asked.backend, asked.options)
     asked.pages.mkdir(parents=True, exist_ok=True)
+    if asked.junit is not None:  # Raises before the run if it cannot be written.
+        asked.junit.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not asked.junit.exists()
+        asked.junit.open("ab").close()
+        if is_new:
+            asked.junit.unlink()
+    target = _target(asked.backend, asked.options)
     found: list[Found] = []
     for number, history in enumerate(known):
         page = asked.pages / f"corpus-{number}.html"

@@ -1,14 +1,14 @@
 // The same work on several threads.
 
-#ifndef KVTWIN_PROPS_BASE_THREADS_H_
-#define KVTWIN_PROPS_BASE_THREADS_H_
+#ifndef KVTWIN_CORE_THREADS_H_
+#define KVTWIN_CORE_THREADS_H_
 
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-namespace kvtwin::props {
+namespace kvtwin {
 
 // Calls work() on this thread and on others at the same time, `threads` in all,
 // or fewer if the system starts no more. After all of them have ended, throws
@@ -35,6 +35,6 @@ void OnThreads(int threads, const Work& work) {
   if (thrown) std::rethrow_exception(thrown);
 }
 
-}  // namespace kvtwin::props
+}  // namespace kvtwin
 
-#endif  // KVTWIN_PROPS_BASE_THREADS_H_
+#endif  // KVTWIN_CORE_THREADS_H_
