@@ -110,7 +110,7 @@ inline Question DrawQuestion(Draw& draw) {
   q.v_dtype = draw.Once(4) ? draw.Of(dtypes) : q.k_dtype;
   q.layout = draw.Of<VLayout>(
       {VLayout::kPlain, VLayout::kPlain, VLayout::kPermuted, VLayout::kTiled});
-  q.size = draw.Of<float>({1, 1, 0x1p-50F, 0x1p50F});
+  q.size = draw.Of<float>({1, 1, 0x1p-45F, 0x1p45F});
   const auto whole = [](int dim) { return (dim + 31) / 32 * 32; };
   if (IsBlockDType(q.k_dtype)) q.k_head_dim = whole(q.k_head_dim);
   if (IsBlockDType(q.v_dtype)) {
