@@ -38,12 +38,10 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
      "csr", "slots", "group_table", "group_csr", "group_slots", "add_media",
      "group_usage", "find", "resume_before"});
 
-constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
-
-RunResult WroteNonsense(std::size_t operations, const Json::exception& error) {
+RunResult EndedByNonsense(std::size_t operations,
+                          const Json::exception& error) {
   RunResult result = {.ran = true};
-  result.failure =
-      MakeFailure("backend: crash", std::string(kNonsense) + error.what());
+  result.failure = MakeFailure("backend: crash", WroteNonsense(error.what()));
   result.failure->step = operations;
   return result;
 }
@@ -342,7 +340,7 @@ Result<Json> Host::Greet() {
   if (said->contains("error")) {
     const Json& error = said->at("error");
     return wrong(error.is_string() ? error.get<std::string>()
-                                   : std::string(kNonsense) + error.dump());
+                                   : WroteNonsense(error.dump()));
   }
   process->Remember();
   const std::lock_guard lock(mutex_);
@@ -357,8 +355,7 @@ auto ReadGreeting(const Json& part, const Read& read)
   try {
     return read(part);
   } catch (const Json::exception& error) {
-    return Status(StatusCode::kInvalidArgument,
-                  std::string(kNonsense) + error.what());
+    return Status(StatusCode::kInvalidArgument, WroteNonsense(error.what()));
   }
 }
 
@@ -432,7 +429,7 @@ LawResult Host::Judge(const Law& law, const History& history, Level level,
     }
     return result;
   } catch (const Json::exception& error) {
-    return {.judged = 1, .failure = WroteNonsense(0, error).failure};
+    return {.judged = 1, .failure = EndedByNonsense(0, error).failure};
   }
 }
 
@@ -470,7 +467,7 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
     expansion.ended = !sound;
     return expansion;
   } catch (const Json::exception& error) {
-    return ended(*WroteNonsense(0, error).failure);
+    return ended(*EndedByNonsense(0, error).failure);
   }
 }
 
@@ -505,7 +502,7 @@ Subject Host::SubjectAt(const PoolInfo& info, Level level,
     try {
       return AskPool(history, level, law, options);
     } catch (const Json::exception& error) {
-      return WroteNonsense(history.ops.size(), error);
+      return EndedByNonsense(history.ops.size(), error);
     }
   };
   return {.name = info.name,
@@ -597,7 +594,7 @@ RunResult Host::Run(const History& history, Level level,
   try {
     return Ask(history, level, options, rules);
   } catch (const Json::exception& error) {
-    return WroteNonsense(history.ops.size(), error);
+    return EndedByNonsense(history.ops.size(), error);
   }
 }
 

@@ -74,6 +74,12 @@ inline Failure MakeFailure(CheckName check, std::string text) {
   return {.check = std::string(check.name()), .text = std::move(text)};
 }
 
+// Returns the text for a host whose answer cannot be right, for the reason
+// `why`.
+inline std::string WroteNonsense(const std::string& why) {
+  return "wrote nonsense to its harness: " + why;
+}
+
 // Whether the failure is a call that does not return.
 inline bool IsHang(const Failure& failure) {
   return failure.Is("backend: hang");

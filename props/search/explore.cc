@@ -292,8 +292,8 @@ class ExplorerOfKeys final : public Explorer {
            {.differences = 1,
             .ended = true,
             .failure = MakeFailure("backend: crash",
-                                   "wrote nonsense to its harness: a step, "
-                                   "token or sequence that does not exist")},
+                                   WroteNonsense("a step, token or sequence "
+                                                 "that does not exist"))},
            chunk);
       return;
     }

@@ -177,7 +177,7 @@ def _target(backend: str, options: Sequence[str]) -> Target:
 
 
 def _read_corpus(path: pathlib.Path) -> list[str]:
-    """Returns the histories of the file, none if there is no file."""
+    """Reads the histories of the file. Returns an empty list if the file does not exist."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
