@@ -115,6 +115,8 @@ class Cells(Contiguous):
         self.cache.seq_rm(sequence, begin)
 
     def copy_prefix(self, source, target, length):
+        if source == target:  # Whole sequences are copied.
+            return
         self.cache.seq_rm(target)
         self.cache.seq_cp(source, target, length)
 

@@ -454,7 +454,6 @@ void Client::CopyTo(int dst, const Op& op) {
   const int src = IdOf(op.seq);
   std::int32_t len = Resolve(src, op.end);
   if (!setup_.legal) return CopyPrefix(src, dst, len);
-  if (src == dst) return;
   len = std::min(len, Next(src));
   if (driver_.ledger().IsOpenBefore(src, len)) return;
   CopyPrefix(src, dst, len);

@@ -58,13 +58,34 @@ void DrawSizes(const Pick& pick, Setup& setup) {
   // Small caches are often full, and wrap around often; a few caches are larger
   // than the 64 cells of a word.
   const int size = pick(0, 99);
-  init.max_sequences = OneOf(pick, {1, 1, 2, 2, 2, 3, 4});
+  // A few caches have more sequences than a backend may count in a few bits.
+  init.max_sequences = size == 78 || size == 79
+                           ? pick(5, 17)
+                           : OneOf(pick, {1, 1, 2, 2, 2, 3, 4});
   init.capacity = size < 80   ? pick(1, 8)
                   : size < 95 ? pick(9, 64)
                               : pick(65, 100);
   init.max_batch = Chance(pick, 80) ? pick(1, 6) : pick(1, 20);
   if (size >= 95) init.max_batch = pick(1, 100);
   DrawKnobs(pick, KnobGroup::kSizes, setup);
+}
+
+// Makes windows and chunks wider than DrawPart does, and the cache so large
+// that tokens leave them.
+void Widen(const Pick& pick, Setup& setup) {
+  const int width = pick(4, 20);
+  bool any = false;
+  const auto widen = [&](CacheSpec& spec) {
+    if (spec.memory) *spec.memory += width - spec.window.value_or(width);
+    if (spec.window) spec.window = width;
+    if (spec.kind == Kind::kChunked) spec.chunk = width;
+    any = any || spec.window || spec.chunk > 0;
+  };
+  widen(setup.spec);
+  std::ranges::for_each(setup.spec.caches, widen);
+  if (!any) return;
+  int& capacity = setup.init.capacity;
+  capacity = std::max(capacity, width + pick(1, 2 * width));
 }
 
 // Returns the number of cells of the largest cache; 0 if Init refuses the
@@ -493,6 +514,7 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
     }
     setup.layers = std::max(setup.layers, Size(setup.spec.caches));
   }
+  if (Chance(pick, 15)) Widen(pick, setup);
   // The setup becomes one that an encoder supports; in rare cases it does not,
   // and Init refuses it.
   if (encoder && !Chance(pick, 2)) {

@@ -77,11 +77,17 @@ class LargeHistory {
       }
       if (!IsWindowed(spec->kind)) continue;
       // Tokens that leave the window leave their cells, too: in half of the
-      // cases, no token leaves.
+      // cases, no token leaves, or only the oldest ones do.
       if (!Chance(pick_, 50)) continue;
-      spec->window = cells;
-      if (spec->kind == Kind::kSwaMem) spec->memory = cells;
+      const int window = Chance(pick_, 50) ? cells : pick_(cells / 2, cells);
+      spec->window = window;
+      if (spec->kind == Kind::kSwaMem) spec->memory = window;
     }
+  }
+  // Lets a client whose ids are below max_sequences use them all.
+  void UseSequences(int sequences) {
+    setup().init.max_sequences = sequences;
+    setup().init.capacity = pick_(1, 8);
   }
   std::vector<CacheSpec*> Specs() {
     std::vector<CacheSpec*> specs = {&setup().spec};
@@ -130,6 +136,7 @@ class LargeHistory {
     const int sequences = NearPower(pick_, 6, Chance(pick_, 10) ? 8 : 7);
     const int tokens = pick_(1, 3);
     init.max_batch = std::max(init.max_batch, tokens);
+    if (cells_max_ == 0 && Chance(pick_, 30)) UseSequences(sequences);
     Add(PutOf(0, 0, tokens));
     Op copy;
     copy.kind = OpKind::kCopy;
@@ -201,7 +208,11 @@ class LargeHistory {
   void Sequences() {
     NeedNoEncoder();
     const int sequences = NearPower(pick_, 6, 7);
-    NeedCells(sequences + pick_(0, 40));
+    if (Chance(pick_, 50)) {
+      UseSequences(sequences);
+    } else {
+      NeedCells(sequences + pick_(0, 40));
+    }
     setup().init.max_batch = sequences + pick_(0, 3);
     Op put = PutOf(0, sequences - 1, 1);
     if (Chance(pick_, 50)) put.except.push_back(pick_(0, sequences - 1));

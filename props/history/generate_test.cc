@@ -1,0 +1,134 @@
+// Tests that histories are varied enough: the search must find faults that only
+// a few setups or calls show.
+
+#include "props/history/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "props/base/forwarding_cache.h"
+#include "props/search/fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+// The reference twin, with a spec that is changed.
+class OtherSpec : public ForwardingCache {
+ public:
+  OtherSpec(CacheSpec spec, void (*change)(CacheSpec&))
+      : ForwardingCache(
+            *MakeCache(Changed(std::move(spec), change), "reference")) {}
+
+ private:
+  static CacheSpec Changed(CacheSpec spec, void (*change)(CacheSpec&)) {
+    change(spec);
+    for (CacheSpec& part : spec.caches) change(part);
+    return spec;
+  }
+};
+
+// The oldest token of a window of 6 to 63 positions is hidden.
+class NarrowsWindows : public OtherSpec {
+ public:
+  explicit NarrowsWindows(const CacheSpec& spec)
+      : OtherSpec(
+            spec, +[](CacheSpec& part) {
+              if (!part.window || *part.window < 6 || *part.window > 63) return;
+              // The same tokens stay stored.
+              part.memory = part.memory.value_or(*part.window);
+              part.kind = Kind::kSwaMem;
+              --*part.window;
+            }) {}
+};
+
+// A window of 64 or more positions sees a token too many.
+class WidensWindows : public OtherSpec {
+ public:
+  explicit WidensWindows(const CacheSpec& spec)
+      : OtherSpec(
+            spec, +[](CacheSpec& part) {
+              if (part.kind == Kind::kSwa && part.window && *part.window > 63) {
+                ++*part.window;
+              }
+            }) {}
+};
+
+// Chunks of more than 7 positions are longer by a position.
+class LengthensChunks : public OtherSpec {
+ public:
+  explicit LengthensChunks(const CacheSpec& spec)
+      : OtherSpec(
+            spec, +[](CacheSpec& part) {
+              if (part.chunk > 7) ++part.chunk;
+            }) {}
+};
+
+// The ids of sequences have few bits.
+template <int kBits>
+class ShortIds : public ForwardingCache {
+ public:
+  explicit ShortIds(const CacheSpec& spec)
+      : ForwardingCache(*MakeCache(spec, "reference")) {}
+
+  Status StartForward(const Batch& batch, bool reserve) override {
+    std::vector<int> ids(batch.sequences.begin(), batch.sequences.end());
+    for (int& id : ids) id &= (1 << kBits) - 1;
+    Batch other = batch;
+    other.sequences = ids;
+    return cache_->StartForward(other, reserve);
+  }
+};
+
+// A copy of a sequence to itself changes nothing.
+class CopiesToOthersOnly : public ForwardingCache {
+ public:
+  explicit CopiesToOthersOnly(const CacheSpec& spec)
+      : ForwardingCache(*MakeCache(spec, "reference")) {}
+
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    return src == dst ? Status() : cache_->CopyPrefix(src, dst, len);
+  }
+};
+
+// Whether the search finds the fault in this many operations, with clients of
+// a server, whose sequences are numbered from 0 and only continue.
+template <class Backend>
+bool IsFound(std::int64_t operations, std::optional<Kind> kind = {}) {
+  Subject subject = {.name = "faulty"};
+  subject.level = Level::kVisibility;
+  subject.make_of = [](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    return std::unique_ptr<Cache>(std::make_unique<Backend>(setup.spec));
+  };
+  subject.abilities.can &=
+      ~std::uint32_t{KVTWIN_CAN_ANY_SEQUENCE | KVTWIN_CAN_ANY_ORDER |
+                     KVTWIN_CAN_REFUSE_MISUSE | KVTWIN_CAN_DRAFT};
+  FuzzOptions options;
+  options.operations = operations;
+  options.kind = kind;
+  options.unshrunk = true;
+  return Fuzz(options, subject).failure.has_value();
+}
+
+TEST(Histories, HaveWindowsThatTokensLeave) {
+  EXPECT_TRUE(IsFound<NarrowsWindows>(100000, Kind::kSwa));
+  EXPECT_TRUE(IsFound<WidensWindows>(1000000, Kind::kSwa));
+}
+
+TEST(Histories, HaveLongChunks) {
+  EXPECT_TRUE(IsFound<LengthensChunks>(100000, Kind::kChunked));
+}
+
+TEST(Histories, HaveManySequences) {
+  EXPECT_TRUE(IsFound<ShortIds<2>>(100000));
+  EXPECT_TRUE(IsFound<ShortIds<6>>(1000000));
+}
+
+TEST(Histories, CopySequencesToThemselves) {
+  EXPECT_TRUE(IsFound<CopiesToOthersOnly>(100000));
+}
+
+}  // namespace
+}  // namespace kvtwin::props
