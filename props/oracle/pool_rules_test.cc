@@ -336,7 +336,8 @@ TEST(PoolRules, FindsFaultsOfLongAppends) {
 
 // A pool that declares no rules is judged by ours.
 TEST(PoolRules, StaysStrictWithoutThem) {
-  ExpectFound(kRecomputes, OtherPoolFault::kNone, "views: block ", PoolRules());
+  ExpectFound(kRecomputes, OtherPoolFault::kNone, "found in whole blocks",
+              PoolRules());
   ExpectFound(Window(3), OtherPoolFault::kNone, "a pool without a window",
               PoolRules());
   ExpectFound(Window(3), OtherPoolFault::kNone, "a window of 4 positions needs",

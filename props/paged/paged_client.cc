@@ -59,6 +59,15 @@ std::vector<Keys> MakeKeys() {
                                 ".", "+", "&", "=", "\x1f", "\",\"", ", "}) {
     keys.push_back(JoinedBy(separator));
   }
+  // Extras in another order, and other counts of them.
+  keys.push_back({PrefixKey{"t", {"b", "a"}},
+                  {"t", {"a", "b"}},
+                  {"t", {"a", "b", "a"}},
+                  {"t", {"a", "a", "b"}}});
+  keys.push_back({PrefixKey{"", {"b", "a"}},
+                  {"", {"a", "b"}},
+                  {"", {"b"}},
+                  {"", {"b", "b"}}});
   return keys;
 }
 

@@ -262,6 +262,7 @@ class PagedNumbers {
     if (kind == PagedOpKind::kAppend) return alphabet_ * 256 + pick_(0, 255);
     if (kind != PagedOpKind::kOpen) return pick_(0, 255);
     if (way_ < 2) return pick_(0, 3) == 0 ? pick_(1, 3) : 0;
+    if (pick_(0, 7) == 0) return 0;
     // Two keys that are easily confused, or four.
     return keys_ + (way_ == 2 ? pair_ * pick_(0, 1) : pick_(0, 3));
   }
@@ -273,6 +274,53 @@ class PagedNumbers {
   const int pair_;  // Offset of the second of two similar keys.
   const int alphabet_;
 };
+
+// Draws the weights of the first `count` kinds of operations. A server's
+// sequences find what others left: it opens, commits and frees more often than
+// it does the rest.
+std::vector<PagedOpKind> DrawKinds(const Pick& pick, std::size_t count,
+                                   bool server) {
+  std::vector<PagedOpKind> kinds;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto kind = static_cast<PagedOpKind>(i);
+    int weight = pick(0, 4);
+    switch (kind) {
+      case PagedOpKind::kAppend:
+      case PagedOpKind::kCommit:
+        weight += 4;
+        break;
+      case PagedOpKind::kOpen:
+      case PagedOpKind::kFree:
+        weight += server ? 4 : 0;
+        break;
+      case PagedOpKind::kFork:
+        weight += server ? 2 : 0;
+        break;
+      case PagedOpKind::kLayers:
+        weight += server ? 0 : 4;
+        break;
+      default:
+        weight = server ? weight / 2 : weight;
+        break;
+    }
+    kinds.insert(kinds.end(), AsSize(weight), kind);
+  }
+  return kinds;
+}
+
+// Makes the last operation the call of a server: an append to all layers, which
+// is committed, rarely as unknown; a commit of all tokens.
+void ServeWhole(const Pick& pick, std::vector<PagedOp>& ops) {
+  PagedOp& op = ops.back();
+  if (op.kind == PagedOpKind::kCommit) op.b = 1;
+  if (op.kind != PagedOpKind::kAppend) return;
+  if (op.c % 5 == 0) ++op.c;
+  const bool known = pick(0, 9) > 0;
+  ops.push_back(
+      {.kind = known ? PagedOpKind::kCommit : PagedOpKind::kCommitUnknown,
+       .a = op.a,
+       .b = 1});
+}
 
 // Widens heads to whole blocks of their dtypes, and makes the pool small
 // enough.
@@ -328,15 +376,9 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   if (pick(0, 1) == 1) spec.v_dtype = type();
   Fit(spec);
   if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
-  // The weights are random, so that every kind dominates in some histories.
-  std::vector<PagedOpKind> kinds;
-  for (std::size_t i = 0; i < AsSize(PagedOpKind::kLayers); ++i) {
-    const auto kind = static_cast<PagedOpKind>(i);
-    const bool often =
-        kind == PagedOpKind::kAppend || kind == PagedOpKind::kCommit;
-    kinds.insert(kinds.end(), AsSize(often ? 4 + pick(0, 4) : pick(0, 3)),
-                 kind);
-  }
+  const bool server = !large && pick(0, 1) == 1;
+  const std::vector<PagedOpKind> kinds =
+      DrawKinds(pick, AsSize(PagedOpKind::kLayers), server);
   const PagedNumbers numbers(pick);
   const int ops = large ? pick(5, 20) : pick(5, 80);
   for (int i = 0; i < ops; ++i) {
@@ -346,6 +388,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
         kind == PagedOpKind::kAppend && pick(0, large ? 1 : 7) == 0;
     const int b = is_long ? numbers.LongB(spec) : pick(0, kLongAppend - 1);
     history.ops.push_back({kind, a, b, numbers.C(kind)});
+    if (server && pick(0, 3) > 0) ServeWhole(pick, history.ops);
   }
   return history;
 }
@@ -392,34 +435,6 @@ void DrawTightWindow(const Pick& pick, PagedSpec& group) {
   group.blocks = blocks + pick(1, 3);
 }
 
-// Draws the weights of the kinds of operations. A server's sequences find what
-// others left: it opens, commits and frees more often than it does the rest.
-std::vector<PagedOpKind> DrawKinds(const Pick& pick, bool server) {
-  std::vector<PagedOpKind> kinds;
-  for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
-    const auto kind = static_cast<PagedOpKind>(i);
-    int weight = pick(0, 4);
-    switch (kind) {
-      case PagedOpKind::kAppend:
-      case PagedOpKind::kCommit:
-        weight += 4;
-        break;
-      case PagedOpKind::kOpen:
-      case PagedOpKind::kFree:
-        weight += server ? 4 : 0;
-        break;
-      case PagedOpKind::kLayers:
-        weight += server ? 0 : 4;
-        break;
-      default:
-        weight = server ? weight / 4 : weight;
-        break;
-    }
-    kinds.insert(kinds.end(), AsSize(weight), kind);
-  }
-  return kinds;
-}
-
 }  // namespace
 
 PagedHistory DrawGroupsHistory(const Pick& pick) {
@@ -435,7 +450,8 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
     DrawTightWindow(pick, spec.groups.front());
     if (pick(0, 2) > 0) spec.groups.resize(1);
   }
-  const std::vector<PagedOpKind> kinds = DrawKinds(pick, server);
+  const std::vector<PagedOpKind> kinds =
+      DrawKinds(pick, kPagedOpNames.size(), server);
   const PagedNumbers numbers(pick);
   const PagedSpec all = Completed(spec);
   for (int i = 0, ops = pick(5, 80); i < ops; ++i) {
@@ -444,12 +460,10 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
     const bool is_long = op.kind == PagedOpKind::kAppend && pick(0, 11) == 0;
     op.b = is_long ? numbers.LongB(all) : pick(0, kLongAppend - 1);
     op.c = DrawGroupsC(pick, numbers, op.kind);
-    if (server && pick(0, 3) > 0) {
-      if (op.kind == PagedOpKind::kCommit) op.b = 1;  // All tokens.
-      if (op.kind == PagedOpKind::kOpen) op.c = kSeenMedia;
-      if (op.kind == PagedOpKind::kAppend) op.c |= 1;
-    }
+    const bool whole = server && pick(0, 3) > 0;
+    if (whole && op.kind == PagedOpKind::kOpen) op.c = kSeenMedia;
     history.ops.push_back(op);
+    if (whole) ServeWhole(pick, history.ops);
   }
   return history;
 }

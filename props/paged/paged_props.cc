@@ -73,7 +73,7 @@ TEST(Paged, AppendsAreOfAllLengths) {
   std::map<std::size_t, int> longer;  // Appends of more than this many tokens.
   int full = 0;
   int too_long = 0;
-  for (std::uint64_t number = 0; number < 5000; ++number) {
+  for (std::uint64_t number = 0; number < 10000; ++number) {
     const PagedHistory history = MakePagedHistory(1, number);
     const PagedSpec& spec = history.spec;
     const int room = TokensOf(spec);

@@ -65,7 +65,7 @@ def test_known_findings_are_passed_over(repository, example, pytester):
     found = kvtwin.fuzz(cls, operations=1000)
     assert not found and found.passed_over == {}
     bucket = found.failure.split("bucket: ")[1].splitlines()[0]
-    result = kvtwin.fuzz(cls, operations=1000, known=[bucket, "x"])
+    result = kvtwin.fuzz(cls, operations=3000, known=[bucket, "x"])
     assert result, str(result)
     assert result.passed_over["x"] == 0 and result.passed_over[bucket] > 1
     pytester.makepyfile(test_example=example)

@@ -1,0 +1,148 @@
+// Tests that histories of pools are varied enough: the search must find faults
+// that only a few of their calls show.
+
+#include "props/paged/paged_history.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "props/base/forwarding_pool.h"
+#include "props/paged/paged_runner.h"
+#include "props/testing/pools.h"
+
+namespace kvtwin::props {
+namespace {
+
+// The order of a key's extras does not matter.
+class SortsExtras : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    PrefixKey sorted = key;
+    std::ranges::sort(sorted.extra);
+    return pool_->Open(prompt, sorted);
+  }
+};
+
+// Refuses each prompt that begins with blocks which a pool would find if it
+// missed that a fork has fewer tokens than its source (kForks), or took unknown
+// tokens for 0.
+template <bool kForks>
+class RefusesMistakes : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    for (const auto& [other, tokens] : mistakes_) {
+      if (other == key && prompt.size() > tokens.size() &&
+          std::ranges::equal(tokens, prompt.first(tokens.size()))) {
+        return Status(StatusCode::kCacheFull, "a mistake");
+      }
+    }
+    Result<int> made = pool_->Open(prompt, key);
+    if (!made.ok()) return made;
+    const auto found = prompt.first(AsSize(*pool_->SeqLen(*made)));
+    const Tokens tokens(found.begin(), found.end());
+    sequences_[*made] = {key, tokens, tokens};
+    return made;
+  }
+  Result<int> Fork(int sequence, int len) override {
+    Result<int> made = pool_->Fork(sequence, len);
+    if (!made.ok()) return made;
+    Sequence& fork = sequences_[*made] = sequences_[sequence];
+    fork.tokens.resize(AsSize(len));
+    fork.mistaken = kForks ? sequences_[sequence].tokens : fork.tokens;
+    return made;
+  }
+  Status Commit(int sequence, int new_tokens) override {
+    const Status status = pool_->Commit(sequence, new_tokens);
+    if (!status.ok()) return status;
+    Add(sequence, Tokens(AsSize(new_tokens), -1),
+        Tokens(AsSize(new_tokens), kForks ? -1 : 0));
+    return status;
+  }
+  Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
+    const Status status = pool_->Commit(sequence, tokens);
+    if (!status.ok()) return status;
+    const Tokens committed(tokens.begin(), tokens.end());
+    Add(sequence, committed, committed);
+    return status;
+  }
+  Status Truncate(int sequence, int len) override {
+    const Status status = pool_->Truncate(sequence, len);
+    if (!status.ok()) return status;
+    Sequence& cut = sequences_[sequence];
+    cut.tokens.resize(AsSize(len));
+    cut.mistaken = cut.tokens;
+    return status;
+  }
+
+ private:
+  using Tokens = std::vector<std::int32_t>;
+  struct Sequence {
+    PrefixKey key;
+    Tokens tokens;  // -1: unknown.
+    Tokens mistaken;
+  };
+
+  // Adds tokens, and the mistaken blocks that they fill.
+  void Add(int sequence, const Tokens& tokens, const Tokens& mistaken) {
+    Sequence& to = sequences_[sequence];
+    const int block = spec().block_size;
+    int end = Size(to.tokens) / block * block + block;
+    to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
+    to.mistaken.insert(to.mistaken.end(), mistaken.begin(), mistaken.end());
+    for (; end <= Size(to.tokens); end += block) {
+      const Tokens wrong(to.mistaken.begin(), to.mistaken.begin() + end);
+      if (!std::equal(wrong.begin(), wrong.end(), to.tokens.begin())) {
+        mistakes_.emplace_back(to.key, wrong);
+      }
+    }
+  }
+
+  std::map<int, Sequence> sequences_;
+  std::vector<std::pair<PrefixKey, Tokens>> mistakes_;
+};
+
+// Whether the search finds the fault of the optimized pool in this many
+// operations.
+template <class Pool>
+bool IsFound(std::int64_t operations) {
+  Subject subject;
+  subject.run_pool = [](const PagedHistory& history,
+                        const PoolRunOptions& options) {
+    return RunPaged(
+        history, options.counts,
+        [](const PagedSpec& spec,
+           std::string_view twin) -> Result<std::unique_ptr<PagedPool>> {
+          auto pool = MakePagedPool(spec, twin);
+          if (!pool.ok() || twin == "reference") return pool;
+          return std::unique_ptr<PagedPool>(
+              std::make_unique<Pool>(std::move(*pool)));
+        });
+  };
+  return FuzzPools(1, operations, subject).failure.has_value();
+}
+
+TEST(PagedHistories, HaveKeysOfOtherOrders) {
+  EXPECT_TRUE(IsFound<SortsExtras>(100000));
+}
+
+TEST(PagedHistories, HavePromptsOfForksThatWereNotCut) {
+  EXPECT_TRUE(IsFound<RefusesMistakes<true>>(100000));
+}
+
+TEST(PagedHistories, HavePromptsOfUnknownTokens) {
+  EXPECT_TRUE(IsFound<RefusesMistakes<false>>(100000));
+}
+
+}  // namespace
+}  // namespace kvtwin::props
