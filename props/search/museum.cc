@@ -295,7 +295,9 @@ class Copy {
       command += fmt::format(" --twin {}", Twin());
     }
     const double start = Now();
-    const Ran ran = Run("exec " + command, scratch_.path(), scratch_.path());
+    // A bug that allocates without end must not take the machine's memory.
+    const Ran ran = Run("ulimit -v 8000000; exec " + command, scratch_.path(),
+                        scratch_.path());
     if (ran.exit_code == 0) return std::nullopt;
     if (ran.exit_code > kSignalled && !backend()) {
       auto crash = Crash(ran, error);
