@@ -121,7 +121,7 @@ Result<std::string> Fork(const std::string& calls) {
 // Returns a recording that this program fails late.
 std::string LongRecording() {
   for (std::uint64_t number = 0;; ++number) {
-    PagedHistory history = MakePagedHistory(6, number);
+    PagedHistory history = MakePagedHistory(3, number);
     history.spec = {.block_size = 2,
                     .blocks = 40,
                     .max_seq_len = 60,
