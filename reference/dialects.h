@@ -565,7 +565,10 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
     Hear(heard);
     Status status = HybridLedgerOf::CopyPrefix(src, dst, len);
-    if (status.ok()) prefixes_.Copy(src, dst, Next(dst));
+    // A copy to itself is as a Remove with the open end (S27).
+    if (status.ok() && (src != dst || Next(dst) == 0)) {
+      prefixes_.Copy(src, dst, Next(dst));
+    }
     return status;
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end,

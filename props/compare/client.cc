@@ -88,12 +88,15 @@ bool Client::CanResume(int seq, std::int32_t pos) {
   return driver_.CanResume(seq, pos);
 }
 
-void Client::CopyPrefix(int src, int dst, std::int32_t len) {
-  if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return;
-  if (src == dst && abilities_.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF)) return;
+bool Client::CopyPrefix(int src, int dst, std::int32_t len) {
+  if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return false;
+  if (src == dst && abilities_.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF)) {
+    return false;
+  }
   if (!abilities_.Can(KVTWIN_CAN_SHARE)) len = Next(src);
   Note(OpKind::kCopy, src, 0, len, dst - setup_.first_id);
   driver_.CopyPrefix(src, dst, len);
+  return true;
 }
 
 bool Client::Shift(int seq, std::int32_t begin, std::int32_t end,
@@ -453,12 +456,15 @@ void Client::Copy(const Op& op) {
 void Client::CopyTo(int dst, const Op& op) {
   const int src = IdOf(op.seq);
   std::int32_t len = Resolve(src, op.end);
-  if (!setup_.legal) return CopyPrefix(src, dst, len);
+  if (!setup_.legal) return void(CopyPrefix(src, dst, len));
   len = std::min(len, Next(src));
   if (driver_.ledger().IsOpenBefore(src, len)) return;
-  CopyPrefix(src, dst, len);
-  if (has_states_) len = Next(dst);
-  if (len > 0 && !CanResume(dst, len)) RemoveOwn(dst, 0, kOpenEnd);
+  // A copy to itself cuts the sequence: as in Drop, the client asks before.
+  const bool cuts = src == dst && len < Next(src) && !has_states_;
+  if (cuts && len > 0 && !CanResume(src, len)) return;
+  if (!CopyPrefix(src, dst, len)) return;
+  const std::int32_t next = Next(dst);
+  if (next > 0 && !CanResume(dst, next)) RemoveOwn(dst, 0, kOpenEnd);
 }
 
 void Client::Do(const Op& op) {

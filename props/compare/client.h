@@ -37,7 +37,8 @@ class Client {
   // The same, where no operation says so: to make room, or to begin anew.
   StatusCode RemoveOwn(int seq, std::int32_t begin, std::int32_t end);
   bool CanResume(int seq, std::int32_t pos);
-  void CopyPrefix(int src, int dst, std::int32_t len);
+  // Returns whether the client makes the call.
+  bool CopyPrefix(int src, int dst, std::int32_t len);
   // Returns false if no rule says which tokens would move; then it does
   // nothing.
   bool Shift(int seq, std::int32_t begin, std::int32_t end, std::int32_t delta);

@@ -1,9 +1,10 @@
-// Laws of third-party caches: calls that a minimal cache does not declare are
-// not made, and its faults are found.
+// Third-party caches: laws and clients make only calls that a cache declares
+// and allows, and laws find its faults.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "props/base/forwarding_cache.h"
+#include "props/compare/runner.h"
 #include "props/laws/laws.h"
 
 namespace kvtwin::props {
@@ -216,6 +218,69 @@ TEST(LawsOfThirdPartyCaches, CanBeJudgedByAnotherProcess) {
   ASSERT_GT(hurried.size(), 4U);
   EXPECT_FALSE(hurried[0] || hurried.back());
   EXPECT_TRUE(hurried[hurried.size() - 2]);
+}
+
+// Writes down the copies, removals and questions of a client.
+class Noting : public ForwardingCache {
+ public:
+  Noting(std::unique_ptr<Cache> cache, std::string& calls)
+      : ForwardingCache(std::move(cache)), calls_(calls) {}
+
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    calls_ += "copy " + std::to_string(len) + ", ";
+    return cache_->CopyPrefix(src, dst, len);
+  }
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    calls_ += "ask " + std::to_string(pos) + ", ";
+    return cache_->CanResume(seq, pos);
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    calls_ += "remove " + std::to_string(begin) + ", ";
+    return cache_->Remove(seq, begin, end);
+  }
+
+ private:
+  std::string& calls_;
+};
+
+// Returns the calls for a copy to itself of a sequence of 6 tokens, of which
+// the window keeps the last 2.
+std::string CallsOfCopy(std::uint32_t can, std::uint32_t cannot,
+                        const std::string& len) {
+  std::string calls;
+  Subject subject;
+  subject.name = "noting";
+  subject.level = Level::kVisibility;
+  subject.abilities.can = can;
+  subject.abilities.cannot = cannot;
+  subject.make_of = [&](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    return std::unique_ptr<Cache>(
+        std::make_unique<Noting>(*MakeCache(setup.spec, "reference"), calls));
+  };
+  const History history = *ParseHistory(
+      "kvt1 kind=swa window=1 seqs=1 cap=8 batch=8 legal=1 | put 0*5 | put 0*1 "
+      "| copy 0>0:" +
+      len);
+  EXPECT_FALSE(RunHistory(history, subject).failure.has_value());
+  return calls;
+}
+
+TEST(LegalClient, CutsASequenceOnlyWhereItCanContinue) {
+  constexpr std::uint32_t kCopies = KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_SHARE;
+  EXPECT_EQ(CallsOfCopy(kCopies, 0, "5"), "ask 5, copy 5, ask 5, ");
+  EXPECT_EQ(CallsOfCopy(kCopies, 0, "2"), "ask 2, ");
+  EXPECT_EQ(CallsOfCopy(kCopies, 0, "6"), "copy 6, ask 6, ");
+  // Without the ability to share, the whole sequence is copied.
+  EXPECT_EQ(CallsOfCopy(KVTWIN_CAN_COPY_PREFIX, 0, "5"),
+            "ask 5, copy 6, ask 6, ");
+}
+
+TEST(LegalClient, ClearsNoSequenceForACopyThatItDoesNotMake) {
+  EXPECT_EQ(CallsOfCopy(KVTWIN_CAN_REMOVE_TAIL, 0, "2").find("remove"),
+            std::string::npos);
+  EXPECT_EQ(CallsOfCopy(KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_REMOVE_TAIL,
+                        KVTWIN_CANNOT_COPY_TO_ITSELF, "6"),
+            "");
 }
 
 }  // namespace

@@ -55,6 +55,8 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
     Status status = cache_->CopyPrefix(src, dst, len);
     if (!status.ok()) return status;
     Known known = known_[src];
+    if (src == dst)
+      return Remove(src, *cache_->ResumeBefore(dst, len), kOpenEnd);
     known.Cut(*cache_->ResumeBefore(dst, len));
     known_[dst] = known;
     return status;

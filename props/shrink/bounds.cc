@@ -36,7 +36,8 @@ bool Bounds::Allow(const Op& op, bool legal) const {
       return able.Can(op.open ? KVTWIN_CAN_REMOVE_TAIL
                               : KVTWIN_CAN_REMOVE_MIDDLE);
     case OpKind::kCopy:
-      return able.Can(KVTWIN_CAN_COPY_PREFIX) && !(legal && op.seq == op.dst);
+      return able.Can(KVTWIN_CAN_COPY_PREFIX) &&
+             !(op.seq == op.dst && able.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF));
     case OpKind::kAsk:
       return able.can_resume;
     case OpKind::kCausal:
