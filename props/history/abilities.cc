@@ -17,7 +17,7 @@ void FitKind(std::uint32_t kinds, CacheSpec& spec) {
   }
   for (CacheSpec& part : spec.caches) FitKind(parts, part);
   if (!spec.caches.empty() || HasBit(kinds, spec.kind)) return;
-  const int size = std::min(spec.window.value_or(spec.chunk), 20);
+  const int size = std::min(spec.window.value_or(spec.chunk), kWidest);
   spec = {.kind = Nearest(parts, spec.kind, kKindNames.size()),
           .placement = spec.placement,
           .window = {},

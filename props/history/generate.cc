@@ -55,13 +55,13 @@ Shift DrawShift(const Pick& pick) {
 
 void DrawSizes(const Pick& pick, Setup& setup) {
   InitArgs& init = setup.init;
-  // Small caches are often full, and wrap around often; a few caches are larger
-  // than the 64 cells of a word.
   const int size = pick(0, 99);
   // A few caches have more sequences than a backend may count in a few bits.
-  init.max_sequences = size == 78 || size == 79
-                           ? pick(5, 17)
-                           : OneOf(pick, {1, 1, 2, 2, 2, 3, 4});
+  const bool many_sequences = size == 78 || size == 79;
+  init.max_sequences =
+      many_sequences ? pick(5, 17) : OneOf(pick, {1, 1, 2, 2, 2, 3, 4});
+  // Small caches are often full, and wrap around often; a few caches are larger
+  // than the 64 cells of a word.
   init.capacity = size < 80   ? pick(1, 8)
                   : size < 95 ? pick(9, 64)
                               : pick(65, 100);
@@ -71,9 +71,9 @@ void DrawSizes(const Pick& pick, Setup& setup) {
 }
 
 // Makes windows and chunks wider than DrawPart does, and the cache so large
-// that tokens leave them.
+// that tokens leave them; LimitCells may make it smaller again.
 void Widen(const Pick& pick, Setup& setup) {
-  const int width = pick(4, 20);
+  const int width = pick(4, kWidest);
   bool any = false;
   const auto widen = [&](CacheSpec& spec) {
     if (spec.memory) *spec.memory += width - spec.window.value_or(width);
@@ -85,7 +85,7 @@ void Widen(const Pick& pick, Setup& setup) {
   std::ranges::for_each(setup.spec.caches, widen);
   if (!any) return;
   int& capacity = setup.init.capacity;
-  capacity = std::max(capacity, width + pick(1, 2 * width));
+  capacity = std::max(capacity, width + pick(2, 2 * width));
 }
 
 // Returns the number of cells of the largest cache; 0 if Init refuses the

@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,8 +39,8 @@ class NarrowsWindows : public OtherSpec {
       : OtherSpec(
             spec, +[](CacheSpec& part) {
               if (!part.window || *part.window < 6 || *part.window > 63) return;
-              // The same tokens stay stored.
-              part.memory = part.memory.value_or(*part.window);
+              // The tokens that a window shows stay stored.
+              part.memory = part.memory.value_or(*part.window + 1);
               part.kind = Kind::kSwaMem;
               --*part.window;
             }) {}

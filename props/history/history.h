@@ -23,6 +23,9 @@ namespace kvtwin::props {
 inline constexpr std::size_t kCachesMost = 16;
 
 // The description of a cache, and the dimensions of the rows put into it.
+// The largest window and chunk that is drawn, apart from large histories.
+inline constexpr int kWidest = 20;
+
 struct Setup {
   CacheSpec spec;
   CacheConfig config;

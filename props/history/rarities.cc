@@ -65,8 +65,9 @@ class LargeHistory {
  private:
   Setup& setup() { return history_.setup; }
 
-  // Gives the cache `cells` cells or more, all for one sequence.
-  void NeedCells(int cells) {
+  // Gives the cache `cells` cells or more, all for one sequence. In half of the
+  // cases, windows have `window` positions, so that few tokens leave them.
+  void NeedCells(int cells, int window) {
     InitArgs& init = setup().init;
     init.max_sequences = 1;
     init.capacity = cells;
@@ -76,16 +77,15 @@ class LargeHistory {
         spec->checkpoints = cells;
       }
       if (!IsWindowed(spec->kind)) continue;
-      // Tokens that leave the window leave their cells, too: in half of the
-      // cases, no token leaves, or only the oldest ones do.
+      // Tokens that leave the window leave their cells, too.
       if (!Chance(pick_, 50)) continue;
-      const int window = Chance(pick_, 50) ? cells : pick_(cells / 2, cells);
       spec->window = window;
       if (spec->kind == Kind::kSwaMem) spec->memory = window;
     }
   }
-  // Lets a client whose ids are below max_sequences use them all.
-  void UseSequences(int sequences) {
+  // Gives the cache this many sequences of few tokens. A client whose ids are
+  // below max_sequences can use all of them.
+  void NeedSequences(int sequences) {
     setup().init.max_sequences = sequences;
     setup().init.capacity = pick_(1, 8);
   }
@@ -136,7 +136,7 @@ class LargeHistory {
     const int sequences = NearPower(pick_, 6, Chance(pick_, 10) ? 8 : 7);
     const int tokens = pick_(1, 3);
     init.max_batch = std::max(init.max_batch, tokens);
-    if (cells_max_ == 0 && Chance(pick_, 30)) UseSequences(sequences);
+    if (cells_max_ == 0 && Chance(pick_, 30)) NeedSequences(sequences);
     Add(PutOf(0, 0, tokens));
     Op copy;
     copy.kind = OpKind::kCopy;
@@ -209,9 +209,10 @@ class LargeHistory {
     NeedNoEncoder();
     const int sequences = NearPower(pick_, 6, 7);
     if (Chance(pick_, 50)) {
-      UseSequences(sequences);
+      NeedSequences(sequences);
     } else {
-      NeedCells(sequences + pick_(0, 40));
+      const int cells = sequences + pick_(0, 40);
+      NeedCells(cells, cells);
     }
     setup().init.max_batch = sequences + pick_(0, 3);
     Op put = PutOf(0, sequences - 1, 1);
@@ -223,7 +224,8 @@ class LargeHistory {
   void FullBatch() {
     NeedNoEncoder();
     const int batch = NearPower(pick_, 6, 8);
-    NeedCells(batch + pick_(0, 20));
+    const int cells = batch + pick_(0, 20);
+    NeedCells(cells, Chance(pick_, 50) ? cells : pick_(cells / 2, cells));
     setup().init.max_batch = batch;
     Op put = PutOf(0, 0, batch - pick_(0, 9));
     put.segments.push_back({.seq = 1, .count = 9});
@@ -238,7 +240,8 @@ class LargeHistory {
     NeedNoEncoder();
     const int columns = huge ? (1 << 16) + pick_(-1, 70)
                              : NearPower(pick_, 8, Chance(pick_, 8) ? 12 : 11);
-    NeedCells(columns + pick_(0, 8));
+    const int cells = columns + pick_(0, 8);
+    NeedCells(cells, cells);
     setup().rows = {pick_(1, 2), 1, 1};
     FitStorage(setup());
     const int batch = huge ? 8 : 64;

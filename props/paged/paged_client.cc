@@ -13,7 +13,8 @@ namespace kvtwin::props {
 namespace {
 
 // Four keys that a pool may confuse if it joins their parts without marking
-// where each part ends, skips empty parts, or compares a part of the key only.
+// where each part ends, skips empty parts, ignores the order or the count of
+// extras, or compares a part of the key only.
 using Keys = std::array<PrefixKey, 4>;
 
 // Returns keys of the parts t, a and b, joined by `separator` in all places.

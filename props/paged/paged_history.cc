@@ -262,8 +262,9 @@ class PagedNumbers {
     if (kind == PagedOpKind::kAppend) return alphabet_ * 256 + pick_(0, 255);
     if (kind != PagedOpKind::kOpen) return pick_(0, 255);
     if (way_ < 2) return pick_(0, 3) == 0 ? pick_(1, 3) : 0;
+    // One prompt in eight has the empty key; the others have two keys that are
+    // easily confused, or four.
     if (pick_(0, 7) == 0) return 0;
-    // Two keys that are easily confused, or four.
     return keys_ + (way_ == 2 ? pair_ * pick_(0, 1) : pick_(0, 3));
   }
 
@@ -275,9 +276,9 @@ class PagedNumbers {
   const int alphabet_;
 };
 
-// Draws the weights of the first `count` kinds of operations. A server's
-// sequences find what others left: it opens, commits and frees more often than
-// it does the rest.
+// Returns the first `count` kinds of operations, each as often as its random
+// weight, so that every kind dominates in some histories. A server's sequences
+// find what others left: it mostly opens, forks, appends, commits and frees.
 std::vector<PagedOpKind> DrawKinds(const Pick& pick, std::size_t count,
                                    bool server) {
   std::vector<PagedOpKind> kinds;
@@ -308,13 +309,14 @@ std::vector<PagedOpKind> DrawKinds(const Pick& pick, std::size_t count,
   return kinds;
 }
 
-// Makes the last operation the call of a server: an append to all layers, which
-// is committed, rarely as unknown; a commit of all tokens.
-void ServeWhole(const Pick& pick, std::vector<PagedOp>& ops) {
+// Completes the last operation as a server would: an append goes to all layers,
+// and a commit follows, in one case of ten without ids; a commit takes all
+// tokens.
+void CompleteCall(const Pick& pick, std::vector<PagedOp>& ops) {
   PagedOp& op = ops.back();
   if (op.kind == PagedOpKind::kCommit) op.b = 1;
   if (op.kind != PagedOpKind::kAppend) return;
-  if (op.c % 5 == 0) ++op.c;
+  if (op.c % 5 == 0) op.c ^= 1;  // Its tokens stay of one alphabet.
   const bool known = pick(0, 9) > 0;
   ops.push_back(
       {.kind = known ? PagedOpKind::kCommit : PagedOpKind::kCommitUnknown,
@@ -388,7 +390,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
         kind == PagedOpKind::kAppend && pick(0, large ? 1 : 7) == 0;
     const int b = is_long ? numbers.LongB(spec) : pick(0, kLongAppend - 1);
     history.ops.push_back({kind, a, b, numbers.C(kind)});
-    if (server && pick(0, 3) > 0) ServeWhole(pick, history.ops);
+    if (server && pick(0, 3) > 0) CompleteCall(pick, history.ops);
   }
   return history;
 }
@@ -460,10 +462,10 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
     const bool is_long = op.kind == PagedOpKind::kAppend && pick(0, 11) == 0;
     op.b = is_long ? numbers.LongB(all) : pick(0, kLongAppend - 1);
     op.c = DrawGroupsC(pick, numbers, op.kind);
-    const bool whole = server && pick(0, 3) > 0;
-    if (whole && op.kind == PagedOpKind::kOpen) op.c = kSeenMedia;
+    const bool completes = server && pick(0, 3) > 0;
+    if (completes && op.kind == PagedOpKind::kOpen) op.c = kSeenMedia;
     history.ops.push_back(op);
-    if (whole) ServeWhole(pick, history.ops);
+    if (completes) CompleteCall(pick, history.ops);
   }
   return history;
 }

@@ -6,12 +6,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/base/forwarding_pool.h"
 #include "props/paged/paged_runner.h"
 #include "props/testing/pools.h"
