@@ -20,6 +20,9 @@ constexpr double kTanhError = 16 * kUnit;  // Of tanh, relative.
 // The smallest normal f32: smaller weights, factors, products and sums may
 // become 0, or be wrong by it, as many engines flush them.
 constexpr double kSmallest = 0x1p-126;
+// Products with V, and their sums, may become 0 below this: kernels may read f8
+// as numbers that are 2^8 times too small, and multiply the results by 2^8.
+constexpr double kSmallestProduct = 0x1p8 * kSmallest;
 
 // The relative error of `count` roundings.
 double Roundings(double count) {
@@ -150,7 +153,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
       const TensorView value = RowOf(view.value, v_layout, cell);
       for (std::int64_t i = 0; i < out_error.size(); ++i) {
         const double number = std::abs(LoadFrom(value, i, h / group));
-        out_error[i] += error * number + 13 * kSmallest;
+        out_error[i] += error * number + 13 * kSmallestProduct;
         largest_value[i] = std::max(largest_value[i], number);
       }
     }

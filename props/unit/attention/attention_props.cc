@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numbers>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -316,6 +317,38 @@ TEST_F(AttentionOfSizes, TheEndsOfTheOptionsDoNotOverflow) {
       }
     }
   }
+}
+
+// Kernels read f8 in units of 256: a weight of 2^-122 times a V of 8 is 2^-127
+// there, and tiles take it as 0.
+TEST_F(AttentionOfSizes, FlushedProductsOfF8AreWithinTheBound) {
+  constexpr std::int64_t kDims = 32;
+  Case drawn;
+  drawn.columns = 2;
+  drawn.rows = 64;
+  drawn.k_head_dim = drawn.v_head_dim = kDims;
+  drawn.options.scale = 1;
+  DenseTensor key = FilledTensor(DType::kF8, {kDims, 1, 2, 1}, 0);
+  DenseTensor value = key;
+  DenseTensor query = FilledTensor(DType::kF32, {kDims, 1, drawn.rows, 1}, 0);
+  const auto store = [](const DenseTensor& to, std::int64_t i, std::int64_t row,
+                        float number) {
+    StoreElement(number, const_cast<std::byte*>(to.view().at(i, 0, row)),
+                 to.dtype);
+  };
+  store(key, 0, 1, -1);
+  store(value, 0, 1, 8);
+  for (int row = 0; row < drawn.rows; ++row) {
+    store(query, 0, row, 122 * std::numbers::ln2_v<float>);
+  }
+  drawn.key.view = key.view();
+  drawn.value.view = value.view();
+  drawn.query.view = query.view();
+  drawn.exact_key = CopyOf(key.view(), DType::kF32);
+  drawn.exact_value = CopyOf(value.view(), DType::kF32);
+  drawn.mask = FilledTensor(DType::kF32, {2, drawn.rows, 1, 1}, 0);
+  drawn.finite.assign(AsSize(drawn.rows), true);
+  Check(drawn, Products::kTerms);
 }
 
 TEST(Attention, OfTheReferenceIsWithinTheBound) {
