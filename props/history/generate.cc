@@ -57,9 +57,9 @@ void DrawSizes(const Pick& pick, Setup& setup) {
   InitArgs& init = setup.init;
   const int size = pick(0, 99);
   // A few caches have more sequences than a backend may count in a few bits.
-  const bool many_sequences = size == 78 || size == 79;
-  init.max_sequences =
-      many_sequences ? pick(5, 17) : OneOf(pick, {1, 1, 2, 2, 2, 3, 4});
+  const bool many_sequences = size >= 76 && size < 80;
+  init.max_sequences = many_sequences ? OneOf(pick, {5, 7, 8, 9, 16, 17, 17})
+                                      : OneOf(pick, {1, 1, 2, 2, 2, 3, 4});
   // Small caches are often full, and wrap around often; a few caches are larger
   // than the 64 cells of a word.
   init.capacity = size < 80   ? pick(1, 8)
@@ -186,6 +186,27 @@ void DrawFragments(const Pick& pick, History& history) {
   history.ops.push_back(drop);
 }
 
+// Gives every sequence the tokens of sequence 0, and then a token more.
+void DrawBranches(const Pick& pick, History& history) {
+  const int sequences = history.setup.init.max_sequences;
+  const int tokens = pick(1, 3);
+  Op put;
+  put.segments.push_back({.seq = 0, .count = tokens});
+  history.ops.push_back(put);
+  Op copy;
+  copy.kind = OpKind::kCopy;
+  copy.dst = 1;
+  copy.more = sequences - 2;
+  copy.end.offset = tokens;
+  history.ops.push_back(copy);
+  const int batch = std::max(history.setup.init.max_batch, 1);
+  for (int first = 0; first < sequences; first += batch) {
+    const int last = std::min(first + batch, sequences) - 1;
+    put.segments = {{.seq = first, .count = 1, .more = last - first}};
+    history.ops.push_back(put);
+  }
+}
+
 // Updates `live`, the sequences that are likely to hold tokens, after `op`.
 void Follow(const Op& op, std::vector<int>& live) {
   const auto at = [&](int seq) {
@@ -197,7 +218,9 @@ void Follow(const Op& op, std::vector<int>& live) {
   if (op.kind == OpKind::kPut && !op.reserve) {
     for (const Segment& segment : op.segments) add(segment.seq);
   }
-  if (op.kind == OpKind::kCopy && at(op.seq) != live.end()) add(op.dst);
+  if (op.kind == OpKind::kCopy && at(op.seq) != live.end()) {
+    for (int dst = op.dst; dst <= op.dst + op.more; ++dst) add(dst);
+  }
   if (op.kind == OpKind::kDrop && op.open && op.begin == RelativePos()) {
     std::erase(live, op.seq);
   }
@@ -208,6 +231,9 @@ void DrawOps(const Pick& pick, int ops, History& history) {
   history.ops.reserve(AsSize(ops) * 3 / 2);
   std::vector<int> live;
   if (Chance(pick, 30)) DrawFragments(pick, history);
+  if (history.setup.init.max_sequences > 2 && Chance(pick, 40)) {
+    DrawBranches(pick, history);
+  }
   for (const Op& op : history.ops) Follow(op, live);
   const auto draw = [&](const Weights& by) {
     history.ops.push_back(DrawOp(pick, history.setup, by, live));
@@ -248,6 +274,7 @@ class ModelServer {
       if (idle || Chance(pick_, 15)) Accept();
       Forward();
       if (Chance(pick_, 3)) Cancel();
+      if (slots_.size() > 2 && Chance(pick_, 10)) Branch();
     }
   }
 
@@ -423,6 +450,22 @@ class ModelServer {
     Slot& slot = slots_[AnySlot()];
     slot.busy = false;
     slot.queue.clear();
+  }
+
+  // Starts a completion of one slot's tokens in every other slot.
+  void Branch() {
+    const std::size_t from = AnySlot();
+    const Tokens record = slots_[from].record;
+    if (record.empty()) return;
+    for (std::size_t to = 0; to < slots_.size(); ++to) {
+      if (to == from) continue;
+      Copy(from, to, record.size());
+      slots_[to] = {.record = record,
+                    .queue = {pick_(0, 2)},
+                    .busy = true,
+                    .left = pick_(0, context()),
+                    .used = ops_.size()};
+    }
   }
 
   void Copy(std::size_t from, std::size_t to, std::size_t count) {

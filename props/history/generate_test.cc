@@ -6,11 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/base/forwarding_cache.h"
 #include "props/search/fuzz.h"
 
@@ -95,10 +97,29 @@ class CopiesToOthersOnly : public ForwardingCache {
   }
 };
 
+// After two copies of a sequence, the next copies are empty.
+class FewCopies : public ForwardingCache {
+ public:
+  explicit FewCopies(const CacheSpec& spec)
+      : ForwardingCache(*MakeCache(spec, "reference")) {}
+
+  Status StartForward(const Batch& batch, bool reserve) override {
+    copies_.clear();
+    return cache_->StartForward(batch, reserve);
+  }
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    return cache_->CopyPrefix(src, dst, ++copies_[src] > 2 ? 0 : len);
+  }
+
+ private:
+  std::map<int, int> copies_;  // By source, since the last batch.
+};
+
 // Whether the search finds the fault in this many operations, with clients of
 // a server, whose sequences are numbered from 0 and only continue.
 template <class Backend>
-bool IsFound(std::int64_t operations, std::optional<Kind> kind = {}) {
+bool IsFound(std::int64_t operations, std::optional<Kind> kind = {},
+             std::uint64_t seed = 1) {
   Subject subject = {.name = "faulty"};
   subject.level = Level::kVisibility;
   subject.make_of = [](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
@@ -108,6 +129,7 @@ bool IsFound(std::int64_t operations, std::optional<Kind> kind = {}) {
       ~std::uint32_t{KVTWIN_CAN_ANY_SEQUENCE | KVTWIN_CAN_ANY_ORDER |
                      KVTWIN_CAN_REFUSE_MISUSE | KVTWIN_CAN_DRAFT};
   FuzzOptions options;
+  options.seed = seed;
   options.operations = operations;
   options.kind = kind;
   options.unshrunk = true;
@@ -126,6 +148,15 @@ TEST(Histories, HaveLongChunks) {
 TEST(Histories, HaveManySequences) {
   EXPECT_TRUE(IsFound<ShortIds<2>>(100000));
   EXPECT_TRUE(IsFound<ShortIds<6>>(1000000));
+}
+
+TEST(Histories, BranchIntoManySequences) {
+  constexpr int kSeeds = 10;
+  int found = 0;
+  for (int seed = 1; seed <= kSeeds; ++seed) {
+    found += IsFound<FewCopies>(20000, {}, AsSize(seed)) ? 1 : 0;
+  }
+  EXPECT_GE(found, 6);
 }
 
 TEST(Histories, CopySequencesToThemselves) {

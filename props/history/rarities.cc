@@ -50,7 +50,7 @@ class LargeHistory {
       Paddings();
     } else if (which < 59) {
       Rows();
-    } else if (cells_max_ > 0 || which < 77) {
+    } else if (cells_max_ > 0 || which < 68) {
       ReservedBatch();
     } else if (which < 82) {
       Sequences();
@@ -136,7 +136,7 @@ class LargeHistory {
     const int sequences = NearPower(pick_, 6, Chance(pick_, 10) ? 8 : 7);
     const int tokens = pick_(1, 3);
     init.max_batch = std::max(init.max_batch, tokens);
-    if (cells_max_ == 0 && Chance(pick_, 30)) NeedSequences(sequences);
+    if (cells_max_ == 0 && Chance(pick_, 60)) NeedSequences(sequences);
     Add(PutOf(0, 0, tokens));
     Op copy;
     copy.kind = OpKind::kCopy;
@@ -208,7 +208,7 @@ class LargeHistory {
   void Sequences() {
     NeedNoEncoder();
     const int sequences = NearPower(pick_, 6, 7);
-    if (Chance(pick_, 50)) {
+    if (Chance(pick_, 70)) {
       NeedSequences(sequences);
     } else {
       const int cells = sequences + pick_(0, 40);
