@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <future>
 #include <list>
@@ -130,6 +131,17 @@ auto InBackground(Does does) {
   }
 }
 
+// Calls does(). Its exception, such as that of memory that ran out, is returned
+// as an error of the file.
+template <class Does>
+auto CatchFor(const std::string& path, const Does& does) -> decltype(does()) {
+  try {
+    return does();
+  } catch (const std::exception& error) {
+    return Untimely("'{}': {}", Printable(path, 200), error.what());
+  }
+}
+
 class Parking : public ParkingLot {
  public:
   explicit Parking(ParkingSpec spec)
@@ -215,8 +227,11 @@ class Parking : public ParkingLot {
     if (prompt.empty() || Size(prompt) < least) return 0;
     const std::string path = best->first;
     const Result<CacheState> state =
-        read_ && read_->path == path ? std::exchange(read_, {})->state.get()
-                                     : LoadState(path, LabelOf(best->second));
+        CatchFor(path, [&, &inputs = best->second] {
+          return read_ && read_->path == path
+                     ? std::exchange(read_, {})->state.get()
+                     : LoadState(path, LabelOf(inputs));
+        });
     Result<int> loaded = state.status();
     if (state.ok()) {
       loaded = Load(*state, Size(best->second), sessions, cache, slot, prompt,
@@ -328,8 +343,10 @@ class Parking : public ParkingLot {
       if (Size(files_) - Size(write.replaced) < spec_.limit) break;
       write.replaced[path] = old;
     }
-    std::vector<std::string> replaced;
-    for (const auto& [path, old] : write.replaced) replaced.push_back(path);
+    std::vector<fs::path> replaced;
+    for (const auto& [path, old] : write.replaced) {
+      replaced.emplace_back(path);
+    }
     write.path = NewPath();
     Files added;
     added[write.path] = std::move(inputs);
@@ -341,8 +358,9 @@ class Parking : public ParkingLot {
       // The file before, and the rows, are freed here, not with the future.
       if (before.valid()) std::exchange(before, {}).wait();
       Status status = SaveState(std::exchange(state, {}), path, label);
+      // After a file is written, nothing throws.
       std::error_code ignored;
-      for (const std::string& old : replaced) {
+      for (const fs::path& old : replaced) {
         if (status.ok()) fs::remove(old, ignored);
       }
       return status;
@@ -365,16 +383,23 @@ class Parking : public ParkingLot {
   void SettleFirst() {
     Writing write = std::move(writes_.front());
     writes_.pop_front();
-    Status status = write.done.get();
-    if (status.ok()) {
+    if (IsWritten(write)) {
       ++written_;
       return;
     }
+    // The list of files is right before anything can throw.
     ++failed_;
-    error_ = std::move(status);
     files_.erase(write.path);
     for (Writing& later : writes_) later.replaced.erase(write.path);
     files_.merge(write.replaced);
+    error_ = CatchFor(write.path, [&] { return write.done.get(); });
+  }
+
+  // Waits for the file, whose writer may have thrown an exception.
+  static bool IsWritten(const Writing& write) try {
+    return write.done.get().ok();
+  } catch (...) {
+    return false;
   }
 
   // Returns the greatest number of the inputs after which the cache can resume

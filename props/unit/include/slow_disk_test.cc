@@ -1,4 +1,4 @@
-// A service whose disk stands still.
+// A service whose disk stands still, or that runs out of memory for its files.
 //
 // This is a separate program because the linker wraps the C library's
 // functions.
@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <iterator>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -26,6 +27,7 @@ namespace {
 
 std::atomic<bool> stands = false;
 std::atomic<int> writers = 0;  // Files that wait for the disk to be written.
+std::atomic<bool> memory_is_out = false;  // For files of conversations.
 
 void WaitForDisk() {
   while (stands) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -43,7 +45,11 @@ int __wrap_open(const char* path, int flags, ...) {
   va_start(list, flags);
   const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(list, mode_t) : 0;
   va_end(list);
-  if (std::string_view(path).ends_with(".safetensors")) WaitForDisk();
+  const std::string_view name(path);
+  const bool reads = name.ends_with(".safetensors");
+  const bool writes = name.ends_with("parked/.");  // A writer opens its folder.
+  if (memory_is_out && (reads || writes)) throw std::bad_alloc();
+  if (reads) WaitForDisk();
   return __real_open(path, flags, mode);
 }
 // A file is locked before it is written.
@@ -64,7 +70,10 @@ using std::chrono::milliseconds;
 // A service whose answers are of one token.
 class SlowDisk : public testing::Test {
  protected:
-  ~SlowDisk() override { stands = false; }
+  ~SlowDisk() override {
+    stands = false;
+    memory_is_out = false;
+  }
 
   void MakeService() {
     service_.reset();
@@ -75,7 +84,8 @@ class SlowDisk : public testing::Test {
         *cache_,
         {.sessions = sizes,
          .worth = 2,
-         .parking = {.folder = folder_.File("parked"), .model = "m"}},
+         .parking = {.folder = folder_.File("parked"), .model = "m"},
+         .log = [this](const Status& status) { log_ = status.message(); }},
         {.forward =
              [this](Cache& cache, const SessionBatch& batch) {
                const std::vector<float> ones(batch.inputs.size(), 1);
@@ -113,15 +123,26 @@ class SlowDisk : public testing::Test {
     return answer.Next(true, milliseconds(wait));
   }
 
+  bool HasMetric(const std::string& line) const {
+    return service_->Metrics().find("\nkvtwin_" + line + "\n") !=
+           std::string::npos;
+  }
   void ExpectMetric(const std::string& line) {
-    EXPECT_NE(service_->Metrics().find("\nkvtwin_" + line + "\n"),
-              std::string::npos)
-        << service_->Metrics();
+    EXPECT_TRUE(HasMetric(line)) << line << service_->Metrics();
+  }
+  // The same, if the service is given some seconds.
+  void ExpectMetricSoon(const std::string& line) {
+    const auto end = std::chrono::steady_clock::now() + milliseconds(10000);
+    while (!HasMetric(line) && std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
+    ExpectMetric(line);
   }
 
   ScratchFolder folder_{"slow_disk"};
   std::unique_ptr<Cache> cache_;
   std::vector<float> logits_;
+  std::string log_;  // The last error of a file.
   std::unique_ptr<Service> service_;
 };
 
@@ -171,6 +192,30 @@ TEST_F(SlowDisk, AReadingMayBeDropped) {
   EXPECT_EQ(Whole(*answer, 50).finish, Finish::kNone);
   stands = false;
   EXPECT_EQ(Whole(*answer).reused, 4);
+}
+
+// A file that is not written is not listed, whatever its writer throws, and the
+// file that it would have replaced is. A file that is not read is forgotten.
+TEST_F(SlowDisk, MemoryMayRunOutForAFile) {
+  MakeService();
+  EXPECT_EQ(Whole(*Ask(1)).finish, Finish::kLength);
+  ExpectMetricSoon("conversations_parked 1");
+  ExpectMetricSoon("conversations_writing 0");
+  memory_is_out = true;
+  EXPECT_EQ(Whole(*Ask(1, 3)).finish, Finish::kLength);
+  ExpectMetricSoon("parking_failures_total 1");
+  ExpectMetric("conversations_parked 1");
+  ExpectMetric("conversations_writing 0");
+  EXPECT_TRUE(log_.ends_with(".safetensors': std::bad_alloc")) << log_;
+  memory_is_out = false;
+  MakeService();
+  ExpectMetric("conversations_parked 1");
+  log_.clear();
+  memory_is_out = true;
+  EXPECT_EQ(Whole(*Ask(1, 1)).reused, 0);
+  ExpectMetricSoon("parking_failures_total 2");  // It is not written either.
+  ExpectMetric("conversations_parked 0");
+  EXPECT_TRUE(log_.ends_with(".safetensors': std::bad_alloc")) << log_;
 }
 
 }  // namespace
