@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <climits>
 #include <exception>
 #include <filesystem>
 #include <future>
@@ -26,7 +27,24 @@ namespace {
 namespace fs = std::filesystem;
 
 using Inputs = std::vector<SessionInput>;
-using Files = std::map<std::string, Inputs>;
+
+// A conversation on disk.
+struct Conversation {
+  // Returns how many inputs of a prompt the file may have, as far as is known.
+  int Usable(std::span<const SessionInput> prompt) const {
+    const int common = CommonInputs(inputs, prompt);
+    const auto tried = vain_loads.lower_bound(common);
+    return tried == vain_loads.end() ? common : std::min(common, tried->second);
+  }
+
+  Inputs inputs;
+  // The numbers of inputs that the cache could resume after, which were too
+  // few, by the numbers of common inputs. Fewer common inputs give no more.
+  std::map<int, int> vain_loads = {};
+};
+
+// By path.
+using Files = std::map<std::string, Conversation>;
 
 // An input is its token; one that is not plain text, all three numbers.
 std::string InputText(const SessionInput& input) {
@@ -68,6 +86,17 @@ bool Holds(const CacheState& state, std::int32_t position) {
          std::ranges::any_of(state.caches, [=](const CacheState& cache) {
            return Holds(cache, position);
          });
+}
+
+// Whether a state, or one of its caches, has more tokens than the cache has
+// cells. Layer type 0 is active afterwards, as after AddSequence.
+bool IsTooLarge(const CacheState& state, Cache& cache) {
+  bool too_large = Size(state.cells) > cache.CellCount();
+  for (int i = Size(state.caches) - 1; i >= 0; --i) {
+    const bool selected = cache.SetLayerType(i).ok();
+    too_large |= selected && IsTooLarge(At(state.caches, i), cache);
+  }
+  return too_large;
 }
 
 // Returns an error if a state, or one of its caches, lacks a token after which
@@ -163,7 +192,7 @@ class Parking : public ParkingLot {
       const std::string path = entry->path();
       const Result<std::string> label = ModelOf(path);
       if (!label.ok()) continue;
-      if (auto inputs = InputsOf(*label)) files_[path] = *std::move(inputs);
+      if (auto inputs = InputsOf(*label)) files_[path] = {*std::move(inputs)};
     }
     if (!error) return {};
     return Untimely("'{}' cannot be made or listed: {}",
@@ -181,7 +210,7 @@ class Parking : public ParkingLot {
     if (inputs.empty()) return {};
     Settle(false);  // A file that could not be written is forgotten.
     if (std::ranges::any_of(files_, [&](const auto& file) {
-          return CommonInputs(file.second, inputs) == Size(inputs);
+          return file.second.Usable(inputs) == Size(inputs);
         })) {
       return {};
     }
@@ -206,7 +235,7 @@ class Parking : public ParkingLot {
     if (IsWriting(path)) return Fetched::kReading;
     bool reads = read_ && read_->path == path;
     if (!read_ || (replace && !reads && IsReady(read_->state))) {
-      read_ = {path, InBackground([path, label = LabelOf(best->second)] {
+      read_ = {path, InBackground([path, label = LabelOf(best->second.inputs)] {
                  return LoadState(path, label);
                })};
       reads = true;
@@ -227,25 +256,32 @@ class Parking : public ParkingLot {
     if (prompt.empty() || Size(prompt) < least) return 0;
     const std::string path = best->first;
     const Result<CacheState> state =
-        CatchFor(path, [&, &inputs = best->second] {
+        CatchFor(path, [&, &inputs = best->second.inputs] {
           return read_ && read_->path == path
                      ? std::exchange(read_, {})->state.get()
                      : LoadState(path, LabelOf(inputs));
         });
     Result<int> loaded = state.status();
     if (state.ok()) {
-      loaded = Load(*state, Size(best->second), sessions, cache, slot, prompt,
-                    least);
+      loaded = Load(*state, Size(best->second.inputs), sessions, cache, slot,
+                    prompt, least);
+    }
+    if (loaded.ok() && *loaded > 0 && *loaded >= least) {
+      ++loaded_;
+      return loaded;
     }
     if (loaded.ok()) {
-      loaded_ += *loaded > 0 ? 1 : 0;
-      return loaded;
+      best->second.vain_loads[common] = *loaded;
+      return 0;
     }
     // A cache that was never used refuses even this, and is empty.
     static_cast<void>(sessions.Adopt(slot, {}));
     static_cast<void>(cache.Remove(slot, 0, kOpenEnd));
-    // The next passes may free cells.
-    if (loaded.status().code() == StatusCode::kCacheFull) return 0;
+    if (loaded.status().code() == StatusCode::kCacheFull) {
+      // The next passes may free cells.
+      if (IsTooLarge(*state, cache)) best->second.vain_loads[INT_MAX] = 0;
+      return 0;
+    }
     ++failed_;
     files_.erase(best);
     if (!state.ok()) return state.status();
@@ -287,12 +323,13 @@ class Parking : public ParkingLot {
         writes_, [&](const Writing& write) { return write.path == path; });
   }
 
-  // Returns the file with the longest common prefix, and its length.
+  // Returns the file with the longest prefix that may be usable, and its
+  // length.
   std::pair<Files::iterator, int> Best(std::span<const SessionInput> prompt) {
     std::pair<Files::iterator, int> best = {files_.end(), 0};
     for (auto file = files_.begin(); file != files_.end(); ++file) {
-      const int common = CommonInputs(file->second, prompt);
-      if (common > best.second) best = {file, common};
+      const int usable = file->second.Usable(prompt);
+      if (usable > best.second) best = {file, usable};
     }
     return best;
   }
@@ -337,7 +374,9 @@ class Parking : public ParkingLot {
     std::list<Writing> writes(1);
     Writing& write = writes.front();
     for (const auto& [path, old] : files_) {
-      if (CommonInputs(old, inputs) == Size(old)) write.replaced[path] = old;
+      if (CommonInputs(old.inputs, inputs) == Size(old.inputs)) {
+        write.replaced[path] = old;
+      }
     }
     for (const auto& [path, old] : files_) {
       if (Size(files_) - Size(write.replaced) < spec_.limit) break;
@@ -349,7 +388,7 @@ class Parking : public ParkingLot {
     }
     write.path = NewPath();
     Files added;
-    added[write.path] = std::move(inputs);
+    added[write.path] = {std::move(inputs)};
     std::shared_future<Status> before;
     if (!writes_.empty()) before = writes_.back().done;
     auto save = [before, path = write.path, label = std::move(label),
@@ -418,7 +457,7 @@ class Parking : public ParkingLot {
 
   // Loads a state of `tokens` tokens into a slot, up to the last of the inputs
   // that the cache can resume after, and returns their number. If that is less
-  // than `least`, the slot is emptied instead.
+  // than `least`, the slot is emptied.
   static Result<int> Load(const CacheState& state, int tokens,
                           Sessions& sessions, Cache& cache, int slot,
                           std::span<const SessionInput> inputs, int least) {
@@ -440,7 +479,7 @@ class Parking : public ParkingLot {
       status = sessions.Adopt(slot, inputs.first(AsSize(length)));
     }
     if (!status.ok()) return status;
-    return length;
+    return *resumed;
   }
 
   const ParkingSpec spec_;

@@ -150,9 +150,12 @@ class ParkingLot {
   // prompt, loads so much of it into a free slot as the cache can resume after,
   // and returns its number of tokens. If that is less than `least`, or the
   // cache has too few free cells for the whole conversation, 0 is returned, and
-  // the slot is unchanged or empty. Errors: a slot that does not exist or is in
-  // use; a file that cannot be read, or does not hold what its label says: it
-  // is forgotten, and the slot is empty.
+  // the slot is unchanged or empty. A file that the cache has too few cells
+  // for, free or not, is then left alone, and a file that has too little of a
+  // prompt is not read again for such prompts: all caches of a parking lot have
+  // the same spec and sizes. Errors: a slot that does not exist or is in use; a
+  // file that cannot be read, or does not hold what its label says: it is
+  // forgotten, and the slot is empty.
   virtual Result<int> Unpark(Sessions& sessions, Cache& cache, int slot,
                              std::span<const SessionInput> prompt,
                              int least) = 0;

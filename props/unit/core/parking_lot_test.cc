@@ -117,6 +117,11 @@ std::map<int, int> RowsOfPrompt(const Prompt& prompt, int length) {
   return rows;
 }
 
+// Returns what Unpark returned; -1 is an error.
+int TokensOf(const Result<int>& unparked) {
+  return unparked.ok() ? *unparked : -1;
+}
+
 class Parked : public testing::Test {
  protected:
   ParkingSpec Spec(int limit = 8) const {
@@ -319,6 +324,18 @@ TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
     other.Compute(next);
     EXPECT_EQ(other.sessions().Gauges().hit_tokens, loaded);
   }
+  // What cannot be loaded is not read again.
+  fs::remove(Files().front());
+  ParkingServer other(spec);
+  for (const auto& [common, tokens] :
+       {std::pair(2, 0), std::pair(3, 0), std::pair(4, -1)}) {
+    const Prompt next(prompt.begin(), prompt.begin() + common);
+    const bool reads = tokens != 0;
+    EXPECT_EQ(parking->Fetch(next, 1, true) != Fetched::kNothing, reads);
+    EXPECT_EQ(
+        TokensOf(parking->Unpark(other.sessions(), other.cache(), 0, next, 1)),
+        tokens);
+  }
 }
 
 // A window holds the tokens of its last batch until the next pass: a cache can
@@ -348,6 +365,43 @@ TEST_F(Parked, AFullCacheForgetsNothing) {
   EXPECT_EQ(unpark(), 16);
   EXPECT_EQ(parking->Gauges(),
             (ParkingGauges{.parked = 1, .written = 1, .loaded = 1}));
+}
+
+// A server with fewer cells: the file is read once, and another takes its
+// place.
+TEST_F(Parked, AConversationThatNeverFitsIsLeftAlone) {
+  const CacheSpec causal, swa = {.kind = Kind::kSwa, .window = 3};
+  constexpr SessionsSpec kSmall = {.slots = 1, .context = 8, .batch = 8};
+  const Prompt longer = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9});
+  const Prompt shorter = PromptOf({1, 2, 3, 9}), part = PromptOf({1, 2, 3, 4});
+  for (const CacheSpec& spec : std::vector<CacheSpec>{
+           causal, {.kind = Kind::kWrapper, .caches = {swa, causal}}}) {
+    fs::remove_all(Spec().folder);
+    const auto parking = Open();
+    for (const Prompt& prompt : {longer, shorter}) {
+      ParkingServer server(spec);
+      const int slot = server.Compute(prompt);
+      EXPECT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+    }
+    EXPECT_TRUE(parking->Wait().ok());
+    ParkingServer small(spec, DType::kF32, {}, kSmall);
+    const auto unpark = [&](int least) {
+      return TokensOf(
+          parking->Unpark(small.sessions(), small.cache(), 0, part, least));
+    };
+    EXPECT_EQ(unpark(1), 0);
+    fs::remove(Files().front());
+    EXPECT_EQ(parking->Fetch(part, 4, true), Fetched::kNothing);
+    EXPECT_EQ(unpark(4), 0);
+    EXPECT_EQ(unpark(1), 3);
+    EXPECT_EQ(parking->Gauges(),
+              (ParkingGauges{.parked = 2, .written = 2, .loaded = 1}));
+    // Its beginning is parked beside it.
+    const int slot = small.Compute(part);
+    EXPECT_TRUE(parking->Park(small.sessions(), small.cache(), slot).ok());
+    EXPECT_TRUE(parking->Wait().ok());
+    EXPECT_EQ(unpark(4), 4);
+  }
 }
 
 // A recurrent cache has states of some tokens, and after a stop string not that
