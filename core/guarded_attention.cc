@@ -14,6 +14,7 @@ namespace kvtwin {
 namespace {
 
 constexpr int kSplitsMax = 65536;
+constexpr std::int64_t kRowsMax = 16777216;  // Rows of a plan.
 constexpr std::int64_t kDimMax = std::numeric_limits<std::int32_t>::max();
 
 Status CheckRange(std::string_view name, std::int64_t value, std::int64_t least,
@@ -147,7 +148,7 @@ Status CheckTable(const AttentionTable& table) {
     if (Status status = CheckSequence(table, i); !status.ok()) return status;
     rows += At(table.query_rows, i);
   }
-  return CheckRange("the sum of query_rows", rows, 1, kDimMax);
+  return CheckRange("the sum of query_rows", rows, 1, kRowsMax);
 }
 
 // Merges result `at` of the parts: the weight of each part is
@@ -212,7 +213,7 @@ Status CheckAttentionOptions(const AttentionOptions& options,
 Status GuardedAttention::Plan(const TensorView& mask, int rows, int first_row) {
   Status status = CheckMask(mask);
   if (status.ok()) {
-    status = CheckRange("rows", rows, 1, mask.shape[1]);
+    status = CheckRange("rows", rows, 1, std::min(mask.shape[1], kRowsMax));
   }
   if (status.ok()) {
     status = CheckRange("first_row", first_row, 0, mask.shape[1] - rows);

@@ -76,7 +76,7 @@ std::int64_t AttentionPlan::FirstHidden(
   for (std::size_t w = 0; w < words_; ++w) {
     std::uint64_t hidden = 0;
     for (std::size_t row = 0; row < group.rows; ++row) {
-      hidden |= seen[w] & ~bits_[(group.first_row + row) * words_ + w];
+      hidden |= seen[w] & ~RowBits(group.first_row + row)[w];
     }
     if (hidden == 0) continue;
     return static_cast<std::int64_t>(w * 64) + std::countr_zero(hidden);
@@ -96,8 +96,11 @@ void AttentionPlan::Make(const TensorView& mask, int rows, int first_row,
 
 void AttentionPlan::ReadMask(const TensorView& mask, int rows, int first_row) {
   words_ = AsSize((mask.shape[0] + 63) / 64);
-  bits_.assign(words_ * AsSize(rows), 0);
-  for (int row = 0; row < rows; ++row) {
+  const bool one_for_all = mask.stride[1] == 0;
+  row_step_ = one_for_all ? 0 : words_;
+  const int stored = one_for_all ? 1 : rows;
+  bits_.assign(words_ * AsSize(stored), 0);
+  for (int row = 0; row < stored; ++row) {
     std::uint64_t* bits = bits_.data() + AsSize(row) * words_;
     if (mask.dtype == DType::kBits) {
       std::memcpy(bits, mask.at(0, first_row + row), words_ * 8);
@@ -122,7 +125,7 @@ void AttentionPlan::GroupRows(std::size_t rows, std::size_t most_rows) {
   for (std::size_t row = 0; row < rows; ++row) {
     std::size_t sees = 0;
     for (std::size_t w = 0; w < words_; ++w) {
-      const std::uint64_t word = bits_[row * words_ + w];
+      const std::uint64_t word = RowBits(row)[w];
       joined[w] = seen[w] | word;
       sees += AsSize(std::popcount(word));
     }
@@ -133,7 +136,7 @@ void AttentionPlan::GroupRows(std::size_t rows, std::size_t most_rows) {
       AddGroup(group, seen);
       group = {.first_row = row};
       seen_sum = 0;
-      std::copy_n(bits_.data() + row * words_, words_, joined.data());
+      std::copy_n(RowBits(row), words_, joined.data());
     }
     ++group.rows;
     seen_sum += sees;
@@ -200,7 +203,7 @@ void AttentionPlan::SetVisible(const RowGroup& group,
           BitsBetween(position - window_ - first, position + 1 - first);
       continue;
     }
-    const std::uint64_t* bits = bits_.data() + (group.first_row + i) * words_;
+    const std::uint64_t* bits = RowBits(group.first_row + i);
     std::uint64_t word = 0;
     if (adjacent) {
       const std::size_t w = AsSize(first / 64);

@@ -112,14 +112,20 @@ class AttentionPlan {
   void GroupRows(std::size_t rows, std::size_t most_rows);
   void OrderGroups();
   void AddGroup(RowGroup group, const std::vector<std::uint64_t>& seen);
+  // Returns the words whose bits say which cells a row of a mask sees.
+  const std::uint64_t* RowBits(std::size_t row) const {
+    return bits_.data() + row * row_step_;
+  }
   std::int64_t FirstHidden(const RowGroup& group,
                            const std::vector<std::uint64_t>& seen) const;
 
   std::vector<RowGroup> groups_;
   std::vector<std::size_t> longest_first_;
   std::vector<Run> runs_;
-  std::vector<std::uint64_t> bits_;  // [words_, rows] of a mask.
+  // [words_, rows] of a mask; one row if the mask has one row for all.
+  std::vector<std::uint64_t> bits_;
   std::size_t words_ = 0;
+  std::size_t row_step_ = 0;          // Words from one row to the next.
   std::vector<std::int32_t> blocks_;  // [columns_, sequences] of a table.
   std::size_t columns_ = 0;
   std::int64_t window_ = 0;

@@ -189,6 +189,12 @@ TEST_P(GuardedAttentionOf, RefusesMasks) {
           [](TensorView&, int& rows, int&) { rows = 0; });
   refuses("rows is 4, it must be 1 to 3",
           [](TensorView&, int& rows, int&) { rows = 4; });
+  refuses("rows is 16777217, it must be 1 to 16777216",
+          [](TensorView& mask, int& rows, int&) {
+            rows = 16777217;
+            mask.shape[1] = std::numeric_limits<std::int32_t>::max();
+            mask.stride[1] = 0;
+          });
   refuses("first_row is 2, it must be 0 to 1",
           [](TensorView&, int&, int& first_row) { first_row = 2; });
   refuses("first_row is -1, it must be 0 to 1",
@@ -289,9 +295,14 @@ TEST_P(GuardedAttentionOf, RefusesTables) {
                [](AttentionFixture& f) { f.query_rows[1] = 2; });
   RefusesTable("blocks[2] is -1, a row of sequence 1 sees it",
                [](AttentionFixture& f) { f.blocks[2] = -1; });
-  RefusesTable("the sum of query_rows is 0, it must be 1 to 2147483647",
+  RefusesTable("the sum of query_rows is 0, it must be 1 to 16777216",
                [](AttentionFixture& f) {
                  f.query_rows = {0, 0};
+               });
+  RefusesTable("the sum of query_rows is 16777217, it must be 1 to 16777216",
+               [](AttentionFixture& f) {
+                 f.table.block_size = 16777216;
+                 f.lengths[0] = f.query_rows[0] = 16777216;
                });
   RefusesTable("key has 3 blocks, the table uses block 3",
                [](AttentionFixture& f) { f.blocks[1] = 3; });

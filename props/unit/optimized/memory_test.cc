@@ -19,6 +19,7 @@
 #include "core/huge_pages.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
+#include "kvtwin/attention.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
@@ -666,6 +667,19 @@ TEST(Memory, TheMaskOfALongPromptIsFreedAfterSixteenShortPasses) {
     const bool seen = MaskElementAt(mask, i, 0) == MaskElement::kAllows;
     EXPECT_EQ(seen, i < cache.length()) << i;
   }
+}
+
+// A mask with one row for all rows.
+TEST(Memory, APlanStoresARowOnce) {
+  constexpr int kRows = 4096;
+  const std::vector<std::uint64_t> seen(64, ~std::uint64_t{0});
+  TensorView mask =
+      DenseView(seen.data(), DType::kBits, {64 * 64, kRows, 1, 1});
+  mask.stride[1] = 0;
+  const std::int64_t before = live_bytes;
+  const auto attention = *MakeAttention();
+  ASSERT_TRUE(attention->Plan(mask, kRows).ok());
+  EXPECT_LE(live_bytes - before, 100'000);
 }
 
 }  // namespace
