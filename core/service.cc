@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <stop_token>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -441,8 +442,13 @@ Result<std::unique_ptr<Service>> MakeService(Cache& cache,
     if (!made.ok()) return made.status();
     parking = *std::move(made);
   }
-  return std::unique_ptr<Service>(std::make_unique<BatchService>(
-      cache, *std::move(sessions), spec, std::move(model), std::move(parking)));
+  try {
+    return std::unique_ptr<Service>(
+        std::make_unique<BatchService>(cache, *std::move(sessions), spec,
+                                       std::move(model), std::move(parking)));
+  } catch (const std::system_error& error) {
+    return Untimely("the thread of the service cannot start: {}", error.what());
+  }
 }
 
 }  // namespace kvtwin

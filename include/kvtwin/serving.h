@@ -265,7 +265,8 @@ class Service {
 // Starts a service. The cache was initialized with InitOf(spec.sessions), must
 // outlive the service, and must have no other user. Errors: those of
 // MakeSessions, and of MakeParkingLot if its folder has a name; a keep < -1; a
-// worth < 1; a negative queue; a model without its functions.
+// worth < 1; a negative queue; a model without its functions; a thread that
+// cannot start.
 Result<std::unique_ptr<Service>> MakeService(Cache& cache,
                                              const ServiceSpec& spec,
                                              ServiceModel model);

@@ -692,6 +692,18 @@ TEST_F(Parked, FilesAreWrittenAndReadWithoutThreads) {
             (ParkingGauges{.parked = 1, .written = 2, .loaded = 1}));
 }
 
+TEST_F(Parked, AServiceNeedsAThread) {
+  ParkingServer server;
+  const NoThreads none;
+  const auto service = MakeService(
+      server.cache(), {.sessions = kParkingSpec, .parking = Spec()},
+      {.forward = [](auto&, auto&) { return std::span<const float>(); },
+       .bytes = [](auto) { return std::string(); }});
+  EXPECT_EQ(service.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(service.status().message(),
+              HasSubstr("the thread of the service cannot start: "));
+}
+
 // A folder that cannot be written to, and a disk that is full: what would have
 // been replaced stays.
 TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
