@@ -2,6 +2,7 @@
 #include <charconv>
 #include <chrono>
 #include <climits>
+#include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <future>
@@ -45,6 +46,15 @@ struct Conversation {
 
 // By path.
 using Files = std::map<std::string, Conversation>;
+
+// Returns the time that is the name of a file; 0 if its name is another.
+std::uint64_t TimeOf(const std::string& path) {
+  const std::string name = fs::path(path).stem().string();
+  std::uint64_t time = 0;
+  const char* const end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data(), end, time);
+  return error == std::errc() && stop == end ? time : 0;
+}
 
 // An input is its token; one that is not plain text, all three numbers.
 std::string InputText(const SessionInput& input) {
@@ -100,12 +110,17 @@ bool IsTooLarge(const CacheState& state, Cache& cache) {
 }
 
 // Returns an error if a state, or one of its caches, lacks a token after which
-// the cache would resume: the cache itself does not look for gaps.
+// the cache would resume, or has a token twice: the cache itself looks for
+// neither.
 Status CheckTokens(const CacheState& state, int tokens, Cache& cache,
                    int slot) {
   std::vector<bool> held(AsSize(tokens));
   for (const CellEntry& entry : state.cells) {
-    if (entry.position < tokens) held[AsSize(entry.position)] = true;
+    if (entry.position >= tokens) continue;
+    if (held[AsSize(entry.position)]) {
+      return Invalid("the file has position {} twice", entry.position);
+    }
+    held[AsSize(entry.position)] = true;
   }
   for (int i = 0; i < tokens && !state.cells.empty(); ++i) {
     if (held[AsSize(i)]) continue;
@@ -358,14 +373,19 @@ class Parking : public ParkingLot {
     return inputs;
   }
 
-  // Returns a path that sorts after all others, unless the clock was set back.
+  // Returns a path that sorts after all others, even if the clock stands still
+  // or was set back.
   std::string NewPath() const {
-    auto time = std::chrono::system_clock::now().time_since_epoch().count();
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    auto time = static_cast<std::uint64_t>(now.count());
+    for (const auto& [path, file] : files_) {
+      time = std::max(time, TimeOf(path));
+    }
     const auto path = [&] {
       return fmt::format("{}/{:020}.safetensors", spec_.folder, time);
     };
     std::error_code error;
-    while (fs::exists(path(), error)) ++time;
+    while (files_.contains(path()) || fs::exists(path(), error)) ++time;
     return path();
   }
 
@@ -493,6 +513,16 @@ class Parking : public ParkingLot {
   std::int64_t written_ = 0, loaded_ = 0, failed_ = 0;
 };
 
+// Returns an error unless the model is UTF-8: labels are JSON strings, in which
+// other bytes are replaced.
+Status CheckModel(const std::string& model) {
+  JsonValue label;
+  ParseJsonLine(fmt::format(R"({{"model":{}}})", JsonString(model)), label);
+  const JsonValue* read = label.Find("model");
+  if (read != nullptr && read->text == model) return {};
+  return Invalid("model is '{}', it must be UTF-8", Printable(model, 200));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec) {
@@ -503,6 +533,7 @@ Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec) {
     status = CheckRowDType("v_rows", *spec.v_rows);
   }
   if (status.ok()) status = AtLeastOne("limit", spec.limit);
+  if (status.ok()) status = CheckModel(spec.model);
   if (!status.ok()) return status;
   auto parking = std::make_unique<Parking>(spec);
   status = parking->List();

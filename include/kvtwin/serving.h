@@ -95,8 +95,8 @@ class Sampler {
 struct ParkingSpec {
   std::string folder;  // Is made if it is missing.
   // Everything that the rows depend on beside the tokens and their dtype, such
-  // as the file of the weights and its time. Files of other models are left
-  // alone.
+  // as the file of the weights and its time, in UTF-8. Files of other models
+  // are left alone.
   std::string model;
   DType rows = DType::kF32;          // The dtype of the cache.
   std::optional<DType> v_rows = {};  // That of its V rows. Unset: the same.
@@ -152,10 +152,10 @@ class ParkingLot {
   // cache has too few free cells for the whole conversation, 0 is returned, and
   // the slot is unchanged or empty. A file that the cache has too few cells
   // for, free or not, is then left alone, and a file that has too little of a
-  // prompt is not read again for such prompts: all caches of a parking lot have
-  // the same spec and sizes. Errors: a slot that does not exist or is in use; a
-  // file that cannot be read, or does not hold what its label says: it is
-  // forgotten, and the slot is empty.
+  // prompt is not read again for such prompts: all caches of a parking lot must
+  // have the same spec and sizes. Errors: a slot that does not exist or is in
+  // use; a file that cannot be read, or does not hold what its label says: it
+  // is forgotten, and the slot is empty.
   virtual Result<int> Unpark(Sessions& sessions, Cache& cache, int slot,
                              std::span<const SessionInput> prompt,
                              int least) = 0;
@@ -171,8 +171,8 @@ class ParkingLot {
 
 // Finds the files of the model in the folder. Damaged files and all others are
 // left alone, but incomplete files of writers that died are removed.
-// Errors: an empty folder; a limit < 1; a dtype that rows cannot have; a folder
-// that cannot be made or listed.
+// Errors: an empty folder; a limit < 1; a dtype that rows cannot have; a model
+// that is not UTF-8; a folder that cannot be made or listed.
 Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec);
 
 // How a service answers.

@@ -236,6 +236,25 @@ TEST_F(Parked, TheOldestLeavesOverTheLimit) {
   EXPECT_EQ(Unparked(*parking, PromptOf({5})), 1);
 }
 
+// Files that were written before the clock was set back are the older ones.
+TEST_F(Parked, TheClockMayBeSetBack) {
+  {
+    const auto parking = Open(2);
+    ParkAll(*parking, {PromptOf({1}), PromptOf({2})});
+  }
+  const std::vector<std::string> files = Files();
+  for (const char* name : {"08999999999999999998", "08999999999999999999"}) {
+    fs::rename(At(files, name[19] - '8'),
+               fmt::format("{}/{}.safetensors", Spec().folder, name));
+  }
+  const auto parking = Open(2);
+  ParkAll(*parking, {PromptOf({3}), PromptOf({4}), PromptOf({5})});
+  EXPECT_EQ(Unparked(*parking, PromptOf({2})), 0);
+  EXPECT_EQ(Unparked(*parking, PromptOf({3})), 0);
+  EXPECT_EQ(Unparked(*parking, PromptOf({4})), 1);
+  EXPECT_EQ(Unparked(*parking, PromptOf({5})), 1);
+}
+
 TEST_F(Parked, InputsThatAreNotTextAreKept) {
   Prompt prompt = PromptOf({1, 2, 3, 4});
   prompt[1].multimodal = ~std::uint64_t{0};
@@ -555,8 +574,10 @@ TEST_F(Parked, AForgedLabelIsNoticed) {
     }
   }
   part.cells.erase(part.cells.begin() + 1);  // Not position 1.
+  CacheState twice = whole;
+  twice.cells[2].position = 1;
   for (const auto& [state, label] : std::vector<std::pair<CacheState, int>>{
-           {whole, 5}, {part, 3}, {CacheState(), 3}}) {
+           {whole, 5}, {part, 3}, {twice, 2}, {CacheState(), 3}}) {
     std::string tokens;
     for (int i = 1; i <= label; ++i) tokens += std::to_string(i) + " ";
     ASSERT_TRUE(SaveState(state, file, "m 1\nf32\n" + tokens).ok());
@@ -591,6 +612,8 @@ TEST_F(Parked, MisuseIsRefused) {
            {[](ParkingSpec& s) { s.folder = ""; }, "the folder has no name"},
            {[](ParkingSpec& s) { s.folder += '\0'; }, "NUL"},
            {[](ParkingSpec& s) { s.limit = 0; }, "limit is 0"},
+           {[](ParkingSpec& s) { s.model = "m\xe9"; },
+            "model is 'm\\xe9', it must be UTF-8"},
            {[](ParkingSpec& s) { s.rows = DType::kBits; }, "rows is bits"},
            {[](ParkingSpec& s) { s.v_rows = DType::kBits; },
             "v_rows is bits"}}) {
