@@ -3,6 +3,7 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <future>
@@ -446,7 +447,9 @@ class Parking : public ParkingLot {
       ++written_;
       return;
     }
-    // The list of files is right before anything can throw.
+    // The list of files is right before anything can throw. A file that is
+    // perhaps not on disk goes, too.
+    std::remove(write.path.c_str());
     ++failed_;
     files_.erase(write.path);
     for (Writing& later : writes_) later.replaced.erase(write.path);

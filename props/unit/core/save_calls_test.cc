@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "core/index.h"
+#include "kvtwin/serving.h"
 #include "props/testing/test_states.h"
 
 namespace {
@@ -594,6 +595,39 @@ TEST_F(SaveCalls, SyncAllWhereAFolderCannotBeSynced) {
     ASSERT_TRUE(Save(Fault{last, error, {}}).ok());
     EXPECT_GT(Only("syncfs"), Only("renameat"));
   }
+}
+
+// A parking lot does not list such a file, and removes it.
+TEST_F(SaveCalls, MayLeaveNoFileOfAConversation) {
+  const SessionsSpec sizes = {.slots = 1, .context = 4, .batch = 4};
+  const auto cache = *MakeCache({});
+  ASSERT_TRUE(cache->Init(InitOf(sizes, DType::kF32)).ok());
+  const auto sessions = *MakeSessions(*cache, sizes);
+  const auto parking = *MakeParkingLot({.folder = folder_, .model = "m"});
+  const float one = 1;
+  const TensorView row = DenseView(&one, DType::kF32, {1, 1, 1, 1});
+  std::optional<Fault> fault;
+  for (const int token : {1, 2}) {
+    const SessionInput input = {token};
+    const int request = *sessions->Submit({&input, 1});
+    ASSERT_TRUE(sessions->NextBatch().ok());
+    ASSERT_TRUE(cache->Put(row, row).ok());
+    ASSERT_TRUE(sessions->Finish(request).ok());
+    recorder.calls.clear();
+    recorder.fault = fault;
+    recorder.on = true;
+    EXPECT_TRUE(parking->Park(*sessions, *cache, 0).ok());
+    EXPECT_EQ(parking->Wait().message().find("perhaps not on disk") !=
+                  std::string::npos,
+              fault.has_value());
+    recorder.on = false;
+    ASSERT_EQ(recorder.calls.back().name, "fsync");  // That of the folder.
+    fault = Fault{recorder.calls.size() - 1, EIO, {}};
+  }
+  recorder.fault.reset();
+  EXPECT_EQ(Names().size(), 2U);  // The state, and the first conversation.
+  EXPECT_EQ(parking->Gauges(),
+            (ParkingGauges{.parked = 1, .written = 1, .failed = 1}));
 }
 
 // An attacker knows the part file's name and has put a link there.
