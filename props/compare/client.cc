@@ -143,15 +143,14 @@ int Client::CountDrafts(int seq) const {
   return AsInt(count);
 }
 
-// The number of drafts that a legal client may still store (D3, R11).
-int Client::DraftRoom() const {
-  std::int64_t room = kOpenEnd;
+// The number of drafts of a sequence that a legal client may still store (D3,
+// R11).
+int Client::DraftRoom(int seq) const {
+  int room = kOpenEnd;
   for (const auto& part : driver_.ledger().parts()) {
-    if (!part.recurrent()) continue;
-    room = std::min(
-        room, setup_.init.max_sequences * std::int64_t{part.most_drafts()});
+    if (part.recurrent()) room = std::min(room, part.most_drafts());
   }
-  return AsInt(room - CountDrafts(-1));
+  return room - CountDrafts(seq);
 }
 
 // Resolves the choices to the path of a Commit.
@@ -316,7 +315,6 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
   std::size_t room = max_batch;
   // A legal client leaves room for the drafts that are stored (D3).
   if (setup_.legal) room -= std::min(room, AsSize(CountDrafts(-1)));
-  int draft_room = DraftRoom();
   for (Segment segment : OneSequenceEach(op.segments)) {
     if (segment.count >= Segment::kFree / 2) {
       segment.count = AsInt(std::clamp<std::int64_t>(
@@ -326,7 +324,9 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
     segment.seq = IdOf(segment.seq);
     if (!segment.parents.empty()) {
       if (!CanDraft(segment.seq)) continue;
-      if (setup_.legal) segment.count = std::min(segment.count, draft_room);
+      if (setup_.legal) {
+        segment.count = std::min(segment.count, DraftRoom(segment.seq));
+      }
     }
     if (!segments.empty() && segment.seq != segments[0].seq &&
         !abilities_.Can(KVTWIN_CAN_MIX)) {
@@ -341,7 +341,6 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
     }
     segment.count = std::min(segment.count, AsInt(room));
     room -= AsSize(segment.count);
-    if (!segment.parents.empty()) draft_room -= segment.count;
     segments.push_back(segment);
   }
   return segments;
@@ -427,6 +426,14 @@ void Client::Find(const Op& op) {
   if (Next(seq) > 0) held_.insert(seq);
 }
 
+// Whether no rule says where a sequence that is cut to `length` ends: with
+// states, that is the last one before, which a found prefix may have (F4).
+bool Client::EndsInTheOpen(int seq, std::int32_t length) const {
+  const auto& ledger = driver_.ledger();
+  return ledger.IsOpenBefore(
+      seq, has_states_ ? ledger.ResumeBefore(seq, length) : length);
+}
+
 void Client::Drop(const Op& op) {
   const int seq = IdOf(op.seq);
   std::int32_t begin = Resolve(seq, op.begin);
@@ -437,8 +444,7 @@ void Client::Drop(const Op& op) {
   // The client continues at `begin`, or begins anew.
   // With states, Remove goes back to where it can continue (R10, H3).
   if (end == kOpenEnd && begin > 0 &&
-      (has_states_ ? driver_.ledger().IsOpenBefore(seq, begin)
-                   : !CanResume(seq, begin))) {
+      (has_states_ ? EndsInTheOpen(seq, begin) : !CanResume(seq, begin))) {
     begin = 0;
   }
   const StatusCode code = Remove(seq, begin, end);
@@ -458,7 +464,7 @@ void Client::CopyTo(int dst, const Op& op) {
   std::int32_t len = Resolve(src, op.end);
   if (!setup_.legal) return void(CopyPrefix(src, dst, len));
   len = std::min(len, Next(src));
-  if (driver_.ledger().IsOpenBefore(src, len)) return;
+  if (EndsInTheOpen(src, len)) return;
   // A copy to itself cuts the sequence: as in Drop, the client asks before.
   const bool cuts = src == dst && len < Next(src) && !has_states_;
   if (cuts && len > 0 && !CanResume(src, len)) return;

@@ -50,6 +50,7 @@ class Client {
   void Find(const Op& op);
   void Drop(const Op& op);
   void Copy(const Op& op);
+  bool EndsInTheOpen(int seq, std::int32_t length) const;
   void CopyTo(int dst, const Op& op);
   void DoPlain(const Op& op);
   void DoCall(const Op& op);
@@ -61,7 +62,7 @@ class Client {
   void Commit(int seq, const std::vector<int>& choices);
   void CommitFirst(const Segment& segment);
   int CountDrafts(int seq) const;
-  int DraftRoom() const;
+  int DraftRoom(int seq) const;
   void PlaceDrafts(const Segment& segment, Tokens& batch);
   bool CanDraft(int seq) const;
 

@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -184,6 +187,99 @@ struct ForksWithoutPins : ForwardingCache {
     return status.ok() ? cache_->Restore(*cache_->Snapshot()) : status;
   }
 };
+
+// Each sequence has room for its own drafts (R11).
+struct HasRoomForEachSequence : ForwardingCache {
+  HasRoomForEachSequence(std::unique_ptr<Cache> cache, int room)
+      : ForwardingCache(std::move(cache)), room_(room) {}
+  Status StartForward(const Batch& batch, bool reserve) override {
+    std::map<int, int> drafts = drafts_;
+    for (std::size_t i = 0; i < batch.parents.size(); ++i) {
+      if (batch.parents[i] == kNotADraft) continue;
+      if (++drafts[batch.sequences[i]] > room_) {
+        return {StatusCode::kCacheFull, "no room for a draft"};
+      }
+    }
+    Status status = cache_->StartForward(batch, reserve);
+    if (status.ok() && !reserve) drafts_ = drafts;
+    return status;
+  }
+  Status Commit(int seq, std::span<const std::int32_t> path) override {
+    drafts_[seq] = 0;
+    return cache_->Commit(seq, path);
+  }
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    drafts_[dst] = 0;
+    return cache_->CopyPrefix(src, dst, len);
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    drafts_[seq] = 0;
+    return cache_->Remove(seq, begin, end);
+  }
+
+  const int room_;
+  std::map<int, int> drafts_;
+};
+
+// Says that no sequence can continue.
+struct NeverResumes : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Result<bool> CanResume(int /*seq*/, std::int32_t /*pos*/) override {
+    return false;
+  }
+};
+
+// A backend with states whose clients are legal.
+template <class Made>
+Subject OfLegalClients(const Made& made) {
+  Subject subject = {.name = "backend"};
+  subject.level = Level::kVisibility;
+  subject.make_of = [=](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    auto cache = MakeReference(setup.spec);
+    if (!cache.ok()) return cache;
+    return made(setup, std::move(*cache));
+  };
+  return subject;
+}
+
+TEST(StatesOfLegalClients, DraftsHaveRoomInTheirSequence) {
+  const Subject subject = OfLegalClients(
+      [](const auto& setup, auto cache) -> std::unique_ptr<Cache> {
+        return std::make_unique<HasRoomForEachSequence>(std::move(cache),
+                                                        setup.spec.drafts);
+      });
+  int ran = 0;
+  for (std::uint64_t number = 0; number < 60; ++number) {
+    History history = MakeSpeculation(1, number, Kind::kRecurrent, 60, 0);
+    history.setup.legal = true;
+    std::erase_if(history.ops, [](const Op& op) {  // It is refused otherwise.
+      return op.kind == OpKind::kMisuse;
+    });
+    const RunResult result = RunHistory(history, subject);
+    ran += result.ran ? 1 : 0;
+    EXPECT_FALSE(result.failure) << result.failure->text;
+  }
+  EXPECT_GT(ran, 40);
+}
+
+// The client would begin the sequence anew, and find nothing.
+TEST(StatesOfLegalClients, ContinueWhereTheRulesLeaveThem) {
+  const Subject subject = OfLegalClients(
+      [](const auto& /*setup*/, auto cache) -> std::unique_ptr<Cache> {
+        return std::make_unique<NeverResumes>(std::move(cache));
+      });
+  const auto failure = [&](const std::string& line) {
+    const auto found =
+        RunHistory(*ParseHistory("kvt1 legal=1 " + line), subject).failure;
+    return found ? std::string(found->check) : "";
+  };
+  EXPECT_EQ(failure("kind=recurrent every=2 keep=2 | put 0*5 | drop 0:4-"),
+            "subject: resume");
+  EXPECT_EQ(failure("kind=recurrent every=2 keep=2 | put 0*5 | copy 0>1:4"),
+            "subject: resume");
+  // Without states, a cache may refuse at any time.
+  EXPECT_EQ(failure("kind=swa window=1 | put 0*5 | drop 0:4-"), "");
+}
 
 struct StateCase {
   std::string name;

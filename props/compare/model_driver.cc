@@ -35,6 +35,13 @@ double QueryAt(std::int64_t row, std::int64_t head, std::int64_t element) {
   return static_cast<double>((row * 7 + head * 5 + element * 3) % 11 - 5) / 5;
 }
 
+// Whether a removal changes K rows.
+bool Shifts(const CacheSpec& spec) {
+  const ShiftKind kind = spec.shift.kind;
+  return (kind != ShiftKind::kNone && kind != ShiftKind::kIdentity) ||
+         std::ranges::any_of(spec.caches, Shifts);
+}
+
 }  // namespace
 
 ModelDriver::ModelDriver(const Setup& setup, const Subject& subject,
@@ -43,6 +50,7 @@ ModelDriver::ModelDriver(const Setup& setup, const Subject& subject,
       subject_(subject),
       trace_(trace),
       result_(result),
+      shifts_(Shifts(setup.spec)),
       ledger_(setup.spec, subject.rules) {}
 
 void ModelDriver::HashInt(std::int64_t value) {
@@ -266,7 +274,7 @@ void ModelDriver::PutRows() {
   const bool as_stored =
       ((serials_.empty() ? first : std::int64_t{0}) + layer_) % 2 == 1;
   const RowDims& rows = setup_.rows;
-  // No rule says what a NaN is converted to.
+  // No rule says what a NaN is converted to, when it is stored or shifted.
   const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
                         DType stored) {
     const DType dtype = as_stored ? stored : DType::kF32;
@@ -275,7 +283,8 @@ void ModelDriver::PutRows() {
                         .layer = layer_,
                         .first = first,
                         .plain = plain,
-                        .nan = !plain && dtype == stored,
+                        .nan = !plain && dtype == stored &&
+                               !(role == RowRole::kKey && shifts_),
                         .distinct = distinct,
                         .tokens = serials_},
                        setup_.strided);
@@ -413,7 +422,16 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   AddStep(call, actual.status().code(), YesOrNo(actual));
   CheckResult(call, {}, actual.status());
   HashInt(*actual ? 1 : 0);
-  // A cache may always refuse to resume.
+  // A cache may refuse to resume, but not after the state that Remove and
+  // CopyPrefix leave (R8, R10).
+  const bool has_states = std::ranges::any_of(
+      ledger_.parts(), [](auto& part) { return part.recurrent(); });
+  const bool must = has_states && pos == ledger_.Next(seq) &&
+                    ledger_.CanResume(seq, pos, /*surely=*/true);
+  Check(*actual || !must, "subject: resume", [&] {
+    return fmt::format("{} is false, but the sequence ends with a state there",
+                       call);
+  });
   Check(!*actual || ledger_.MayResume(seq, pos), "subject: resume", [&] {
     return call + " is true, but " + WhyNotResumed(ledger_, seq, pos);
   });
@@ -492,7 +510,10 @@ void ModelDriver::Misuse(int which) {
 
 void ModelDriver::CheckOutput() {
   auto* attending = dynamic_cast<Attending*>(tested_.get());
-  if (attending == nullptr || !fresh() || IsEncoder()) return;
+  if (attending == nullptr || !fresh() || IsEncoder() ||
+      ledger_.active().recurrent()) {
+    return;
+  }
   const auto before = questions_.find(place());
   const int group = subject_.QueriesPerKvHead(setup_.rows.kv_heads);
   AttentionQuestion question(

@@ -101,6 +101,8 @@ class ModelDriver final : public Driver {
   RunResult& result_;
   const bool wrapper_ = IsWrapper(setup_.spec.kind);
 
+  // Whether K is shifted: rounding may change a NaN that is shifted.
+  const bool shifts_;
   reference::Ledger ledger_;
   std::unique_ptr<Cache> tested_;
   Tokens batch_;

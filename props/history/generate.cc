@@ -207,6 +207,23 @@ void DrawBranches(const Pick& pick, History& history) {
   }
 }
 
+// Puts a few tokens, goes back to where they began, or next to it, and
+// continues there.
+void RollBack(const Pick& pick, int seq, std::vector<Op>& ops) {
+  const int tokens = pick(1, 4);
+  Op put;
+  put.segments.push_back({.seq = seq, .count = tokens});
+  ops.push_back(put);
+  Op drop;
+  drop.kind = OpKind::kDrop;
+  drop.seq = seq;
+  drop.begin = {.from_end = true, .offset = pick(-1, 1) - tokens};
+  drop.open = true;
+  ops.push_back(drop);
+  put.segments.front().count = 1;
+  ops.push_back(put);
+}
+
 // Updates `live`, the sequences that are likely to hold tokens, after `op`.
 void Follow(const Op& op, std::vector<int>& live) {
   const auto at = [&](int seq) {
@@ -604,7 +621,10 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
   op.dst = pick(0, Chance(pick, 6) ? 40 : any);
   op.begin = DrawPos(pick, setup);
   op.end = DrawPos(pick, setup);
-  op.open = Chance(pick, 40);
+  // A state is removed to the open end only.
+  const bool states =
+      setup.spec.kind == Kind::kRecurrent || setup.spec.kind == Kind::kHybrid;
+  op.open = Chance(pick, states ? 85 : 40);
   if (op.kind == OpKind::kCausal && Chance(pick, 80)) {
     op.except.push_back(DrawIndex(pick, setup));
   }
@@ -649,6 +669,7 @@ void AddPins(const Pick& pick, int cells_max, History& history) {
     pin.kind = OpKind::kPin;
     pin.seq =
         Chance(pick, 80) ? seq : pick(0, history.setup.init.max_sequences);
+    if (Chance(pick, 50)) RollBack(pick, pin.seq, ops);
   }
   history.ops = std::move(ops);
 }

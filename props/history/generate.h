@@ -48,9 +48,11 @@ History MakeHistory(std::uint64_t seed, std::uint64_t number,
 // As MakeHistory, for backends that find prefixes of prompts (F1 to F5). The
 // client is legal, and its sequences often begin with a prompt. Many prompts
 // have a common prefix. Some passes are given up, and other prompts come before
-// their tokens are removed.
+// their tokens are removed. With `drafts`, there are drafts and commits as
+// well.
 History MakePrefixes(std::uint64_t seed, std::uint64_t number,
-                     std::optional<Kind> kind, int ops, int cells_max);
+                     std::optional<Kind> kind, int ops, int cells_max,
+                     bool drafts = false);
 
 // Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing
 // for histories without a recurrent cache.

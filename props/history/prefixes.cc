@@ -7,6 +7,7 @@
 #include "core/index.h"
 #include "props/base/pick.h"
 #include "props/history/generate.h"
+#include "props/history/speculate.h"
 
 namespace kvtwin::props {
 namespace {
@@ -72,9 +73,11 @@ class Prompts {
 }  // namespace
 
 History MakePrefixes(std::uint64_t seed, std::uint64_t number,
-                     std::optional<Kind> kind, int ops, int cells_max) {
+                     std::optional<Kind> kind, int ops, int cells_max,
+                     bool drafts) {
   const Pick pick = SeededPick(~seed ^ 0x5EED, number);
   History history = MakeHistory(seed, number, kind, ops, cells_max);
+  if (drafts) AddDrafts(pick, cells_max, history);
   Setup& setup = history.setup;
   setup.legal = true;
   setup.layers = std::max(setup.layers, pick(1, 3));

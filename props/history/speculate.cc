@@ -122,16 +122,7 @@ void Speculate(const Pick& pick, History& history) {
   history.ops = std::move(ops);
 }
 
-History MakeSpeculation(std::uint64_t seed, std::uint64_t number,
-                        std::optional<Kind> kind, int ops, int cells_max) {
-  const Pick pick = SeededPick(~seed, number);
-  if (!kind) {
-    kind = OneOf(pick, {Kind::kCausal, Kind::kCausal, Kind::kSwa, Kind::kSwa,
-                        Kind::kSwaMem, Kind::kSwaMem, Kind::kChunked,
-                        Kind::kWrapper, Kind::kWrapper});
-  }
-  History history =
-      MakeHistory(seed, number, kind, ops, cells_max, /*rarities=*/true);
+void AddDrafts(const Pick& pick, int cells_max, History& history) {
   // An encoder refuses all drafts of its wrapper.
   auto& caches = history.setup.spec.caches;
   const auto is_encoder = [](const CacheSpec& spec) {
@@ -148,6 +139,19 @@ History MakeSpeculation(std::uint64_t seed, std::uint64_t number,
   std::ranges::for_each(caches, make_room);
   if (cells_max > 0) LimitCells(cells_max, history.setup);
   Speculate(pick, history);
+}
+
+History MakeSpeculation(std::uint64_t seed, std::uint64_t number,
+                        std::optional<Kind> kind, int ops, int cells_max) {
+  const Pick pick = SeededPick(~seed, number);
+  if (!kind) {
+    kind = OneOf(pick, {Kind::kCausal, Kind::kCausal, Kind::kSwa, Kind::kSwa,
+                        Kind::kSwaMem, Kind::kSwaMem, Kind::kChunked,
+                        Kind::kWrapper, Kind::kWrapper});
+  }
+  History history =
+      MakeHistory(seed, number, kind, ops, cells_max, /*rarities=*/true);
+  AddDrafts(pick, cells_max, history);
   return history;
 }
 

@@ -16,6 +16,9 @@ namespace kvtwin::props {
 // several levels, commits of all, some or none of the drafts.
 void Speculate(const Pick& pick, History& history);
 
+// Makes room for drafts in recurrent caches, and inserts drafts.
+void AddDrafts(const Pick& pick, int cells_max, History& history);
+
 // As MakeHistory with rarities, with drafts in every history. Without a kind,
 // it is never a lone encoder.
 History MakeSpeculation(std::uint64_t seed, std::uint64_t number,

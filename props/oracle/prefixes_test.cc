@@ -26,6 +26,8 @@ enum class Fault {
   kWholePrompt,  // Nothing is left to compute.
   kLastId,       // A prefix is looked for by its last id only.
   kOneTooMany,   // The answer is one more than what is shared.
+  kDrafts,       // Drafts do not end the prompt (F2): the ids of later tokens
+                 // are taken for known.
 };
 
 // The reference twin, which also looks for the prefixes of prompts in all
@@ -39,6 +41,12 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
     Status status = cache_->StartForward(batch, reserve);
     puts_ = 0;
     ends_.clear();
+    const auto& parents = batch.parents;
+    for (std::size_t i = 0; status.ok() && i < parents.size(); ++i) {
+      if (parents[i] == kNotADraft || fault_ == Fault::kDrafts) continue;
+      Known& known = known_[batch.sequences[i]];
+      known.Cut(known.computed);
+    }
     for (std::size_t i = 0; status.ok() && i < batch.positions.size(); ++i) {
       ends_[batch.sequences[i]] = batch.positions[i] + 1;
     }
@@ -169,6 +177,17 @@ TEST(Prefixes, ARightCacheIsAccepted) {
   EXPECT_EQ(CheckOf(Fault::kNone, Kind::kSwa, Level::kNumeric), "");
 }
 
+// The copy of the prefix has the checkpoint after 7 tokens as well, and goes
+// back to it; a cache that copies only the last state goes back to 0 (F4).
+TEST(Prefixes, MayHaveStatesBeforeTheLast) {
+  const History history = *ParseHistory(
+      "kvt1 kind=recurrent every=7 keep=1 cap=38 legal=1 | "
+      "find 1:1,1,1,0,1,0,2,0 | put 1*8 | find 0:1,1,1,0,1,0,2,0,0 | put 0*1 | "
+      "put 0*2 | drop 0:~3- | put 0*1");
+  const auto failure = RunHistory(history, Finding(Fault::kNone)).failure;
+  EXPECT_FALSE(failure) << failure->text;
+}
+
 TEST(Prefixes, AreFound) {
   std::int64_t found = 0;
   for (std::uint64_t number = 0; number < 20; ++number) {
@@ -182,6 +201,19 @@ TEST(Prefixes, AreFound) {
     }
   }
   EXPECT_GT(found, 50);
+}
+
+TEST(Prefixes, AreDrawnWithDrafts) {
+  int both = 0;
+  for (std::uint64_t number = 0; number < 20; ++number) {
+    const History history = MakePrefixes(1, number, Kind::kCausal, 60,
+                                         /*cells_max=*/0, /*drafts=*/true);
+    const auto has = [&](OpKind kind) {
+      return std::ranges::count(history.ops, kind, &Op::kind) > 0;
+    };
+    both += has(OpKind::kFind) && has(OpKind::kCommit) ? 1 : 0;
+  }
+  EXPECT_GT(both, 15);
 }
 
 TEST(Prefixes, FaultsAreFound) {
@@ -208,7 +240,11 @@ TEST(Prefixes, FaultsAreFound) {
        "subject: rows"},
       {Fault::kGoneWindow,
        "kind=recurrent | find 0:0,1,0,1 | put 0*4 | find 1:0,1,1 | put 1*1",
-       "subject: result"}};
+       "subject: result"},
+      {Fault::kDrafts,
+       "seqs=2 | find 0:1,2,1,2,1 | put 0*1 | put 0*1:-1 | commit 0:0 | "
+       "put 0*2 | find 1:1,2,1,2,1",
+       "subject: prefix"}};
   for (const auto& [fault, line, check] : cases) {
     const History history = *ParseHistory("kvt1 legal=1 " + line);
     EXPECT_FALSE(RunHistory(history, Finding(Fault::kNone)).failure) << line;

@@ -59,7 +59,8 @@ class CacheSource {
         HasDrafts(number, kind) ? MakeSpeculation(options_.seed, number, kind,
                                                   ops, options_.cells_max)
         : HasPrompts(number)
-            ? MakePrefixes(options_.seed, number, kind, ops, options_.cells_max)
+            ? MakePrefixes(options_.seed, number, kind, ops, options_.cells_max,
+                           HasDraftsToo(number, kind))
             : MakeHistory(options_.seed, number, kind, ops, options_.cells_max,
                           /*rarities=*/true);
     if (options_.dtypes) {
@@ -108,13 +109,17 @@ class CacheSource {
     return turn == 0 ? options_.kind : kinds[turn - 1];
   }
 
+  bool CanDraft(std::optional<Kind> kind) const {
+    return !subject_.make && (kind ? subject_.abilities.CanDraft(*kind)
+                                   : subject_.abilities.CanDraft());
+  }
   // Every second history of a backend that declares drafts has some.
   bool HasDrafts(std::uint64_t number, std::optional<Kind> kind) const {
-    if (options_.speculate) return true;
-    const bool may =
-        !subject_.make && (kind ? subject_.abilities.CanDraft(*kind)
-                                : subject_.abilities.CanDraft());
-    return may && Turn(number) == 1;
+    return options_.speculate || (CanDraft(kind) && Turn(number) == 1);
+  }
+  // So has every second one of its histories with prompts.
+  bool HasDraftsToo(std::uint64_t number, std::optional<Kind> kind) const {
+    return !options_.speculate && CanDraft(kind) && Turn(number / 2) == 0;
   }
   // Every second history of a backend that finds prefixes has prompts. At
   // identity it is compared with a twin, which finds none.

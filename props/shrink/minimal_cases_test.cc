@@ -1,12 +1,14 @@
-// Tests what the shrinker has besides its steps: the catalog of short
-// histories, and states that are rebuilt at once.
+// Tests the shrinker: the catalog of short histories, states that are rebuilt
+// at once, and steps.
 
 #include "props/shrink/minimal_cases.h"
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -411,6 +413,79 @@ TEST(Shrink, GivesOneLineOfCallsInAnyOrder) {
        "type 0 | read",
        8}};
   EXPECT_EQ(lines, want);
+}
+
+// Shrinks a history that fails if `wrong`.
+std::string ShrunkIf(const std::string& line,
+                     const std::function<bool(const History&)>& wrong) {
+  const Rerun rerun = [&](const History& history) -> std::optional<Failure> {
+    if (history.ops.empty() || !wrong(history)) return std::nullopt;
+    Failure failure = MakeFailure("subject: rows", "wrong");
+    failure.step = history.ops.size() - 1;
+    return failure;
+  };
+  return ToText(Shrink(*ParseHistory("kvt1 " + line), rerun));
+}
+
+TEST(Shrink, NarrowsWindowsAndChunks) {
+  EXPECT_EQ(ShrunkIf("kind=swa window=514 cells=4 | put 0*3",
+                     [](const History& history) {
+                       return history.setup.spec.window.value_or(0) > 40;
+                     }),
+            "kvt1 kind=swa window=41 cells=1 | ask 0@0");
+  EXPECT_EQ(ShrunkIf("kind=chunked chunk=50 cells=4 | put 0*3",
+                     [](const History& history) {
+                       return history.setup.spec.chunk > 12;
+                     }),
+            "kvt1 kind=chunked chunk=13 cells=1 | ask 0@0");
+}
+
+// A legal client takes the id of a sequence modulo max_sequences.
+TEST(Shrink, NamesSequencesBelowMaxSequences) {
+  EXPECT_EQ(ShrunkIf("seqs=4 cap=8 legal=1 | put 3*2 | put 7*1",
+                     [](const History& history) {
+                       const auto& ops = history.ops;
+                       if (history.setup.init.max_sequences != 4 ||
+                           ops.size() != 2 || ops[0].segments.empty() ||
+                           ops[1].segments.empty()) {
+                         return false;
+                       }
+                       return ops[0].segments[0].seq % 4 ==
+                              ops[1].segments[0].seq % 4;
+                     }),
+            "kvt1 seqs=4 cap=1 | put 0*1 | put 0*1");
+}
+
+// The failure is in the batch after which more than 64 cells are filled.
+TEST(Shrink, FillsCellsAtOnce) {
+  std::string line = "seqs=3 cap=80 batch=80 legal=1";
+  for (int i = 0; i < 23; ++i) {
+    line += " | put " + std::to_string(i % 3) + "*" + std::to_string(i % 5 + 1);
+  }
+  const auto crosses = [](const History& history) {
+    int tokens = 0;
+    int before = 0;
+    for (const Op& op : history.ops) {
+      before = tokens;
+      for (const Segment& segment : op.segments) tokens += segment.count;
+    }
+    return history.ops.size() > 1 && before > 0 && before <= 64 && tokens > 64;
+  };
+  const std::string shrunk = ShrunkIf(line, crosses);
+  EXPECT_EQ(ParseHistory(shrunk)->ops.size(), 2U) << shrunk;
+}
+
+TEST(Shrink, LeavesOutDraftsBelowTheCommittedDraft) {
+  EXPECT_EQ(ShrunkIf("cells=8 | put 0*3:-1,-1,-1 | commit 0:2 | put 0*1",
+                     [](const History& history) {
+                       if (history.ops.size() != 3) return false;
+                       const auto& drafts = history.ops[0].segments;
+                       const auto& path = history.ops[1].path;
+                       return drafts.size() == 1 && !path.empty() &&
+                              drafts[0].parents.size() > 1 &&
+                              path[0] + 1 == Size(drafts[0].parents);
+                     }),
+            "kvt1 cells=1 | put 0*1:-1,-1 | commit 0:1 | ask 0@0");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -144,17 +145,40 @@ bool CopiesHideTokens(const std::vector<Held>& cells) {
   });
 }
 
-}  // namespace
-
-std::optional<History> Rebuilt(const History& history, std::size_t kept) {
+// Returns a cache of the reference before the last `kept` operations; nullptr
+// if there are no others to rebuild.
+std::unique_ptr<Cache> CacheBefore(const History& history, std::size_t kept) {
   if (IsWrapper(history.setup.spec.kind) ||
       history.setup.spec.kind == Kind::kRecurrent ||
       history.ops.size() <= kept + 1) {
-    return std::nullopt;
+    return nullptr;
   }
   History before = history;
   before.ops.resize(history.ops.size() - kept);
-  const std::unique_ptr<Cache> cache = ReferenceAfter(before);
+  return ReferenceAfter(before);
+}
+
+// Returns the last `kept` operations.
+std::span<const Op> LastOps(const History& history, std::size_t kept) {
+  return std::span(history.ops).last(kept);
+}
+
+// Returns the tokens of these operations' batches; very many if a segment fills
+// what is free.
+std::int64_t TokensOf(std::span<const Op> ops) {
+  std::int64_t tokens = 0;
+  for (const Op& op : ops) {
+    for (const Segment& segment : op.segments) tokens += segment.count;
+  }
+  return tokens;
+}
+
+constexpr std::int64_t kMostTokens = 4096;
+
+}  // namespace
+
+std::optional<History> Rebuilt(const History& history, std::size_t kept) {
+  const std::unique_ptr<Cache> cache = CacheBefore(history, kept);
   if (cache == nullptr) return std::nullopt;
   const std::vector<Held> cells = HeldCells(*cache);
   if (cells.empty()) return std::nullopt;
@@ -174,19 +198,29 @@ std::optional<History> Rebuilt(const History& history, std::size_t kept) {
   SetCells(cache->CellCount(), rebuilt.setup);
   int& batch = rebuilt.setup.init.max_batch;
   batch = std::max(batch, cache->CellCount());
-  rebuilt.ops.insert(rebuilt.ops.end(),
-                     history.ops.end() - static_cast<std::ptrdiff_t>(kept),
-                     history.ops.end());
+  const auto last = LastOps(history, kept);
+  rebuilt.ops.insert(rebuilt.ops.end(), last.begin(), last.end());
   return rebuilt;
 }
 
+std::optional<History> Filled(const History& history, std::size_t kept) {
+  const std::unique_ptr<Cache> cache = CacheBefore(history, kept);
+  if (cache == nullptr) return std::nullopt;
+  const auto last = LastOps(history, kept);
+  const std::int64_t tokens = std::ssize(HeldCells(*cache));
+  const std::int64_t all = tokens + TokensOf(last);
+  if (tokens == 0 || all > kMostTokens) return std::nullopt;
+  Op put;
+  put.segments.emplace_back().count = AsInt(tokens);
+  History filled{.setup = history.setup, .ops = {put}};
+  SetCells(AsInt(all), filled.setup);
+  filled.ops.insert(filled.ops.end(), last.begin(), last.end());
+  return filled;
+}
+
 std::optional<History> PutAtOnce(const History& history) {
-  constexpr std::int64_t kMost = 4096;
-  std::int64_t tokens = 0;
-  for (const Op& op : history.ops) {
-    for (const Segment& segment : op.segments) tokens += segment.count;
-  }
-  if (tokens < 1 || tokens > kMost) return std::nullopt;
+  const std::int64_t tokens = TokensOf(history.ops);
+  if (tokens < 1 || tokens > kMostTokens) return std::nullopt;
   Op put;
   put.segments.emplace_back().count = AsInt(tokens);
   History rebuilt{.setup = history.setup, .ops = {put}};

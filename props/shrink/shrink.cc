@@ -1,10 +1,12 @@
 #include "props/shrink/shrink.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,23 +24,42 @@ namespace {
 
 using Move = std::function<void(History&)>;
 
-// Renames sequences in the order of their first use, from 0; `names` has names
-// that are already chosen.
-void RenameSequences(History& history, std::map<int, int> names = {}) {
-  const auto rename = [&](int& seq) {
-    seq = names.try_emplace(seq, Size(names)).first->second;
-  };
+// Calls change(sequence) for each sequence that an operation names.
+void ChangeSequences(History& history,
+                     const std::function<void(int&)>& change) {
   for (Op& op : history.ops) {
-    for (Segment& segment : op.segments) rename(segment.seq);
+    for (Segment& segment : op.segments) change(segment.seq);
     const bool one = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk ||
                      op.kind == OpKind::kShift ||
                      op.kind == OpKind::kSnapshot ||
                      op.kind == OpKind::kCommit || op.kind == OpKind::kPin ||
                      op.kind == OpKind::kFind;
     const bool two = op.kind == OpKind::kCopy || op.kind == OpKind::kAdd;
-    if (one || two) rename(op.seq);
-    if (two) rename(op.dst);
+    if (one || two) change(op.seq);
+    if (two) change(op.dst);
   }
+}
+
+// Renames sequences in the order of their first use, from 0; `names` has names
+// that are already chosen.
+void RenameSequences(History& history, std::map<int, int> names = {}) {
+  ChangeSequences(history, [&](int& seq) {
+    seq = names.try_emplace(seq, Size(names)).first->second;
+  });
+}
+
+// Names sequences as a client does whose ids are below max_sequences.
+void WrapSequences(History& history) {
+  const int sequences = history.setup.init.max_sequences;
+  if (sequences < 1) return;
+  ChangeSequences(history, [=](int& seq) { seq %= sequences; });
+}
+
+// Steps to a smaller number: half of it, or it less these.
+constexpr int kHalf = -1;
+constexpr std::array kLess = {kHalf, 32, 8, 1};
+int Smaller(int number, int less) {
+  return less == kHalf ? number / 2 : std::max(number - less, 0);
 }
 
 // Steps that may make a history plainer. Each step may also do nothing.
@@ -48,6 +69,10 @@ class MoveList {
   // joined.
   MoveList(const History& history, bool all) : all_(all) {
     moves_.emplace_back([](History& h) { RenameSequences(h); });
+    moves_.emplace_back([](History& h) {
+      WrapSequences(h);
+      RenameSequences(h);
+    });
     AddSetup();
     for (std::size_t i = 0; i < history.setup.spec.caches.size(); ++i) {
       AddPart(i);
@@ -126,6 +151,19 @@ class MoveList {
       });
       add([=](CacheSpec& spec) {
         if (spec.memory) spec.memory = spec.window.value_or(0) + reach;
+      });
+    }
+    for (const int less : kLess) {
+      add([=](CacheSpec& spec) {
+        const int before = spec.window.value_or(0);
+        if (spec.window) spec.window = Smaller(before, less);
+        if (spec.memory) *spec.memory -= before - spec.window.value_or(0);
+      });
+      add([=](CacheSpec& spec) {
+        if (spec.memory) spec.memory = Smaller(*spec.memory, less);
+      });
+      add([=](CacheSpec& spec) {
+        if (spec.chunk > 0) spec.chunk = std::max(Smaller(spec.chunk, less), 1);
       });
     }
     for (const int number : {0, 1, 2, 3}) {
@@ -334,6 +372,18 @@ class MoveList {
       parents([](auto& list) {
         if (list.size() > 1) list.pop_back();
       });
+      // The last draft goes, and commits take the draft before it instead.
+      moves_.emplace_back([i, s](History& h) {
+        if (i >= h.ops.size() || s >= h.ops[i].segments.size()) return;
+        auto& list = h.ops[i].segments[s].parents;
+        if (list.size() < 2) return;
+        list.pop_back();
+        for (Op& commit : std::span(h.ops).subspan(i + 1)) {
+          for (int& draft : commit.path) {
+            draft = std::min(draft, Size(list) - 1);
+          }
+        }
+      });
       for (std::size_t at = 0; at < op.segments[s].parents.size(); ++at) {
         for (const int parent : {kCommitted, 0, 1}) {
           parents([=](auto& list) {
@@ -359,7 +409,11 @@ class MoveList {
     segments.insert(segments.end(), next->segments.begin(),
                     next->segments.end());
     h.ops.erase(next);
-    h.setup.init.max_batch = std::max(h.setup.init.max_batch, 8);
+    int joined = 8;
+    for (const Segment& one : h.ops[i].segments) {
+      if (one.count <= Segment::kMost) joined += one.count;
+    }
+    h.setup.init.max_batch = std::max(h.setup.init.max_batch, joined);
   }
 
   void AddArguments(std::size_t i, const Op& op) {
@@ -389,11 +443,9 @@ class MoveList {
   // Adds steps that shorten a range of sequences.
   template <class Find>
   void AddMore(std::size_t i, const Find& find) {
-    for (const int less : {-1, 32, 8, 1}) {  // -1 halves it.
+    for (const int less : kLess) {
       Ops(i, [find, less](Op& o) {
-        int* more = find(o);
-        if (more == nullptr) return;
-        *more = less < 0 ? *more / 2 : std::max(*more - less, 0);
+        if (int* more = find(o)) *more = Smaller(*more, less);
       });
     }
   }
@@ -401,11 +453,9 @@ class MoveList {
   // Adds steps to lower indices.
   void AddExcept(std::size_t i, const Op& op) {
     if (std::ranges::all_of(op.except, [](int at) { return at < 2; })) return;
-    for (const int less : {-1, 32, 8, 1}) {
+    for (const int less : kLess) {
       Ops(i, [less](Op& o) {
-        for (int& index : o.except) {
-          index = less < 0 ? index / 2 : std::max(index - less, 0);
-        }
+        for (int& index : o.except) index = Smaller(index, less);
       });
     }
   }
@@ -613,6 +663,7 @@ class CacheDomain {
     std::vector<History> ways;
     for (std::size_t kept = 1; kept <= most_kept; ++kept) {
       if (auto way = Rebuilt(history, kept)) ways.push_back(*std::move(way));
+      if (auto way = Filled(history, kept)) ways.push_back(*std::move(way));
     }
     if (auto way = PutAtOnce(history)) ways.push_back(*std::move(way));
     return ways;
