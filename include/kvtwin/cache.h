@@ -124,8 +124,8 @@ struct InitArgs {
 
 // The tokens of one forward pass. Entry i of each list is for token i.
 struct Batch {
-  std::span<const std::int32_t> positions;  // >= 0, in any order.
-  std::span<const int> sequences;           // >= 0, as many as positions.
+  std::span<const std::int32_t> positions = {};  // >= 0, in any order.
+  std::span<const int> sequences = {};           // >= 0, as many as positions.
   // Indices of the tokens that carry an image or sound (encoder caches).
   std::span<const int> multimodal = {};
   // Speculative decoding (docs/speculation.md): empty, or as many as positions.
@@ -140,11 +140,11 @@ struct Batch {
 // The tensors that attention reads. They are not copies: they point into the
 // cache.
 struct KvView {
-  TensorView key;      // [k_head_dim, kv_heads, cells]
-  TensorView value;    // [v_head_dim, kv_heads, cells], or as VLayout says.
-  TensorView mask;     // [cells, rows]: 0 may attend, -inf may not; in a mask
-                       // of bits, 1 may attend. Column 0 is first_cell.
-                       // There may be gaps between rows: see stride[1].
+  TensorView key = {};    // [k_head_dim, kv_heads, cells]
+  TensorView value = {};  // [v_head_dim, kv_heads, cells], or as VLayout says.
+  // [cells, rows]: 0 may attend, -inf may not; in a mask of bits, 1 may attend.
+  // Column 0 is first_cell. There may be gaps between rows: see stride[1].
+  TensorView mask = {};
   int first_cell = 0;  // The cell of the views' first column.
   // Where the tensors lie. On a device they are ready for work on this stream,
   // a cudaStream_t, or work ordered after it; see kvtwin/cuda.h.

@@ -83,24 +83,24 @@ struct PrefixKey {
 
 // The rows of a sequence that are in one block.
 struct PagedView {
-  TensorView key;    // [k_head_dim, kv_heads, length]; packed: [k_head_dim,
-                     // length, kv_heads].
-  TensorView value;  // The same with v_head_dim.
-  int start = 0;     // Position of the first row.
-  int length = 0;    // Number of rows.
-  int block = 0;     // The number of the block.
+  // [k_head_dim, kv_heads, length]; packed: [k_head_dim, length, kv_heads].
+  TensorView key = {};
+  TensorView value = {};  // The same with v_head_dim.
+  int start = 0;          // Position of the first row.
+  int length = 0;         // Number of rows.
+  int block = 0;          // The number of the block.
 };
 
 // The rows that Append stored.
 struct PagedAppend {
-  int start = 0;                 // Position of the first row.
-  std::vector<PagedView> views;  // The appended rows.
+  int start = 0;                      // Position of the first row.
+  std::vector<PagedView> views = {};  // The appended rows.
 };
 
 // K and V of tokens that lie one after another, or of all blocks of a layer.
 struct PagedKv {
-  TensorView key;    // [k_head_dim, kv_heads, kv_len], or see Blocks.
-  TensorView value;  // The same with v_head_dim.
+  TensorView key = {};    // [k_head_dim, kv_heads, kv_len], or see Blocks.
+  TensorView value = {};  // The same with v_head_dim.
 };
 
 // Numbers of blocks; the first three add up to all blocks of the pool.
@@ -115,17 +115,17 @@ struct PagedUsage {
 // Sequence i has the blocks indices[j] with indptr[i] <= j < indptr[i + 1]. Its
 // last block has last_page_len[i] tokens; 0 if the sequence has no block.
 struct PagedCsr {
-  std::vector<std::int32_t> indptr;         // [sequences + 1]
-  std::vector<std::int32_t> indices;        // Numbers of blocks.
-  std::vector<std::int32_t> last_page_len;  // [sequences], in tokens.
+  std::vector<std::int32_t> indptr = {};         // [sequences + 1]
+  std::vector<std::int32_t> indices = {};        // Numbers of blocks.
+  std::vector<std::int32_t> last_page_len = {};  // [sequences], in tokens.
   bool operator==(const PagedCsr&) const = default;
 };
 
 // Row i has the blocks of sequence i, padded with -1 to `columns` entries.
 struct PagedTable {
-  int columns = 0;                     // Blocks of the longest sequence.
-  std::vector<std::int32_t> blocks;    // [columns, sequences]
-  std::vector<std::int32_t> seq_lens;  // [sequences], in tokens.
+  int columns = 0;                          // Blocks of the longest sequence.
+  std::vector<std::int32_t> blocks = {};    // [columns, sequences]
+  std::vector<std::int32_t> seq_lens = {};  // [sequences], in tokens.
   bool operator==(const PagedTable&) const = default;
 };
 

@@ -93,11 +93,11 @@ class Sampler {
 
 // Where conversations are parked, and for which model.
 struct ParkingSpec {
-  std::string folder;  // Is made if it is missing.
+  std::string folder = {};  // Is made if it is missing.
   // Everything that the rows depend on beside the tokens and their dtype, such
   // as the file of the weights and its time, in UTF-8. Files of other models
   // are left alone.
-  std::string model;
+  std::string model = {};
   DType rows = DType::kF32;          // The dtype of the cache.
   std::optional<DType> v_rows = {};  // That of its V rows. Unset: the same.
   int limit = 64;                    // Conversations of this model, at most.
@@ -177,7 +177,7 @@ Result<std::unique_ptr<ParkingLot>> MakeParkingLot(const ParkingSpec& spec);
 
 // How a service answers.
 struct ServiceSpec {
-  SessionsSpec sessions;  // The sizes.
+  SessionsSpec sessions = {};  // The sizes.
   // Requests that may wait beside those that have a slot; 0: no limit.
   int queue = 1024;
   bool share = true;  // Reuse stored prefixes, of other requests as well.
@@ -201,20 +201,21 @@ struct ServiceModel {
   // Computes a batch, for which StartForward was called, and puts its rows into
   // the cache. Returns the logits after its outputs, one after another; they
   // are read until the next call.
-  std::function<std::span<const float>(Cache&, const SessionBatch&)> forward;
+  std::function<std::span<const float>(Cache&, const SessionBatch&)> forward =
+      {};
   // Returns the bytes of a token.
-  std::function<std::string(std::int32_t token)> bytes;
+  std::function<std::string(std::int32_t token)> bytes = {};
   std::int32_t end = -1;  // The token that ends an answer.
 };
 
 // A question to a service.
 struct ServiceRequest {
-  std::vector<SessionInput> prompt;  // Not empty.
+  std::vector<SessionInput> prompt = {};  // Not empty.
   std::int64_t limit = 0;  // Tokens of the answer, at most; 0: no limit.
-  std::vector<std::string> stops;  // Strings before which the answer ends.
+  std::vector<std::string> stops = {};  // Strings before which the answer ends.
   // Draws a token from its logits. Called by the service's thread. A negative
   // token or an exception ends this answer with Finish::kError.
-  std::function<std::int32_t(std::span<const float> logits)> sample;
+  std::function<std::int32_t(std::span<const float> logits)> sample = {};
 };
 
 // Why an answer has ended, if it has.
@@ -228,7 +229,7 @@ enum class Finish {
 
 // The next part of an answer.
 struct AnswerPart {
-  std::string text;               // In whole characters, except at the end.
+  std::string text = {};          // In whole characters, except at the end.
   Finish finish = Finish::kNone;  // Whether this part is the last.
   std::int64_t tokens = 0;        // Tokens of the whole answer so far.
   int reused = 0;                 // Tokens of the prompt that were stored.

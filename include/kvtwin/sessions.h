@@ -111,12 +111,12 @@ enum class Ending {
 struct SessionBatch {
   // The inputs of the model, their positions, their sequences in the cache, and
   // the requests that they belong to.
-  std::span<const SessionInput> inputs;
-  std::span<const std::int32_t> positions;
-  std::span<const int> sequences;
-  std::span<const int> requests;
+  std::span<const SessionInput> inputs = {};
+  std::span<const std::int32_t> positions = {};
+  std::span<const int> sequences = {};
+  std::span<const int> requests = {};
   // Indices of the tokens after which a token is to be sampled.
-  std::span<const int> outputs;
+  std::span<const int> outputs = {};
 };
 
 // A request, as far as it is answered.
@@ -138,7 +138,7 @@ struct SlotInfo {
   int request = -1;  // -1: free.
   // The inputs that the sequence is known to hold, by position. The last may
   // be kUnknownToken.
-  std::span<const SessionInput> record;
+  std::span<const SessionInput> record = {};
   // A prompt may reuse this many of them: those after a context shift have seen
   // tokens that are gone.
   int reusable = 0;

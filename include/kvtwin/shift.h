@@ -55,8 +55,8 @@ using ShiftFn =
 // The shift function of a cache.
 struct Shift {
   ShiftKind kind = ShiftKind::kNone;  // Which function.
-  Rope rope;                          // For kRope.
-  ShiftFn fn;                         // For kCustom.
+  Rope rope = {};                     // For kRope.
+  ShiftFn fn = {};                    // For kCustom.
 };
 
 }  // namespace kvtwin

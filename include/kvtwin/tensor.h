@@ -135,9 +135,9 @@ constexpr std::size_t DenseBytes(DType dtype, const Shape& shape) {
 
 // A dense tensor that owns its elements.
 struct DenseTensor {
-  DType dtype = DType::kF32;     // The type of the elements.
-  Shape shape = {1, 1, 1, 1};    // Elements of each dimension.
-  std::vector<std::byte> bytes;  // DenseBytes(dtype, shape) of them.
+  DType dtype = DType::kF32;          // The type of the elements.
+  Shape shape = {1, 1, 1, 1};         // Elements of each dimension.
+  std::vector<std::byte> bytes = {};  // DenseBytes(dtype, shape) of them.
 
   // The elements. Valid until `bytes` changes.
   TensorView view() const { return DenseView(bytes.data(), dtype, shape); }

@@ -4,13 +4,70 @@
 #include <complex>
 
 #include "core/shift_row.h"
+#include "kvtwin/attention.h"
 #include "kvtwin/legacy.h"
+#include "kvtwin/paged.h"
+#include "kvtwin/serving.h"
+#include "kvtwin/sessions.h"
+#include "kvtwin/state.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
 namespace {
 
 using Floats = std::vector<float>;
+
+// An initializer that names one member of a public struct gets no warning about
+// the other members: with -Wextra, g++ warns about a member without a default.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wmissing-field-initializers"
+template <typename... Structs>
+constexpr void Use(const Structs&... /*structs*/) {}
+#define KVTWIN_NAME_ONE_MEMBER(type, first, last) \
+  Use(type{.first = {}}, type{.last = {}})
+
+[[maybe_unused]] void NameOneMember() {
+  KVTWIN_NAME_ONE_MEMBER(AttentionOptions, scale, bf16_products);
+  KVTWIN_NAME_ONE_MEMBER(AttentionOut, out, log_sum_exp);
+  KVTWIN_NAME_ONE_MEMBER(AttentionPart, out, log_sum_exp);
+  KVTWIN_NAME_ONE_MEMBER(AttentionTable, blocks, window);
+  KVTWIN_NAME_ONE_MEMBER(AnswerPart, text, status);
+  KVTWIN_NAME_ONE_MEMBER(Batch, positions, parents);
+  KVTWIN_NAME_ONE_MEMBER(CacheConfig, cache_padding, v_dtype);
+  KVTWIN_NAME_ONE_MEMBER(CacheSpec, kind, caches);
+  KVTWIN_NAME_ONE_MEMBER(CacheState, cells, caches);
+  KVTWIN_NAME_ONE_MEMBER(CellEntry, cell, sequence);
+  KVTWIN_NAME_ONE_MEMBER(CellGauges, cells, memberships);
+  KVTWIN_NAME_ONE_MEMBER(DenseTensor, dtype, bytes);
+  KVTWIN_NAME_ONE_MEMBER(InitArgs, dtype, max_batch);
+  KVTWIN_NAME_ONE_MEMBER(KvRows, key, value);
+  KVTWIN_NAME_ONE_MEMBER(KvView, key, stream);
+  KVTWIN_NAME_ONE_MEMBER(PagedAppend, start, views);
+  KVTWIN_NAME_ONE_MEMBER(PagedCsr, indptr, last_page_len);
+  KVTWIN_NAME_ONE_MEMBER(PagedKv, key, value);
+  KVTWIN_NAME_ONE_MEMBER(PagedSpec, block_size, groups);
+  KVTWIN_NAME_ONE_MEMBER(PagedTable, columns, seq_lens);
+  KVTWIN_NAME_ONE_MEMBER(PagedUsage, free, shared);
+  KVTWIN_NAME_ONE_MEMBER(PagedView, key, block);
+  KVTWIN_NAME_ONE_MEMBER(ParkingGauges, parked, failed);
+  KVTWIN_NAME_ONE_MEMBER(ParkingSpec, folder, limit);
+  KVTWIN_NAME_ONE_MEMBER(PrefixKey, salt, media);
+  KVTWIN_NAME_ONE_MEMBER(PrefixMedia, position, hash);
+  KVTWIN_NAME_ONE_MEMBER(RequestInfo, slot, missed);
+  KVTWIN_NAME_ONE_MEMBER(RequestOptions, keep, truncate);
+  KVTWIN_NAME_ONE_MEMBER(Rope, pairing, dims);
+  KVTWIN_NAME_ONE_MEMBER(ServiceModel, forward, end);
+  KVTWIN_NAME_ONE_MEMBER(ServiceRequest, prompt, sample);
+  KVTWIN_NAME_ONE_MEMBER(ServiceSpec, sessions, log);
+  KVTWIN_NAME_ONE_MEMBER(SessionBatch, inputs, outputs);
+  KVTWIN_NAME_ONE_MEMBER(SessionGauges, waiting, refusals);
+  KVTWIN_NAME_ONE_MEMBER(SessionInput, token, same_batch);
+  KVTWIN_NAME_ONE_MEMBER(SessionsSpec, slots, ahead);
+  KVTWIN_NAME_ONE_MEMBER(Shift, kind, fn);
+  KVTWIN_NAME_ONE_MEMBER(SlotInfo, request, reusable);
+  KVTWIN_NAME_ONE_MEMBER(TensorView, data, stride);
+}
+#pragma GCC diagnostic pop
 
 CacheSpec Spec(Kind kind, std::optional<std::int32_t> window = std::nullopt,
                std::optional<std::int32_t> memory = std::nullopt) {
