@@ -848,7 +848,7 @@ kvtwin_command_test(backend_pool_without_groups EXIT 2 BACKEND c_pool
   ARGS fuzz --kind groups --ops 100)
 # c_pool has only f32: histories that it refuses are not counted.
 kvtwin_command_test(backend_pool_is_judged EXIT 0 BACKEND c_pool
-  PRINTS "[1-9][0-9]* truncations, [1-9][0-9]* appends refused, 1 pairs of dtypes; [1-9][0-9]* more histories skipped"
+  PRINTS "[1-9][0-9]* truncations, [1-9][0-9]* appends refused, 1 pair of dtypes; [1-9][0-9]* more histories skipped"
   ARGS fuzz --kind paged --ops 5000)
 kvtwin_command_test(backend_pool_is_not_made EXIT 2 BACKEND c_pool
   PRINTS "the init of c_pool refuses such a pool: 'kvp1 .*dtype=f16'"

@@ -11,8 +11,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "optimized/targets.h"
+#include "props/base/counted.h"
 #include "props/base/crash.h"
 #include "props/base/interrupt.h"
 #include "props/command/backend_command.h"
@@ -305,8 +307,9 @@ std::string CountsLine(const Subject& subject, const PagedFuzzResult& result,
     line += fmt::format("{} copied on write, {} evicted, ", counts.copied,
                         counts.evicted);
   }
-  line += fmt::format("{} truncations, {} appends refused, {} pairs of dtypes",
-                      counts.truncated, counts.full, counts.dtypes.size());
+  line += fmt::format(
+      "{}, {} refused, {} of dtypes", Counted(counts.truncated, "truncation"),
+      Counted(counts.full, "append"), Counted(Size(counts.dtypes), "pair"));
   if (counts.not_made > 0) {
     line += fmt::format(
         "; {} more histories skipped, whose pools it does not support",
