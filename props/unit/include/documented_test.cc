@@ -142,8 +142,8 @@ TEST(Documented, Serving) {
   Status status = cache.Init(InitOf(spec, DType::kF16));
   auto sessions = *MakeSessions(cache, spec);
 
-  const auto request = sessions->Submit(prompt, {.keep = 4, .limit = 500});
-  while (status.ok() && request.ok()) {
+  const auto submitted = sessions->Submit(prompt, {.keep = 4, .limit = 500});
+  while (status.ok() && submitted.ok()) {
     const SessionBatch batch = *sessions->NextBatch();  // Calls StartForward.
     if (batch.inputs.empty()) break;
     const Logits logits = model.Run(cache, batch);  // Put, Get and attention.

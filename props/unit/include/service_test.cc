@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/index.h"
+#include "kvtwin/paged.h"
 #include "kvtwin/rows.h"
 #include "kvtwin/serving.h"
 #include "props/base/scratch_folder.h"
@@ -184,6 +185,55 @@ TEST(Service, AnswersRequestsTogether) {
   }
   EXPECT_EQ(Metric(letters.service(), "requests_total"), 20);
   EXPECT_EQ(Metric(letters.service(), "answer_tokens_total"), 180);
+}
+
+TEST(Service, AnswersOverThePoolsSlots) {
+  const ServiceSpec spec = SpecOf(2);
+  const auto pool =
+      *MakePagedPool({.block_size = 4,
+                      .blocks = static_cast<int>(BlocksFor(spec.sessions, 4)),
+                      .max_seq_len = spec.sessions.context,
+                      .dtype = DType::kF32});
+  const auto slots = *MakePoolSlots(*pool, spec.sessions);
+  std::vector<float> logits;
+  const auto forward = [&](Cache& cache, const SessionBatch& batch) {
+    std::vector<float> rows;
+    for (const SessionInput& input : batch.inputs) {
+      rows.push_back(static_cast<float>(input.token));
+    }
+    const TensorView put =
+        DenseView(rows.data(), DType::kF32, {1, 1, std::ssize(rows), 1});
+    EXPECT_TRUE(cache.SetLayer(0).ok());
+    EXPECT_TRUE(cache.Put(put, put).ok());
+    logits.assign(AsSize(Size(batch.outputs) * (kLetters + 1)), 0);
+    for (int i = 0; i < Size(batch.outputs); ++i) {
+      const int token = At(batch.outputs, i);
+      const int sequence = *slots->Sequence(At(batch.sequences, token));
+      float sum = 1;
+      for (const PagedView& view : *pool->Views(sequence, 0)) {
+        for (int row = 0; row < view.length; ++row) {
+          if (view.start + row > At(batch.positions, token)) break;
+          sum += ElementOf<float>(view.value, 0, 0, row);
+        }
+      }
+      At(logits, i * (kLetters + 1) + static_cast<int>(sum) % kLetters) = 1;
+    }
+    return std::span<const float>(logits);
+  };
+  const auto service =
+      *MakeService(*slots, spec,
+                   {.forward = forward,
+                    .bytes =
+                        [](int token) {
+                          return std::string(1, static_cast<char>('a' + token));
+                        },
+                    .end = kEnd});
+
+  for (const std::string prompt : {"hello", "helloabc", "helloxyz"}) {
+    const AnswerPart part = WholeOf(*service, RequestOf(prompt, 9));
+    EXPECT_EQ(part.text, ExpectedText(prompt, 9));
+    EXPECT_EQ(part.reused, prompt == "hello" ? 0 : 5);
+  }
 }
 
 TEST(Service, StreamsTheText) {
