@@ -70,8 +70,11 @@ const (
 
 type Cache struct {
 	// "causal" (default), "swa", "swa_mem", "chunked", "encoder" or "recurrent".
-	Type   string
-	Window int // For swa and swa_mem. Negative: not recorded.
+	Type string
+	// For swa and swa_mem: how many positions before its own a token sees. An
+	// engine whose window of n includes the token records n - 1. Negative: not
+	// recorded.
+	Window int
 	Memory int // For swa_mem. Negative: not recorded.
 	Chunk  int // For chunked. Negative: not recorded.
 	// "none" (default), "identity", "add", "tag_add" or "rope".

@@ -66,7 +66,10 @@ typedef struct kvrec_cache {
   /* "causal" (default), "swa", "swa_mem", "chunked", "encoder" or "recurrent".
    */
   const char* type;
-  int32_t window; /* For swa and swa_mem. Negative: not recorded. */
+  /* For swa and swa_mem: how many positions before its own a token sees. An
+   * engine whose window of n includes the token records n - 1. Negative: not
+   * recorded. */
+  int32_t window;
   int32_t memory; /* For swa_mem. Negative: not recorded. */
   int32_t chunk;  /* For chunked. Negative: not recorded. */
   /* "none" (default), "identity", "add", "tag_add" or "rope". */

@@ -69,7 +69,9 @@ pub struct Cache<'a> {
     /// "causal", "swa", "swa_mem", "chunked", "encoder" or "recurrent"; default
     /// "causal".
     pub kind: &'a str,
-    /// For swa and swa_mem. A negative window, memory or chunk is left out.
+    /// For swa and swa_mem: how many positions before its own a token sees. An
+    /// engine whose window of n includes the token records n - 1. A negative
+    /// window, memory or chunk is left out.
     pub window: i32,
     /// For swa_mem.
     pub memory: i32,
