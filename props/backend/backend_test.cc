@@ -10,15 +10,21 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <csignal>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "props/backend/c_conversions.h"
+#include "props/backend/host_child.h"
+#include "props/backend/host_process.h"
 #include "props/backend/ledger_backend.h"
 #include "props/backend/live.h"
+#include "props/base/scratch_folder.h"
 #include "props/compare/runner.h"
 #include "props/history/generate.h"
 #include "props/history/knobs.h"
@@ -492,6 +498,39 @@ TEST(Backend, MasksOfTheNumericLevelHideOrAllow) {
   EXPECT_EQ(wrong(-1, 0), "");
   EXPECT_EQ(wrong(0, 0.5F), "the mask is neither 0 nor -inf");
   EXPECT_EQ(wrong(1, 0), "a padding row sees something");
+}
+
+// Returns how a process ends that runs this script of bash in place of
+// kvtwin-host, and is asked something of so many bytes. All its calls together
+// may take 0.3 seconds, one call a minute.
+std::string EndOfHost(const std::string& script, std::size_t bytes) {
+  const ScratchFolder folder("host");
+  const HostOptions options = {.library = folder.File("host.sh"),
+                               .call_seconds = 60};
+  std::ofstream(options.library) << "echo '{}' >&4\n" << script;
+  setenv("KVTWIN_HOST", "/bin/bash", /*replace=*/1);
+  HostProcess process(options);
+  unsetenv("KVTWIN_HOST");
+  if (!process.Answer(60)) return process.died().text;
+  const bool answered =
+      process.Ask({{"history", std::string(bytes, 'x')}}, 0.3) &&
+      process.Answer(60);
+  return answered ? "it answers" : process.died().text;
+}
+
+TEST(Host, NoProcessRenewsItsOwnTime) {
+  const std::string late =
+      "the backend was running when all calls together had taken 0.3 seconds";
+  // Writes to HostState::calls that another call begins, over and over.
+  EXPECT_EQ(EndOfHost("for ((i = 16; i < 256; ++i)); do\n"
+                      "  printf '\\0\\0\\0\\0\\0\\0\\0\\0\\x'$(printf %x $i) "
+                      "1<>/dev/fd/5\n"
+                      "  sleep 0.01\n"
+                      "done",
+                      1),
+            late);
+  // Does not read a question that is longer than a pipe holds.
+  EXPECT_EQ(EndOfHost("sleep 2", std::size_t{1} << 20), late);
 }
 
 }  // namespace

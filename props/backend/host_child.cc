@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -138,15 +139,21 @@ std::vector<Step> HostProcess::PoolSteps() const {
   return steps;
 }
 
-bool HostProcess::Ask(const Json& json) {
+bool HostProcess::Ask(const Json& json, double seconds) {
   Drain();
   output_.clear();
   state_->step = -1;
   state_->listed = 0;
-  BeginToWait();
+  BeginToWait(seconds);
   const std::string line = json.dump() + "\n";
   for (std::size_t at = 0; at < line.size();) {
     const ssize_t wrote = write(asked_, line.data() + at, line.size() - at);
+    if (wrote < 0 && errno == EAGAIN) {  // The process does not read.
+      pollfd wait = {.fd = asked_, .events = POLLOUT, .revents = 0};
+      poll(&wait, 1, kLookEvery);
+      if (KilledForHang(options_.call_seconds)) return false;
+      continue;
+    }
     if (wrote <= 0) {
       Ended(options_.call_seconds);
       return false;
@@ -156,19 +163,32 @@ bool HostProcess::Ask(const Json& json) {
   return true;
 }
 
-void HostProcess::BeginToWait() {
+void HostProcess::BeginToWait(double seconds) {
+  seconds_ = seconds;
   calls_ = state_->calls;
-  since_ = Now();
+  asked_at_ = since_ = Now();
   answered_ = 0;
 }
 
-bool HostProcess::IsLate(double call_seconds) {
+// The backend may write to the number of calls, so that it renews the time of a
+// call; the time of the whole answer is renewed by nothing.
+bool HostProcess::KilledForHang(double call_seconds) {
   const double now = Now();
-  if (state_->calls != calls_) {
-    calls_ = state_->calls;
+  const std::int64_t calls = state_->calls;
+  if (calls > calls_) {
+    calls_ = calls;
     since_ = now;
   }
-  return now - since_ > call_seconds;
+  if (now - since_ > call_seconds) {
+    Kill("backend: hang",
+         fmt::format("did not return in {:g} seconds", call_seconds));
+  } else if (now - asked_at_ > seconds_) {
+    Kill("backend: hang",
+         fmt::format("was running when all calls together had taken {:g} "
+                     "seconds",
+                     seconds_));
+  }
+  return !alive();
 }
 
 std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
@@ -185,7 +205,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
       // Only the calls of a backend renew the time for lines of steps.
       if (!said || !said->contains("step")) return said;
       if (answered_ > kAnswersMax) return KillForLength();
-      if (IsLate(call_seconds)) return KillForHang(call_seconds);
+      if (KilledForHang(call_seconds)) return std::nullopt;
       return said;
     }
     seen = read_.size();
@@ -213,7 +233,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
       Ended(call_seconds);
       return std::nullopt;
     }
-    if (IsLate(call_seconds)) return KillForHang(call_seconds);
+    if (KilledForHang(call_seconds)) return std::nullopt;
   }
 }
 
@@ -225,6 +245,7 @@ void HostProcess::Start() {
   asked_ = asked[1];
   answers_ = answers[0];
   printed_ = printed[0];
+  fcntl(asked_, F_SETFL, O_NONBLOCK);
   fcntl(printed_, F_SETFL, O_NONBLOCK);
   void* memory = MAP_FAILED;
   if (ftruncate(shared, sizeof(HostState)) == 0) {
@@ -237,7 +258,7 @@ void HostProcess::Start() {
   }
   state_ = static_cast<HostState*>(memory);
   state_->function = -1;
-  BeginToWait();
+  BeginToWait(options_.SecondsOf(/*operations=*/0));
   state_->memory_bytes = options_.memory_bytes;
   const int failed = Spawn(asked[0], answers[1], printed[1], shared);
   for (const int file : {asked[0], answers[1], printed[1], shared}) {
@@ -299,11 +320,6 @@ std::optional<HostProcess::Json> HostProcess::Kill(CheckName check,
   End();
   Died(check, where + " " + what);
   return std::nullopt;
-}
-
-std::optional<HostProcess::Json> HostProcess::KillForHang(double call_seconds) {
-  return Kill("backend: hang",
-              fmt::format("did not return in {:g} seconds", call_seconds));
 }
 
 std::optional<HostProcess::Json> HostProcess::KillForLength() {

@@ -46,7 +46,9 @@ class HostProcess {
   // Returns the calls to a pool, up to the last one.
   std::vector<Step> PoolSteps() const;
 
-  bool Ask(const Json& json);
+  // The process is killed if it has not answered in `seconds`, whatever it
+  // tells about its calls.
+  bool Ask(const Json& json, double seconds);
   // Returns the next line; nothing if the process died or was killed. It is
   // killed if no call begins for `call_seconds`, even while lines come.
   std::optional<Json> Answer(double call_seconds);
@@ -61,10 +63,10 @@ class HostProcess {
   int End();
   void Ended(double call_seconds);
   bool HasEnded() const;
-  void BeginToWait();
-  bool IsLate(double call_seconds);
+  void BeginToWait(double seconds);
+  // Kills the process if a call, or all calls together, take too long.
+  bool KilledForHang(double call_seconds);
   std::optional<Json> Kill(CheckName check, const std::string& what);
-  std::optional<Json> KillForHang(double call_seconds);
   std::optional<Json> KillForLength();
   std::optional<Json> KillForMemory();
   std::optional<Json> KillForProcesses();
@@ -86,7 +88,9 @@ class HostProcess {
   std::string read_;
   std::string output_;
   std::int64_t data_at_first_ = 0;
-  std::int64_t calls_ = 0;  // The calls that IsLate has seen begin.
+  double asked_at_ = 0;     // When the question was asked.
+  double seconds_ = 0;      // The limit of the whole answer.
+  std::int64_t calls_ = 0;  // The calls that KilledForHang has seen begin.
   double since_ = 0;        // When the last of them was seen, or the question.
   std::size_t answered_ = 0;  // Bytes of the answer so far.
   Failure died_;

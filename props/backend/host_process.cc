@@ -20,6 +20,7 @@
 #include "props/backend/host/host.h"
 #include "props/backend/host_child.h"
 #include "props/base/program.h"
+#include "props/search/explore_step.h"
 
 namespace kvtwin::props {
 namespace {
@@ -393,10 +394,14 @@ Result<PoolInfo> Host::DescribePool() {
   });
 }
 
-std::optional<Json> Host::AskOnce(const Json& asked, bool known_to_hang,
+std::optional<Json> Host::AskOnce(const Json& asked, std::size_t operations,
+                                  bool known_to_hang,
                                   std::unique_ptr<HostProcess>& process) {
   process = Take();
-  if (!process->alive() || !process->Ask(asked)) return std::nullopt;
+  if (!process->alive() ||
+      !process->Ask(asked, options_.SecondsOf(operations))) {
+    return std::nullopt;
+  }
   std::optional<Json> said = process->Answer(Patience(known_to_hang));
   if (said && said->contains("error")) {  // The host itself failed.
     throw std::logic_error("kvtwin-host cannot read what kvtwin asks: " +
@@ -414,11 +419,12 @@ LawResult Host::Judge(const Law& law, const History& history, Level level,
                       bool known_to_hang) {
   std::unique_ptr<HostProcess> process;
   try {
-    const std::optional<Json> said = AskOnce({{"law", law.name},
-                                              {"history", ToText(history)},
-                                              {"level", level},
-                                              {"profile", options_.profile}},
-                                             known_to_hang, process);
+    const std::optional<Json> said =
+        AskOnce({{"law", law.name},
+                 {"history", ToText(history)},
+                 {"level", level},
+                 {"profile", options_.profile}},
+                history.ops.size(), known_to_hang, process);
     if (!said) return {.judged = 1, .failure = process->died()};
     LawResult result = {.judged = CountAt(*said, "judged")};
     if (said->contains("failure")) {
@@ -459,6 +465,7 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
                                               {"names", way.names},
                                               {"level", Level::kIdentity},
                                               {"profile", options_.profile}},
+                                             AllSteps(size).size(),
                                              /*known_to_hang=*/false, process);
     if (!said) return ended(process->died());
     Expansion expansion = ExpansionFromJson(*said);
@@ -477,7 +484,7 @@ RunResult Host::AskPool(const PagedHistory& history, Level level,
   Json asked = {{"pool", ToText(history)}, {"level", level}};
   if (law != nullptr) asked["law"] = law->name;
   const std::optional<Json> said =
-      AskOnce(asked, options.known_to_hang, process);
+      AskOnce(asked, history.ops.size(), options.known_to_hang, process);
   RunResult result = {.ran = true};
   if (!said) {
     result.failure = process->died();
@@ -553,14 +560,16 @@ RunResult Host::Ask(const History& history, Level level,
   };
   const std::vector<int> values =
       rules == nullptr ? std::vector<int>() : ValuesOf(*rules);
-  if (!process->alive() || !process->Ask({{"history", ToText(history)},
-                                          {"level", level},
-                                          {"with_trace", trace != nullptr},
-                                          {"page", page != nullptr},
-                                          {"arguments", arguments},
-                                          {"profile", options_.profile},
-                                          {"program", Program()},
-                                          {"rules", values}})) {
+  if (!process->alive() ||
+      !process->Ask({{"history", ToText(history)},
+                     {"level", level},
+                     {"with_trace", trace != nullptr},
+                     {"page", page != nullptr},
+                     {"arguments", arguments},
+                     {"profile", options_.profile},
+                     {"program", Program()},
+                     {"rules", values}},
+                    options_.SecondsOf(history.ops.size()))) {
     return died();
   }
   for (;;) {

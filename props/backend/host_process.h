@@ -54,6 +54,12 @@ struct HostOptions {
   double shrink_seconds = 60;  // Time to shrink one failure.
   // Limit for memory beyond the size of a new process.
   std::int64_t memory_bytes = std::int64_t{1} << 30;
+
+  // Returns the limit for all calls of a history together: a backend whose
+  // calls take `call_seconds` for each operation is within it.
+  double SecondsOf(std::size_t operations) const {
+    return call_seconds * (100 + static_cast<double>(operations));
+  }
 };
 
 class HostProcess;
@@ -109,8 +115,8 @@ class Host {
   // One question, one answer. Nothing if the process died, and `process` says
   // how.
   std::optional<nlohmann::ordered_json> AskOnce(
-      const nlohmann::ordered_json& asked, bool known_to_hang,
-      std::unique_ptr<HostProcess>& process);
+      const nlohmann::ordered_json& asked, std::size_t operations,
+      bool known_to_hang, std::unique_ptr<HostProcess>& process);
   double Patience(bool known_to_hang) const;
 
   HostOptions options_;
