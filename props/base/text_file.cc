@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <span>
 #include <system_error>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
 #include "core/save/file.h"
@@ -35,6 +37,25 @@ Status CheckInput(const std::string& path, std::int64_t most,
   if (!regular.ok() || found.st_size <= most) return regular;
   return Invalid("'{}' is too large for {}: {} bytes", Printable(path, 200),
                  what, found.st_size);
+}
+
+Result<std::string> ReadInput(const std::string& path, std::int64_t most,
+                              std::string_view what) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return SystemError("cannot be read", path, EISDIR);
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::string text;
+  std::array<char, 65536> some;
+  while (in.read(some.data(), some.size()), in.gcount() > 0) {
+    text.append(some.data(), AsSize(in.gcount()));
+    if (std::ssize(text) <= most) continue;
+    return Invalid("'{}' is too large for {}: more than {} bytes",
+                   Printable(path, 200), what, most);
+  }
+  if (!in.eof()) return SystemError("cannot be read", path);
+  return text;
 }
 
 namespace {

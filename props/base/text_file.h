@@ -19,9 +19,14 @@ std::string ReadFile(const std::filesystem::path& path);
 // as it is, and makes none. Errors: as for WriteFile.
 Status CheckWritable(const std::string& path);
 
-// Checks a file before ReadFile. Errors: the path cannot be read, is not a
-// regular file, or has more than `most` bytes; the message then says that it is
-// too large for `what`.
+// Returns the bytes of a file, a pipe or a device. Errors: the path cannot be
+// read, is a folder, or has more than `most` bytes; the message then says that
+// it is too large for `what`.
+Result<std::string> ReadInput(const std::string& path, std::int64_t most,
+                              std::string_view what);
+
+// Checks a file that must be a regular file before it is read. Errors: as for
+// ReadInput, or it is not a regular file.
 Status CheckInput(const std::string& path, std::int64_t most,
                   std::string_view what);
 

@@ -65,8 +65,8 @@ damaged = written("damaged.json", right.replace('"seed":1', '"seed":2'))
 expect(certify(good, 2, "--compare", damaged), "its hash is wrong")
 expect(certify(good, 2, "--compare", written("text.json", "hello")),
        "not a certificate")
-expect(certify(good, 2, "--compare", str(folder)), "not a regular file")
-expect(certify(good, 2, "--compare", "/dev/zero"), "not a regular file")
+expect(certify(good, 2, "--compare", str(folder)), "Is a directory")
+expect(certify(good, 2, "--compare", "/dev/zero"), "too large for a certificate")
 expect(certify(good, 2, "--compare", str(folder / "none")), "No such file")
 # The file is tried before the run, and nothing of it remains. What is there stays.
 for path, why in [(folder / "none" / "a.xml", "cannot be opened"),

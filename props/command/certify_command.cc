@@ -35,9 +35,10 @@ constexpr std::int64_t kCertificateBytesMax = std::int64_t{16} << 20;
 
 // Errors: a path that cannot be read, or a file that is not a certificate.
 Result<Certificate> ReadOld(const std::string& path) {
-  Status input = CheckInput(path, kCertificateBytesMax, "a certificate");
-  if (!input.ok()) return input;
-  Result<Certificate> read = ReadCertificate(ReadFile(path));
+  const Result<std::string> text =
+      ReadInput(path, kCertificateBytesMax, "a certificate");
+  if (!text.ok()) return text.status();
+  Result<Certificate> read = ReadCertificate(*text);
   if (!read.ok()) return Invalid("'{}' is {}", path, read.status().message());
   return read;
 }

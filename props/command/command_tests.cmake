@@ -397,7 +397,7 @@ kvtwin_command_test(shrink_what_is_accepted EXIT 2 PRINTS "nothing to shrink"
 kvtwin_command_test(shrink_no_file EXIT 2 PRINTS "cannot be read"
   ARGS shrink --with cat no/such/file)
 kvtwin_command_test(shrink_folder EXIT 2
-  PRINTS "^kvtwin shrink: 'recordings' is not a regular file, but a folder$"
+  PRINTS "^kvtwin shrink: 'recordings' cannot be read: Is a directory$"
   ARGS shrink --with cat recordings)
 
 # The recorders for users to copy, each if there is a compiler for it.

@@ -69,18 +69,23 @@ int RunShrink(const ShrinkArguments& arguments) {
   const FilterLimits limits = {.seconds = arguments.seconds,
                                .bytes = AsSize(arguments.output_mib) << 20};
   // The command prints a recording of about the same size.
-  const Status input =
-      CheckInput(arguments.path, arguments.output_mib << 20,
-                 fmt::format("--output-mib {}", arguments.output_mib));
-  if (!input.ok()) return RefuseToShrink(input.message());
-  const std::string recording = ReadFile(arguments.path);
-  if (recording.empty()) {
+  const Result<std::string> recording =
+      ReadInput(arguments.path, arguments.output_mib << 20,
+                fmt::format("--output-mib {}", arguments.output_mib));
+  if (!recording.ok()) return RefuseToShrink(recording.status().message());
+  if (recording->empty()) {
     return RefuseToShrink(Printable(arguments.path, arguments.path.size()) +
                           " is empty");
   }
   std::error_code none;
   if (std::filesystem::equivalent(arguments.path, arguments.out, none)) {
     return RefuseToShrink("--out is the recording itself");
+  }
+  if (arguments.out.empty() &&
+      !std::filesystem::is_regular_file(arguments.path, none)) {
+    return RefuseToShrink(
+        fmt::format("--out is required: {} is not a regular file",
+                    Printable(arguments.path, arguments.path.size())));
   }
   const std::string out =
       arguments.out.empty() ? ShortName(arguments.path) : arguments.out;
@@ -100,7 +105,7 @@ int RunShrink(const ShrinkArguments& arguments) {
     return Filter(arguments.command, calls, limits);
   };
   try {
-    const auto shrunk = ShrinkRecording(recording, record, options);
+    const auto shrunk = ShrinkRecording(*recording, record, options);
     if (terminal) fmt::print(stderr, "\r{:40}\r", "");
     if (!shrunk.ok()) return RefuseToShrink(shrunk.status().message());
     return Write(out, *shrunk);

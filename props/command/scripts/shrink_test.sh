@@ -24,11 +24,13 @@ history+=' | put 0*2 1*1 | drop 1:0- | copy 0>1:3 | put 1*2 | get | drop 0:2-'
 [ $? -eq 1 ] || fail "the recording of a bug is not rejected"
 
 # shrinks CODE REGEX ARGS...: checks that `shrink ARGS` exits with CODE and that
-# a line of its output matches REGEX.
+# a line of its output matches REGEX. With from=/dev/stdin, a pipe has the
+# recording.
 shrinks() {
   local want=$1 regex=$2 output code
   shift 2
-  output=$("$kvtwin" shrink "$folder/bug.jsonl" "$@" 2>&1)
+  output=$(cat "$folder/bug.jsonl" |
+    "$kvtwin" shrink "${from:-$folder/bug.jsonl}" "$@" 2>&1)
   code=$?
   printf '%s\n' "$output"
   [ "$code" -eq "$want" ] || fail "exit code $code, expected $want"
@@ -46,6 +48,13 @@ shrinks 1 "^[1-9] calls of [0-9]+, after [0-9]+ runs$" \
 shrinks 1 "written .*again.jsonl" --with "python3 -S '$toy' --bug" \
   --out "$folder/again.jsonl"
 cmp "$folder/bug.short.jsonl" "$folder/again.jsonl" || fail "it is another one"
+from=/dev/stdin shrinks 1 "written .*piped.jsonl" \
+  --with "python3 -S '$toy' --bug" --out "$folder/piped.jsonl"
+cmp "$folder/bug.short.jsonl" "$folder/piped.jsonl" || fail "a pipe differs"
+from=/dev/stdin shrinks 2 "--out is required: /dev/stdin is not a regular file" \
+  --with "touch '$folder/ran'"
+from=/dev/zero shrinks 2 "'/dev/zero' is too large for --output-mib 1: more" \
+  --with "touch '$folder/ran'" --output-mib 1
 shrinks 2 "what the command prints is accepted" --with "python3 -S '$toy'"
 shrinks 2 "it ends with exit code 3, having printed: no" \
   --with "echo no >&2; exit 3"
