@@ -519,15 +519,6 @@ int RunOneOf(const FuzzArguments& arguments, const Result<AnyHistory>& history,
   return failure ? Failed(arguments, *failure) : 0;
 }
 
-// Returns the first refusal while a cache of this setup is made.
-Status RefusalOf(const Setup& setup, const Subject& subject) {
-  Result<std::unique_ptr<Cache>> cache = subject.Make(setup);
-  Status status = cache.status();
-  if (status.ok()) status = (*cache)->SetConfig(setup.config);
-  if (status.ok()) status = (*cache)->Init(setup.init);
-  return status;
-}
-
 int RunOne(const FuzzArguments& arguments) {
   if (arguments.history.starts_with("kvp1")) {
     return OnPools(arguments, [&](const Subject& subject) {
@@ -554,9 +545,8 @@ int RunOne(const FuzzArguments& arguments) {
   std::vector<std::string> calls;
   for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
   if (!result.ran && !result.failure) {
-    fmt::print(stderr, "kvtwin run: no cache can be made from '{}': {}\n",
-               ToText(history->setup),
-               RefusalOf(history->setup, subject).message());
+    fmt::print(stderr, "kvtwin run: {}\n",
+               NoCache(history->setup, subject).message());
     return 2;
   }
   std::optional<Failure> failure;
@@ -632,9 +622,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
                    "buckets of known findings, which are counted without "
                    "ending the run")
       ->expected(0, CLI::detail::expected_max_vector_size)
-      ->type_name("BUCKET ...")
-      ->each(
-          [&options](const std::string&) { options.known_buckets.erase(""); });
+      ->type_name("BUCKET ...");
   fuzz->add_flag("--unshrunk", options.unshrunk,
                  "without --known: report a failure as it was found, without "
                  "shrinking it");
@@ -650,6 +638,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       ->group("");
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
+    fuzz_arguments->options.known_buckets.erase("");  // --known without names.
     CheckSpeculation(*fuzz_arguments);
     const std::string& kind = fuzz_arguments->kind;
     RefuseOptions(*fuzz, *fuzz_arguments, kind == "paged" || kind == "groups",

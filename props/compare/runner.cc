@@ -150,6 +150,16 @@ RunResult RunHistory(const History& history, const Subject& subject,
   return result;
 }
 
+Status NoCache(const Setup& setup, const Subject& subject) {
+  Result<std::unique_ptr<Cache>> cache = subject.Make(setup);
+  Status status = cache.status();
+  if (status.ok()) status = (*cache)->SetConfig(setup.config);
+  if (status.ok()) status = (*cache)->Init(setup.init);
+  return {StatusCode::kInvalidArgument,
+          fmt::format("no cache can be made from '{}': {}", ToText(setup),
+                      status.message())};
+}
+
 RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
                      const Subject& subject) {
   RunResult result;

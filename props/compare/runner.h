@@ -143,6 +143,10 @@ struct RunResult {
   std::optional<Failure> failure = {};
 };
 
+// Returns the error that no cache can be made from the setup, with the first
+// refusal.
+Status NoCache(const Setup& setup, const Subject& subject);
+
 // Runs `history` and compares every answer.
 RunResult RunHistory(const History& history, const Subject& subject,
                      RunOptions options = {});

@@ -43,10 +43,10 @@ struct GenOptions {
   std::int64_t histories = 10;
 };
 
-// Writes the calls of one history and returns their number. Writes nothing and
-// returns 0 if its setup does not make a valid cache. Leaves out misuse, which
-// recordings do not have, and operations that are not calls (poison, reload).
-std::int64_t WriteCalls(History history, std::ostream& out);
+// Writes the calls of one history and returns their number. Leaves out misuse,
+// which recordings do not have, and operations that are not calls (poison,
+// reload). Errors: no cache can be made from the setup; nothing is written.
+Result<std::int64_t> WriteCalls(History history, std::ostream& out);
 
 // Returns a line of a cache's recording without the answers.
 std::string CallLine(const std::string& line);
