@@ -112,10 +112,7 @@ class Weights {
   std::string_view data_;  // The part of the file after the header.
 };
 
-inline const dnnl::engine& Cpu() {
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
-  return cpu;
-}
+inline const dnnl::engine kCpu(dnnl::engine::kind::cpu, 0);
 
 inline memory::desc Dense(Index rows, Index columns, DataType dtype) {
   return {{rows, columns}, dtype, memory::format_tag::ab};
@@ -123,8 +120,8 @@ inline memory::desc Dense(Index rows, Index columns, DataType dtype) {
 
 // Copies numbers into memory of another dtype or order.
 inline void Convert(const memory::desc& from, const Rows& numbers, memory& to) {
-  memory given(from, Cpu(), const_cast<float*>(numbers.data()));
-  dnnl::stream stream(Cpu());
+  memory given(from, kCpu, const_cast<float*>(numbers.data()));
+  dnnl::stream stream(kCpu);
   dnnl::reorder(given, to).execute(stream, given, to);
   stream.wait();
 }
@@ -135,14 +132,14 @@ inline matmul::primitive_desc Product(Index rows, const memory::desc& weights) {
   const memory::dims size = weights.dims();
   return {{Dense(rows, size[0], weights.data_type()), weights,
            Dense(rows, size[1], DataType::f32)},
-          Cpu()};
+          kCpu};
 }
 
 // Returns weights rounded to a dtype, in the order that oneDNN chooses.
 inline memory Pack(const Rows& weights, DataType dtype) {
   const memory::dims size = {weights.rows(), weights.cols()};
   const memory::desc any(size, dtype, memory::format_tag::any);
-  memory packed(Product(kUsualRows, any).weights_desc(), Cpu());
+  memory packed(Product(kUsualRows, any).weights_desc(), kCpu);
   Convert({size, DataType::f32, memory::format_tag::ba}, weights, packed);
   return packed;
 }
@@ -150,16 +147,16 @@ inline memory Pack(const Rows& weights, DataType dtype) {
 inline Rows Multiply(const Rows& in, const memory& weights) {
   // oneDNN compiles a kernel for each shape. Layers of one shape share it.
   static std::map<std::array<Index, 4>, matmul> kernels;
-  static dnnl::stream stream(Cpu());
+  static dnnl::stream stream(kCpu);
   const memory::desc desc = weights.get_desc();
   const Index rows = in.cols(), inputs = in.rows(), outputs = desc.dims()[1];
   const auto dtype = desc.data_type();
   auto& kernel = kernels[{rows, inputs, outputs, Index(dtype)}];
   if (!kernel) kernel = matmul(Product(rows, desc));
-  memory rounded(Dense(rows, inputs, dtype), Cpu());
+  memory rounded(Dense(rows, inputs, dtype), kCpu);
   Convert(Dense(rows, inputs, DataType::f32), in, rounded);
   Rows out(outputs, rows);
-  const memory to(Dense(rows, outputs, DataType::f32), Cpu(), out.data());
+  const memory to(Dense(rows, outputs, DataType::f32), kCpu, out.data());
   kernel.execute(stream, {{DNNL_ARG_SRC, rounded},
                           {DNNL_ARG_WEIGHTS, weights},
                           {DNNL_ARG_DST, to}});

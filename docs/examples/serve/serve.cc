@@ -8,6 +8,7 @@
 #include <atomic>
 #include <csignal>
 #include <ctime>
+#include <future>
 #include <iostream>
 #include <random>
 
@@ -250,9 +251,15 @@ struct Api {
   std::atomic<std::int64_t> next_id = 1;
 };
 
+// Throws if so many threads cannot run at once: httplib would hang.
+void TryThreads(int count) {
+  if (count > 0) std::async(std::launch::async, TryThreads, count - 1).get();
+}
+
 // Serves the API until a signal comes.
 void Listen(Api& api, const std::string& host, int port, int threads) {
   static httplib::Server http;
+  TryThreads(threads);
   http.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
   http.set_payload_max_length(std::size_t{16} << 20);
   http.set_tcp_nodelay(true);

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -376,6 +377,13 @@ def test_limits(build, model, *options):
                                 text=True, timeout=60)
         assert result.returncode not in (0, 1), result
         assert f"{option}: Value {limit + 1} not in range" in result.stderr, result
+    # No room for the stacks of a thousand threads.
+    words[-2:] = "--queue", 1024
+    result = subprocess.run(list(map(str, words)), capture_output=True, text=True,
+                            timeout=60, preexec_fn=lambda: resource.setrlimit(
+                                resource.RLIMIT_AS, (4 << 30, 4 << 30)))
+    assert result.returncode == 1, result
+    assert "Resource temporarily unavailable" in result.stderr, result
 
 
 QUESTIONS = ("What is the capital of France?", "And what is that of Italy?",

@@ -129,9 +129,7 @@ class Tokenizer {
     // The ranks of pairs, and the first bytes of their left parts. A pair may
     // have changed since it was added.
     std::set<std::pair<int, std::size_t>> pairs;
-    const auto add = [&](auto left) {
-      pairs.emplace(rank_of(left), left->first);
-    };
+    const auto add = [&](auto at) { pairs.emplace(rank_of(at), at->first); };
     for (auto left = parts.begin(); left != parts.end(); ++left) add(left);
     while (!pairs.empty() && pairs.begin()->first < none) {
       const auto [rank, first] = pairs.extract(pairs.begin()).value();
