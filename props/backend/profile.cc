@@ -24,6 +24,13 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     // A ring or a list may evict only with batches of its own sequence.
     {"eviction", 0, 1,
      "kvt1 kind=swa window=2 | put 0*4 | put 1*1 | drop 0:2- | put 0*1"},
+    // A legal client does not go back without can_resume, but it copies: again
+    // with batches of the sequence itself, and with those of another sequence.
+    {"eviction", 0, 1,
+     "kvt1 kind=swa window=2 | put 0*4 | put 0*1 | copy 0>1:1 | put 1*1"},
+    {"eviction", 0, 1,
+     "kvt1 kind=swa window=2 legal=1 | put 0*4 | put 1*1 | drop 1:0- "
+     "| copy 0>1:1 | put 1*1"},
     {"going back", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | drop 0:1-"},
     {"first tokens", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | put 0*1"},
     {"shift of shared tokens", 0, 1,
