@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 
 #include "core/elements.h"
 #include "core/index.h"
+#include "props/base/forwarding_cache.h"
 #include "props/compare/visibility.h"
 #include "props/testing/faulty_twins.h"
 #include "reference/dialects.h"
@@ -101,6 +103,49 @@ TEST(FaultyTwins, VisibilitySeesWrongEncoders) {
                {"a slot that is gone", kEncoder + " | drop 0:0- | get", always,
                 "subject: encoder cached", "but nothing is cached"}},
               Level::kVisibility);
+}
+
+// A cache that says ok to a call without making it.
+class Idle final : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status CopyPrefix(int, int, std::int32_t) override { return {}; }
+  Status Remove(int, std::int32_t, std::int32_t) override { return {}; }
+  Status Put(const TensorView& key, const TensorView& value) override {
+    return std::exchange(puts_, true) ? Status()
+                                      : ForwardingCache::Put(key, value);
+  }
+  Status StartForward(const Batch& batch, bool reserve) override {
+    puts_ = false;
+    return ForwardingCache::StartForward(batch, reserve);
+  }
+
+ private:
+  bool puts_ = false;
+};
+
+// The rows are those of a token: reports name it, and say why no row may see
+// it.
+TEST(FaultyTwins, RowsOfTokensThatLeftAreNamed) {
+  Subject subject = Tampered({}, Level::kVisibility);
+  subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+    return std::unique_ptr<Cache>(std::make_unique<Idle>(*MakeReference(spec)));
+  };
+  const std::string left =
+      "layer 0: row 0 sees at column 1 the rows of token 1 (sequence 0, "
+      "position 1), which left before, K [";
+  const std::map<std::string, std::string> texts = {
+      {"kvt1 | put 0*2 | drop 0:1- | put 0*1", left},
+      {"kvt1 | put 0*2 | copy 0>0:1 | put 0*1", left},
+      {"kvt1 | put 0*1 | reput | get",
+       "layer 0: row 0 sees at column 0 the rows of token 0 (sequence 0, "
+       "position 0), which were replaced, K ["},
+  };
+  for (const auto& [line, text] : texts) {
+    const RunResult result = RunHistory(*ParseHistory(line), subject);
+    ASSERT_TRUE(result.failure) << line;
+    EXPECT_EQ(result.failure->text.substr(0, text.size()), text);
+  }
 }
 
 // Some of 20 wrong values have a larger hash than the right value, and some a

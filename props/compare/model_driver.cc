@@ -192,6 +192,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
     return false;
   }
   active_ = true;
+  ++pass_;
   reserving_ = reserve;
   if (!reserve) fresh_.set();
   DrawCellsNow();
@@ -246,54 +247,56 @@ void ModelDriver::CheckRoom(const std::string& call,
 }
 
 // Chooses new rows for the next Put, different from all rows before.
-void ModelDriver::NewRows() {
-  first_serial_ = serial_;
+void ModelDriver::NewRows(int layer) {
+  NumberedRows rows{serial_, {}, batch_, pass_, layer};
   serial_ += std::ssize(batch_.positions);
-  serials_.clear();
   const reference::PrefixBook& prefixes = ledger_.prefixes();
-  if (prefixes.empty()) return;
-  for (std::size_t i = 0; i < batch_.positions.size(); ++i) {
+  for (std::size_t i = 0; i < batch_.positions.size() && !prefixes.empty();
+       ++i) {
     const int prefix =
         prefixes.PrefixAt(batch_.sequences[i], batch_.positions[i]);
-    std::int64_t serial = first_serial_ + static_cast<std::int64_t>(i);
+    std::int64_t serial = rows.first + static_cast<std::int64_t>(i);
     if (prefix != 0) {
       serial = prefix_serials_.try_emplace(prefix, serial).first->second;
     }
-    serials_.push_back(serial);
+    rows.serials.push_back(serial);
   }
+  rows_.push_back(std::move(rows));
+}
+
+TensorView ModelDriver::Fill(const NumberedRows& rows, RowRole role,
+                             RowBuffer& buffer) const {
+  const bool distinct = subject_.level == Level::kAttention;
+  const bool plain = subject_.level == Level::kNumeric || distinct;
+  // Rows of a prefix are the same each time.
+  const bool as_stored =
+      ((rows.serials.empty() ? rows.first : std::int64_t{0}) + layer_) % 2 == 1;
+  const bool key = role == RowRole::kKey;
+  const RowDims& dims = setup_.rows;
+  const DType stored = key ? setup_.init.dtype : setup_.v_dtype();
+  const DType dtype = as_stored ? stored : DType::kF32;
+  // No rule says what a NaN is converted to, when it is stored or shifted.
+  return buffer.Fill({key ? dims.k_head_dim : dims.v_head_dim, dims.kv_heads,
+                      std::ssize(rows.batch.positions), 1},
+                     dtype,
+                     {.role = role,
+                      .layer = layer_,
+                      .first = rows.first,
+                      .plain = plain,
+                      .nan = !plain && dtype == stored && !(key && shifts_),
+                      .distinct = distinct,
+                      .tokens = rows.serials},
+                     setup_.strided);
 }
 
 void ModelDriver::PutRows() {
   // No rule says whether a copy made in this pass gets the rows, too.
   if (copied_) return;
-  const std::int64_t first = first_serial_;
-  const auto count = std::ssize(batch_.positions);
-  const bool distinct = subject_.level == Level::kAttention;
-  const bool plain = subject_.level == Level::kNumeric || distinct;
-  // Rows of a prefix are the same each time.
-  const bool as_stored =
-      ((serials_.empty() ? first : std::int64_t{0}) + layer_) % 2 == 1;
-  const RowDims& rows = setup_.rows;
-  // No rule says what a NaN is converted to, when it is stored or shifted.
-  const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
-                        DType stored) {
-    const DType dtype = as_stored ? stored : DType::kF32;
-    return buffer.Fill({head_dim, rows.kv_heads, count, 1}, dtype,
-                       {.role = role,
-                        .layer = layer_,
-                        .first = first,
-                        .plain = plain,
-                        .nan = !plain && dtype == stored &&
-                               !(role == RowRole::kKey && shifts_),
-                        .distinct = distinct,
-                        .tokens = serials_},
-                       setup_.strided);
-  };
-  const TensorView key =
-      fill(keys_, RowRole::kKey, rows.k_head_dim, setup_.init.dtype);
-  const TensorView value =
-      fill(values_, RowRole::kValue, rows.v_head_dim, setup_.v_dtype());
-  const std::string call = PutText(layer_, first, count);
+  const NumberedRows& rows = rows_.back();
+  const TensorView key = Fill(rows, RowRole::kKey, keys_);
+  const TensorView value = Fill(rows, RowRole::kValue, values_);
+  const std::string call =
+      PutText(layer_, rows.first, std::ssize(rows.batch.positions));
   Begin(call);
   const Status found = tested_->Put(key, value);
   AddStep(call, found.code());
@@ -323,7 +326,7 @@ void ModelDriver::GetAll() {
 }
 
 void ModelDriver::Store() {
-  NewRows();
+  NewRows(layer_);
   PutRows();
 }
 
@@ -524,7 +527,7 @@ void ModelDriver::CheckOutput() {
        .sequences = batch_.sequences,
        .soft_cap = static_cast<double>(setup_.soft_cap),
        .sinks = SinksOf(setup_.sinks ? group * setup_.rows.kv_heads : 0)},
-      group, AsSize(first_serial_ + layer_),
+      group, AsSize((rows_.empty() ? 0 : rows_.back().first) + layer_),
       before == questions_.end() ? nullptr : &before->second);
   if (!question.judged()) return;
   const auto call = [&] {
@@ -582,6 +585,10 @@ void ModelDriver::CheckView() {
       FindWrongRow(ledger_, layer, *view, setup_.config.v_layout);
   if (!wrong) return;
   std::string text = fmt::format("layer {}: {}", layer, wrong->text);
+  if (const auto at = text.find(kNoTokensRows); at != std::string::npos) {
+    text.replace(at, kNoTokensRows.size(),
+                 FormerRowsText(*view, wrong->column));
+  }
   const auto row = AsSize(wrong->row);
   if (!IsEncoder() && row < batch_.positions.size()) {
     text += fmt::format("\n  row {} is the token of sequence {} at position {}",
@@ -592,6 +599,36 @@ void ModelDriver::CheckView() {
   failure.column = wrong->column;
   failure.first_cell = view->first_cell;
   throw failure;
+}
+
+std::string ModelDriver::FormerRowsText(const KvView& view,
+                                        std::int64_t column) const {
+  const bool has_value = view.value.data != nullptr;
+  const auto key = RowBytes(view.key, column, VLayout::kPlain);
+  const VLayout v_layout = setup_.config.v_layout;
+  const auto value = has_value ? RowBytes(view.value, column, v_layout)
+                               : std::vector<std::byte>();
+  for (auto rows = rows_.rbegin(); rows != rows_.rend(); ++rows) {
+    RowBuffer keys;
+    RowBuffer values;
+    const TensorView key_rows = Fill(*rows, RowRole::kKey, keys);
+    const TensorView value_rows = Fill(*rows, RowRole::kValue, values);
+    for (std::size_t i = 0; i < rows->batch.positions.size(); ++i) {
+      const auto number = static_cast<std::int64_t>(i);
+      const KvRows put = ledger_.active().RowsAt(number, key_rows, value_rows);
+      if (put.key.bytes != key) continue;
+      if (has_value && put.value.bytes != value) continue;
+      const bool again = std::any_of(rows_.rbegin(), rows, [&](const auto& of) {
+        return of.pass == rows->pass &&
+               (of.layer == kAllLayers || of.layer == layer_);
+      });
+      return fmt::format("the rows of token {} (sequence {}, position {}), {},",
+                         rows->first + number, rows->batch.sequences[i],
+                         rows->batch.positions[i],
+                         again ? "which were replaced" : kLeftBefore);
+    }
+  }
+  return std::string(kNoTokensRows);
 }
 
 void ModelDriver::CheckShapes(int layer, const KvView& view) {

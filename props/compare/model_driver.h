@@ -85,8 +85,24 @@ class ModelDriver final : public Driver {
   // Asks the cache for the attention of the current layer, and judges it.
   void CheckOutput();
   void GoTo(int layer);
-  void NewRows();
+  // The rows of a batch, as they are put: each token has its own.
+  struct NumberedRows {
+    std::int64_t first = 0;             // The number of the first token.
+    std::vector<std::int64_t> serials;  // Unless they are consecutive.
+    Tokens batch;
+    int pass = 0;
+    int layer = kAllLayers;
+  };
+  static constexpr int kAllLayers = -1;
+
+  void NewRows(int layer = kAllLayers);
+  // Returns the rows of the current layer.
+  TensorView Fill(const NumberedRows& rows, RowRole role,
+                  RowBuffer& buffer) const;
   void PutRows();
+  // Names the token whose rows a column has, if no token has them any longer;
+  // else returns kNoTokensRows.
+  std::string FormerRowsText(const KvView& view, std::int64_t column) const;
   std::vector<int> IndicesOf(const std::vector<int>& except) const;
   void ExceptActive(const std::vector<int>& indices);
   bool fresh() const { return At(fresh_, type_); }
@@ -114,10 +130,9 @@ class ModelDriver final : public Driver {
   int type_ = 0;
   int layer_ = 0;
   std::int64_t serial_ = 0;
-  std::int64_t first_serial_ = 0;  // The first of the rows that are put.
-  // The serials of the rows that are put, unless they are consecutive; and the
-  // serials of prefixes, because rows of equal prefixes are equal (F3).
-  std::vector<std::int64_t> serials_;
+  int pass_ = 0;
+  std::vector<NumberedRows> rows_;  // The last ones are put.
+  // The serials of prefixes, because rows of equal prefixes are equal (F3).
   std::map<int, std::int64_t> prefix_serials_;
   std::set<Place> put_;
   // The last questions, by place, at the level `attention`.

@@ -90,7 +90,7 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
 
 // Names the token whose rows are in a column.
 std::string OwnerText(const RowOwner& owner) {
-  if (owner.token == nullptr) return "no token's rows";
+  if (owner.token == nullptr) return std::string(kNoTokensRows);
   const std::string token =
       fmt::format("the token (sequence {}, position {})",
                   fmt::join(owner.token->owners(), "+"), owner.token->position);

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/guarded_cache.h"
@@ -19,6 +20,12 @@
 #include "reference/dialects.h"
 
 namespace kvtwin::props {
+
+// Takes the place of a token's name where a view has rows that the ledger
+// lacks.
+inline constexpr std::string_view kNoTokensRows = "no token's rows";
+// Says that the token whose rows a view has is no longer stored.
+inline constexpr std::string_view kLeftBefore = "which left before";
 
 // Compares the view of `layer` with the active ledger. Requires: the view is of
 // the ledger's current pass, without a Remove or CopyPrefix since its
