@@ -1,7 +1,14 @@
 #include "props/compare/cited_rules.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
+#include <vector>
+
+#include "core/index.h"
+#include "props/compare/visibility.h"
 
 namespace kvtwin::props {
 namespace {
@@ -201,7 +208,9 @@ bool IsOfKAlone(const Failure& failure) {
          failure.text.find("with another K row") != std::string::npos;
 }
 
-std::string_view CitedRules(const Failure& difference, const History& history) {
+namespace {
+
+std::string_view RulesOf(const Failure& difference, const History& history) {
   const bool ran = difference.step < history.ops.size();
   const bool states = HasStates(history.setup.spec);
   // One operation makes several calls: a legal client also removes.
@@ -215,6 +224,52 @@ std::string_view CitedRules(const Failure& difference, const History& history) {
       std::ranges::find(kCheckRules, difference.check, &CheckRules::check);
   if (!ran && found == kCheckRules.end()) return "S1, S2, S3, S4";  // Init.
   return CitedRules(difference.check, kind, states);
+}
+
+bool IsWindowedInPart(const CacheSpec& spec) {
+  return (IsWindowed(spec.kind) && spec.window) ||
+         std::ranges::any_of(spec.caches, IsWindowedInPart);
+}
+
+// Returns the rules by which tokens leave in this history.
+std::vector<std::string_view> RulesOfLeaving(const History& history) {
+  const auto has = [&](OpKind kind) {
+    return std::ranges::count(history.ops, kind, &Op::kind) > 0;
+  };
+  std::vector<std::string_view> rules;
+  if (IsWindowedInPart(history.setup.spec)) rules.push_back("S7");
+  if (has(OpKind::kCopy)) rules.insert(rules.end(), {"S26", "S27"});
+  if (has(OpKind::kDrop)) rules.insert(rules.end(), {"S29", "S30"});
+  if (has(OpKind::kCommit)) rules.push_back("D5");
+  return rules;
+}
+
+bool HasDrafts(const History& history) {
+  return std::ranges::any_of(history.ops, [](const Op& op) {
+    const auto drafted = [](const Segment& segment) {
+      return !segment.parents.empty();
+    };
+    return op.kind == OpKind::kCommit ||
+           std::ranges::any_of(op.segments, drafted);
+  });
+}
+
+}  // namespace
+
+std::string CitedRules(const Failure& difference, const History& history) {
+  std::vector<std::string_view> rules;
+  for (std::string_view rest = RulesOf(difference, history); !rest.empty();) {
+    rules.push_back(rest.substr(0, rest.find(',')));
+    rest.remove_prefix(std::min(rest.size(), rules.back().size() + 2));
+  }
+  if (!HasDrafts(history)) {
+    std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
+  }
+  if (difference.text.find(kLeftBefore) != std::string::npos) {
+    const auto leaving = RulesOfLeaving(history);
+    rules.insert(rules.end(), leaving.begin(), leaving.end());
+  }
+  return fmt::format("{}", fmt::join(rules, ", "));
 }
 
 std::string_view CitedRules(TraceOpKind call, bool of_row) {

@@ -4,6 +4,7 @@
 #ifndef KVTWIN_PROPS_COMPARE_CITED_RULES_H_
 #define KVTWIN_PROPS_COMPARE_CITED_RULES_H_
 
+#include <string>
 #include <string_view>
 
 #include "core/trace/trace.h"
@@ -21,8 +22,10 @@ std::string_view CitedRules(std::string_view check, OpKind operation,
 // Whether the failure is a K row that is not the token's, with its V row: the K
 // row was stored or shifted wrongly.
 bool IsOfKAlone(const Failure& failure);
-// Returns the rules that the failure of this history breaks.
-std::string_view CitedRules(const Failure& difference, const History& history);
+// Returns the rules that the failure of this history breaks: those of drafts
+// only if it has drafts; and for a token that left and is still seen, also the
+// rules by which tokens leave in it.
+std::string CitedRules(const Failure& difference, const History& history);
 
 // Returns the rules for the answer of a call in a recording. With `of_row`, the
 // failure is about what one row of the mask sees, or about the rows in a cell.

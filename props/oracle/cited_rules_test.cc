@@ -175,11 +175,27 @@ TEST(CitedRules, DependOnTheOperationThatAnsweredWrong) {
                        history),
             "S21, S31, S34, S35, S53");
   EXPECT_EQ(CitedRules({.step = 0, .check = "subject: rows"}, history),
-            "S2, S16, S17, S53, D2");
+            "S2, S16, S17, S53");
   // A leak that shows after the last call breaks no rule.
   EXPECT_EQ(
       CitedRules({.step = 2, .check = "backend: memory", .text = ""}, history),
       "");
+}
+
+TEST(CitedRules, OfATokenThatLeftAreThoseByWhichItLeft) {
+  const auto cited = [](const std::string& line) {
+    return CitedRules({.step = 0,
+                       .check = "subject: rows",
+                       .text = "row 0 sees at column 0 the rows of token 0 "
+                               "(sequence 0, position 0), which left before"},
+                      *ParseHistory(line));
+  };
+  EXPECT_EQ(cited("kvt1 kind=swa window=0 | put 0*2 | put 0*1 | copy 0>1:1"),
+            "S2, S16, S17, S53, S7, S26, S27");
+  EXPECT_EQ(cited("kvt1 | put 0*2 | drop 0:1- | put 0*1"),
+            "S2, S16, S17, S53, S29, S30");
+  EXPECT_EQ(cited("kvt1 | put 0*2:-1,-1 | commit 0:1 | put 0*1"),
+            "S2, S16, S17, S53, D2, D5");
 }
 
 }  // namespace
