@@ -5,6 +5,7 @@
 
 #include "core/index.h"
 #include "optimized/targets.h"
+#include "props/base/counted.h"
 #include "props/compare/cited_rules.h"
 #include "props/history/setup_text.h"
 #include "props/report/finding_filter.h"
@@ -70,6 +71,17 @@ bool RemovesByItself(const History& history, const CallTrace& trace) {
          });
 }
 
+// Returns the heads of a cache's own attention, which its other setup does not
+// say.
+std::string HeadsText(const History& history, const Subject& subject) {
+  if (subject.level != Level::kAttention) return "";
+  const RowDims& rows = history.setup.rows;
+  const int queries = subject.QueriesPerKvHead(rows.kv_heads) * rows.kv_heads;
+  return fmt::format(
+      "; {}, {} of {} (K) and {} (V) elements", Counted(queries, "query head"),
+      Counted(rows.kv_heads, "KV head"), rows.k_head_dim, rows.v_head_dim);
+}
+
 // Runs the history again, and keeps the calls that are drawn; or, where they
 // are not, all of them.
 void AddTrace(const History& history, const Subject& subject, bool drawn,
@@ -99,7 +111,7 @@ Failure Explain(const History& history, const Failure& failure,
                 const std::optional<std::string>& bucket) {
   const Subject again = WithShortTimeout(subject, failure);
   Failure explained = Begun(history, failure, subject);
-  explained.setup = SetupText(history.setup);
+  explained.setup = SetupText(history.setup) + HeadsText(history, subject);
   explained.rules = CitedRules(failure, history);
   explained.bucket = bucket ? *bucket : BucketOf(history, again);
   AddTrace(history, again, drawn, explained);

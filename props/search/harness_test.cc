@@ -297,6 +297,18 @@ TEST(Harness, ReportsAFailureThatDoesNotRepeat) {
             "It does not repeat: another run shows no difference.");
 }
 
+TEST(Explain, NamesTheHeadsOfAttention) {
+  const History history = *ParseHistory("kvt1 dims=4,2,3 | put 0*1");
+  const auto setup = [&](Level level) {
+    return Explain(history, MakeFailure("subject: output", "wrong"),
+                   TwinSubject("optimized", level))
+        .setup;
+  };
+  const std::string text = setup(Level::kVisibility);
+  EXPECT_EQ(setup(Level::kAttention),
+            text + "; 4 query heads, 2 KV heads of 4 (K) and 3 (V) elements");
+}
+
 TEST(Harness, StopsShrinkingAfterItsTimeLimit) {
   int runs = 0;
   Subject subject = FailsFrom(5, "backend: crash", runs);
