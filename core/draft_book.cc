@@ -1,13 +1,20 @@
 #include "core/draft_book.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
+#include <string>
 
 #include "core/guarded_cache.h"
 #include "core/refusals.h"
 
 namespace kvtwin {
 namespace {
+
+std::string DraftText(int number) {
+  return number < 0 ? "the committed tokens" : fmt::format("draft {}", number);
+}
 
 // Checks the parents by themselves (D1).
 Status CheckParents(const Batch& batch) {
@@ -20,7 +27,7 @@ Status CheckParents(const Batch& batch) {
   std::set<int> drafted;
   for (std::size_t i = 0; i < tokens; ++i) {
     if (batch.parents[i] < kNotADraft) {
-      return Invalid("a parent of the batch is {}, it must be at least {}",
+      return Invalid("the parent of token {} is {}, it must be at least {}", i,
                      batch.parents[i], kNotADraft);
     }
     if (batch.parents[i] != kNotADraft) drafted.insert(batch.sequences[i]);
@@ -82,10 +89,8 @@ Status DraftBook::CheckBatch(
     if (!free && batch.positions[i] != before + 1) {
       return Invalid(
           "token {} of the batch is at position {} and follows {} of "
-          "sequence {}, which ends at {}",
-          i, batch.positions[i],
-          parent < 0 ? "the committed tokens" : fmt::format("draft {}", parent),
-          seq, before);
+          "sequence {}: its position must be {}",
+          i, batch.positions[i], DraftText(parent), seq, before + 1);
     }
     here.push_back({batch.positions[i], parent});
   }
@@ -106,7 +111,7 @@ Status DraftBook::CheckPath(int seq, std::span<const int> path) const {
       return Invalid(
           "the path has draft {} of sequence {} after {}, it follows "
           "{}",
-          number, seq, before, parent);
+          number, seq, DraftText(before), DraftText(parent));
     }
     before = number;
   }

@@ -209,13 +209,15 @@ Status GuardedCache::CheckBatch(const Batch& batch, bool reserve) const {
     return Invalid("the batch has {} tokens, max_batch is {}", tokens,
                    init_.max_batch);
   }
-  for (const std::int32_t position : batch.positions) {
-    Status status = NotNegative("a position of the batch", position);
-    if (!status.ok()) return status;
+  for (std::size_t i = 0; i < tokens; ++i) {
+    if (batch.positions[i] >= 0) continue;
+    return NotNegative(fmt::format("the position of token {}", i),
+                       batch.positions[i]);
   }
-  for (const int seq : batch.sequences) {
-    Status status = NotNegative("a sequence of the batch", seq);
-    if (!status.ok()) return status;
+  for (std::size_t i = 0; i < tokens; ++i) {
+    if (batch.sequences[i] >= 0) continue;
+    return NotNegative(fmt::format("the sequence of token {}", i),
+                       batch.sequences[i]);
   }
   Status status = CheckIndices("multimodal", batch.multimodal, AsInt(tokens));
   if (status.ok()) status = CheckDrafts(batch);

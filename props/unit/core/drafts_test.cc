@@ -86,10 +86,10 @@ TEST_P(Drafts, NameWhatIsWrong) {
             "before it");
   EXPECT_EQ(Draft(*cache, {4, 4}, {1, 0}).message(),
             "token 1 of the batch is at position 4 and follows draft 0 of "
-            "sequence 0, which ends at 2");
+            "sequence 0: its position must be 3");
   EXPECT_EQ(Draft(*cache, {3}, {-1}).message(),
             "token 0 of the batch is at position 3 and follows the committed "
-            "tokens of sequence 0, which ends at 1");
+            "tokens of sequence 0: its position must be 2");
   EXPECT_EQ(Draft(*cache, {0}, {0}, 1).message(),
             "token 0 of the batch follows draft 0, sequence 1 has 0 drafts "
             "before it");
@@ -97,13 +97,14 @@ TEST_P(Drafts, NameWhatIsWrong) {
             "sequence 0 has 2 drafts: commit first");
   EXPECT_EQ(Draft(*cache, {2}, {}).code(), kFailedPrecondition);
   EXPECT_EQ(Draft(*cache, {2}, {-3}).message(),
-            "a parent of the batch is -3, it must be at least -2");
+            "the parent of token 0 is -3, it must be at least -2");
   EXPECT_EQ(Draft(*cache, {2}, {-1, 0}).message(),
             "the batch has 1 positions and 2 parents");
   EXPECT_EQ(Draft(*cache, {0, 1}, {-1, -2}, 1).message(),
             "token 1 of the batch is not a draft, others of sequence 1 are");
   EXPECT_EQ(cache->Commit(0, Ints{1}).message(),
-            "the path has draft 1 of sequence 0 after -1, it follows 0");
+            "the path has draft 1 of sequence 0 after the committed tokens, it "
+            "follows draft 0");
   EXPECT_EQ(cache->Commit(0, Ints{0, 2}).message(),
             "the path has draft 2, sequence 0 has 2 drafts");
   EXPECT_EQ(cache->Commit(-1, {}).message(),

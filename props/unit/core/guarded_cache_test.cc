@@ -93,7 +93,8 @@ CacheBounds BatchBounds() {
       {"fewer positions", Start({9}, {0, 0}), "1 positions", Start({9}, {0})},
       {"max_batch", Start({9, 10, 11, 12}, {0, 0, 0, 0}), "4 tokens",
        Start({9, 10, 11}, {0, 0, 0})},
-      {"a position", Start({9, -1}, {0, 0}), "-1", Start({9, 0}, {0, 0})},
+      {"a position", Start({9, -1}, {0, 0}), "the position of token 1 is -1",
+       Start({9, 0}, {0, 0})},
       {"the least position", Start({kLeast}, {0}), "-2147483648",
        Start({0}, {0})},
       {"the largest position", Start({-1}, {0}), "-1", Start({kMax}, {0})},
@@ -148,7 +149,7 @@ CacheBounds DraftBounds() {
   const Does chain = Draft({4, 5}, {0, 0}, {-1, 0});
   return {
       {"parents", Draft({4}, {0}, {-1, -1}), "1 positions and 2 parents", one},
-      {"a parent", Draft({4}, {0}, {-3}), "parent of the batch is -3", one},
+      {"a parent", Draft({4}, {0}, {-3}), "the parent of token 0 is -3", one},
       {"the least parent", Draft({4}, {0}, {kLeast}), "-2147483648", one},
       {"a draft before it", Draft({4, 5}, {0, 0}, {-1, 1}),
        "token 1 of the batch follows draft 1, sequence 0 has 1 drafts", chain},
