@@ -289,6 +289,14 @@ TEST(Backend, IsNotJudgedWhereNoViewIsCompared) {
   EXPECT_EQ(result.holds, Level::kNone);
   EXPECT_FALSE(result.Right(info));
   EXPECT_THAT(reported, ElementsAre("backend: error"));
+  EXPECT_EQ(VerdictOn(Level::kVisibility, result, info).text,
+            "not judged: every history that compares a view ended in a "
+            "finding");
+  LiveResult nothing = result;
+  nothing.findings.clear();
+  nothing.known = 0;
+  EXPECT_EQ(VerdictOn(Level::kVisibility, nothing, info).text,
+            "not judged: no view was compared");
 }
 
 TEST(Backend, ABugIsReportedAtOneLevel) {

@@ -173,7 +173,12 @@ LevelVerdict VerdictOn(Level level, const LiveResult& result,
             result.holds_but ? "holds, except for known findings" : "holds"};
   }
   if (level == result.not_judged) {
-    return {kNotJudged, "not judged: no view was compared"};
+    if (result.findings.empty() && result.known == 0) {
+      return {kNotJudged, "not judged: no view was compared"};
+    }
+    return {kNotJudged,
+            "not judged: every history that compares a view ended in a "
+            "finding"};
   }
   if (std::ranges::count(result.broken_again, level) > 0) {
     return {kBroken, "does not hold: the history of a finding fails here, too"};

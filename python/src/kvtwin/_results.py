@@ -82,7 +82,7 @@ class FuzzResult:
         page = f"\n  page    {self.page}" if self.page else ""
         holds = f"wrong; the strongest level that holds: {self.level}"
         if self.not_judged:
-            holds = "not judged: no view was compared"
+            holds = "not judged: every history that compares a view ended in a finding"
         return f"{self.failure}{page}\n{counts}{holds}{known}"
 
 
