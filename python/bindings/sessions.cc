@@ -211,6 +211,33 @@ class PySessions {
   std::shared_ptr<Server> server_;
 };
 
+// The gauges by their names.
+constexpr auto kGauges =
+    std::to_array<std::pair<const char*, std::int64_t SessionGauges::*>>({
+        {"waiting", &SessionGauges::waiting},
+        {"running", &SessionGauges::running},
+        {"bytes", &SessionGauges::bytes},
+        {"prompt_tokens", &SessionGauges::prompt_tokens},
+        {"hit_tokens", &SessionGauges::hit_tokens},
+        {"planned_tokens", &SessionGauges::planned_tokens},
+        {"batches", &SessionGauges::batches},
+        {"forks", &SessionGauges::forks},
+        {"evicted_tokens", &SessionGauges::evicted_tokens},
+        {"shifts", &SessionGauges::shifts},
+        {"reprocessed", &SessionGauges::reprocessed},
+        {"missed", &SessionGauges::missed},
+        {"refusals", &SessionGauges::refusals},
+    });
+
+std::string GaugesText(const SessionGauges& gauges) {
+  std::string text;
+  for (const auto& [name, member] : kGauges) {
+    text +=
+        fmt::format("{}{}={}", text.empty() ? "" : ", ", name, gauges.*member);
+  }
+  return fmt::format("SessionGauges({})", text);
+}
+
 void BindNumbers(nb::module_& m) {
   nb::class_<RequestInfo>(m, "RequestInfo", "What is known of a request.")
       .def_ro("slot", &RequestInfo::slot, "-1: it waits.")
@@ -232,23 +259,10 @@ void BindNumbers(nb::module_& m) {
               "A prompt may reuse this many of them.");
   nb::class_<SessionGauges> gauges(
       m, "SessionGauges", "Totals, except for waiting, running and bytes.");
-  for (const auto& [name, member] : std::initializer_list<
-           std::pair<const char*, std::int64_t SessionGauges::*>>{
-           {"waiting", &SessionGauges::waiting},
-           {"running", &SessionGauges::running},
-           {"bytes", &SessionGauges::bytes},
-           {"prompt_tokens", &SessionGauges::prompt_tokens},
-           {"hit_tokens", &SessionGauges::hit_tokens},
-           {"planned_tokens", &SessionGauges::planned_tokens},
-           {"batches", &SessionGauges::batches},
-           {"forks", &SessionGauges::forks},
-           {"evicted_tokens", &SessionGauges::evicted_tokens},
-           {"shifts", &SessionGauges::shifts},
-           {"reprocessed", &SessionGauges::reprocessed},
-           {"missed", &SessionGauges::missed},
-           {"refusals", &SessionGauges::refusals}}) {
+  for (const auto& [name, member] : kGauges) {
     gauges.def_ro(name, member);
   }
+  gauges.def("__repr__", &GaugesText);
 }
 
 void BindBatch(nb::module_& m) {

@@ -94,6 +94,8 @@ def test_each_request_gets_what_it_would_alone(over, twin):
     assert gauges.hit_tokens >= 4
     assert gauges.refusals == gauges.running == gauges.waiting == 0
     assert gauges.bytes > 0
+    assert repr(gauges).startswith("SessionGauges(waiting=0, running=0, bytes=")
+    assert f", hit_tokens={gauges.hit_tokens}, " in repr(gauges)
 
 
 def test_a_batch_and_the_calls_that_end_it():
