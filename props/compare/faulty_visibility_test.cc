@@ -148,6 +148,28 @@ TEST(FaultyTwins, RowsOfTokensThatLeftAreNamed) {
   }
 }
 
+// A cache that copies rows may move shared tokens; if this one does not copy
+// them, the call is named that should have been refused.
+TEST(FaultyTwins, ARemoveOfSharedTokensIsNamed) {
+  Subject subject = Tampered({}, Level::kVisibility);
+  subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+    return std::unique_ptr<Cache>(std::make_unique<Idle>(*MakeReference(spec)));
+  };
+  const auto text = [&](const std::string& line) {
+    const RunResult result = RunHistory(*ParseHistory(line), subject);
+    return result.failure ? result.failure->text : "";
+  };
+  const std::string named =
+      "\n  Remove(0, 0, 1) was ok, so the cache must have copied the rows that "
+      "it moved: another sequence holds their tokens, too (else: "
+      "shared_cells, S32)";
+  const std::string begin =
+      "kvt1 shift=identity | put 0*2 | copy 0>1:2 | drop ";
+  EXPECT_TRUE(text(begin + "0:0-1 | put 0*1").ends_with(named));
+  EXPECT_NE(text(begin + "0:1- | put 0*1"), "");
+  EXPECT_EQ(text(begin + "0:1- | put 0*1").find("S32"), std::string::npos);
+}
+
 // Some of 20 wrong values have a larger hash than the right value, and some a
 // smaller hash.
 TEST(RowOwners, DistinguishKAndV) {

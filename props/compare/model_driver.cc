@@ -379,13 +379,36 @@ void ModelDriver::SetCausal(const std::vector<int>& except) {
   SetType(kept);
 }
 
+// Whether a Remove up to `end` moves tokens that other sequences also hold.
+bool ModelDriver::MovesShared(int seq, std::int32_t end) const {
+  const Rules& rules = subject_.rules;
+  if (end == kOpenEnd || rules.middle != Rules::Middle::kShifts ||
+      rules.shared_shift != Rules::SharedShift::kRefused) {
+    return false;
+  }
+  const auto moves = [&](const LedgerToken& token) {
+    return token.HeldBy(seq) && token.position >= end &&
+           token.sequences.size() > 1;
+  };
+  return std::ranges::any_of(ledger_.parts(), [&](const auto& part) {
+    return std::ranges::any_of(part.tokens(), moves);
+  });
+}
+
 StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
   const std::string call =
       fmt::format("Remove({}, {}, {})", seq, begin,
                   end == kOpenEnd ? "open" : fmt::to_string(end));
   Begin(call);
+  const bool shared = MovesShared(seq, end);
   const Status actual = tested_->Remove(seq, begin, end);
   AddStep(call, actual.code());
+  if (actual.ok() && shared) {
+    copies_ = fmt::format(
+        "\n  {} was ok, so the cache must have copied the rows that it moved: "
+        "another sequence holds their tokens, too (else: shared_cells, S32)",
+        call);
+  }
   // When profiles are detected, the ledger must not take a refusal as a sign
   // that the cache copied shared tokens.
   const bool strict =
@@ -546,8 +569,9 @@ void ModelDriver::CheckOutput() {
   const auto wrong = question.FindWrong(out, subject_.precision());
   questions_.insert_or_assign(place(), std::move(question));
   if (!wrong) return;
-  Failure failure = MakeFailure(
-      "subject: output", fmt::format("layer {}: {}", layer_, wrong->text));
+  Failure failure =
+      MakeFailure("subject: output",
+                  fmt::format("layer {}: {}{}", layer_, wrong->text, copies_));
   failure.row = wrong->row;
   throw failure;
 }
@@ -594,7 +618,7 @@ void ModelDriver::CheckView() {
     text += fmt::format("\n  row {} is the token of sequence {} at position {}",
                         row, batch_.sequences[row], batch_.positions[row]);
   }
-  Failure failure = MakeFailure("subject: rows", text);
+  Failure failure = MakeFailure("subject: rows", text + copies_);
   failure.row = wrong->row;
   failure.column = wrong->column;
   failure.first_cell = view->first_cell;
@@ -722,9 +746,9 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
     Failure failure = MakeFailure(
         "subject: attention",
         fmt::format("layer {}: the attention of row {} (sequence {}, position "
-                    "{}) is off by {:.3g}, allowed is {:.3g}",
+                    "{}) is off by {:.3g}, allowed is {:.3g}{}",
                     layer, row, batch_.sequences[at], batch_.positions[at],
-                    error, subject_.tolerance));
+                    error, subject_.tolerance, copies_));
     failure.row = AsInt(row);
     failure.first_cell = view.first_cell;
     throw failure;

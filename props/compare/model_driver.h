@@ -79,6 +79,7 @@ class ModelDriver final : public Driver {
                  const Tokens& batch) const;
   // Whether tokens may be evicted.
   bool Bounded() const;
+  bool MovesShared(int seq, std::int32_t end) const;
   void CheckView();
   void CheckShapes(int layer, const KvView& view);
   void CheckAttention(int layer, const KvView& view);
@@ -127,6 +128,7 @@ class ModelDriver final : public Driver {
   bool reserving_ = false;
   std::bitset<kCachesMost> fresh_;  // By cache: the ledger can judge the mask.
   bool copied_ = false;             // CopyPrefix was called in this pass.
+  std::string copies_;  // The last Remove that only a cache that copies allows.
   int type_ = 0;
   int layer_ = 0;
   std::int64_t serial_ = 0;
