@@ -616,6 +616,10 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     prefixes_.Found(seq, length);
     return {};
   }
+  bool HasStates() const {
+    return std::ranges::any_of(parts_,
+                               [](auto& part) { return part.recurrent(); });
+  }
   // Whether the tokens of `seq` before `pos` may be missing: its prompt was
   // found beyond `pos`, and some cache needs only a part of the found tokens
   // (F4).

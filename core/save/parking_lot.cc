@@ -54,7 +54,8 @@ std::uint64_t TimeOf(const std::string& path) {
   std::uint64_t time = 0;
   const char* const end = name.data() + name.size();
   const auto [stop, error] = std::from_chars(name.data(), end, time);
-  return error == std::errc() && stop == end ? time : 0;
+  const bool is_time = error == std::errc() && stop == end;
+  return is_time && time <= INT64_MAX ? time : 0;
 }
 
 // An input is its token; one that is not plain text, all three numbers.

@@ -513,8 +513,9 @@ TEST(Backend, MasksOfTheNumericLevelHideOrAllow) {
 // may take 0.3 seconds, one call a minute.
 std::string EndOfHost(const std::string& script, std::size_t bytes) {
   const ScratchFolder folder("host");
-  const HostOptions options = {.library = folder.File("host.sh"),
-                               .call_seconds = 60};
+  HostOptions options;
+  options.library = folder.File("host.sh");
+  options.call_seconds = 60;
   std::ofstream(options.library) << "echo '{}' >&4\n" << script;
   setenv("KVTWIN_HOST", "/bin/bash", /*replace=*/1);
   HostProcess process(options);

@@ -34,9 +34,7 @@ Client::Client(const Setup& setup, const Subject& subject, Driver& driver,
       driver_(driver),
       done_(done),
       trace_(trace),
-      has_states_(std::ranges::any_of(
-          driver.ledger().parts(),
-          [](const auto& part) { return part.recurrent(); })) {}
+      has_states_(driver.ledger().HasStates()) {}
 
 void Client::Note(OpKind kind, int seq, std::int32_t begin, std::int32_t end,
                   int dst) {
@@ -143,8 +141,7 @@ int Client::CountDrafts(int seq) const {
   return AsInt(count);
 }
 
-// The number of drafts of a sequence that a legal client may still store (D3,
-// R11).
+// The number of drafts of a sequence that a legal client may still store (R11).
 int Client::DraftRoom(int seq) const {
   int room = kOpenEnd;
   for (const auto& part : driver_.ledger().parts()) {
@@ -200,8 +197,13 @@ bool Client::CanDraft(int seq) const {
       std::ranges::any_of(driver_.ledger().parts(), [](auto& at) {
         return at.encoder() || (at.recurrent() && at.most_drafts() == 0);
       });
+  // A draft would end the prompt (F2), so a legal client computes it first.
+  const auto& ledger = driver_.ledger();
+  const bool prompted =
+      setup_.legal && ledger.prefixes().PrefixAt(seq, ledger.Next(seq)) != 0;
   const bool ended = !ends.empty() && *ends.rbegin() > kOpenEnd;
-  return abilities_.CanDraft() && !refused && !ended && ends.size() < 2;
+  return abilities_.CanDraft() && !refused && !prompted && !ended &&
+         ends.size() < 2;
 }
 
 // Appends a segment of drafts, until one would be past the last position.

@@ -277,7 +277,13 @@ TEST(StatesOfLegalClients, ContinueWhereTheRulesLeaveThem) {
             "subject: resume");
   EXPECT_EQ(failure("kind=recurrent every=2 keep=2 | put 0*5 | copy 0>1:4"),
             "subject: resume");
-  // Without states, a cache may refuse at any time.
+  // Without states, a cache may refuse at any time; every cache may refuse for
+  // a sequence without tokens.
+  EXPECT_EQ(failure("kind=recurrent | ask 0@0"), "");
+  EXPECT_EQ(failure("kind=hybrid caches=causal/recurrent:e2:k2 | ask 0@0"), "");
+  EXPECT_EQ(failure("kind=hybrid caches=causal/recurrent:e2:k2 layers=2 | "
+                    "put 0*5 | drop 0:4-"),
+            "subject: resume");
   EXPECT_EQ(failure("kind=swa window=1 | put 0*5 | drop 0:4-"), "");
 }
 

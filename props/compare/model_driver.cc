@@ -292,7 +292,8 @@ TensorView ModelDriver::Fill(const NumberedRows& rows, RowRole role,
 void ModelDriver::PutRows() {
   // No rule says whether a copy made in this pass gets the rows, too.
   if (copied_) return;
-  const NumberedRows& rows = rows_.back();
+  NumberedRows& rows = rows_.back();
+  rows.put = true;
   const TensorView key = Fill(rows, RowRole::kKey, keys_);
   const TensorView value = Fill(rows, RowRole::kValue, values_);
   const std::string call =
@@ -380,19 +381,23 @@ void ModelDriver::SetCausal(const std::vector<int>& except) {
 }
 
 // Whether a Remove up to `end` moves tokens that other sequences also hold.
-bool ModelDriver::MovesShared(int seq, std::int32_t end) const {
+std::set<int> ModelDriver::SharersOfMoved(int seq, std::int32_t begin,
+                                          std::int32_t end) const {
   const Rules& rules = subject_.rules;
-  if (end == kOpenEnd || rules.middle != Rules::Middle::kShifts ||
+  std::set<int> sharers;
+  if (begin >= end || end == kOpenEnd ||
+      rules.middle != Rules::Middle::kShifts ||
       rules.shared_shift != Rules::SharedShift::kRefused) {
-    return false;
+    return sharers;
   }
-  const auto moves = [&](const LedgerToken& token) {
-    return token.HeldBy(seq) && token.position >= end &&
-           token.sequences.size() > 1;
-  };
-  return std::ranges::any_of(ledger_.parts(), [&](const auto& part) {
-    return std::ranges::any_of(part.tokens(), moves);
-  });
+  for (const auto& part : ledger_.parts()) {
+    for (const LedgerToken& token : part.tokens()) {
+      if (!token.HeldBy(seq) || token.position < end) continue;
+      if (token.sequences.size() < 2) continue;
+      sharers.insert(token.sequences.begin(), token.sequences.end());
+    }
+  }
+  return sharers;
 }
 
 StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
@@ -400,14 +405,18 @@ StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
       fmt::format("Remove({}, {}, {})", seq, begin,
                   end == kOpenEnd ? "open" : fmt::to_string(end));
   Begin(call);
-  const bool shared = MovesShared(seq, end);
+  const std::set<int> sharers = SharersOfMoved(seq, begin, end);
   const Status actual = tested_->Remove(seq, begin, end);
   AddStep(call, actual.code());
-  if (actual.ok() && shared) {
-    copies_ = fmt::format(
-        "\n  {} was ok, so the cache must have copied the rows that it moved: "
-        "another sequence holds their tokens, too (else: shared_cells, S32)",
-        call);
+  if (actual.ok() && begin == 0 && end == kOpenEnd) moved_.erase(seq);
+  if (actual.ok()) {
+    for (const int sharer : sharers) {
+      moved_[sharer] = fmt::format(
+          "\n  {} was ok, so the cache must have copied the rows that it "
+          "moved: "
+          "another sequence holds their tokens, too (else: shared_cells, S32)",
+          call);
+    }
   }
   // When profiles are detected, the ledger must not take a refusal as a sign
   // that the cache copied shared tokens.
@@ -450,9 +459,8 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   HashInt(*actual ? 1 : 0);
   // A cache may refuse to resume, but not after the state that Remove and
   // CopyPrefix leave (R8, R10).
-  const bool has_states = std::ranges::any_of(
-      ledger_.parts(), [](auto& part) { return part.recurrent(); });
-  const bool must = has_states && pos == ledger_.Next(seq) &&
+  const bool must = ledger_.HasStates() && pos > 0 &&
+                    pos == ledger_.Next(seq) &&
                     ledger_.CanResume(seq, pos, /*surely=*/true);
   Check(*actual || !must, "subject: resume", [&] {
     return fmt::format("{} is false, but the sequence ends with a state there",
@@ -569,11 +577,17 @@ void ModelDriver::CheckOutput() {
   const auto wrong = question.FindWrong(out, subject_.precision());
   questions_.insert_or_assign(place(), std::move(question));
   if (!wrong) return;
-  Failure failure =
-      MakeFailure("subject: output",
-                  fmt::format("layer {}: {}{}", layer_, wrong->text, copies_));
+  Failure failure = MakeFailure(
+      "subject: output", fmt::format("layer {}: {}{}", layer_, wrong->text,
+                                     MovedText(wrong->row)));
   failure.row = wrong->row;
   throw failure;
+}
+
+std::string ModelDriver::MovedText(std::int64_t row) const {
+  if (row >= std::ssize(batch_.sequences)) return "";
+  const auto moved = moved_.find(At(batch_.sequences, row));
+  return moved == moved_.end() ? "" : moved->second;
 }
 
 void ModelDriver::CheckView() {
@@ -618,7 +632,7 @@ void ModelDriver::CheckView() {
     text += fmt::format("\n  row {} is the token of sequence {} at position {}",
                         row, batch_.sequences[row], batch_.positions[row]);
   }
-  Failure failure = MakeFailure("subject: rows", text + copies_);
+  Failure failure = MakeFailure("subject: rows", text + MovedText(wrong->row));
   failure.row = wrong->row;
   failure.column = wrong->column;
   failure.first_cell = view->first_cell;
@@ -643,7 +657,7 @@ std::string ModelDriver::FormerRowsText(const KvView& view,
       if (put.key.bytes != key) continue;
       if (has_value && put.value.bytes != value) continue;
       const bool again = std::any_of(rows_.rbegin(), rows, [&](const auto& of) {
-        return of.pass == rows->pass &&
+        return of.put && of.pass == rows->pass &&
                (of.layer == kAllLayers || of.layer == layer_);
       });
       return fmt::format("the rows of token {} (sequence {}, position {}), {},",
@@ -748,7 +762,7 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
         fmt::format("layer {}: the attention of row {} (sequence {}, position "
                     "{}) is off by {:.3g}, allowed is {:.3g}{}",
                     layer, row, batch_.sequences[at], batch_.positions[at],
-                    error, subject_.tolerance, copies_));
+                    error, subject_.tolerance, MovedText(row)));
     failure.row = AsInt(row);
     failure.first_cell = view.first_cell;
     throw failure;

@@ -79,7 +79,11 @@ class ModelDriver final : public Driver {
                  const Tokens& batch) const;
   // Whether tokens may be evicted.
   bool Bounded() const;
-  bool MovesShared(int seq, std::int32_t end) const;
+  // Returns the sequences that hold tokens which a Remove of `seq` would move
+  // and which it shares; none if the rules let it move them.
+  std::set<int> SharersOfMoved(int seq, std::int32_t begin,
+                               std::int32_t end) const;
+  std::string MovedText(std::int64_t row) const;
   void CheckView();
   void CheckShapes(int layer, const KvView& view);
   void CheckAttention(int layer, const KvView& view);
@@ -93,6 +97,7 @@ class ModelDriver final : public Driver {
     Tokens batch;
     int pass = 0;
     int layer = kAllLayers;
+    bool put = false;
   };
   static constexpr int kAllLayers = -1;
 
@@ -128,7 +133,9 @@ class ModelDriver final : public Driver {
   bool reserving_ = false;
   std::bitset<kCachesMost> fresh_;  // By cache: the ledger can judge the mask.
   bool copied_ = false;             // CopyPrefix was called in this pass.
-  std::string copies_;  // The last Remove that only a cache that copies allows.
+  // By sequence that shared the moved tokens: a text about the last Remove that
+  // only a cache that copies them allows.
+  std::map<int, std::string> moved_;
   int type_ = 0;
   int layer_ = 0;
   std::int64_t serial_ = 0;

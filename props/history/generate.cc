@@ -201,8 +201,10 @@ void DrawBranches(const Pick& pick, History& history) {
   history.ops.push_back(copy);
   const int batch = std::max(history.setup.init.max_batch, 1);
   for (int first = 0; first < sequences; first += batch) {
-    const int last = std::min(first + batch, sequences) - 1;
-    put.segments = {{.seq = first, .count = 1, .more = last - first}};
+    put.segments.clear();
+    for (int seq = first; seq < std::min(first + batch, sequences); ++seq) {
+      put.segments.push_back({.seq = seq, .count = 1});
+    }
     history.ops.push_back(put);
   }
 }

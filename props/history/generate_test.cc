@@ -156,7 +156,7 @@ TEST(Histories, BranchIntoManySequences) {
   for (int seed = 1; seed <= kSeeds; ++seed) {
     found += IsFound<FewCopies>(20000, {}, AsSize(seed)) ? 1 : 0;
   }
-  EXPECT_GE(found, 6);
+  EXPECT_GE(found, 6);  // 8; 3 if sequences did not branch.
 }
 
 TEST(Histories, CopySequencesToThemselves) {

@@ -73,7 +73,7 @@ TEST(Oracle, RefusesDraftsThatCannotBe) {
           "parents has 3 numbers, positions has 4");
   changed("[-1, -1, 0, 0]", "[-1, -1, 0, 3]", 5, "follows draft 3");
   changed("[2, 2, 3, 3]", "[3, 3, 4, 4]", 5, "is at position 3");
-  changed(R"("path": [0, 2])", R"("path": [1, 2])", 11, "after 1");
+  changed(R"("path": [0, 2])", R"("path": [1, 2])", 11, "after draft 1");
   changed(R"("path": [0, 2])", R"("path": 0)", 11, "path");
   changed(R"("seq": 0, "path")", R"("seq": 1, "path")", 11, "1 has 0 drafts");
   changed(R"({"op": "commit", "seq": 0, "path": [0, 2]}

@@ -26,8 +26,6 @@ enum class Fault {
   kWholePrompt,  // Nothing is left to compute.
   kLastId,       // A prefix is looked for by its last id only.
   kOneTooMany,   // The answer is one more than what is shared.
-  kDrafts,       // Drafts do not end the prompt (F2): the ids of later tokens
-                 // are taken for known.
 };
 
 // The reference twin, which also looks for the prefixes of prompts in all
@@ -41,12 +39,6 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
     Status status = cache_->StartForward(batch, reserve);
     puts_ = 0;
     ends_.clear();
-    const auto& parents = batch.parents;
-    for (std::size_t i = 0; status.ok() && i < parents.size(); ++i) {
-      if (parents[i] == kNotADraft || fault_ == Fault::kDrafts) continue;
-      Known& known = known_[batch.sequences[i]];
-      known.Cut(known.computed);
-    }
     for (std::size_t i = 0; status.ok() && i < batch.positions.size(); ++i) {
       ends_[batch.sequences[i]] = batch.positions[i] + 1;
     }
@@ -240,11 +232,7 @@ TEST(Prefixes, FaultsAreFound) {
        "subject: rows"},
       {Fault::kGoneWindow,
        "kind=recurrent | find 0:0,1,0,1 | put 0*4 | find 1:0,1,1 | put 1*1",
-       "subject: result"},
-      {Fault::kDrafts,
-       "seqs=2 | find 0:1,2,1,2,1 | put 0*1 | put 0*1:-1 | commit 0:0 | "
-       "put 0*2 | find 1:1,2,1,2,1",
-       "subject: prefix"}};
+       "subject: result"}};
   for (const auto& [fault, line, check] : cases) {
     const History history = *ParseHistory("kvt1 legal=1 " + line);
     EXPECT_FALSE(RunHistory(history, Finding(Fault::kNone)).failure) << line;

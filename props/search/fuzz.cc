@@ -117,7 +117,7 @@ class CacheSource {
   bool HasDrafts(std::uint64_t number, std::optional<Kind> kind) const {
     return options_.speculate || (CanDraft(kind) && Turn(number) == 1);
   }
-  // So has every second one of its histories with prompts.
+  // So has every second history with prompts.
   bool HasDraftsToo(std::uint64_t number, std::optional<Kind> kind) const {
     return !options_.speculate && CanDraft(kind) && Turn(number / 2) == 0;
   }

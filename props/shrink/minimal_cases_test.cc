@@ -438,6 +438,14 @@ TEST(Shrink, NarrowsWindowsAndChunks) {
                        return history.setup.spec.chunk > 12;
                      }),
             "kvt1 kind=chunked chunk=13 cells=1 | ask 0@0");
+  // With several sequences, a memory may be less than the window.
+  EXPECT_EQ(ShrunkIf("kind=swa_mem window=50 memory=2 seqs=2 cap=4 | put 0*3",
+                     [](const History& history) {
+                       return history.setup.spec.kind == Kind::kSwaMem &&
+                              history.setup.init.max_sequences == 2 &&
+                              history.setup.spec.window.value_or(0) > 5;
+                     }),
+            "kvt1 kind=swa_mem window=6 memory=0 cap=1 | ask 0@0");
 }
 
 // A legal client takes the id of a sequence modulo max_sequences.

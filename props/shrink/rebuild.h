@@ -16,9 +16,9 @@ namespace kvtwin::props {
 // as for a wrapper.
 std::optional<History> Rebuilt(const History& history, std::size_t kept);
 
-// Returns the last `kept` operations of `history` after one batch that fills as
-// many cells as were filled, with the tokens of one sequence, which is the only
-// one. Returns nullopt if there is no such history, as for a wrapper.
+// Returns the last `kept` operations of `history` after one batch that
+// fills as many cells as were filled. Its tokens are of one sequence: the cache
+// has no other. Returns nullopt if there is no such history, as for a wrapper.
 std::optional<History> Filled(const History& history, std::size_t kept);
 
 // Returns a history of one batch, which puts as many tokens as all batches of

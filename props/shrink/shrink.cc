@@ -55,7 +55,7 @@ void WrapSequences(History& history) {
   ChangeSequences(history, [=](int& seq) { seq %= sequences; });
 }
 
-// Steps to a smaller number: half of it, or it less these.
+// Steps to a smaller number: its half, and the number less each of these.
 constexpr int kHalf = -1;
 constexpr std::array kLess = {kHalf, 32, 8, 1};
 int Smaller(int number, int less) {
@@ -157,7 +157,8 @@ class MoveList {
       add([=](CacheSpec& spec) {
         const int before = spec.window.value_or(0);
         if (spec.window) spec.window = Smaller(before, less);
-        if (spec.memory) *spec.memory -= before - spec.window.value_or(0);
+        const int less_window = before - spec.window.value_or(0);
+        if (spec.memory) spec.memory = std::max(*spec.memory - less_window, 0);
       });
       add([=](CacheSpec& spec) {
         if (spec.memory) spec.memory = Smaller(*spec.memory, less);
@@ -372,13 +373,15 @@ class MoveList {
       parents([](auto& list) {
         if (list.size() > 1) list.pop_back();
       });
-      // The last draft goes, and commits take the draft before it instead.
+      // The last draft goes, and commits choose the draft before it.
       moves_.emplace_back([i, s](History& h) {
         if (i >= h.ops.size() || s >= h.ops[i].segments.size()) return;
         auto& list = h.ops[i].segments[s].parents;
         if (list.size() < 2) return;
         list.pop_back();
+        const int seq = h.ops[i].segments[s].seq;
         for (Op& commit : std::span(h.ops).subspan(i + 1)) {
+          if (commit.seq != seq) continue;
           for (int& draft : commit.path) {
             draft = std::min(draft, Size(list) - 1);
           }

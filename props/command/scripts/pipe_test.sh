@@ -24,7 +24,7 @@ fi
 piped() {
   local want=$1 regex=$2 output code
   shift 2
-  output=$("$kvtwin" gen --seed 3 --histories 150 |
+  output=$("$kvtwin" gen --seed 3 --histories 600 |
     python3 "$toy" "$@" | "$kvtwin" check -)
   code=$?
   output=$(tail -n 1 <<<"$output")
