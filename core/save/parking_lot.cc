@@ -32,7 +32,8 @@ using Inputs = std::vector<SessionInput>;
 
 // A conversation on disk.
 struct Conversation {
-  // Returns how many inputs of a prompt the file may have, as far as is known.
+  // Returns the number of inputs of a prompt that the cache may be able to load
+  // from the file.
   int Usable(std::span<const SessionInput> prompt) const {
     const int common = CommonInputs(inputs, prompt);
     const auto tried = vain_loads.lower_bound(common);
@@ -40,12 +41,13 @@ struct Conversation {
   }
 
   Inputs inputs;
-  // The numbers of inputs that the cache could resume after, which were too
-  // few, by the numbers of common inputs. Fewer common inputs give no more.
+  // Loads that gave too few inputs: the number of inputs after which the cache
+  // could resume, by the number of common inputs. Fewer common inputs give no
+  // more.
   std::map<int, int> vain_loads = {};
 };
 
-// By path.
+// The conversations by the paths of their files.
 using Files = std::map<std::string, Conversation>;
 
 // Returns the time that is the name of a file; 0 if its name is another.
@@ -112,8 +114,8 @@ bool IsTooLarge(const CacheState& state, Cache& cache) {
 }
 
 // Returns an error if a state, or one of its caches, lacks a token after which
-// the cache would resume, or has a token twice: the cache itself looks for
-// neither.
+// the cache would resume, or has a token twice: the cache itself checks
+// neither case.
 Status CheckTokens(const CacheState& state, int tokens, Cache& cache,
                    int slot) {
   std::vector<bool> held(AsSize(tokens));
@@ -177,8 +179,8 @@ auto InBackground(Does does) {
   }
 }
 
-// Calls does(). Its exception, such as that of memory that ran out, is returned
-// as an error of the file.
+// Calls does(), and returns its exception, such as bad_alloc, as an error of
+// the file.
 template <class Does>
 auto CatchFor(const std::string& path, const Does& does) -> decltype(does()) {
   try {
@@ -448,8 +450,8 @@ class Parking : public ParkingLot {
       ++written_;
       return;
     }
-    // The list of files is right before anything can throw. A file that is
-    // perhaps not on disk goes, too.
+    // The list of files is mended before anything can throw. The file is
+    // removed, too, as it may be incomplete.
     std::remove(write.path.c_str());
     ++failed_;
     files_.erase(write.path);

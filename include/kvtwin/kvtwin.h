@@ -635,7 +635,7 @@ void kvtwin_attention_destroy(kvtwin_attention* attention);
 
 /* Plans the rows [first_row, first_row + rows) of the mask of a view, [columns,
  * rows], up to 2^24 of them. The mask is not needed after the call. An error
- * does not change the plan before. */
+ * leaves the plan unchanged. */
 kvtwin_status kvtwin_attention_plan(kvtwin_attention* attention,
                                     const kvtwin_tensor* mask, int32_t rows,
                                     int32_t first_row);
@@ -645,7 +645,7 @@ kvtwin_status kvtwin_attention_plan(kvtwin_attention* attention,
 kvtwin_status kvtwin_attention_default_table(kvtwin_attention_table* table,
                                              size_t size);
 /* Plans the rows of sequences of a pool, up to 2^24 in all. The lists are not
- * needed after the call. An error does not change the plan before: lists of
+ * needed after the call. An error leaves the plan unchanged: lists of
  * invalid lengths, a length that is shorter than its query rows or longer than
  * its blocks, a negative block where a row sees it. */
 kvtwin_status kvtwin_attention_plan_table(kvtwin_attention* attention,

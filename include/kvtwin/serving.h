@@ -124,8 +124,8 @@ enum class Fetched {
 // is a file of SaveState (save.h), complete or absent, whose label has the
 // model, the dtypes and the inputs. The rows of an encoder are not saved: after
 // Unpark it is not EncoderCached. While no thread can start for the background,
-// calls wait for the disk themselves. If memory runs out while a file is
-// written or read, that is an error of the file. Everyone who can read the
+// calls wait for the disk themselves. Memory that runs out while a file is
+// written or read is an error of the file. Everyone who can read the
 // folder can read the conversations. Two parking lots of one model need two
 // folders.
 class ParkingLot {

@@ -508,9 +508,9 @@ TEST(Backend, MasksOfTheNumericLevelHideOrAllow) {
   EXPECT_EQ(wrong(1, 0), "a padding row sees something");
 }
 
-// Returns how a process ends that runs this script of bash in place of
-// kvtwin-host, and is asked something of so many bytes. All its calls together
-// may take 0.3 seconds, one call a minute.
+// Runs a script of bash in place of kvtwin-host, asks it a question of so many
+// bytes, and returns the failure with which it ends. All calls together may
+// take 0.3 seconds, and each call a minute.
 std::string EndOfHost(const std::string& script, std::size_t bytes) {
   const ScratchFolder folder("host");
   HostOptions options;
@@ -530,7 +530,7 @@ std::string EndOfHost(const std::string& script, std::size_t bytes) {
 TEST(Host, NoProcessRenewsItsOwnTime) {
   const std::string late =
       "the backend was running when all calls together had taken 0.3 seconds";
-  // Writes to HostState::calls that another call begins, over and over.
+  // The script tells again and again, in HostState::calls, that a call begins.
   EXPECT_EQ(EndOfHost("for ((i = 16; i < 256; ++i)); do\n"
                       "  printf '\\0\\0\\0\\0\\0\\0\\0\\0\\x'$(printf %x $i) "
                       "1<>/dev/fd/5\n"
@@ -538,7 +538,7 @@ TEST(Host, NoProcessRenewsItsOwnTime) {
                       "done",
                       1),
             late);
-  // Does not read a question that is longer than a pipe holds.
+  // The script does not read the question, which is longer than a pipe holds.
   EXPECT_EQ(EndOfHost("sleep 2", std::size_t{1} << 20), late);
 }
 

@@ -170,8 +170,8 @@ void HostProcess::BeginToWait(double seconds) {
   answered_ = 0;
 }
 
-// The backend may write to the number of calls, so that it renews the time of a
-// call; the time of the whole answer is renewed by nothing.
+// The backend may write to the number of calls, and so renew the time of a
+// call. It cannot renew the time of the whole answer.
 bool HostProcess::KilledForHang(double call_seconds) {
   const double now = Now();
   const std::int64_t calls = state_->calls;

@@ -46,8 +46,8 @@ class HostProcess {
   // Returns the calls to a pool, up to the last one.
   std::vector<Step> PoolSteps() const;
 
-  // The process is killed if it has not answered in `seconds`, whatever it
-  // tells about its calls.
+  // Kills the process if it has not answered in `seconds`, even if it tells
+  // that calls begin.
   bool Ask(const Json& json, double seconds);
   // Returns the next line; nothing if the process died or was killed. It is
   // killed if no call begins for `call_seconds`, even while lines come.

@@ -20,10 +20,12 @@
 #include "props/backend/host/host.h"
 #include "props/backend/host_child.h"
 #include "props/base/program.h"
-#include "props/search/explore_step.h"
 
 namespace kvtwin::props {
 namespace {
+
+// About as many steps as the explorer tries in a state.
+constexpr std::size_t kStepsOfAState = 1000;
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
@@ -465,7 +467,7 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
                                               {"names", way.names},
                                               {"level", Level::kIdentity},
                                               {"profile", options_.profile}},
-                                             AllSteps(size).size(),
+                                             kStepsOfAState,
                                              /*known_to_hang=*/false, process);
     if (!said) return ended(process->died());
     Expansion expansion = ExpansionFromJson(*said);

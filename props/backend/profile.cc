@@ -24,8 +24,8 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     // A ring or a list may evict only with batches of its own sequence.
     {"eviction", 0, 1,
      "kvt1 kind=swa window=2 | put 0*4 | put 1*1 | drop 0:2- | put 0*1"},
-    // A legal client does not go back without can_resume, but it copies: again
-    // with batches of the sequence itself, and with those of another sequence.
+    // Without can_resume, a legal client does not go back, but it copies. The
+    // eviction comes with a batch of the same sequence, or of another sequence.
     {"eviction", 0, 1,
      "kvt1 kind=swa window=2 | put 0*4 | put 0*1 | copy 0>1:1 | put 1*1"},
     {"eviction", 0, 1,

@@ -201,16 +201,9 @@ std::string_view RulesOfCall(std::string_view text, bool states) {
   return "";
 }
 
-}  // namespace
-
-bool IsOfKAlone(const Failure& failure) {
-  return failure.check == "subject: rows" &&
-         failure.text.find("with another K row") != std::string::npos;
-}
-
-namespace {
-
-std::string_view RulesOf(const Failure& difference, const History& history) {
+// Returns the rules that the failure breaks, as if there were drafts.
+std::string_view RulesOfFailure(const Failure& difference,
+                                const History& history) {
   const bool ran = difference.step < history.ops.size();
   const bool states = HasStates(history.setup.spec);
   // One operation makes several calls: a legal client also removes.
@@ -226,18 +219,13 @@ std::string_view RulesOf(const Failure& difference, const History& history) {
   return CitedRules(difference.check, kind, states);
 }
 
-bool IsWindowedInPart(const CacheSpec& spec) {
-  return (IsWindowed(spec.kind) && spec.window) ||
-         std::ranges::any_of(spec.caches, IsWindowedInPart);
-}
-
 // Returns the rules by which tokens leave in this history.
 std::vector<std::string_view> RulesOfLeaving(const History& history) {
   const auto has = [&](OpKind kind) {
     return std::ranges::count(history.ops, kind, &Op::kind) > 0;
   };
   std::vector<std::string_view> rules;
-  if (IsWindowedInPart(history.setup.spec)) rules.push_back("S7");
+  if (HasWindow(history.setup.spec)) rules.push_back("S7");
   if (has(OpKind::kCopy)) rules.insert(rules.end(), {"S26", "S27"});
   if (has(OpKind::kDrop)) rules.insert(rules.end(), {"S29", "S30"});
   if (has(OpKind::kCommit)) rules.push_back("D5");
@@ -256,9 +244,15 @@ bool HasDrafts(const History& history) {
 
 }  // namespace
 
+bool IsOfKAlone(const Failure& failure) {
+  return failure.check == "subject: rows" &&
+         failure.text.find("with another K row") != std::string::npos;
+}
+
 std::string CitedRules(const Failure& difference, const History& history) {
   std::vector<std::string_view> rules;
-  for (std::string_view rest = RulesOf(difference, history); !rest.empty();) {
+  for (std::string_view rest = RulesOfFailure(difference, history);
+       !rest.empty();) {
     rules.push_back(rest.substr(0, rest.find(',')));
     rest.remove_prefix(std::min(rest.size(), rules.back().size() + 2));
   }

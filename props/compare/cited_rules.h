@@ -22,9 +22,9 @@ std::string_view CitedRules(std::string_view check, OpKind operation,
 // Whether the failure is a K row that is not the token's, with its V row: the K
 // row was stored or shifted wrongly.
 bool IsOfKAlone(const Failure& failure);
-// Returns the rules that the failure of this history breaks: those of drafts
-// only if it has drafts; and for a token that left and is still seen, also the
-// rules by which tokens leave in it.
+// Returns the rules that the failure of this history breaks. Rules of drafts
+// are left out of a history without drafts. If a row sees a token that left,
+// the rules by which tokens leave are added.
 std::string CitedRules(const Failure& difference, const History& history);
 
 // Returns the rules for the answer of a call in a recording. With `of_row`, the

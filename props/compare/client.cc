@@ -428,8 +428,9 @@ void Client::Find(const Op& op) {
   if (Next(seq) > 0) held_.insert(seq);
 }
 
-// Whether no rule says where a sequence that is cut to `length` ends: with
-// states, that is the last one before, which a found prefix may have (F4).
+// Whether the length of a sequence that is cut to `length` is open: with
+// states, the sequence ends at the last state before `length`, and a found
+// prefix may have more states than the ledger knows (F4).
 bool Client::EndsInTheOpen(int seq, std::int32_t length) const {
   const auto& ledger = driver_.ledger();
   return ledger.IsOpenBefore(

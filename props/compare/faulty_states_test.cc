@@ -221,7 +221,7 @@ struct HasRoomForEachSequence : ForwardingCache {
   std::map<int, int> drafts_;
 };
 
-// Says that no sequence can continue.
+// Every sequence is said to be unable to continue.
 struct NeverResumes : ForwardingCache {
   using ForwardingCache::ForwardingCache;
   Result<bool> CanResume(int /*seq*/, std::int32_t /*pos*/) override {
@@ -262,7 +262,7 @@ TEST(StatesOfLegalClients, DraftsHaveRoomInTheirSequence) {
   EXPECT_GT(ran, 40);
 }
 
-// The client would begin the sequence anew, and find nothing.
+// A client that is refused begins the sequence anew, and finds no fault.
 TEST(StatesOfLegalClients, ContinueWhereTheRulesLeaveThem) {
   const Subject subject = OfLegalClients(
       [](const auto& /*setup*/, auto cache) -> std::unique_ptr<Cache> {

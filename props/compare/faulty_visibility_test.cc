@@ -124,8 +124,8 @@ class Idle final : public ForwardingCache {
   bool puts_ = false;
 };
 
-// The rows are those of a token: reports name it, and say why no row may see
-// it.
+// If rows are those of a token, reports name the token, and say why no row may
+// see it.
 TEST(FaultyTwins, RowsOfTokensThatLeftAreNamed) {
   Subject subject = Tampered({}, Level::kVisibility);
   subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
@@ -148,8 +148,8 @@ TEST(FaultyTwins, RowsOfTokensThatLeftAreNamed) {
   }
 }
 
-// A cache that copies rows may move shared tokens; if this one does not copy
-// them, the call is named that should have been refused.
+// A cache that copies rows may move shared tokens. If a cache moves them
+// without a copy, the report names the call that it should have refused.
 TEST(FaultyTwins, ARemoveOfSharedTokensIsNamed) {
   Subject subject = Tampered({}, Level::kVisibility);
   subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {

@@ -200,12 +200,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
 }
 
 bool ModelDriver::Bounded() const {
-  const auto bounded = [](const CacheSpec& spec) {
-    return (spec.window.has_value() && IsWindowed(spec.kind)) ||
-           spec.kind == Kind::kRecurrent;
-  };
-  return bounded(setup_.spec) ||
-         std::ranges::any_of(setup_.spec.caches, bounded);
+  return HasWindow(setup_.spec) || ledger_.HasStates();
 }
 
 // Throws if a call was refused that every cache has room for: no sequence is
@@ -380,7 +375,6 @@ void ModelDriver::SetCausal(const std::vector<int>& except) {
   SetType(kept);
 }
 
-// Whether a Remove up to `end` moves tokens that other sequences also hold.
 std::set<int> ModelDriver::SharersOfMoved(int seq, std::int32_t begin,
                                           std::int32_t end) const {
   const Rules& rules = subject_.rules;
@@ -410,13 +404,7 @@ StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
   AddStep(call, actual.code());
   if (actual.ok() && begin == 0 && end == kOpenEnd) moved_.erase(seq);
   if (actual.ok()) {
-    for (const int sharer : sharers) {
-      moved_[sharer] = fmt::format(
-          "\n  {} was ok, so the cache must have copied the rows that it "
-          "moved: "
-          "another sequence holds their tokens, too (else: shared_cells, S32)",
-          call);
-    }
+    for (const int sharer : sharers) moved_[sharer] = call;
   }
   // When profiles are detected, the ledger must not take a refusal as a sign
   // that the cache copied shared tokens.
@@ -457,8 +445,8 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   AddStep(call, actual.status().code(), YesOrNo(actual));
   CheckResult(call, {}, actual.status());
   HashInt(*actual ? 1 : 0);
-  // A cache may refuse to resume, but not after the state that Remove and
-  // CopyPrefix leave (R8, R10).
+  // A cache may refuse to resume, except after the last state of a sequence
+  // (R8, R10).
   const bool must = ledger_.HasStates() && pos > 0 &&
                     pos == ledger_.Next(seq) &&
                     ledger_.CanResume(seq, pos, /*surely=*/true);
@@ -587,7 +575,11 @@ void ModelDriver::CheckOutput() {
 std::string ModelDriver::MovedText(std::int64_t row) const {
   if (row >= std::ssize(batch_.sequences)) return "";
   const auto moved = moved_.find(At(batch_.sequences, row));
-  return moved == moved_.end() ? "" : moved->second;
+  if (moved == moved_.end()) return "";
+  return fmt::format(
+      "\n  {} was ok, so the cache must have copied the rows that it moved: "
+      "another sequence holds their tokens, too (else: shared_cells, S32)",
+      moved->second);
 }
 
 void ModelDriver::CheckView() {
@@ -620,13 +612,10 @@ void ModelDriver::CheckView() {
     return CheckAttention(layer, *view);
   }
   const auto wrong =
-      FindWrongRow(ledger_, layer, *view, setup_.config.v_layout);
+      FindWrongRow(ledger_, layer, *view, setup_.config.v_layout,
+                   [&](auto column) { return FormerRowsText(*view, column); });
   if (!wrong) return;
   std::string text = fmt::format("layer {}: {}", layer, wrong->text);
-  if (const auto at = text.find(kNoTokensRows); at != std::string::npos) {
-    text.replace(at, kNoTokensRows.size(),
-                 FormerRowsText(*view, wrong->column));
-  }
   const auto row = AsSize(wrong->row);
   if (!IsEncoder() && row < batch_.positions.size()) {
     text += fmt::format("\n  row {} is the token of sequence {} at position {}",
@@ -666,7 +655,7 @@ std::string ModelDriver::FormerRowsText(const KvView& view,
                          again ? "which were replaced" : kLeftBefore);
     }
   }
-  return std::string(kNoTokensRows);
+  return "";
 }
 
 void ModelDriver::CheckShapes(int layer, const KvView& view) {

@@ -79,10 +79,12 @@ class ModelDriver final : public Driver {
                  const Tokens& batch) const;
   // Whether tokens may be evicted.
   bool Bounded() const;
-  // Returns the sequences that hold tokens which a Remove of `seq` would move
-  // and which it shares; none if the rules let it move them.
+  // Returns `seq` and the sequences that share the tokens which a Remove would
+  // move; the empty set if it moves no shared token, or may move them.
   std::set<int> SharersOfMoved(int seq, std::int32_t begin,
                                std::int32_t end) const;
+  // Returns a sentence on the Remove that moved tokens of this row's sequence,
+  // or an empty string.
   std::string MovedText(std::int64_t row) const;
   void CheckView();
   void CheckShapes(int layer, const KvView& view);
@@ -90,7 +92,7 @@ class ModelDriver final : public Driver {
   // Asks the cache for the attention of the current layer, and judges it.
   void CheckOutput();
   void GoTo(int layer);
-  // The rows of a batch, as they are put: each token has its own.
+  // The rows that a pass puts: each token has its own.
   struct NumberedRows {
     std::int64_t first = 0;             // The number of the first token.
     std::vector<std::int64_t> serials;  // Unless they are consecutive.
@@ -106,8 +108,8 @@ class ModelDriver final : public Driver {
   TensorView Fill(const NumberedRows& rows, RowRole role,
                   RowBuffer& buffer) const;
   void PutRows();
-  // Names the token whose rows a column has, if no token has them any longer;
-  // else returns kNoTokensRows.
+  // Names the former token whose rows a column has; an empty string if the
+  // rows were never put.
   std::string FormerRowsText(const KvView& view, std::int64_t column) const;
   std::vector<int> IndicesOf(const std::vector<int>& except) const;
   void ExceptActive(const std::vector<int>& indices);
@@ -123,7 +125,7 @@ class ModelDriver final : public Driver {
   RunResult& result_;
   const bool wrapper_ = IsWrapper(setup_.spec.kind);
 
-  // Whether K is shifted: rounding may change a NaN that is shifted.
+  // Whether a Remove changes K rows: rounding may then change a NaN.
   const bool shifts_;
   reference::Ledger ledger_;
   std::unique_ptr<Cache> tested_;
@@ -133,8 +135,8 @@ class ModelDriver final : public Driver {
   bool reserving_ = false;
   std::bitset<kCachesMost> fresh_;  // By cache: the ledger can judge the mask.
   bool copied_ = false;             // CopyPrefix was called in this pass.
-  // By sequence that shared the moved tokens: a text about the last Remove that
-  // only a cache that copies them allows.
+  // By sequence: the last Remove that moved its shared tokens. Only a cache
+  // that copies rows can allow it (S32).
   std::map<int, std::string> moved_;
   int type_ = 0;
   int layer_ = 0;

@@ -89,8 +89,12 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
 }
 
 // Names the token whose rows are in a column.
-std::string OwnerText(const RowOwner& owner) {
-  if (owner.token == nullptr) return std::string(kNoTokensRows);
+std::string OwnerText(const RowOwner& owner, std::int64_t column,
+                      const NameRows& name_others) {
+  if (owner.token == nullptr) {
+    const std::string name = name_others ? name_others(column) : "";
+    return name.empty() ? "no token's rows" : name;
+  }
   const std::string token =
       fmt::format("the token (sequence {}, position {})",
                   fmt::join(owner.token->owners(), "+"), owner.token->position);
@@ -101,7 +105,8 @@ std::string OwnerText(const RowOwner& owner) {
 
 // Returns what is wrong with `row`, if anything.
 std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
-                               const KvView& view, VLayout v_layout, int row) {
+                               const KvView& view, VLayout v_layout, int row,
+                               const NameRows& name_others) {
   const RowOwners owners(ledger, layer, view, v_layout);
   RowOwners::Torn torn;
   const RowSights actual = owners.SightsOf(row, torn);
@@ -111,9 +116,10 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
       actual.missing.empty() ? nullptr : actual.missing[0].token;
   if (at != std::string::npos) {
     wrong.column = AsInt(at);
-    wrong.text = fmt::format("row {} sees at column {} {} {}", row, at,
-                             OwnerText(owners.Of(wrong.column, {})),
-                             RowText(view, wrong.column, v_layout));
+    wrong.text = fmt::format(
+        "row {} sees at column {} {} {}", row, at,
+        OwnerText(owners.Of(wrong.column, {}), wrong.column, name_others),
+        RowText(view, wrong.column, v_layout));
     if (actual.sights[at] == 'x') expected = actual.tokens[at];
   }
   if (expected != nullptr) {
@@ -467,7 +473,8 @@ std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
 }
 
 std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
-                                    const KvView& view, VLayout v_layout) {
+                                    const KvView& view, VLayout v_layout,
+                                    const NameRows& name_others) {
   const CacheLedger& active = ledger.active();
   if (active.encoder()) {
     return FindWrongEncoderRow(active.slots().layers, layer, view);
@@ -509,7 +516,7 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
       --seen;
     }
     if (seen == 0 && seen_sum == 0 && all_known) continue;
-    auto wrong = Explain(active, layer, view, v_layout, row);
+    auto wrong = Explain(active, layer, view, v_layout, row, name_others);
     if (wrong) return wrong;
   }
   return std::nullopt;

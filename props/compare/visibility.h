@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -21,20 +22,21 @@
 
 namespace kvtwin::props {
 
-// Takes the place of a token's name where a view has rows that the ledger
-// lacks.
-inline constexpr std::string_view kNoTokensRows = "no token's rows";
-// Says that the token whose rows a view has is no longer stored.
+// Reports have these words for a token that is no longer stored, but whose rows
+// a view still has.
 inline constexpr std::string_view kLeftBefore = "which left before";
+// Names the rows of a column that belong to no token of the ledger.
+using NameRows = std::function<std::string(std::int64_t column)>;
 
 // Compares the view of `layer` with the active ledger. Requires: the view is of
 // the ledger's current pass, without a Remove or CopyPrefix since its
 // StartForward. Rows that were never put in this layer may hold anything. The
 // rows of `view` have the dtype of the cache. Without V (null data), K alone is
 // compared. The failure names the mask row, and the column of the view, or -1
-// if a token is missing.
+// if a token is missing. `name_others` may name rows that belong to no token.
 std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
-                                    const KvView& view, VLayout v_layout);
+                                    const KvView& view, VLayout v_layout,
+                                    const NameRows& name_others = nullptr);
 
 // Returns why CanResume must not be true for the sequence (S28).
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,

@@ -88,27 +88,6 @@ void Widen(const Pick& pick, Setup& setup) {
   capacity = std::max(capacity, width + pick(2, 2 * width));
 }
 
-// Returns the number of cells of the largest cache; 0 if Init refuses the
-// setup.
-std::int64_t CellsOf(const Setup& setup) {
-  reference::Ledger ledger(setup.spec);
-  if (!ledger.Init(setup.config, setup.init).ok()) return 0;
-  std::int64_t cells = 0;
-  for (const auto& part : ledger.parts()) cells = std::max(cells, part.cells());
-  return cells;
-}
-
-// Takes a state from each recurrent cache; false if there is none.
-bool LoseStates(CacheSpec& spec) {
-  bool any = false;
-  for (std::int32_t* states : {&spec.checkpoints, &spec.pins, &spec.drafts}) {
-    any = any || *states > 0;
-    *states = std::max(*states - 1, 0);
-  }
-  for (CacheSpec& part : spec.caches) any = LoseStates(part) || any;
-  return any;
-}
-
 int DrawCount(const Pick& pick, const Setup& setup) {
   const int way = pick(0, 9);
   if (way < 5) return pick(1, 3);
@@ -209,7 +188,7 @@ void DrawBranches(const Pick& pick, History& history) {
   }
 }
 
-// Puts a few tokens, goes back to where they began, or next to it, and
+// Puts a few tokens, goes back to the first of them, or next to it, and
 // continues there.
 void RollBack(const Pick& pick, int seq, std::vector<Op>& ops) {
   const int tokens = pick(1, 4);
@@ -514,28 +493,6 @@ class ModelServer {
 };
 
 }  // namespace
-
-void LimitCells(int cells_max, Setup& setup) {
-  InitArgs& init = setup.init;
-  // The largest size shrinks first, so that little changes.
-  while (CellsOf(setup) > cells_max) {
-    if (LoseStates(setup.spec)) continue;
-    int& larger =
-        init.capacity >= init.max_batch ? init.capacity : init.max_batch;
-    if (larger > 1) {
-      --larger;
-    } else if (init.max_sequences > 1) {
-      --init.max_sequences;
-    } else if (setup.config.v_layout == VLayout::kTiled) {
-      // Tiled V needs at least kTileCells cells.
-      setup.config.v_layout = VLayout::kPermuted;
-    } else if (setup.config.cache_padding > 1) {
-      --setup.config.cache_padding;
-    } else {
-      return;
-    }
-  }
-}
 
 Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   Setup setup;

@@ -25,8 +25,6 @@ using Weights = std::array<int, 10>;
 // With a `cells_max`, the cache (each cache of a wrapper) has at most that many
 // cells.
 Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max = 0);
-// Makes each cache as small as `cells_max` cells, or nearly.
-void LimitCells(int cells_max, Setup& setup);
 Weights DrawWeights(const Pick& pick);
 // `live` lists the sequences that are likely to hold tokens.
 Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,

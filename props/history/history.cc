@@ -434,6 +434,11 @@ Op ReadOp(std::string_view text) {
 
 }  // namespace
 
+bool HasWindow(const CacheSpec& spec) {
+  return (IsWindowed(spec.kind) && spec.window) ||
+         std::ranges::any_of(spec.caches, HasWindow);
+}
+
 void FitStorage(Setup& setup) {
   const auto widen = [](DType dtype, int& head_dim) {
     constexpr auto kBlock = AsInt(kBlockElements);
@@ -447,6 +452,53 @@ void FitStorage(Setup& setup) {
   if (config.v_layout != VLayout::kTiled) return;
   const int tiles = (config.cache_padding + kTileCells - 1) / kTileCells;
   config.cache_padding = tiles * kTileCells;
+}
+
+namespace {
+
+// Returns the number of cells of the largest cache; 0 if Init refuses the
+// setup.
+std::int64_t CellsOf(const Setup& setup) {
+  reference::Ledger ledger(setup.spec);
+  if (!ledger.Init(setup.config, setup.init).ok()) return 0;
+  std::int64_t cells = 0;
+  for (const auto& part : ledger.parts()) cells = std::max(cells, part.cells());
+  return cells;
+}
+
+// Takes a state from each recurrent cache; false if there is none.
+bool LoseStates(CacheSpec& spec) {
+  bool any = false;
+  for (std::int32_t* states : {&spec.checkpoints, &spec.pins, &spec.drafts}) {
+    any = any || *states > 0;
+    *states = std::max(*states - 1, 0);
+  }
+  for (CacheSpec& part : spec.caches) any = LoseStates(part) || any;
+  return any;
+}
+
+}  // namespace
+
+void LimitCells(int cells_max, Setup& setup) {
+  InitArgs& init = setup.init;
+  // The largest size shrinks first, so that little changes.
+  while (CellsOf(setup) > cells_max) {
+    if (LoseStates(setup.spec)) continue;
+    int& larger =
+        init.capacity >= init.max_batch ? init.capacity : init.max_batch;
+    if (larger > 1) {
+      --larger;
+    } else if (init.max_sequences > 1) {
+      --init.max_sequences;
+    } else if (setup.config.v_layout == VLayout::kTiled) {
+      // Tiled V needs at least kTileCells cells.
+      setup.config.v_layout = VLayout::kPermuted;
+    } else if (setup.config.cache_padding > 1) {
+      --setup.config.cache_padding;
+    } else {
+      return;
+    }
+  }
 }
 
 void SetCells(int cells, Setup& setup) {

@@ -148,6 +148,10 @@ struct History {
   std::vector<Op> ops;
 };
 
+// Whether the cache, or a cache of a wrapper, has a window.
+bool HasWindow(const CacheSpec& spec);
+// Makes each cache as small as `cells_max` cells, or nearly.
+void LimitCells(int cells_max, Setup& setup);
 // Sets the sizes for a cache of `cells` cells: one sequence of that capacity.
 // The batch is as large, or what a bounded memory leaves (docs/histories.md).
 void SetCells(int cells, Setup& setup);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/elements.h"
 #include "props/base/attending.h"
 #include "props/base/forwarding_cache.h"
 #include "props/compare/runner.h"
@@ -282,6 +284,53 @@ TEST(LegalClient, ClearsNoSequenceForACopyThatItDoesNotMake) {
   EXPECT_EQ(CallsOfCopy(KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_REMOVE_TAIL,
                         KVTWIN_CANNOT_COPY_TO_ITSELF, "6"),
             "");
+}
+
+// Looks for a NaN in the rows of K and of V.
+class LooksForNaN : public ForwardingCache {
+ public:
+  LooksForNaN(std::unique_ptr<Cache> cache, bool& in_key, bool& in_value)
+      : ForwardingCache(std::move(cache)),
+        in_key_(in_key),
+        in_value_(in_value) {}
+
+  Status Put(const TensorView& key, const TensorView& value) override {
+    in_key_ = in_key_ || HasNaN(key);
+    in_value_ = in_value_ || HasNaN(value);
+    return cache_->Put(key, value);
+  }
+
+ private:
+  static bool HasNaN(const TensorView& rows) {
+    for (std::int64_t row = 0; row < rows.shape[2]; ++row) {
+      for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
+        if (std::isnan(LoadFrom(rows, i, 0, row))) return true;
+      }
+    }
+    return false;
+  }
+  bool& in_key_;
+  bool& in_value_;
+};
+
+// No rule says which NaN a shift makes of a NaN. Token 5 has one.
+TEST(ThirdPartyRows, HaveNoNaNInKThatIsShifted) {
+  for (const std::string shift : {"none", "add"}) {
+    bool in_key = false;
+    bool in_value = false;
+    Subject subject = {.name = "looking"};
+    subject.level = Level::kVisibility;
+    subject.make_of = [&](const auto& setup) {
+      return Result<std::unique_ptr<Cache>>(std::make_unique<LooksForNaN>(
+          *MakeCache(setup.spec, "reference"), in_key, in_value));
+    };
+    const History history =
+        *ParseHistory("kvt1 shift=" + shift +
+                      " dtype=bf16 dims=4,1,4 cap=16 | put 0*3 | put 0*8");
+    EXPECT_FALSE(RunHistory(history, subject).failure);
+    EXPECT_EQ(in_key, shift == "none");
+    EXPECT_TRUE(in_value);
+  }
 }
 
 // States have no attention.

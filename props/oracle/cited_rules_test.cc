@@ -182,7 +182,7 @@ TEST(CitedRules, DependOnTheOperationThatAnsweredWrong) {
       "");
 }
 
-TEST(CitedRules, OfATokenThatLeftAreThoseByWhichItLeft) {
+TEST(CitedRules, NameHowATokenLeft) {
   const auto cited = [](const std::string& line) {
     return CitedRules({.step = 0,
                        .check = "subject: rows",

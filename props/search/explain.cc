@@ -71,8 +71,8 @@ bool RemovesByItself(const History& history, const CallTrace& trace) {
          });
 }
 
-// Returns the heads of a cache's own attention, which its other setup does not
-// say.
+// Returns the numbers and sizes of the heads, which matter at the level
+// attention only.
 std::string HeadsText(const History& history, const Subject& subject) {
   if (subject.level != Level::kAttention) return "";
   const RowDims& rows = history.setup.rows;

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dense_tensor.h"
 #include "props/base/forwarding_cache.h"
 #include "props/history/generate.h"
 #include "props/shrink/cost.h"
@@ -119,17 +122,19 @@ TEST(StatePrefix, MakesTheStateInOneBatch) {
   const History history = *ParseHistory(
       "kvt1 cells=6 | put 0*1 | put 1*1 | put 0*2 | copy 0>2:1 | drop 1:0- | "
       "ask 0@1");
-  EXPECT_EQ(ToText(*Rebuilt(history, 1)),
+  EXPECT_EQ(ToText(Rebuilt(history, 1).at(0)),
             "kvt1 cells=6 | put 0*1 3*1 0*2@+1 | copy 0>2:1 | drop 3:0- | "
             "ask 0@1");
-  EXPECT_EQ(ToText(*Rebuilt(history, 3)),
+  EXPECT_EQ(ToText(Rebuilt(history, 3).at(0)),
             "kvt1 cells=6 | put 0*1 1*1 0*2@+1 | copy 0>2:1 | drop 1:0- | "
             "ask 0@1");
-  EXPECT_FALSE(Rebuilt(history, 5));
-  EXPECT_FALSE(Rebuilt(*ParseHistory("kvt1 cap=0 | put 0*1 | get | get"), 1));
-  EXPECT_FALSE(Rebuilt(*ParseHistory("kvt1 kind=wrapper caches=causal/causal "
-                                     "cells=2 | put 0*1 | put 0*1 | get"),
-                       1));
+  EXPECT_TRUE(Rebuilt(history, 5).empty());
+  EXPECT_TRUE(
+      Rebuilt(*ParseHistory("kvt1 cap=0 | put 0*1 | get | get"), 1).empty());
+  EXPECT_TRUE(Rebuilt(*ParseHistory("kvt1 kind=wrapper caches=causal/causal "
+                                    "cells=2 | put 0*1 | put 0*1 | get"),
+                      1)
+                  .empty());
 }
 
 // The text of a rebuilt history can be read back.
@@ -137,18 +142,18 @@ TEST(StatePrefix, GoesUpToTheLargestPosition) {
   const History history = *ParseHistory(
       "kvt1 cells=8 | put 0*1@+2147483646 | put 0*3 2147483647*1 | "
       "copy 0>1:2147483647 | get");
-  const std::optional<History> rebuilt = Rebuilt(history, 1);
-  ASSERT_TRUE(rebuilt.has_value());
-  const auto again = ParseHistory(ToText(*rebuilt));
+  const std::vector<History> rebuilt = Rebuilt(history, 1);
+  ASSERT_FALSE(rebuilt.empty());
+  const auto again = ParseHistory(ToText(rebuilt[0]));
   ASSERT_TRUE(again.ok()) << again.status().message();
-  EXPECT_EQ(ToText(*again), ToText(*rebuilt));
+  EXPECT_EQ(ToText(*again), ToText(rebuilt[0]));
 }
 
 TEST(StatePrefix, KeepsTheOrderOfPositions) {
   const History history = *ParseHistory(
       "kvt1 cells=8 | put 0*3r | put 1*2= | put 0*1@+1 | put 2*1 | drop 0:0-0 |"
       " get");
-  EXPECT_EQ(ToText(*Rebuilt(history, 1)),
+  EXPECT_EQ(ToText(Rebuilt(history, 1).at(0)),
             "kvt1 cells=8 | put 0*3r 1*2= 0*1@+4 2*1 | get");
 }
 
@@ -450,37 +455,53 @@ TEST(Shrink, NarrowsWindowsAndChunks) {
 
 // A legal client takes the id of a sequence modulo max_sequences.
 TEST(Shrink, NamesSequencesBelowMaxSequences) {
-  EXPECT_EQ(ShrunkIf("seqs=4 cap=8 legal=1 | put 3*2 | put 7*1",
-                     [](const History& history) {
-                       const auto& ops = history.ops;
-                       if (history.setup.init.max_sequences != 4 ||
-                           ops.size() != 2 || ops[0].segments.empty() ||
-                           ops[1].segments.empty()) {
-                         return false;
-                       }
-                       return ops[0].segments[0].seq % 4 ==
-                              ops[1].segments[0].seq % 4;
-                     }),
-            "kvt1 seqs=4 cap=1 | put 0*1 | put 0*1");
+  const auto wrong = [](const History& history) {
+    const auto& ops = history.ops;
+    const auto puts = [&](std::size_t at, int seq) {
+      return ops[at].segments.size() == 1 && ops[at].segments[0].seq % 4 == seq;
+    };
+    return history.setup.legal && history.setup.init.max_sequences == 4 &&
+           ops.size() == 3 && puts(0, 0) && puts(1, 3) && puts(2, 1);
+  };
+  EXPECT_EQ(
+      ShrunkIf("seqs=4 cap=8 legal=1 | put 4*2 | put 23*1 | put 5*1", wrong),
+      "kvt1 seqs=4 cap=1 legal=1 | put 0*1 | put 3*1 | put 1*1");
 }
 
-// The failure is in the batch after which more than 64 cells are filled.
-TEST(Shrink, FillsCellsAtOnce) {
-  std::string line = "seqs=3 cap=80 batch=80 legal=1";
-  for (int i = 0; i < 23; ++i) {
-    line += " | put " + std::to_string(i % 3) + "*" + std::to_string(i % 5 + 1);
+// The V rows of a later batch are lost if it fills the 65th cell.
+class LosesRowsAt65 : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    const std::size_t before = HeldCells(*cache_).size();
+    Status status = cache_->StartForward(batch, reserve);
+    loses_ = before > 0 && before <= 64 && HeldCells(*cache_).size() > 64;
+    return status;
   }
-  const auto crosses = [](const History& history) {
-    int tokens = 0;
-    int before = 0;
-    for (const Op& op : history.ops) {
-      before = tokens;
-      for (const Segment& segment : op.segments) tokens += segment.count;
-    }
-    return history.ops.size() > 1 && before > 0 && before <= 64 && tokens > 64;
+  Status Put(const TensorView& key, const TensorView& value) override {
+    DenseTensor lost = CopyOf(value, value.dtype);
+    if (loses_) std::ranges::fill(lost.bytes, std::byte{0});
+    return cache_->Put(key, lost.view());
+  }
+
+ private:
+  bool loses_ = false;
+};
+
+TEST(Shrink, FillsCellsAtOnce) {
+  Subject subject = {.name = "faulty"};
+  subject.level = Level::kVisibility;
+  subject.make_of = [](const auto& setup) {
+    return MakeFaulty<LosesRowsAt65>(setup.spec);
   };
-  const std::string shrunk = ShrunkIf(line, crosses);
-  EXPECT_EQ(ParseHistory(shrunk)->ops.size(), 2U) << shrunk;
+  subject.abilities.can &=
+      ~std::uint32_t{KVTWIN_CAN_ANY_ORDER | KVTWIN_CAN_REFUSE_MISUSE};
+  std::string line = "kvt1 seqs=3 cap=38 legal=1";
+  for (int i = 0; i < 30; ++i) line += " | put 0*1 1*1 2*1";
+  const History history = *ParseHistory(line);
+  ASSERT_TRUE(RunHistory(history, subject).failure);
+  const History shrunk = Shrink(history, subject);
+  EXPECT_EQ(shrunk.ops.size(), 2U) << ToText(shrunk);
 }
 
 TEST(Shrink, LeavesOutDraftsBelowTheCommittedDraft) {

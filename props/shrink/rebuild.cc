@@ -145,24 +145,6 @@ bool CopiesHideTokens(const std::vector<Held>& cells) {
   });
 }
 
-// Returns a cache of the reference before the last `kept` operations; nullptr
-// if there are no others to rebuild.
-std::unique_ptr<Cache> CacheBefore(const History& history, std::size_t kept) {
-  if (IsWrapper(history.setup.spec.kind) ||
-      history.setup.spec.kind == Kind::kRecurrent ||
-      history.ops.size() <= kept + 1) {
-    return nullptr;
-  }
-  History before = history;
-  before.ops.resize(history.ops.size() - kept);
-  return ReferenceAfter(before);
-}
-
-// Returns the last `kept` operations.
-std::span<const Op> LastOps(const History& history, std::size_t kept) {
-  return std::span(history.ops).last(kept);
-}
-
 // Returns the tokens of these operations' batches; very many if a segment fills
 // what is free.
 std::int64_t TokensOf(std::span<const Op> ops) {
@@ -177,11 +159,18 @@ constexpr std::int64_t kMostTokens = 4096;
 
 }  // namespace
 
-std::optional<History> Rebuilt(const History& history, std::size_t kept) {
-  const std::unique_ptr<Cache> cache = CacheBefore(history, kept);
-  if (cache == nullptr) return std::nullopt;
+std::vector<History> Rebuilt(const History& history, std::size_t kept) {
+  if (IsWrapper(history.setup.spec.kind) ||
+      history.setup.spec.kind == Kind::kRecurrent ||
+      history.ops.size() <= kept + 1) {
+    return {};
+  }
+  History before = history;
+  before.ops.resize(history.ops.size() - kept);
+  const std::unique_ptr<Cache> cache = ReferenceAfter(before);
+  if (cache == nullptr) return {};
   const std::vector<Held> cells = HeldCells(*cache);
-  if (cells.empty()) return std::nullopt;
+  if (cells.empty()) return {};
   int unused = 0;
   const int first_id = history.setup.first_id;
   for (const Held& held : cells) {
@@ -198,24 +187,18 @@ std::optional<History> Rebuilt(const History& history, std::size_t kept) {
   SetCells(cache->CellCount(), rebuilt.setup);
   int& batch = rebuilt.setup.init.max_batch;
   batch = std::max(batch, cache->CellCount());
-  const auto last = LastOps(history, kept);
+  const auto last = std::span(history.ops).last(kept);
   rebuilt.ops.insert(rebuilt.ops.end(), last.begin(), last.end());
-  return rebuilt;
-}
+  std::vector<History> ways = {std::move(rebuilt)};
 
-std::optional<History> Filled(const History& history, std::size_t kept) {
-  const std::unique_ptr<Cache> cache = CacheBefore(history, kept);
-  if (cache == nullptr) return std::nullopt;
-  const auto last = LastOps(history, kept);
-  const std::int64_t tokens = std::ssize(HeldCells(*cache));
-  const std::int64_t all = tokens + TokensOf(last);
-  if (tokens == 0 || all > kMostTokens) return std::nullopt;
-  Op put;
-  put.segments.emplace_back().count = AsInt(tokens);
-  History filled{.setup = history.setup, .ops = {put}};
+  const std::int64_t all = std::ssize(cells) + TokensOf(last);
+  if (all > kMostTokens) return ways;
+  History& filled = ways.emplace_back();
+  filled.setup = history.setup;
   SetCells(AsInt(all), filled.setup);
+  filled.ops.emplace_back().segments.emplace_back().count = Size(cells);
   filled.ops.insert(filled.ops.end(), last.begin(), last.end());
-  return filled;
+  return ways;
 }
 
 std::optional<History> PutAtOnce(const History& history) {

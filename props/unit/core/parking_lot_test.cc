@@ -343,7 +343,7 @@ TEST_F(Parked, LoadsWhatTheCacheCanResumeAfter) {
     other.Compute(next);
     EXPECT_EQ(other.sessions().Gauges().hit_tokens, loaded);
   }
-  // What cannot be loaded is not read again.
+  // A file that cannot be loaded is not read again.
   fs::remove(Files().front());
   ParkingServer other(spec);
   for (const auto& [common, tokens] :

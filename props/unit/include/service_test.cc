@@ -36,6 +36,18 @@ Prompt PromptOf(const std::string& text) {
   return prompt;
 }
 
+// Puts the numbers of the tokens as their K and V.
+void PutTokens(Cache& cache, const SessionBatch& batch) {
+  std::vector<float> rows;
+  for (const SessionInput& input : batch.inputs) {
+    rows.push_back(static_cast<float>(input.token));
+  }
+  const TensorView view =
+      DenseView(rows.data(), DType::kF32, {1, 1, std::ssize(rows), 1});
+  EXPECT_TRUE(cache.SetLayer(0).ok());
+  EXPECT_TRUE(cache.Put(view, view).ok());
+}
+
 // A cache, and a model of letters: the next letter is the sum of those that its
 // token sees, so that a wrong row changes the answer.
 class Letters {
@@ -72,14 +84,7 @@ class Letters {
     if (fails || passes-- == 0) throw std::runtime_error("out of order");
     if (odd) throw 7;
     computed += Size(batch.inputs);
-    std::vector<float> rows;
-    for (const SessionInput& input : batch.inputs) {
-      rows.push_back(static_cast<float>(input.token));
-    }
-    const TensorView view =
-        DenseView(rows.data(), DType::kF32, {1, 1, std::ssize(rows), 1});
-    EXPECT_TRUE(cache.SetLayer(0).ok());
-    EXPECT_TRUE(cache.Put(view, view).ok());
+    PutTokens(cache, batch);
     const KvView stored = *cache.Get();
     if (mute) return {};
     logits_.assign(AsSize(Size(batch.outputs) * (kLetters + 1)), 0);
@@ -197,14 +202,7 @@ TEST(Service, AnswersOverThePoolsSlots) {
   const auto slots = *MakePoolSlots(*pool, spec.sessions);
   std::vector<float> logits;
   const auto forward = [&](Cache& cache, const SessionBatch& batch) {
-    std::vector<float> rows;
-    for (const SessionInput& input : batch.inputs) {
-      rows.push_back(static_cast<float>(input.token));
-    }
-    const TensorView put =
-        DenseView(rows.data(), DType::kF32, {1, 1, std::ssize(rows), 1});
-    EXPECT_TRUE(cache.SetLayer(0).ok());
-    EXPECT_TRUE(cache.Put(put, put).ok());
+    PutTokens(cache, batch);
     logits.assign(AsSize(Size(batch.outputs) * (kLetters + 1)), 0);
     for (int i = 0; i < Size(batch.outputs); ++i) {
       const int token = At(batch.outputs, i);
