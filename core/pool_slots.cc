@@ -64,6 +64,10 @@ class PoolSlotsOf final : public PoolSlots {
 
   Status StartForward(const Batch& batch, bool reserve) override {
     if (reserve) return Unsupported("reserve");
+    if (std::ranges::any_of(batch.parents,
+                            [](int parent) { return parent != kNotADraft; })) {
+      return Unsupported("drafts");
+    }
     if (batch.positions.empty() ||
         batch.positions.size() != batch.sequences.size()) {
       return Invalid("the batch has {} positions and {} sequences",

@@ -256,8 +256,15 @@ class CacheLedger final : public StateLedger {
   }
   // The same for a Remove up to `end`.
   bool RemoveIsOpen(int seq, std::int64_t end) const {
-    return rules_.middle == Rules::Middle::kShifts && end != kOpenEnd &&
-           MoveIsOpen(seq, end, kOpenEnd);
+    return RemoveMoves(end) && MoveIsOpen(seq, end, kOpenEnd);
+  }
+  // Whether a Remove up to `end` moves the tokens after it.
+  bool RemoveMoves(std::int64_t end) const {
+    return rules_.middle == Rules::Middle::kShifts && end != kOpenEnd;
+  }
+  // Whether shared tokens move for all of their sequences.
+  bool MovesAll() const {
+    return rules_.shared_shift == Rules::SharedShift::kMovesAll;
   }
 
   // Adds `delta` to the positions in [begin, end) of `seq`, and shifts the K
@@ -324,9 +331,6 @@ class CacheLedger final : public StateLedger {
  private:
   bool WindowCountsQuery() const {
     return rules_.window == Rules::Window::kWithQuery;
-  }
-  bool MovesAll() const {
-    return rules_.shared_shift == Rules::SharedShift::kMovesAll;
   }
   // Whether the cache under test may have copied tokens that it should share:
   // it shifted its copies, or answered that it cannot shift them.
@@ -573,6 +577,12 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end,
                 Heard heard = {}) {
+    // Whether other sequences share the tokens of a prompt is open (F4).
+    const bool moves = std::ranges::any_of(
+        parts_, [&](auto& part) { return part.RemoveMoves(end); });
+    if (heard.Is(kSharedCells) && moves && HasPrompt(seq, end, kOpenEnd)) {
+      return {kSharedCells, "a later token of the prompt may be shared"};
+    }
     Hear(heard);
     Status status = HybridLedgerOf::Remove(seq, begin, end);
     if (!status.ok()) return status;
@@ -581,6 +591,17 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   }
 
   const PrefixBook& prefixes() const { return prefixes_; }
+  // Whether some token in [begin, end) of `seq` belongs to its prompt: it is
+  // open whether other sequences share this token (F4).
+  bool HasPrompt(int seq, std::int64_t begin, std::int64_t end) const {
+    return std::ranges::any_of(parts_, [&](auto& part) {
+      return std::ranges::any_of(part.tokens(), [&](auto& token) {
+        return token.HeldBy(seq) && begin <= token.position &&
+               token.position < end &&
+               prefixes_.PrefixAt(seq, token.position) != 0;
+      });
+    });
+  }
   // Declares the layers of a cache: no prefix is computed without their rows.
   void NeedLayers(std::size_t cache, int layers) {
     prefixes_.Need(cache, AsSize(layers));
@@ -666,12 +687,21 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
                                [&](auto& part) { return part.EndIsOpen(seq); });
   }
   bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
-    return std::ranges::any_of(
-        parts_, [&](auto& part) { return part.MoveIsOpen(seq, begin, end); });
+    return HasPrompt(seq, begin, end) ||
+           std::ranges::any_of(parts_, [&](auto& part) {
+             return part.MoveIsOpen(seq, begin, end);
+           });
   }
-  bool RemoveIsOpen(int seq, std::int64_t end) const {
-    return std::ranges::any_of(
-        parts_, [&](auto& part) { return part.RemoveIsOpen(seq, end); });
+  // Whether the result of a Remove from the middle is open. An answer
+  // shared_cells is not: Remove hears it.
+  bool RemoveIsOpen(int seq, std::int32_t begin, std::int32_t end) const {
+    if (end == kOpenEnd) return false;
+    return IsOpenBefore(seq, begin) ||
+           std::ranges::any_of(parts_, [&](auto& part) {
+             return part.RemoveIsOpen(seq, end) ||
+                    (part.MovesAll() && part.RemoveMoves(end) &&
+                     HasPrompt(seq, end, kOpenEnd));
+           });
   }
 
  private:

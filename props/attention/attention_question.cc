@@ -27,6 +27,10 @@ constexpr std::int64_t kGoneMost = 4;
 // In a large batch, only some rows are judged, the last one among them.
 // Together they see about this number of tokens.
 constexpr std::int64_t kTermsMost = 256;
+// The last head of one row in this many has large scores.
+constexpr std::uint64_t kLargeEvery = 16;
+// The elements of queries are not larger: a dtype of 16 bits has them.
+constexpr double kQueryMost = 4096;
 
 TensorView FloatView(const std::vector<float>& data, const Shape& shape) {
   return DenseView(data.data(), DType::kF32, shape);
@@ -243,13 +247,19 @@ void AttentionQuestion::DrawQueries(int group, std::uint64_t seed) {
     // The score of a target. If the other tokens have scores near 0, the target
     // has more than half of the weight.
     const double score = 1 + std::log(row.sees.size());
+    // f32 has no e^100, and rounds e^-110 to 0.
+    const std::uint64_t way = Mix(draw, 2) % (2 * kLargeEvery);
+    const double last_score = way == 0 ? 100 : way == 1 ? -110 : score;
     for (std::int64_t h = 0; h < heads; ++h) {
       const std::int64_t kv_head = h / group;
       const std::int64_t target = At(targets, h % std::ssize(targets));
       const auto key = KeyOf(std::max<std::int64_t>(target, 0), kv_head);
       const double length = key.norm() * lengths[kv_head];
       if (target < 0 || length == 0 || !std::isfinite(length)) continue;
-      const double factor = score * std::sqrt(dim) / length;
+      const double most = kQueryMost / key.cwiseAbs().maxCoeff();
+      const double wanted = h + 1 == heads ? last_score : score;
+      const double factor =
+          std::clamp(wanted * std::sqrt(dim) / length, -most, most);
       for (std::int64_t i = 0; i < dim; ++i) {
         queries[(static_cast<std::int64_t>(r) * heads + h) * dim + i] =
             Rounded(key[i] * factor);

@@ -310,6 +310,36 @@ TEST(FaultyAttention, TheSearchDrawsSoftCapsAndSinks) {
   EXPECT_NE(sinks.find("as if the sinks were absent"), sinks.npos) << sinks;
 }
 
+// The outputs of a softmax without its maximum, and of a kernel that forgets
+// the query after a tile of 64.
+TEST(FaultyAttention, TheSearchDrawsLargeScoresAndLongBatches) {
+  const auto found = [](const AttentionFault& fault) {
+    FuzzOptions options;
+    options.operations = 20'000;
+    const FuzzResult result = Fuzz(options, Faulty({}, fault));
+    return result.failure ? result.failure->text : "";
+  };
+  const auto overflows = std::make_shared<bool>();
+  const std::string large =
+      found({.query =
+                 [=](Floats queries, const Shape&) {
+                   *overflows = std::ranges::any_of(queries, [](float query) {
+                     return std::abs(query) > 40;
+                   });
+                 },
+             .out =
+                 [=](Floats out, const Shape&) {
+                   if (*overflows) {
+                     out.back() = std::numeric_limits<float>::infinity();
+                   }
+                 }});
+  EXPECT_NE(large.find("is inf"), large.npos) << large;
+  const std::string tile = found({.out = [](Floats out, const Shape& shape) {
+    if (shape[2] > 64) out.back() = 0;
+  }});
+  EXPECT_NE(tile.find("the output of row "), tile.npos) << tile;
+}
+
 // A shift by this number of positions makes K of f16 infinite.
 TEST(FaultyAttention, InfiniteRowsAreNotJudged) {
   const std::string shifted =

@@ -316,7 +316,7 @@ void AddShowCommand(CLI::App& app, int& exit_code) {
   AddTwin(*show, arguments->twin);
   show->add_flag("--json", options.json, "print one JSON object per step");
   show->add_flag("--all", options.all, "continue after the first wrong line");
-  const CLI::Range lines(std::int64_t{1}, options.to);
+  const CLI::Range lines(std::int64_t{1}, std::int64_t{1} << 53);
   auto* from = show->add_option("--from", options.from, "first line to show")
                    ->check(lines);
   auto* to =

@@ -704,6 +704,9 @@ foreach(words "fuzz --seconds" "fuzz --backend no.so --call-seconds"
     set_tests_properties(command.${name}_${number} PROPERTIES TIMEOUT 20)
   endforeach()
 endforeach()
+kvtwin_command_test(show_line_beyond EXIT 2
+  PRINTS "--line: Value 99999999999999999999 not in range"
+  ARGS show --line 99999999999999999999 recordings/pools/f32.jsonl)
 kvtwin_command_test(show_to_before_from EXIT 2
   PRINTS "--to: line 3 is before --from 5"
   ARGS show --from 5 --to 3 recordings/pools/f32.jsonl)
@@ -1068,6 +1071,9 @@ kvtwin_command_test(profile_ledger EXIT 0 PRINTS "^ledger is like executorch$"
   ARGS profile --backend ledger:executorch)
 kvtwin_command_test(profile_json EXIT 0
   PRINTS "\"like\":.\"mlx\".,\"exceptions\":.." ARGS profile --json --backend ledger:mlx)
+kvtwin_command_test(profile_list_of_a_backend EXIT 2
+  PRINTS "--list prints all profiles, without a --backend"
+  ARGS profile --list --backend ledger:mlx)
 kvtwin_command_test(profile_none EXIT 2 PRINTS "unknown profile 'vllm'"
   ARGS profile --backend ledger:vllm)
 kvtwin_command_test(profile_library EXIT 0 BACKEND c_cache

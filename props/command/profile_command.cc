@@ -140,8 +140,11 @@ int ProfileLedger(std::string_view name, bool json) {
 }
 
 int RunProfile(ProfileArguments arguments) {
-  if (arguments.list) return List(arguments.json);
   const std::string& library = arguments.backend.host.library;
+  if (arguments.list) {
+    if (library.empty()) return List(arguments.json);
+    return RefuseProfile("--list prints all profiles, without a --backend");
+  }
   if (library.empty()) return RefuseProfile("--backend or --list is needed");
   if (library.starts_with(kLedger)) {
     return ProfileLedger(std::string_view(library).substr(kLedger.size()),

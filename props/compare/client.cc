@@ -51,11 +51,7 @@ void Client::Note(OpKind kind, int seq, std::int32_t begin, std::int32_t end,
 StatusCode Client::Remove(int seq, std::int32_t begin, std::int32_t end) {
   const auto bit =
       end == kOpenEnd ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE;
-  if (!abilities_.Can(bit) || driver_.ledger().RemoveIsOpen(seq, end)) {
-    return StatusCode::kNotSupported;
-  }
-  // The cache may or may not share the tokens of a prompt (F4).
-  if (end != kOpenEnd && driver_.ledger().prefixes().PrefixAt(seq, 0) != 0) {
+  if (!abilities_.Can(bit) || driver_.ledger().RemoveIsOpen(seq, begin, end)) {
     return StatusCode::kNotSupported;
   }
   const bool whole = begin == 0 && end == kOpenEnd;

@@ -169,9 +169,7 @@ void DrawFragments(const Pick& pick, History& history) {
 void DrawBranches(const Pick& pick, History& history) {
   const int sequences = history.setup.init.max_sequences;
   const int tokens = pick(1, 3);
-  Op put;
-  put.segments.push_back({.seq = 0, .count = tokens});
-  history.ops.push_back(put);
+  history.ops.push_back(PutOf(0, 0, tokens));
   Op copy;
   copy.kind = OpKind::kCopy;
   copy.dst = 1;
@@ -180,7 +178,7 @@ void DrawBranches(const Pick& pick, History& history) {
   history.ops.push_back(copy);
   const int batch = std::max(history.setup.init.max_batch, 1);
   for (int first = 0; first < sequences; first += batch) {
-    put.segments.clear();
+    Op put;
     for (int seq = first; seq < std::min(first + batch, sequences); ++seq) {
       put.segments.push_back({.seq = seq, .count = 1});
     }
@@ -189,20 +187,17 @@ void DrawBranches(const Pick& pick, History& history) {
 }
 
 // Puts a few tokens, goes back to the first of them, or next to it, and
-// continues there.
-void RollBack(const Pick& pick, int seq, std::vector<Op>& ops) {
+// continues there. After several pins, it may go back further, to one of them.
+void RollBack(const Pick& pick, int seq, int pins, std::vector<Op>& ops) {
   const int tokens = pick(1, 4);
-  Op put;
-  put.segments.push_back({.seq = seq, .count = tokens});
-  ops.push_back(put);
+  ops.push_back(PutOf(seq, 0, tokens));
   Op drop;
   drop.kind = OpKind::kDrop;
   drop.seq = seq;
-  drop.begin = {.from_end = true, .offset = pick(-1, 1) - tokens};
+  drop.begin = {.from_end = true, .offset = pick(1 - 2 * pins, 1) - tokens};
   drop.open = true;
   ops.push_back(drop);
-  put.segments.front().count = 1;
-  ops.push_back(put);
+  ops.push_back(PutOf(seq, 0, 1));
 }
 
 // Updates `live`, the sequences that are likely to hold tokens, after `op`.
@@ -290,8 +285,7 @@ class ModelServer {
   int context() const { return setup_.init.capacity; }
 
   void Reserve(int count) {
-    Op put;
-    put.segments.push_back({.seq = 0, .count = count});
+    Op put = PutOf(0, 0, count);
     put.reserve = true;
     ops_.push_back(put);
   }
@@ -548,6 +542,12 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   return setup;
 }
 
+Op PutOf(int first, int more, int count) {
+  Op op;
+  op.segments.push_back({.seq = first, .count = count, .more = more});
+  return op;
+}
+
 Weights DrawWeights(const Pick& pick) {
   // Weights by OpKind: put, drop, copy, ask, causal, get, reput, misuse,
   // poison, reload.
@@ -624,11 +624,17 @@ void AddPins(const Pick& pick, int cells_max, History& history) {
     if (op.kind == OpKind::kPut) seq = op.segments.front().seq;
     ops.push_back(std::move(op));
     if (!Chance(pick, 20)) continue;
-    Op& pin = ops.emplace_back();
+    Op pin;
     pin.kind = OpKind::kPin;
     pin.seq =
         Chance(pick, 80) ? seq : pick(0, history.setup.init.max_sequences);
-    if (Chance(pick, 50)) RollBack(pick, pin.seq, ops);
+    const int pins =
+        Chance(pick, 30) ? std::max(recurrent.front()->pins, 1) : 1;
+    for (int i = 0; i < pins; ++i) {
+      if (i > 0) ops.push_back(PutOf(pin.seq, 0, pick(1, 2)));
+      ops.push_back(pin);
+    }
+    if (Chance(pick, 50)) RollBack(pick, pin.seq, pins, ops);
   }
   history.ops = std::move(ops);
 }

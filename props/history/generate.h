@@ -26,6 +26,9 @@ using Weights = std::array<int, 10>;
 // cells.
 Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max = 0);
 Weights DrawWeights(const Pick& pick);
+// Returns a Put of `count` tokens to each sequence from `first` to
+// `first` + `more`.
+Op PutOf(int first, int more, int count);
 // `live` lists the sequences that are likely to hold tokens.
 Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
           const std::vector<int>& live);

@@ -14,6 +14,7 @@
 
 #include "core/index.h"
 #include "props/base/forwarding_cache.h"
+#include "props/history/speculate.h"
 #include "props/search/fuzz.h"
 
 namespace kvtwin::props {
@@ -161,6 +162,44 @@ TEST(Histories, BranchIntoManySequences) {
 
 TEST(Histories, CopySequencesToThemselves) {
   EXPECT_TRUE(IsFound<CopiesToOthersOnly>(100000));
+}
+
+TEST(Histories, PinSeveralStates) {
+  int several = 0;  // Histories whose cache pins three states of a sequence.
+  for (std::uint64_t number = 0; number < 400; ++number) {
+    const History history = MakeHistory(1, number, Kind::kRecurrent, 15);
+    std::map<int, int> pinned;  // States, by sequence; one for each length.
+    int most = 0;
+    bool has_grown = true;
+    for (const Op& op : history.ops) {
+      if (op.kind == OpKind::kDrop) pinned.erase(op.seq);
+      if (op.kind == OpKind::kPut) has_grown = true;
+      if (op.kind != OpKind::kPin || !std::exchange(has_grown, false)) continue;
+      most = std::max(most, ++pinned[op.seq]);
+    }
+    several += history.setup.spec.pins > 2 && most > 2 ? 1 : 0;
+  }
+  EXPECT_GE(several, 12);  // 18; 3 if no Checkpoint followed another.
+}
+
+TEST(Histories, CommitNothingAfterSeveralLevels) {
+  int nothing = 0;
+  int all = 0;
+  for (std::uint64_t number = 0; number < 100; ++number) {
+    const History history = MakeSpeculation(1, number, Kind::kSwa, 15, 0);
+    int levels = 0;
+    for (const Op& op : history.ops) {
+      if (op.kind == OpKind::kPut) {
+        levels += op.segments.front().parents.empty() ? 0 : 1;
+      }
+      if (op.kind != OpKind::kCommit) continue;
+      all += levels > 1 ? 1 : 0;
+      nothing += levels > 1 && op.path.empty() ? 1 : 0;
+      levels = 0;
+    }
+  }
+  EXPECT_GE(nothing,
+            all * 3 / 10);  // 120 of 329; without extra ones, 59 of 322.
 }
 
 }  // namespace

@@ -17,12 +17,6 @@ int NearPower(const Pick& pick, int least, int most) {
   return power + pick(-1, 2);
 }
 
-Op PutOf(int first, int more, int count) {
-  Op op;
-  op.segments.push_back({.seq = first, .count = count, .more = more});
-  return op;
-}
-
 // Draws histories that are large in one dimension, one function for each
 // dimension. The rest of the setup is ordinary.
 class LargeHistory {
@@ -377,6 +371,16 @@ void TakeApart(const Pick& pick, History& history) {
     }
   }
   history.ops = std::move(ops);
+}
+
+void AddLongBatch(const Pick& pick, History& history) {
+  InitArgs& init = history.setup.init;
+  const int tokens = NearPower(pick, 6, 7);
+  init.max_batch = std::max(init.max_batch, tokens);
+  init.capacity = std::max(init.capacity, 0) + 2 * tokens;
+  const int seq = pick(0, std::max(init.max_sequences - 1, 0));
+  const auto at = IteratorAt(history.ops, pick(0, Size(history.ops)));
+  history.ops.insert(at, {PutOf(seq, 0, tokens), PutOf(seq, 0, pick(1, 4))});
 }
 
 }  // namespace kvtwin::props

@@ -21,6 +21,10 @@ History DrawLarge(const Pick& pick, std::optional<Kind> kind, int cells_max);
 // the last one is put; other calls come in between.
 void TakeApart(const Pick& pick, History& history);
 
+// Adds a batch that is longer than a tile of an attention kernel, and tokens
+// that see all of it, to a cache that becomes large enough.
+void AddLongBatch(const Pick& pick, History& history);
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_HISTORY_RARITIES_H_

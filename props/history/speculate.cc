@@ -24,7 +24,7 @@ class Speculation {
       if (Chance(pick_, 20)) Between(seq);
     }
     if (Chance(pick_, 10)) return;  // No commit: the next batch is refused.
-    Commit(seq);
+    Commit(seq, /*nothing=*/levels > 1 && Chance(pick_, 30));
     if (Chance(pick_, 40)) Between(seq);
   }
 
@@ -66,10 +66,13 @@ class Speculation {
     return parents;
   }
 
-  void Commit(int seq) {
+  // If it takes `nothing`, the next tokens see what was there before the
+  // drafts: no draft of any level has evicted it.
+  void Commit(int seq, bool nothing) {
     Op& commit = ops_.emplace_back();
     commit.kind = OpKind::kCommit;
     commit.seq = Chance(pick_, 95) ? seq : AnySequence();
+    if (nothing) return;
     const int length = Chance(pick_, 60) ? pick_(0, 3) : pick_(0, 12);
     for (int i = 0; i < length; ++i) commit.path.push_back(pick_(0, 2));
   }

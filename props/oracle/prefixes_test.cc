@@ -26,6 +26,7 @@ enum class Fault {
   kWholePrompt,  // Nothing is left to compute.
   kLastId,       // A prefix is looked for by its last id only.
   kOneTooMany,   // The answer is one more than what is shared.
+  kMoved,        // Tokens are known after a Remove has moved them.
 };
 
 // The reference twin, which also looks for the prefixes of prompts in all
@@ -67,7 +68,7 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
     Known& known = known_[seq];
     if (end == kOpenEnd) {
       known.computed = std::min(known.computed, begin);
-    } else {
+    } else if (fault_ != Fault::kMoved) {
       known.Cut(begin);
     }
     if (begin == 0 && end == kOpenEnd) known = {};
@@ -180,6 +181,27 @@ TEST(Prefixes, MayHaveStatesBeforeTheLast) {
   EXPECT_FALSE(failure) << failure->text;
 }
 
+// Sequence 1 shares the tokens that a Remove would move (F4); in the second
+// history, it has none of them.
+TEST(Prefixes, MayBeShared) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"find 1:0,1,0 | put 1*1", "shared_cells"},
+      {"find 1:1,1,0 | put 1*1", "ok"}};
+  for (const auto& [other, answer] : cases) {
+    const History history = *ParseHistory(
+        "kvt1 shift=add seqs=2 legal=1 | find 0:0,1,0 | put 0*3 | " + other +
+        " | drop 0:0-1 | put 0*1 1*1");
+    CallTrace trace;
+    const auto failure =
+        RunHistory(history, Finding(Fault::kNone), {.trace = &trace}).failure;
+    EXPECT_FALSE(failure) << failure->text;
+    const auto step =
+        std::ranges::find(trace.steps, "Remove(0, 0, 1)", &Step::call);
+    ASSERT_NE(step, trace.steps.end()) << other;
+    EXPECT_EQ(step->answer, answer) << other;
+  }
+}
+
 TEST(Prefixes, AreFound) {
   std::int64_t found = 0;
   for (std::uint64_t number = 0; number < 20; ++number) {
@@ -230,6 +252,10 @@ TEST(Prefixes, FaultsAreFound) {
        "kind=swa window=1 seqs=2 | find 0:0,1,0,1 | put 0*3 | put 0*1 | "
        "find 1:0,0 | put 1*1",
        "subject: rows"},
+      {Fault::kMoved,
+       "shift=add | find 0:0,1,0 | put 0*3 | drop 0:0-1 | put 0*1 | "
+       "find 1:0,1,0 | put 1*1",
+       "subject: rows"},
       {Fault::kGoneWindow,
        "kind=recurrent | find 0:0,1,0,1 | put 0*4 | find 1:0,1,1 | put 1*1",
        "subject: result"}};
@@ -244,7 +270,8 @@ TEST(Prefixes, FaultsAreFound) {
 TEST(Prefixes, FaultsAreFoundAtRandom) {
   for (const Fault fault :
        {Fault::kPlanned, Fault::kFirstLayer, Fault::kGoneWindow,
-        Fault::kWholePrompt, Fault::kLastId, Fault::kOneTooMany}) {
+        Fault::kWholePrompt, Fault::kLastId, Fault::kOneTooMany,
+        Fault::kMoved}) {
     EXPECT_NE(CheckOf(fault, Kind::kSwa), "") << AsInt(fault);
   }
 }

@@ -463,8 +463,15 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
     op.b = is_long ? numbers.LongB(all) : pick(0, kLongAppend - 1);
     op.c = DrawGroupsC(pick, numbers, op.kind);
     const bool completes = server && pick(0, 3) > 0;
-    if (completes && op.kind == PagedOpKind::kOpen) op.c = kSeenMedia;
+    if (completes && op.kind == PagedOpKind::kOpen) {
+      op.c = kSeenMedia * std::max(1, pick(0, 4));
+    }
     history.ops.push_back(op);
+    if (completes && op.kind == PagedOpKind::kMedia) {
+      op.kind = PagedOpKind::kAppend;  // Of the tokens with the media.
+      op.c = numbers.C(op.kind);
+      history.ops.push_back(op);
+    }
     if (completes) CompleteCall(pick, history.ops);
   }
   return history;

@@ -34,6 +34,21 @@ class SortsExtras : public ForwardingPool {
   }
 };
 
+// All media are the same.
+class IgnoresMedia : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    PrefixKey other = key;
+    for (PrefixMedia& media : other.media) media.hash = "any";
+    return pool_->Open(prompt, other);
+  }
+  Status AddMedia(int sequence, const PrefixMedia& media) override {
+    return pool_->AddMedia(sequence, {media.position, "any"});
+  }
+};
+
 // Refuses each prompt that begins with blocks which a pool would find if it
 // missed that a fork has fewer tokens than its source (kForks), or took unknown
 // tokens for 0.
@@ -118,7 +133,8 @@ class RefusesMistakes : public ForwardingPool {
 // Whether the search finds the fault of the optimized pool in this many
 // operations.
 template <class Pool>
-bool IsFound(std::int64_t operations) {
+bool IsFound(std::int64_t operations, std::uint64_t seed = 1,
+             bool groups = false) {
   Subject subject;
   subject.run_pool = [](const PagedHistory& history,
                         const PoolRunOptions& options) {
@@ -132,7 +148,12 @@ bool IsFound(std::int64_t operations) {
               std::make_unique<Pool>(std::move(*pool)));
         });
   };
-  return FuzzPools(1, operations, subject).failure.has_value();
+  FuzzOptions options;
+  options.seed = seed;
+  options.operations = operations;
+  options.groups = groups;
+  options.unshrunk = true;
+  return FuzzPools(options, subject).failure.has_value();
 }
 
 TEST(PagedHistories, HaveKeysOfOtherOrders) {
@@ -145,6 +166,15 @@ TEST(PagedHistories, HavePromptsOfForksThatWereNotCut) {
 
 TEST(PagedHistories, HavePromptsOfUnknownTokens) {
   EXPECT_TRUE(IsFound<RefusesMistakes<false>>(100000));
+}
+
+TEST(PagedHistories, HavePromptsWithOtherMedia) {
+  constexpr int kSeeds = 40;
+  int found = 0;
+  for (int seed = 1; seed <= kSeeds; ++seed) {
+    found += IsFound<IgnoresMedia>(500, AsSize(seed), /*groups=*/true);
+  }
+  EXPECT_GE(found, 14);  // 18; 9 if servers repeated the media of prompts.
 }
 
 }  // namespace

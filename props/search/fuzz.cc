@@ -18,6 +18,7 @@
 #include "props/base/interrupt.h"
 #include "props/history/generate.h"
 #include "props/history/knobs.h"
+#include "props/history/rarities.h"
 #include "props/history/speculate.h"
 #include "props/report/finding_filter.h"
 #include "props/search/explain.h"
@@ -71,8 +72,11 @@ class CacheSource {
       FitStorage(setup);
     }
     if (subject_.level == Level::kAttention) {
-      DrawKnobs(SeededPick(~options_.seed, number), KnobGroup::kAttention,
-                history.setup);
+      const Pick pick = SeededPick(~options_.seed, number);
+      DrawKnobs(pick, KnobGroup::kAttention, history.setup);
+      if (options_.cells_max == 0 && Chance(pick, 4)) {
+        AddLongBatch(pick, history);
+      }
     }
     if (!subject_.is_twin()) subject_.abilities.Fit(history.setup);
     return history;

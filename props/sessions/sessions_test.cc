@@ -373,6 +373,12 @@ TEST_P(SessionsTest, SlotsOfAPoolRefuseMisuse) {
   };
   EXPECT_EQ(start({}, {}), "the batch has 0 positions and 0 sequences");
   EXPECT_EQ(start({0}, {2}), "sequence is 2, there are 2 slots");
+  const std::vector<int> parents = {kCommitted};
+  const std::vector<int> zero = {0};
+  const Batch draft = {
+      .positions = zero, .sequences = zero, .parents = parents};
+  EXPECT_EQ(slots->StartForward(draft, false).message(),
+            "drafts: the slots of a pool have none");
   EXPECT_EQ(start({1}, {0}),
             "token 0 has position 1, sequence 0 continues at 0");
   EXPECT_EQ(start({0, 0, 1}, {0, 1, 0}),
