@@ -87,8 +87,9 @@ static int Put(void* cache, int32_t layer, const kvtwin_tensor* key,
 }
 
 /* The attention of one head of one row: `now` is the position of the row,
- * `sum` the weight of the sink. */
-static void AttendOne(const Mine* c, int layer, int head, int now, float sum,
+ * `sink` the score of its sink, -INFINITY without a sink. Weights are relative
+ * to the largest score so far, since expf of a score may overflow. */
+static void AttendOne(const Mine* c, int layer, int head, int now, float sink,
                       const float* query, float* out) {
   const float* k = c->k[c->sequence][layer] + head * c->k_dim;
   const float* v = c->v[c->sequence][layer] + head * c->v_dim;
@@ -97,6 +98,8 @@ static void AttendOne(const Mine* c, int layer, int head, int now, float sum,
   --oldest;
 #endif
   if (oldest < 0) oldest = 0;
+  float largest = sink;
+  float sum = sink > -INFINITY ? 1 : 0;
   memset(out, 0, (size_t)c->v_dim * sizeof(float));
   for (int at = oldest; at <= now; ++at) {
     const float* key = k + at * c->heads * c->k_dim;
@@ -105,7 +108,13 @@ static void AttendOne(const Mine* c, int layer, int head, int now, float sum,
     for (int i = 0; i < c->k_dim; ++i) score += query[i] * key[i];
     score /= sqrtf((float)c->k_dim);
     if (c->soft_cap > 0) score = c->soft_cap * tanhf(score / c->soft_cap);
-    float weight = expf(score);
+    if (score > largest) {
+      float scale = expf(largest - score);
+      largest = score;
+      sum *= scale;
+      for (int i = 0; i < c->v_dim; ++i) out[i] *= scale;
+    }
+    float weight = expf(score - largest);
     sum += weight;
     for (int i = 0; i < c->v_dim; ++i) out[i] += weight * value[i];
   }
@@ -119,7 +128,7 @@ static int Attend(void* cache, int32_t layer, const kvtwin_tensor* query,
   for (int row = 0; row < c->tokens; ++row) {
     for (int h = 0; h < heads; ++h) {
       int one = row * heads + h;
-      float sink = h < c->sink_count ? expf(c->sinks[h]) : 0;
+      float sink = h < c->sink_count ? c->sinks[h] : -INFINITY;
       AttendOne(c, layer, h / (heads / c->heads), c->first + row, sink,
                 (const float*)query->data + one * c->k_dim,
                 out + one * c->v_dim);
