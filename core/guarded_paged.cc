@@ -277,7 +277,7 @@ Result<PagedAppend> GuardedPaged::Append(int sequence, int layer,
   if (!status.ok()) return status;
   Length& to = sequences_.at(sequence);
   const std::int64_t tokens = key.shape[2];
-  if (to.len + tokens > spec_.max_seq_len) {
+  if (tokens > spec_.max_seq_len - to.len) {
     return Status(StatusCode::kCacheFull,
                   fmt::format("{} tokens and {} more are above max_seq_len {}",
                               to.len, tokens, spec_.max_seq_len));

@@ -432,6 +432,16 @@ TEST(CInterface, AppendWritesTheRequestedOutputs) {
   }
 }
 
+TEST(CInterface, AppendRefusesTheMostTokens) {
+  static constexpr std::array<float, 5> kRows = {1, 2, 3, 4, 5};
+  const auto owned = PoolOfFive(kRows);
+  const kvtwin_tensor most{
+      kRows.data(), KVTWIN_F32, {1, 1, INT64_MAX, 1}, {4, 4, 0, 0}};
+  EXPECT_EQ(kvtwin_pool_append(owned.get(), 0, 0, &most, &most, nullptr,
+                               nullptr, 0, nullptr),
+            KVTWIN_CACHE_FULL);
+}
+
 TEST(CInterface, NumbersOutsideOfAnEnumAreRefused) {
   const int wild = 77;
   const auto refused = [](const SmallCache& small, std::string_view why) {

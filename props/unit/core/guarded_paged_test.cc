@@ -61,6 +61,19 @@ Does Append(int sequence, int layer, const Shape& key, const Shape& value,
 Does AppendTokens(int sequence, int layer, std::int64_t tokens) {
   return Append(sequence, layer, {2, 2, tokens, 1}, {3, 2, tokens, 1});
 }
+// All tokens have the same row.
+Does AppendRepeated(std::int64_t tokens) {
+  return [=](PagedPool& pool) {
+    const std::array<float, 6> numbers = {};
+    TensorView k = DenseView(numbers.data(), DType::kF32, {2, 2, 1, 1});
+    TensorView v = DenseView(numbers.data(), DType::kF32, {3, 2, 1, 1});
+    for (TensorView* rows : {&k, &v}) {
+      rows->shape[2] = tokens;
+      rows->stride[2] = 0;
+    }
+    return pool.Append(0, 0, k, v).status();
+  };
+}
 Does AppendWithout(bool key) {
   return [=](PagedPool& pool) {
     const std::array<float, 12> numbers = {};
@@ -198,6 +211,9 @@ PoolBounds LengthBounds() {
       {"of another layer", Contiguous(0, 1, 9), "9", Contiguous(0, 1, 8)},
       {"above max_seq_len", AppendTokens(0, 0, 5), "max_seq_len 9",
        AppendTokens(0, 0, 4), StatusCode::kCacheFull},
+      {"the most tokens", AppendRepeated(INT64_MAX),
+       "9223372036854775807 more are above max_seq_len 9", AppendRepeated(4),
+       StatusCode::kCacheFull},
       {"no rows", AppendTokens(0, 0, 0), "at least one", AppendTokens(0, 0, 1)},
       {"no key", AppendWithout(true), "key has no data", AppendTokens(0, 0, 1)},
       {"no value", AppendWithout(false), "value has no data",
