@@ -181,15 +181,11 @@ Status GuardedPaged::CheckSequences(std::span<const int> sequences) const {
 }
 
 int GuardedPaged::NextSequence() const {
-  int lowest = 0;
-  for (const auto& [sequence, state] : sequences_) {
-    if (sequence != lowest) break;
-    ++lowest;
-  }
-  return lowest;
+  return unused_.empty() ? Size(sequences_) : unused_.begin()->first;
 }
 
 GuardedPaged::Length& GuardedPaged::Add(int sequence, int len) {
+  sequences_.insert(unused_.extract(sequence));
   Length& added = sequences_[sequence];
   added.len = len;
   added.appended.assign(AsSize(spec_.layers), 0);
@@ -451,7 +447,7 @@ Status GuardedPaged::Truncate(int sequence, int len) {
 Status GuardedPaged::Free(int sequence) {
   if (Status status = CheckSequence(sequence); !status.ok()) return status;
   DoFree(sequence);
-  sequences_.erase(sequence);
+  unused_.insert(sequences_.extract(sequence));
   return {};
 }
 

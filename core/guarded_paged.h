@@ -157,6 +157,9 @@ class GuardedPaged : public PagedPool {
 
   PagedSpec spec_;
   std::map<int, Length> sequences_;
+  // The numbers of sequences that were freed, until they are given again: all
+  // unused numbers below the highest. Free only moves the node of a sequence.
+  std::map<int, Length> unused_;
 };
 
 }  // namespace kvtwin

@@ -397,6 +397,19 @@ TEST_P(GroupsGate, SpecsAtTheirBounds) {
             "groups: block_size of all is 4294901760");
 }
 
+// P1.
+TEST_P(PoolGate, SequencesGetTheLowestUnusedNumbers) {
+  const auto pool = *MakePagedPool(Spec(), GetParam());
+  for (const int number : {0, 1, 2, 3}) EXPECT_EQ(*pool->Open(), number);
+  for (const int number : {2, 0, 1}) EXPECT_TRUE(pool->Free(number).ok());
+  EXPECT_EQ(*pool->Open(), 0);
+  EXPECT_EQ(*pool->Fork(3, 0), 1);
+  EXPECT_TRUE(pool->Free(3).ok());
+  EXPECT_EQ(*pool->Fork(0, 0), 2);
+  EXPECT_EQ(*pool->Open(), 3);
+  EXPECT_EQ(*pool->Open(), 4);
+}
+
 TEST_P(PoolGate, PackedViewsAreOfHeadMajorBlocks) {
   PagedSpec spec = Spec();
   for (const bool packed : {false, true}) {
