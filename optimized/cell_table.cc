@@ -244,24 +244,28 @@ std::span<const std::int32_t> CellTable::CellsAt(Sequence& sequence,
   return {begin, end};
 }
 
-// The cells of word w that at least two sequences other than `sequence` hold.
-std::uint64_t CellTable::SharedByOthers(const Sequence& sequence,
-                                        std::size_t w) const {
+// Those of `cells`, in word w, that at least two sequences other than
+// `sequence` hold.
+std::uint64_t CellTable::SharedByOthers(const Sequence& sequence, std::size_t w,
+                                        std::uint64_t cells) const {
   std::uint64_t once = 0;
   std::uint64_t twice = 0;
   for (const Sequence* other : live_) {
     if (other == &sequence) continue;
     twice |= once & other->members.word(w);
     once |= other->members.word(w);
+    if ((cells & ~twice) == 0) break;
   }
-  return twice;
+  return cells & twice;
 }
 
 void CellTable::DropFromWord(Sequence& sequence, std::size_t w,
                              std::uint64_t leaving) {
   std::uint64_t& shared = shared_.as<std::uint64_t>()[w];
   const std::uint64_t freed = leaving & ~shared;
-  if (freed != leaving) shared &= ~leaving | SharedByOthers(sequence, w);
+  if (freed != leaving) {
+    shared &= ~leaving | SharedByOthers(sequence, w, leaving & shared);
+  }
   sequence.members.SetWord(w, sequence.members.word(w) & ~leaving);
   sequence.Changed(w);
   if (freed == 0) return;

@@ -216,7 +216,8 @@ class CellTable {
   Sequence& New(int id);
   void Release(Sequence& sequence);
   void DropFromWord(Sequence& sequence, std::size_t w, std::uint64_t leaving);
-  std::uint64_t SharedByOthers(const Sequence& sequence, std::size_t w) const;
+  std::uint64_t SharedByOthers(const Sequence& sequence, std::size_t w,
+                               std::uint64_t cells) const;
   void UpdateRange(std::size_t w);
 
   // The number of cells of a sequence that are kept in order.
