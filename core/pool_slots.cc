@@ -4,20 +4,19 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/guarded_sessions.h"
 #include "core/index.h"
 #include "core/refusals.h"
 #include "kvtwin/sessions.h"
 
 namespace kvtwin {
 namespace {
-
-Status Unsupported(std::string_view call) {
-  return {StatusCode::kNotSupported,
-          fmt::format("{}: the slots of a pool have none", call)};
-}
 
 // The tokens [begin, begin + count) of [head_dim, kv_heads, tokens].
 TensorView TokensOf(TensorView view, int begin, int count) {
@@ -36,6 +35,7 @@ class PoolSlotsOf final : public PoolSlots {
   PoolSlotsOf& operator=(const PoolSlotsOf&) = delete;
 
   Result<int> Sequence(int slot) const override {
+    if (Status status = CheckOpen(); !status.ok()) return status;
     if (slot < 0 || slot >= Size(sequences_)) {
       return Invalid("slot is {}, there are {}", slot, sequences_.size());
     }
@@ -52,8 +52,10 @@ class PoolSlotsOf final : public PoolSlots {
     for (const int sequence : sequences_) (void)pool_->Free(sequence).ok();
     sequences_.clear();
     parts_.clear();
+    lacking_.clear();
   }
   Status SetLayer(int layer) override {
+    if (Status status = CheckOpen(); !status.ok()) return status;
     if (layer < 0 || layer >= pool_->spec().layers) {
       return Invalid("layer is {}, the pool has {}", layer,
                      pool_->spec().layers);
@@ -63,6 +65,7 @@ class PoolSlotsOf final : public PoolSlots {
   }
 
   Status StartForward(const Batch& batch, bool reserve) override {
+    if (Status status = CheckOpen(); !status.ok()) return status;
     if (reserve) return Unsupported("reserve");
     if (std::ranges::any_of(batch.parents,
                             [](int parent) { return parent != kNotADraft; })) {
@@ -73,14 +76,20 @@ class PoolSlotsOf final : public PoolSlots {
       return Invalid("the batch has {} positions and {} sequences",
                      batch.positions.size(), batch.sequences.size());
     }
-    if (Status status = CommitParts(); !status.ok()) return status;
     std::vector<Part> parts;
-    for (int i = 0; i < Size(batch.positions); ++i) {
-      Status status =
-          AddTo(parts, At(batch.sequences, i), i, At(batch.positions, i));
+    for (int i = 0; i < Size(batch.sequences); ++i) {
+      Status status = AddTo(parts, At(batch.sequences, i), i);
       if (!status.ok()) return status;
     }
+    Status status;
+    // A pass without its rows ends in an error, whatever comes next.
+    if (lacking_.empty()) status = CheckPositions(parts, batch.positions);
+    if (status.ok()) status = EndPass();
+    if (!status.ok()) return status;
     parts_ = std::move(parts);
+    for (int layer = 0; layer < pool_->spec().layers; ++layer) {
+      lacking_.insert(layer);
+    }
     return {};
   }
 
@@ -104,6 +113,7 @@ class PoolSlotsOf final : public PoolSlots {
                         TokensOf(value, part.begin, part.count));
       if (!appended.ok()) return appended.status();
     }
+    lacking_.erase(layer_);
     return {};
   }
 
@@ -113,7 +123,7 @@ class PoolSlotsOf final : public PoolSlots {
     Status status = CheckSlot(src);
     if (status.ok()) status = CheckSlot(dst);
     if (status.ok()) status = NotNegative("len", len);
-    if (status.ok()) status = CommitParts();
+    if (status.ok()) status = EndPass();
     if (!status.ok()) return status;
     if (src == dst) return Truncate(dst, len);
     const int kept = std::min(len, Length(src));
@@ -126,7 +136,7 @@ class PoolSlotsOf final : public PoolSlots {
     Status status = CheckSlot(seq);
     if (status.ok()) status = NotNegative("pos", pos);
     if (!status.ok()) return status;
-    return true;
+    return pos <= NextPosition(seq);
   }
 
   // Tokens of a pool do not move (S32).
@@ -136,7 +146,7 @@ class PoolSlotsOf final : public PoolSlots {
     if (status.ok() && begin > end) {
       status = Invalid("begin is {}, end {}", begin, end);
     }
-    if (status.ok()) status = CommitParts();
+    if (status.ok()) status = EndPass();
     if (!status.ok()) return status;
     const bool keeps = begin > 0 || end < Length(seq);
     if (end != kOpenEnd && keeps) return Unsupported("a shift");
@@ -184,14 +194,34 @@ class PoolSlotsOf final : public PoolSlots {
     return length.ok() ? *length : 0;
   }
 
+  // The length of a slot once the last pass has ended.
+  int NextPosition(int slot) const {
+    const auto part = std::ranges::find(parts_, slot, &Part::slot);
+    const bool grows = part != parts_.end() && lacking_.empty();
+    return Length(slot) + (grows ? part->count : 0);
+  }
+
+  // Refuses calls after Close (S1).
+  Status CheckOpen() const {
+    if (!sequences_.empty()) return {};
+    return Untimely("the slots of a pool are used after Close");
+  }
+
+  Status Unsupported(std::string_view call) const {
+    if (Status status = CheckOpen(); !status.ok()) return status;
+    return {StatusCode::kNotSupported,
+            fmt::format("{}: the slots of a pool have none", call)};
+  }
+
   Status CheckSlot(int slot) const {
+    if (Status status = CheckOpen(); !status.ok()) return status;
     if (slot >= 0 && slot < Size(sequences_)) return {};
     return Invalid("sequence is {}, there are {} slots", slot,
                    sequences_.size());
   }
 
-  Status AddTo(std::vector<Part>& parts, int slot, int index,
-               std::int32_t position) const {
+  // Adds token `index` of a batch to the part of its slot.
+  Status AddTo(std::vector<Part>& parts, int slot, int index) const {
     if (Status status = CheckSlot(slot); !status.ok()) return status;
     if (parts.empty() || parts.back().slot != slot) {
       if (std::ranges::find(parts, slot, &Part::slot) != parts.end()) {
@@ -200,21 +230,43 @@ class PoolSlotsOf final : public PoolSlots {
       }
       parts.push_back({slot, index, 0});
     }
-    const int next = Length(slot) + parts.back().count++;
-    if (position == next) return {};
-    return Invalid("token {} has position {}, sequence {} continues at {}",
-                   index, position, slot, next);
+    ++parts.back().count;
+    return {};
   }
 
-  // The rows of the last batch are complete.
-  Status CommitParts() {
-    while (!parts_.empty()) {
-      const Part& part = parts_.back();
-      Status status = pool_->Commit(At(sequences_, part.slot), part.count);
-      if (!status.ok()) return status;
-      parts_.pop_back();
+  // Refuses a batch that does not continue its slots.
+  Status CheckPositions(const std::vector<Part>& parts,
+                        std::span<const std::int32_t> positions) const {
+    for (const auto& [slot, begin, count] : parts) {
+      int next = NextPosition(slot);
+      for (int i = begin; i < begin + count; ++i, ++next) {
+        if (At(positions, i) == next) continue;
+        return Invalid("token {} has position {}, sequence {} continues at {}",
+                       i, At(positions, i), slot, next);
+      }
     }
     return {};
+  }
+
+  // Commits the rows of the last batch. If a layer lacks them, drops the batch,
+  // and returns the error once.
+  Status EndPass() {
+    Status ended;
+    if (!lacking_.empty()) {
+      ended = Untimely(
+          "layer {} has no rows of the last batch: its tokens are dropped",
+          *lacking_.begin());
+    }
+    for (const Part& part : parts_) {
+      const int sequence = At(sequences_, part.slot);
+      Status status = lacking_.empty()
+                          ? pool_->Commit(sequence, part.count)
+                          : pool_->Truncate(sequence, Length(part.slot));
+      if (ended.ok()) ended = status;
+    }
+    parts_.clear();
+    lacking_.clear();
+    return ended;
   }
 
   Status Truncate(int slot, std::int32_t len) {
@@ -226,12 +278,14 @@ class PoolSlotsOf final : public PoolSlots {
   std::vector<int> sequences_;  // By slot.
   int layer_ = 0;
   std::vector<Part> parts_;  // The batch, until its rows are committed.
+  std::set<int> lacking_;    // The layers that lack rows of the batch.
 };
 
 }  // namespace
 
 Result<std::unique_ptr<PoolSlots>> MakePoolSlots(PagedPool& pool,
                                                  const SessionsSpec& spec) {
+  if (Status status = CheckSessionsSpec(spec); !status.ok()) return status;
   if (pool.spec().window || pool.spec().states || !pool.spec().groups.empty()) {
     return Status(StatusCode::kNotSupported,
                   "slots are for pools without windows, states and groups");

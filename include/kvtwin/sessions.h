@@ -221,17 +221,21 @@ Result<std::unique_ptr<Sessions>> MakeSessions(
 // The slots of sessions in a pool: a cache that MakeSessions takes, and whose
 // Put appends to the pool. A forward pass is StartForward (by NextBatch), then
 // for each layer SetLayer, Put and attention over the pool's Views; the rows
-// are committed by the next call of another function. Shifts are refused, and
-// the tokens that stay are computed again. Get and SetCausal are
-// not_supported.
+// are committed by the next call of StartForward, CopyPrefix or Remove. If a
+// layer lacks its rows then, as after an error of the model, that call drops
+// the tokens of the pass and is a failed_precondition; the next call works,
+// once the requests of the pass are cancelled. CanResume is true up to the end
+// of a slot. Shifts are refused, and the tokens that stay are computed again.
+// Get and SetCausal are not_supported.
 class PoolSlots : public Cache {
  public:
   // The pool's sequence of a slot. Errors: a slot that does not exist.
   virtual Result<int> Sequence(int slot) const = 0;
 };
 
-// The pool must outlive the slots, and have no other sequences. Errors: the
-// pool is smaller than BlocksFor; its max_seq_len is less than the context.
+// The pool must outlive the slots, and have no other sequences. Errors: those
+// of MakeSessions for a bad spec; the pool is smaller than BlocksFor; its
+// max_seq_len is less than the context.
 Result<std::unique_ptr<PoolSlots>> MakePoolSlots(PagedPool& pool,
                                                  const SessionsSpec& spec);
 

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -344,12 +347,110 @@ TEST_P(SessionsTest, SlotsOfAPoolShareBlocks) {
   EXPECT_EQ(pool->Usage().shared, 2);  // The third is copied on write.
   EXPECT_EQ(pool->Usage().used, 5);
   EXPECT_EQ(CountCells(*slots).shared, 4);
-  // A batch that was not put into every layer is found by the next call.
-  ASSERT_TRUE(sessions->Cancel(0).ok());
-  ASSERT_TRUE(sessions->Submit(Prompt(8)).ok());
-  ASSERT_TRUE(sessions->NextBatch().ok());
-  EXPECT_EQ(slots->Remove(0, 0, kOpenEnd).code(),
-            StatusCode::kFailedPrecondition);
+}
+
+// The model fails, in a batch of all slots, before the last layer.
+TEST_P(SessionsTest, SlotsOfAPoolGoOnAfterAFailedPass) {
+  const SessionsSpec spec = {.slots = 2, .context = 8, .batch = 8};
+  const auto pool = *MakePagedPool(PoolOf(spec, 2), GetParam());
+  const auto slots = *MakePoolSlots(*pool, spec);
+  const auto sessions = *MakeSessions(*slots, spec, GetParam());
+  const std::vector<float> zeros(2 * 8);
+  const auto put = [&](int layer, std::int64_t tokens) {
+    const TensorView rows =
+        DenseView(zeros.data(), DType::kF32, {2, 1, tokens, 1});
+    ASSERT_TRUE(slots->SetLayer(layer).ok());
+    ASSERT_TRUE(slots->Put(rows, rows).ok());
+  };
+  for (const int request : {0, 1}) {
+    ASSERT_EQ(*sessions->Submit(Prompt(3), {.reuse = false}), request);
+  }
+  ASSERT_EQ(sessions->NextBatch()->inputs.size(), 6);
+  put(0, 6);
+  for (const int request : {0, 1}) {
+    ASSERT_TRUE(sessions->Cancel(request).ok());
+  }
+  // The records of both slots have tokens that are gone.
+  for (const int request : {2, 3}) {
+    ASSERT_EQ(*sessions->Submit(Prompt(4)), request);
+  }
+  const Result<SessionBatch> batch = sessions->NextBatch();
+  ASSERT_TRUE(batch.ok()) << batch.status().ToString();
+  EXPECT_EQ(Compute(*pool, *slots, *batch).wrong, "");
+  EXPECT_TRUE(CheckSessions(*sessions, *slots).ok());
+  EXPECT_EQ(sessions->Request(2)->reused, 0);
+  EXPECT_EQ(sessions->Request(3)->reused, 0);
+  // Each call that ends a pass says it once.
+  const auto start = [&](const std::vector<std::int32_t>& positions,
+                         const std::vector<int>& sequences) {
+    return slots->StartForward({positions, sequences}, false);
+  };
+  const std::array<std::function<Status()>, 3> calls = {
+      [&] { return start({4}, {0}); },
+      [&] { return slots->Remove(0, 4, kOpenEnd); },
+      [&] { return slots->CopyPrefix(0, 1, 4); }};
+  for (const auto& call : calls) {
+    ASSERT_TRUE(start({4}, {0}).ok());
+    put(0, 1);
+    EXPECT_FALSE(*slots->CanResume(0, 5));
+    const Status failed = call();
+    EXPECT_EQ(failed.code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(failed.message(),
+              "layer 1 has no rows of the last batch: its tokens are dropped");
+    EXPECT_EQ(call().message(), "");
+    EXPECT_EQ(*pool->SeqLen(*slots->Sequence(0)), 4);
+    (void)slots->Remove(0, 4, kOpenEnd).ok();
+  }
+}
+
+// S5: an invalid_argument changes nothing.
+TEST_P(SessionsTest, APassOverAPoolContinuesAfterARefusedOne) {
+  const SessionsSpec spec = {.slots = 2, .context = 8, .batch = 8};
+  const auto pool = *MakePagedPool(PoolOf(spec, 2), GetParam());
+  const auto slots = *MakePoolSlots(*pool, spec);
+  const std::vector<float> zeros(2 * 8);
+  const TensorView rows = DenseView(zeros.data(), DType::kF32, {2, 1, 2, 1});
+  const auto start = [&](const std::vector<std::int32_t>& positions,
+                         const std::vector<int>& sequences) {
+    return slots->StartForward({positions, sequences}, false).message();
+  };
+  ASSERT_EQ(start({0, 1}, {0, 0}), "");
+  for (int layer = 0; layer < kModelLayers; ++layer) {
+    ASSERT_TRUE(slots->SetLayer(layer).ok());
+    ASSERT_TRUE(slots->Put(rows, rows).ok());
+    EXPECT_EQ(start({0}, {2}), "sequence is 2, there are 2 slots");
+  }
+  EXPECT_EQ(start({1}, {0}),
+            "token 0 has position 1, sequence 0 continues at 2");
+  EXPECT_EQ(start({0, 1, 1}, {1, 1, 1}),
+            "token 2 has position 1, sequence 1 continues at 2");
+  EXPECT_EQ(*pool->SeqLen(*slots->Sequence(0)), 0);
+  EXPECT_TRUE(slots->Put(rows, rows).ok());
+  EXPECT_EQ(start({0, 2}, {1, 0}), "");
+  EXPECT_EQ(*pool->SeqLen(*slots->Sequence(0)), 2);
+}
+
+// S1.
+TEST_P(SessionsTest, SlotsOfAPoolAreNotUsedAfterClose) {
+  const SessionsSpec spec = {.slots = 2, .context = 8, .batch = 8};
+  const auto pool = *MakePagedPool(PoolOf(spec, 2), GetParam());
+  const auto slots = *MakePoolSlots(*pool, spec);
+  const std::vector<int> zero = {0};
+  ASSERT_TRUE(slots->StartForward({zero, zero}, false).ok());
+  slots->Close();
+  slots->Close();
+  EXPECT_EQ(pool->Usage().used, 0);
+  for (const Status& status :
+       {slots->SetConfig({}), slots->Init({}), slots->SetLayer(0),
+        slots->StartForward({zero, zero}, false),
+        slots->StartForward({zero, zero}, true), slots->StartForward({}, false),
+        slots->SetCausal({}), slots->Put({}, {}), slots->Get().status(),
+        slots->CopyPrefix(0, 1, 1), slots->CanResume(0, 0).status(),
+        slots->Remove(0, 0, kOpenEnd), slots->SetLayerType(0),
+        slots->EncoderCached().status(), slots->Sequence(0).status()}) {
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition)
+        << status.ToString();
+  }
 }
 
 TEST_P(SessionsTest, SlotsOfAPoolRefuseMisuse) {
@@ -367,6 +468,14 @@ TEST_P(SessionsTest, SlotsOfAPoolRefuseMisuse) {
             "max_seq_len is 7, the context 8");
   pool = *MakePagedPool(PoolOf(spec, 3), GetParam());
   const auto slots = *MakePoolSlots(*pool, spec);
+  SessionsSpec none = spec;
+  none.slots = 0;
+  EXPECT_EQ(MakePoolSlots(*pool, none).status().message(),
+            "slots is 0, it must be at least 1");
+  none = spec;
+  none.context = -8;
+  EXPECT_EQ(MakePoolSlots(*pool, none).status().message(),
+            "context is -8, it must be at least 1");
   const auto start = [&](const std::vector<std::int32_t>& positions,
                          const std::vector<int>& sequences) {
     return slots->StartForward({positions, sequences}, false).message();
