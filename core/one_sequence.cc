@@ -121,6 +121,7 @@ Result<CacheState> WithTokens(const CacheState& state, int sequence,
 
 CacheState SequenceOf(const CacheState& state, int sequence) {
   CacheState single;
+  if (!CheckState(state).ok()) return single;
   for (const CacheState& part : state.caches) {
     single.caches.push_back(SequenceOf(part, sequence));
   }

@@ -59,7 +59,8 @@ Result<std::string> ModelOf(const std::string& path);
 
 // Returns one sequence of a state as a state: its tokens and their rows; for a
 // wrapper, those in each of its caches. An encoder's slots belong to no
-// sequence, and are left out.
+// sequence, and are left out. The result is empty if no cache could have that
+// state.
 CacheState SequenceOf(const CacheState& state, int sequence);
 
 // Returns `state` with one more sequence, whose tokens and rows are `added`, a

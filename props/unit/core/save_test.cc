@@ -493,6 +493,27 @@ TEST_F(Save, ASequenceOfAWrapperIsInAllItsCaches) {
             StatusCode::kCacheFull);
 }
 
+// A state that some program made: its rows may be shorter than their shapes, or
+// fewer than the cells.
+TEST_F(Save, AStateWithoutAllItsRowsHasNoSequences) {
+  const CacheState whole = OfLayers({0}, 2);
+  ASSERT_FALSE(SequenceOf(whole, 1).cells.empty());
+  std::vector<CacheState> states(4, whole);
+  states[0].layers[0].key.bytes.resize(1);
+  states[1].layers[0].value.bytes.clear();
+  for (DenseTensor* tensor :
+       {&states[2].layers[0].key, &states[2].layers[0].value}) {
+    *tensor = FilledTensor(DType::kF32, {2, 2, 1, 1}, 1);
+  }
+  states[3].layers[0].key = {};
+  for (const CacheState& state : states) {
+    EXPECT_TRUE(SequenceOf(state, 1) == CacheState());
+    CacheState wrapper;
+    wrapper.caches = {whole, state};
+    EXPECT_TRUE(SequenceOf(wrapper, 1) == CacheState());
+  }
+}
+
 // A checksum is computed in parts of 1 MiB.
 TEST_F(Save, StatesAroundAMebibyte) {
   for (const int tokens : {127, 128, 129, 255, 256, 257, 513}) {
