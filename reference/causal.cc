@@ -212,25 +212,29 @@ class CausalCache : public GuardedCache {
     view_cells_ = AsInt(RoundUp(last + 1, padding)) - view_first_;
   }
 
-  // Whether the cell has the draft `token`, or one that it follows (D2).
-  bool Follows(const BatchToken& token, const Cell& cell) const {
-    if (cell.drafted_by != token.sequence) return false;
-    int number = token.draft;
-    while (number >= 0 && number != cell.draft) {
-      int parent = kNotADraft;  // The draft may be gone.
-      for (const Cell& other : cells_) {
-        const bool found =
-            other.drafted_by == token.sequence && other.draft == number;
-        if (found) parent = other.parent;
-      }
-      number = parent;
+  // Returns the numbers of the draft `token` and of the drafts that it follows
+  // (D2). The drafts may be gone.
+  std::set<int> Followed(const BatchToken& token) const {
+    std::set<int> followed;
+    if (token.draft < 0) return followed;
+    std::map<int, int> parents;  // By draft of the sequence.
+    for (const Cell& cell : cells_) {
+      if (cell.drafted_by != token.sequence) continue;
+      parents[cell.draft] = cell.parent;
     }
-    return number == cell.draft;
+    int number = token.draft;
+    while (parents.contains(number)) {
+      followed.insert(number);
+      number = parents[number];
+    }
+    return followed;
   }
 
   virtual bool Sees(const BatchToken& token, const Cell& cell) const {
     const std::int64_t now = token.position;
-    if (!cell.Holds(token.sequence) && !Follows(token, cell)) return false;
+    const bool follows =
+        cell.drafted_by == token.sequence && followed_.contains(cell.draft);
+    if (!cell.Holds(token.sequence) && !follows) return false;
     if (cell.position > now && !token.excepted) return false;
     if (cell.position < now - window_) return false;
     const bool chunked = spec_.kind == Kind::kChunked;
@@ -244,6 +248,7 @@ class CausalCache : public GuardedCache {
     mask_ = HidingMask(config().mask_dtype, view_cells_, rows);
     int row = 0;
     for (const BatchToken& token : batch()) {
+      followed_ = Followed(token);
       for (int column = 0; column < view_cells_; ++column) {
         const bool sees = Sees(token, CellAt(view_first_ + column));
         if (sees) AllowInMask(mask_, column, row);
@@ -381,7 +386,8 @@ class CausalCache : public GuardedCache {
   // The current pass.
   int view_first_ = 0;
   int view_cells_ = 0;
-  DenseTensor mask_;  // [view_cells, rows]
+  DenseTensor mask_;        // [view_cells, rows]
+  std::set<int> followed_;  // By the row of the mask that is made.
 };
 
 // The cells of this cache hold states (R1 to R15).

@@ -570,7 +570,7 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     Hear(heard);
     Status status = HybridLedgerOf::CopyPrefix(src, dst, len);
     // A copy to itself is as a Remove with the open end (S27).
-    if (status.ok() && (src != dst || Next(dst) == 0)) {
+    if (status.ok() && (src != dst || len == 0)) {
       prefixes_.Copy(src, dst, Next(dst));
     }
     return status;

@@ -48,14 +48,14 @@ inline void MakeDraft(const BatchToken& at, LedgerToken& token) {
 // (D2). The drafts of the sequence may be gone by now.
 inline bool Follows(const std::vector<LedgerToken>& tokens,
                     const BatchToken& at, const LedgerToken& token) {
-  const int seq = at.sequence;
-  if (token.drafted_by != seq) return false;
+  if (token.drafted_by != at.sequence) return false;
+  // A draft comes after its parent, in the ledger as in the batches.
   int number = at.draft;
-  while (number >= 0 && number != token.draft) {
-    const auto found = std::ranges::find_if(tokens, [&](const auto& other) {
-      return other.drafted_by == seq && other.draft == number;
-    });
-    number = found == tokens.end() ? kCommitted : found->parent;
+  for (auto other = tokens.rbegin();
+       other != tokens.rend() && number > token.draft; ++other) {
+    const bool found =
+        other->drafted_by == at.sequence && other->draft == number;
+    if (found) number = other->parent;
   }
   return number == token.draft;
 }

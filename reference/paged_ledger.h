@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -63,13 +64,32 @@ class PagedLedger {
   }
 
   // Returns the line, an argument of Commit, where these first tokens of the
-  // prompt were first committed under a key with which Open may find them.
-  std::optional<std::int64_t> FirstCommit(std::span<const std::int32_t> prompt,
-                                          int taken) const {
+  // prompt were first committed with any media: under this key or, without it,
+  // under any key.
+  std::optional<std::int64_t> FirstCommit(
+      std::span<const std::int32_t> prompt, int taken,
+      const std::optional<PrefixKey>& key) const {
+    if (!IsWhole(prompt, taken) || taken > spec_.max_seq_len) return {};
+    std::set<int> prefixes;
+    for (const auto& [other, start] : starts_) {
+      const bool same = !key || other == std::pair(key->salt, key->extra);
+      if (same) prefixes.insert(start);
+    }
+    for (int i = 0; i < taken; ++i) {
+      std::set<int> longer;
+      for (const int prefix : prefixes) {
+        const std::int32_t token = At(prompt, i);
+        for (auto at = longer_.lower_bound({prefix, token, {}});
+             at != longer_.end() && std::get<0>(at->first) == prefix &&
+             std::get<1>(at->first) == token;
+             ++at) {
+          longer.insert(at->second);
+        }
+      }
+      prefixes = std::move(longer);
+    }
     std::optional<std::int64_t> first;
-    for (const auto& [key, start] : starts_) {
-      if (!MayOpen(prompt, {key.first, key.second}, taken)) continue;
-      const int prefix = FindPrefix(start, prompt, taken, {});
+    for (const int prefix : prefixes) {
       const std::int64_t line = At(lines_, prefix);
       first = std::min(first.value_or(line), line);
     }

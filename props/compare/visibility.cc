@@ -25,6 +25,16 @@ std::uint64_t HashDense(const DenseTensor& row, std::uint64_t seed) {
   return HashBytes(row.bytes.data(), row.bytes.size(), seed);
 }
 
+// Returns the hash of a stored row as a view like `shown` has it: a recording
+// has rows of q8_0 and q4_0 as the numbers that they stand for.
+std::uint64_t HashStored(const DenseTensor& row, const TensorView& shown,
+                         std::uint64_t seed) {
+  if (!IsBlockDType(row.dtype) || IsBlockDType(shown.dtype)) {
+    return HashDense(row, seed);
+  }
+  return HashDense(CopyOf(row.view(), shown.dtype), seed);
+}
+
 // Returns the hash of a whole row; equal rows have equal hashes.
 std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
   const TensorView dense = DenseView(row.data, row.dtype, row.shape);
@@ -74,16 +84,16 @@ Failure WrongRow(int row, int column, std::string text) {
 // Returns the hashes of all tokens in a layer; 0 for tokens that were never put
 // there.
 std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
-                                      bool with_value) {
+                                      const KvView& view) {
   std::vector<std::uint64_t> hashes;
   hashes.reserve(ledger.tokens().size());
   for (const LedgerToken& token : ledger.tokens()) {
     const auto rows = token.rows.find(layer);
     hashes.push_back(0);
     if (rows == token.rows.end()) continue;
-    hashes.back() = HashDense(rows->second.key, 0);
-    if (!with_value) continue;
-    hashes.back() = HashDense(rows->second.value, hashes.back());
+    hashes.back() = HashStored(rows->second.key, view.key, 0);
+    if (view.value.data == nullptr) continue;
+    hashes.back() = HashStored(rows->second.value, view.value, hashes.back());
   }
   return hashes;
 }
@@ -146,8 +156,8 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
 std::optional<Failure> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
                                            int layer, const KvView& view) {
   const auto same = [](const DenseTensor& expected, const TensorView& actual) {
-    return expected.dtype == actual.dtype && expected.shape == actual.shape &&
-           expected.bytes == CopyOf(actual, actual.dtype).bytes;
+    return expected.shape == actual.shape &&
+           HashStored(expected, actual, 0) == HashRow(actual, 0);
   };
   const auto slot = slots.find(layer);
   if (slot == slots.end()) return WrongRow(0, -1, "nothing was ever put here");
@@ -167,9 +177,10 @@ RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
     const auto stored = token.rows.find(layer);
     if (stored == token.rows.end()) continue;
     const auto& [key, value] = stored->second;
-    const std::uint64_t hash = HashDense(key, 0);
-    tokens_.push_back({&token, hash, HashDense(value, 0),
-                       HasValue() ? HashDense(value, hash) : hash});
+    const std::uint64_t hash = HashStored(key, view.key, 0);
+    tokens_.push_back(
+        {&token, hash, HashStored(value, view.value, 0),
+         HasValue() ? HashStored(value, view.value, hash) : hash});
   }
   if (view.mask.data == nullptr) return;
   for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
@@ -209,7 +220,7 @@ RowOwner RowOwners::As(const LedgerToken& token, std::int64_t column) const {
   const auto stored = token.rows.find(layer_);
   if (stored == token.rows.end()) return owner;
   const auto same = [](const DenseTensor& expected, const TensorView& row) {
-    return HashDense(expected, 0) == HashRow(row, 0);
+    return HashStored(expected, row, 0) == HashRow(row, 0);
   };
   owner.key = same(stored->second.key, Slice(view_.key, 2, column));
   owner.value = !HasValue() || same(stored->second.value,
@@ -479,8 +490,7 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
   if (active.encoder()) {
     return FindWrongEncoderRow(active.slots().layers, layer, view);
   }
-  const std::vector<std::uint64_t> tokens =
-      HashTokens(active, layer, view.value.data != nullptr);
+  const std::vector<std::uint64_t> tokens = HashTokens(active, layer, view);
   const std::int64_t columns = view.mask.shape[0];
   std::vector<std::uint64_t> column_hashes(AsSize(columns));
   if (view.mask.shape[1] < active.rows()) {

@@ -175,12 +175,13 @@ TEST(GroupsRecordings, MediaAreAPartOfTheKey) {
   };
   ExpectRightGroups(kSeven + Recording{with(found, 4)});
   ExpectWrongGroups(kSeven + Recording{with(found, 3)},
-                    "committed under another key");
+                    "these tokens were committed with other media, line ");
   const std::string image = R"({"op":"media","seq":0,"at":3,"hash":"a"})";
   Recording late = kSeven;
   late.insert(late.begin() + 1, image);
   ExpectRightGroups(late + Recording{with(found, 3)});
-  ExpectWrongGroups(late + Recording{found}, "were never committed");
+  ExpectWrongGroups(late + Recording{found},
+                    "these tokens were committed with other media, line ");
   ExpectGroupsVerdict(kSeven + Recording{image}, "bad_input",
                       "a position of media is 3, sequence 0 has 7 tokens");
 }

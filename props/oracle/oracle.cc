@@ -45,6 +45,13 @@ std::string RowsText(const KvView& view, std::int64_t column,
   return text.substr(0, text.find(" V "));
 }
 
+// Returns rows that are put as a cache of this dtype shows them, if they are
+// recorded as the numbers that its blocks stand for.
+DenseTensor AsShown(const DenseTensor& rows, DType dtype) {
+  if (!IsBlockDType(dtype) || IsBlockDType(rows.dtype)) return rows;
+  return CopyOf(CopyOf(rows.view(), dtype).view(), rows.dtype);
+}
+
 // Lets the ledger remove from the middle of a sequence even without a shift
 // function: a recording may show that where our caches refuse.
 void AllowShifts(CacheSpec& spec) {
@@ -60,6 +67,7 @@ void MakeRoom(TraceHeader& header) {
   InitArgs& init = header.init;
   const auto unbound = [&](CacheSpec& spec) {
     const bool windowed = IsWindowed(spec.kind);
+    if (windowed && !spec.window) spec.memory.reset();  // Unbounded (S2, S3).
     if (!windowed || !spec.window) return;
     std::int64_t memory = *spec.window;
     if (spec.kind == Kind::kSwaMem) memory = spec.memory.value_or(*spec.window);
@@ -144,7 +152,9 @@ Status Oracle::StartLedger() {
   MakeRoom(header);
   ledger_.emplace(header.spec);
   if (!IsWrapper(header.spec.kind)) ledger_->NeedLayers(0, header.layers);
-  return ledger_->Init(header.config, header.init);
+  status = ledger_->Init(header.config, header.init);
+  ledger_->IgnoreCapacity();
+  return status;
 }
 
 Status Oracle::Start(const TraceHeader& header,
@@ -197,7 +207,8 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
       // Get needs a layer with rows. This layer is not one of the model's, and
       // a Put in a reserving pass stores nothing.
       const auto batch = std::ssize(positions_);
-      const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, batch, 1}, 0);
+      const DenseTensor rows =
+          FilledTensor(DType::kF32, {kBlockElements, 1, batch, 1}, 0);
       Status status = cache.SetLayer(header_.layers);
       if (status.ok()) status = cache.Put(rows.view(), rows.view());
       return status.ok() ? viewed(header_.layers) : Answer{status};
@@ -279,8 +290,11 @@ void Oracle::Remember(const TraceOp& op) {
   const double bytes = PutBytes(op);
   put_bytes_ += bytes;
   ledger_bytes_ += bytes;
-  puts_.Add(op.line, RecordedView(op), active_, op.layer, sequences_,
-            positions_);
+  const DType v_dtype = header_.config.v_dtype.value_or(header_.init.dtype);
+  const DenseTensor key = AsShown(op.key, header_.init.dtype);
+  const DenseTensor value = AsShown(*op.value, v_dtype);
+  puts_.Add(op.line, {.key = key.view(), .value = value.view()}, active_,
+            op.layer, sequences_, positions_);
 }
 
 OracleStep Oracle::Step(const TraceOp& op) {
@@ -438,12 +452,15 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
   for (int column = 0; column < actual.mask.shape[0]; ++column) {
     const bool seen = At(first_rows, column) >= 0;
     if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
-    const bool same =
-        RowBytes(actual.key, column, VLayout::kPlain) ==
-            RowBytes(expected.key, column, VLayout::kPlain) &&
-        (!op.value || RowBytes(actual.value, column, v_layout) ==
-                          RowBytes(expected.value, column, v_layout));
-    if (same) continue;
+    const auto same = [&](const TensorView& recorded, const TensorView& stored,
+                          VLayout layout) {
+      return RowBytes(recorded, column, layout) ==
+             CopyOf(RowOf(stored, layout, column), recorded.dtype).bytes;
+    };
+    if (same(actual.key, expected.key, VLayout::kPlain) &&
+        (!op.value || same(actual.value, expected.value, v_layout))) {
+      continue;
+    }
     wrong = column;
     if (seen) break;
   }
@@ -505,7 +522,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kSetCausal:
       // The gate has checked the indices.
       (void)ledger_->active().SetCausal(op.indices);
-      fresh_[active_] = !reserving_ && !prompted_;
+      fresh_[active_] = !reserving_ && !copied_;
       return std::nullopt;
     case TraceOpKind::kSetLayerType:
       ledger_->SetLayerType(op.type);
@@ -524,6 +541,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kCopyPrefix:
       (void)ledger_->CopyPrefix(op.src, op.dst, op.len);
       fresh_.assign(fresh_.size(), false);
+      copied_ = true;
       return std::nullopt;
     case TraceOpKind::kCommit:  // The gate has checked the path.
       (void)ledger_->Commit(op.seq, op.indices);
@@ -547,7 +565,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
 
 std::optional<Failure> Oracle::FollowPrompt(const TraceOp& op) {
   fresh_.assign(fresh_.size(), false);
-  prompted_ = true;
+  copied_ = true;
   const Status status = ledger_->FindPrefix(op.seq, op.indices, op.len);
   if (status.ok()) return std::nullopt;
   return WrongAnswer("len is {}, but {}", op.len, status.message());
@@ -557,7 +575,7 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const bool ok = op.result == StatusCode::kOk;
   const Batch batch = BatchOf(op);
   fresh_.assign(fresh_.size(), ok && !op.reserve);
-  prompted_ = false;
+  copied_ = false;
   if (!ok) {
     if (header_.visibility_only) {
       std::optional<Failure> failure = CheckRoom(op);

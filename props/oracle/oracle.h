@@ -140,7 +140,9 @@ class Oracle {
   std::size_t active_ = 0;   // The index of a wrapper's active cache.
   std::vector<bool> fresh_;  // By cache: the mask is up to date.
   bool reserving_ = false;
-  bool prompted_ = false;  // A find_prefix ended the pass.
+  // A copy_prefix or find_prefix came in the pass: a mask row of the pass may
+  // not see the copied tokens, which are in cells beyond its view (S19).
+  bool copied_ = false;
   std::vector<std::int32_t> positions_;
   std::vector<int> sequences_;
   std::set<std::pair<std::size_t, int>> put_;  // In this pass, as in dims_.

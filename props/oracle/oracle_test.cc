@@ -7,10 +7,12 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -47,6 +49,107 @@ TEST(Oracle, RejectsEveryRecordingInRejectAtItsFirstWrongLine) {
               std::string::npos)
         << judgement.reason();
   }
+}
+
+// Recordings of right caches, which have an answer of their own (S3, S19, R2,
+// F2).
+TEST(Oracle, AcceptsTheAnswersOfOtherCaches) {
+  const auto header = [](const std::string& cache, int sequences) {
+    return fmt::format(
+        R"({{"kvtrace":4,"placement":"other","cache":{{{}}},"config":{{}},)"
+        R"("init":{{"dtype":"f32","max_sequences":{},"capacity":8,)"
+        R"("max_batch":8}},"model":{{"layers":1,"k_head_dim":1,)"
+        R"("kv_heads":1,"v_head_dim":1}}}})",
+        cache, sequences);
+  };
+  const auto start = [](const std::string& positions,
+                        const std::string& sequences) {
+    return fmt::format(
+        R"({{"op":"start_forward","positions":[{}],"sequences":[{}],)"
+        R"("result":"ok"}})",
+        positions, sequences);
+  };
+  const auto rows = [](const std::string& data) {
+    return fmt::format(R"("key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
+                       R"("value":{{"shape":[1,1,{0}],"data":[{1}]}})",
+                       1 + std::ranges::count(data, ','), data);
+  };
+  const auto put = [&](const std::string& data) {
+    return fmt::format(R"({{"op":"put","layer":0,{}}})", rows(data));
+  };
+  const auto get = [&](const std::string& data, const std::string& mask) {
+    return fmt::format(
+        R"({{"op":"get","layer":0,{},"mask":{{"shape":[{},{}],"rows":[{}]}}}})",
+        rows(data), mask.find('"', 1) - 1, 1 + std::ranges::count(mask, ','),
+        mask);
+  };
+  const std::string causal = header(R"("type":"causal","shift":"none")", 2);
+  // Each of eight sequences has a state.
+  std::vector<std::string> states = {header(R"("type":"recurrent")", 8)};
+  for (int seq = 0; seq < 8; ++seq) {
+    states.push_back(start("0", fmt::format("{}", seq)));
+    states.push_back(put("1"));
+  }
+  ExpectAccept(Lines(states), Level::kVisibility);
+  // An absent window is unbounded, and so is a memory of all cells.
+  ExpectAccept(
+      Lines({header(R"("type":"swa_mem","memory":8,"shift":"none")", 1),
+             start("0", "0"), put("1"), get("1", R"("1")")}),
+      Level::kVisibility);
+  // The view of the pass does not have the cells of the copied tokens.
+  ExpectAccept(
+      Lines({causal, start("0,1", "0,0"), put("1,2"),
+             get("1,2", R"("10","11")"), start("0", "1"), put("3"),
+             R"({"op":"copy_prefix","src":0,"dst":1,"len":2})",
+             R"({"op":"set_causal","except":[0]})", get("3", R"("0")")}),
+      Level::kVisibility);
+  // A copy of an empty sequence to itself keeps its prompt.
+  ExpectAccept(
+      Lines({causal, R"({"op":"find_prefix","seq":0,"tokens":[5,6],"len":0})",
+             R"({"op":"copy_prefix","src":0,"dst":0,"len":1})",
+             start("0,1", "0,0"), put("1,2"), get("1,2", R"("10","11")"),
+             R"({"op":"find_prefix","seq":1,"tokens":[5,6,7],"len":2})",
+             start("2", "1"), put("3"), get("1,2,3", R"("111")")}),
+      Level::kVisibility);
+}
+
+// Each draft follows the draft before it. Comparisons of whole paths took more
+// than a minute.
+TEST(Oracle, JudgesALongChainOfDrafts) {
+  constexpr int kDrafts = 1024;
+  std::vector<int> positions(kDrafts);
+  std::iota(positions.begin(), positions.end(), 0);
+  std::vector<int> parents(kDrafts);
+  std::iota(parents.begin(), parents.end(), kCommitted);
+  std::string mask;
+  for (int row = 0; row < kDrafts; ++row) {
+    mask += fmt::format("{}\"{}{}\"", row == 0 ? "" : ",",
+                        std::string(AsSize(row + 1), '1'),
+                        std::string(AsSize(kDrafts - 1 - row), '0'));
+  }
+  const std::string rows =
+      fmt::format(R"("key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
+                  R"("value":{{"shape":[1,1,{0}],"data":[{1}]}})",
+                  kDrafts, fmt::join(positions, ","));
+  const std::string header = fmt::format(
+      R"({{"kvtrace":4,"placement":"contiguous","cache":{{"type":"causal",)"
+      R"("shift":"none"}},"config":{{}},"init":{{"dtype":"f32","max_sequences":1,)"
+      R"("capacity":{0},"max_batch":{0}}},"model":{{"layers":1,)"
+      R"("k_head_dim":1,"kv_heads":1,"v_head_dim":1}}}})",
+      kDrafts);
+  ExpectAccept(
+      Lines({header,
+             fmt::format(R"({{"op":"start_forward","positions":[{0}],)"
+                         R"("sequences":[{1}],"parents":[{2}],"result":"ok",)"
+                         R"("cells":[{0}]}})",
+                         fmt::join(positions, ","),
+                         fmt::join(std::vector<int>(kDrafts), ","),
+                         fmt::join(parents, ",")),
+             fmt::format(R"({{"op":"put","layer":0,{}}})", rows),
+             fmt::format(R"({{"op":"get","layer":0,"first_cell":0,{},)"
+                         R"("mask":{{"shape":[{},{}],"rows":[{}]}}}})",
+                         rows, kDrafts, kDrafts, mask)}),
+      Level::kIdentity);
 }
 
 std::string DraftRecording(const std::string& name) {

@@ -578,15 +578,18 @@ std::optional<Failure> PagedOracle::FollowCommit(const PagedTraceOp& op) {
   return std::nullopt;
 }
 
-// Returns a text if the tokens were committed, but under another key.
+// Returns a text if the tokens were committed, but under another key or with
+// other media.
 std::string PagedOracle::OtherKeyText(const PagedTraceOp& op) const {
   if (!ledger_holds_ || ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
     return "";
   }
-  const auto line = ledger_->FirstCommit(TokensOf(op), op.len);
+  auto line = ledger_->FirstCommit(TokensOf(op), op.len, op.prefix_key);
+  const bool media = line.has_value();
+  if (!line) line = ledger_->FirstCommit(TokensOf(op), op.len, std::nullopt);
   if (!line) return "";
-  return fmt::format("these tokens were committed under another key, line {}",
-                     *line);
+  return fmt::format("these tokens were committed {}, line {}",
+                     media ? "with other media" : "under another key", *line);
 }
 
 std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {

@@ -50,6 +50,40 @@ def test_rejects(recordings, tmp_path):
     assert kvtwin.check(tmp_path / "other.jsonl").line == LINE
 
 
+DTYPES = ["f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0"]
+
+
+@pytest.mark.parametrize("v_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("placement", ["contiguous", "scatter", "other"])
+def test_rows_of_each_dtype(placement, dtype, v_dtype):
+    own = "contiguous" if placement == "other" else placement
+    setup = kvtwin.Setup(
+        capacity=8, k_head_dim=32, v_head_dim=64, placement=own, dtype=dtype, v_dtype=v_dtype
+    )
+    out = io.StringIO()
+    random = np.random.default_rng(1)
+    recorder = kvtwin.Recorder(kvtwin.Cache(setup), out, setup, placement=placement)
+    for begin in (0, 3):
+        recorder.start_forward(list(range(begin, begin + 3)), [0] * 3)
+        key, value = (random.normal(size=(3, 1, n)).astype(np.float32) for n in (32, 64))
+        recorder.put(0, key, value)
+        recorder.get(0)
+    recorder.start_forward([6], [0], reserve=True)
+    recorder.close()
+    lines = out.getvalue().splitlines()
+    level = "visibility" if placement == "other" else "identity"
+    verdict = kvtwin.check(lines)
+    assert verdict and verdict.level == level, verdict
+    # The last view has K of the first token as the second token's.
+    wrong = json.loads(lines[6])
+    data = wrong["key"]["data"]
+    wrong["key"]["data"] = data[:32] + data[:32] + data[64:]
+    verdict = kvtwin.check(lines[:6] + [json.dumps(wrong)])
+    assert (verdict.verdict, verdict.line) == ("reject", 7)
+    assert "sequence 0, position 0 (put on line 3)" in verdict.reason
+
+
 def test_bad_input(tmp_path):
     verdict = kvtwin.check([])
     assert not verdict and verdict.verdict == "bad_input"
