@@ -260,11 +260,13 @@ class CacheLedger final : public StateLedger {
   }
   // Whether a Remove up to `end` moves the tokens after it.
   bool RemoveMoves(std::int64_t end) const {
-    return rules_.middle == Rules::Middle::kShifts && end != kOpenEnd;
+    return rules_.middle == Rules::Middle::kShifts && end != kOpenEnd &&
+           !encoder() && !recurrent();
   }
-  // Whether shared tokens move for all of their sequences.
-  bool MovesAll() const {
-    return rules_.shared_shift == Rules::SharedShift::kMovesAll;
+  // Whether later tokens that are shared remain so after a Remove from the
+  // middle: they stay where they are, or move for all of their sequences.
+  bool RemoveKeepsShared() const {
+    return rules_.middle == Rules::Middle::kLeavesGap || MovesAll();
   }
 
   // Adds `delta` to the positions in [begin, end) of `seq`, and shifts the K
@@ -331,6 +333,9 @@ class CacheLedger final : public StateLedger {
  private:
   bool WindowCountsQuery() const {
     return rules_.window == Rules::Window::kWithQuery;
+  }
+  bool MovesAll() const {
+    return rules_.shared_shift == Rules::SharedShift::kMovesAll;
   }
   // Whether the cache under test may have copied tokens that it should share:
   // it shifted its copies, or answered that it cannot shift them.
@@ -577,31 +582,19 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end,
                 Heard heard = {}) {
-    // Whether other sequences share the tokens of a prompt is open (F4).
-    const bool moves = std::ranges::any_of(
-        parts_, [&](auto& part) { return part.RemoveMoves(end); });
-    if (heard.Is(kSharedCells) && moves && HasPrompt(seq, end, kOpenEnd)) {
+    if (heard.Is(kSharedCells) && MovesPrompt(seq, end)) {
       return {kSharedCells, "a later token of the prompt may be shared"};
     }
+    const bool moves = begin < end && end < Next(seq);
     Hear(heard);
     Status status = HybridLedgerOf::Remove(seq, begin, end);
     if (!status.ok()) return status;
-    if (end != kOpenEnd || begin == 0) prefixes_.Cut(seq, begin);
+    const bool clears = begin == 0 && end == kOpenEnd;
+    if (moves || clears) prefixes_.Cut(seq, begin);
     return status;
   }
 
   const PrefixBook& prefixes() const { return prefixes_; }
-  // Whether some token in [begin, end) of `seq` belongs to its prompt: it is
-  // open whether other sequences share this token (F4).
-  bool HasPrompt(int seq, std::int64_t begin, std::int64_t end) const {
-    return std::ranges::any_of(parts_, [&](auto& part) {
-      return std::ranges::any_of(part.tokens(), [&](auto& token) {
-        return token.HeldBy(seq) && begin <= token.position &&
-               token.position < end &&
-               prefixes_.PrefixAt(seq, token.position) != 0;
-      });
-    });
-  }
   // Declares the layers of a cache: no prefix is computed without their rows.
   void NeedLayers(std::size_t cache, int layers) {
     prefixes_.Need(cache, AsSize(layers));
@@ -687,24 +680,40 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
                                [&](auto& part) { return part.EndIsOpen(seq); });
   }
   bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
-    return HasPrompt(seq, begin, end) ||
-           std::ranges::any_of(parts_, [&](auto& part) {
-             return part.MoveIsOpen(seq, begin, end);
-           });
+    return std::ranges::any_of(parts_, [&](auto& part) {
+      return part.MoveIsOpen(seq, begin, end) ||
+             HasPrompt(part, seq, begin, end);
+    });
   }
-  // Whether the result of a Remove from the middle is open. An answer
-  // shared_cells is not: Remove hears it.
+  // Whether it is open which tokens are stored, or shared, after a Remove from
+  // the middle. Whether its answer is shared_cells is heard.
   bool RemoveIsOpen(int seq, std::int32_t begin, std::int32_t end) const {
     if (end == kOpenEnd) return false;
     return IsOpenBefore(seq, begin) ||
            std::ranges::any_of(parts_, [&](auto& part) {
              return part.RemoveIsOpen(seq, end) ||
-                    (part.MovesAll() && part.RemoveMoves(end) &&
-                     HasPrompt(seq, end, kOpenEnd));
+                    (part.RemoveKeepsShared() &&
+                     HasPrompt(part, seq, end, kOpenEnd));
            });
   }
 
  private:
+  // Whether some token in [begin, end) of `seq` belongs to its prompt: it is
+  // open whether other sequences share this token (F4).
+  bool HasPrompt(const CacheLedger& part, int seq, std::int64_t begin,
+                 std::int64_t end) const {
+    return std::ranges::any_of(part.tokens(), [&](auto& token) {
+      return token.HeldBy(seq) && begin <= token.position &&
+             token.position < end &&
+             prefixes_.PrefixAt(seq, token.position) != 0;
+    });
+  }
+  // Whether a Remove up to `end` moves tokens of the prompt.
+  bool MovesPrompt(int seq, std::int64_t end) const {
+    return std::ranges::any_of(parts_, [&](auto& part) {
+      return part.RemoveMoves(end) && HasPrompt(part, seq, end, kOpenEnd);
+    });
+  }
   void Hear(Heard heard) {
     for (CacheLedger& part : parts_) part.Hear(heard);
   }

@@ -21,8 +21,8 @@ History DrawLarge(const Pick& pick, std::optional<Kind> kind, int cells_max);
 // the last one is put; other calls come in between.
 void TakeApart(const Pick& pick, History& history);
 
-// Adds a batch that is longer than a tile of an attention kernel, and tokens
-// that see all of it, to a cache that becomes large enough.
+// Adds a batch of about 64 or 128 tokens, as a tile of an attention kernel has,
+// and a few tokens after it, and makes the cache large enough.
 void AddLongBatch(const Pick& pick, History& history);
 
 }  // namespace kvtwin::props

@@ -468,7 +468,7 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
     }
     history.ops.push_back(op);
     if (completes && op.kind == PagedOpKind::kMedia) {
-      op.kind = PagedOpKind::kAppend;  // Of the tokens with the media.
+      op.kind = PagedOpKind::kAppend;  // It has the tokens with these media.
       op.c = numbers.C(op.kind);
       history.ops.push_back(op);
     }

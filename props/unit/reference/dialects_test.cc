@@ -271,5 +271,48 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
   }
 }
 
+// The tokens of a prompt may be shared (F4).
+TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
+  const auto ledger_of = [](const Rules& rules, Kind kind = Kind::kCausal) {
+    CacheSpec spec;
+    spec.kind = kind;
+    spec.shift.kind = ShiftKind::kIdentity;
+    reference::Ledger ledger(spec, rules);
+    EXPECT_TRUE(ledger.Init({}, {DType::kF32, 2, 16, 8}).ok());
+    const std::vector<std::int32_t> positions = {0, 1, 2, 3};
+    const std::vector<int> sequences(4);
+    // Three of the four tokens are of the prompt.
+    EXPECT_TRUE(ledger.FindPrefix(0, std::vector{7, 8, 9}, 0).ok());
+    EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+    return ledger;
+  };
+  reference::Ledger ours = ledger_of({});
+  EXPECT_FALSE(ours.RemoveIsOpen(0, 0, 1));
+  EXPECT_TRUE(ours.MoveIsOpen(0, 2, 3));
+  EXPECT_FALSE(ours.MoveIsOpen(0, 3, 4));
+  const auto heard = StatusCode::kSharedCells;
+  EXPECT_EQ(ours.Remove(0, 0, 1, heard).code(), heard);
+  // Nothing is removed: the prompt goes on.
+  EXPECT_TRUE(ours.Remove(0, 1, 1).ok());
+  EXPECT_TRUE(ours.MoveIsOpen(0, 2, 3));
+  // There is no token after it.
+  EXPECT_TRUE(ours.Remove(0, 3, 5).ok());
+  EXPECT_TRUE(ours.MoveIsOpen(0, 2, 3));
+  EXPECT_TRUE(ours.Remove(0, 1, 2).ok());
+  EXPECT_FALSE(ours.MoveIsOpen(0, 1, 2));
+  // Only the last token moves, which is beyond the prompt.
+  EXPECT_TRUE(ledger_of({}).Remove(0, 1, 3, heard).ok());
+  EXPECT_EQ(ledger_of({}, Kind::kRecurrent).Remove(0, 0, 1, heard).code(),
+            StatusCode::kNotSupported);
+  for (const Rules& rules :
+       {Rules{.middle = Rules::Middle::kLeavesGap},
+        Rules{.shared_shift = Rules::SharedShift::kMovesAll}}) {
+    const reference::Ledger other = ledger_of(rules);
+    EXPECT_TRUE(other.RemoveIsOpen(0, 0, 1));
+    EXPECT_FALSE(other.RemoveIsOpen(0, 0, 3));
+    EXPECT_FALSE(other.RemoveIsOpen(0, 0, kOpenEnd));
+  }
+}
+
 }  // namespace
 }  // namespace kvtwin::props
