@@ -226,7 +226,7 @@ Result<std::unique_ptr<Sessions>> MakeSessions(
 // the tokens of the pass and is a failed_precondition; the next call works,
 // once the requests of the pass are cancelled. CanResume is true up to the end
 // of a slot. Shifts are refused, and the tokens that stay are computed again.
-// Get and SetCausal are not_supported.
+// Drafts, reserving passes, Get and SetCausal are not_supported.
 class PoolSlots : public Cache {
  public:
   // The pool's sequence of a slot. Errors: a slot that does not exist.
