@@ -215,17 +215,13 @@ class CausalCache : public GuardedCache {
   // Returns the numbers of the draft `token` and of the drafts that it follows
   // (D2). The drafts may be gone.
   std::set<int> Followed(const BatchToken& token) const {
-    std::set<int> followed;
-    if (token.draft < 0) return followed;
     std::map<int, int> parents;  // By draft of the sequence.
     for (const Cell& cell : cells_) {
-      if (cell.drafted_by != token.sequence) continue;
-      parents[cell.draft] = cell.parent;
+      if (cell.drafted_by == token.sequence) parents[cell.draft] = cell.parent;
     }
-    int number = token.draft;
-    while (parents.contains(number)) {
-      followed.insert(number);
-      number = parents[number];
+    std::set<int> followed;
+    for (int i = token.draft; parents.contains(i); i = parents[i]) {
+      followed.insert(i);
     }
     return followed;
   }

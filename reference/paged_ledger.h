@@ -75,7 +75,9 @@ class PagedLedger {
       const bool same = !key || other == std::pair(key->salt, key->extra);
       if (same) prefixes.insert(start);
     }
-    for (int i = 0; i < taken; ++i) {
+    // If the last token is computed again, it was committed, too.
+    const int count = taken % spec_.block_size == 0 ? taken : taken + 1;
+    for (int i = 0; i < count; ++i) {
       std::set<int> longer;
       for (const int prefix : prefixes) {
         const std::int32_t token = At(prompt, i);

@@ -541,7 +541,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kCopyPrefix:
       (void)ledger_->CopyPrefix(op.src, op.dst, op.len);
       fresh_.assign(fresh_.size(), false);
-      copied_ = true;
+      copied_ = copied_ || std::ranges::count(sequences_, op.dst) > 0;
       return std::nullopt;
     case TraceOpKind::kCommit:  // The gate has checked the path.
       (void)ledger_->Commit(op.seq, op.indices);

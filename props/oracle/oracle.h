@@ -140,8 +140,9 @@ class Oracle {
   std::size_t active_ = 0;   // The index of a wrapper's active cache.
   std::vector<bool> fresh_;  // By cache: the mask is up to date.
   bool reserving_ = false;
-  // A copy_prefix or find_prefix came in the pass: a mask row of the pass may
-  // not see the copied tokens, which are in cells beyond its view (S19).
+  // A sequence of the pass got tokens by copy_prefix, or a prompt was found:
+  // the mask rows may not see these tokens, whose cells are beyond the view
+  // (S19).
   bool copied_ = false;
   std::vector<std::int32_t> positions_;
   std::vector<int> sequences_;

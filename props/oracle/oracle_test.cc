@@ -131,12 +131,13 @@ TEST(Oracle, JudgesALongChainOfDrafts) {
       fmt::format(R"("key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
                   R"("value":{{"shape":[1,1,{0}],"data":[{1}]}})",
                   kDrafts, fmt::join(positions, ","));
-  const std::string header = fmt::format(
-      R"({{"kvtrace":4,"placement":"contiguous","cache":{{"type":"causal",)"
-      R"("shift":"none"}},"config":{{}},"init":{{"dtype":"f32","max_sequences":1,)"
-      R"("capacity":{0},"max_batch":{0}}},"model":{{"layers":1,)"
-      R"("k_head_dim":1,"kv_heads":1,"v_head_dim":1}}}})",
-      kDrafts);
+  const std::string header =
+      fmt::format(R"({{"kvtrace":4,"placement":"contiguous","config":{{}},)"
+                  R"("cache":{{"type":"causal","shift":"none"}},)"
+                  R"("init":{{"dtype":"f32","max_sequences":1,"capacity":{0},)"
+                  R"("max_batch":{0}}},"model":{{"layers":1,"k_head_dim":1,)"
+                  R"("kv_heads":1,"v_head_dim":1}}}})",
+                  kDrafts);
   ExpectAccept(
       Lines({header,
              fmt::format(R"({{"op":"start_forward","positions":[{0}],)"
