@@ -273,7 +273,8 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
 
 // The tokens of a prompt may be shared (F4).
 TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
-  const auto ledger_of = [](const Rules& rules, Kind kind = Kind::kCausal) {
+  const auto ledger_of = [](const Rules& rules, Kind kind = Kind::kCausal,
+                            const std::vector<std::int32_t>& ids = {7, 8, 9}) {
     CacheSpec spec;
     spec.kind = kind;
     spec.shift.kind = ShiftKind::kIdentity;
@@ -281,11 +282,11 @@ TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
     EXPECT_TRUE(ledger.Init({}, {DType::kF32, 2, 16, 8}).ok());
     const std::vector<std::int32_t> positions = {0, 1, 2, 3};
     const std::vector<int> sequences(4);
-    // Three of the four tokens are of the prompt.
-    EXPECT_TRUE(ledger.FindPrefix(0, std::vector{7, 8, 9}, 0).ok());
+    EXPECT_TRUE(ledger.FindPrefix(0, ids, 0).ok());
     EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
     return ledger;
   };
+  // Three of the four tokens are of the prompt.
   reference::Ledger ours = ledger_of({});
   EXPECT_FALSE(ours.RemoveIsOpen(0, 0, 1));
   EXPECT_TRUE(ours.MoveIsOpen(0, 2, 3));
@@ -302,8 +303,9 @@ TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
   EXPECT_FALSE(ours.MoveIsOpen(0, 1, 2));
   // Only the last token moves, which is beyond the prompt.
   EXPECT_TRUE(ledger_of({}).Remove(0, 1, 3, heard).ok());
-  EXPECT_EQ(ledger_of({}, Kind::kRecurrent).Remove(0, 0, 1, heard).code(),
-            StatusCode::kNotSupported);
+  // The state after four tokens does not move.
+  reference::Ledger states = ledger_of({}, Kind::kRecurrent, {7, 8, 9, 6});
+  EXPECT_EQ(states.Remove(0, 0, 1, heard).code(), StatusCode::kNotSupported);
   for (const Rules& rules :
        {Rules{.middle = Rules::Middle::kLeavesGap},
         Rules{.shared_shift = Rules::SharedShift::kMovesAll}}) {
