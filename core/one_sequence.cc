@@ -117,13 +117,11 @@ Result<CacheState> WithTokens(const CacheState& state, int sequence,
   return both;
 }
 
-}  // namespace
-
-CacheState SequenceOf(const CacheState& state, int sequence) {
+// Requires: a state that CheckState accepts.
+CacheState Extract(const CacheState& state, int sequence) {
   CacheState single;
-  if (!CheckState(state).ok()) return single;
   for (const CacheState& part : state.caches) {
-    single.caches.push_back(SequenceOf(part, sequence));
+    single.caches.push_back(Extract(part, sequence));
   }
   const std::map<int, std::int64_t> rows = RowsByCell(state);
   std::vector<std::int64_t> kept;
@@ -142,6 +140,12 @@ CacheState SequenceOf(const CacheState& state, int sequence) {
     single.layers[layer] = {of(all.key), of(all.value)};
   }
   return single;
+}
+
+}  // namespace
+
+CacheState SequenceOf(const CacheState& state, int sequence) {
+  return CheckState(state).ok() ? Extract(state, sequence) : CacheState();
 }
 
 Result<CacheState> WithSequence(const CacheState& state, int sequence,

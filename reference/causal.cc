@@ -383,7 +383,7 @@ class CausalCache : public GuardedCache {
   int view_first_ = 0;
   int view_cells_ = 0;
   DenseTensor mask_;        // [view_cells, rows]
-  std::set<int> followed_;  // By the row of the mask that is made.
+  std::set<int> followed_;  // The mask's current row follows these drafts.
 };
 
 // The cells of this cache hold states (R1 to R15).

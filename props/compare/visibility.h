@@ -22,8 +22,8 @@
 
 namespace kvtwin::props {
 
-// Reports have these words for a token that is no longer stored, but whose rows
-// a view still has.
+// A report adds these words to the name of a token whose rows a view shows,
+// though the cache has dropped the token.
 inline constexpr std::string_view kLeftBefore = "which left before";
 // Names the rows of a column that belong to no token of the ledger.
 using NameRows = std::function<std::string(std::int64_t column)>;

@@ -45,11 +45,12 @@ std::string RowsText(const KvView& view, std::int64_t column,
   return text.substr(0, text.find(" V "));
 }
 
-// Returns rows that are put as a cache of this dtype shows them, if they are
-// recorded as the numbers that its blocks stand for.
-DenseTensor AsShown(const DenseTensor& rows, DType dtype) {
-  if (!IsBlockDType(dtype) || IsBlockDType(rows.dtype)) return rows;
-  return CopyOf(CopyOf(rows.view(), dtype).view(), rows.dtype);
+// Returns rows that are put as a cache of this dtype shows them, if it has
+// blocks: a recording has the numbers that these stand for. `shown` keeps them.
+TensorView AsShown(const DenseTensor& rows, DType dtype, DenseTensor& shown) {
+  if (!IsBlockDType(dtype)) return rows.view();
+  shown = CopyOf(CopyOf(rows.view(), dtype).view(), rows.dtype);
+  return shown.view();
 }
 
 // Lets the ledger remove from the middle of a sequence even without a shift
@@ -291,10 +292,12 @@ void Oracle::Remember(const TraceOp& op) {
   put_bytes_ += bytes;
   ledger_bytes_ += bytes;
   const DType v_dtype = header_.config.v_dtype.value_or(header_.init.dtype);
-  const DenseTensor key = AsShown(op.key, header_.init.dtype);
-  const DenseTensor value = AsShown(*op.value, v_dtype);
-  puts_.Add(op.line, {.key = key.view(), .value = value.view()}, active_,
-            op.layer, sequences_, positions_);
+  DenseTensor key;
+  DenseTensor value;
+  puts_.Add(op.line,
+            {.key = AsShown(op.key, header_.init.dtype, key),
+             .value = AsShown(*op.value, v_dtype, value)},
+            active_, op.layer, sequences_, positions_);
 }
 
 OracleStep Oracle::Step(const TraceOp& op) {

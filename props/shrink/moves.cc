@@ -501,7 +501,8 @@ class MoveList {
         return s < o.segments.size() ? &o.segments[s].more : nullptr;
       });
     }
-    add([](Segment& one) {  // Half of "as many as are free" is no segment.
+    // A count above kMost means the number of free cells: it is not halved.
+    add([](Segment& one) {
       if (one.count <= Segment::kMost) one.count = (one.count + 1) / 2;
     });
     for (const int less : {32, 8, 1}) {

@@ -296,7 +296,7 @@ TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
   // Nothing is removed: the prompt goes on.
   EXPECT_TRUE(ours.Remove(0, 1, 1).ok());
   EXPECT_TRUE(ours.MoveIsOpen(0, 2, 3));
-  // There is no token after it.
+  // The range reaches the end of the sequence: no token moves.
   EXPECT_TRUE(ours.Remove(0, 3, 5).ok());
   EXPECT_TRUE(ours.MoveIsOpen(0, 2, 3));
   EXPECT_TRUE(ours.Remove(0, 1, 2).ok());
