@@ -44,6 +44,8 @@ class CacheLedger final : public StateLedger {
   // Sets the answer of the cache under test for the next calls.
   void Hear(Heard heard) { heard_ = heard; }
 
+  // Whether a copy leaves the tokens of its target there.
+  bool CopyAdds() const { return rules_.copy == Rules::Copy::kAdds; }
   // Whether StartForward refuses some batches because of their positions.
   bool RefusesPositions() const {
     return rules_.positions != Rules::Positions::kAny;
@@ -95,14 +97,15 @@ class CacheLedger final : public StateLedger {
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
       batch_.push_back({batch.positions[i], batch.sequences[i], false});
     }
-    std::map<int, std::int64_t> low = Lows();
-    for (const LedgerToken& token : tokens_) {
-      for (const int seq : token.sequences) {
-        if (token.position >= low[seq] - *memory_) continue;
-        evictable_.insert({token.number, seq});
-      }
-    }
+    MayEvict();
     EndPass();
+  }
+  // Records that `seq` continues with a draft at `position` (D1): evictable
+  // tokens that contradict this have been evicted.
+  void ContinuesAt(int seq, std::int64_t position) {
+    if (position == Next(seq) || !MayBegin(seq, position).may) return;
+    SetBack(seq, position);
+    DropUnheld();
   }
 
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
@@ -112,7 +115,7 @@ class CacheLedger final : public StateLedger {
     const bool may = MayBeFull(src) && len < Next(src);
     const bool must = IsFull(src) && len < SureNext(src);
     if (Refuses(may, must)) return {kNotSupported, kFullText};
-    const bool adds = rules_.copy == Rules::Copy::kAdds;
+    const bool adds = CopyAdds();
     const bool is_empty = Next(dst) == 0;
     if (!adds || is_empty) began_[dst] = began_[src];
     if (!adds || is_empty) mixed_.erase(dst);
@@ -305,6 +308,7 @@ class CacheLedger final : public StateLedger {
   // whether a sequence that lost all its tokens remembers its end. If first
   // tokens stay, the others leave however large the cache is.
   void Evict() override {
+    if (ours_ && memory_ && !evictable_.empty()) return EvictSurely();
     if (ours_ || (!memory_ && first_ == 0)) return StateLedger::Evict();
     const std::int64_t memory = memory_ ? *memory_ : *window_;
     std::map<int, std::int64_t> low = Lows();
@@ -346,6 +350,34 @@ class CacheLedger final : public StateLedger {
   // With `surely`: whether the cache under test cannot have evicted it.
   bool Holds(int seq, const LedgerToken& token, bool surely) const {
     return token.HeldBy(seq) && !(surely && IsEvictable(token, seq));
+  }
+
+  // Makes the tokens evictable that the current batch may evict (S7).
+  void MayEvict() {
+    std::map<int, std::int64_t> low = Lows();
+    for (const LedgerToken& token : tokens_) {
+      for (const int seq : token.sequences) {
+        if (token.position >= low[seq] - *memory_) continue;
+        evictable_.insert({token.number, seq});
+      }
+    }
+  }
+  // Evicts what the current batch evicts in any case: where the evictable
+  // tokens of a sequence that is not in the batch are gone, it ends earlier.
+  void EvictSurely() {
+    MayEvict();
+    std::map<int, std::int64_t> low = Lows();
+    for (auto& [seq, position] : low) {
+      const bool in_batch =
+          std::ranges::count(batch_, seq, &BatchToken::sequence) > 0;
+      if (!in_batch) position = std::min(position, SureNext(seq));
+    }
+    for (LedgerToken& token : tokens_) {
+      std::erase_if(token.sequences, [&](int seq) {
+        return token.position < low[seq] - *memory_;
+      });
+    }
+    DropUnheld();
   }
 
   // Next, counting only tokens that cannot have been evicted.
@@ -484,7 +516,7 @@ class CacheLedger final : public StateLedger {
   // Removes the tokens that `seq` cannot have if it continues at `position`.
   void SetBack(int seq, std::int64_t position) {
     const bool anywhere =
-        rules_.positions == Rules::Positions::kContinue &&
+        rules_.positions != Rules::Positions::kOverwrite &&
         std::ranges::none_of(tokens_, [&](const LedgerToken& token) {
           return token.HeldBy(seq) && token.position + 1 == position;
         });

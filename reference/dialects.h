@@ -5,6 +5,7 @@
 #define KVTWIN_REFERENCE_DIALECTS_H_
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -63,12 +64,18 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   void Refused(const Batch& batch) {
     for (CacheLedger& part : parts_) part.Refused(batch);
   }
+  void ContinuesAt(int seq, std::int64_t position) {
+    for (CacheLedger& part : parts_) part.ContinuesAt(seq, position);
+  }
   Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
+    const bool mixes =
+        mixed_.contains(src) || (parts_[0].CopyAdds() && Next(dst) > 0);
     Hear(heard);
     Status status = HybridLedgerOf::CopyPrefix(src, dst, len);
     // A copy to itself is as a Remove with the open end (S27).
     if (status.ok() && (src != dst || len == 0)) {
-      prefixes_.Copy(src, dst, Next(dst));
+      prefixes_.Copy(src, dst, std::min<std::int64_t>(len, Next(dst)));
+      if (mixes) mixed_.insert(dst);
     }
     return status;
   }
@@ -97,6 +104,7 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   Status FindPrefix(int seq, std::span<const std::int32_t> ids,
                     std::int32_t length) {
     prefixes_.Begin(seq, ids);
+    mixed_.erase(seq);
     if (length < 0 || length >= std::ssize(ids)) {
       return {kInvalidArgument,
               "it may be 0 to " + std::to_string(std::ssize(ids) - 1)};
@@ -197,7 +205,8 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     return std::ranges::any_of(part.tokens(), [&](auto& token) {
       return token.HeldBy(seq) && begin <= token.position &&
              token.position < end &&
-             prefixes_.PrefixAt(seq, token.position) != 0;
+             (mixed_.contains(seq) ||
+              prefixes_.PrefixAt(seq, token.position) != 0);
     });
   }
   // Whether a Remove up to `end` moves tokens of the prompt.
@@ -211,6 +220,9 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   }
 
   PrefixBook prefixes_;
+  // Sequences that got tokens of another one beside their own, both of which
+  // may have been tokens of prompts.
+  std::set<int> mixed_;
 };
 
 }  // namespace kvtwin::reference

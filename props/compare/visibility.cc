@@ -307,6 +307,13 @@ class RowOwners::Matcher {
       }
       if (found_.tokens[i] != nullptr) found_.sights[i] = '#';
     }
+    // A token without rows may show those of a token that may be missing.
+    for (const LedgerToken*& token : found_.tokens) {
+      const bool open = next_unknown_ < unknown_.size() && token != nullptr &&
+                        own_.ledger_.MayMiss(row_, *token) &&
+                        !own_.ledger_.MayMiss(row_, *unknown_[next_unknown_]);
+      if (open) token = unknown_[next_unknown_++];
+    }
     // The mask is wrong there, but the tokens are not missing.
     for (std::size_t i = 0; i < columns_; ++i) {
       if (found_.sights[i] != '?') continue;

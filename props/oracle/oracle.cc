@@ -242,12 +242,32 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
   if (op.kind == TraceOpKind::kFindPrefix && ledger_holds_) {
     return FindWrongPrompt(op);
   }
+  if (header_.visibility_only && ledger_holds_) FollowDrafts(op);
   recorded_ = op.result;
   const Status status = Ask(*gate_, op).status;
   const bool as_recorded = (op.kind == TraceOpKind::kStartForward ||
                             op.kind == TraceOpKind::kRemove) &&
                            status.code() == op.result;
   return status.ok() || as_recorded ? "" : status.ToString();
+}
+
+// The first drafts of a sequence say where it ends, if that is open (S12).
+void Oracle::FollowDrafts(const TraceOp& op) {
+  if (op.result != StatusCode::kOk || op.reserve) return;
+  // The gate will refuse lists of other lengths.
+  const std::size_t count =
+      std::min({op.parents.size(), op.sequences.size(), op.positions.size()});
+  for (std::size_t i = 0; i < count; ++i) {
+    const int seq = op.sequences[i];
+    const auto drafts = [&](auto& part) {
+      return reference::CountDrafts(part.tokens(), seq) > 0;
+    };
+    if (op.parents[i] != kCommitted ||
+        std::ranges::any_of(ledger_->parts(), drafts)) {
+      continue;
+    }
+    ledger_->ContinuesAt(seq, op.positions[i]);
+  }
 }
 
 bool Oracle::HasPut(int layer) const {

@@ -51,6 +51,23 @@ TEST(Oracle, RejectsEveryRecordingInRejectAtItsFirstWrongLine) {
   }
 }
 
+// Lines of a recording with heads of one element, whose K and V rows are equal.
+std::string RowsJson(const std::string& data) {
+  return fmt::format(R"("key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
+                     R"("value":{{"shape":[1,1,{0}],"data":[{1}]}})",
+                     1 + std::ranges::count(data, ','), data);
+}
+std::string PutLine(const std::string& data) {
+  return fmt::format(R"({{"op":"put","layer":0,{}}})", RowsJson(data));
+}
+// `mask` has a string for each row.
+std::string GetLine(const std::string& data, const std::string& mask) {
+  return fmt::format(R"({{"op":"get","layer":0,{},)"
+                     R"("mask":{{"shape":[{},{}],"rows":[{}]}}}})",
+                     RowsJson(data), mask.find('"', 1) - 1,
+                     1 + std::ranges::count(mask, ','), mask);
+}
+
 // Recordings of right caches, which have an answer of their own (S3, S19, R2,
 // F2).
 TEST(Oracle, AcceptsTheAnswersOfOtherCaches) {
@@ -69,48 +86,79 @@ TEST(Oracle, AcceptsTheAnswersOfOtherCaches) {
         R"("result":"ok"}})",
         positions, sequences);
   };
-  const auto rows = [](const std::string& data) {
-    return fmt::format(R"("key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
-                       R"("value":{{"shape":[1,1,{0}],"data":[{1}]}})",
-                       1 + std::ranges::count(data, ','), data);
-  };
-  const auto put = [&](const std::string& data) {
-    return fmt::format(R"({{"op":"put","layer":0,{}}})", rows(data));
-  };
-  const auto get = [&](const std::string& data, const std::string& mask) {
-    return fmt::format(
-        R"({{"op":"get","layer":0,{},"mask":{{"shape":[{},{}],"rows":[{}]}}}})",
-        rows(data), mask.find('"', 1) - 1, 1 + std::ranges::count(mask, ','),
-        mask);
-  };
   const std::string causal = header(R"("type":"causal","shift":"none")", 2);
   // Each of eight sequences has a state.
   std::vector<std::string> states = {header(R"("type":"recurrent")", 8)};
   for (int seq = 0; seq < 8; ++seq) {
     states.push_back(start("0", fmt::format("{}", seq)));
-    states.push_back(put("1"));
+    states.push_back(PutLine("1"));
   }
   ExpectAccept(Lines(states), Level::kVisibility);
   // An absent window is unbounded, and so is a memory of all cells.
   ExpectAccept(
       Lines({header(R"("type":"swa_mem","memory":8,"shift":"none")", 1),
-             start("0", "0"), put("1"), get("1", R"("1")")}),
+             start("0", "0"), PutLine("1"), GetLine("1", R"("1")")}),
       Level::kVisibility);
   // The view of the pass does not have the cells of the copied tokens.
   ExpectAccept(
-      Lines({causal, start("0,1", "0,0"), put("1,2"),
-             get("1,2", R"("10","11")"), start("0", "1"), put("3"),
+      Lines({causal, start("0,1", "0,0"), PutLine("1,2"),
+             GetLine("1,2", R"("10","11")"), start("0", "1"), PutLine("3"),
              R"({"op":"copy_prefix","src":0,"dst":1,"len":2})",
-             R"({"op":"set_causal","except":[0]})", get("3", R"("0")")}),
+             R"({"op":"set_causal","except":[0]})", GetLine("3", R"("0")")}),
       Level::kVisibility);
   // A copy of an empty sequence to itself keeps its prompt.
   ExpectAccept(
       Lines({causal, R"({"op":"find_prefix","seq":0,"tokens":[5,6],"len":0})",
              R"({"op":"copy_prefix","src":0,"dst":0,"len":1})",
-             start("0,1", "0,0"), put("1,2"), get("1,2", R"("10","11")"),
+             start("0,1", "0,0"), PutLine("1,2"),
+             GetLine("1,2", R"("10","11")"),
              R"({"op":"find_prefix","seq":1,"tokens":[5,6,7],"len":2})",
-             start("2", "1"), put("3"), get("1,2,3", R"("111")")}),
+             start("2", "1"), PutLine("3"), GetLine("1,2,3", R"("111")")}),
       Level::kVisibility);
+}
+
+// A refused batch may have evicted tokens (S12), and later lines tell. Here
+// each cache has evicted those of sequence 0; after the last line, another
+// sight of the same rows is wrong.
+TEST(Oracle, AcceptsWhatFollowsARefusedBatch) {
+  const auto start = [](const std::string& positions, const std::string& more) {
+    return fmt::format(R"({{"op":"start_forward","positions":[{}],{}}})",
+                       positions, more);
+  };
+  const auto header = [](int sequences) {
+    return fmt::format(
+        R"({{"kvtrace":3,"placement":"other","cache":{{"type":"swa",)"
+        R"("window":1,"shift":"none"}},"config":{{}},"init":{{"dtype":"f32",)"
+        R"("max_sequences":{},"capacity":16,"max_batch":2}},"model":)"
+        R"({{"layers":1,"k_head_dim":1,"kv_heads":1,"v_head_dim":1}}}})",
+        sequences);
+  };
+  const std::string ok = R"("sequences":[0],"result":"ok")";
+  const std::string two = R"("sequences":[0,0],"result":"ok")";
+  const std::string full = R"("sequences":[0],"result":"cache_full")";
+  const std::string draft = ok + R"(,"parents":[-1])";
+  const std::string other = R"("sequences":[1],"result":"ok")";
+  const std::vector<std::vector<std::string>> histories = {
+      // The sequence begins anew, so that its draft is at position 1.
+      {header(1), start("0,1", two), PutLine("1,2"), start("9", full),
+       start("0", ok), PutLine("3"), start("1", draft), PutLine("4"),
+       GetLine("3,4", R"("11")")},
+      // The sequence ends at 2, so that the batch of another evicts nothing.
+      {header(2), start("4", ok), PutLine("9"), start("9", full),
+       start("0,1", two), PutLine("1,2"), start("0", other), PutLine("5"),
+       start("2", ok), PutLine("3"), GetLine("1,2,3", R"("011")")},
+      // The new token at position 1 has the cell of the evicted token at 0, and
+      // its rows until they are put (S13).
+      {header(1), start("0,1", two), PutLine("1,2"), start("2", full),
+       R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})",
+       start("1", ok), GetLine("1", R"("1")")}};
+  for (const std::vector<std::string>& lines : histories) {
+    ExpectAccept(Lines(lines), Level::kVisibility);
+    std::vector<std::string> blind = lines;
+    const std::size_t seen = blind.back().rfind('1');
+    blind.back()[seen] = '0';
+    EXPECT_EQ(VerdictName(JudgeText(Lines(blind)).verdict()), "reject");
+  }
 }
 
 // Each draft follows the draft before it. Comparisons of whole paths took more

@@ -303,6 +303,18 @@ TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
   EXPECT_FALSE(ours.MoveIsOpen(0, 1, 2));
   // Only the last token moves, which is beyond the prompt.
   EXPECT_TRUE(ledger_of({}).Remove(0, 1, 3, heard).ok());
+  // A copy that adds leaves the tokens of its target, which may be shared.
+  const std::vector<std::int32_t> two = {0, 1};
+  const std::vector<int> ones(2, 1);
+  reference::Ledger added = ledger_of({.copy = Rules::Copy::kAdds});
+  EXPECT_TRUE(added.StartForward({two, ones}, false).ok());
+  EXPECT_TRUE(added.CopyPrefix(1, 0, 1).ok());
+  EXPECT_TRUE(added.MoveIsOpen(0, 2, 3));
+  EXPECT_EQ(added.Remove(0, 0, 1, heard).code(), heard);
+  reference::Ledger replaced = ledger_of({});
+  EXPECT_TRUE(replaced.StartForward({two, ones}, false).ok());
+  EXPECT_TRUE(replaced.CopyPrefix(1, 0, 2).ok());
+  EXPECT_FALSE(replaced.MoveIsOpen(0, 0, 2));
   // The state after four tokens does not move.
   reference::Ledger states = ledger_of({}, Kind::kRecurrent, {7, 8, 9, 6});
   EXPECT_EQ(states.Remove(0, 0, 1, heard).code(), StatusCode::kNotSupported);
