@@ -111,34 +111,12 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
 
 // Refuses sizes that would not fit into memory: the line may be a mistake.
 void CheckSizes(const Setup& setup, std::string_view where) {
-  constexpr std::int64_t kCellsMax = 1 << 20;
-  constexpr std::int64_t kElementsMax = 1 << 26;
-  const InitArgs& init = setup.init;
-  std::int64_t each = init.capacity;
-  const auto count_states = [&](const CacheSpec& spec) {
-    each = std::max(each,
-                    std::int64_t{spec.checkpoints} + spec.pins + spec.drafts);
-  };
-  count_states(setup.spec);
-  std::ranges::for_each(setup.spec.caches, count_states);
-  const std::int64_t cells =
-      init.max_sequences * each + init.max_batch + setup.config.cache_padding;
-  const std::int64_t rows =
-      std::int64_t{init.max_batch} + setup.config.mask_batch_padding;
-  if (cells > kCellsMax || rows > kCellsMax) {
-    throw BadLine{where,
-                  fmt::format("more than {} cells or mask rows", kCellsMax)};
+  if (std::string why = WhyTooLarge(setup); !why.empty()) {
+    throw BadLine{where, std::move(why)};
   }
-  const std::int64_t row_elements =
-      std::int64_t{setup.rows.kv_heads} *
-      (setup.rows.k_head_dim + setup.rows.v_head_dim);
   if (setup.layers < 1 || setup.layers > 64) {
     throw BadLine{
         where, fmt::format("layers is {}, there can be 1 to 64", setup.layers)};
-  }
-  if (cells * rows > kElementsMax ||
-      cells * row_elements > kElementsMax / setup.layers) {
-    throw BadLine{where, "a cache of this size is too large for a test"};
   }
   Setup fitting = setup;
   FitStorage(fitting);
@@ -512,6 +490,33 @@ void SetCells(int cells, Setup& setup) {
   };
   leave(setup.spec);
   for (const CacheSpec& part : setup.spec.caches) leave(part);
+}
+
+std::string WhyTooLarge(const Setup& setup) {
+  constexpr std::int64_t kCellsMax = 1 << 20;
+  constexpr std::int64_t kElementsMax = 1 << 26;
+  const InitArgs& init = setup.init;
+  std::int64_t each = init.capacity;
+  const auto count_states = [&](const CacheSpec& spec) {
+    each = std::max(each,
+                    std::int64_t{spec.checkpoints} + spec.pins + spec.drafts);
+  };
+  count_states(setup.spec);
+  std::ranges::for_each(setup.spec.caches, count_states);
+  const std::int64_t cells =
+      init.max_sequences * each + init.max_batch + setup.config.cache_padding;
+  const std::int64_t rows =
+      std::int64_t{init.max_batch} + setup.config.mask_batch_padding;
+  if (cells > kCellsMax || rows > kCellsMax) {
+    return fmt::format("more than {} cells or mask rows", kCellsMax);
+  }
+  const std::int64_t row_elements =
+      std::int64_t{setup.rows.kv_heads} *
+      (setup.rows.k_head_dim + setup.rows.v_head_dim);
+  const bool fits =
+      cells * rows <= kElementsMax &&
+      cells * row_elements <= kElementsMax / std::max(setup.layers, 1);
+  return fits ? "" : "a cache of this size is too large for a test";
 }
 
 std::string WhyNotOfCells(const Setup& setup) {

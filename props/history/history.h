@@ -158,6 +158,8 @@ void SetCells(int cells, Setup& setup);
 // Returns why a cache of this setup does not have one sequence and as many
 // cells as its capacity; empty if it has.
 std::string WhyNotOfCells(const Setup& setup);
+// Returns why no line has a cache of these sizes; empty if lines have it.
+std::string WhyTooLarge(const Setup& setup);
 
 // Returns the kinds other than causal: "swa", or "wrapper", "encoder", "swa".
 std::vector<std::string> KindNames(const History& history);

@@ -5,7 +5,7 @@
 namespace kvtwin::props {
 
 bool Bounds::Allow(const Setup& setup) const {
-  return (!kind || setup.spec.kind == *kind) &&
+  return (!kind || setup.spec.kind == *kind) && WhyTooLarge(setup).empty() &&
          (!abilities || abilities->Fits(setup));
 }
 
