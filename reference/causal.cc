@@ -68,7 +68,10 @@ class CausalCache : public GuardedCache {
     // Adds room for the stop token, which the next request will not have.
     if (args.max_sequences > 1) memory_ = std::max(memory_, window_ + 1);
     if (memory_ >= args.capacity) memory_ = kUnbounded;
-    if (memory_ < window_) return Status(kInvalidArgument, "short memory");
+    if (memory_ < window_) {
+      return Invalid("memory is {}, less than the window, which is {}", memory_,
+                     window_);
+    }
     std::int64_t cells = std::int64_t{args.max_sequences} * args.capacity;
     if (memory_ < kUnbounded) {
       cells = args.max_sequences * memory_ + args.max_batch;
