@@ -49,8 +49,8 @@ AnswerText::AnswerText(std::vector<std::string> stops) {
 std::string AnswerText::Add(std::string_view bytes) {
   if (ended_) return "";
   const std::size_t begin = held_.size();
-  held_ += bytes;
-  ends_.push_back(held_.size());
+  held_.insert(held_.end(), bytes.begin(), bytes.end());
+  ends_.push_back(shown_ + held_.size());
   for (std::size_t i = begin; i < held_.size(); ++i) {
     std::size_t found = 0;
     for (Stop& stop : stops_) {
@@ -59,14 +59,16 @@ std::string AnswerText::Add(std::string_view bytes) {
     if (found == 0) continue;
     const std::size_t end = i + 1 - found;
     removed_ = std::ranges::count_if(
-        ends_, [end](std::size_t token) { return token > end; });
+        ends_, [&](std::size_t token) { return token > shown_ + end; });
     ended_ = true;
     return Take(end);
   }
   std::size_t matched = 0;
   for (const Stop& stop : stops_) matched = std::max(matched, stop.matched);
   const std::size_t end = held_.size() - matched;
-  return Take(end - UnfinishedBytes(std::string_view(held_).substr(0, end)));
+  const std::string last(IteratorAt(held_, end - std::min<std::size_t>(3, end)),
+                         IteratorAt(held_, end));
+  return Take(end - UnfinishedBytes(last));
 }
 
 std::string AnswerText::End() {
@@ -75,11 +77,12 @@ std::string AnswerText::End() {
   return Take(held_.size());
 }
 
-std::string AnswerText::Take(std::size_t end) {
-  std::string text = held_.substr(0, end);
-  held_.erase(0, end);
-  std::erase_if(ends_, [end](std::size_t token) { return token <= end; });
-  for (std::size_t& token : ends_) token -= end;
+std::string AnswerText::Take(std::size_t count) {
+  const auto end = IteratorAt(held_, count);
+  std::string text(held_.begin(), end);
+  held_.erase(held_.begin(), end);
+  shown_ += count;
+  while (!ends_.empty() && ends_.front() <= shown_) ends_.pop_front();
   return text;
 }
 

@@ -16,6 +16,7 @@
 #include "core/guarded_sessions.h"
 #include "core/names.h"
 #include "core/refusals.h"
+#include "core/state_checks.h"
 #include "core/twin.h"
 #include "kvtwin/attention.h"
 #include "kvtwin/cache.h"
@@ -178,6 +179,12 @@ Result<CacheState> Cache::SnapshotOf(int sequence) const {
   if (!status.ok()) return status;
   const Result<CacheState> state = Snapshot();
   if (!state.ok()) return state;
+  status = CheckState(*state);
+  if (!status.ok()) {
+    return Status(status.code(),
+                  "Snapshot returned a state that no cache can have: " +
+                      status.message());
+  }
   return SequenceOf(*state, sequence);
 }
 

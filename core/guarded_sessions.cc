@@ -1,6 +1,7 @@
 #include "core/guarded_sessions.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/index.h"
 #include "core/refusals.h"
@@ -104,7 +105,13 @@ Result<int> GuardedSessions::Submit(std::span<const SessionInput> prompt,
                                     const RequestOptions& options) {
   Status status = CheckRequest(spec_, prompt, options);
   if (!status.ok()) return status;
-  return DoSubmit(prompt, options);
+  if (next_request_ == std::numeric_limits<int>::max()) {
+    return Untimely("{} requests were submitted, there are no more numbers",
+                    next_request_);
+  }
+  const int request = DoSubmit(prompt, options);
+  next_request_ = request + 1;
+  return request;
 }
 
 Result<Ending> GuardedSessions::Sampled(int request, std::int32_t token) {

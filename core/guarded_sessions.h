@@ -57,7 +57,8 @@ class GuardedSessions : public Sessions {
   Result<SlotInfo> Slot(int slot) const final;
 
  protected:
-  // The twin's part, called with valid arguments only.
+  // The twin's part, called with valid arguments only. Requests have the
+  // numbers 0, 1, 2, ...
   virtual int DoSubmit(std::span<const SessionInput> prompt,
                        const RequestOptions& options) = 0;
   virtual Ending DoSampled(int request, std::int32_t token) = 0;
@@ -69,6 +70,7 @@ class GuardedSessions : public Sessions {
 
  private:
   SessionsSpec spec_;
+  int next_request_ = 0;  // The number of the next request.
 };
 
 }  // namespace kvtwin

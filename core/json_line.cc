@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/assert.h"
 #include "core/index.h"
 
 namespace kvtwin {
@@ -36,6 +38,7 @@ class ValueBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool string(string_t& value) override {
     if (JsonValue* list = OpenList()) {
+      if (list->strings == 0) list->first_string = ElementsOf(*list);
       list->text += value;
       list->text += '\n';
       ++list->strings;
@@ -75,6 +78,9 @@ class ValueBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
+  static std::size_t ElementsOf(const JsonValue& list) {
+    return list.numbers.size() + list.strings + list.items.size();
+  }
   JsonValue* OpenList() {
     const bool in_list =
         !open_.empty() && open_.back()->type == JsonValue::Type::kList;
@@ -87,6 +93,7 @@ class ValueBuilder final : public nlohmann::json_sax<nlohmann::json> {
             fmt::format("a list has more than {} numbers", kJsonElementsMax));
       }
       if (!whole && !list->fraction) list->fraction = list->numbers.size();
+      if (list->numbers.empty()) list->first_number = ElementsOf(*list);
       list->numbers.push_back(number);
       return true;
     }
@@ -102,7 +109,9 @@ class ValueBuilder final : public nlohmann::json_sax<nlohmann::json> {
     if (open_.empty()) {
       root_ = std::move(value);
     } else {
-      open_.back()->items.push_back(std::move(value));
+      JsonValue& parent = *open_.back();
+      if (parent.items.empty()) parent.first_item = ElementsOf(parent);
+      parent.items.push_back(std::move(value));
     }
     return true;
   }
@@ -243,7 +252,7 @@ std::vector<int> JsonFields::Ints(std::string_view key) const {
   const JsonValue* value = Need(key);
   if (value == nullptr) return {};
   if (!value->IsNumbers()) {
-    Wrong(key, *value, "a list of integers");
+    WrongList(key, *value, "an integer");
     return {};
   }
   std::vector<int> ints;
@@ -272,7 +281,7 @@ std::vector<std::string> JsonFields::Strings(std::string_view key) const {
   const JsonValue* value = Need(key);
   if (value == nullptr) return {};
   if (!value->IsStrings()) {
-    Wrong(key, *value, "a list of strings");
+    WrongList(key, *value, "a string");
     return {};
   }
   std::vector<std::string> strings;
@@ -325,6 +334,32 @@ void JsonFields::Fail(std::string_view key, std::string_view what) const {
 void JsonFields::Wrong(std::string_view key, const JsonValue& value,
                        std::string_view expected) const {
   Fail(key, fmt::format("is {}, it must be {}", Describe(value), expected));
+}
+
+void JsonFields::WrongList(std::string_view key, const JsonValue& value,
+                           std::string_view element) const {
+  const std::string_view noun = element.substr(element.find(' ') + 1);
+  if (value.type != JsonValue::Type::kList) {
+    return Wrong(key, value, fmt::format("a list of {}s", noun));
+  }
+  std::map<std::size_t, JsonValue> others;  // By place.
+  if (!value.numbers.empty() && noun != "integer" && noun != "number") {
+    JsonValue& other = others[value.first_number];
+    other.type = value.fraction == 0 ? JsonValue::Type::kReal
+                                     : JsonValue::Type::kInteger;
+    other.number = value.numbers[0];
+  }
+  if (value.strings > 0 && noun != "string") {
+    JsonValue& other = others[value.first_string];
+    other.type = JsonValue::Type::kString;
+    other.text = value.text.substr(0, value.text.find('\n'));
+  }
+  if (!value.items.empty() && noun != "object") {
+    others[value.first_item] = value.items[0];
+  }
+  KVTWIN_DCHECK(!others.empty());
+  const auto& [place, other] = *others.begin();
+  Wrong(fmt::format("{}[{}]", key, place), other, element);
 }
 
 std::string JsonString(const std::string& text) {

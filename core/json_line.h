@@ -36,8 +36,12 @@ struct JsonValue {
   std::size_t strings = 0;              // Number of strings in a list.
   std::vector<double> numbers;          // The numbers of a list.
   std::optional<std::size_t> fraction;  // Index of the first non-integer.
-  std::vector<std::string> keys;        // Keys of an object, as in `items`.
-  std::vector<JsonValue> items;         // Its values; other values of a list.
+  // The places of the first number, string and other value of a list, if any.
+  std::size_t first_number = 0;
+  std::size_t first_string = 0;
+  std::size_t first_item = 0;
+  std::vector<std::string> keys;  // Keys of an object, as in `items`.
+  std::vector<JsonValue> items;   // Its values; other values of a list.
 
   bool IsNumbers() const {
     return type == Type::kList && strings == 0 && items.empty();
@@ -101,6 +105,11 @@ class JsonFields {
   void Fail(std::string_view key, std::string_view what) const;
   void Wrong(std::string_view key, const JsonValue& value,
              std::string_view expected) const;
+  // Reports a value that is not a list of such elements: of a list, the first
+  // wrong element. Requires: `element` is "an integer", "a number", "a string"
+  // or "an object", and a list has another element.
+  void WrongList(std::string_view key, const JsonValue& value,
+                 std::string_view element) const;
 
  private:
   const JsonValue& object_;

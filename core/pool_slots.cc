@@ -98,6 +98,7 @@ class PoolSlotsOf final : public PoolSlots {
   }
 
   Status Put(const TensorView& key, const TensorView& value) override {
+    if (Status status = CheckOpen(); !status.ok()) return status;
     if (parts_.empty()) return Untimely("no pass has begun: call StartForward");
     const int tokens = parts_.back().begin + parts_.back().count;
     for (const TensorView* rows : {&key, &value}) {
@@ -151,6 +152,20 @@ class PoolSlotsOf final : public PoolSlots {
     const bool keeps = begin > 0 || end < Length(seq);
     if (end != kOpenEnd && keeps) return Unsupported("a shift");
     return Truncate(seq, begin);
+  }
+
+  Status Commit(int, std::span<const int>) override {
+    return Unsupported("drafts");
+  }
+  Status Checkpoint(int) override { return Unsupported("a pinned state"); }
+  Status SnapshotTo(CacheState&) const override {
+    return Unsupported("a snapshot");
+  }
+  Status Restore(const CacheState&) override {
+    return Unsupported("a snapshot");
+  }
+  Status AddSequence(int, const CacheState&) override {
+    return Unsupported("a snapshot");
   }
 
   Status SetLayerType(int) override { return Unsupported("SetLayerType"); }

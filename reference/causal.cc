@@ -68,7 +68,10 @@ class CausalCache : public GuardedCache {
     // Adds room for the stop token, which the next request will not have.
     if (args.max_sequences > 1) memory_ = std::max(memory_, window_ + 1);
     if (memory_ >= args.capacity) memory_ = kUnbounded;
-    if (memory_ < window_) return Status(kInvalidArgument, "short memory");
+    if (memory_ < window_) {
+      return Invalid("memory is {}, less than the window, which is {}", memory_,
+                     window_);
+    }
     std::int64_t cells = std::int64_t{args.max_sequences} * args.capacity;
     if (memory_ < kUnbounded) {
       cells = args.max_sequences * memory_ + args.max_batch;
@@ -127,14 +130,12 @@ class CausalCache : public GuardedCache {
   std::int64_t LowestInBatch(int seq, std::int64_t otherwise) const {
     std::int64_t lowest = kUnbounded;
     for (const BatchToken& token : batch()) {
-      if (token.sequence == seq && token.position < lowest) {
-        lowest = token.position;
-      }
+      if (token.sequence != seq) continue;
+      lowest = std::min<std::int64_t>(lowest, token.position);
     }
     for (const Cell& cell : cells_) {
-      if (cell.drafted_by == seq && cell.position < lowest) {
-        lowest = cell.position;
-      }
+      if (cell.drafted_by != seq) continue;
+      lowest = std::min<std::int64_t>(lowest, cell.position);
     }
     return lowest == kUnbounded ? otherwise : lowest;
   }
@@ -192,15 +193,16 @@ class CausalCache : public GuardedCache {
 
   // Sets the bounds of the view (S14). Requires: the batch has its cells.
   void SetView() {
+    std::set<int> sequences;
+    for (const BatchToken& token : batch()) sequences.insert(token.sequence);
     int first = CellCount();
     int last = -1;
-    for (const BatchToken& token : batch()) {
-      const std::int64_t low = LowestInBatch(token.sequence, 0);
+    for (const int seq : sequences) {
+      const std::int64_t low = LowestInBatch(seq, 0);
       const std::int64_t oldest = memory_ < kUnbounded ? low - window_ : 0;
       for (int i = 0; i < CellCount(); ++i) {
         const Cell& cell = CellAt(i);
-        const bool draft = cell.drafted_by == token.sequence;
-        if (!draft && !cell.Holds(token.sequence)) continue;
+        if (cell.drafted_by != seq && !cell.Holds(seq)) continue;
         if (cell.position < oldest) continue;
         first = std::min(first, i);
         last = std::max(last, i);

@@ -22,6 +22,7 @@
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
 #include "core/index.h"
+#include "core/refusals.h"
 #include "reference/ledger_token.h"
 
 namespace kvtwin::reference {
@@ -80,7 +81,8 @@ class PlainLedger {
     SetReach();
     if (memory_ && *memory_ >= args.capacity) memory_.reset();
     if (memory_ && *memory_ < window_.value_or(kOpenEnd)) {
-      return {kInvalidArgument, "memory is below the window"};
+      return Invalid("memory is {}, less than the window, which is {}",
+                     *memory_, window_.value_or(kOpenEnd));
     }
     cells_ = args.max_sequences * memory_.value_or(args.capacity);
     if (memory_) cells_ += args.max_batch;

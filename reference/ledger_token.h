@@ -75,8 +75,8 @@ inline void NumberDrafts(const Batch& batch,
     at[i].parent = ParentOf(batch, i);
     if (at[i].parent == kNotADraft) continue;
     const int seq = at[i].sequence;
-    const int count = CountDrafts(tokens, seq);
-    at[i].draft = next.try_emplace(seq, count).first->second++;
+    if (!next.contains(seq)) next[seq] = CountDrafts(tokens, seq);
+    at[i].draft = next[seq]++;
   }
 }
 
@@ -94,11 +94,13 @@ inline void LowerToDrafts(const std::vector<LedgerToken>& tokens,
 // Whether an ordinary token of the batch is of a sequence with drafts (D4).
 template <class Part>
 bool NeedsCommit(const std::vector<Part>& parts, const Batch& batch) {
+  std::set<int> drafting;
+  for (const Part& part : parts) {
+    for (const auto& token : part.tokens()) drafting.insert(token.drafted_by);
+  }
   for (std::size_t i = 0; i < batch.positions.size(); ++i) {
-    if (ParentOf(batch, i) != kNotADraft) continue;
-    for (const Part& part : parts) {
-      if (CountDrafts(part.tokens(), batch.sequences[i]) > 0) return true;
-    }
+    const bool ordinary = ParentOf(batch, i) == kNotADraft;
+    if (ordinary && drafting.contains(batch.sequences[i])) return true;
   }
   return false;
 }

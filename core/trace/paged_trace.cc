@@ -358,7 +358,7 @@ PagedSpec ReadPoolGroups(const JsonFields& pool, const JsonValue& groups,
   for (std::size_t i = 0; i < groups.items.size() && problem.empty(); ++i) {
     const std::string path = fmt::format("pool.groups[{}].", i);
     if (groups.items[i].type != JsonValue::Type::kObject) {
-      pool.Fail("groups", fmt::format("[{}] is not an object", i));
+      pool.Wrong(fmt::format("groups[{}]", i), groups.items[i], "an object");
       return spec;
     }
     const JsonFields group(groups.items[i], path, problem);

@@ -39,7 +39,7 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
   const JsonValue* rows = fields.Need("rows");
   if (!op.ok()) return mask;
   if (!rows->IsStrings()) {
-    fields.Wrong("rows", *rows, "a list of strings");
+    fields.WrongList("rows", *rows, "a string");
     return mask;
   }
   const auto columns = AsSize(mask.shape[0]);
@@ -50,23 +50,30 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
   }
   // The text has each row and its line end, and no other line ends.
   const std::string_view text = rows->text;
-  const auto wrong = [&](std::string_view which) {
-    fields.Fail(which, fmt::format("must be {} times 0 or 1", columns));
+  const auto wrong = [&](std::size_t row, const std::string& has) {
+    fields.Fail(
+        fmt::format("rows[{}]", row),
+        fmt::format("has {}, it must be {} times 0 or 1", has, columns));
     return mask;
   };
   std::size_t begin = 0;
   for (std::size_t row = 0; row < rows->strings; ++row, begin += columns + 1) {
-    if (text.find('\n', begin) == begin + columns) continue;
-    return wrong(fmt::format("rows[{}]", row));
+    const std::size_t end = text.find('\n', begin);
+    if (end == begin + columns) continue;
+    return wrong(row, fmt::format("{} characters", end - begin));
   }
-  if (begin != text.size()) return wrong("rows");  // A string with a line end.
+  if (begin != text.size()) {
+    fields.Fail("rows", "has a string with a line end in it");
+    return mask;
+  }
   mask = HidingMask(dtype, mask.shape[0], mask.shape[1]);
   for (std::size_t i = 0; i < text.size(); ++i) {
     const std::size_t row = i / (columns + 1);
     const std::size_t column = i % (columns + 1);
     if (column == columns) continue;  // The line end.
     if (text[i] != '0' && text[i] != '1') {
-      return wrong(fmt::format("rows[{}]", row));
+      return wrong(row, fmt::format("'{}' at column {}",
+                                    Printable(text.substr(i, 1), 1), column));
     }
     if (text[i] != '1') continue;
     AllowInMask(mask, static_cast<std::int64_t>(column),
@@ -96,11 +103,16 @@ CacheSpec ReadSpec(const JsonValue& object, const std::string& path,
     if (caches == nullptr) return spec;
     if (caches->type != JsonValue::Type::kList || caches->strings > 0 ||
         !caches->numbers.empty()) {
-      fields.Wrong("caches", *caches, "a list of objects");
+      fields.WrongList("caches", *caches, "an object");
       return spec;
     }
     if (caches->items.empty()) fields.Fail("caches", "is empty");
     for (std::size_t i = 0; i < caches->items.size(); ++i) {
+      if (caches->items[i].type != JsonValue::Type::kObject) {
+        fields.Wrong(fmt::format("caches[{}]", i), caches->items[i],
+                     "an object");
+        return spec;
+      }
       spec.caches.push_back(ReadSpec(caches->items[i],
                                      fmt::format("{}caches[{}].", path, i),
                                      placement, problem));
@@ -171,14 +183,16 @@ void ReadAttend(const JsonFields& fields, TraceHeader& header) {
   const auto read = [&](std::string_view key, double& number) {
     if (attend.Find(key) == nullptr) return;
     number = attend.Real(key);
-    if (!(number >= 0)) attend.Fail(key, "must not be negative");
+    if (!(number >= 0)) {
+      attend.Fail(key, fmt::format("is {}, it must not be negative", number));
+    }
   };
   read("tolerance", header.attend_tolerance);
   read("soft_cap", header.attend_soft_cap);
   const JsonValue* sinks = attend.Find("sinks");
   if (sinks == nullptr) return;
   if (!sinks->IsNumbers()) {
-    return attend.Wrong("sinks", *sinks, "a list of numbers");
+    return attend.WrongList("sinks", *sinks, "a number");
   }
   header.attend_sinks.assign(sinks->numbers.begin(), sinks->numbers.end());
 }

@@ -60,7 +60,7 @@ DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
   const JsonValue* data = fields.Need("data");
   if (!op.ok()) return tensor;
   if (!data->IsNumbers()) {
-    fields.Wrong("data", *data, "a list of numbers");
+    fields.WrongList("data", *data, "a number");
     return tensor;
   }
   if (!MultipliesOutTo(tensor.shape, data->numbers.size())) {

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -63,12 +64,13 @@ class AnswerText {
     std::vector<std::size_t> borders = {};
   };
 
-  // Takes the bytes before `end` out of the held text.
-  std::string Take(std::size_t end);
+  // Takes the first `count` bytes out of the held text.
+  std::string Take(std::size_t count);
 
   std::vector<Stop> stops_;
-  std::string held_;               // Not shown yet.
-  std::vector<std::size_t> ends_;  // The ends of its tokens.
+  std::deque<char> held_;         // The text that is not shown yet.
+  std::size_t shown_ = 0;         // The number of bytes before it.
+  std::deque<std::size_t> ends_;  // The ends of its tokens in the whole text.
   std::int64_t removed_ = 0;
   bool ended_ = false;
 };

@@ -174,7 +174,8 @@ class Sessions {
   // Adds a request to the queue and returns its number: 0, 1, 2, ... Errors: an
   // empty prompt; a negative token; a group of inputs that goes on after the
   // prompt, or is larger than a batch or the context; a keep < -1; a negative
-  // limit; a prompt longer than the context, unless it is truncated.
+  // limit; a prompt longer than the context, unless it is truncated; 2^31 - 1
+  // requests were submitted before.
   virtual Result<int> Submit(std::span<const SessionInput> prompt,
                              const RequestOptions& options = {}) = 0;
 

@@ -135,9 +135,9 @@ TEST(RecordedAttention, TheHeaderHasTheSoftCapAndTheSinks) {
         .reason();
   };
   EXPECT_THAT(reason(R"("attend":{"soft_cap":-1},)"),
-              HasSubstr("soft_cap must not be negative"));
+              HasSubstr("soft_cap is -1, it must not be negative"));
   EXPECT_THAT(reason(R"("attend":{"sinks":["1"]},)"),
-              HasSubstr("a list of numbers"));
+              HasSubstr("attend.sinks[0] is '1', it must be a number"));
   EXPECT_THAT(reason(R"("attend":{"sinks":[1]},)"),
               HasSubstr("query has 2 heads, attend.sinks has 1 numbers"));
 }

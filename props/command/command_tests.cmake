@@ -388,6 +388,44 @@ kvtwin_command_test(gen_no_operation EXIT 0 PRINTS "^{.kvtrace.:1,.*.kvt1 cap=2"
 kvtwin_command_test(show_no_such_line EXIT 0
   PRINTS "nothing to show: the recording has 179 lines"
   ARGS show --from 180 recordings/pools/f32.jsonl)
+# A line reads the lists of its own sequences: if it read all of them, these forks of
+# 80 blocks would take half a minute.
+add_test(NAME command.show_of_many_sequences
+  COMMAND bash -o pipefail -c [=[
+    awk 'BEGIN {
+      print "{\"kvtrace\":1,\"placement\":\"lowest\",\"cache\":{\"type\":\"paged\"}," \
+        "\"pool\":{\"block_size\":1,\"blocks\":80,\"max_seq_len\":80,\"layers\":1," \
+        "\"kv_heads\":1,\"k_head_dim\":1,\"v_head_dim\":1,\"dtype\":\"f32\"}}"
+      print "{\"op\":\"open\",\"len\":0,\"result\":0}"
+      for (i = 0; i < 80; ++i) data = data (i ? "," : "") i
+      rows = "{\"shape\":[1,1,80],\"data\":[" data "]}"
+      print "{\"op\":\"append\",\"seq\":0,\"layer\":0,\"key\":" rows ",\"value\":" \
+        rows ",\"result\":\"ok\"}"
+      print "{\"op\":\"commit\",\"seq\":0,\"new_tokens\":80}"
+      for (i = 1; i < 4000; ++i)
+        print "{\"op\":\"fork\",\"seq\":0,\"len\":80,\"result\":" i "}"
+    }' | "$0" show /dev/stdin | grep -A 1 "\.\.\. and 3984 more" | grep "free 0.* shared 80"]=]
+    $<TARGET_FILE:kvtwin_command>)
+set_tests_properties(command.show_of_many_sequences PROPERTIES TIMEOUT 15)
+# The second batch looks for drafts once: for each of its tokens, it would take most of
+# a minute.
+add_test(NAME command.check_of_many_tokens
+  COMMAND bash -o pipefail -c [=[
+    awk 'BEGIN {
+      print "{\"kvtrace\":1,\"placement\":\"other\",\"cache\":{\"type\":\"causal\"," \
+        "\"shift\":\"none\"},\"config\":{},\"init\":{\"dtype\":\"f32\"," \
+        "\"max_sequences\":1,\"capacity\":200000,\"max_batch\":100000}," \
+        "\"model\":{\"layers\":1,\"k_head_dim\":1,\"kv_heads\":1,\"v_head_dim\":1}}"
+      for (batch = 0; batch < 2; ++batch) {
+        printf "{\"op\":\"start_forward\",\"result\":\"ok\",\"positions\":["
+        for (i = 0; i < 100000; ++i) printf (i ? ",%d" : "%d"), batch * 100000 + i
+        printf "],\"sequences\":[0"
+        for (i = 1; i < 100000; ++i) printf ",0"
+        print "]}"
+      }
+    }' | "$0" check /dev/stdin | grep "^accept     visibility  .*2 calls"]=]
+    $<TARGET_FILE:kvtwin_command>)
+set_tests_properties(command.check_of_many_tokens PROPERTIES TIMEOUT 15)
 kvtwin_command_test(check_empty_input EXIT 2
   PRINTS "-:1: standard input is empty: did the program that writes it answer any history"
   ARGS check -)

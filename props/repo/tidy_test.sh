@@ -8,7 +8,7 @@ rooms=(include core reference optimized props bench docs python)
 # Lines of code of the ledger and the twin, without blank lines and comments: a
 # reader can check all of it in one sitting. The rules of other systems
 # (reference/cache_ledger.h, dialects.h) and the pools are not counted.
-reference_lines=1290
+reference_lines=1296
 ledger_lines=400     # In reference/ledger.h, comments too.
 serve_lines=699      # In the server of docs/examples/serve.
 function_lines=40    # In reference/.

@@ -209,6 +209,7 @@ class Shower {
   template <class AnOracle, class Op>
   bool Watch(const AnOracle& oracle, const Op& op, const OracleStep& step) {
     const auto& finding = step.identity ? step.identity : step.visibility;
+    Follow(oracle, op);
     if (!std::exchange(has_begun_, true) && !options_.json) {
       fmt::print("{}", HeaderText(name_, oracle.header()));
     }
@@ -221,6 +222,11 @@ class Shower {
       }
     }
     return !finding || options_.all;
+  }
+
+  void Follow(const Oracle&, const TraceOp&) {}
+  void Follow(const PagedOracle& oracle, const PagedTraceOp& op) {
+    lists_.Follow(oracle, op);
   }
 
   std::string StepText(const Oracle& oracle, const TraceOp& op,
@@ -238,8 +244,9 @@ class Shower {
                        const Failure* wrong) const {
     return fmt::format("{:>5}  {}  {}\n", op.line, TraceOpName(op.kind),
                        PoolCallText(op)) +
-           (wrong != nullptr || ShowsBlocks(oracle, op) ? BlocksText(oracle)
-                                                        : "") +
+           (wrong != nullptr || ShowsBlocks(oracle, op)
+                ? BlocksText(oracle, lists_)
+                : "") +
            (wrong != nullptr ? GivenText(oracle) : "") +
            WrongText(op.line, wrong);
   }
@@ -331,20 +338,21 @@ class Shower {
     return Dumped(json, wrong);
   }
 
-  static std::string StepJson(const PagedOracle& oracle, const PagedTraceOp& op,
-                              const Failure* wrong) {
+  std::string StepJson(const PagedOracle&, const PagedTraceOp& op,
+                       const Failure* wrong) const {
     nlohmann::ordered_json json = {{"line", op.line},
                                    {"op", TraceOpName(op.kind)},
                                    {"call", PoolCallText(op)}};
     auto& sequences = json["sequences"] = nlohmann::ordered_json::array();
-    for (const auto& [sequence, group, len, appended, blocks] :
-         ListsOf(oracle)) {
-      auto& list = sequences.emplace_back(
-          nlohmann::ordered_json{{"sequence", sequence}});
-      if (group) list["group"] = *group;
-      list["len"] = len;
-      list["appended"] = appended;
-      list["blocks"] = blocks;
+    for (const auto& [of_sequence, of_groups] : lists_.of()) {
+      for (const auto& [sequence, group, len, appended, blocks] : of_groups) {
+        auto& list = sequences.emplace_back(
+            nlohmann::ordered_json{{"sequence", sequence}});
+        if (group) list["group"] = *group;
+        list["len"] = len;
+        list["appended"] = appended;
+        list["blocks"] = blocks;
+      }
     }
     return Dumped(json, wrong);
   }
@@ -361,6 +369,7 @@ class Shower {
 
   std::string name_;
   const ShowOptions& options_;
+  BlockLists lists_;  // In the recording of a pool.
   bool has_begun_ = false;
 };
 
@@ -417,7 +426,7 @@ std::optional<Failure> ExplainPool(const std::string& path,
                                    const std::vector<std::string>& twins) {
   Failure failure;
   const ShowOptions options{.twins = {}, .all = true};
-  const Shower shower(path, options);
+  Shower shower(path, options);
   const auto watch = [&](const PagedOracle& oracle, const PagedTraceOp& op,
                          const OracleStep& step) {
     Step& shown = failure.trace.emplace_back();
@@ -430,6 +439,7 @@ std::optional<Failure> ExplainPool(const std::string& path,
     }
     const auto& finding = step.identity ? step.identity : step.visibility;
     if (!finding) return true;
+    shower.Follow(oracle, op);
     failure.setup = PoolText(oracle.header());
     failure.text = finding->text;
     failure.rules = CitedPoolRules(TraceOpName(op.kind));

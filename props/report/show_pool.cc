@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <set>
 #include <span>
 
 #include "core/index.h"
@@ -56,53 +57,85 @@ std::string KeptText(const PagedTraceOp& op) {
   return op.kept ? fmt::format(", which keeps {}", *op.kept) : "";
 }
 
-// Returns "  blocks 0* 3", where * marks blocks with several owners.
+// Returns "  blocks 0* 3", where * marks a block that is shared.
+template <class IsShared>
 std::string ListText(const std::vector<int>& blocks,
-                     const std::map<int, int>& owners) {
+                     const IsShared& is_shared) {
   std::string text;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     if (i == kBlocksShown) return text + " ...";
-    const auto of = owners.find(blocks[i]);
     text += fmt::format("{} {}{}", i == 0 ? "  blocks" : "", blocks[i],
-                        of != owners.end() && of->second > 1 ? "*" : "");
+                        is_shared(blocks[i]) ? "*" : "");
   }
   return text;
 }
 
+// Returns the list of a sequence in a group, whose first layer is `layer`.
+BlockList ListOf(const PagedOracle& oracle, int sequence, int group,
+                 int layer) {
+  BlockList list;
+  list.sequence = sequence;
+  if (!oracle.header().spec.groups.empty()) list.group = group;
+  list.len = oracle.SeqLen(sequence);
+  if (oracle.twin() != nullptr) {
+    const auto views = oracle.twin()->Views(sequence, layer);
+    if (!views.ok()) return list;
+    for (const PagedView& view : *views) list.blocks.push_back(view.block);
+    const int end =
+        views->empty() ? 0 : views->back().start + views->back().length;
+    list.appended = std::max(0, end - list.len);
+    return list;
+  }
+  list.appended = oracle.Appended(sequence);
+  const auto shown = oracle.blocks().find(sequence);
+  if (shown == oracle.blocks().end()) return list;
+  for (const auto& [spot, block] : shown->second) {
+    if (spot.first == group) list.blocks.push_back(block.block);
+  }
+  return list;
+}
+
 }  // namespace
 
-std::vector<BlockList> ListsOf(const PagedOracle& oracle) {
+void BlockLists::Follow(const PagedOracle& oracle, const PagedTraceOp& op) {
+  std::set<int> changed(op.sequences.begin(), op.sequences.end());
+  changed.insert({op.seq, op.made});
+  if (const bool of_twin = oracle.twin() != nullptr; of_twin_ != of_twin) {
+    *this = {};
+    of_twin_ = of_twin;
+    changed = oracle.sequences();
+  }
+  for (const int sequence : changed) {
+    Remove(sequence);
+    if (oracle.sequences().contains(sequence)) Add(oracle, sequence);
+  }
+}
+
+bool BlockLists::IsShared(int group, int block) const {
+  const auto owners = owners_.find({group, block});
+  return owners != owners_.end() && owners->second > 1;
+}
+
+void BlockLists::Add(const PagedOracle& oracle, int sequence) {
   const std::vector<PagedSpec>& groups = oracle.header().spec.groups;
-  std::vector<BlockList> lists;
-  const auto add = [&](int sequence, int group, int layer) {
-    BlockList& list = lists.emplace_back();
-    list.sequence = sequence;
-    if (!groups.empty()) list.group = group;
-    list.len = oracle.SeqLen(sequence);
-    const auto shown = oracle.blocks().find(sequence);
-    if (oracle.twin() != nullptr) {
-      const auto views = oracle.twin()->Views(sequence, layer);
-      if (!views.ok()) return;
-      for (const PagedView& view : *views) list.blocks.push_back(view.block);
-      const int end =
-          views->empty() ? 0 : views->back().start + views->back().length;
-      list.appended = std::max(0, end - list.len);
-      return;
-    }
-    list.appended = oracle.Appended(sequence);
-    if (shown == oracle.blocks().end()) return;
-    for (const auto& [spot, one] : shown->second) {
-      if (spot.first == group) list.blocks.push_back(one.block);
-    }
-  };
-  for (const int sequence : oracle.sequences()) {
-    int layer = 0;
-    for (int group = 0; group < std::max(1, Size(groups)); ++group) {
-      add(sequence, group, layer);
-      if (!groups.empty()) layer += At(groups, group).layers;
+  std::vector<BlockList>& lists = lists_[sequence];
+  int layer = 0;
+  for (int group = 0; group < std::max(1, Size(groups)); ++group) {
+    lists.push_back(ListOf(oracle, sequence, group, layer));
+    for (const int block : lists.back().blocks) ++owners_[{group, block}];
+    if (!groups.empty()) layer += At(groups, group).layers;
+  }
+}
+
+void BlockLists::Remove(int sequence) {
+  const auto lists = lists_.find(sequence);
+  if (lists == lists_.end()) return;
+  for (const BlockList& list : lists->second) {
+    for (const int block : list.blocks) {
+      --owners_[{list.group.value_or(0), block}];
     }
   }
-  return lists;
+  lists_.erase(lists);
 }
 
 bool ChangesPool(PagedTraceOpKind kind) {
@@ -114,25 +147,29 @@ bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op) {
          (oracle.twin() == nullptr && !oracle.blocks().empty());
 }
 
-std::string BlocksText(const PagedOracle& oracle) {
-  const std::vector<BlockList> lists = ListsOf(oracle);
-  std::map<int, std::map<int, int>> owners;  // By group and block.
-  for (const BlockList& list : lists) {
-    for (const int block : list.blocks) ++owners[list.group.value_or(0)][block];
-  }
+std::string BlocksText(const PagedOracle& oracle, const BlockLists& lists) {
+  const std::size_t groups =
+      std::max<std::size_t>(1, oracle.header().spec.groups.size());
   std::string text;
-  for (std::size_t i = 0; i < lists.size(); ++i) {
-    if (i == kListsShown) {
-      text += fmt::format("    ... and {} more\n", lists.size() - i);
-      break;
+  std::size_t shown = 0;
+  for (const auto& [of_sequence, of_groups] : lists.of()) {
+    if (shown >= kListsShown) break;
+    for (const auto& [sequence, group, len, appended, blocks] : of_groups) {
+      if (shown == kListsShown) break;
+      ++shown;
+      std::string line =
+          fmt::format("sequence {:<3} {:>4} tokens", sequence, len);
+      if (appended > 0) line += fmt::format(" and {} appended", appended);
+      if (group) line += fmt::format("  group {}", *group);
+      line += ListText(blocks, [&, of = group.value_or(0)](int block) {
+        return lists.IsShared(of, block);
+      });
+      text += Wrapped(line, 4);
     }
-    const auto& [sequence, group, len, appended, blocks] = lists[i];
-    std::string line =
-        fmt::format("sequence {:<3} {:>4} tokens", sequence, len);
-    if (appended > 0) line += fmt::format(" and {} appended", appended);
-    if (group) line += fmt::format("  group {}", *group);
-    line += ListText(blocks, owners[group.value_or(0)]);
-    text += Wrapped(line, 4);
+  }
+  const std::size_t count = lists.of().size() * groups;
+  if (shown < count) {
+    text += fmt::format("    ... and {} more\n", count - shown);
   }
   if (oracle.twin() == nullptr) return text;
   const PagedUsage usage = oracle.twin()->Usage();
@@ -234,9 +271,9 @@ std::string GivenText(const PagedOracle& oracle) {
         list.begin()->first == 0
             ? ""
             : fmt::format("  from {} on,", list.begin()->first);
-    text += Wrapped(
-        fmt::format("sequence {:<3}{}{}", sequence, from, ListText(blocks, {})),
-        4);
+    text += Wrapped(fmt::format("sequence {:<3}{}{}", sequence, from,
+                                ListText(blocks, [](int) { return false; })),
+                    4);
   }
   return text;
 }

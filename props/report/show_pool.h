@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <istream>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/trace/paged_trace.h"
@@ -24,7 +26,27 @@ struct BlockList {
   int appended = 0;
   std::vector<int> blocks;
 };
-std::vector<BlockList> ListsOf(const PagedOracle& oracle);
+
+// The block lists of all sequences. A line of a recording changes the lists of
+// the sequences that it names, and no others: only these are read again.
+class BlockLists {
+ public:
+  // Reads the lists that `op` may have changed; all lists at first, and once
+  // they no longer come from a twin. Afterwards, every line has to be followed.
+  void Follow(const PagedOracle& oracle, const PagedTraceOp& op);
+  // The lists of each sequence, one for each group.
+  const std::map<int, std::vector<BlockList>>& of() const { return lists_; }
+  // Whether several lists of the group have the block.
+  bool IsShared(int group, int block) const;
+
+ private:
+  void Add(const PagedOracle& oracle, int sequence);
+  void Remove(int sequence);
+
+  std::optional<bool> of_twin_;
+  std::map<int, std::vector<BlockList>> lists_;
+  std::map<std::pair<int, int>, int> owners_;  // By group and block.
+};
 
 // Whether a list of calls shows the call, because it changes the blocks or the
 // key of a sequence.
@@ -40,7 +62,7 @@ std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line);
 
 bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op);
 // Returns a line for each sequence: "    sequence 1  5 tokens  blocks 0* 3".
-std::string BlocksText(const PagedOracle& oracle);
+std::string BlocksText(const PagedOracle& oracle, const BlockLists& lists);
 // Returns the blocks that the recording's last read line gives, if any.
 std::string GivenText(const PagedOracle& oracle);
 

@@ -56,7 +56,7 @@ TEST_F(ServiceHourTest, NamesTheLineThatIsNoRequest) {
   EXPECT_EQ(Problem(R"({"input_length":1,"hash_ids":[1]})"),
             place + "output_length is missing");
   EXPECT_EQ(Problem(R"({"input_length":1,"output_length":1,"hash_ids":["1"]})"),
-            place + "hash_ids is a list, it must be a list of integers");
+            place + "hash_ids[0] is '1', it must be an integer");
   for (const char* line :
        {R"({"input_length":0,"output_length":1,"hash_ids":[1]})",
         R"({"input_length":1,"output_length":0,"hash_ids":[1]})",

@@ -7,10 +7,13 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "core/guarded_sessions.h"
 #include "core/index.h"
 #include "props/base/text_file.h"
 #include "props/sessions/stand_in_model.h"
@@ -440,16 +443,67 @@ TEST_P(SessionsTest, SlotsOfAPoolAreNotUsedAfterClose) {
   slots->Close();
   slots->Close();
   EXPECT_EQ(pool->Usage().used, 0);
-  for (const Status& status :
-       {slots->SetConfig({}), slots->Init({}), slots->SetLayer(0),
-        slots->StartForward({zero, zero}, false),
-        slots->StartForward({zero, zero}, true), slots->StartForward({}, false),
-        slots->SetCausal({}), slots->Put({}, {}), slots->Get().status(),
-        slots->CopyPrefix(0, 1, 1), slots->CanResume(0, 0).status(),
-        slots->Remove(0, 0, kOpenEnd), slots->SetLayerType(0),
-        slots->EncoderCached().status(), slots->Sequence(0).status()}) {
+  for (const Status& status : {slots->SetConfig({}),
+                               slots->Init({}),
+                               slots->SetLayer(0),
+                               slots->StartForward({zero, zero}, false),
+                               slots->StartForward({zero, zero}, true),
+                               slots->StartForward({}, false),
+                               slots->SetCausal({}),
+                               slots->Put({}, {}),
+                               slots->Get().status(),
+                               slots->CopyPrefix(0, 1, 1),
+                               slots->CanResume(0, 0).status(),
+                               slots->Remove(0, 0, kOpenEnd),
+                               slots->SetLayerType(0),
+                               slots->EncoderCached().status(),
+                               slots->Sequence(0).status(),
+                               slots->Commit(0, {}),
+                               slots->Checkpoint(0),
+                               slots->Snapshot().status(),
+                               slots->SnapshotOf(0).status(),
+                               slots->Restore({}),
+                               slots->AddSequence(0, {})}) {
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition)
         << status.ToString();
+  }
+  EXPECT_EQ(slots->Put({}, {}).message(),
+            "the slots of a pool are used after Close");
+}
+
+// Sessions whose requests have the numbers after 2^31 - 3.
+class LateSessions final : public GuardedSessions {
+ public:
+  LateSessions() : GuardedSessions({.slots = 1, .context = 8, .batch = 8}) {}
+  Result<SessionBatch> NextBatch() override { return SessionBatch(); }
+  std::vector<int> Requests() const override { return {}; }
+  SessionGauges Gauges() const override { return {}; }
+
+ protected:
+  int DoSubmit(std::span<const SessionInput>, const RequestOptions&) override {
+    return next_++;
+  }
+  Ending DoSampled(int, std::int32_t) override { return Ending::kNone; }
+  void DoFinish(int, std::int64_t) override {}
+  void DoAdopt(int, std::span<const SessionInput>) override {}
+  const RequestInfo* DoRequest(int) const override { return nullptr; }
+  SlotInfo DoSlot(int) const override { return {}; }
+
+ private:
+  int next_ = std::numeric_limits<int>::max() - 2;
+};
+
+// Q1.
+TEST(Sessions, RefuseRequestsThatCannotBeNumbered) {
+  LateSessions sessions;
+  const Inputs prompt = {{.token = 1}};
+  EXPECT_EQ(*sessions.Submit(prompt, {}), 2147483645);
+  EXPECT_EQ(*sessions.Submit(prompt, {}), 2147483646);
+  for (int i = 0; i < 2; ++i) {
+    const Status refused = sessions.Submit(prompt, {}).status();
+    EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(refused.message(),
+              "2147483647 requests were submitted, there are no more numbers");
   }
 }
 
@@ -496,6 +550,8 @@ TEST_P(SessionsTest, SlotsOfAPoolRefuseMisuse) {
   EXPECT_EQ(slots->Put({}, {}).message(),
             "no pass has begun: call StartForward");
   EXPECT_EQ(slots->Get().status().code(), StatusCode::kNotSupported);
+  EXPECT_EQ(slots->SnapshotOf(0).status().ToString(),
+            "not_supported: a snapshot: the slots of a pool have none");
   EXPECT_EQ(slots->Remove(0, 2, 1).message(), "begin is 2, end 1");
   EXPECT_EQ(slots->CopyPrefix(0, 1, -1).message(),
             "len is -1, it must not be negative");

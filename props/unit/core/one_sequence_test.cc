@@ -14,6 +14,7 @@
 #include "core/dense_tensor.h"
 #include "core/index.h"
 #include "kvtwin/save.h"
+#include "props/base/forwarding_cache.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
@@ -166,6 +167,37 @@ TEST_P(OneSequence, IsExtractedAndInserted) {
     fit += added.empty() ? 0 : 1;
   }
   EXPECT_GT(fit, 50);
+}
+
+// A third-party cache whose snapshots have tokens out of order.
+class OutOfOrder final : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status SnapshotTo(CacheState& state) const override {
+    Status status = ForwardingCache::SnapshotTo(state);
+    std::swap(state.cells.front(), state.cells.back());
+    return status;
+  }
+  Result<CacheState> SnapshotOf(int sequence) const override {
+    return Cache::SnapshotOf(sequence);
+  }
+};
+
+TEST(OneSequence, IsNotTakenOutOfABrokenSnapshot) {
+  OutOfOrder cache(*MakeCache({.kind = Kind::kCausal}));
+  ASSERT_TRUE(
+      cache.Init({.max_sequences = 1, .capacity = 4, .max_batch = 2}).ok());
+  const std::vector<std::int32_t> positions = {0, 1};
+  const std::vector<int> sequences = {0, 0};
+  ASSERT_TRUE(cache.StartForward({positions, sequences}, false).ok());
+  ASSERT_TRUE(cache.SetLayer(0).ok());
+  const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, 2, 1}, 1);
+  ASSERT_TRUE(cache.Put(rows.view(), rows.view()).ok());
+  const Status status = cache.SnapshotOf(0).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(status.message().starts_with(
+      "Snapshot returned a state that no cache can have: "))
+      << status.message();
 }
 
 }  // namespace

@@ -171,13 +171,33 @@ std::string WhyNot(const std::string& line) {
   return reader.error() ? reader.error()->reason : "";
 }
 
+TEST(TraceText, NamesTheFirstElementOfAWrongType) {
+  const auto start = [](const std::string& positions) {
+    return WhyNot(R"({"op":"start_forward","positions":)" + positions +
+                  R"(,"sequences":[0],"result":"ok"})");
+  };
+  EXPECT_EQ(start(R"(["0"])"), "positions[0] is '0', it must be an integer");
+  EXPECT_EQ(start(R"([0,null,"1"])"),
+            "positions[1] is null, it must be an integer");
+  EXPECT_EQ(start(R"([0,1,"2",[]])"),
+            "positions[2] is '2', it must be an integer");
+  EXPECT_EQ(start(R"("0")"), "positions is '0', it must be a list of integers");
+  const auto data = [](const std::string& numbers) {
+    return WhyNot(R"({"op":"put","layer":0,"key":{"shape":[1,1,1],"data":)" +
+                  numbers + R"(},"value":{"shape":[1,1,1],"data":[1]}})");
+  };
+  EXPECT_EQ(data("[true]"), "key.data[0] is true, it must be a number");
+  EXPECT_EQ(data("[1,[2]]"), "key.data[1] is a list, it must be a number");
+}
+
 TEST(TraceText, RefusesNearlyCorrectAnswers) {
   EXPECT_EQ(WhyNot(R"({"op":"reserved_mask","shape":[4,2],"first_cell":-1})"),
             "first_cell is -1, it must be an integer from 0 to 2147483647");
   const std::string get =
       R"({"op":"get","layer":0,"key":{"shape":[1,1,2],"data":[1,2]},)"
       R"("value":{"shape":[1,1,2],"data":[1,2]},"mask":{"shape":[2,1],"rows":)";
-  EXPECT_EQ(WhyNot(get + R"(["1/"]}})"), "mask.rows[0] must be 2 times 0 or 1");
+  EXPECT_EQ(WhyNot(get + R"(["1/"]}})"),
+            "mask.rows[0] has '/' at column 1, it must be 2 times 0 or 1");
   EXPECT_EQ(WhyNot(get + "{}}}"),
             "mask.rows is an object, it must be a list of strings");
   EXPECT_EQ(WhyNot(R"({"op":"put","layer":0,"key":{"shape":[1,1,1],)"
