@@ -60,7 +60,7 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
   for (std::size_t row = 0; row < rows->strings; ++row, begin += columns + 1) {
     const std::size_t end = text.find('\n', begin);
     if (end == begin + columns) continue;
-    return wrong(row, fmt::format("{} characters", end - begin));
+    return wrong(row, fmt::format("length {}", end - begin));
   }
   if (begin != text.size()) {
     fields.Fail("rows", "has a string with a line end in it");

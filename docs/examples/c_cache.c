@@ -34,13 +34,14 @@ static int Describe(kvtwin_description_v1* out) {
 static int Init(const kvtwin_setup_v1* setup, void** cache) {
   Mine* c = calloc(1, sizeof(Mine));
   size_t capacity = (size_t)setup->cache->capacity;
+  size_t batch = (size_t)setup->cache->max_batch;
   c->capacity = setup->cache->capacity;
   c->layers = setup->layers;
   c->heads = setup->kv_heads;
   c->k_dim = setup->k_head_dim;
   c->v_dim = setup->v_head_dim;
   c->window = setup->cache->window;
-  c->mask = malloc(capacity * capacity * sizeof(float));
+  c->mask = malloc(batch * capacity * sizeof(float));
   for (int s = 0; s < kSequences; ++s) {
     for (int l = 0; l < c->layers; ++l) {
       c->k[s][l] = malloc(capacity * (size_t)(c->heads * c->k_dim) * 4);

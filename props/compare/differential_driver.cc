@@ -253,10 +253,18 @@ void DifferentialDriver::PutRows() {
   };
   const TensorView key =
       keys_.Fill(shape(rows.k_head_dim, setup_.init.dtype), k_dtype,
-                 {RowRole::kKey, layer, first}, setup_.strided);
+                 {.role = RowRole::kKey,
+                  .layer = layer,
+                  .first = first,
+                  .extremes = !Shifts(setup_.spec)},
+                 setup_.strided);
   const TensorView value =
       values_.Fill(shape(rows.v_head_dim, setup_.v_dtype()), v_dtype,
-                   {RowRole::kValue, layer, first}, setup_.strided);
+                   {.role = RowRole::kValue,
+                    .layer = layer,
+                    .first = first,
+                    .extremes = true},
+                   setup_.strided);
   const auto call = [&] { return PutText(layer, first, count); };
   Begin(call);
   const StatusCode reference = reference_->Put(key, value).code();

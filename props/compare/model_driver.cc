@@ -35,13 +35,6 @@ double QueryAt(std::int64_t row, std::int64_t head, std::int64_t element) {
   return static_cast<double>((row * 7 + head * 5 + element * 3) % 11 - 5) / 5;
 }
 
-// Whether a removal changes K rows.
-bool Shifts(const CacheSpec& spec) {
-  const ShiftKind kind = spec.shift.kind;
-  return (kind != ShiftKind::kNone && kind != ShiftKind::kIdentity) ||
-         std::ranges::any_of(spec.caches, Shifts);
-}
-
 }  // namespace
 
 ModelDriver::ModelDriver(const Setup& setup, const Subject& subject,
@@ -270,7 +263,9 @@ TensorView ModelDriver::Fill(const NumberedRows& rows, RowRole role,
   const RowDims& dims = setup_.rows;
   const DType stored = key ? setup_.init.dtype : setup_.v_dtype();
   const DType dtype = as_stored ? stored : DType::kF32;
-  // No rule says what a NaN is converted to, when it is stored or shifted.
+  // No rule says what a NaN is converted to, when it is stored or shifted, nor
+  // what the shift of a number is that is too large for its dtype.
+  const bool extremes = !plain && !(key && shifts_);
   return buffer.Fill({key ? dims.k_head_dim : dims.v_head_dim, dims.kv_heads,
                       std::ssize(rows.batch.positions), 1},
                      dtype,
@@ -278,7 +273,8 @@ TensorView ModelDriver::Fill(const NumberedRows& rows, RowRole role,
                       .layer = layer_,
                       .first = rows.first,
                       .plain = plain,
-                      .nan = !plain && dtype == stored && !(key && shifts_),
+                      .nan = extremes && dtype == stored,
+                      .extremes = extremes,
                       .distinct = distinct,
                       .tokens = rows.serials},
                      setup_.strided);

@@ -417,6 +417,12 @@ bool HasWindow(const CacheSpec& spec) {
          std::ranges::any_of(spec.caches, HasWindow);
 }
 
+bool Shifts(const CacheSpec& spec) {
+  const ShiftKind kind = spec.shift.kind;
+  return (kind != ShiftKind::kNone && kind != ShiftKind::kIdentity) ||
+         std::ranges::any_of(spec.caches, Shifts);
+}
+
 void FitStorage(Setup& setup) {
   const auto widen = [](DType dtype, int& head_dim) {
     constexpr auto kBlock = AsInt(kBlockElements);

@@ -150,6 +150,8 @@ struct History {
 
 // Whether the cache, or a cache of a wrapper, has a window.
 bool HasWindow(const CacheSpec& spec);
+// Whether a removal changes K rows.
+bool Shifts(const CacheSpec& spec);
 // Makes each cache as small as `cells_max` cells, or nearly.
 void LimitCells(int cells_max, Setup& setup);
 // Sets the sizes for a cache of `cells` cells: one sequence of that capacity.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "core/dense_tensor.h"
@@ -40,10 +41,21 @@ float Distinct(const RowSource& source, std::int64_t token,
   return (bits >> 32) % 2 == 0 ? size : -size;
 }
 
+// Returns a number that is easily stored wrongly: a zero of either sign, a
+// number that is subnormal in f8 or in f16, or too large for them. If rows are
+// only copied, it may be subnormal in f32, or infinite.
+float Extreme(std::int64_t number, bool copied) {
+  constexpr std::array<float, 8> kExtremes = {
+      0.0F,   -0.0F, 0.011F, -3e-6F,
+      500.0F, -7e4F, 1e-39F, std::numeric_limits<float>::infinity()};
+  return At(kExtremes, number % (copied ? 8 : 6));
+}
+
 // The first element names token and layer, exactly in f32, f16 and bf16, and is
 // not too large for f8. The other elements have fractions, so that rounding
-// shows; for one token in eight they are ties. The second element is a NaN now
-// and then.
+// shows; for one token in eight they are ties, and for another one they may be
+// extreme: half of these rows have zeros in all blocks but the first. The
+// second element is a NaN now and then.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   if (source.distinct) return Distinct(source, token, index);
   if (source.plain) {
@@ -61,6 +73,10 @@ float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   const std::int64_t mixed =
       (token * 13 + std::int64_t{source.layer} * 5 + index * 7) * role % 601;
   if (token % 8 == 3) return Tie(mixed);
+  if (token % 8 == 6 && source.extremes) {
+    const bool zero = token % 16 == 14 && index >= kBlockElements;
+    return zero ? 0 : Extreme(token + index, source.nan);
+  }
   return static_cast<float>(mixed) * 0.37F - 50.0F;
 }
 

@@ -21,6 +21,8 @@ struct RowSource {
   std::int64_t first;
   bool plain = false;  // Numbers from -1 to 1, to compute attention with.
   bool nan = true;     // Some elements are NaN.
+  // Some are zero, subnormal or very large; with `nan`, also infinite.
+  bool extremes = false;
   // Random numbers from -1 to 1 that every dtype of floats holds exactly, to
   // recognize each token in the output of attention.
   bool distinct = false;

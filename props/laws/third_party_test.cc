@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "props/base/attending.h"
 #include "props/base/forwarding_cache.h"
 #include "props/compare/runner.h"
@@ -330,6 +333,100 @@ TEST(ThirdPartyRows, HaveNoNaNInKThatIsShifted) {
     EXPECT_FALSE(RunHistory(history, subject).failure);
     EXPECT_EQ(in_key, shift == "none");
     EXPECT_TRUE(in_value);
+  }
+}
+
+// Stores other numbers than those of f32 rows.
+class StoresOthers : public ForwardingCache {
+ public:
+  using Change = void (*)(std::span<float> head);
+  StoresOthers(std::unique_ptr<Cache> cache, Change change)
+      : ForwardingCache(std::move(cache)), change_(change) {}
+
+  Status Put(const TensorView& key, const TensorView& value) override {
+    if (key.dtype != DType::kF32) return cache_->Put(key, value);
+    const DenseTensor keys = Changed(key);
+    const DenseTensor values = Changed(value);
+    return cache_->Put(keys.view(), values.view());
+  }
+
+ private:
+  // Requires: one KV head.
+  DenseTensor Changed(const TensorView& rows) const {
+    DenseTensor changed = CopyOf(rows, DType::kF32);
+    std::vector<float> head(AsSize(rows.shape[0]));
+    for (std::int64_t i = 0; i < rows.shape[2]; ++i) {
+      std::byte* stored = &changed.bytes[AsSize(i) * head.size() * 4];
+      std::memcpy(head.data(), stored, head.size() * 4);
+      change_(head);
+      std::memcpy(stored, head.data(), head.size() * 4);
+    }
+    return changed;
+  }
+  Change change_;
+};
+
+// Numbers whose conversion goes wrong in practice (docs/dtypes.md).
+TEST(ThirdPartyRows, HaveExtremeNumbers) {
+  using Head = std::span<float>;
+  struct Case {
+    std::string dtype;
+    StoresOthers::Change change;
+  };
+  const auto nothing = [](Head) {};
+  const auto no_sign = [](Head head) {
+    for (float& x : head) x = x == 0 ? 0 : x;
+  };
+  const auto flushes = [](Head head) {
+    for (float& x : head) x = std::abs(x) < 0x1p-14F ? x * 0 : x;
+  };
+  const auto flushes_f8 = [](Head head) {
+    for (float& x : head) x = std::abs(x) < 0x1p-6F ? x * 0 : x;
+  };
+  const auto flushes_f32 = [](Head head) {
+    for (float& x : head) x = std::abs(x) < 0x1p-126F ? x * 0 : x;
+  };
+  const auto saturates = [](Head head) {
+    for (float& x : head) x = std::abs(x) > 65504 ? 65504 : x;
+  };
+  const auto overflows = [](Head head) {
+    for (float& x : head) x = std::abs(x) > 464 ? NAN : x;
+  };
+  const auto finite = [](Head head) {
+    for (float& x : head) x = std::isinf(x) ? 3e38F : x;
+  };
+  const auto divides_by_0 = [](Head head) {
+    for (std::size_t block = 0; block < head.size(); block += kBlockElements) {
+      const Head numbers = head.subspan(block, kBlockElements);
+      const bool zero =
+          std::ranges::all_of(numbers, [](float x) { return x == 0; });
+      if (zero) std::ranges::fill(numbers, NAN);
+    }
+  };
+  for (const Case& wrong : std::vector<Case>{{"f32", no_sign},
+                                             {"f16", no_sign},
+                                             {"f16", flushes},
+                                             {"f8_e4m3", flushes_f8},
+                                             {"f32", flushes_f32},
+                                             {"f16", saturates},
+                                             {"f8_e4m3", overflows},
+                                             {"f32", finite},
+                                             {"q8_0", divides_by_0},
+                                             {"q4_0", divides_by_0}}) {
+    const History history =
+        *ParseHistory("kvt1 dims=64,1,64 cap=16 dtype=" + wrong.dtype +
+                      " | put 0*8 | put 0*8");
+    const auto fails = [&](StoresOthers::Change change) {
+      Subject subject = {.name = "storing"};
+      subject.level = Level::kVisibility;
+      subject.make_of = [&](const auto& setup) {
+        return Result<std::unique_ptr<Cache>>(std::make_unique<StoresOthers>(
+            *MakeCache(setup.spec, "reference"), change));
+      };
+      return RunHistory(history, subject).failure.has_value();
+    };
+    EXPECT_FALSE(fails(nothing)) << wrong.dtype;
+    EXPECT_TRUE(fails(wrong.change)) << wrong.dtype;
   }
 }
 

@@ -147,6 +147,18 @@ TEST(Shrink, TriesOnlyHistoriesThatCanBeRead) {
   }
 }
 
+// A cache of `cells=9000` has batches of 9,000 tokens, whose mask no line has.
+TEST(Shrink, TriesOnlySizesThatCanBeRead) {
+  const auto shrunk = Shrink(
+      *ParseHistory("kvt1 cap=20000 batch=100 | put 0*100 | put 0*100"),
+      [](const History& candidate) -> std::optional<Failure> {
+        EXPECT_TRUE(ParseHistory(ToText(candidate)).ok()) << ToText(candidate);
+        if (candidate.setup.init.capacity < 9000) return {};
+        return Failure{.step = candidate.ops.size()};
+      });
+  EXPECT_EQ(ToText(shrunk), "kvt1 cells=9000 batch=1");
+}
+
 // A legal client makes room by itself: no operation of the line is a removal.
 TEST(Bucket, NamesWhatALegalClientRemoves) {
   const std::string line = "kvt1 shift=add cells=4 legal=1 | put 0*4 | put 0*2";
