@@ -391,13 +391,15 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   if (json) {
     std::vector<std::string> calls;
     for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
-    PrintJson({{"operations", result.operations},
-               {"level", LevelName(level)},
-               {"differences", failure ? 1 : 0},
-               {"digest", fmt::format("{:016x}", result.digest)},
-               {"check", failure ? failure->check : ""},
-               {"reason", failure ? failure->text : ""},
-               {"calls", calls}});
+    Json answer = {{"operations", result.operations},
+                   {"level", LevelName(level)},
+                   {"differences", failure ? 1 : 0},
+                   {"digest", fmt::format("{:016x}", result.digest)},
+                   {"check", failure ? failure->check : ""},
+                   {"reason", failure ? failure->text : ""},
+                   {"calls", calls}};
+    if (failure) answer["bucket"] = failure->bucket;
+    PrintJson(answer);
   } else if (failure) {
     fmt::print("{}", FailureText(*failure));
   } else {
