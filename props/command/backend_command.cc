@@ -52,14 +52,6 @@ std::string ArgumentsText(const BackendArguments& arguments, Level level) {
   return fmt::format("{} --level {}", GivenText(arguments), LevelName(level));
 }
 
-// Returns "--backend ./libyours.so" and other options, and the level if the
-// user gave one.
-std::string PoolArgumentsText(const BackendArguments& arguments) {
-  return fmt::format("{}{}{}", GivenText(arguments),
-                     arguments.level.empty() ? "" : " --level ",
-                     arguments.level);
-}
-
 // Writes the page of a failure. If the backend's process survives the history,
 // it draws the page itself, with cells and rows.
 Status WritePageOf(Host& host, const Failure& failure, const Subject& subject,
@@ -193,11 +185,7 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
   if (CLI::Option* twin = command.get_option_no_throw("--twin")) {
     backend->excludes(twin);
   }
-  command.add_option("--level", arguments.level, "compare at this level only")
-      ->check(CLI::IsMember(std::vector<std::string>(
-          kLevelNames.begin(), kLevelNames.begin() + kLevels.size())))
-      ->transform(CLI::Transformer({{"entitlement", "visibility"}}))
-      ->needs(backend);
+  AddLevelOption(command, arguments);
   command
       .add_option("--call-seconds", arguments.host.call_seconds,
                   "a call of a backend that takes longer counts as a hang")
@@ -216,6 +204,20 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
       ->needs(backend)
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();
+}
+
+void AddLevelOption(CLI::App& command, BackendArguments& arguments) {
+  command.add_option("--level", arguments.level, "compare at this level only")
+      ->check(CLI::IsMember(std::vector<std::string>(
+          kLevelNames.begin(), kLevelNames.begin() + kLevels.size())))
+      ->transform(CLI::Transformer({{"entitlement", "visibility"}}))
+      ->needs("--backend");
+}
+
+std::string ArgumentsText(const BackendArguments& arguments) {
+  return fmt::format("{}{}{}", GivenText(arguments),
+                     arguments.level.empty() ? "" : " --level ",
+                     arguments.level);
 }
 
 void AddProfileOption(CLI::App& command, BackendArguments& arguments) {
@@ -348,7 +350,7 @@ int OnPoolHost(const BackendArguments& arguments, bool groups,
     return Complain(fmt::format("{} does not claim identity", info->name));
   }
   return act(*info, level, [&](Level at, const PoolLaw* law) {
-    return host.SubjectAt(*info, at, PoolArgumentsText(arguments), law);
+    return host.SubjectAt(*info, at, ArgumentsText(arguments), law);
   });
 }
 
@@ -391,13 +393,15 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   if (json) {
     std::vector<std::string> calls;
     for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
-    PrintJson({{"operations", result.operations},
-               {"level", LevelName(level)},
-               {"differences", failure ? 1 : 0},
-               {"digest", fmt::format("{:016x}", result.digest)},
-               {"check", failure ? failure->check : ""},
-               {"reason", failure ? failure->text : ""},
-               {"calls", calls}});
+    Json answer = {{"operations", result.operations},
+                   {"level", LevelName(level)},
+                   {"differences", failure ? 1 : 0},
+                   {"digest", fmt::format("{:016x}", result.digest)},
+                   {"check", failure ? failure->check : ""},
+                   {"reason", failure ? failure->text : ""},
+                   {"calls", calls}};
+    if (failure) answer["bucket"] = failure->bucket;
+    PrintJson(answer);
   } else if (failure) {
     fmt::print("{}", FailureText(*failure));
   } else {

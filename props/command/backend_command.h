@@ -31,8 +31,15 @@ struct BackendArguments {
 // Adds the options that name a backend and set its limits.
 void AddBackendOptions(CLI::App& command, BackendArguments& arguments);
 
+// Adds the option of the level, which needs --backend.
+void AddLevelOption(CLI::App& command, BackendArguments& arguments);
+
 // Adds the option that names the profile to check the backend against.
 void AddProfileOption(CLI::App& command, BackendArguments& arguments);
+
+// Returns "--backend ./libyours.so" and other options, and the level if the
+// user gave one.
+std::string ArgumentsText(const BackendArguments& arguments);
 
 // Returns the exit code: 0 if the level that the backend claims holds and it
 // has no crash or leak, otherwise 1; 2 if there is no usable backend. `html`,

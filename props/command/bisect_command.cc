@@ -31,7 +31,7 @@ constexpr int kSkipped = 125;  // `git bisect run` then skips the commit.
 
 struct BisectArguments {
   std::string history;
-  std::string library;
+  BackendArguments backend;
   std::string build;
   std::string good;
   std::string bad = "HEAD";
@@ -62,10 +62,10 @@ std::string StepScript(const BisectArguments& arguments) {
     program = std::filesystem::absolute(program).string();
   }
   return fmt::format(
-      "({}\n) || exit {}; {} run {} --backend {}; "
+      "({}\n) || exit {}; {} run {} {}; "
       "case $? in 0) exit {};; 1) exit {};; *) exit {};; esac",
       arguments.build, kSkipped, ShellWord(program),
-      ShellWord(arguments.history), ShellWord(arguments.library), kRight,
+      ShellWord(arguments.history), ArgumentsText(arguments.backend), kRight,
       kWrong, kSkipped);
 }
 
@@ -178,9 +178,11 @@ void AddBisectCommand(CLI::App& app, int& exit_code) {
                    "the history that fails, 'kvt1 ... | ...'")
       ->required();
   command
-      ->add_option("--backend", arguments->library,
+      ->add_option("--backend", arguments->backend.host.library,
                    "the shared library that --build makes")
       ->required();
+  AddLevelOption(*command, arguments->backend);
+  AddProfileOption(*command, arguments->backend);
   command
       ->add_option("--build", arguments->build,
                    "a shell command that builds the commit that is checked out")

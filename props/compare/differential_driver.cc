@@ -15,7 +15,8 @@ namespace kvtwin::props {
 template <class Call>
 void DifferentialDriver::CheckCodes(const Call& call, StatusCode ledger,
                                     StatusCode reference, StatusCode subject,
-                                    std::string_view answer) {
+                                    std::string_view answer,
+                                    std::string_view message) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
   if (observer_ != nullptr) observer_->Outcome(subject);
@@ -27,9 +28,9 @@ void DifferentialDriver::CheckCodes(const Call& call, StatusCode ledger,
                        Made(call), StatusName(ledger), StatusName(reference));
   });
   Check(reference == subject, "subject: result", [&] {
-    return fmt::format("{} is {} by the reference, {} by {}", Made(call),
+    return fmt::format("{} is {} by the reference, {} by {}{}{}", Made(call),
                        StatusName(reference), StatusName(subject),
-                       subject_.name);
+                       subject_.name, message.empty() ? "" : ": ", message);
   });
 }
 
@@ -177,11 +178,13 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
   Begin(call, /*begins_pass=*/true);
   const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
   const StatusCode reference = reference_->StartForward(batch, reserve).code();
-  const StatusCode subject = tested_->StartForward(batch, reserve).code();
+  const Status answer = tested_->StartForward(batch, reserve);
+  const StatusCode subject = answer.code();
   // The step, which CheckCodes draws, shows the first cache again.
   pass_.active = subject == StatusCode::kOk;
   if (pass_.active) active_type_ = 0;
-  CheckCodes(call, by_ledger, reference, subject);
+  CheckCodes(call, by_ledger, reference, subject, {},
+             subject_.is_twin() ? "" : answer.message());
   if (subject == StatusCode::kInvalidArgument) {  // Nothing changed (S5).
     pass_ = before;
     CheckAllCells();

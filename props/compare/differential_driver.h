@@ -102,10 +102,11 @@ class DifferentialDriver final : public Driver {
     std::int64_t first_serial = 0;
   };
 
-  // Comparisons.
+  // Comparisons. `message` is what the subject says of its refusal.
   template <class Call>
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
-                  StatusCode subject, std::string_view answer = {});
+                  StatusCode subject, std::string_view answer = {},
+                  std::string_view message = {});
   void CheckOutsideOfLife(CheckName check);
   // Compares the snapshots of both caches and returns the snapshot, or nullopt
   // if the subject has none.

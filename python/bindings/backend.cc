@@ -100,6 +100,8 @@ nb::object Rows(const kvtwin_tensor& rows) {
     elements *= static_cast<double>(extent);
   }
   if (elements > kElementsMax) return nb::none();  // Too large for an array.
+  // Misuse: as an array, bits would look like rows of f8.
+  if (view.dtype == DType::kBits) return nb::none();
   const auto copy = std::make_shared<DenseTensor>(CopyOf(view, view.dtype));
   return NumpyView(copy->view(), view.shape[3] > 1 ? 4 : 3, copy);
 }
@@ -155,7 +157,7 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
   };
   table_.start_forward = [](void* cache, const kvtwin_batch* batch,
                             int reserve) {
-    return On(cache, [&](Instance& instance) {
+    const auto start = [&](Instance& instance) {
       instance.cache.attr("start_forward")(
           Ints(batch->positions, Count(batch->tokens)),
           Ints(batch->sequences, Count(batch->tokens)),
@@ -163,7 +165,8 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
           Ints(batch->parents,
                batch->parents == nullptr ? 0 : Count(batch->tokens)),
           reserve != 0);
-    });
+    };
+    return On(cache, start, Refusals::kInvalid);
   };
   table_.put = [](void* cache, std::int32_t layer, const kvtwin_tensor* key,
                   const kvtwin_tensor* value) {
@@ -318,36 +321,41 @@ void Backend::FillCells(kvtwin_backend_v1& table) {
 }
 
 template <class Fn>
-int Backend::On(void* cache, const Fn& fn) {
+int Backend::On(void* cache, const Fn& fn, Refusals refusals) {
   auto& instance = *static_cast<Instance*>(cache);
-  return current_->Guarded(instance.message, [&] { fn(instance); });
+  return current_->Guarded(instance.message, refusals, [&] { fn(instance); });
 }
 
 template <class Fn>
-int Backend::Guarded(std::string& message, const Fn& fn) {
-  return kvtwin::python::Guarded(
-      message, nb::cast<bool>(adapter_.attr("refuses_misuse")), fn);
+int Backend::Guarded(std::string& message, Refusals refusals, const Fn& fn) {
+  if (nb::cast<bool>(adapter_.attr("refuses_misuse"))) {
+    refusals = Refusals::kMisuse;
+  }
+  return kvtwin::python::Guarded(message, refusals, fn);
 }
 
-int StatusOf(nb::python_error& error, bool refuses_misuse,
-             std::string& message) {
+int StatusOf(nb::python_error& error, Refusals refusals, std::string& message) {
   if (!error.matches(PyExc_Exception)) throw Interrupted{error};
   const auto is = [&](nb::handle type) { return error.matches(type); };
   message = TextOf(error.value());
   if (is(ErrorType("CacheFull"))) return KVTWIN_CACHE_FULL;
   if (is(ErrorType("NotSupported"))) return KVTWIN_NOT_SUPPORTED;
   if (is(ErrorType("SharedCells"))) return KVTWIN_SHARED_CELLS;
-  if (refuses_misuse) {
+  if (refusals == Refusals::kMisuse) {
     if (is(PyExc_ValueError)) return KVTWIN_INVALID_ARGUMENT;
     if (is(PyExc_RuntimeError)) return KVTWIN_FAILED_PRECONDITION;
   }
   message = TextOf(
       nb::module_::import_("kvtwin._live").attr("story_of")(error.value()));
+  // A ValueError may also be a bug of the class: then the story is needed.
+  if (refusals == Refusals::kInvalid && is(PyExc_ValueError)) {
+    return KVTWIN_INVALID_ARGUMENT;
+  }
   return KVTWIN_INTERNAL;
 }
 
 int Backend::Describe(kvtwin_description_v1* out) {
-  return Guarded(init_error_, [&] {
+  return Guarded(init_error_, Refusals::kNone, [&] {
     const nb::tuple said(adapter_.attr("describe")());
     name_ = TextOf(said[0]);
     profile_ = TextOf(said[1]);
@@ -375,7 +383,7 @@ int Backend::Describe(kvtwin_description_v1* out) {
 
 int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
   std::string message;
-  const int status = Guarded(message, [&] {
+  const int status = Guarded(message, Refusals::kInvalid, [&] {
     const auto fields_of = [&](const kvtwin_cache_params& params) {
       nb::dict fields = FieldsOf(params);
       fields["layers"] = setup->layers;

@@ -38,20 +38,27 @@ auto Raising(const Fn& fn) {
   }
 }
 
+// Which exceptions of a call are statuses, in addition to those of kvtwin.
+// Other exceptions are KVTWIN_INTERNAL.
+enum class Refusals : std::uint8_t {
+  kNone,
+  kInvalid,  // ValueError, of a call that the rules may refuse.
+  kMisuse,   // ValueError and RuntimeError, of a class that refuses misuse.
+};
+
 // Returns the kvtwin_status of an exception that the backend raised, and sets
 // `message` to its message.
-int StatusOf(nb::python_error& error, bool refuses_misuse,
-             std::string& message);
+int StatusOf(nb::python_error& error, Refusals refusals, std::string& message);
 
 // Calls `fn`, a call of the backend, and returns its kvtwin_status.
 template <class Fn>
-int Guarded(std::string& message, bool refuses_misuse, const Fn& fn) {
+int Guarded(std::string& message, Refusals refusals, const Fn& fn) {
   message.clear();
   try {
     fn();
     return KVTWIN_OK;
   } catch (nb::python_error& error) {
-    return StatusOf(error, refuses_misuse, message);
+    return StatusOf(error, refusals, message);
   } catch (const std::bad_alloc&) {
     return KVTWIN_OUT_OF_MEMORY;
   } catch (const std::exception& error) {
@@ -86,10 +93,11 @@ class Backend {
  private:
   struct Instance;
 
+  // `refusals` are those of a class that does not refuse misuse.
   template <class Fn>
-  int Guarded(std::string& message, const Fn& fn);
+  int Guarded(std::string& message, Refusals refusals, const Fn& fn);
   template <class Fn>
-  static int On(void* cache, const Fn& fn);
+  static int On(void* cache, const Fn& fn, Refusals refusals = Refusals::kNone);
   int Describe(kvtwin_description_v1* out);
   int Init(const kvtwin_setup_v1* setup, void** cache);
   static void Get(Instance& instance, int layer, kvtwin_view* view);

@@ -307,6 +307,13 @@ class PyCache {
   std::shared_ptr<Life> life_;
 };
 
+// Returns the numbers of rows that are bits or blocks of `dtype`.
+nb::object NumbersOf(nb::handle rows, const char* name,
+                     const std::string& dtype) {
+  const ArrayArgument array(rows, name, Value(FindDType(dtype)));
+  return Float32Copy(array.view(), nb::cast<std::size_t>(rows.attr("ndim")));
+}
+
 void BindTensor(nb::module_& m) {
   nb::class_<Tensor>(m, "Tensor",
                      "K, V or the mask of a view, without a copy, read-only.\n"
@@ -447,6 +454,10 @@ std::optional<TensorView> ViewOfTensor(nb::handle object) {
 void BindCache(nb::module_& m) {
   BindTensor(m);
   BindView(m);
+  m.def("numbers_of", &NumbersOf, nb::arg("rows"), nb::arg("name"),
+        nb::arg("dtype"),
+        nb::sig("def numbers_of(rows: kvtwin.Array, name: str, dtype: str) -> "
+                "kvtwin.Float32Array"));
   nb::class_<PyCache> cache(m, "Cache",
                             "A cache of kvtwin's own (docs/semantics.md). One "
                             "thread at a time.");

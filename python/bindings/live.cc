@@ -42,6 +42,11 @@ using Finding =
 // of `progress`.
 constexpr int kVainLooks = 4;
 
+// Whether an __init__ failed, with an exception that is a status or another.
+bool IsOfInit(const props::Failure& failure) {
+  return failure.function == "init" || failure.text.starts_with("Init is ");
+}
+
 class Driver {
  public:
   // `rerun` makes the command that runs a history again.
@@ -70,7 +75,7 @@ class Driver {
   Finding Report(props::Failure failure,
                  const std::optional<std::string>& page) const {
     // A failed init has no cache whose message() could be read.
-    if (failure.function == "init") {
+    if (IsOfInit(failure)) {
       failure.text = fmt::format("init fails: {}", backend_.init_error());
     }
     failure.rerun = TextOf(rerun_(failure.history));
@@ -281,7 +286,7 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
         driver.info(), options, levels,
         [&](props::Level level) { return driver.SubjectAt(level); },
         [&](const props::Failure& failure) {
-          if (failure.function == "init") unmade.insert(failure.history);
+          if (IsOfInit(failure)) unmade.insert(failure.history);
         });
     for (props::CertifiedFinding& finding : certificate.findings) {
       if (unmade.contains(finding.history)) {

@@ -43,6 +43,9 @@ constexpr std::int64_t kVainHistories = 250;
 struct Instance {
   nb::object pool;  // A kvtwin._pool.PoolInstance.
   std::string message;
+  // The views whose number the harness asked for, before it asks for them; and
+  // their sequence and layer.
+  std::optional<std::tuple<std::int32_t, std::int32_t, nb::list>> counted = {};
 };
 
 // Like Backend for caches: at most one at a time on each thread.
@@ -74,7 +77,7 @@ class Pools {
   template <class Fn>
   static int On(void* pool, const Fn& fn) {
     auto& instance = *static_cast<Instance*>(pool);
-    return Guarded(instance.message, /*refuses_misuse=*/false,
+    return Guarded(instance.message, Refusals::kNone,
                    [&] { fn(instance.pool); });
   }
   void FillNeeded();
@@ -254,7 +257,7 @@ nb::dict FieldsOf(const kvtwin_pool_params& params) {
 
 int Pools::Init(const kvtwin_pool_params* params, void** pool) {
   std::string message;
-  const int status = Guarded(message, /*refuses_misuse=*/false, [&] {
+  const int status = Guarded(message, Refusals::kNone, [&] {
     nb::dict fields = FieldsOf(*params);
     nb::list groups;
     for (std::size_t i = 0; i < params->group_count; ++i) {
@@ -291,8 +294,15 @@ int Pools::Open(void* pool, const kvtwin_prompt* prompt,
 int Pools::Views(void* pool, std::int32_t sequence, std::int32_t layer,
                  kvtwin_paged_view* views, std::size_t room,
                  std::size_t* count) {
+  auto counted = std::exchange(static_cast<Instance*>(pool)->counted, {});
   return On(pool, [&](nb::object& instance) {
-    const nb::list shown(instance.attr("views")(sequence, layer));
+    const bool again = counted && std::get<0>(*counted) == sequence &&
+                       std::get<1>(*counted) == layer;
+    const nb::list shown =
+        again ? std::get<2>(*counted)
+              : nb::list(instance.attr("views")(sequence, layer));
+    if (!again)
+      static_cast<Instance*>(pool)->counted = {sequence, layer, shown};
     *count = shown.size();
     const nb::object setup = instance.attr("setup").attr("of_layer")(layer);
     const auto number = [&](const char* name) {

@@ -209,6 +209,110 @@ def test_toys():
         record(Toy("nan"))
 
 
+class Raw(kvtwin.Cache):
+    """Takes and shows rows as arrays of the stored dtype."""
+
+    def __init__(self, setup, odd=False):
+        super().__init__(setup)
+        self.odd = odd
+
+    def put(self, layer, key, value):
+        if self.odd:  # K loses its last bit.
+            key = key & ~key.dtype.type(1)
+        super().put(layer, key, value)
+
+    def get(self, layer):
+        view = super().get(layer)
+        return view.key.numpy(), view.value.numpy(), view.mask.float32()
+
+
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "v_dtype"), [("bf16", "q8_0"), ("f8_e4m3", "bf16"), ("q8_0", "q4_0")]
+)
+def test_rows_of_bits(dtype, v_dtype, odd):
+    """bf16 is uint16, f8 and blocks are uint8, as arguments and as results."""
+    setup = kvtwin.Setup(
+        capacity=2, k_head_dim=32, v_head_dim=32, dtype=dtype, v_dtype=v_dtype
+    )
+    numbers = np.random.default_rng(1).normal(size=(2, 1, 32)).astype(np.float32)
+    stored = kvtwin.Cache(setup)
+    stored.start_forward([0, 1], [0, 0])
+    stored.put(0, numbers, numbers)
+    view = stored.get(0)
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(Raw(setup, odd), out, setup)
+    recorder.start_forward([0, 1], [0, 0])
+    recorder.put(0, view.key.numpy(), view.value.numpy())
+    recorder.get(0)
+    assert kvtwin.check(out.getvalue().encode()).accepted != odd
+    put, shown = (json.loads(line) for line in out.getvalue().splitlines()[2:4])
+    for name, tensor in (("key", view.key), ("value", view.value)):
+        assert put[name]["shape"] == [32, 1, 2]
+        assert put[name]["data"] == tensor.float32().ravel().tolist()
+    assert (shown["key"]["data"] == put["key"]["data"]) != odd
+    # Numbers are accepted as well.
+    recorder = kvtwin.Recorder(Raw(setup), io.StringIO(), setup)
+    recorder.start_forward([0, 1], [0, 0])
+    recorder.put(0, numbers, numbers)
+
+
+def test_blocks_of_a_wrong_width_are_refused():
+    setup = kvtwin.Setup(k_head_dim=32, v_head_dim=32, dtype="q8_0")
+    recorder = kvtwin.Recorder(Raw(setup), io.StringIO(), setup)
+    rows = np.zeros((1, 1, 32), np.uint8)
+    with pytest.raises(ValueError, match="key has rows of 32 bytes, which are not 34"):
+        recorder.put(0, rows, rows)
+
+
+class Layouts:
+    """Two tokens of a sequence in the first of 32 cells, which have as many heads. V is
+    `wild` in the cells from `cell` on."""
+
+    def __init__(self, v_layout, wild, cell):
+        self.v_layout, self.wild, self.cell = v_layout, wild, cell
+
+    def start_forward(self, positions, sequences):
+        pass
+
+    def put(self, layer, key, value):
+        self.key, self.value = (
+            np.concatenate([one, np.full((30, 32, 2), np.nan, np.float32)])
+            for one in (key, value)
+        )
+        self.value[self.cell :, 1, 1] = self.wild
+
+    def get(self, layer):
+        value = self.value
+        if self.v_layout == "permuted":
+            value = value.transpose(1, 2, 0)
+        if self.v_layout == "tiled":
+            value = value.transpose(1, 2, 0)[None]
+        return self.key, value, np.tri(2, 32, dtype=bool)
+
+
+@pytest.mark.parametrize("wild", [np.nan, -np.inf])
+@pytest.mark.parametrize("v_layout", ["plain", "permuted", "tiled"])
+def test_hidden_cells_may_hold_anything(v_layout, wild):
+    setup = kvtwin.Setup(
+        capacity=2, kv_heads=32, k_head_dim=2, v_head_dim=2, v_layout=v_layout,
+        cache_padding=32, max_batch=2,
+    )
+    rows = np.random.default_rng(1).normal(size=(2, 32, 2)).astype(np.float32)
+
+    def recorded(cell):
+        out = io.StringIO()
+        recorder = kvtwin.Recorder(Layouts(v_layout, wild, cell), out, setup)
+        recorder.start_forward([0, 1], [0, 0])
+        recorder.put(0, rows, rows)
+        recorder.get(0)
+        return kvtwin.check(out.getvalue().encode())
+
+    assert recorded(2).accepted, recorded(2)
+    with pytest.raises(ValueError, match="V has a number that is not finite in column 1, "):
+        recorded(1)
+
+
 class AttendingToy(Toy):
     """It does not show its rows."""
 

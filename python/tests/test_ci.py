@@ -57,9 +57,14 @@ def test_a_finding_is_kept_and_tried_first(tmp_path, capsys):
 
 
 def test_a_damaged_corpus(tmp_path, capsys):
-    (tmp_path / "corpus.txt").write_text("nonsense\n")
-    assert job(tmp_path, "Right") == 0
-    assert "not run: nonsense: " in capsys.readouterr().err
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("nonsense\n")
+    assert job(tmp_path, "Right") == 2
+    error = capsys.readouterr().err
+    assert "not run: nonsense: " in error
+    assert f"1 of the histories in {corpus} could not be run" in error
+    assert job(tmp_path, "SeesTooFew") == 1
+    assert corpus.read_text().startswith("nonsense\nkvt1 ")
 
 
 @pytest.mark.parametrize(
@@ -87,11 +92,17 @@ def test_a_corpus_that_cannot_be_written_stays(tmp_path, capsys):
     assert corpus.read_text() == "kvt1 | put 0*1\n"
 
 
+def compiled(tmp_path, example):
+    """Returns the path of an example of docs/examples with its bug, as a library."""
+    library, source = tmp_path / "mine.so", ROOT / "docs/examples" / example
+    words = ["-DBUG", "-DPOOL_BUG", "-shared", "-fPIC", f"-I{ROOT}/include", source]
+    subprocess.run(["cc", *map(str, [*words, "-o", library])], check=True)
+    return str(library)
+
+
 def test_a_library(tmp_path, capsys):
-    library, source = tmp_path / "mine.so", ROOT / "docs/examples/c_cache.c"
-    words = ["-DBUG", "-shared", "-fPIC", f"-I{ROOT}/include", source, "-o", library]
-    subprocess.run(["cc", *map(str, words)], check=True)
-    words = [str(library), "--seconds", "1", "--pages", str(tmp_path / "pages")]
+    library = compiled(tmp_path, "c_cache.c")
+    words = [library, "--seconds", "1", "--pages", str(tmp_path / "pages")]
     corpus = ["--corpus", str(tmp_path / "corpus.txt")]
     assert kvtwin.ci.main([*words, *corpus]) == 1
     assert "row 0 misses the token" in capsys.readouterr().out
@@ -99,6 +110,43 @@ def test_a_library(tmp_path, capsys):
     # Again, as numeric: the earlier history fails there, too.
     assert kvtwin.ci.main([*words, *corpus, "--", "--level", "numeric"]) == 1
     assert "1 earlier histories, 1 of them fail" in capsys.readouterr().out
+
+
+def test_options_that_choose_histories(tmp_path, capsys):
+    """Earlier histories are judged with those options that `kvtwin run` has."""
+    words = [compiled(tmp_path, "c_cache.c"), "--seconds", "0.3", "--seed", "1"]
+    words += ["--pages", str(tmp_path / "pages"), "--corpus", str(tmp_path / "corpus.txt")]
+    for earlier, options in (
+        ("0 earlier histories, 0", ["--dtypes"]),
+        ("1 earlier histories, 1", ["--dtypes", "--known", "another-bucket", "--kind=swa"]),
+    ):
+        assert kvtwin.ci.main([*words, "--", *options]) == 1
+        out, error = capsys.readouterr()
+        assert f"kvtwin: {earlier} of them fail" in out
+        assert out.endswith("kvtwin: 1 finding\n") and "not run" not in error
+    # The finding is known: it is passed over in both ways, also by its check alone.
+    for known in ("c_cache-subject-rows+swa+put", "c_cache-subject-rows"):
+        assert kvtwin.ci.main([*words, "--", "--known", "x", known]) == 0
+        assert "1 earlier histories, 0 of them fail" in capsys.readouterr().out
+
+
+def test_a_new_finding_that_passed_as_an_earlier_one(tmp_path, capsys, monkeypatch):
+    (tmp_path / "corpus.txt").write_text("kvt1 | put 0*1\n")
+    found = kvtwin.ci.Found("kvt1 | put 0*1", "wrong", "rerun")
+    monkeypatch.setattr(kvtwin.ci.Class, "fuzz", lambda *_: [found])
+    assert job(tmp_path, "Right") == 1
+    assert "kvtwin: 1 finding" in capsys.readouterr().out
+
+
+def test_a_library_of_pools(tmp_path, capsys):
+    words = [compiled(tmp_path, "c_pool.c"), "--seconds", "0.3", "--seed", "1"]
+    words += ["--pages", str(tmp_path / "pages"), "--corpus", str(tmp_path / "corpus.txt")]
+    for earlier in ("0 earlier histories, 0 of them", "1 earlier histories, 1 of them"):
+        assert kvtwin.ci.main([*words, "--", "--kind", "paged"]) == 1
+        out = capsys.readouterr().out
+        assert earlier in out and "kvtwin: 1 finding" in out
+    # Without the kind, the command says what to do.
+    assert kvtwin.ci.main(words) == 2
 
 
 def test_the_seed_of_the_day(tmp_path, capsys):
@@ -133,6 +181,18 @@ def test_an_earlier_finding_of_a_library_names_its_backend(tmp_path, monkeypatch
     assert found.rerun == (
         f"{command} run 'kvt1 | put 0*1' --backend ./mine.so --profile mlx"
     )
+
+
+def test_marks_that_were_never_reached(tmp_path, monkeypatch):
+    command = tmp_path / "kvtwin"
+    command.write_text("""#!/bin/sh
+echo '{"differences": 0, "vacuity": ["never: full"]}'; exit 1
+""")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    library = kvtwin.ci.Library("./pool.so", ["--kind", "paged", "--marks"])
+    with pytest.raises(RuntimeError, match="--marks: never: full"):
+        library.fuzz(1, 1, tmp_path / "page.html")
 
 
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--seed", "-1"]])

@@ -694,3 +694,63 @@ def test_an_init_that_fails_for_some_setups():
 
     failure = kvtwin.fuzz(Windowed, operations=3000).failure
     assert "\n  init fails: exception: IndexError: list index out of range" in failure
+
+
+@pytest.mark.parametrize("level", ["identity", "visibility"])
+@pytest.mark.parametrize("kind", ["encoder", "recurrent"])
+def test_refusals_that_the_rules_expect(kind, level):
+    """An encoder takes one sequence (S38), and a recurrent cache the next positions only
+    (R3). The class does not declare that it refuses misuse."""
+
+    class Refuses(kvtwin.Cache):
+        kvtwin = dataclasses.replace(
+            toys.Ours.kvtwin,
+            level=level,
+            kinds={kind},
+            can=toys.Ours.kvtwin.can - {"refuse_misuse"},
+        )
+
+    result = kvtwin.fuzz(Refuses, operations=3000)
+    assert result, str(result)
+
+
+@pytest.mark.parametrize("cls", [toys.Ours, toys.Right])
+@pytest.mark.parametrize("method", ["__init__", "start_forward", "get"])
+def test_value_errors_that_no_rule_expects(cls, method):
+    class Broken(cls):
+        kvtwin = dataclasses.replace(
+            cls.kvtwin, can=cls.kvtwin.can - {"refuse_misuse"}
+        )
+
+    def fails(self, *arguments, **more):
+        if arguments[0] == [0, 1, 2] or getattr(arguments[0], "capacity", 8) > 16:
+            int("3 cells")
+        return getattr(super(Broken, self), method)(*arguments, **more)
+
+    setattr(Broken, method, fails)
+    if method == "get":
+        Broken.get = lambda self, layer: int("3 cells")
+    failure = kvtwin.fuzz(Broken, operations=3000).failure
+    assert "exception: ValueError: invalid literal for int()" in failure, failure
+    assert 'test_live.py:' in failure and 'int("3 cells")' in failure
+    starts = {"__init__": "init fails: ", "get": "get answers internal: "}
+    assert starts.get(method, "is invalid_argument") in failure or (
+        "invalid_argument by ours: " in failure
+    )
+
+
+def test_bits_are_not_put_as_rows_of_f8():
+    """numpy has no bits; as bytes, they would be right rows."""
+    shapes = []
+
+    class Takes(toys.Ours):
+        def put(self, layer, key, value):
+            shapes.append(None if key is None else (key.dtype.name, key.shape))
+            super().put(layer, key, value)
+
+    history = "kvt1 seqs=1 cap=4 dtype=f8_e4m3 dims=8,1,8 | put 0*1 | misuse 36"
+    result = kvtwin.run(Takes, history)
+    assert result, str(result)
+    assert shapes[-1] is None
+    result = kvtwin.run(Takes, history.replace("cap=4", "cap=1 kind=encoder legal=1"))
+    assert result, str(result)

@@ -135,6 +135,23 @@ def test_exceptions_are_reported(pool, method, texts):
     assert "\\x0a" not in result.failure
 
 
+def test_views_that_are_split_in_other_ways_each_time(pool):
+    class Splits(pool):
+        calls = 0
+
+        def views(self, sequence, layer):
+            Splits.calls += 1
+            for key, value, _block in super().views(sequence, layer):
+                first = 1 if Splits.calls % 2 else len(key)
+                for part in (slice(None, first), slice(first, None)):
+                    if len(key[part]):
+                        yield key[part], value[part]
+
+    result = kvtwin.fuzz(Splits, operations=2000)
+    assert result, str(result)
+    assert Splits.calls > 100
+
+
 def test_answers_that_are_no_numbers_of_32_bits(pool):
     class Far(pool):
         kvtwin = dataclasses.replace(pool.kvtwin, name="a\udc80")

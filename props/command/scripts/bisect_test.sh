@@ -37,6 +37,15 @@ expect() {
 expect 1 "^  $bug the bug$" bisect --good HEAD~6
 expect 1 "^.\"first_bad\":\[.\"commit\":\"$bug\",\"subject\":\"the bug\"" \
   bisect --good HEAD~6 --json
+# The level and the profile are the finding's: by other rules there is no bug.
+history='kvt1 kind=swa window=1 cells=4 legal=1 | put 0*3'
+expect 1 "^  $bug the bug$" bisect --good HEAD~6 --level numeric --profile ollama-0.15
+expect 2 "the history does not fail at HEAD$" \
+  bisect --good HEAD~6 --profile 'ollama-0.15 except window counts the query'
+expect 2 "HEAD cannot be built, or does not run$" \
+  bisect --good HEAD~6 --level identity
+expect 2 "'flies' is not" bisect --good HEAD~6 --profile flies
+history='kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1'
 # The commit that mends the build brings the bug.
 git checkout -q HEAD~6 && git checkout -qb other && branch=refs/heads/other
 echo 'not C' >>cache.c && commit "broken"

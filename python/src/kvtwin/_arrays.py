@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from kvtwin._kvtwin import Tensor
+from kvtwin._kvtwin import Tensor, numbers_of
 from kvtwin._types import Array, BoolArray, Float32Array
+
+_BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+_RAW = {"bf16": np.uint16, "f8_e4m3": np.uint8, "q8_0": np.uint8, "q4_0": np.uint8}
 
 
 def integer(answer: Any, what: str, bits: int = 32) -> int:
@@ -21,11 +24,14 @@ def integer(answer: Any, what: str, bits: int = 32) -> int:
     return number
 
 
-def numbers(array: Any, what: str) -> Float32Array:
-    """Returns the array as float32. Raises TypeError unless it has numbers."""
+def numbers(array: Any, what: str, dtype: str = "f32") -> Float32Array:
+    """Returns the array as float32. Rows of `dtype` may be given as its bits or blocks
+    (docs/python.md). Raises TypeError unless it has numbers."""
     if isinstance(array, Tensor):
         return array.float32()
     found = np.asarray(array)
+    if found.dtype == _RAW.get(dtype):
+        return numbers_of(np.ascontiguousarray(found), what, dtype)
     if found.dtype.kind not in "fiub" and found.dtype.name != "bfloat16":
         raise TypeError(f"{what} is an array of {found.dtype}, not of numbers")
     return np.asarray(found, dtype=np.float32)
@@ -41,18 +47,11 @@ def outputs(array: Any) -> Float32Array:
     return np.ascontiguousarray(numbers(array, "the output"))
 
 
-def rows(
-    array: Any, what: str, heads: int | None = None, head_dim: int | None = None
-) -> Float32Array:
-    """Returns K or V as float32, (n, kv_heads, head_dim)."""
-    found = numbers(array, what)
-    expected = f"(n, {heads or 'kv_heads'}, {head_dim or 'head_dim'})"
-    if (
-        found.ndim != 3
-        or found.shape[1] != (heads or found.shape[1])
-        or found.shape[2] != (head_dim or found.shape[2])
-    ):
-        raise ValueError(f"{what} has shape {found.shape}, expected {expected}")
+def rows(array: Any, what: str, dtype: str = "f32") -> Float32Array:
+    """Returns K or V, which may be rows of `dtype`, as float32, (n, kv_heads, head_dim)."""
+    found = numbers(array, what, dtype)
+    if found.ndim != 3:
+        raise ValueError(f"{what} has shape {found.shape}, expected (n, kv_heads, head_dim)")
     return found
 
 
@@ -76,10 +75,6 @@ def may_attend(mask: Any, rows: int | None, columns: int) -> BoolArray:
         other = found[~(allowed | (found == -np.inf))][0]
         raise ValueError(f"the mask has a {other}, which is neither 0 nor -inf")
     return allowed
-
-
-_BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
-_RAW = {"bf16": np.uint16, "f8_e4m3": np.uint8, "q8_0": np.uint8, "q4_0": np.uint8}
 
 
 def width(head_dim: int, dtype: str) -> int:

@@ -96,6 +96,7 @@ class Recorder:
     `can_resume`, `set_causal`, `set_layer_type`, `encoder_cached`, `commit`,
     `find_prefix`, `checkpoint`
     (docs/python.md).
+    Rows are numbers, or bits and blocks of the setup's dtypes, as docs/python.md has them.
     To refuse a call it raises `CacheFull`, `NotSupported` or `SharedCells`; any
     other exception is passed on, and not recorded. Rows that you do not `get` after
     a `put` are not checked.
@@ -121,6 +122,8 @@ class Recorder:
         attend_tolerance: float = 0,
     ) -> None:
         self._cache = cache
+        self._dtypes = setup.dtype, setup.v_dtype or setup.dtype
+        self._v_layout = setup.v_layout
         self._cells = placement != "other" and hasattr(cache, "batch_cells")
         self._reserving = False
         self._owned = isinstance(file, (str, os.PathLike))
@@ -216,12 +219,11 @@ class Recorder:
     def put(self, layer: int, key: Any, value: Any) -> None:
         """Calls put and records it, with the rows."""
         # The cache may overwrite its arguments.
-        fields = {
-            "op": "put",
-            "layer": int(layer),
-            "key": _tensor(_arrays.rows(key, "key"), f"put of layer {layer}: key"),
-            "value": _tensor(_arrays.rows(value, "value"), f"put of layer {layer}: value"),
-        }
+        fields: dict[str, Any] = {"op": "put", "layer": int(layer)}
+        rows = {"key": key, "value": value}
+        for (name, given), dtype in zip(rows.items(), self._dtypes):
+            numbers = _arrays.rows(given, name, dtype)
+            fields[name] = _tensor(numbers, f"put of layer {layer}: {name}")
         self._cache.put(layer, key, value)
         self._line(fields)
 
@@ -232,8 +234,8 @@ class Recorder:
         fields: dict[str, Any] = {"op": "get", "layer": int(layer)}
         if getattr(view, "first_cell", None) is not None:
             fields["first_cell"] = int(view.first_cell)
-        k = _arrays.numbers(key, "key")
-        v = _arrays.numbers(value, "value")
+        k = _arrays.numbers(key, "key", self._dtypes[0])
+        v = _arrays.numbers(value, "value", self._dtypes[1])
         if mask is None:
             fields["mask"] = None
         else:
@@ -246,8 +248,7 @@ class Recorder:
             text = ["".join("01"[int(one)] for one in row) for row in allowed]
             fields["mask"] = {"shape": shape, "rows": text}
             k = _finite(k, allowed, "K", layer)
-            if v.shape[0] == k.shape[0]:  # Neither permuted nor in tiles.
-                v = _finite(v, allowed, "V", layer)
+            v = _finite(v, allowed, "V", layer, self._v_layout)
         rows = {
             "key": _tensor(k, f"get of layer {layer}: K"),
             "value": _tensor(v, f"get of layer {layer}: V"),
@@ -321,10 +322,18 @@ class Recorder:
         return result
 
 
-def _finite(rows: Any, allowed: Any, what: str, layer: int) -> Any:
-    """Zeroes rows that JSON cannot hold. Raises ValueError if a token sees one."""
-    wild = ~np.isfinite(rows).all(axis=(1, 2))
-    seen = wild & allowed.any(axis=0)
+# The axes of V that are not columns (S23).
+_OTHER_AXES = {"plain": (1, 2), "permuted": (0, 1), "tiled": (1, 2)}
+
+
+def _finite(
+    rows: Any, allowed: Any, what: str, layer: int, v_layout: str = "plain"
+) -> Any:
+    """Zeroes columns that JSON cannot hold. Raises ValueError if a token sees one."""
+    wild = ~np.isfinite(rows).all(axis=_OTHER_AXES[v_layout], keepdims=True)
+    if wild.size != allowed.shape[1]:
+        return rows  # `check` rejects this shape.
+    seen = wild.ravel() & allowed.any(axis=0)
     if seen.any():
         column = int(np.flatnonzero(seen)[0])
         row = int(np.flatnonzero(allowed[:, column])[0])
@@ -333,4 +342,4 @@ def _finite(rows: Any, allowed: Any, what: str, layer: int) -> Any:
             f"{column}, which row {row} of the mask may attend to: a recording cannot "
             "hold that"
         )
-    return np.where(wild[:, None, None], np.float32(0), rows)
+    return np.where(wild, np.float32(0), rows)

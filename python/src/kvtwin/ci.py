@@ -6,7 +6,8 @@
 It first runs the findings of earlier jobs (`--corpus`, a file that the CI keeps), then
 new histories by the seed of the day. Each finding is printed, drawn as a page, and on
 GitHub shown beside the commit. The exit code is 1 after a finding, and 2 if the cache
-could not be run, or if a file could not be read or written (docs/ci.md).
+or an earlier finding could not be run, or if a file could not be read or written
+(docs/ci.md).
 """
 
 from __future__ import annotations
@@ -49,39 +50,67 @@ class Target(Protocol):
         """Runs random histories."""
 
 
+# The options of `kvtwin fuzz` that also judge one history. The others choose histories.
+_RUN_OPTIONS = ("call-seconds", "level", "memory-mib", "profile", "shrink-seconds")
+
+
+def _options_of_run(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns those options of `kvtwin fuzz` that `kvtwin run` has, too, and the buckets
+    of known findings."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in _RUN_OPTIONS:
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--known", nargs="*", action="extend", default=[])
+    given, _others = parser.parse_known_args(options)
+    values = vars(given)
+    buckets: list[str] = values.pop("known")
+    words = [(f"--{name}", values[name.replace("-", "_")]) for name in _RUN_OPTIONS]
+    return [word for pair in words if pair[1] is not None for word in pair], buckets
+
+
 class Library:
     """A shared library, driven by the command."""
 
     def __init__(self, path: str, options: Sequence[str]) -> None:
         self._command = command_path()
         self._options = ["--backend", path, *options]
+        run_options, self._known_buckets = _options_of_run(options)
+        self._run_options = ["--backend", path, *run_options]
 
-    def _call(self, *arguments: str) -> dict[str, Any]:
-        words = [self._command, *arguments, *self._options, "--json"]
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    def _call(self, *words: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [self._command, *words, "--json"], stdout=subprocess.PIPE, text=True, check=False
+        )
         if done.returncode not in (0, 1):
             raise RuntimeError(f"kvtwin exited with {done.returncode}")
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
+    def _is_known(self, bucket: str) -> bool:
+        """Returns whether `--known` of the options has the bucket, or its first part."""
+        return bool({bucket, bucket.partition("+")[0]} & {*self._known_buckets} - {""})
+
     def run(self, history: str, page: pathlib.Path) -> list[Found]:
-        """Runs a history, and returns what it finds."""
-        answer = self._call("run", history, "--html", str(page))
-        if not answer["differences"]:
+        """Runs a history, and returns what it finds, unless the finding is known."""
+        answer = self._call("run", history, *self._run_options, "--html", str(page))
+        if not answer["differences"] or self._is_known(answer.get("bucket", "")):
             return []
-        rerun = shlex.join([self._command, "run", history, *self._options])
+        rerun = shlex.join([self._command, "run", history, *self._run_options])
         return [Found(history, answer["reason"], rerun)]
 
     def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
         """Runs random histories, and returns what they find."""
         answer = self._call(
             *("fuzz", "--seconds", str(seconds), "--seed", str(seed)),
-            *("--html", str(page)),
+            *("--html", str(page), *self._options),
         )
-        return [
-            Found(one["history"], one["reason"], one["rerun"])
-            for one in answer["findings"]
-        ]
+        if "findings" in answer:
+            findings = answer["findings"]
+        else:  # Pools have one level, and at most one finding.
+            findings = [answer] if answer["differences"] else []
+        if answer.get("vacuity") and not findings:
+            raise RuntimeError(f"--marks: {', '.join(answer['vacuity'])}")
+        return [Found(one["history"], one["reason"], one["rerun"]) for one in findings]
 
 
 class Class:
@@ -209,7 +238,7 @@ def _run(asked: argparse.Namespace) -> int:
     seed = asked.seed
     if seed is None:
         seed = int(f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d}")
-    known = [] if asked.corpus is None else _read_corpus(asked.corpus)
+    earlier = [] if asked.corpus is None else _read_corpus(asked.corpus)
     asked.pages.mkdir(parents=True, exist_ok=True)
     if asked.junit is not None:  # Raises before the run if it cannot be written.
         asked.junit.parent.mkdir(parents=True, exist_ok=True)
@@ -219,27 +248,36 @@ def _run(asked: argparse.Namespace) -> int:
             asked.junit.unlink()
     target = _target(asked.backend, asked.options)
     found: list[Found] = []
-    for number, history in enumerate(known):
+    not_run = 0
+    for number, history in enumerate(earlier):
         page = asked.pages / f"corpus-{number}.html"
         try:
             found += target.run(history, page)
         except Exception as error:  # A damaged line, or a kind that is gone.
+            not_run += 1
             print(f"kvtwin.ci: not run: {history}: {error}", file=sys.stderr)
-    print(f"kvtwin: {len(known)} earlier histories, {len(found)} of them fail")
+    print(f"kvtwin: {len(earlier)} earlier histories, {len(found)} of them fail")
     print(f"kvtwin: {asked.seconds:g} s of new histories, seed {seed}", flush=True)
     new = target.fuzz(asked.seconds, seed, asked.pages / "found.html")
-    found += [one for one in new if one.history not in known]
+    failed = {one.history for one in found}
+    found += [one for one in new if one.history not in failed]
     for one in found:
         print(f"{one.reason}\n  {one.history}\n  {one.rerun}")
         if os.environ.get("GITHUB_ACTIONS"):
             _annotate(one)
     if asked.corpus is not None:
-        kept = dict.fromkeys([*known, *(one.history for one in new)])
+        kept = dict.fromkeys([*earlier, *(one.history for one in new)])
         _write_corpus(asked.corpus, kept)
     if asked.junit is not None:
         _write_junit(asked.junit, found)
     print(f"kvtwin: {len(found)} finding{'' if len(found) == 1 else 's'}")
-    return 1 if found else 0
+    if not_run:
+        print(
+            f"kvtwin.ci: {not_run} of the histories in {asked.corpus} could not be run: "
+            "mend these lines, or delete them",
+            file=sys.stderr,
+        )
+    return 1 if found else 2 if not_run else 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
