@@ -299,6 +299,34 @@ TEST(Backend, IsNotJudgedWhereNoViewIsCompared) {
             "not judged: no view was compared");
 }
 
+// A leak is found after close, when the views of the history were compared.
+TEST(Backend, ALevelIsJudgedWhereEachHistoryLeaks) {
+  const BackendInfo info = *DescribeBackend(LedgerBackend("ollama-0.15"));
+  FuzzOptions options;
+  options.operations = 3000;
+  const auto leaks_after = [&](bool all) {
+    return FuzzLive(options, {Level::kVisibility}, [&](Level level) {
+      Subject subject = BackendSubject(info, level, "");
+      subject.run = [all, whole = subject](const History& history,
+                                           const RunOptions& run_options) {
+        RunResult result = RunHistory(history, whole, run_options);
+        const std::size_t ops = history.ops.size();
+        result.failure = {.step = all ? ops : ops / 2,
+                          .check = "backend: memory",
+                          .text = "4 bytes are not freed"};
+        return result;
+      };
+      return subject;
+    });
+  };
+  const LiveResult result = leaks_after(true);
+  EXPECT_EQ(result.holds, Level::kVisibility);
+  EXPECT_EQ(VerdictOn(Level::kVisibility, result, info).text,
+            "holds, except for findings of the backend");
+  EXPECT_FALSE(result.Right(info));
+  EXPECT_EQ(leaks_after(false).not_judged, Level::kVisibility);
+}
+
 TEST(Backend, ABugIsReportedAtOneLevel) {
   kvtwin_backend_v1 table = *LedgerBackend("mlx");
   BackendInfo info = *DescribeBackend(&table);

@@ -345,10 +345,11 @@ int OutputError() {
 }
 
 // Returns `exit_code`, or 2 with a message if output was lost, as on a full
-// disk.
+// disk. A reader that has seen enough, such as `head`, needs no message.
 int AfterOutput(int exit_code) {
   const int error = OutputError();
   if (error == 0) return exit_code;
+  if (error == EPIPE) return 2;
   fmt::print(stderr, "kvtwin: the output cannot be written: {}\n",
              strerror(error));
   return 2;

@@ -137,9 +137,9 @@ constexpr auto kCheckRules = std::to_array<CheckRules>({
     {"backend: crash", ""},
     {"backend: hang", ""},
     {"backend: memory", ""},
-    {"backend: out of bounds", "S14"},
+    {"backend: out of bounds", ""},
     {"backend: garbage", ""},
-    {"backend: error", "S48"},
+    {"backend: error", ""},
 });
 
 // The same, where a history has recurrent state.
@@ -232,6 +232,20 @@ std::vector<std::string_view> RulesOfLeaving(const History& history) {
   return rules;
 }
 
+// Splits "S31, S32".
+std::vector<std::string_view> SplitRules(std::string_view rest) {
+  std::vector<std::string_view> rules;
+  while (!rest.empty()) {
+    rules.push_back(rest.substr(0, rest.find(',')));
+    rest.remove_prefix(std::min(rest.size(), rules.back().size() + 2));
+  }
+  return rules;
+}
+
+bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
+  return has(spec) || std::ranges::any_of(spec.groups, has);
+}
+
 bool HasDrafts(const History& history) {
   return std::ranges::any_of(history.ops, [](const Op& op) {
     const auto drafted = [](const Segment& segment) {
@@ -250,12 +264,8 @@ bool IsOfKAlone(const Failure& failure) {
 }
 
 std::string CitedRules(const Failure& difference, const History& history) {
-  std::vector<std::string_view> rules;
-  for (std::string_view rest = RulesOfFailure(difference, history);
-       !rest.empty();) {
-    rules.push_back(rest.substr(0, rest.find(',')));
-    rest.remove_prefix(std::min(rest.size(), rules.back().size() + 2));
-  }
+  std::vector<std::string_view> rules =
+      SplitRules(RulesOfFailure(difference, history));
   if (!HasDrafts(history)) {
     std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
   }
@@ -321,6 +331,23 @@ std::string_view CitedPoolRules(std::string_view call) {
   });
   const auto* found = std::ranges::find(kRules, call, &CheckRules::check);
   return found == kRules.end() ? "" : found->rules;
+}
+
+std::string CitedPoolRules(std::string_view call, const PagedSpec& spec,
+                           bool window) {
+  window = window || AnyGroup(spec, [](const PagedSpec& group) {
+             return group.window.has_value();
+           });
+  const bool states =
+      AnyGroup(spec, [](const PagedSpec& group) { return group.states; });
+  std::vector<std::string_view> rules = SplitRules(CitedPoolRules(call));
+  std::erase_if(rules, [&](std::string_view rule) {
+    if (rule == "P12") return !window;
+    if (rule == "P13") return !states;
+    if (rule == "P14") return !window && !states;
+    return (rule == "P15" || rule == "P16") && spec.groups.empty();
+  });
+  return fmt::format("{}", fmt::join(rules, ", "));
 }
 
 }  // namespace kvtwin::props

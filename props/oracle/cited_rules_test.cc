@@ -182,6 +182,28 @@ TEST(CitedRules, DependOnTheOperationThatAnsweredWrong) {
       "");
 }
 
+// Neither a write past the end of a buffer nor an exception of Python breaks a
+// rule.
+TEST(CitedRules, AreNoneForFailuresOfTheBackend) {
+  for (const std::string_view check : kCheckNames) {
+    if (check.starts_with("backend: ")) {
+      EXPECT_EQ(CitedRules(check, OpKind::kPut), "") << check;
+    }
+  }
+}
+
+TEST(CitedRules, AreThoseThatAPoolCanBreak) {
+  PagedSpec spec;
+  EXPECT_EQ(CitedPoolRules("views", spec), "P7");
+  EXPECT_EQ(CitedPoolRules("views", spec, /*window=*/true), "P7, P12");
+  EXPECT_EQ(CitedPoolRules("truncate", spec), "P8");
+  EXPECT_EQ(CitedPoolRules("open", spec), "P1, P4, P6, P17, P18");
+  spec.groups = {{.window = 3}, {.states = true}};
+  for (const char* call : {"open", "views", "truncate", "commit"}) {
+    EXPECT_EQ(CitedPoolRules(call, spec), CitedPoolRules(call)) << call;
+  }
+}
+
 TEST(CitedRules, NameHowATokenLeft) {
   const auto cited = [](const std::string& line) {
     return CitedRules({.step = 0,

@@ -39,6 +39,7 @@ void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
       ++judged.gets;
       ++judged.answers;
       judged.rows += op.key.shape[2];
+      judged.without_v += op.key.shape[2] > 0 && !op.value;
       return;
     case TraceOpKind::kAttend:
       if (!oracle.fresh() || !oracle.HasPut(op.layer)) return;
@@ -83,6 +84,7 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
       ++judged.gets;
       ++judged.answers;
       judged.rows += op.key ? op.key->shape[2] : 0;
+      judged.without_v += op.key && op.key->shape[2] > 0 && !op.value;
       return;
     case PagedTraceOpKind::kSeqLen:
     case PagedTraceOpKind::kSlots:
@@ -109,11 +111,14 @@ std::string_view NoteOn(const TraceHeader& header) {
 }
 std::string_view NoteOn(const PagedTraceHeader&) { return ""; }
 
-std::string_view RulesOf(const TraceOp& op, const Failure& failure) {
-  return CitedRules(op.kind, /*of_row=*/failure.row >= 0);
+std::string RulesOf(const TraceOp& op, const TraceHeader&,
+                    const Failure& failure) {
+  return std::string(CitedRules(op.kind, /*of_row=*/failure.row >= 0));
 }
-std::string_view RulesOf(const PagedTraceOp& op, const Failure&) {
-  return CitedPoolRules(TraceOpName(op.kind));
+std::string RulesOf(const PagedTraceOp& op, const PagedTraceHeader& header,
+                    const Failure&) {
+  return CitedPoolRules(TraceOpName(op.kind), header.spec,
+                        header.rules.window.has_value());
 }
 
 template <class Op, class Header, class AnOracle, class Watch>
@@ -143,7 +148,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
       judgement.failure = failure;
       judgement.failure->step = AsSize(op.line);
       judgement.failure->check = name;
-      judgement.failure->rules = RulesOf(op, *failure);
+      judgement.failure->rules = RulesOf(op, header, *failure);
       judgement.failure->text += NoteOn(header);
     }
     if (step.visibility) judgement.level = Level::kNone;
@@ -198,6 +203,11 @@ std::string JudgedText(const Judged& judged) {
   }
   if (judged.prefix_hits > 0) {
     text += ", " + Counted(judged.prefix_hits, "prefix", "prefixes") + " found";
+  }
+  // A recording may leave out V, but rarely does so in some lines alone.
+  if (judged.without_v > 0 && judged.without_v < judged.gets) {
+    text += fmt::format("; V of {} was not recorded",
+                        Counted(judged.without_v, "get"));
   }
   return text;
 }

@@ -28,6 +28,7 @@ struct Judged {
   std::int64_t calls = 0;        // Lines after the header.
   std::int64_t answers = 0;      // Lines with an answer that was compared.
   std::int64_t gets = 0;         // Lines with `get` or `views`.
+  std::int64_t without_v = 0;    // Those of them that have K rows alone.
   std::int64_t rows = 0;         // K rows in these lines, of one layer each.
   std::int64_t outputs = 0;      // Lines with `attend`.
   std::int64_t refusals = 0;     // Answers such as cache_full, compared or not.

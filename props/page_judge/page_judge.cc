@@ -139,6 +139,7 @@ class PageJudge {
     }
     const bool answers = op.kind == TraceOpKind::kStartForward ||
                          op.kind == TraceOpKind::kRemove;
+    if (op.kind == TraceOpKind::kFindPrefix) return fmt::to_string(op.len);
     if (recording && !answers) return "";
     const bool got = op.kind == TraceOpKind::kGet && !call.refused;
     if (got && calls_.source == Source::kIdentity) return "";
@@ -271,6 +272,9 @@ class PageJudge {
     Expect(
         answer == AnswerText(call) || (is_last && answer.empty()),
         fmt::format("the answer was '{}', not '{}'", AnswerText(call), answer));
+    const bool refused = !answer.empty() && call.op.result != StatusCode::kOk;
+    Expect(step.value("refused", false) == refused,
+           refused ? "the call was refused" : "the call was not refused");
     if (!step.contains("cells")) return;
     drawn_ = step["cache"].get<std::size_t>();
     if (is_last) {  // The cache that is wrong was looked at after the call.

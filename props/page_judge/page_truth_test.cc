@@ -131,6 +131,34 @@ TEST(PageJudge, PagesOfEncodersAreTrue) {
   Print("encoders", tally);
 }
 
+TEST(PageJudge, PagesOfPromptsAreTrue) {
+  const ScratchFolder folder("pages");
+  const std::string path = folder.File("prompts.jsonl");
+  Tally tally;
+  const std::string header =
+      Replaced(Replaced(kHeader, "\"kvtrace\":1", "\"kvtrace\":4"),
+               "contiguous", "other");
+  const std::string find =
+      R"({"op":"find_prefix","seq":0,"tokens":[5,6,7],"len":0})";
+  const std::string drop =
+      R"({"op":"remove","seq":0,"begin":0,"end":2147483647,"result":"ok"})";
+  const std::string again = Replaced(find, "\"len\":0", "\"len\":2");
+  const std::string start =
+      R"({"op":"start_forward","positions":[2],"sequences":[0],"result":"ok"})";
+  const std::string put =
+      R"({"op":"put","layer":0,"key":{"shape":[2,1,1],"data":[300,1002]},)"
+      R"("value":{"shape":[1,1,1],"data":[300]}})";
+  const std::string lost =
+      R"({"op":"get","layer":0,"key":{"shape":[2,1,1],"data":[300,1002]},)"
+      R"("value":{"shape":[1,1,1],"data":[300]},)"
+      R"("mask":{"shape":[1,1],"rows":["1"]}})";
+  ASSERT_TRUE(WriteFile(path, Lines({header, find, kStart, kPut, kGet, drop,
+                                     again, start, put, lost}))
+                  .ok());
+  JudgeRecording(path, tally);
+  Print("prompts", tally);
+}
+
 TEST(PageJudge, PagesOfRejectedRecordingsAreTrue) {
   Tally tally;
   for (const auto& path : Recordings("reject")) {
@@ -302,6 +330,8 @@ class LabelChanger {
     ExpectFound("the call");
     step()["answer"] = "refused";
     ExpectFound("an answer");
+    step()["refused"] = !right.value("refused", false);
+    ExpectFound("whether the call was refused");
     if (!right.contains("cells")) return;
     for (std::size_t j = 0; j < right["cells"].size(); ++j) {
       step()["cells"][j]["position"] = 99;

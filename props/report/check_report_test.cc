@@ -27,6 +27,15 @@ TEST(CheckReport, CountsWhatWasJudged) {
       JudgeText(Lines({kHeader, kStart, kPut, kGet, kRemove})).judged;
   EXPECT_EQ(JudgedText(cache), "4 calls: 1 get of 2 rows");
   EXPECT_EQ(cache.answers, 3);
+  // A misspelled key is an unknown key, which the format ignores.
+  const std::string no_value = Replaced(kGet, "value", "valu");
+  EXPECT_EQ(
+      JudgedText(
+          JudgeText(Lines({kHeader, kStart, kPut, kGet, no_value})).judged),
+      "4 calls: 2 gets of 4 rows; V of 1 get was not recorded");
+  EXPECT_EQ(
+      JudgedText(JudgeText(Lines({kHeader, kStart, kPut, no_value})).judged),
+      "3 calls: 1 get of 2 rows");
   const std::vector<std::string> refused = {
       kHeader, kStart, kPut, R"({"op":"copy_prefix","src":0,"dst":1,"len":2})",
       R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"shared_cells"})"};

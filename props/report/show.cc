@@ -137,7 +137,8 @@ std::string CacheText(const TraceHeader& header) {
 std::string RowsText(const TraceHeader& header) {
   const std::string text(DTypeName(header.init.dtype));
   const std::optional<DType> v_dtype = header.config.v_dtype;
-  return v_dtype ? fmt::format("{} (V {})", text, DTypeName(*v_dtype)) : text;
+  const bool differs = v_dtype && *v_dtype != header.init.dtype;
+  return differs ? fmt::format("{} (V {})", text, DTypeName(*v_dtype)) : text;
 }
 
 std::string SizesText(const TraceHeader& header) {
@@ -410,11 +411,7 @@ std::string HeldText(const std::vector<Held>& held, std::optional<int> cells) {
   if (shown < held.size()) {
     text += fmt::format("    ... and {} more\n", held.size() - shown);
   }
-  if (cells) {
-    text += Wrapped("free   " + RunsText(FreeRuns(held, *cells)), 4);
-  } else {
-    text += "    (of the ledger, which knows no cells)\n";
-  }
+  if (cells) text += Wrapped("free   " + RunsText(FreeRuns(held, *cells)), 4);
   return text;
 }
 
@@ -442,7 +439,8 @@ std::optional<Failure> ExplainPool(const std::string& path,
     shower.Follow(oracle, op);
     failure.setup = PoolText(oracle.header());
     failure.text = finding->text;
-    failure.rules = CitedPoolRules(TraceOpName(op.kind));
+    failure.rules = CitedPoolRules(TraceOpName(op.kind), oracle.header().spec,
+                                   oracle.header().rules.window.has_value());
     failure.report = HeaderText(path, oracle.header()) +
                      shower.StepText(oracle, op, &*finding);
     return false;

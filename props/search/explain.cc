@@ -46,6 +46,11 @@ Failure Begun(const AnyHistory& history, const Failure& failure,
   return explained;
 }
 
+// Whether the failure has a long history: one that varies is not shrunk.
+bool IsUnshrunk(const Failure& failure) {
+  return failure.Is("harness: not the same twice");
+}
+
 // The number of a call: its line in a recording, or counted from 1.
 std::int64_t NumberOf(const Failure& failure, std::size_t i) {
   const std::int64_t number = failure.trace[i].number;
@@ -113,7 +118,9 @@ Failure Explain(const History& history, const Failure& failure,
   Failure explained = Begun(history, failure, subject);
   explained.setup = SetupText(history.setup) + HeadsText(history, subject);
   explained.rules = CitedRules(failure, history);
-  explained.bucket = bucket ? *bucket : BucketOf(history, again);
+  explained.bucket = bucket                ? *bucket
+                     : IsUnshrunk(failure) ? SignatureOf(subject.name, failure)
+                                           : BucketOf(history, again);
   AddTrace(history, again, drawn, explained);
   explained.report = FailureText(explained);
   KeepLast(explained);
@@ -124,13 +131,16 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
                 const Subject& subject) {
   Failure explained = Begun(history, failure, subject);
   explained.setup = ToText(PagedHistory{history.spec, {}});
-  explained.rules = "P1";  // A shrunk history ends where it fails.
-  if (!history.ops.empty()) {
-    const PagedOpKind kind = history.ops.back().kind;
-    explained.rules = CitedPoolRules(At(kPagedOpNames, kind));
+  if (failure.party() != Party::kBackend) {
+    // A shrunk history ends where it fails.
+    explained.rules =
+        history.ops.empty()
+            ? "P1"
+            : CitedPoolRules(At(kPagedOpNames, history.ops.back().kind),
+                             history.spec);
   }
   explained.bucket = SignatureOf(subject.name, failure);
-  AppendHistory(history, explained.bucket);
+  if (!IsUnshrunk(failure)) AppendHistory(history, explained.bucket);
   const auto again =
       RunHistory(history, WithShortTimeout(subject, failure)).failure;
   if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {

@@ -320,18 +320,20 @@ class Search {
   }
 
   // Runs the history again; if the answers differ, replaces `first` by a
-  // failure.
+  // failure: that of the run that ended the backend's process, if there is one.
   void RunAgain(const History& history, RunResult& first) const {
     if (first.failure && IsHang(*first.failure)) return;
     RunResult again = RunHistory(history, counted_);
     const bool same = again.digest == first.digest &&
                       again.failure.has_value() == first.failure.has_value();
     if (same) return;
-    // How far a process gets before it dies is random.
+    // How far a process gets before it dies is random, and so may be the
+    // answers of a run that survives: the death is the finding.
     const auto died = [](const RunResult& result) {
       return result.failure && result.failure->party() == Party::kBackend;
     };
-    if (died(first) && died(again)) return;
+    if (died(again) && !died(first)) first = std::move(again);
+    if (died(first)) return;
     if (!again.failure) again.failure = first.failure;
     if (!again.failure) again.failure = {.step = history.ops.size()};
     Failure& failure = *again.failure;
@@ -354,7 +356,10 @@ class Search {
     result_.ran += has_cache ? 1 : 0;
     result_.repeated += number % kRepeatEvery == 0 ? 1 : 0;
     result_.counts.Add(ran.counts);
-    result_.judged += !one.failure && one.views > 0 ? 1 : 0;
+    // A leak shows when all views were compared already.
+    const bool leaks = one.failure && one.failure->Is("backend: memory") &&
+                       one.failure->step == ran.history->ops.size();
+    result_.judged += (!one.failure || leaks) && one.views > 0 ? 1 : 0;
     if (!one.failure) return;
     if (IsKnown(*one.failure)) {
       ++result_.known;

@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -126,6 +129,41 @@ TEST(Gen, IsTheSameForTheSameSeed) {
   };
   EXPECT_EQ(text(1), text(1));
   EXPECT_NE(text(1), text(2));
+}
+
+// docs/adapter.md says so to programs that can only append.
+TEST(Gen, ContinuesSequencesIfTheClientIsLegal) {
+  std::stringstream lines;
+  ASSERT_TRUE(
+      Generate({.seed = 1, .kind = Kind::kCausal, .histories = 60}, lines)
+          .ok());
+  std::map<int, int> next;  // By sequence.
+  int legal = 0;
+  bool is_legal = false;
+  for (std::string line; std::getline(lines, line);) {
+    const auto op = nlohmann::json::parse(line);
+    const std::string name = op.value("op", "");
+    if (op.contains("history")) {
+      is_legal = line.find(" legal=1") != std::string::npos;
+      legal += is_legal ? 1 : 0;
+      next.clear();
+    } else if (name == "start_forward" && !op.contains("reserve")) {
+      for (std::size_t i = 0; i < op["positions"].size(); ++i) {
+        int& length = next[op["sequences"][i]];
+        if (is_legal) {
+          ASSERT_EQ(op["positions"][i], length) << line;
+        }
+        ++length;
+      }
+    } else if (name == "copy_prefix") {
+      next[op["dst"]] = std::min(op["len"].get<int>(), next[op["src"]]);
+    } else if (name == "remove") {
+      int& length = next[op["seq"]];
+      const int begin = std::min(op["begin"].get<int>(), length);
+      length -= std::max(std::min(op["end"].get<int>(), length) - begin, 0);
+    }
+  }
+  EXPECT_GT(legal, 9);
 }
 
 TEST(Gen, LeavesOutWhatAPoolWithGroupsLacks) {

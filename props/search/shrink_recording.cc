@@ -169,6 +169,37 @@ Calls WithoutToken(Calls calls, std::size_t pass, std::size_t token) {
   return calls;
 }
 
+// Returns whether each batch in the first `lines` lines of a recording
+// continues its sequences: its tokens have their next positions, from 0. Drafts
+// do not.
+bool ContinuesSequences(const std::string& recording, std::int64_t lines) {
+  std::istringstream in(recording);
+  std::map<int, std::int64_t> next;  // By sequence.
+  std::string line;
+  for (std::int64_t i = 0; i < lines && std::getline(in, line); ++i) {
+    const Json call = Json::parse(line);
+    const bool taken = call.value("result", Json("ok")) == "ok";
+    if (Is(call, "start_forward")) {
+      if (call.contains("parents")) return false;
+      const auto before = next;
+      for (std::size_t token = 0; token < call.at("positions").size();
+           ++token) {
+        const int sequence = call.at("sequences")[token].get<int>();
+        if (call.at("positions")[token] != next[sequence]++) return false;
+      }
+      if (!taken || call.value("reserve", false)) next = before;
+    } else if (Is(call, "copy_prefix")) {
+      next[call.at("dst")] =
+          std::min(call.at("len").get<std::int64_t>(), next[call.at("src")]);
+    } else if (Is(call, "remove") && taken) {
+      std::int64_t& length = next[call.at("seq")];
+      const auto begin = std::min(call.at("begin").get<std::int64_t>(), length);
+      length -= std::min(call.at("end").get<std::int64_t>(), length) - begin;
+    }
+  }
+  return true;
+}
+
 class RecordingShrinker {
  public:
   RecordingShrinker(const Recorder& record,
@@ -180,6 +211,8 @@ class RecordingShrinker {
     shrunk_.calls_before = calls.lines.size();
     const std::string found = Try(calls);
     if (found == bucket_) {
+      continues_ = !calls.paged &&
+                   ContinuesSequences(shrunk_.text, shrunk_.judgement.line());
       calls_ = std::move(calls);
       return {};
     }
@@ -226,6 +259,9 @@ class RecordingShrinker {
       return fmt::format("what the command prints is wrong in another way: {}",
                          judgement.reason());
     }
+    if (continues_ && !ContinuesSequences(*text, judgement.line())) {
+      return "the command prints batches that do not continue their sequences";
+    }
     shrunk_.text = *text;
     shrunk_.judgement = std::move(judgement);
     return bucket;
@@ -260,7 +296,7 @@ class RecordingShrinker {
   bool LeaveOutTokens() {
     if (calls_.paged) return false;
     bool any = false;
-    for (std::size_t pass = 0; pass < calls_.lines.size(); ++pass) {
+    for (std::size_t pass = calls_.lines.size(); pass-- > 0;) {
       if (!Is(calls_.lines[pass], "start_forward")) continue;
       for (std::size_t i = calls_.lines[pass].at("positions").size(); i > 0;
            --i) {
@@ -274,6 +310,7 @@ class RecordingShrinker {
   const Recorder& record_;
   const RecordingShrinkOptions& options_;
   std::string bucket_;
+  bool continues_ = false;  // So does each shorter recording.
   Calls calls_;
   ShrunkRecording shrunk_;
 };

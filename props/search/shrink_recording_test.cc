@@ -156,6 +156,88 @@ TEST(ShrinkRecording, FindsTheShortestRecordingOfAPool) {
   EXPECT_EQ(ShrinkRecording(text, Fork, {.twins = kTwins})->text, shrunk->text);
 }
 
+// Appends the rows of a tensor, each a list, to `rows`.
+void AppendRows(const Json& tensor, std::vector<Json>& rows) {
+  const Json& shape = tensor.at("shape");
+  const auto size = shape[0].get<int>() * shape[1].get<int>();
+  for (auto at = tensor.at("data").begin(); at != tensor.at("data").end();) {
+    Json row = Json::array();
+    while (AsInt(row.size()) < size) row.push_back(*at++);
+    rows.push_back(std::move(row));
+  }
+}
+
+// Gives a tensor these rows.
+void SetRows(const std::vector<Json>& rows, Json& tensor) {
+  tensor["shape"][2] = rows.size();
+  tensor["data"] = Json::array();
+  for (const Json& row : rows) {
+    for (const Json& number : row) tensor["data"].push_back(number);
+  }
+}
+
+// Answers as a program with one sequence, in lists: its positions are the
+// places in the lists, whatever positions a batch has. Its Remove keeps `extra`
+// tokens too many.
+std::string AnswerOfLists(const std::string& calls, std::size_t extra) {
+  std::istringstream in(calls);
+  std::string text;
+  std::vector<Json> keys;
+  std::vector<Json> values;
+  std::size_t before = 0;
+  Json put;
+  for (std::string line; std::getline(in, line);) {
+    Json call = Json::parse(line);
+    const std::string op = call.value("op", "");
+    if (op.empty()) call["placement"] = "other";
+    if (op == "start_forward" || op == "remove") call["result"] = "ok";
+    if (op == "start_forward") before = keys.size();
+    if (op == "remove") {
+      const auto kept = call.at("begin").get<std::size_t>() + extra;
+      keys.resize(std::min(keys.size(), kept));
+      values.resize(keys.size());
+    } else if (op == "put") {
+      put = call;
+      AppendRows(call.at("key"), keys);
+      AppendRows(call.at("value"), values);
+    } else if (op == "get") {
+      if (put.is_null()) continue;
+      call["key"] = put.at("key");
+      call["value"] = put.at("value");
+      SetRows(keys, call["key"]);
+      SetRows(values, call["value"]);
+      Json& mask = call["mask"];
+      mask["rows"] = Json::array();
+      mask["shape"] = {keys.size(), keys.size() - before};
+      for (std::size_t seen = before + 1; seen <= keys.size(); ++seen) {
+        mask["rows"].push_back(std::string(seen, '1') +
+                               std::string(keys.size() - seen, '0'));
+      }
+    }
+    text += call.dump() + "\n";
+  }
+  return text;
+}
+
+// A right program of that form is wrong if a batch goes back or leaves a gap.
+TEST(ShrinkRecording, ContinuesSequencesAsTheRecordingDoes) {
+  const auto wrong = [](const std::string& calls) -> Result<std::string> {
+    return AnswerOfLists(calls, 1);
+  };
+  const Result<History> history = ParseHistory(
+      "kvt1 | put 0*3 | put 0*3 | put 0*1 | drop 0:5- | put 0*2 | put 0*1");
+  ASSERT_TRUE(history.ok()) << history.status().message();
+  std::ostringstream calls;
+  ASSERT_TRUE(WriteCalls(*history, calls).ok());
+  const std::string text = AnswerOfLists(calls.str(), 1);
+  const auto shrunk = ShrinkRecording(text, wrong, {.twins = kTwins});
+  ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
+  EXPECT_LT(shrunk->calls, shrunk->calls_before);
+  EXPECT_NE(shrunk->text.find("remove"), std::string::npos) << shrunk->text;
+  const Judgement right = JudgeText(AnswerOfLists(shrunk->text, 0));
+  EXPECT_EQ(right.verdict(), Verdict::kAccept) << right.reason();
+}
+
 // Returns a program whose recordings of fewer than `lines` lines fail in
 // another way, in the same op: the start of views.
 Recorder ForkOrStart(std::size_t lines) {

@@ -453,6 +453,16 @@ TEST(Shrink, NarrowsWindowsAndChunks) {
             "kvt1 kind=swa_mem window=6 memory=0 cap=1 | ask 0@0");
 }
 
+TEST(Shrink, LowersTheNumberOfSequences) {
+  EXPECT_EQ(ShrunkIf("seqs=17 cap=2 legal=1 | put 0*1",
+                     [](const History& history) {
+                       const auto& setup = history.setup;
+                       return setup.legal && setup.init.max_sequences >= 5 &&
+                              !history.ops.empty();
+                     }),
+            "kvt1 seqs=5 cap=1 legal=1 | ask 0@0");
+}
+
 // A legal client takes the id of a sequence modulo max_sequences.
 TEST(Shrink, NamesSequencesBelowMaxSequences) {
   const auto wrong = [](const History& history) {

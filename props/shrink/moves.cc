@@ -200,6 +200,12 @@ class MoveList {
     for (const int sequences : {1, 2, 3}) {
       Setups([=](Setup& s) { s.init.max_sequences = sequences; });
     }
+    for (const int less : {kHalf, 1}) {
+      Setups([=](Setup& s) {
+        int& sequences = s.init.max_sequences;
+        if (sequences > 3) sequences = Smaller(sequences, less);
+      });
+    }
   }
 
   void AddPart(std::size_t i) {

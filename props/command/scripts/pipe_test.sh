@@ -14,6 +14,11 @@ for input in '<&-' '</'; do
     exit 1
   fi
 done
+# A reader that has seen enough causes no message, also where SIGPIPE is ignored.
+said=$(trap '' PIPE; "$kvtwin" gen --histories 100 2>&1 >/dev/full | head -n 1)
+[[ $said == *"No space left on device" ]] || { echo "pipe_test.sh: $said"; exit 1; }
+said=$( { trap '' PIPE; "$kvtwin" gen --histories 100 | :; } 2>&1)
+[ -z "$said" ] || { echo "pipe_test.sh: a closed pipe: $said"; exit 1; }
 if ! command -v python3 >/dev/null; then
   echo "skipped: there is no python3 here to run $toy"
   exit 77
