@@ -406,12 +406,7 @@ StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
   if (actual.ok()) {
     for (const int sharer : sharers) moved_[sharer] = call;
   }
-  // When profiles are detected, the ledger must not take a refusal as a sign
-  // that the cache copied shared tokens.
-  const bool strict =
-      subject_.mask_rows_too && actual.code() == StatusCode::kNotSupported;
-  const auto heard = strict ? reference::Heard() : actual.code();
-  const Status expected = ledger_.Remove(seq, begin, end, heard);
+  const Status expected = ledger_.Remove(seq, begin, end, actual.code());
   CheckResult(call, expected, actual);
   fresh_.reset();
   DrawCellsNow();
