@@ -271,6 +271,34 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
   }
 }
 
+// Without a shift function, the cache may remove what is at the end (S32).
+TEST(Rules, ARemoveThatMovesNothingMayBeOk) {
+  for (const Rules& rules :
+       {Rules(), Rules{.window = Rules::Window::kWithQuery}}) {
+    const auto remove = [&](std::int32_t begin, std::int32_t end,
+                            reference::Heard heard) {
+      reference::Ledger ledger(CacheSpec(), rules);
+      EXPECT_TRUE(ledger.Init({}, {DType::kF32, 1, 8, 8}).ok());
+      const std::vector<std::int32_t> positions = {0, 1, 2};
+      const std::vector<int> sequences(3);
+      EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+      const StatusCode code = ledger.Remove(0, begin, end, heard).code();
+      return std::pair(code, ledger.Next(0));
+    };
+    const auto ok = StatusCode::kOk;
+    const auto refused = StatusCode::kNotSupported;
+    EXPECT_EQ(remove(3, 3, ok), std::pair(ok, std::int64_t{3}));
+    EXPECT_EQ(remove(1, 3, ok), std::pair(ok, std::int64_t{1}));
+    EXPECT_EQ(remove(1, 2, ok), std::pair(refused, std::int64_t{3}));
+    EXPECT_EQ(remove(1, 1, ok), std::pair(refused, std::int64_t{3}));
+    for (const reference::Heard& heard :
+         {reference::Heard(), reference::Heard(refused)}) {
+      EXPECT_EQ(remove(3, 3, heard), std::pair(refused, std::int64_t{3}));
+      EXPECT_EQ(remove(1, 3, heard), std::pair(refused, std::int64_t{3}));
+    }
+  }
+}
+
 // The tokens of a prompt may be shared (F4).
 TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
   const auto ledger_of = [](const Rules& rules, Kind kind = Kind::kCausal,
