@@ -299,6 +299,28 @@ TEST(Rules, ARemoveThatMovesNothingMayBeOk) {
   }
 }
 
+// A message says whether the prompt was computed in no layer, or in some (F3).
+TEST(Rules, FindPrefixSaysWhatWasNotComputed) {
+  reference::Ledger ledger{CacheSpec()};
+  EXPECT_TRUE(ledger.Init({}, {DType::kF32, 3, 8, 8}).ok());
+  ledger.NeedLayers(0, 2);
+  const std::vector<std::int32_t> ids = {7, 8, 9};
+  const std::vector<std::int32_t> positions = {0, 1};
+  const std::vector<int> sequences(2);
+  EXPECT_TRUE(ledger.FindPrefix(0, ids, 0).ok());
+  EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+  const std::vector<float> numbers(2, 1);
+  const TensorView rows = DenseView(numbers.data(), DType::kF32, {1, 1, 2, 1});
+  ledger.Put(0, rows, rows);
+  EXPECT_EQ(ledger.FindPrefix(1, ids, 2).message(),
+            "the token at position 0 was never computed in all layers");
+  ledger.Put(1, rows, rows);
+  EXPECT_TRUE(ledger.FindPrefix(1, ids, 2).ok());
+  const std::vector<std::int32_t> other = {7, 9, 9};
+  EXPECT_EQ(ledger.FindPrefix(2, other, 2).message(),
+            "the tokens up to position 1 were never computed as one prompt");
+}
+
 // The tokens of a prompt may be shared (F4).
 TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
   const auto ledger_of = [](const Rules& rules, Kind kind = Kind::kCausal,
