@@ -613,8 +613,11 @@ void ModelDriver::CheckView() {
   std::string text = fmt::format("layer {}: {}", layer, wrong->text);
   const auto row = AsSize(wrong->row);
   if (!IsEncoder() && row < batch_.positions.size()) {
-    text += fmt::format("\n  row {} is the token of sequence {} at position {}",
-                        row, batch_.sequences[row], batch_.positions[row]);
+    const int draft = ledger_.active().batch()[row].draft;
+    text +=
+        fmt::format("\n  row {} is {} of sequence {} at position {}", row,
+                    draft < 0 ? "the token" : fmt::format("draft {}", draft),
+                    batch_.sequences[row], batch_.positions[row]);
   }
   Failure failure = MakeFailure("subject: rows", text + MovedText(wrong->row));
   failure.row = wrong->row;
