@@ -199,11 +199,15 @@ class CacheLedger final : public StateLedger {
   }
 
   // A cache that copies rows may move its copies of shared tokens, where
-  // kvtwin's caches answer shared_cells.
+  // kvtwin's caches answer shared_cells. A cache without a shift function may
+  // remove a range after which no token is, where they answer not_supported.
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     if (ours_ || encoder() || recurrent()) {
       Status status = StateLedger::Remove(seq, begin, end);
-      if (status.code() != kSharedCells || !Copies()) return status;
+      const bool copied = status.code() == kSharedCells && Copies();
+      const bool ends =
+          status.code() == kNotSupported && heard_.Is(kOk) && !recurrent();
+      if (!copied && !ends) return status;
     }
     const Parts parts = PartsOf(seq, begin, end);
     const bool may = parts.leaves.may && (parts.remains.may || begin > 0);
@@ -212,14 +216,12 @@ class CacheLedger final : public StateLedger {
     if (Refuses(may && MayBeFull(seq), must && IsFull(seq))) {
       return {kNotSupported, kFullText};
     }
-    const bool ok = heard_.Is(kOk);
     const bool none = rules_.middle == Rules::Middle::kRefused;
-    // A range after which there is no token may count as the sequence's end.
-    const bool ends = none && ok && !parts.after.must;
-    const bool nothing_left =
-        ok && !parts.remains.must && (none || !CanShift());
-    const bool middle =
-        end != kOpenEnd && parts.remains.may && !nothing_left && !ends;
+    const bool never = rules_.middle == Rules::Middle::kShifts && !CanShift();
+    // A range after which there is no token may count as the sequence's end
+    // where tokens cannot move.
+    const bool ends = (none || never) && heard_.Is(kOk) && !parts.after.must;
+    const bool middle = end != kOpenEnd && parts.remains.may && !ends;
     if (middle && none) {
       return {kNotSupported, "only the end of a sequence can go"};
     }

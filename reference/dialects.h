@@ -114,12 +114,16 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     for (std::size_t cache = 0; cache < parts_.size(); ++cache) {
       for (std::int32_t position = 0; position < length; ++position) {
         if (!parts_[cache].IsNeeded(position, length)) continue;
-        const Rows* rows =
-            prefixes_.Computed(cache, prefixes_.PrefixAt(seq, position));
+        const int prefix = prefixes_.PrefixAt(seq, position);
+        const Rows* rows = prefixes_.Computed(cache, prefix);
         if (rows == nullptr) {
-          return {kInvalidArgument, "the token at position " +
-                                        std::to_string(position) +
-                                        " was never computed in all layers"};
+          const std::string at = std::to_string(position);
+          return {kInvalidArgument,
+                  prefixes_.IsBegun(cache, prefix)
+                      ? "the token at position " + at +
+                            " was never computed in all layers"
+                      : "the tokens up to position " + at +
+                            " were never computed as one prompt"};
         }
         needed.emplace_back(cache, position, rows);
       }

@@ -95,6 +95,10 @@ class PrefixBook {
     if (rows == rows_.end()) return nullptr;
     return rows->second.size() == layers ? &rows->second : nullptr;
   }
+  // Whether the last token of a prefix was put into some layer of the cache.
+  bool IsBegun(std::size_t cache, int prefix) const {
+    return rows_.contains({cache, prefix});
+  }
 
  private:
   // The number of a prefix, by the prefix before its last id; from 1 on.

@@ -141,6 +141,11 @@ Result<Rules> ParseRules(std::string_view text) {
   return rules;
 }
 
+std::string FirstProfile(std::string_view text) {
+  const std::string plain = Plain(text);
+  return plain.substr(0, plain.find(" or "));
+}
+
 std::span<const Profile> Profiles() { return kProfiles; }
 
 std::optional<Profile> FindProfile(std::string_view name) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -52,6 +53,10 @@ Rules RulesOf(std::span<const int> values);
 // because the backend behaves the same under all. Errors: any other text; a
 // rule that cannot be observed under the others.
 Result<Rules> ParseRules(std::string_view text);
+
+// Returns the alternative that ParseRules reads, without its histories: "A
+// except copy replaces".
+std::string FirstProfile(std::string_view text);
 
 // Whether `rule` can be observed under `rules`. For example, a cache that never
 // goes back does not show whether tokens beyond its window are gone.

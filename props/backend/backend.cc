@@ -258,7 +258,7 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   Result<Abilities> abilities = AbilitiesOf(said, table);
   if (!abilities.ok()) return abilities.status();
   info.name = Printable(said.name, 200);
-  info.profile = said.profile;
+  info.profile = FirstProfile(said.profile);
   info.rules = *rules;
   info.claims = said.level == KVTWIN_IDENTITY     ? Level::kIdentity
                 : said.level == KVTWIN_VISIBILITY ? Level::kVisibility
@@ -279,7 +279,7 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
 
 void UseProfile(const std::string& profile, BackendInfo& info) {
   if (profile.empty()) return;
-  info.profile = profile;
+  info.profile = FirstProfile(profile);
   info.rules = *ParseRules(profile);
 }
 

@@ -35,6 +35,11 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     {"first tokens", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | put 0*1"},
     {"shift of shared tokens", 0, 1,
      "kvt1 | put 0*2 | copy 0>1:2 | drop 0:0-1"},
+    // A cache that copies rows shifts its own, or cannot shift them. The other
+    // sequence then shows whether its tokens moved, too.
+    {"shift of shared tokens", 0, 1,
+     "kvt1 shift=identity legal=1 | put 0*2 | copy 0>1:2 | drop 0:0-1 "
+     "| drop 1:1- | put 1*1"},
     {"shift of shared tokens", 0, 1,
      "kvt1 | put 0*1 | copy 0>1:1 | move 0:0-@+1"},
     {"mask rows", 0, 1, "kvt1 maskpad=2 | put 0*1"},
@@ -90,16 +95,26 @@ void Inference::Ask(const RuleProbe& probe) {
   abilities_.Fit(history.setup);
   std::vector<Rules> agreeing;
   bool ran = false;
+  bool differs = false;
   std::string ended;  // How the backend ended, such as by a crash.
   for (const Rules& rules : left_) {
     if (Interrupted()) return;
     const RunResult result = run_(history, rules);
     ran = ran || result.ran || result.failure;
     if (result.ran && !result.failure) agreeing.push_back(rules);
-    if (!result.failure || result.failure->party() != Party::kBackend) continue;
+    if (!result.failure) continue;
+    const Failure& failure = *result.failure;
+    if (failure.party() != Party::kBackend) {
+      differs = true;
+      continue;
+    }
+    ended = fmt::format("{}: {}", failure.check, failure.text);
+    // An exception may refuse a call that clients make by these rules alone.
+    // The first operation is the same by all rules.
+    if (failure.check == "backend: error" && failure.step > 0) continue;
     // No rules explain this.
-    ended = fmt::format("{}: {}", result.failure->check, result.failure->text);
     agreeing.clear();
+    differs = false;
     break;
   }
   if (!ran) return;
@@ -107,7 +122,7 @@ void Inference::Ask(const RuleProbe& probe) {
   std::string text = ToText(history);
   if (agreeing.empty()) {
     result_.unexplained.push_back(std::move(text));
-    result_.ended.push_back(std::move(ended));
+    result_.ended.push_back(differs ? "" : std::move(ended));
     return;
   }
   left_ = std::move(agreeing);

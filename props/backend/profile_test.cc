@@ -151,7 +151,8 @@ TEST(Probes, DistinguishTheirValuesAndAreMinimal) {
       pair = {one, other};
     });
     ASSERT_TRUE(pair);
-    // It is for lists without can_resume: shorter histories show the ledgers.
+    // It is for lists, without can_resume or of copied rows: shorter histories
+    // show the ledgers.
     if (history->setup.legal) continue;
     const auto rerun = [&](const History& shorter) {
       std::optional<Failure> wrong;
@@ -404,6 +405,59 @@ TEST(Inference, LazyEvictionIsDetectedWithoutCanResume) {
             "legal=1 | put 0*4 | put 0*1 | copy 0>1:1 | put 1*1)");
 }
 
+// A refusal by an exception ends a history, but only by the rules of clients
+// that make the call.
+TEST(Inference, AnExceptionMayRefuseABatch) {
+  const Rules rules =
+      *ParseRules("ollama-0.15 except positions continue, eviction is lazy");
+  Abilities few;
+  few.can_resume = false;
+  few.can &= ~std::uint32_t{KVTWIN_CAN_ANY_ORDER};
+  int raised = 0;
+  const InferredProfile found = InferProfile(
+      [&](const History& history, const Rules& judge) {
+        RunResult result = RunLedgers(history, rules, judge, few);
+        std::optional<Failure>& failure = result.failure;
+        if (failure &&
+            failure->text.find("invalid_argument") != failure->text.npos) {
+          ++raised;
+          const std::size_t step = failure->step;
+          failure = MakeFailure("backend: error", "exception: ValueError");
+          failure->step = step;
+        }
+        return result;
+      },
+      few);
+  EXPECT_GT(raised, 0);
+  EXPECT_THAT(found.unexplained, IsEmpty());
+  EXPECT_EQ(found.rules.eviction, Rules::Eviction::kLazy);
+  EXPECT_THAT(SummaryOf(found), HasSubstr("like ollama-0.15"));
+}
+
+// A cache that copies rows shares nothing: it shifts its own rows, or answers
+// that it has no shift function.
+TEST(Inference, ACacheThatCopiesMovesNoSharedToken) {
+  for (const std::uint32_t shifts :
+       {1U << KVTWIN_SHIFT_NONE,
+        1U << KVTWIN_SHIFT_NONE | 1U << KVTWIN_SHIFT_IDENTITY}) {
+    for (std::uint64_t choices = 0; choices < 8; ++choices) {
+      Subject subject =
+          OtherSubject("ollama-0.12", choices, /*any_order=*/false);
+      subject.abilities.shifts = shifts;
+      subject.mask_rows_too = true;
+      const InferredProfile found = InferProfile(
+          [&](const History& history, const Rules& judge) {
+            subject.rules = judge;
+            return RunHistory(history, subject);
+          },
+          subject.abilities);
+      EXPECT_THAT(found.unexplained, IsEmpty());
+      EXPECT_EQ(found.rules.shared_shift, Rules::SharedShift::kRefused)
+          << SummaryOf(found);
+    }
+  }
+}
+
 // Returns the rules of a profile, changed by its exceptions.
 Rules Excepted(const NearProfile& near) {
   Rules rules = near.rules;
@@ -493,10 +547,10 @@ TEST(Inference, ListsHistoriesThatNoRulesExplain) {
         return result;
       },
       Abilities());
-  EXPECT_EQ(found.unexplained.size(), 5U);
+  EXPECT_EQ(found.unexplained.size(), 6U);
   EXPECT_TRUE(IsWrong(found));
   EXPECT_EQ(SummaryOf(found),
-            fmt::format("like none: it is wrong under any rules on 5 of {} "
+            fmt::format("like none: it is wrong under any rules on 6 of {} "
                         "histories",
                         found.asked));
   EXPECT_EQ(found.nearest[0].name, "ollama-0.12");
@@ -535,6 +589,12 @@ TEST(Backend, NamesItsProfile) {
   EXPECT_EQ(RulesAt(*info, Level::kIdentity),
             Rules{.mask_rows = Rules::MaskRows::kBatch});
   EXPECT_EQ(LedgerBackend("vllm"), nullptr);
+
+  BackendInfo told = *info;
+  UseProfile("c is like mlx except first tokens leave (kvt1 | put 0*1) or mlx",
+             told);
+  EXPECT_EQ(told.profile, "mlx except first tokens leave");
+  EXPECT_EQ(told.rules, *ParseRules(told.profile));
 
   kvtwin_backend_v1 table = *LedgerBackend("mlx");
   table.describe = [](kvtwin_description_v1* out) {

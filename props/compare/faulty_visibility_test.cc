@@ -55,6 +55,10 @@ TEST(FaultyTwins, VisibilitySeesWrongRows) {
         "layer 1: row 2 sees"},
        {"a wrapper's last cache", kWrapper + "| put 0*2",
         Shows(Last(kValue), -1, 1), check, "layer 1"},
+       {"a sibling", "layers=1 | put 0*2:-1,-1", Shows(Says(1, 0, 0)), check,
+        "row 1 sees at column 0 the token (draft 0 of sequence 0, position 0)"},
+       {"by a sibling", "layers=1 | put 0*2:-1,-1", Shows(Says(1, 0, 0)), check,
+        "row 1 is draft 1 of sequence 0 at position 0"},
        {"the row of another token", kThree, Shows([](OwnedView& view) {
           Repeat(view.key);
           Repeat(view.value);

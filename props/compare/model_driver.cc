@@ -402,12 +402,7 @@ StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
   if (actual.ok()) {
     for (const int sharer : sharers) moved_[sharer] = call;
   }
-  // When profiles are detected, the ledger must not take a refusal as a sign
-  // that the cache copied shared tokens.
-  const bool strict =
-      subject_.mask_rows_too && actual.code() == StatusCode::kNotSupported;
-  const auto heard = strict ? reference::Heard() : actual.code();
-  const Status expected = ledger_.Remove(seq, begin, end, heard);
+  const Status expected = ledger_.Remove(seq, begin, end, actual.code());
   CheckResult(call, expected, actual);
   fresh_.reset();
   DrawCellsNow();
@@ -614,8 +609,11 @@ void ModelDriver::CheckView() {
   std::string text = fmt::format("layer {}: {}", layer, wrong->text);
   const auto row = AsSize(wrong->row);
   if (!IsEncoder() && row < batch_.positions.size()) {
-    text += fmt::format("\n  row {} is the token of sequence {} at position {}",
-                        row, batch_.sequences[row], batch_.positions[row]);
+    const int draft = ledger_.active().batch()[row].draft;
+    text +=
+        fmt::format("\n  row {} is {} of sequence {} at position {}", row,
+                    draft < 0 ? "the token" : fmt::format("draft {}", draft),
+                    batch_.sequences[row], batch_.positions[row]);
   }
   Failure failure = MakeFailure("subject: rows", text + MovedText(wrong->row));
   failure.row = wrong->row;

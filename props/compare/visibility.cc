@@ -64,10 +64,17 @@ std::string ElementsText(const TensorView& row) {
   return text + (count > 8 ? ", ...]" : "]");
 }
 
+// Returns "the token (sequence 0+1, position 3)"; siblings differ only in their
+// numbers: "the token (draft 1 of sequence 0, position 3)".
+std::string NameOf(const LedgerToken& token) {
+  const std::string draft =
+      token.IsDraft() ? fmt::format("draft {} of ", token.draft) : "";
+  return fmt::format("the token ({}sequence {}, position {})", draft,
+                     fmt::join(token.owners(), "+"), token.position);
+}
+
 std::string TokenText(const LedgerToken& token, int layer) {
-  std::string text =
-      fmt::format("the token (sequence {}, position {})",
-                  fmt::join(token.owners(), "+"), token.position);
+  std::string text = NameOf(token);
   const auto rows = token.rows.find(layer);
   if (rows == token.rows.end()) return text;
   return text + fmt::format(" K {} V {}", ElementsText(rows->second.key.view()),
@@ -105,9 +112,7 @@ std::string OwnerText(const RowOwner& owner, std::int64_t column,
     const std::string name = name_others ? name_others(column) : "";
     return name.empty() ? "no token's rows" : name;
   }
-  const std::string token =
-      fmt::format("the token (sequence {}, position {})",
-                  fmt::join(owner.token->owners(), "+"), owner.token->position);
+  const std::string token = NameOf(*owner.token);
   if (owner.key && owner.value) return token;
   return fmt::format("the {} row of {} with another {} row",
                      owner.key ? "K" : "V", token, owner.key ? "V" : "K");

@@ -34,14 +34,17 @@ Status Lists::RemoveAnswer(int seq, std::int64_t begin,
   const bool open = end == std::numeric_limits<std::int64_t>::max();
   if (open || list == lists_.end()) return Ok();
   bool keeps = false;
+  bool moves = false;
   for (const Item& item : list->second) {
     if (item.position >= begin && item.position < end) continue;
     keeps = true;
+    moves = moves || item.position >= end;
     if (item.position >= end && shares_ && IsShared(seq, item)) {
       return {StatusCode::kSharedCells, "it has moved for others as well"};
     }
   }
   if (!keeps || spec_.shift.kind != ShiftKind::kNone) return Ok();
+  if (!moves && !shares_) return Ok();  // As not_supported, it is right.
   return {StatusCode::kNotSupported, "K rows cannot be turned"};
 }
 

@@ -271,6 +271,56 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
   }
 }
 
+// Without a shift function, the cache may remove what is at the end (S32).
+TEST(Rules, ARemoveThatMovesNothingMayBeOk) {
+  for (const Rules& rules :
+       {Rules(), Rules{.window = Rules::Window::kWithQuery}}) {
+    const auto remove = [&](std::int32_t begin, std::int32_t end,
+                            reference::Heard heard) {
+      reference::Ledger ledger(CacheSpec(), rules);
+      EXPECT_TRUE(ledger.Init({}, {DType::kF32, 1, 8, 8}).ok());
+      const std::vector<std::int32_t> positions = {0, 1, 2};
+      const std::vector<int> sequences(3);
+      EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+      const StatusCode code = ledger.Remove(0, begin, end, heard).code();
+      return std::pair(code, ledger.Next(0));
+    };
+    const auto ok = StatusCode::kOk;
+    const auto refused = StatusCode::kNotSupported;
+    EXPECT_EQ(remove(3, 3, ok), std::pair(ok, std::int64_t{3}));
+    EXPECT_EQ(remove(1, 3, ok), std::pair(ok, std::int64_t{1}));
+    EXPECT_EQ(remove(1, 2, ok), std::pair(refused, std::int64_t{3}));
+    EXPECT_EQ(remove(1, 1, ok), std::pair(refused, std::int64_t{3}));
+    for (const reference::Heard& heard :
+         {reference::Heard(), reference::Heard(refused)}) {
+      EXPECT_EQ(remove(3, 3, heard), std::pair(refused, std::int64_t{3}));
+      EXPECT_EQ(remove(1, 3, heard), std::pair(refused, std::int64_t{3}));
+    }
+  }
+}
+
+// A message says whether the prompt was computed in no layer, or in some (F3).
+TEST(Rules, FindPrefixSaysWhatWasNotComputed) {
+  reference::Ledger ledger{CacheSpec()};
+  EXPECT_TRUE(ledger.Init({}, {DType::kF32, 3, 8, 8}).ok());
+  ledger.NeedLayers(0, 2);
+  const std::vector<std::int32_t> ids = {7, 8, 9};
+  const std::vector<std::int32_t> positions = {0, 1};
+  const std::vector<int> sequences(2);
+  EXPECT_TRUE(ledger.FindPrefix(0, ids, 0).ok());
+  EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+  const std::vector<float> numbers(2, 1);
+  const TensorView rows = DenseView(numbers.data(), DType::kF32, {1, 1, 2, 1});
+  ledger.Put(0, rows, rows);
+  EXPECT_EQ(ledger.FindPrefix(1, ids, 2).message(),
+            "the token at position 0 was never computed in all layers");
+  ledger.Put(1, rows, rows);
+  EXPECT_TRUE(ledger.FindPrefix(1, ids, 2).ok());
+  const std::vector<std::int32_t> other = {7, 9, 9};
+  EXPECT_EQ(ledger.FindPrefix(2, other, 2).message(),
+            "the tokens up to position 1 were never computed as one prompt");
+}
+
 // The tokens of a prompt may be shared (F4).
 TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
   const auto ledger_of = [](const Rules& rules, Kind kind = Kind::kCausal,
