@@ -105,6 +105,41 @@ TEST(FaultyTwins, VisibilitySeesWrongEncoders) {
               Level::kVisibility);
 }
 
+// At each Get the columns come in another order: it is what the rows see that
+// a refused call must not change.
+TEST(FaultyTwins, MisuseChangesNothingThatRowsSee) {
+  const auto seen = [](const View& change) {
+    const auto misused = std::make_shared<bool>(false);
+    const auto turned = std::make_shared<bool>(false);
+    Fault fault = Shows([=](OwnedView& view) {
+      if (*misused && change) change(view);
+      if (*turned) TurnColumns(view);
+      *turned = !*turned;
+    });
+    fault.misuse = [=](Cache&, Status status) {
+      *misused = true;
+      return status;
+    };
+    const auto wrong = Seen("pad=4 dims=2,2,2 maskpad=4 | put 0*3 | misuse 0",
+                            fault, Level::kVisibility);
+    return wrong ? wrong->text : "";
+  };
+  EXPECT_EQ(seen(nullptr), "");
+  // No row sees the last column.
+  EXPECT_EQ(seen(Last(kKey)), "");
+  const std::vector<View> changes = {First(kKey), First(kValue),
+                                     Says(2, 0, kHides), Says(0, 1, 0),
+                                     Says(0, 0, 0.5), Says(3, 0, 0),
+                                     // Rows 0 and 1 change places.
+                                     [](OwnedView& view) {
+                                       Say(view, 0, 1, 0);
+                                       Say(view, 1, 1, kHides);
+                                     }};
+  for (const View& change : changes) {
+    EXPECT_EQ(seen(change), "an empty batch is refused, but changes the cache");
+  }
+}
+
 // A cache that says ok to a call without making it.
 class Idle final : public ForwardingCache {
  public:

@@ -521,7 +521,8 @@ void ModelDriver::Misuse(int which) {
       .encoder = IsEncoder(),
       .no_causal = IsEncoder() || ledger_.active().recurrent(),
       .layer_put = put_.contains(place()) && active_,
-      .layer = layer_};
+      .layer = layer_,
+      .hash_sights = HashSights};
   const std::string call =
       fmt::format("misuse {}: {}", which, MisuseName(which));
   Begin(call);

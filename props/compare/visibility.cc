@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "core/assert.h"
 #include "core/elements.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
@@ -471,6 +472,30 @@ std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {
   std::string text = "K " + ElementsText(Slice(view.key, 2, column));
   if (view.value.data == nullptr) return text;
   return text + " V " + ElementsText(RowOf(view.value, v_layout, column));
+}
+
+std::uint64_t HashSights(const KvView& view, VLayout v_layout) {
+  KVTWIN_DCHECK(view.mask.data != nullptr);
+  // Shapes may be wrong: another check judges them.
+  std::int64_t columns = std::min(view.mask.shape[0], view.key.shape[2]);
+  if (view.value.data != nullptr) {
+    const bool whole = v_layout != VLayout::kTiled ||
+                       view.value.shape[0] == std::int64_t{kTileCells};
+    columns = std::min(columns, whole ? ColumnsOf(view.value, v_layout) : 0);
+  }
+  std::uint64_t hash = 0;
+  for (std::int64_t row = 0; row < view.mask.shape[1]; ++row) {
+    // As in FindWrongRow, a sum of hashes stands for a multiset.
+    std::uint64_t sum = 0;
+    for (std::int64_t column = 0; column < columns; ++column) {
+      const MaskElement element = MaskElementAt(view.mask, column, row);
+      if (element == MaskElement::kHides) continue;
+      sum += HashBytes(&element, sizeof(element),
+                       HashColumn(view, column, v_layout));
+    }
+    if (sum != 0) hash = HashBytes(&sum, sizeof(sum), hash + AsSize(row));
+  }
+  return hash;
 }
 
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
