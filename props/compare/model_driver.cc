@@ -357,7 +357,7 @@ void ModelDriver::ExceptActive(const std::vector<int>& indices) {
   AddStep(call, found.code());
   CheckResult(call, ledger_.active().SetCausal(indices), found);
   if (ledger_.active().recurrent()) return;  // There is no new mask.
-  At(fresh_, type_) = !copied_ && !reserving_;
+  At(fresh_, type_) = !reserving_ && !ledger_.active().narrow();
   DrawCellsNow();
 }
 
