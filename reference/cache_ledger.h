@@ -184,6 +184,10 @@ class CacheLedger final : public StateLedger {
     if (recurrent() || (IsFull(seq) && pos < SureNext(seq))) return false;
     return pos == 0 || (*window_ == 0 && pos <= Next(seq));
   }
+  // Whether a batch without `seq` evicts a token of `seq` at `position` (S7).
+  bool IsBeyondMemory(int seq, std::int64_t position) const {
+    return memory_ && position < Next(seq) - *memory_;
+  }
   // Whether the position after the sequence's last token depends on which
   // tokens were evicted.
   bool EndIsOpen(int seq) const {

@@ -360,6 +360,21 @@ TEST(FaultyTwins, VisibilitySeesWrongResults) {
                    "| ask 0@1",
                    Resumes([](bool) { return true; }), "subject: resume",
                    "CanResume(0, 1) is true"});
+  const auto yes = [](bool) { return true; };
+  // Sequence 0 begins at position 1, and nothing was evicted.
+  const std::string begun = "kind=swa window=1 cap=4 | put 0*1@+1 | put 1*1 ";
+  cases.push_back({"a yes before the first token", begun + "| ask 0@1",
+                   Resumes(yes), "subject: resume",
+                   "begin at position 1, later than the window (S28)"});
+  cases.push_back({"a yes after eviction",
+                   "kind=swa window=1 | put 0*3 | put 1*1 | ask 0@1",
+                   Resumes(yes), "subject: resume",
+                   "begin at position 1, later than the window (S28): a batch "
+                   "also evicts in sequences that are not in it (S7)"});
+  const std::string states = "kind=recurrent seqs=1 | put 0*4 ";
+  cases.push_back({"a yes without a state", states + "| ask 0@2", Resumes(yes),
+                   "subject: resume",
+                   "the sequence has no state at position 1 (R8)"});
   cases.push_back({"misuse", "| put 0*2 | misuse 0",
                    Misused([](Cache&, const Status&) { return Status(); }),
                    "subject: misuse", "expected invalid_argument"});

@@ -43,7 +43,8 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
 // see nothing. Requires: the view has a mask.
 std::uint64_t HashSights(const KvView& view, VLayout v_layout);
 
-// Returns why CanResume must not be true for the sequence (S28).
+// Returns why CanResume must not be true for the sequence (S28). Requires: the
+// ledger's MayResume is false.
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
                           std::int32_t pos);
 
