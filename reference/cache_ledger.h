@@ -68,6 +68,14 @@ class CacheLedger final : public StateLedger {
   bool MayMiss(int row, const LedgerToken& token) const {
     return IsEvictable(token, At(batch_, row).sequence);
   }
+  // Whether a copy gave tokens to a sequence of the batch, so that a mask that
+  // SetCausal rebuilds is open: the view may lack the cells of these tokens
+  // (S19).
+  bool narrow() const {
+    return std::ranges::any_of(batch_, [&](const BatchToken& token) {
+      return given_.contains(token.sequence);
+    });
+  }
 
   Status Init(const CacheConfig& config, const InitArgs& args) override {
     const bool windowed = IsWindowed(spec_.kind);
@@ -78,6 +86,7 @@ class CacheLedger final : public StateLedger {
   }
 
   Status StartForward(const Batch& batch, bool reserve) override {
+    given_.clear();
     if (ours_ || reserve || encoder() || recurrent()) {
       return StateLedger::StartForward(batch, reserve);
     }
@@ -109,6 +118,10 @@ class CacheLedger final : public StateLedger {
   }
 
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    const bool gives = std::ranges::any_of(tokens_, [&](auto& token) {
+      return token.HeldBy(src) && token.position < len;
+    });
+    if (gives) given_.insert(dst);
     if ((ours_ && evictable_.empty()) || encoder() || recurrent()) {
       return StateLedger::CopyPrefix(src, dst, len);
     }
@@ -170,6 +183,10 @@ class CacheLedger final : public StateLedger {
     if (CanResume(seq, pos)) return true;
     if (recurrent() || (IsFull(seq) && pos < SureNext(seq))) return false;
     return pos == 0 || (*window_ == 0 && pos <= Next(seq));
+  }
+  // Whether a batch without `seq` evicts a token of `seq` at `position` (S7).
+  bool IsBeyondMemory(int seq, std::int64_t position) const {
+    return memory_ && position < Next(seq) - *memory_;
   }
   // Whether the position after the sequence's last token depends on which
   // tokens were evicted.
@@ -549,6 +566,7 @@ class CacheLedger final : public StateLedger {
   std::map<int, std::int64_t> began_;  // By sequence: its first position.
   // Sequences whose tokens may not have come in the order of their positions.
   std::set<int> mixed_;
+  std::set<int> given_;  // Sequences that got tokens from a copy in this pass.
   // Pairs (number of a token, sequence): lazy eviction, or the eviction before
   // a refused batch, may have removed the token from the sequence. Ignored if
   // the sequence does not hold the token.

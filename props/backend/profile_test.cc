@@ -355,8 +355,9 @@ TEST(Inference, EvictionWithOwnBatchesAloneIsLazy) {
     if (!result.failure) continue;
     ++yes;
     EXPECT_EQ(result.failure->text,
-              "CanResume(0, 1) is true, but tokens in the window are gone: a "
-              "batch also evicts in sequences that are not in it (S7)");
+              "CanResume(0, 1) is true, but the sequence's tokens begin at "
+              "position 1, later than the window (S28): a batch also evicts "
+              "in sequences that are not in it (S7)");
     EXPECT_EQ(CitedRules(*result.failure, back), "S7, S28, S44");
     EXPECT_THAT(HintOn(*result.failure, "kvtwin profile"),
                 HasSubstr("`kvtwin profile` works out"));

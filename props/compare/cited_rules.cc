@@ -219,6 +219,16 @@ std::string_view RulesOfFailure(const Failure& difference,
   return CitedRules(difference.check, kind, states);
 }
 
+bool HasDrafts(const History& history) {
+  return std::ranges::any_of(history.ops, [](const Op& op) {
+    const auto drafted = [](const Segment& segment) {
+      return !segment.parents.empty();
+    };
+    return op.kind == OpKind::kCommit ||
+           std::ranges::any_of(op.segments, drafted);
+  });
+}
+
 // Returns the rules by which tokens leave in this history.
 std::vector<std::string_view> RulesOfLeaving(const History& history) {
   const auto has = [&](OpKind kind) {
@@ -229,6 +239,8 @@ std::vector<std::string_view> RulesOfLeaving(const History& history) {
   if (has(OpKind::kCopy)) rules.insert(rules.end(), {"S26", "S27"});
   if (has(OpKind::kDrop)) rules.insert(rules.end(), {"S29", "S30"});
   if (has(OpKind::kCommit)) rules.push_back("D5");
+  const bool drops = has(OpKind::kCopy) || has(OpKind::kDrop);
+  if (drops && HasDrafts(history)) rules.push_back("D6");
   return rules;
 }
 
@@ -244,16 +256,6 @@ std::vector<std::string_view> SplitRules(std::string_view rest) {
 
 bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
   return has(spec) || std::ranges::any_of(spec.groups, has);
-}
-
-bool HasDrafts(const History& history) {
-  return std::ranges::any_of(history.ops, [](const Op& op) {
-    const auto drafted = [](const Segment& segment) {
-      return !segment.parents.empty();
-    };
-    return op.kind == OpKind::kCommit ||
-           std::ranges::any_of(op.segments, drafted);
-  });
 }
 
 }  // namespace

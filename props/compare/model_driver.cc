@@ -353,7 +353,7 @@ void ModelDriver::ExceptActive(const std::vector<int>& indices) {
   AddStep(call, found.code());
   CheckResult(call, ledger_.active().SetCausal(indices), found);
   if (ledger_.active().recurrent()) return;  // There is no new mask.
-  At(fresh_, type_) = !copied_ && !reserving_;
+  At(fresh_, type_) = !reserving_ && !ledger_.active().narrow();
   DrawCellsNow();
 }
 
@@ -512,7 +512,8 @@ void ModelDriver::Misuse(int which) {
       .encoder = IsEncoder(),
       .no_causal = IsEncoder() || ledger_.active().recurrent(),
       .layer_put = put_.contains(place()) && active_,
-      .layer = layer_};
+      .layer = layer_,
+      .hash_sights = HashSights};
   const std::string call =
       fmt::format("misuse {}: {}", which, MisuseName(which));
   Begin(call);

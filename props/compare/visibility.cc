@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "core/assert.h"
 #include "core/elements.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
@@ -478,21 +479,62 @@ std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {
   return text + " V " + ElementsText(RowOf(view.value, v_layout, column));
 }
 
+std::uint64_t HashSights(const KvView& view, VLayout v_layout) {
+  KVTWIN_DCHECK(view.mask.data != nullptr);
+  // Shapes may be wrong: another check judges them.
+  std::int64_t columns = std::min(view.mask.shape[0], view.key.shape[2]);
+  if (view.value.data != nullptr) {
+    const bool whole = v_layout != VLayout::kTiled ||
+                       view.value.shape[0] == std::int64_t{kTileCells};
+    columns = std::min(columns, whole ? ColumnsOf(view.value, v_layout) : 0);
+  }
+  std::uint64_t hash = 0;
+  for (std::int64_t row = 0; row < view.mask.shape[1]; ++row) {
+    // As in FindWrongRow, a sum of hashes stands for a multiset.
+    std::uint64_t sum = 0;
+    for (std::int64_t column = 0; column < columns; ++column) {
+      const MaskElement element = MaskElementAt(view.mask, column, row);
+      if (element == MaskElement::kHides) continue;
+      sum += HashBytes(&element, sizeof(element),
+                       HashColumn(view, column, v_layout));
+    }
+    if (sum != 0) hash = HashBytes(&sum, sizeof(sum), hash + AsSize(row));
+  }
+  return hash;
+}
+
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
                           std::int32_t pos) {
-  const std::int64_t end = ledger.Next(seq);
+  const auto refusing = std::ranges::find_if(
+      ledger.parts(),
+      [&](const CacheLedger& part) { return !part.MayResume(seq, pos); });
+  KVTWIN_DCHECK(refusing != ledger.parts().end());
+  const CacheLedger& part = *refusing;
+  const std::int64_t end = part.Next(seq);
   if (end == 0) return "the sequence has no tokens";
-  if (pos <= end) {
-    const auto& batch = ledger.active().batch();
-    const bool of_others =
-        !batch.empty() &&
-        std::ranges::count(batch, seq, &BatchToken::sequence) == 0;
-    return fmt::format("tokens in the window are gone{}",
-                       of_others ? ": a batch also evicts in sequences that "
-                                   "are not in it (S7)"
-                                 : "");
+  if (pos > end) {
+    return fmt::format("position {} is beyond the end, which is {}", pos, end);
   }
-  return fmt::format("position {} is beyond the end, which is {}", pos, end);
+  if (part.recurrent()) {
+    return fmt::format("the sequence has no state at position {} (R8)",
+                       pos - 1);
+  }
+  std::int64_t first = end;
+  for (const LedgerToken& token : part.tokens()) {
+    if (token.HeldBy(seq)) first = std::min(first, token.position);
+  }
+  const auto& batch = part.batch();
+  const bool of_others =
+      !batch.empty() &&
+      std::ranges::count(batch, seq, &BatchToken::sequence) == 0;
+  const bool evicts = of_others && part.IsBeyondMemory(seq, first - 1);
+  return fmt::format(
+      "the sequence's tokens begin at position {}, later than "
+      "the window (S28){}",
+      first,
+      evicts ? ": a batch also evicts in sequences that are not "
+               "in it (S7)"
+             : "");
 }
 
 std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,

@@ -38,7 +38,13 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
                                     const KvView& view, VLayout v_layout,
                                     const NameRows& name_others = nullptr);
 
-// Returns why CanResume must not be true for the sequence (S28).
+// Returns a hash of the rows and columns that a view's mask shows. It does not
+// depend on the order of the columns, on hidden columns, or on later rows that
+// see nothing. Requires: the view has a mask.
+std::uint64_t HashSights(const KvView& view, VLayout v_layout);
+
+// Returns why CanResume must not be true for the sequence (S28). Requires: the
+// ledger's MayResume is false.
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
                           std::int32_t pos);
 

@@ -329,7 +329,7 @@ const std::vector<Entry> kDraftMisuses = {
 };
 
 // Returns a hash of everything that a caller can see.
-std::uint64_t Fingerprint(Cache& cache) {
+std::uint64_t Fingerprint(Cache& cache, const Context& at) {
   std::vector<CellEntry> cells;
   cache.ListCells(cells);
   const auto batch = cache.BatchCells();
@@ -341,6 +341,12 @@ std::uint64_t Fingerprint(Cache& cache) {
   add(batch.data(), batch.size_bytes());
   const Result<KvView> view = cache.Get();
   if (!view.ok()) return hash;
+  if (at.hash_sights != nullptr && view->mask.data != nullptr) {
+    const std::uint64_t sights =
+        at.hash_sights(*view, at.setup.config.v_layout);
+    add(&sights, sizeof(sights));
+    return hash;
+  }
   add(&view->first_cell, sizeof(view->first_cell));
   for (const TensorView* tensor : {&view->key, &view->value, &view->mask}) {
     if (tensor->data == nullptr) continue;
@@ -375,7 +381,7 @@ bool MisuseSetsCausal(int which) {
 std::optional<std::string> TryMisuse(Cache& cache, int which,
                                      const MisuseContext& context) {
   const Entry& entry = EntryOf(which);
-  const std::uint64_t before = Fingerprint(cache);
+  const std::uint64_t before = Fingerprint(cache, context);
   const Answer answer = entry.Run(cache, context);
   if (answer.status.code() != answer.expected) {
     return fmt::format("{} is '{}', expected {}", entry.name,
@@ -384,7 +390,7 @@ std::optional<std::string> TryMisuse(Cache& cache, int which,
   if (answer.status.message().empty()) {
     return fmt::format("{} is refused without a message", entry.name);
   }
-  if (Fingerprint(cache) != before) {
+  if (Fingerprint(cache, context) != before) {
     return fmt::format("{} is refused, but changes the cache", entry.name);
   }
   return std::nullopt;

@@ -4,6 +4,7 @@
 #ifndef KVTWIN_PROPS_HISTORY_MISUSE_H_
 #define KVTWIN_PROPS_HISTORY_MISUSE_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -20,6 +21,9 @@ struct MisuseContext {
   bool no_causal;   // The active cache has no SetCausal.
   bool layer_put;   // The current layer holds rows of setup.rows.
   int layer;        // The current layer.
+  // Returns a hash of what the rows of a view see, where its columns may come
+  // in another order at each Get. Null: its bytes stay the same.
+  std::uint64_t (*hash_sights)(const KvView& view, VLayout v_layout) = nullptr;
 };
 
 // Returns the number of misuses, the name of each, and whether it calls

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/index.h"
+#include "props/compare/visibility.h"
 #include "props/history/misuse.h"
 #include "props/laws/alike.h"
 
@@ -277,7 +278,8 @@ std::optional<std::string> Misused(Session& session, int which) {
       .encoder = session.IsEncoder(session.in_pass() ? type : 0),
       .no_causal = session.IsEncoder(session.in_pass() ? type : 0),
       .layer_put = session.in_pass() && session.put_layers().contains(layer),
-      .layer = layer};
+      .layer = layer,
+      .hash_sights = session.sees_cells() ? nullptr : HashSights};
   if (!session.in_pass()) session.Cells(0);
   return TryMisuse(session.cache(), which, context);
 }

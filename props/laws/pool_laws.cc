@@ -192,17 +192,17 @@ bool PlannedTokens(LawProbe& probe) {
   for (const std::int32_t token : LawProbe::NewTokens(count + 1)) {
     prompt.push_back(token);
   }
-  const int before = probe.LengthOf(prompt, client.key);
   const bool appended =
       probe.AppendNew(*sequence, count, probe.pool.spec().layers);
   const int planned = probe.LengthOf(prompt, client.key);
   probe.GiveUp(*sequence);
   const int given_up = probe.LengthOf(prompt, client.key);
-  Expect(planned <= before && given_up <= before, [&] {
+  const int committed = Size(client.tokens);
+  Expect(planned <= committed && given_up <= committed, [&] {
     return fmt::format(
-        "{} tokens are found before the pass, {} while it runs, {} after it "
+        "{} tokens are committed, {} are found while a pass runs, {} after it "
         "was given up",
-        before, planned, given_up);
+        committed, planned, given_up);
   });
   return appended;
 }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/index.h"
@@ -108,6 +109,23 @@ class FindsPlannedTokens final : public ForwardingPool {
   std::map<int, Sequence> sequences_;
 };
 
+// A right pool that finds a prompt from the second time on that it is opened.
+class FindsTheSecondTime final : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    const Tokens tokens(prompt.begin(), prompt.end());
+    const bool asked = std::ranges::count(asked_, std::pair(tokens, key)) > 0;
+    asked_.emplace_back(tokens, key);
+    return ForwardingPool::Open(asked ? prompt : prompt.first(0), key);
+  }
+
+ private:
+  std::vector<std::pair<Tokens, PrefixKey>> asked_;
+};
+
 // A prompt finds blocks, but the pool does not show the last of them.
 class HidesAFoundBlock final : public ForwardingPool {
  public:
@@ -184,8 +202,8 @@ TEST(PoolLaws, PlannedTokensAreFound) {
       Findings<FindsPlannedTokens>(),
       ElementsAre(Pair("planned_tokens",
                        AllOf(HasSubstr("law planned_tokens: "),
-                             HasSubstr(" tokens are found before the pass, "),
-                             HasSubstr(" while it runs")))));
+                             HasSubstr(" tokens are committed, "),
+                             HasSubstr(" are found while a pass runs")))));
 }
 
 TEST(PoolLaws, AHitWithoutABlockIsFound) {
@@ -206,6 +224,7 @@ TEST(PoolLaws, ATableOfOtherBlocksIsFound) {
 
 TEST(PoolLaws, ARightPoolBreaksNone) {
   EXPECT_THAT(Findings<ForwardingPool>(/*of_laws_only=*/false), IsEmpty());
+  EXPECT_THAT(Findings<FindsTheSecondTime>(/*of_laws_only=*/false), IsEmpty());
 }
 
 }  // namespace

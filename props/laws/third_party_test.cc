@@ -23,6 +23,7 @@
 #include "props/base/forwarding_cache.h"
 #include "props/compare/runner.h"
 #include "props/laws/laws.h"
+#include "props/testing/faulty_twins.h"
 
 namespace kvtwin::props {
 namespace {
@@ -164,6 +165,25 @@ TEST(LawsOfThirdPartyCaches, ClearASequenceBeforeUsingIt) {
         << law.name << ": " << run.failure->text << " " << ToText(run.shrunk);
     EXPECT_EQ(run.judged == 0, !WhyNotJudged(law, sharing).empty()) << law.name;
   }
+}
+
+TEST(LawsOfThirdPartyCaches, AllowColumnsInAnotherOrderAtEachGet) {
+  const auto turned = std::make_shared<bool>(false);
+  const Subject twin = Tampered(Shows([=](OwnedView& view) {
+                                  if (*turned) TurnColumns(view);
+                                  *turned = !*turned;
+                                }),
+                                Level::kVisibility);
+  Subject turning = twin;
+  turning.make_of = [=](const props::Setup& setup) {
+    return twin.make(setup.spec);
+  };
+  turning.abilities = {
+      .kinds = KVTWIN_HAS_CAUSAL, .v_layouts = 1, .mask_dtypes = 1};
+  const LawRun run =
+      RunLaw(*FindLaw("refusals"), turning, /*seed=*/1, /*histories=*/50);
+  EXPECT_FALSE(run.failure) << run.failure->text << " " << ToText(run.shrunk);
+  EXPECT_GT(run.judged, 100);
 }
 
 TEST(LawsOfThirdPartyCaches, FailForAWindowThatIsTooWide) {

@@ -216,6 +216,10 @@ TEST(CitedRules, NameHowATokenLeft) {
             "S2, S16, S17, S53, S7, S26, S27");
   EXPECT_EQ(cited("kvt1 | put 0*2 | drop 0:1- | put 0*1"),
             "S2, S16, S17, S53, S29, S30");
+  EXPECT_EQ(cited("kvt1 | put 0*2:-1,-1 | drop 0:5- | causal"),
+            "S2, S16, S17, S53, D2, S29, S30, D6");
+  EXPECT_EQ(cited("kvt1 | put 0*2:-1,-1 | copy 1>0:0 | causal"),
+            "S2, S16, S17, S53, D2, S26, S27, D6");
   EXPECT_EQ(cited("kvt1 | put 0*2:-1,-1 | commit 0:1 | put 0*1"),
             "S2, S16, S17, S53, D2, D5");
 }

@@ -223,7 +223,7 @@ class PageJudge {
     }
     fresh_[active_] = is_recording() ? !reserving_
                       : calls_.source == Source::kLedger
-                          ? !copied_ && !reserving_
+                          ? !reserving_ && !ledger_.active().narrow()
                           : !copied_;
   }
 

@@ -1,6 +1,7 @@
 #include "props/search/explain.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "core/index.h"
@@ -87,13 +88,24 @@ std::string HeadsText(const History& history, const Subject& subject) {
       Counted(rows.kv_heads, "KV head"), rows.k_head_dim, rows.v_head_dim);
 }
 
+// Returns the name of the call with which the text of a killed backend begins.
+std::string_view FirstWord(std::string_view text) {
+  return text.substr(0, text.find(' '));
+}
+
 // Runs the history again, and keeps the calls that are drawn; or, where they
 // are not, all of them.
 void AddTrace(const History& history, const Subject& subject, bool drawn,
               Failure& failure) {
   CallTrace trace;
-  failure.note = RepeatNote(
-      failure, RunHistory(history, subject, {.trace = &trace}).failure);
+  const auto shown = RunHistory(history, subject, {.trace = &trace}).failure;
+  failure.note = RepeatNote(failure, shown);
+  // A backend that was killed may have come to another call in this run.
+  const bool killed = IsHang(failure) || failure.Is("backend: memory");
+  if (killed && shown && shown->check == failure.check &&
+      FirstWord(shown->text) != FirstWord(failure.text)) {
+    failure.text = shown->text;
+  }
   failure.frame =
       Viewport::Around(failure.first_cell, failure.column, failure.row);
   if (drawn) {
@@ -109,6 +121,17 @@ void AddTrace(const History& history, const Subject& subject, bool drawn,
   failure.trace = std::move(trace.steps);
 }
 
+// Cites S12 if a batch was refused before: its eviction and its defrag remain.
+void CiteRefusedBatch(Failure& failure) {
+  const bool refused = std::ranges::any_of(failure.trace, [](const Step& step) {
+    return step.call.starts_with("StartForward") &&
+           step.answer == StatusName(StatusCode::kCacheFull);
+  });
+  if (!refused || failure.rules.empty()) return;
+  if (failure.rules.find("S12") != std::string::npos) return;
+  failure.rules += ", S12";
+}
+
 }  // namespace
 
 Failure Explain(const History& history, const Failure& failure,
@@ -122,6 +145,7 @@ Failure Explain(const History& history, const Failure& failure,
                      : IsUnshrunk(failure) ? SignatureOf(subject.name, failure)
                                            : BucketOf(history, again);
   AddTrace(history, again, drawn, explained);
+  CiteRefusedBatch(explained);
   explained.report = FailureText(explained);
   KeepLast(explained);
   return explained;

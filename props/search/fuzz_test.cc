@@ -159,6 +159,53 @@ TEST(Shrink, TriesOnlySizesThatCanBeRead) {
   EXPECT_EQ(ToText(shrunk), "kvt1 cells=9000 batch=1");
 }
 
+// Says that a sequence can resume where it cannot, and the reverse.
+class SaysTheOpposite : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    const Result<bool> yes = ForwardingCache::CanResume(seq, pos);
+    return yes.ok() ? Result<bool>(!*yes) : yes;
+  }
+};
+
+TEST(Report, CitesWhatARefusedBatchLeaves) {
+  const auto rules = [](const std::string& line) {
+    const Subject faulty = SubjectOf<SaysTheOpposite>();
+    const History history = *ParseHistory(line);
+    return Explain(history, *RunHistory(history, faulty).failure, faulty).rules;
+  };
+  const std::string full =
+      "kvt1 kind=swa window=1 seqs=1 batch=2 | put 0*1 1*1";
+  EXPECT_EQ(rules(full + " | ask 0@0"), "S7, S28, S44");
+  EXPECT_EQ(rules(full + " | put 2*2 | ask 0@0"), "S7, S28, S44, S12");
+}
+
+// How far a backend comes until it is killed differs from run to run: a report
+// names the last of the calls that it shows.
+TEST(Report, NamesTheCallInWhichABackendWasKilled) {
+  Subject killed;
+  killed.name = "killed";
+  killed.level = Level::kVisibility;
+  const auto runs = std::make_shared<int>(0);
+  killed.run = [=](const History&, const RunOptions& options) {
+    const bool first = (*runs)++ == 0;
+    if (options.trace != nullptr) {
+      options.trace->Begin(first ? "Get(layer 0)" : "Init", false);
+    }
+    RunResult result = {.ran = true};
+    result.failure = MakeFailure(
+        "backend: memory", first ? "get has allocated more than 1024 MiB"
+                                 : "init has allocated more than 1024 MiB");
+    return result;
+  };
+  const History history = *ParseHistory("kvt1 | put 0*1");
+  const Failure failure = *RunHistory(history, killed).failure;
+  EXPECT_TRUE(failure.text.starts_with("get ")) << failure.text;
+  EXPECT_THAT(Explain(history, failure, killed).report,
+              HasSubstr("\n  init has allocated more than 1024 MiB\n"));
+}
+
 // A legal client makes room by itself: no operation of the line is a removal.
 TEST(Bucket, NamesWhatALegalClientRemoves) {
   const std::string line = "kvt1 shift=add cells=4 legal=1 | put 0*4 | put 0*2";

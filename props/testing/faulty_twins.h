@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <set>
@@ -94,6 +95,26 @@ inline View First(DenseTensor OwnedView::*tensor) {
 }
 inline View Last(DenseTensor OwnedView::*tensor) {
   return [=](OwnedView& view) { ChangeByte((view.*tensor).bytes.back()); };
+}
+
+// Turns the order of the columns around. Requires: V is plain, and the mask is
+// f32.
+inline void TurnColumns(OwnedView& view) {
+  if (view.view->mask.data == nullptr) return;
+  const std::size_t columns = AsSize(view.mask.shape[0]);
+  const auto turn = [=](std::span<std::byte> bytes) {
+    const std::size_t size = bytes.size() / columns;
+    for (std::size_t i = 0; i < columns / 2; ++i) {
+      std::ranges::swap_ranges(bytes.subspan(i * size, size),
+                               bytes.subspan((columns - 1 - i) * size, size));
+    }
+  };
+  turn(view.key.bytes);
+  turn(view.value.bytes);
+  const std::size_t row = columns * sizeof(float);
+  for (std::size_t at = 0; at < view.mask.bytes.size(); at += row) {
+    turn(std::span(view.mask.bytes).subspan(at, row));
+  }
 }
 
 // Faults in one answer.
