@@ -22,13 +22,13 @@
 namespace kvtwin::props {
 namespace {
 
-struct Case {
+struct LawOfTwin {
   const Law* law;
   std::string_view twin;
 };
 
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
+std::vector<LawOfTwin> Cases() {
+  std::vector<LawOfTwin> cases;
   for (const Law& law : Laws()) {
     const bool states = (law.needs & (kNeedsStates | kNeedsDrafts)) != 0;
     for (const std::string_view twin : TwinNames()) {
@@ -39,9 +39,9 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-class LawProps : public ::testing::TestWithParam<Case> {};
+class LawProps : public ::testing::TestWithParam<LawOfTwin> {};
 INSTANTIATE_TEST_SUITE_P(All, LawProps, ::testing::ValuesIn(Cases()),
-                         [](const ::testing::TestParamInfo<Case>& info) {
+                         [](const ::testing::TestParamInfo<LawOfTwin>& info) {
                            return fmt::format("{}_{}", info.param.law->name,
                                               info.param.twin);
                          });

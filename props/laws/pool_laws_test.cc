@@ -24,7 +24,7 @@
 namespace kvtwin::props {
 namespace {
 
-using Tokens = std::vector<std::int32_t>;
+using Ids = std::vector<std::int32_t>;
 
 // Takes the tokens of a pass for stored as soon as the last layer has their
 // rows: a prompt that continues the sequence finds blocks of them.
@@ -50,10 +50,9 @@ class FindsPlannedTokens final : public ForwardingPool {
     }
     const bool takes = computed < planned && planned < AsInt(prompt.size());
     const int len = takes ? planned : found;
-    sequences_[*opened] = {
-        .tokens = Tokens(prompt.begin(), prompt.begin() + len),
-        .key = key,
-        .not_stored = len - found};
+    sequences_[*opened] = {.tokens = Ids(prompt.begin(), prompt.begin() + len),
+                           .key = key,
+                           .not_stored = len - found};
     return opened;
   }
   Result<int> Fork(int sequence, int len) override {
@@ -95,13 +94,13 @@ class FindsPlannedTokens final : public ForwardingPool {
 
  private:
   struct Sequence {
-    Tokens tokens = {};
+    Ids tokens = {};
     PrefixKey key = {};
     int appended = 0;
     int not_stored = 0;  // Of `tokens`.
   };
   static bool Continues(std::span<const std::int32_t> prompt,
-                        const Tokens& tokens) {
+                        const Ids& tokens) {
     return tokens.size() <= prompt.size() &&
            std::ranges::equal(tokens, prompt.first(tokens.size()));
   }
@@ -116,14 +115,14 @@ class FindsTheSecondTime final : public ForwardingPool {
 
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override {
-    const Tokens tokens(prompt.begin(), prompt.end());
+    const Ids tokens(prompt.begin(), prompt.end());
     const bool asked = std::ranges::count(asked_, std::pair(tokens, key)) > 0;
     asked_.emplace_back(tokens, key);
     return ForwardingPool::Open(asked ? prompt : prompt.first(0), key);
   }
 
  private:
-  std::vector<std::pair<Tokens, PrefixKey>> asked_;
+  std::vector<std::pair<Ids, PrefixKey>> asked_;
 };
 
 // A prompt finds blocks, but the pool does not show the last of them.
