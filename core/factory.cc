@@ -179,13 +179,13 @@ Result<CacheState> Cache::SnapshotOf(int sequence) const {
   if (!status.ok()) return status;
   const Result<CacheState> state = Snapshot();
   if (!state.ok()) return state;
+  CacheState taken = SequenceOf(*state, sequence);
+  if (!taken.cells.empty() || !taken.caches.empty()) return taken;
   status = CheckState(*state);
-  if (!status.ok()) {
-    return Status(status.code(),
-                  "Snapshot returned a state that no cache can have: " +
-                      status.message());
-  }
-  return SequenceOf(*state, sequence);
+  if (status.ok()) return taken;
+  return Status(
+      status.code(),
+      "Snapshot returned a state that no cache can have: " + status.message());
 }
 
 Status Cache::Commit(int, std::span<const int>) {

@@ -112,9 +112,28 @@ class CacheLedger final : public StateLedger {
   // Records that `seq` continues with a draft at `position` (D1): evictable
   // tokens that contradict this have been evicted.
   void ContinuesAt(int seq, std::int64_t position) {
-    if (position == Next(seq) || !MayBegin(seq, position).may) return;
+    if (evictable_.empty() || position == Next(seq) ||
+        !MayBegin(seq, position).may)
+      return;
     SetBack(seq, position);
     DropUnheld();
+  }
+
+  bool HasEvictable() const { return !evictable_.empty(); }
+  void DropEvictable() {
+    for (LedgerToken& token : tokens_) {
+      std::erase_if(token.sequences,
+                    [&](int seq) { return IsEvictable(token, seq); });
+    }
+    DropUnheld();
+  }
+  // Records that the tokens of `seq` may end at `position`: they do in a hybrid
+  // that went back (H3) when another part had evicted tokens.
+  void MayEndAt(int seq, std::int64_t position) {
+    for (const LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || token.position < position) continue;
+      evictable_.insert({token.number, seq});
+    }
   }
 
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
@@ -386,16 +405,24 @@ class CacheLedger final : public StateLedger {
   void EvictSurely() {
     MayEvict();
     std::map<int, std::int64_t> low = Lows();
-    for (auto& [seq, position] : low) {
-      const bool in_batch =
-          std::ranges::count(batch_, seq, &BatchToken::sequence) > 0;
-      if (!in_batch) position = std::min(position, SureNext(seq));
+    std::map<int, std::int64_t> surely;
+    for (const LedgerToken& token : tokens_) {
+      for (const int seq : token.sequences) {
+        if (IsEvictable(token, seq)) continue;
+        surely[seq] = std::max(surely[seq], token.position + 1);
+      }
     }
+    for (const BatchToken& at : batch_) surely[at.sequence] = low[at.sequence];
+    std::set<std::pair<std::int64_t, int>> still;
     for (LedgerToken& token : tokens_) {
       std::erase_if(token.sequences, [&](int seq) {
-        return token.position < low[seq] - *memory_;
+        return token.position < std::min(low[seq], surely[seq]) - *memory_;
       });
+      for (const int seq : token.sequences) {
+        if (IsEvictable(token, seq)) still.insert({token.number, seq});
+      }
     }
+    evictable_ = std::move(still);
     DropUnheld();
   }
 

@@ -22,7 +22,7 @@ namespace kvtwin::reference {
 class Ledger final : public HybridLedgerOf<CacheLedger> {
  public:
   explicit Ledger(const CacheSpec& spec, const Rules& rules = {})
-      : HybridLedgerOf(spec, rules) {}
+      : HybridLedgerOf(spec, rules), hybrid_(spec.kind == Kind::kHybrid) {}
 
   void IgnoreCapacity() {
     for (CacheLedger& part : parts_) part.IgnoreCapacity();
@@ -68,14 +68,19 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     for (CacheLedger& part : parts_) part.ContinuesAt(seq, position);
   }
   Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
+    const std::int64_t copied = std::min<std::int64_t>(len, Next(src));
+    const bool adds = parts_[0].CopyAdds() && Next(dst) > 0;
     const bool mixes =
-        mixed_.contains(src) || (parts_[0].CopyAdds() && Next(dst) > 0);
+        mixed_.contains(src) || (adds && (HasIds(src) || HasIds(dst)));
     Hear(heard);
+    const std::int32_t surely = SurelyBefore(src, len);
     Status status = HybridLedgerOf::CopyPrefix(src, dst, len);
+    if (status.ok() && surely < len) MayEndAt(dst, surely);
     // A copy to itself is as a Remove with the open end (S27).
     if (status.ok() && (src != dst || len == 0)) {
-      prefixes_.Copy(src, dst, std::min<std::int64_t>(len, Next(dst)));
+      prefixes_.Copy(src, dst, copied);
       if (mixes) mixed_.insert(dst);
+      if (!mixes && !adds) mixed_.erase(dst);
     }
     return status;
   }
@@ -86,10 +91,13 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     }
     const bool moves = begin < end && end < Next(seq);
     Hear(heard);
+    const std::int32_t surely = SurelyBefore(seq, begin);
     Status status = HybridLedgerOf::Remove(seq, begin, end);
     if (!status.ok()) return status;
+    if (end == kOpenEnd && surely < begin) MayEndAt(seq, surely);
     const bool clears = begin == 0 && end == kOpenEnd;
     if (moves || clears) prefixes_.Cut(seq, begin);
+    if (Next(seq) == 0) mixed_.erase(seq);
     return status;
   }
 
@@ -202,6 +210,20 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
   }
 
  private:
+  // The length to which a hybrid goes back at least (H3), whatever a refused
+  // batch evicted.
+  std::int32_t SurelyBefore(int seq, std::int32_t pos) const {
+    const bool open = std::ranges::any_of(
+        parts_, [](auto& part) { return part.HasEvictable(); });
+    if (!hybrid_ || !open) return pos;
+    Ledger surely = *this;
+    for (CacheLedger& part : surely.parts_) part.DropEvictable();
+    return surely.ResumeBefore(seq, pos);
+  }
+  void MayEndAt(int seq, std::int64_t position) {
+    for (CacheLedger& part : parts_) part.MayEndAt(seq, position);
+  }
+  bool HasIds(int seq) const { return prefixes_.PrefixAt(seq, 0) != 0; }
   // Whether some token in [begin, end) of `seq` belongs to its prompt: it is
   // open whether other sequences share this token (F4).
   bool HasPrompt(const CacheLedger& part, int seq, std::int64_t begin,
@@ -223,9 +245,10 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     for (CacheLedger& part : parts_) part.Hear(heard);
   }
 
+  bool hybrid_;
   PrefixBook prefixes_;
-  // Sequences that got tokens of another one beside their own, both of which
-  // may have been tokens of prompts.
+  // Sequences that got tokens of another sequence beside their own: some of
+  // these are of a prompt.
   std::set<int> mixed_;
 };
 

@@ -42,13 +42,13 @@ float Distinct(const RowSource& source, std::int64_t token,
 }
 
 // Returns a number that is easily stored wrongly: a zero of either sign, a
-// number that is subnormal in f8 or in f16, or too large for them. If rows are
-// only copied, it may be subnormal in f32, or infinite.
-float Extreme(std::int64_t number, bool copied) {
+// number that is subnormal in f8 or in f16, or too large for them. With `all`,
+// it may also be subnormal in f32, or infinite.
+float Extreme(std::int64_t number, bool all) {
   constexpr std::array<float, 8> kExtremes = {
       0.0F,   -0.0F, 0.011F, -3e-6F,
       500.0F, -7e4F, 1e-39F, std::numeric_limits<float>::infinity()};
-  return At(kExtremes, number % (copied ? 8 : 6));
+  return At(kExtremes, number % (all ? 8 : 6));
 }
 
 // The first element names token and layer, exactly in f32, f16 and bf16, and is

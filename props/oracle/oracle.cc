@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "core/index.h"
@@ -240,9 +241,10 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
   }
   if (op.kind == TraceOpKind::kAttend) return FindWrongShape(op);
   if (op.kind == TraceOpKind::kFindPrefix && ledger_holds_) {
+    ledger_->ContinuesAt(op.seq, 0);  // It is empty (F1).
     return FindWrongPrompt(op);
   }
-  if (header_.visibility_only && ledger_holds_) FollowDrafts(op);
+  if (op.kind == TraceOpKind::kStartForward && ledger_holds_) FollowDrafts(op);
   recorded_ = op.result;
   const Status status = Ask(*gate_, op).status;
   const bool as_recorded = (op.kind == TraceOpKind::kStartForward ||
@@ -251,22 +253,27 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
   return status.ok() || as_recorded ? "" : status.ToString();
 }
 
-// The first drafts of a sequence say where it ends, if that is open (S12).
+// The first draft of a sequence says where it ends, if that is open (S12): its
+// position is checked before the batch may be refused (D1).
 void Oracle::FollowDrafts(const TraceOp& op) {
-  if (op.result != StatusCode::kOk || op.reserve) return;
+  if (op.parents.empty() ||
+      (op.result != StatusCode::kOk && op.result != StatusCode::kCacheFull)) {
+    return;
+  }
+  std::set<int> drafting;
+  for (const CacheLedger& part : ledger_->parts()) {
+    for (const LedgerToken& token : part.tokens()) {
+      if (token.IsDraft()) drafting.insert(token.drafted_by);
+    }
+  }
   // The gate will refuse lists of other lengths.
   const std::size_t count =
       std::min({op.parents.size(), op.sequences.size(), op.positions.size()});
   for (std::size_t i = 0; i < count; ++i) {
     const int seq = op.sequences[i];
-    const auto drafts = [&](auto& part) {
-      return reference::CountDrafts(part.tokens(), seq) > 0;
-    };
-    if (op.parents[i] != kCommitted ||
-        std::ranges::any_of(ledger_->parts(), drafts)) {
-      continue;
-    }
-    ledger_->ContinuesAt(seq, op.positions[i]);
+    const bool first =
+        op.parents[i] == kCommitted && drafting.insert(seq).second;
+    if (first) ledger_->ContinuesAt(seq, op.positions[i]);
   }
 }
 

@@ -127,7 +127,7 @@ TEST(Oracle, AcceptsWhatFollowsARefusedBatch) {
   };
   const auto header = [](int sequences) {
     return fmt::format(
-        R"({{"kvtrace":3,"placement":"other","cache":{{"type":"swa",)"
+        R"({{"kvtrace":4,"placement":"other","cache":{{"type":"swa",)"
         R"("window":1,"shift":"none"}},"config":{{}},"init":{{"dtype":"f32",)"
         R"("max_sequences":{},"capacity":16,"max_batch":2}},"model":)"
         R"({{"layers":1,"k_head_dim":1,"kv_heads":1,"v_head_dim":1}}}})",
@@ -136,13 +136,27 @@ TEST(Oracle, AcceptsWhatFollowsARefusedBatch) {
   const std::string ok = R"("sequences":[0],"result":"ok")";
   const std::string two = R"("sequences":[0,0],"result":"ok")";
   const std::string full = R"("sequences":[0],"result":"cache_full")";
-  const std::string draft = ok + R"(,"parents":[-1])";
+  const std::string parents = R"(,"parents":[-1])";
+  const std::string draft = ok + parents;
   const std::string other = R"("sequences":[1],"result":"ok")";
-  const std::vector<std::vector<std::string>> histories = {
+  std::vector<std::vector<std::string>> histories = {
       // The sequence begins anew, so that its draft is at position 1.
       {header(1), start("0,1", two), PutLine("1,2"), start("9", full),
        start("0", ok), PutLine("3"), start("1", draft), PutLine("4"),
        GetLine("3,4", R"("11")")},
+      // All tokens of the sequence are gone: a draft may be anywhere, also if
+      // it
+      // is refused, or only planned.
+      {header(1), start("0,1", two), PutLine("1,2"), start("9", full),
+       start("5", full + parents), start("0", ok), PutLine("3"),
+       GetLine("3", R"("1")")},
+      {header(1), start("0,1", two), PutLine("1,2"), start("9", full),
+       start("5", R"("reserve":true,)" + draft), start("0", ok), PutLine("3"),
+       GetLine("3", R"("1")")},
+      // So may a prompt be given.
+      {header(1), start("0,1", two), PutLine("1,2"), start("9", full),
+       R"({"op":"find_prefix","seq":0,"tokens":[5,6],"len":0})", start("0", ok),
+       PutLine("3"), GetLine("3", R"("1")")},
       // The sequence ends at 2, so that the batch of another evicts nothing.
       {header(2), start("4", ok), PutLine("9"), start("9", full),
        start("0,1", two), PutLine("1,2"), start("0", other), PutLine("5"),
@@ -152,6 +166,16 @@ TEST(Oracle, AcceptsWhatFollowsARefusedBatch) {
       {header(1), start("0,1", two), PutLine("1,2"), start("2", full),
        R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})",
        start("1", ok), GetLine("1", R"("1")")}};
+  // A hybrid whose window has evicted its tokens goes back to 0 (H3).
+  const std::string window = R"({"type":"swa","window":1,"shift":"none"})";
+  histories.push_back(
+      {Replaced(header(1), R"("type":"swa","window":1,"shift":"none")",
+                R"("type":"hybrid","caches":[)" + window +
+                    R"(,{"type":"causal","shift":"none"}])"),
+       start("0,1", two), PutLine("1,2"), R"({"op":"set_layer_type","type":1})",
+       PutLine("1,2"), start("9", full),
+       R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})",
+       start("0", ok), PutLine("3"), GetLine("3", R"("1")")});
   for (const std::vector<std::string>& lines : histories) {
     ExpectAccept(Lines(lines), Level::kVisibility);
     std::vector<std::string> blind = lines;

@@ -493,7 +493,7 @@ class LateSessions final : public GuardedSessions {
   int next_ = std::numeric_limits<int>::max() - 2;
 };
 
-// Q1.
+// The number of a request is an int (Q1).
 TEST(Sessions, RefuseRequestsThatCannotBeNumbered) {
   LateSessions sessions;
   const Inputs prompt = {{.token = 1}};

@@ -321,23 +321,26 @@ TEST(Rules, FindPrefixSaysWhatWasNotComputed) {
             "the tokens up to position 1 were never computed as one prompt");
 }
 
+// Returns a ledger with four tokens of sequence 0, which has a prompt.
+reference::Ledger PromptLedger(const Rules& rules, Kind kind = Kind::kCausal,
+                               const std::vector<std::int32_t>& ids = {7, 8,
+                                                                       9}) {
+  CacheSpec spec;
+  spec.kind = kind;
+  spec.shift.kind = ShiftKind::kIdentity;
+  reference::Ledger ledger(spec, rules);
+  EXPECT_TRUE(ledger.Init({}, {DType::kF32, 2, 16, 8}).ok());
+  const std::vector<std::int32_t> positions = {0, 1, 2, 3};
+  const std::vector<int> sequences(4);
+  EXPECT_TRUE(ledger.FindPrefix(0, ids, 0).ok());
+  EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+  return ledger;
+}
+
 // The tokens of a prompt may be shared (F4).
 TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
-  const auto ledger_of = [](const Rules& rules, Kind kind = Kind::kCausal,
-                            const std::vector<std::int32_t>& ids = {7, 8, 9}) {
-    CacheSpec spec;
-    spec.kind = kind;
-    spec.shift.kind = ShiftKind::kIdentity;
-    reference::Ledger ledger(spec, rules);
-    EXPECT_TRUE(ledger.Init({}, {DType::kF32, 2, 16, 8}).ok());
-    const std::vector<std::int32_t> positions = {0, 1, 2, 3};
-    const std::vector<int> sequences(4);
-    EXPECT_TRUE(ledger.FindPrefix(0, ids, 0).ok());
-    EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
-    return ledger;
-  };
   // Three of the four tokens are of the prompt.
-  reference::Ledger ours = ledger_of({});
+  reference::Ledger ours = PromptLedger({});
   EXPECT_FALSE(ours.RemoveIsOpen(0, 0, 1));
   EXPECT_TRUE(ours.MoveIsOpen(0, 2, 3));
   EXPECT_FALSE(ours.MoveIsOpen(0, 3, 4));
@@ -352,30 +355,52 @@ TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
   EXPECT_TRUE(ours.Remove(0, 1, 2).ok());
   EXPECT_FALSE(ours.MoveIsOpen(0, 1, 2));
   // Only the last token moves, which is beyond the prompt.
-  EXPECT_TRUE(ledger_of({}).Remove(0, 1, 3, heard).ok());
-  // A copy that adds leaves the tokens of its target, which may be shared.
-  const std::vector<std::int32_t> two = {0, 1};
-  const std::vector<int> ones(2, 1);
-  reference::Ledger added = ledger_of({.copy = Rules::Copy::kAdds});
-  EXPECT_TRUE(added.StartForward({two, ones}, false).ok());
-  EXPECT_TRUE(added.CopyPrefix(1, 0, 1).ok());
-  EXPECT_TRUE(added.MoveIsOpen(0, 2, 3));
-  EXPECT_EQ(added.Remove(0, 0, 1, heard).code(), heard);
-  reference::Ledger replaced = ledger_of({});
-  EXPECT_TRUE(replaced.StartForward({two, ones}, false).ok());
-  EXPECT_TRUE(replaced.CopyPrefix(1, 0, 2).ok());
-  EXPECT_FALSE(replaced.MoveIsOpen(0, 0, 2));
+  EXPECT_TRUE(LedgerOf({}).Remove(0, 1, 3, heard).ok());
   // The state after four tokens does not move.
-  reference::Ledger states = ledger_of({}, Kind::kRecurrent, {7, 8, 9, 6});
+  reference::Ledger states = PromptLedger({}, Kind::kRecurrent, {7, 8, 9, 6});
   EXPECT_EQ(states.Remove(0, 0, 1, heard).code(), StatusCode::kNotSupported);
   for (const Rules& rules :
        {Rules{.middle = Rules::Middle::kLeavesGap},
         Rules{.shared_shift = Rules::SharedShift::kMovesAll}}) {
-    const reference::Ledger other = ledger_of(rules);
+    const reference::Ledger other = PromptLedger(rules);
     EXPECT_TRUE(other.RemoveIsOpen(0, 0, 1));
     EXPECT_FALSE(other.RemoveIsOpen(0, 0, 3));
     EXPECT_FALSE(other.RemoveIsOpen(0, 0, kOpenEnd));
   }
+}
+
+// A copy that adds leaves the tokens of its target, which may be shared.
+TEST(Rules, APromptIsMixedByACopyThatAdds) {
+  const auto heard = StatusCode::kSharedCells;
+  const std::vector<std::int32_t> two = {0, 1};
+  const std::vector<int> ones(2, 1);
+  reference::Ledger added = PromptLedger({.copy = Rules::Copy::kAdds});
+  EXPECT_TRUE(added.StartForward({two, ones}, false).ok());
+  EXPECT_TRUE(added.CopyPrefix(1, 0, 1).ok());
+  EXPECT_TRUE(added.MoveIsOpen(0, 2, 3));
+  EXPECT_EQ(added.Remove(0, 0, 1, heard).code(), heard);
+  EXPECT_TRUE(added.Remove(0, 0, kOpenEnd).ok());
+  EXPECT_TRUE(added.StartForward({two, std::vector<int>(2)}, false).ok());
+  EXPECT_FALSE(added.MoveIsOpen(0, 0, 2));
+  // Without prompts, no other sequence shares the tokens by itself.
+  CacheSpec spec;
+  reference::Ledger plain(spec, {.copy = Rules::Copy::kAdds});
+  EXPECT_TRUE(plain.Init({}, {DType::kF32, 2, 16, 8}).ok());
+  EXPECT_TRUE(plain.StartForward({two, std::vector<int>(2)}, false).ok());
+  EXPECT_TRUE(plain.StartForward({two, ones}, false).ok());
+  EXPECT_TRUE(plain.CopyPrefix(1, 0, 1).ok());
+  EXPECT_FALSE(plain.MoveIsOpen(0, 1, 2));
+  EXPECT_EQ(plain.parts()[0].tokens().size(), 4U);
+  EXPECT_FALSE(plain.parts()[0].HasEvictable());
+  // Ids of tokens that the source does not have are not copied.
+  reference::Ledger longer = PromptLedger({}, Kind::kCausal, {7, 8, 9, 6, 5});
+  EXPECT_TRUE(longer.Remove(0, 2, kOpenEnd).ok());
+  EXPECT_TRUE(longer.CopyPrefix(0, 1, 4).ok());
+  EXPECT_EQ(longer.prefixes().PrefixAt(1, 2), 0);
+  reference::Ledger replaced = PromptLedger({});
+  EXPECT_TRUE(replaced.StartForward({two, ones}, false).ok());
+  EXPECT_TRUE(replaced.CopyPrefix(1, 0, 2).ok());
+  EXPECT_FALSE(replaced.MoveIsOpen(0, 0, 2));
 }
 
 }  // namespace
