@@ -158,6 +158,15 @@ def test_wrong_shapes_of_attention():
 
     assert "the output has shape" in kvtwin.fuzz(Flat, operations=1000).failure
 
+    for shape in ((), (1,) * 5):
+
+        class Zeros(toys.Attends):
+            def attend(self, layer, query):
+                return np.zeros(shape)
+
+        failure = kvtwin.fuzz(Zeros, operations=1000).failure
+        assert f"the output has shape {shape}, expected (1, " in failure
+
     class Neither(toys.Right):
         get = None
 
