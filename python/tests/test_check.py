@@ -342,6 +342,14 @@ def test_rows_of_a_wrong_rank_are_named(v_layout, name, shape, reason):
     assert verdict.line == 4 and reason in verdict.reason, verdict
 
 
+@pytest.mark.filterwarnings("error")
+def test_rows_beyond_f32_are_named():
+    recorder = kvtwin.Recorder(Toy(), io.StringIO(), SETUP)
+    recorder.start_forward([0], [0])
+    with pytest.raises(ValueError, match="put of layer 0: key has a number that is not"):
+        recorder.put(0, np.full((1, 2, 2), 1e300), np.zeros((1, 2, 3)))
+
+
 def test_rows_without_a_shape_have_no_columns():
     class Scalar(Toy):
         def get(self, layer):

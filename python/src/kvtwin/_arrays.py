@@ -35,7 +35,8 @@ def numbers(array: Any, what: str, dtype: str = "f32") -> Float32Array:
         return numbers_of(np.ascontiguousarray(found), what, dtype)
     if found.dtype.kind not in "fiub" and found.dtype.name != "bfloat16":
         raise TypeError(f"{what} is an array of {found.dtype}, not of numbers")
-    return np.asarray(found, dtype=np.float32)
+    with np.errstate(over="ignore"):  # Callers judge infinities.
+        return np.asarray(found, dtype=np.float32)
 
 
 def outputs(array: Any) -> Float32Array:
