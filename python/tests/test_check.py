@@ -313,6 +313,53 @@ def test_hidden_cells_may_hold_anything(v_layout, wild):
         recorded(1)
 
 
+@pytest.mark.parametrize(
+    ("v_layout", "name", "shape", "reason"),
+    [
+        ("plain", "key", (32, 2), "mask has 32 columns, key has 1"),
+        ("plain", "value", (32, 2), "value has 1 columns, key has 32"),
+        ("permuted", "value", (32,), "shape of value is [32, 1, 1]"),
+        ("tiled", "value", (32,), "shape of value is [32, 1, 1]"),
+    ],
+)
+def test_rows_of_a_wrong_rank_are_named(v_layout, name, shape, reason):
+    class Flat(Layouts):
+        def get(self, layer):
+            key, value, mask = super().get(layer)
+            flat = np.zeros(shape)
+            return (flat, value, mask) if name == "key" else (key, flat, mask)
+
+    setup = kvtwin.Setup(
+        capacity=2, kv_heads=32, k_head_dim=2, v_head_dim=2, v_layout=v_layout,
+        cache_padding=32, max_batch=2,
+    )
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(Flat(v_layout, 0, 2), out, setup)
+    recorder.start_forward([0, 1], [0, 0])
+    recorder.put(0, *2 * [np.zeros((2, 32, 2), np.float32)])
+    recorder.get(0)
+    verdict = kvtwin.check(out.getvalue().encode())
+    assert verdict.line == 4 and reason in verdict.reason, verdict
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_beyond_f32_are_named():
+    recorder = kvtwin.Recorder(Toy(), io.StringIO(), SETUP)
+    recorder.start_forward([0], [0])
+    with pytest.raises(ValueError, match="put of layer 0: key has a number that is not"):
+        recorder.put(0, np.full((1, 2, 2), 1e300), np.zeros((1, 2, 3)))
+
+
+def test_rows_without_a_shape_have_no_columns():
+    class Scalar(Toy):
+        def get(self, layer):
+            key, value, mask = super().get(layer)
+            return np.float64(key.sum()), value, mask
+
+    with pytest.raises(ValueError, match=r"shape \(2, 2\), expected \(tokens, 0\)"):
+        record(Scalar())
+
+
 class AttendingToy(Toy):
     """It does not show its rows."""
 

@@ -138,6 +138,22 @@ def test_a_new_finding_that_passed_as_an_earlier_one(tmp_path, capsys, monkeypat
     assert "kvtwin: 1 finding" in capsys.readouterr().out
 
 
+def test_an_earlier_finding_is_reported_if_new_histories_cannot_run(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "corpus.txt").write_text("kvt1 | put 0*1\n")
+    found = kvtwin.ci.Found("kvt1 | put 0*1", "wrong", "rerun")
+    monkeypatch.setattr(kvtwin.ci.Class, "run", lambda *_: [found])
+    monkeypatch.setattr(kvtwin.ci.Class, "fuzz", lambda *_: 1 / 0)
+    assert job(tmp_path, "Right", "--junit", str(tmp_path / "out.xml")) == 1
+    out, error = capsys.readouterr()
+    assert "wrong\n  kvt1 | put 0*1\n  rerun\nkvtwin: 1 finding\n" in out
+    assert error == "kvtwin.ci: ZeroDivisionError: division by zero\n"
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot()
+    assert [case.get("name") for case in suite] == ["kvt1 | put 0*1"]
+    assert (tmp_path / "corpus.txt").read_text() == "kvt1 | put 0*1\n"
+
+
 def test_a_library_of_pools(tmp_path, capsys):
     words = [compiled(tmp_path, "c_pool.c"), "--seconds", "0.3", "--seed", "1"]
     words += ["--pages", str(tmp_path / "pages"), "--corpus", str(tmp_path / "corpus.txt")]
@@ -145,7 +161,11 @@ def test_a_library_of_pools(tmp_path, capsys):
         assert kvtwin.ci.main([*words, "--", "--kind", "paged"]) == 1
         out = capsys.readouterr().out
         assert earlier in out and "kvtwin: 1 finding" in out
-    # Without the kind, the command says what to do.
+    # Without the kind, the command says what to do, and the earlier finding still counts.
+    assert kvtwin.ci.main(words) == 1
+    out, error = capsys.readouterr()
+    assert "kvtwin: 1 finding" in out and "kvtwin exited with 2" in error
+    (tmp_path / "corpus.txt").unlink()
     assert kvtwin.ci.main(words) == 2
 
 

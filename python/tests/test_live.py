@@ -1,6 +1,7 @@
 """Random histories on caches in Python."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -157,6 +158,15 @@ def test_wrong_shapes_of_attention():
             return super().attend(layer, query).ravel()
 
     assert "the output has shape" in kvtwin.fuzz(Flat, operations=1000).failure
+
+    for shape in ((), (1,) * 5):
+
+        class Zeros(toys.Attends):
+            def attend(self, layer, query):
+                return np.zeros(shape)
+
+        failure = kvtwin.fuzz(Zeros, operations=1000).failure
+        assert f"the output has shape {shape}, expected (1, " in failure
 
     class Neither(toys.Right):
         get = None
@@ -753,4 +763,38 @@ def test_bits_are_not_put_as_rows_of_f8():
     assert result, str(result)
     assert shapes[-1] is None
     result = kvtwin.run(Takes, history.replace("cap=4", "cap=1 kind=encoder legal=1"))
+    assert result, str(result)
+
+
+class Halves(toys.Right):
+    """Stores f16, as which numpy casts numbers above 65504 to infinities."""
+
+    kvtwin = dataclasses.replace(
+        toys.Right.kvtwin, dtypes={"f16"}, shifts={"none", "identity"}
+    )
+
+    def put(self, layer, key, value):
+        super().put(layer, key.astype(np.float16), value.astype(np.float16))
+
+
+class ShowsFloats(toys.Right):
+    """Its rows are cast to f16 when they are compared."""
+
+    kvtwin = Halves.kvtwin
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("cls", [Halves, ShowsFloats])
+@pytest.mark.parametrize(
+    "judge",
+    [
+        functools.partial(kvtwin.fuzz, operations=1500),
+        functools.partial(kvtwin.laws, law="replay", histories=20),
+        functools.partial(kvtwin.certify, operations=500, histories=2),
+        functools.partial(kvtwin.run, history="kvt1 dtype=f16 dims=1,2,3 | put 0*7"),
+    ],
+    ids=["fuzz", "laws", "certify", "run"],
+)
+def test_rows_that_are_too_large_for_f16_do_not_warn(judge, cls):
+    result = judge(cls)
     assert result, str(result)

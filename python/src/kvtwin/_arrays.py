@@ -30,11 +30,13 @@ def numbers(array: Any, what: str, dtype: str = "f32") -> Float32Array:
     if isinstance(array, Tensor):
         return array.float32()
     found = np.asarray(array)
-    if found.dtype == _RAW.get(dtype):
+    raw = _RAW.get(dtype)
+    if raw is not None and found.dtype == raw:  # numpy takes None as float64.
         return numbers_of(np.ascontiguousarray(found), what, dtype)
     if found.dtype.kind not in "fiub" and found.dtype.name != "bfloat16":
         raise TypeError(f"{what} is an array of {found.dtype}, not of numbers")
-    return np.asarray(found, dtype=np.float32)
+    with np.errstate(over="ignore"):  # Callers judge infinities.
+        return np.asarray(found, dtype=np.float32)
 
 
 def outputs(array: Any) -> Float32Array:
@@ -44,7 +46,7 @@ def outputs(array: Any) -> Float32Array:
         array = array.detach().float().cpu()
     elif hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
         array = np.from_dlpack(array)
-    return np.ascontiguousarray(numbers(array, "the output"))
+    return np.asarray(numbers(array, "the output"), order="C")  # Keeps the shape ().
 
 
 def rows(array: Any, what: str, dtype: str = "f32") -> Float32Array:

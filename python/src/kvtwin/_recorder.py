@@ -239,7 +239,8 @@ class Recorder:
         if mask is None:
             fields["mask"] = None
         else:
-            allowed = _arrays.may_attend(mask, None, k.shape[0])
+            columns = k.shape[0] if k.ndim else 0
+            allowed = _arrays.may_attend(mask, None, columns)
             shape = [allowed.shape[1], allowed.shape[0]]
             if self._reserving:
                 first = {k: v for k, v in fields.items() if k == "first_cell"}
@@ -330,6 +331,8 @@ def _finite(
     rows: Any, allowed: Any, what: str, layer: int, v_layout: str = "plain"
 ) -> Any:
     """Zeroes columns that JSON cannot hold. Raises ValueError if a token sees one."""
+    if rows.ndim != (4 if v_layout == "tiled" else 3):
+        return rows  # `check` names this shape.
     wild = ~np.isfinite(rows).all(axis=_OTHER_AXES[v_layout], keepdims=True)
     if wild.size != allowed.shape[1]:
         return rows  # `check` rejects this shape.

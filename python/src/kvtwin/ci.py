@@ -258,7 +258,13 @@ def _run(asked: argparse.Namespace) -> int:
             print(f"kvtwin.ci: not run: {history}: {error}", file=sys.stderr)
     print(f"kvtwin: {len(earlier)} earlier histories, {len(found)} of them fail")
     print(f"kvtwin: {asked.seconds:g} s of new histories, seed {seed}", flush=True)
-    new = target.fuzz(asked.seconds, seed, asked.pages / "found.html")
+    try:
+        new = target.fuzz(asked.seconds, seed, asked.pages / "found.html")
+    except Exception as error:
+        if not found:
+            raise
+        new = []  # The earlier findings are reported all the same.
+        _print_error(error)
     failed = {one.history for one in found}
     found += [one for one in new if one.history not in failed]
     for one in found:
@@ -280,13 +286,17 @@ def _run(asked: argparse.Namespace) -> int:
     return 1 if found else 2 if not_run else 0
 
 
+def _print_error(error: Exception) -> None:
+    print(f"kvtwin.ci: {type(error).__name__}: {error}", file=sys.stderr)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the job, and returns the exit code."""
     asked = _arguments(words)
     try:
         return _run(asked)
     except Exception as error:
-        print(f"kvtwin.ci: {type(error).__name__}: {error}", file=sys.stderr)
+        _print_error(error)
         return 2
 
 
