@@ -355,7 +355,7 @@ TEST(Rules, APromptIsMovedWhereTheCacheMayRefuse) {
   EXPECT_TRUE(ours.Remove(0, 1, 2).ok());
   EXPECT_FALSE(ours.MoveIsOpen(0, 1, 2));
   // Only the last token moves, which is beyond the prompt.
-  EXPECT_TRUE(LedgerOf({}).Remove(0, 1, 3, heard).ok());
+  EXPECT_TRUE(PromptLedger({}).Remove(0, 1, 3, heard).ok());
   // The state after four tokens does not move.
   reference::Ledger states = PromptLedger({}, Kind::kRecurrent, {7, 8, 9, 6});
   EXPECT_EQ(states.Remove(0, 0, 1, heard).code(), StatusCode::kNotSupported);
