@@ -140,7 +140,7 @@ class CacheLedger final : public StateLedger {
     const bool gives = std::ranges::any_of(tokens_, [&](auto& token) {
       return token.HeldBy(src) && token.position < len;
     });
-    if (gives) given_.insert(dst);
+    if (gives && src != dst) given_.insert(dst);
     if ((ours_ && evictable_.empty()) || encoder() || recurrent()) {
       return StateLedger::CopyPrefix(src, dst, len);
     }
@@ -175,6 +175,7 @@ class CacheLedger final : public StateLedger {
             const std::map<int, KvRows>& rows) override {
     began_[seq] = 0;
     mixed_.erase(seq);
+    given_.insert(seq);
     StateLedger::Take(seq, position, rows);
   }
 
@@ -236,7 +237,7 @@ class CacheLedger final : public StateLedger {
 
   // A cache that copies rows may move its copies of shared tokens, where
   // kvtwin's caches answer shared_cells. A cache without a shift function may
-  // remove a range after which no token is, where they answer not_supported.
+  // remove a range with no tokens after it, where they answer not_supported.
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     if (ours_ || encoder() || recurrent()) {
       Status status = StateLedger::Remove(seq, begin, end);
@@ -254,8 +255,9 @@ class CacheLedger final : public StateLedger {
     }
     const bool none = rules_.middle == Rules::Middle::kRefused;
     const bool never = rules_.middle == Rules::Middle::kShifts && !CanShift();
-    // A range after which there is no token may count as the sequence's end
-    // where tokens cannot move.
+    if (begin == end && (none || never) && heard_.Is(kOk)) return {};
+    // A range with no tokens after it may count as the sequence's end if no
+    // token can move.
     const bool ends = (none || never) && heard_.Is(kOk) && !parts.after.must;
     const bool middle = end != kOpenEnd && parts.remains.may && !ends;
     if (middle && none) {
@@ -593,7 +595,8 @@ class CacheLedger final : public StateLedger {
   std::map<int, std::int64_t> began_;  // By sequence: its first position.
   // Sequences whose tokens may not have come in the order of their positions.
   std::set<int> mixed_;
-  std::set<int> given_;  // Sequences that got tokens from a copy in this pass.
+  // Sequences that got tokens from a copy, or a prompt, in this pass.
+  std::set<int> given_;
   // Pairs (number of a token, sequence): lazy eviction, or the eviction before
   // a refused batch, may have removed the token from the sequence. Ignored if
   // the sequence does not hold the token.

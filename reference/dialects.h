@@ -68,7 +68,8 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     for (CacheLedger& part : parts_) part.ContinuesAt(seq, position);
   }
   Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
-    const std::int64_t copied = std::min<std::int64_t>(len, Next(src));
+    const std::int32_t reach = hybrid_ ? ResumeBefore(src, len) : len;  // (H3)
+    const std::int64_t copied = std::min<std::int64_t>(reach, Next(src));
     const bool adds = parts_[0].CopyAdds() && Next(dst) > 0;
     const bool mixes =
         mixed_.contains(src) || (adds && (HasIds(src) || HasIds(dst)));
@@ -126,12 +127,15 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
         const Rows* rows = prefixes_.Computed(cache, prefix);
         if (rows == nullptr) {
           const std::string at = std::to_string(position);
+          bool begun = false;
+          for (std::size_t other = 0; other < parts_.size(); ++other) {
+            begun = begun || prefixes_.IsBegun(other, prefix);
+          }
           return {kInvalidArgument,
-                  prefixes_.IsBegun(cache, prefix)
-                      ? "the token at position " + at +
-                            " was never computed in all layers"
-                      : "the tokens up to position " + at +
-                            " were never computed as one prompt"};
+                  begun ? "the token at position " + at +
+                              " was never computed in all layers"
+                        : "the tokens up to position " + at +
+                              " were never computed as one prompt"};
         }
         needed.emplace_back(cache, position, rows);
       }

@@ -151,8 +151,8 @@ TEST(Probes, DistinguishTheirValuesAndAreMinimal) {
       pair = {one, other};
     });
     ASSERT_TRUE(pair);
-    // It is for lists, without can_resume or of copied rows: shorter histories
-    // show the ledgers.
+    // It is for lists without can_resume, or for caches that copy rows: ledgers
+    // need shorter histories.
     if (history->setup.legal) continue;
     const auto rerun = [&](const History& shorter) {
       std::optional<Failure> wrong;
@@ -424,6 +424,7 @@ TEST(Inference, AnExceptionMayRefuseABatch) {
           ++raised;
           const std::size_t step = failure->step;
           failure = MakeFailure("backend: error", "exception: ValueError");
+          failure->function = "start_forward";
           failure->step = step;
         }
         return result;

@@ -34,8 +34,8 @@ std::string_view CitedRules(TraceOpKind call, bool of_row);
 
 // Returns the rules of a call to a pool, by the call's name: "open".
 std::string_view CitedPoolRules(std::string_view call);
-// The same, without the rules of windows, states and groups for a pool that has
-// none. `window`: the pool has a window by its own rules.
+// The same, without the rules of windows, states and groups for a pool without
+// these. `window`: the pool has a window by its own rules.
 std::string CitedPoolRules(std::string_view call, const PagedSpec& spec,
                            bool window = false);
 

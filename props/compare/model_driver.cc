@@ -610,11 +610,17 @@ void ModelDriver::CheckView() {
   std::string text = fmt::format("layer {}: {}", layer, wrong->text);
   const auto row = AsSize(wrong->row);
   if (!IsEncoder() && row < batch_.positions.size()) {
-    const int draft = ledger_.active().batch()[row].draft;
-    text +=
-        fmt::format("\n  row {} is {} of sequence {} at position {}", row,
-                    draft < 0 ? "the token" : fmt::format("draft {}", draft),
-                    batch_.sequences[row], batch_.positions[row]);
+    const BatchToken& at = At(ledger_.active().batch(), wrong->row);
+    const bool drafted = std::ranges::any_of(
+        ledger_.active().tokens(), [&](const LedgerToken& token) {
+          return token.drafted_by == at.sequence && token.draft == at.draft;
+        });
+    text += fmt::format(
+        "\n  row {} {} of sequence {} at position {}", row,
+        at.draft < 0
+            ? "is the token"
+            : fmt::format("{} draft {}", drafted ? "is" : "was", at.draft),
+        at.sequence, at.position);
   }
   Failure failure = MakeFailure("subject: rows", text + MovedText(wrong->row));
   failure.row = wrong->row;

@@ -303,7 +303,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kSetCausal:
       // The gate has checked the indices.
       (void)ledger_->active().SetCausal(op.indices);
-      fresh_[active_] = !reserving_ && !copied_;
+      fresh_[active_] = !reserving_ && !ledger_->active().narrow();
       return std::nullopt;
     case TraceOpKind::kSetLayerType:
       ledger_->SetLayerType(op.type);
@@ -322,7 +322,6 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kCopyPrefix:
       (void)ledger_->CopyPrefix(op.src, op.dst, op.len);
       fresh_.assign(fresh_.size(), false);
-      copied_ = copied_ || std::ranges::count(sequences_, op.dst) > 0;
       return std::nullopt;
     case TraceOpKind::kCommit:  // The gate has checked the path.
       (void)ledger_->Commit(op.seq, op.indices);
@@ -346,7 +345,6 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
 
 std::optional<Failure> Oracle::FollowPrompt(const TraceOp& op) {
   fresh_.assign(fresh_.size(), false);
-  copied_ = true;
   const Status status = ledger_->FindPrefix(op.seq, op.indices, op.len);
   if (status.ok()) return std::nullopt;
   return WrongAnswer("len is {}, but {}", op.len, status.message());
@@ -356,7 +354,6 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const bool ok = op.result == StatusCode::kOk;
   const Batch batch = BatchOf(op);
   fresh_.assign(fresh_.size(), ok && !op.reserve);
-  copied_ = false;
   if (!ok) {
     if (header_.visibility_only) {
       std::optional<Failure> failure = CheckRoom(op);
@@ -367,6 +364,15 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
     Ledger after = *ledger_;
     if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
     return std::nullopt;
+  }
+  if (ledger_->HasStates()) {  // A batch says where its sequences end (R3).
+    std::map<int, std::int32_t> first;
+    for (std::size_t i = 0; i < op.positions.size(); ++i) {
+      first.try_emplace(op.sequences[i], op.positions[i]);
+    }
+    for (const auto& [seq, position] : first) {
+      ledger_->ContinuesAt(seq, position);
+    }
   }
   const Status status = ledger_->StartForward(batch, op.reserve);
   if (status.ok()) return std::nullopt;

@@ -141,10 +141,6 @@ class Oracle {
   std::size_t active_ = 0;   // The index of a wrapper's active cache.
   std::vector<bool> fresh_;  // By cache: the mask is up to date.
   bool reserving_ = false;
-  // A sequence of the pass got tokens by copy_prefix, or a prompt was found:
-  // the mask rows may not see these tokens, whose cells are beyond the view
-  // (S19).
-  bool copied_ = false;
   std::vector<std::int32_t> positions_;
   std::vector<int> sequences_;
   std::set<std::pair<std::size_t, int>> put_;  // In this pass, as in dims_.

@@ -144,9 +144,8 @@ TEST(Oracle, AcceptsWhatFollowsARefusedBatch) {
       {header(1), start("0,1", two), PutLine("1,2"), start("9", full),
        start("0", ok), PutLine("3"), start("1", draft), PutLine("4"),
        GetLine("3,4", R"("11")")},
-      // All tokens of the sequence are gone: a draft may be anywhere, also if
-      // it
-      // is refused, or only planned.
+      // All tokens of the sequence are gone: a draft may be anywhere, also a
+      // draft that is refused, or only planned.
       {header(1), start("0,1", two), PutLine("1,2"), start("9", full),
        start("5", full + parents), start("0", ok), PutLine("3"),
        GetLine("3", R"("1")")},
@@ -166,16 +165,20 @@ TEST(Oracle, AcceptsWhatFollowsARefusedBatch) {
       {header(1), start("0,1", two), PutLine("1,2"), start("2", full),
        R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})",
        start("1", ok), GetLine("1", R"("1")")}};
-  // A hybrid whose window has evicted its tokens goes back to 0 (H3).
-  const std::string window = R"({"type":"swa","window":1,"shift":"none"})";
-  histories.push_back(
-      {Replaced(header(1), R"("type":"swa","window":1,"shift":"none")",
-                R"("type":"hybrid","caches":[)" + window +
-                    R"(,{"type":"causal","shift":"none"}])"),
-       start("0,1", two), PutLine("1,2"), R"({"op":"set_layer_type","type":1})",
-       PutLine("1,2"), start("9", full),
-       R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})",
-       start("0", ok), PutLine("3"), GetLine("3", R"("1")")});
+  // A hybrid whose window has evicted its tokens goes back to 0 (H3, R3).
+  for (const std::string second : {R"("type":"causal","shift":"none")",
+                                   R"("type":"recurrent","checkpoints":4)"}) {
+    const std::string window = R"("type":"swa","window":1,"shift":"none")";
+    histories.push_back(
+        {Replaced(header(1), window,
+                  fmt::format(R"("type":"hybrid","caches":[{{{}}},{{{}}}])",
+                              window, second)),
+         start("0,1", two), PutLine("1,2"),
+         R"({"op":"set_layer_type","type":1})", PutLine("1,2"),
+         start("2", full),
+         R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})",
+         start("0", ok), PutLine("3"), GetLine("3", R"("1")")});
+  }
   for (const std::vector<std::string>& lines : histories) {
     ExpectAccept(Lines(lines), Level::kVisibility);
     std::vector<std::string> blind = lines;

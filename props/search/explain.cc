@@ -47,7 +47,7 @@ Failure Begun(const AnyHistory& history, const Failure& failure,
   return explained;
 }
 
-// Whether the failure has a long history: one that varies is not shrunk.
+// Whether the failure has a long history: a failure that varies is not shrunk.
 bool IsUnshrunk(const Failure& failure) {
   return failure.Is("harness: not the same twice");
 }

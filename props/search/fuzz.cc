@@ -320,7 +320,8 @@ class Search {
   }
 
   // Runs the history again; if the answers differ, replaces `first` by a
-  // failure: that of the run that ended the backend's process, if there is one.
+  // failure: that of the run that ended the backend's process, if a run did. A
+  // known death hides no other failure.
   void RunAgain(const History& history, RunResult& first) const {
     if (first.failure && IsHang(*first.failure)) return;
     RunResult again = RunHistory(history, counted_);
@@ -332,8 +333,13 @@ class Search {
     const auto died = [](const RunResult& result) {
       return result.failure && result.failure->party() == Party::kBackend;
     };
-    if (died(again) && !died(first)) first = std::move(again);
     if (died(first)) return;
+    if (died(again)) {
+      const bool is_known = IsHang(*again.failure) || IsKnown(*again.failure) ||
+                            !options_.known_buckets.empty();
+      if (!first.failure || !is_known) first = std::move(again);
+      return;
+    }
     if (!again.failure) again.failure = first.failure;
     if (!again.failure) again.failure = {.step = history.ops.size()};
     Failure& failure = *again.failure;

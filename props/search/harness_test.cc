@@ -207,6 +207,12 @@ TEST(Harness, ReportsTheCrashOfABackendThatVaries) {
   ASSERT_TRUE(result.failure.has_value());
   EXPECT_EQ(result.failure->check, "backend: crash");
   EXPECT_EQ(result.failure->operations, 3U);
+  // A known crash does not hide the other failure.
+  runs = 0;
+  options.known = {"backend: crash"};
+  const FuzzResult known = Fuzz(options, subject);
+  ASSERT_TRUE(known.failure.has_value());
+  EXPECT_EQ(known.failure->found_check, "subject: rows");
 }
 
 // Shrinking has a shorter timeout for a call, so that it may mistake a slow

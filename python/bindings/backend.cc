@@ -100,7 +100,7 @@ nb::object Rows(const kvtwin_tensor& rows) {
     elements *= static_cast<double>(extent);
   }
   if (elements > kElementsMax) return nb::none();  // Too large for an array.
-  // Misuse: as an array, bits would look like rows of f8.
+  // Misuse puts bits, which would look like rows of f8 in an array.
   if (view.dtype == DType::kBits) return nb::none();
   const auto copy = std::make_shared<DenseTensor>(CopyOf(view, view.dtype));
   return NumpyView(copy->view(), view.shape[3] > 1 ? 4 : 3, copy);

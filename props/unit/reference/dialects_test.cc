@@ -290,7 +290,7 @@ TEST(Rules, ARemoveThatMovesNothingMayBeOk) {
     EXPECT_EQ(remove(3, 3, ok), std::pair(ok, std::int64_t{3}));
     EXPECT_EQ(remove(1, 3, ok), std::pair(ok, std::int64_t{1}));
     EXPECT_EQ(remove(1, 2, ok), std::pair(refused, std::int64_t{3}));
-    EXPECT_EQ(remove(1, 1, ok), std::pair(refused, std::int64_t{3}));
+    EXPECT_EQ(remove(1, 1, ok), std::pair(ok, std::int64_t{3}));
     for (const reference::Heard& heard :
          {reference::Heard(), reference::Heard(refused)}) {
       EXPECT_EQ(remove(3, 3, heard), std::pair(refused, std::int64_t{3}));
@@ -392,6 +392,23 @@ TEST(Rules, APromptIsMixedByACopyThatAdds) {
   EXPECT_FALSE(plain.MoveIsOpen(0, 1, 2));
   EXPECT_EQ(plain.parts()[0].tokens().size(), 4U);
   EXPECT_FALSE(plain.parts()[0].HasEvictable());
+  // A hybrid goes back to the last state before position 3 (H3).
+  CacheSpec hybrid;
+  hybrid.kind = Kind::kHybrid;
+  hybrid.caches = {CacheSpec{.kind = Kind::kCausal},
+                   CacheSpec{.kind = Kind::kRecurrent}};
+  hybrid.caches[1].checkpoint_every = 2;
+  hybrid.caches[1].checkpoints = 4;
+  reference::Ledger back(hybrid);
+  EXPECT_TRUE(back.Init({}, {DType::kF32, 2, 16, 8}).ok());
+  const std::vector<std::int32_t> ids = {5, 6, 7, 8, 9};
+  EXPECT_TRUE(back.FindPrefix(0, ids, 0).ok());
+  const std::vector<std::int32_t> four = {0, 1, 2, 3};
+  EXPECT_TRUE(back.StartForward({four, std::vector<int>(4)}, false).ok());
+  EXPECT_TRUE(back.CopyPrefix(0, 1, 3).ok());
+  EXPECT_EQ(back.Next(1), 2);
+  EXPECT_NE(back.prefixes().PrefixAt(1, 1), 0);
+  EXPECT_EQ(back.prefixes().PrefixAt(1, 2), 0);
   // Ids of tokens that the source does not have are not copied.
   reference::Ledger longer = PromptLedger({}, Kind::kCausal, {7, 8, 9, 6, 5});
   EXPECT_TRUE(longer.Remove(0, 2, kOpenEnd).ok());
