@@ -106,8 +106,9 @@ Result<int> GuardedSessions::Submit(std::span<const SessionInput> prompt,
   Status status = CheckRequest(spec_, prompt, options);
   if (!status.ok()) return status;
   if (next_request_ == std::numeric_limits<int>::max()) {
-    return Untimely("{} requests were submitted, there are no more numbers",
-                    next_request_);
+    return Untimely(
+        "{} requests were submitted: all numbers of requests are taken",
+        next_request_);
   }
   const int request = DoSubmit(prompt, options);
   next_request_ = request + 1;

@@ -170,6 +170,17 @@ TEST(Probes, DistinguishTheirValuesAndAreMinimal) {
   }
 }
 
+// Infers the profile of a subject, whose rules become those that are tried
+// last.
+InferredProfile InferOf(Subject& subject) {
+  return InferProfile(
+      [&](const History& history, const Rules& judge) {
+        subject.rules = judge;
+        return RunHistory(history, subject);
+      },
+      subject.abilities);
+}
+
 InferredProfile InferTable(const kvtwin_backend_v1* table,
                            const Abilities* abilities = nullptr) {
   const Result<BackendInfo> info = DescribeBackend(table);
@@ -177,11 +188,7 @@ InferredProfile InferTable(const kvtwin_backend_v1* table,
   Subject subject = BackendSubject(*info, Level::kVisibility, "");
   if (abilities != nullptr) subject.abilities = *abilities;
   subject.mask_rows_too = true;
-  const auto run = [&](const History& history, const Rules& rules) {
-    subject.rules = rules;
-    return RunHistory(history, subject);
-  };
-  return InferProfile(run, subject.abilities);
+  return InferOf(subject);
 }
 
 InferredProfile InferRules(const Rules& cache) {
@@ -329,12 +336,7 @@ TEST(Inference, EvictionWithOwnBatchesAloneIsLazy) {
     const bool any_order = choices % 2 == 0;
     Subject subject = OtherSubject("ollama-0.12", choices, any_order,
                                    CacheFault::kEvictsItsOwn);
-    const InferredProfile found = InferProfile(
-        [&](const History& history, const Rules& judge) {
-          subject.rules = judge;
-          return RunHistory(history, subject);
-        },
-        subject.abilities);
+    const InferredProfile found = InferOf(subject);
     const std::string summary = SummaryOf(found);
     SCOPED_TRACE(summary);
     EXPECT_THAT(found.unexplained, IsEmpty());
@@ -380,12 +382,7 @@ TEST(Inference, LazyEvictionIsDetectedWithoutCanResume) {
       Subject subject =
           OtherSubject("ollama-0.12", choices, /*any_order=*/false, fault);
       subject.abilities.can_resume = false;
-      const InferredProfile found = InferProfile(
-          [&](const History& history, const Rules& judge) {
-            subject.rules = judge;
-            return RunHistory(history, subject);
-          },
-          subject.abilities);
+      const InferredProfile found = InferOf(subject);
       EXPECT_THAT(found.unexplained, IsEmpty());
       lazy += found.rules.eviction == Rules::Eviction::kLazy ? 1 : 0;
     }
@@ -447,12 +444,7 @@ TEST(Inference, ACacheThatCopiesMovesNoSharedToken) {
           OtherSubject("ollama-0.12", choices, /*any_order=*/false);
       subject.abilities.shifts = shifts;
       subject.mask_rows_too = true;
-      const InferredProfile found = InferProfile(
-          [&](const History& history, const Rules& judge) {
-            subject.rules = judge;
-            return RunHistory(history, subject);
-          },
-          subject.abilities);
+      const InferredProfile found = InferOf(subject);
       EXPECT_THAT(found.unexplained, IsEmpty());
       EXPECT_EQ(found.rules.shared_shift, Rules::SharedShift::kRefused)
           << SummaryOf(found);

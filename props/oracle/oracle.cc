@@ -194,7 +194,7 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
     ledger_->ContinuesAt(op.seq, 0);  // It is empty (F1).
     return FindWrongPrompt(op);
   }
-  if (op.kind == TraceOpKind::kStartForward && ledger_holds_) FollowDrafts(op);
+  if (op.kind == TraceOpKind::kStartForward && ledger_holds_) FollowEnds(op);
   recorded_ = op.result;
   const Status status = Ask(*gate_, op).status;
   const bool as_recorded = (op.kind == TraceOpKind::kStartForward ||
@@ -203,27 +203,31 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
   return status.ok() || as_recorded ? "" : status.ToString();
 }
 
-// The first draft of a sequence says where it ends, if that is open (S12): its
-// position is checked before the batch may be refused (D1).
-void Oracle::FollowDrafts(const TraceOp& op) {
-  if (op.parents.empty() ||
-      (op.result != StatusCode::kOk && op.result != StatusCode::kCacheFull)) {
-    return;
-  }
-  std::set<int> drafting;
+// A batch says where its sequences end, if that is open (S12): the first draft
+// of a sequence by its position, which is checked before the batch may be
+// refused (D1), and in caches with states each first token of an accepted batch
+// (R3).
+void Oracle::FollowEnds(const TraceOp& op) {
+  const bool ok = op.result == StatusCode::kOk;
+  const bool states = ok && !op.reserve && ledger_->HasStates();
+  const bool drafts =
+      !op.parents.empty() && (ok || op.result == StatusCode::kCacheFull);
+  if (!states && !drafts) return;
+  std::set<int> ended;  // Sequences whose ends are known.
   for (const CacheLedger& part : ledger_->parts()) {
     for (const LedgerToken& token : part.tokens()) {
-      if (token.IsDraft()) drafting.insert(token.drafted_by);
+      if (token.IsDraft()) ended.insert(token.drafted_by);
     }
   }
   // The gate will refuse lists of other lengths.
-  const std::size_t count =
-      std::min({op.parents.size(), op.sequences.size(), op.positions.size()});
+  std::size_t count = std::min(op.sequences.size(), op.positions.size());
+  if (drafts) count = std::min(count, op.parents.size());
   for (std::size_t i = 0; i < count; ++i) {
     const int seq = op.sequences[i];
-    const bool first =
-        op.parents[i] == kCommitted && drafting.insert(seq).second;
-    if (first) ledger_->ContinuesAt(seq, op.positions[i]);
+    const bool tells = states || op.parents[i] == kCommitted;
+    if (tells && ended.insert(seq).second) {
+      ledger_->ContinuesAt(seq, op.positions[i]);
+    }
   }
 }
 
@@ -364,15 +368,6 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
     Ledger after = *ledger_;
     if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
     return std::nullopt;
-  }
-  if (ledger_->HasStates()) {  // A batch says where its sequences end (R3).
-    std::map<int, std::int32_t> first;
-    for (std::size_t i = 0; i < op.positions.size(); ++i) {
-      first.try_emplace(op.sequences[i], op.positions[i]);
-    }
-    for (const auto& [seq, position] : first) {
-      ledger_->ContinuesAt(seq, position);
-    }
   }
   const Status status = ledger_->StartForward(batch, op.reserve);
   if (status.ok()) return std::nullopt;

@@ -87,7 +87,7 @@ class Oracle {
   const CacheSpec& ActiveSpec() const;
   Answer Ask(Cache& cache, const TraceOp& op) const;
   std::string FindMisuse(const TraceOp& op);
-  void FollowDrafts(const TraceOp& op);
+  void FollowEnds(const TraceOp& op);
   // Returns why the query or the output of an attend cannot be of this pass and
   // layer; empty if they can.
   std::string FindWrongShape(const TraceOp& op) const;

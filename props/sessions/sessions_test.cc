@@ -503,7 +503,8 @@ TEST(Sessions, RefuseRequestsThatCannotBeNumbered) {
     const Status refused = sessions.Submit(prompt, {}).status();
     EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
     EXPECT_EQ(refused.message(),
-              "2147483647 requests were submitted, there are no more numbers");
+              "2147483647 requests were submitted: all numbers of requests are "
+              "taken");
   }
 }
 

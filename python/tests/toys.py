@@ -134,6 +134,10 @@ class Right:
                     key[:, 1:] += begin - end
 
 
+class Legal(Right):
+    kvtwin = dataclasses.replace(Right.kvtwin, can={"remove_tail"})
+
+
 class SeesTooFew(Right):
     def sees(self, position, sequence, token):
         found = super().sees(position, sequence, token)

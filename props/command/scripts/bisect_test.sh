@@ -37,7 +37,7 @@ expect() {
 expect 1 "^  $bug the bug$" bisect --good HEAD~6
 expect 1 "^.\"first_bad\":\[.\"commit\":\"$bug\",\"subject\":\"the bug\"" \
   bisect --good HEAD~6 --json
-# The level and the profile are the finding's: by other rules there is no bug.
+# The level and the profile are those of the finding: it shows by them alone.
 history='kvt1 kind=swa window=1 cells=4 legal=1 | put 0*3'
 expect 1 "^  $bug the bug$" bisect --good HEAD~6 --level numeric --profile ollama-0.15
 expect 2 "the history does not fail at HEAD$" \

@@ -271,7 +271,7 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
   }
 }
 
-// Without a shift function, the cache may remove what is at the end (S32).
+// Without a shift function, the cache may remove the last tokens (S32).
 TEST(Rules, ARemoveThatMovesNothingMayBeOk) {
   for (const Rules& rules :
        {Rules(), Rules{.window = Rules::Window::kWithQuery}}) {

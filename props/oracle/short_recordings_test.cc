@@ -1,4 +1,5 @@
-// Recordings with prompts and pinned states.
+// Short recordings of caches that answer otherwise than ours, with prompts and
+// pinned states.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -15,13 +16,14 @@ namespace {
 
 using Recording = std::vector<std::string>;
 
-std::string Header(const std::string& cache, int layers = 1) {
+std::string Header(const std::string& cache, int layers = 1,
+                   int sequences = 3) {
   return fmt::format(
       R"({{"kvtrace":4,"placement":"other","cache":{{{}}},"config":{{}},)"
-      R"("init":{{"dtype":"f32","max_sequences":3,"capacity":9,)"
+      R"("init":{{"dtype":"f32","max_sequences":{},"capacity":9,)"
       R"("max_batch":9}},)"
       R"("model":{{"layers":{},"k_head_dim":1,"kv_heads":1,"v_head_dim":1}}}})",
-      cache, layers);
+      cache, sequences, layers);
 }
 const std::string kCausal = Header(R"("type":"causal","shift":"none")");
 
@@ -30,14 +32,14 @@ std::string Find(int seq, const std::vector<int>& tokens, int len) {
       R"({{"op":"find_prefix","seq":{},"tokens":[{}],"len":{}}})", seq,
       fmt::join(tokens, ","), len);
 }
-std::string Start(int seq, int begin, int count) {
+std::string Start(int seq, int begin, int count,
+                  const std::string& more = R"("result":"ok")") {
   std::vector<int> positions;
   for (int i = 0; i < count; ++i) positions.push_back(begin + i);
   return fmt::format(
-      R"({{"op":"start_forward","positions":[{}],"sequences":[{}],)"
-      R"("result":"ok"}})",
+      R"({{"op":"start_forward","positions":[{}],"sequences":[{}],{}}})",
       fmt::join(positions, ","),
-      fmt::join(std::vector(AsSize(count), seq), ","));
+      fmt::join(std::vector(AsSize(count), seq), ","), more);
 }
 std::string Rows(const std::vector<int>& rows) {
   return fmt::format(R"({{"shape":[1,1,{}],"data":[{}]}})", rows.size(),
@@ -65,6 +67,9 @@ Recording operator+(Recording a, const Recording& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
 }
+
+const std::string kFrom1 =
+    R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})";
 
 const Recording kFirst = {kCausal, Find(0, {7, 8, 9}, 0), Start(0, 0, 3),
                           Put({1, 2, 3}), Get({1, 2, 3}, 3)};
@@ -151,6 +156,81 @@ TEST(PinnedStates, AreJudged) {
   ExpectReject(recording({}), 8, Level::kNone);
   ExpectBadInput(Replaced(recording({pin}), R"("pins":1)", R"("pins":0)"), 4,
                  "pins no states");
+}
+
+// Right caches, which have an answer of their own (S3, S19, R2, F2).
+TEST(OtherAnswers, AreAccepted) {
+  // Each of eight sequences has a state.
+  Recording states = {Header(R"("type":"recurrent")", 1, 8)};
+  for (int seq = 0; seq < 8; ++seq) {
+    states = states + Recording{Start(seq, 0, 1), Put({1})};
+  }
+  const Recording two = {kCausal, Start(0, 0, 2), Put({1, 2}), Get({1, 2}, 2)};
+  for (const Recording& recording : std::vector<Recording>{
+           states,
+           // An absent window is unbounded, and so is a memory of all cells.
+           {Header(R"("type":"swa_mem","memory":9,"shift":"none")", 1, 1),
+            Start(0, 0, 1), Put({1}), Get({1}, 1)},
+           // The view of the pass does not have the cells of the copied tokens.
+           two + Recording{Start(1, 0, 1), Put({3}),
+                           R"({"op":"copy_prefix","src":0,"dst":1,"len":2})",
+                           R"({"op":"set_causal","except":[0]})",
+                           Replaced(Get({3}, 1), R"("1")", R"("0")")},
+           // A copy of an empty sequence to itself keeps its prompt.
+           {kCausal, Find(0, {5, 6}, 0),
+            R"({"op":"copy_prefix","src":0,"dst":0,"len":1})", Start(0, 0, 2),
+            Put({1, 2}), Get({1, 2}, 2), Find(1, {5, 6, 7}, 2), Start(1, 2, 1),
+            Put({3}), Get({1, 2, 3}, 1)}}) {
+    ExpectAccept(Lines(recording), Level::kVisibility);
+  }
+}
+
+// A refused batch may have evicted tokens (S12), and later lines tell. Here
+// each cache has evicted those of sequence 0; after the last line, another
+// sight of the same rows is wrong.
+TEST(OtherAnswers, MayFollowARefusedBatch) {
+  const std::string window = R"("type":"swa","window":1,"shift":"none")";
+  const std::string full = R"("result":"cache_full")";
+  const std::string draft = R"("parents":[-1],"result":)";
+  const Recording lost = {Header(window, 1, 1), Start(0, 0, 2), Put({1, 2}),
+                          Start(0, 8, 1, full)};
+  const Recording anew = {Start(0, 0, 1), Put({3}), Get({3}, 1)};
+  std::vector<Recording> histories = {
+      // The sequence begins anew, so that its draft is at position 1.
+      lost + Recording{Start(0, 0, 1), Put({3}),
+                       Start(0, 1, 1, draft + R"("ok")"), Put({4}),
+                       Get({3, 4}, 1)},
+      // All tokens of the sequence are gone: a draft may be anywhere, also a
+      // draft that is refused, or only planned.
+      lost + Recording{Start(0, 5, 1, draft + R"("cache_full")")} + anew,
+      lost + Recording{Start(0, 5, 1, draft + R"("ok","reserve":true)")} + anew,
+      // So may a prompt be given.
+      lost + Recording{Find(0, {5, 6}, 0)} + anew,
+      // The sequence ends at 2, so that the batch of another evicts nothing.
+      {Header(window, 1, 2), Start(0, 4, 1), Put({9}), Start(0, 8, 1, full),
+       Start(0, 0, 2), Put({1, 2}), Start(1, 0, 1), Put({5}), Start(0, 2, 1),
+       Put({3}), Replaced(Get({1, 2, 3}, 1), "111", "011")},
+      // The new token at position 1 has the cell of the evicted token at 0, and
+      // its rows until they are put (S13).
+      {Header(window, 1, 1), Start(0, 0, 2), Put({1, 2}), Start(0, 2, 1, full),
+       kFrom1, Start(0, 1, 1), Get({1}, 1)}};
+  // A hybrid whose window has evicted its tokens goes back to 0 (H3, R3).
+  for (const std::string second : {R"("type":"causal","shift":"none")",
+                                   R"("type":"recurrent","checkpoints":4)"}) {
+    const std::string caches = fmt::format(
+        R"("type":"hybrid","caches":[{{{}}},{{{}}}])", window, second);
+    histories.push_back(Recording{Header(caches, 1, 1), Start(0, 0, 2),
+                                  Put({1, 2}),
+                                  R"({"op":"set_layer_type","type":1})",
+                                  Put({1, 2}), Start(0, 2, 1, full), kFrom1} +
+                        anew);
+  }
+  for (const Recording& recording : histories) {
+    ExpectAccept(Lines(recording), Level::kVisibility);
+    Recording blind = recording;
+    blind.back()[blind.back().rfind('1')] = '0';
+    EXPECT_EQ(VerdictName(JudgeText(Lines(blind)).verdict()), "reject");
+  }
 }
 
 }  // namespace
