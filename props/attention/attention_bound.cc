@@ -70,6 +70,11 @@ class Head {
                         query_.cwiseAbs().maxCoeff();
     double error = products * relative + keys * step * (1 + relative) +
                    underflow * kSmallest * std::max(1.0, weighing_.soft_cap);
+    if (arithmetic_.input_step > 0) {  // Of queries, keys and the score.
+      const double factor = std::max(1.0, std::abs(weighing_.scale));
+      error += arithmetic_.input_step *
+               (1 + factor * (keys + query_.cwiseAbs().sum()));
+    }
     if (weighing_.soft_cap != 0) {
       error += std::abs(scores_[cell]) * (kTanhError + 4 * kUnit);
     }
@@ -96,6 +101,15 @@ class Head {
   Eigen::VectorXd scores_;
 };
 
+// Returns the magnitudes of the numbers of a head.
+Eigen::ArrayXd Magnitudes(const TensorView& row, std::int64_t head) {
+  Eigen::ArrayXd numbers(row.shape[0]);
+  for (std::int64_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = std::abs(LoadFrom(row, i, head));
+  }
+  return numbers;
+}
+
 // Adds `step` times the largest number in the same block to each error.
 void AddStepsOfValues(const Eigen::VectorXd& largest, double step,
                       Eigen::VectorXd& errors) {
@@ -105,6 +119,16 @@ void AddStepsOfValues(const Eigen::VectorXd& largest, double step,
     const std::int64_t count = std::min(kBlock, errors.size() - first);
     errors[i] += step * largest.segment(first, count).maxCoeff();
   }
+}
+
+// Adds the error `step` of `count` weights, which are rounded before or after
+// they are divided by their sum, and of V. `values` has the sums of the numbers
+// of V.
+void AddStepsOfWeights(double step, double count, const Eigen::VectorXd& values,
+                       Eigen::VectorXd& out_error, double& sum_error) {
+  if (step == 0) return;
+  out_error.array() += step * (values.array() + 1);
+  sum_error += step * count;
 }
 
 }  // namespace
@@ -140,6 +164,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
             : 0;
     Eigen::VectorXd out_error = Eigen::VectorXd::Zero(exact.out.rows());
     Eigen::VectorXd largest_value = Eigen::VectorXd::Zero(exact.out.rows());
+    Eigen::VectorXd values = Eigen::VectorXd::Zero(exact.out.rows());
     for (std::int64_t cell = 0; cell < scores.size(); ++cell) {
       if (scores[cell] == -kInfinity) continue;
       const double weight = std::exp(scores[cell] - largest);
@@ -150,14 +175,15 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
           kSmallest;
       sum += weight;
       sum_error += error;
-      const TensorView value = RowOf(view.value, v_layout, cell);
-      for (std::int64_t i = 0; i < out_error.size(); ++i) {
-        const double number = std::abs(LoadFrom(value, i, h / group));
-        out_error[i] += error * number + 13 * kSmallestProduct;
-        largest_value[i] = std::max(largest_value[i], number);
-      }
+      const Eigen::ArrayXd value =
+          Magnitudes(RowOf(view.value, v_layout, cell), h / group);
+      out_error.array() += error * value + 13 * kSmallestProduct;
+      largest_value = largest_value.array().max(value);
+      values.array() += value;
     }
     AddStepsOfValues(largest_value, arithmetic.value_step * sum, out_error);
+    AddStepsOfWeights(arithmetic.input_step * std::max(1.0, sum), count, values,
+                      out_error, sum_error);
     sum_error += sum * summing;
     const double relative = sum_error / sum;
     const bool known = relative < 0.5;  // NaN: not known.

@@ -18,6 +18,9 @@ struct AttentionArithmetic {
   // f32; 2^-8 if queries and weights are rounded to bf16, and K and V are bf16
   // already; 2^-7 if K and V are rounded, too.
   double input_error = 0;
+  // The error of a rounded number that is too small for a relative error: 2^-25
+  // for f16, whose subnormal numbers are multiples of 2^-24.
+  double input_step = 0;
   // The error of an element of a query, as a part of its largest element.
   double query_step = 0;
   // The error of a result, as a part of the largest number in the same 32

@@ -109,6 +109,29 @@ TEST(RecordedAttention, TheHeaderSaysHowExactItIs) {
   }
 }
 
+// In f16, a weight of e^-18 is 0, and small numbers are multiples of 2^-24.
+TEST(RecordedAttention, SmallNumbersOfF16AreRounded) {
+  const auto verdict = [](const std::string& keys, const std::string& values,
+                          const std::string& out) {
+    const std::string shape = R"({"shape":[2,2,3],"data":)";
+    const std::string put =
+        R"({"op":"put","layer":0,"key":{"shape":[2,1,3],"data":)" + keys +
+        R"(},"value":{"shape":[1,1,3],"data":)" + values + "}}\n";
+    return JudgeText(Header("2", R"("attend":{"dtype":"f16"},)") +
+                     kPass.substr(0, kPass.find('\n') + 1) + put +
+                     Attend(out, shape + "[1,0,1,0,1,0,1,0,1,0,1,0]}"))
+        .verdict();
+  };
+  const std::string zeros = "0,0,0,0,0,0";
+  const std::string small = "[2e-7,2e-7,2e-7]";
+  const std::string steps = "1.8e-7,1.8e-7,1.8e-7,1.8e-7,1.8e-7,1.8e-7";
+  // The scores are divided by the root of 2.
+  EXPECT_EQ(verdict("[0,0,-26,0,0,0]", "[0,1000,0]", zeros), Verdict::kAccept);
+  EXPECT_EQ(verdict("[0,0,-18,0,0,0]", "[0,1000,0]", zeros), Verdict::kReject);
+  EXPECT_EQ(verdict("[0,0,0,0,0,0]", small, steps), Verdict::kAccept);
+  EXPECT_EQ(verdict("[0,0,0,0,0,0]", small, zeros), Verdict::kReject);
+}
+
 // Two scores are 2 before they are capped.
 TEST(RecordedAttention, TheHeaderHasTheSoftCapAndTheSinks) {
   const std::string query = R"({"shape":[2,2,3],"data":)"
