@@ -142,9 +142,13 @@ TEST(GroupsRecordings, APassMayWriteOverAStateIfItSaysSo) {
   ExpectRightGroups(pass + Recording{States(0, {6, 7}, {27, 28})});
   ExpectWrongGroups(pass + Recording{States(0, {7}, {28})},
                     "the state after the token at position 6 is missing");
-  ExpectRightGroups(pass + Recording{States(0, {7}, {28})},
-                    Replaced(kGroupsHeader, R"("paged")",
-                             R"("paged","states_in_place":true)"));
+  const std::string in_place = Replaced(kGroupsHeader, R"("paged")",
+                                        R"("paged","states_in_place":true)");
+  ExpectRightGroups(pass + Recording{States(0, {7}, {28})}, in_place);
+  // The state after the last committed token is lost, and its length, too.
+  ExpectRightGroups(pass + Recording{TruncateTo(7, 0), Views(0, {})}, in_place);
+  ExpectGroupsVerdict(kSeven + Recording{TruncateTo(7, 0)}, "reject",
+                      "kept is 0, sequence 0 can continue at 7", in_place);
 }
 
 TEST(GroupsRecordings, ATruncationKeepsWhatTheNextTokenNeeds) {

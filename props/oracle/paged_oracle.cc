@@ -92,6 +92,15 @@ bool PagedOracle::IsGone(int sequence, int index, int group) const {
   return std::min(end, std::int64_t{last}) <= ledger_->Low(sequence, group);
 }
 
+bool PagedOracle::WroteOverState(int sequence) const {
+  if (!header_.rules.states_in_place) return false;
+  for (int group = 0; group < Size(header_.spec.groups); ++group) {
+    if (!SpecOf(group).states) continue;
+    if (ledger_->End(sequence, group) > ledger_->SeqLen(sequence)) return true;
+  }
+  return false;
+}
+
 int PagedOracle::BlocksFor(int tokens, int group) const {
   const int size = SpecOf(group).block_size;
   return tokens / size + (tokens % size == 0 ? 0 : 1);
@@ -504,8 +513,9 @@ std::optional<Failure> PagedOracle::FollowFork(const PagedTraceOp& op) {
 }
 
 // Checks the length at which a fork or a truncation took effect (P14). A pool
-// that gave up rows that the next token needs at `len` chooses a length; the
-// next views show whether it has the rows for `kept`.
+// that gave up rows that the next token needs at `len`, or wrote over the
+// state, chooses a length; the next views show whether it has the rows for
+// `kept`.
 std::optional<Failure> PagedOracle::CheckKept(const PagedTraceOp& op) const {
   const int kept = op.kept.value_or(op.len);
   if (kept > op.len) {
@@ -515,8 +525,9 @@ std::optional<Failure> PagedOracle::CheckKept(const PagedTraceOp& op) const {
   const auto gives_up = [](const PagedSpec& group) {
     return group.window || group.states;
   };
-  const bool may = std::ranges::any_of(header_.spec.groups, gives_up) &&
-                   op.len < ledger_->SeqLen(op.seq);
+  const bool may = (std::ranges::any_of(header_.spec.groups, gives_up) &&
+                    op.len < ledger_->SeqLen(op.seq)) ||
+                   WroteOverState(op.seq);
   if (kept == op.len || may) return std::nullopt;
   return WrongAnswer("kept is {}, sequence {} can continue at {}", kept, op.seq,
                      op.len);

@@ -113,6 +113,9 @@ class PagedOracle {
   static int PositionOf(const PagedTraceOp& op, int row) {
     return op.positions ? At(*op.positions, row) : op.start.value_or(0) + row;
   }
+  // Whether a pass, whose tokens are not committed yet, wrote over the state
+  // that it read.
+  bool WroteOverState(int sequence) const;
   // Whether no later token sees any token of this place of a sequence.
   bool IsGone(int sequence, int index, int group) const;
 

@@ -189,8 +189,11 @@ void PagedClient::Commit(std::span<const std::int32_t> committed) {
 
 void PagedClient::Truncate(int len) {
   const int all = Size(tokens);
+  if (len < all) dropped.clear();
   std::erase_if(key.media, [&](const PrefixMedia& media) {
-    return media.position >= len && media.position < all;
+    const bool drops = media.position >= len && media.position < all;
+    if (drops) dropped.push_back(media);
+    return drops;
   });
   if (len < all) rest.clear();
   tokens.resize(AsSize(len));
@@ -228,8 +231,13 @@ PagedClient DrawPrompt(const PagedOp& op,
     case 3:  // The last image, a token later.
       if (!media.empty()) ++media.back().position;
       break;
-    case 4:  // An image less.
-      if (!media.empty()) media.pop_back();
+    case 4:  // An image less, or the images that a truncation dropped as well.
+      if (!media.empty() && Mod(op.b, 2) == 0) {
+        media.pop_back();
+      } else if (!seen.empty()) {
+        const PagedClient& like = At(seen, Mod(op.a, Size(seen)));
+        for (const PrefixMedia& dropped : like.dropped) client.Add(dropped);
+      }
       break;
     default:
       break;

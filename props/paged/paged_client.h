@@ -90,7 +90,7 @@ inline constexpr int kPagedAlphabets = 6;
 
 // Draws a prompt: the tokens of one of the `seen` sequences, if there are any,
 // and up to three more. The key is that of `c`; from kSeenMedia on, it is
-// that of this sequence, perhaps with other media.
+// that of this sequence, perhaps with other media, or those that it dropped.
 inline constexpr int kSeenMedia = 1024;
 // From this `c` on, `a` is the prompt: its binary digits after the first one.
 // If `b` is above 0, it has an image at position b - 1.

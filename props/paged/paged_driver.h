@@ -65,6 +65,7 @@ struct PagedClient {
   int layers = 0;                     // The first layers have the pending rows.
   // In pools with groups, the rest of the prompt, which is appended next.
   std::vector<std::int32_t> rest;
+  std::vector<PrefixMedia> dropped;  // By the last Truncate, for later prompts.
 
   void Add(const PrefixMedia& media) {
     key.media.push_back(media);

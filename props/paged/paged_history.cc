@@ -311,9 +311,14 @@ std::vector<PagedOpKind> DrawKinds(const Pick& pick, std::size_t count,
 
 // Completes the last operation as a server would: an append goes to all layers,
 // and a commit follows, in one case of ten without ids; a commit takes all
-// tokens.
+// tokens; in one case of four, a fork takes the place of its source.
 void CompleteCall(const Pick& pick, std::vector<PagedOp>& ops) {
   PagedOp& op = ops.back();
+  if (op.kind == PagedOpKind::kFork && pick(0, 3) == 0) {
+    op.a = 0;  // The sequence with the lowest number.
+    ops.push_back({.kind = PagedOpKind::kFree, .a = 0});
+    return;
+  }
   if (op.kind == PagedOpKind::kCommit) op.b = 1;
   if (op.kind != PagedOpKind::kAppend) return;
   if (op.c % 5 == 0) op.c ^= 1;  // Its tokens stay of one alphabet.
@@ -471,6 +476,12 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
       op.kind = PagedOpKind::kAppend;  // It has the tokens with these media.
       op.c = numbers.C(op.kind);
       history.ops.push_back(op);
+      if (pick(0, 2) == 0) {  // Other tokens take their place.
+        CompleteCall(pick, history.ops);
+        history.ops.push_back({PagedOpKind::kTruncate, op.a, pick(0, 7), 0});
+        op.c = numbers.C(op.kind);
+        history.ops.push_back(op);
+      }
     }
     if (completes) CompleteCall(pick, history.ops);
   }

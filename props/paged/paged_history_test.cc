@@ -49,6 +49,37 @@ class IgnoresMedia : public ForwardingPool {
   }
 };
 
+// Truncate keeps the media of the tokens that it drops (P17).
+class TruncationKeepsMedia : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    Result<int> made = pool_->Open(prompt, key);
+    if (made.ok()) media_[*made] = key.media;
+    return made;
+  }
+  Status AddMedia(int sequence, const PrefixMedia& media) override {
+    Status status = pool_->AddMedia(sequence, media);
+    if (status.ok()) media_[sequence].push_back(media);
+    return status;
+  }
+  Status Truncate(int sequence, int len) override {
+    const int before = *pool_->SeqLen(sequence);
+    Status status = pool_->Truncate(sequence, len);
+    if (!status.ok()) return status;
+    const int kept = *pool_->SeqLen(sequence);
+    for (const PrefixMedia& media : media_[sequence]) {
+      const bool dropped = media.position >= kept && media.position < before;
+      if (dropped) (void)pool_->AddMedia(sequence, media);
+    }
+    return status;
+  }
+
+ private:
+  std::map<int, std::vector<PrefixMedia>> media_;
+};
+
 // Refuses each prompt that begins with blocks which a pool would find if it
 // missed that a fork has fewer tokens than its source (kForks), or took unknown
 // tokens for 0.
@@ -175,6 +206,15 @@ TEST(PagedHistories, HavePromptsWithOtherMedia) {
     found += IsFound<IgnoresMedia>(500, AsSize(seed), /*groups=*/true);
   }
   EXPECT_GE(found, 14);  // 18; 9 if servers repeated the media of prompts.
+}
+
+TEST(PagedHistories, TruncateTokensWithMedia) {
+  constexpr int kSeeds = 30;
+  int found = 0;
+  for (int seed = 1; seed <= kSeeds; ++seed) {
+    found += IsFound<TruncationKeepsMedia>(4000, AsSize(seed), /*groups=*/true);
+  }
+  EXPECT_GE(found, 10);  // 16; 4 if servers did not truncate after media.
 }
 
 }  // namespace

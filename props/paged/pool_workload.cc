@@ -68,6 +68,7 @@ void PoolWorkload::Open(const PagedOp& op) {
 void PoolWorkload::Fork(const PagedOp& op) {
   if (!abilities_.fork || sequences_.size() > kSequencesMax) return;
   const int from = Pick(op.a);
+  if (!MayGiveUp(sequences_.at(from))) return;
   PagedClient client = sequences_.at(from).client;
   const int len = Mod(op.b, Size(client.tokens) + 1);
   client.Fork(len);

@@ -227,6 +227,7 @@ class RecordingShrinker {
       goes_on = LeaveOut(UnitsOf);
       goes_on = LeaveOut(SinglesOf) || goes_on;
       goes_on = LeaveOutTokens() || goes_on;
+      goes_on = OpenForks() || goes_on;
     }
     shrunk_.calls = calls_.lines.size();
     shrunk_.is_shortest = shrunk_.runs < options_.runs;
@@ -303,6 +304,23 @@ class RecordingShrinker {
         if (calls_.lines[pass].at("positions").size() < 2) break;
         any = Take(WithoutToken(calls_, pass, i - 1)) || any;
       }
+    }
+    return any;
+  }
+
+  // Opens a sequence instead of each fork without tokens, which needs its
+  // source.
+  bool OpenForks() {
+    bool any = false;
+    for (std::size_t i = 0; calls_.paged && i < calls_.lines.size(); ++i) {
+      const Json& call = calls_.lines[i];
+      if (!Is(call, "fork") || call.at("len") != 0) continue;
+      Calls calls = calls_;
+      calls.lines[i] = {{"op", "open"},
+                        {"prompt", Json::array()},
+                        {"len", 0},
+                        {"result", call.at("result")}};
+      any = Take(std::move(calls)) || any;
     }
     return any;
   }
