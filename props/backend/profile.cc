@@ -31,6 +31,9 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     {"eviction", 0, 1,
      "kvt1 kind=swa window=2 legal=1 | put 0*4 | put 1*1 | drop 1:0- "
      "| copy 0>1:1 | put 1*1"},
+    // Without a shift function, the answer depends on the tokens that are left.
+    {"eviction", 0, 1,
+     "kvt1 kind=swa window=2 legal=1 | put 0*4 | put 0*1 | drop 0:1-5"},
     {"going back", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | drop 0:1-"},
     {"first tokens", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | put 0*1"},
     {"shift of shared tokens", 0, 1,
@@ -124,8 +127,7 @@ void Inference::Ask(const RuleProbe& probe) {
   ++result_.asked;
   std::string text = ToText(history);
   if (agreeing.empty()) {
-    result_.unexplained.push_back(std::move(text));
-    result_.ended.push_back(differs ? "" : std::move(ended));
+    result_.unexplained.push_back({std::move(text), std::move(ended), differs});
     return;
   }
   left_ = std::move(agreeing);
@@ -294,7 +296,8 @@ InferredProfile InferProfile(const BackendInfo& info) {
 }
 
 bool IsWrong(const InferredProfile& profile) {
-  return std::ranges::count(profile.ended, "") > 0;
+  return std::ranges::any_of(profile.unexplained,
+                             &InferredProfile::Unexplained::answered);
 }
 
 std::string SummaryOf(const InferredProfile& profile) {

@@ -72,11 +72,15 @@ struct InferredProfile {
   // Several if the backend fits each of them with the same number of
   // exceptions.
   std::vector<NearProfile> nearest;
-  // Histories that no rules explain: the cache is wrong by all rules.
-  std::vector<std::string> unexplained;
-  // For each of them: how the backend ended, such as "backend: crash: ..."; ""
-  // if it answered.
-  std::vector<std::string> ended;
+  // A history that no rules explain: the cache is wrong by all rules.
+  struct Unexplained {
+    std::string history;
+    // How the backend ended a run: "backend: crash: ..."; empty if it answered
+    // all calls of each run.
+    std::string ended;
+    bool answered = false;  // It was judged by its answers.
+  };
+  std::vector<Unexplained> unexplained;
   int asked = 0;  // Histories that the backend ran.
 };
 

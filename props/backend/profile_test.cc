@@ -400,7 +400,7 @@ TEST(Inference, LazyEvictionIsDetectedWithoutCanResume) {
       few);
   EXPECT_EQ(SummaryOf(found),
             "like ollama-0.12 except eviction is lazy (kvt1 kind=swa window=2 "
-            "legal=1 | put 0*4 | put 0*1 | copy 0>1:1 | put 1*1)");
+            "legal=1 | put 0*4 | put 0*1 | drop 0:1-5)");
 }
 
 // A refusal by an exception ends a history, but only by the rules of clients
@@ -549,6 +549,30 @@ TEST(Inference, ListsHistoriesThatNoRulesExplain) {
                         found.asked));
   EXPECT_EQ(found.nearest[0].name, "ollama-0.12");
   EXPECT_THAT(found.nearest[0].exceptions, IsEmpty());
+}
+
+// By some rules it is wrong, and by others it raises an exception: both are
+// told.
+TEST(Inference, KeepsTheTextOfAnException) {
+  const InferredProfile found = InferProfile(
+      [](const History& history, const Rules& judge) {
+        RunResult result = RunLedgers(history, {}, judge);
+        if (ToText(history).find("copy") == std::string::npos) return result;
+        if (judge.copy == Rules::Copy::kReplaces) {
+          result.failure = MakeFailure("subject: rows", "row 0 misses");
+        } else {
+          result.failure = MakeFailure("backend: error", "exception: full");
+          result.failure->function = "start_forward";
+          result.failure->step = 1;
+        }
+        return result;
+      },
+      Abilities());
+  ASSERT_EQ(found.unexplained.size(), 6U);
+  EXPECT_TRUE(IsWrong(found));
+  for (const auto& wrong : found.unexplained) {
+    EXPECT_EQ(wrong.ended, "backend: error: exception: full");
+  }
 }
 
 // Runs random histories, with shifts if the cache has them.

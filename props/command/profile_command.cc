@@ -91,7 +91,12 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
                              {"known", found.known()},
                              {"history", found.history}});
   }
-  json["unexplained"] = profile.unexplained;
+  json["unexplained"] = Json::array();
+  json["ended"] = Json::object();
+  for (const auto& [history, ended, answered] : profile.unexplained) {
+    json["unexplained"].push_back(history);
+    if (!ended.empty()) json["ended"][history] = ended;
+  }
   json["asked"] = profile.asked;
   return json;
 }
@@ -113,9 +118,9 @@ int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   fmt::print("{} is {}\n", info.name, SummaryOf(profile));
   if (code != 0)
     fmt::print("It is wrong under any rules on these histories:\n");
-  for (std::size_t i = 0; i < profile.unexplained.size(); ++i) {
-    fmt::print("  {}\n", profile.unexplained[i]);
-    if (!profile.ended[i].empty()) fmt::print("    {}\n", profile.ended[i]);
+  for (const auto& [history, ended, answered] : profile.unexplained) {
+    fmt::print("  {}\n", history);
+    if (!ended.empty()) fmt::print("    {}\n", ended);
   }
   fmt::print("\n");
   if (!IsWrong(profile)) PrintRules(profile);

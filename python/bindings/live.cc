@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -303,10 +304,10 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
 }
 
 // The summary; the values of each rule that fit the answers; the histories that
-// no rules explain.
+// no rules explain, and how the class ended in them ("" if it answered).
 using Profiled =
     std::tuple<std::string, std::map<std::string, std::vector<std::string>>,
-               std::vector<std::string>>;
+               std::vector<std::pair<std::string, std::string>>>;
 
 Profiled Profile(nb::object adapter) {
   return Raising([&]() -> Profiled {
@@ -320,7 +321,11 @@ Profiled Profile(nb::object adapter) {
             rule.values[static_cast<std::size_t>(value)]);
       }
     }
-    return {props::SummaryOf(profile), rules, profile.unexplained};
+    std::vector<std::pair<std::string, std::string>> unexplained;
+    for (const auto& [history, ended, answered] : profile.unexplained) {
+      unexplained.emplace_back(history, ended);
+    }
+    return {props::SummaryOf(profile), rules, std::move(unexplained)};
   });
 }
 

@@ -206,6 +206,8 @@ class ProfileResult:
     rules: dict[str, list[str]]
     #: Histories that the class answers wrongly by any rules.
     unexplained: list[str]
+    #: How the class ended in some of these histories: "backend: error: exception: ...".
+    ended: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return not self.unexplained
@@ -215,5 +217,6 @@ class ProfileResult:
         lines += (f"  {rule:24}{' or '.join(v)}" for rule, v in self.rules.items())
         if self.unexplained:
             lines += ["", "It is wrong under any rules on these histories:"]
-            lines += (f"  {line}" for line in self.unexplained)
+            for line in self.unexplained:
+                lines += [f"  {line}"] + [f"    {self.ended[line]}"] * (line in self.ended)
         return "\n".join(lines)
