@@ -148,7 +148,7 @@ Status CheckAttend(const kvtwin_description_v1& said,
   return {};
 }
 
-// Errors: an ability without the function that it needs.
+// Errors: an ability without the function, or the ability, that it needs.
 Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
                               const kvtwin_backend_v1& table) {
   std::uint32_t can = said.can;
@@ -161,6 +161,9 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
     return Invalid(
         "the backend declares CAN_COPY_PREFIX, but its table has no "
         "copy_prefix");
+  }
+  if ((can & KVTWIN_CAN_SHARE) != 0 && (can & KVTWIN_CAN_COPY_PREFIX) == 0) {
+    return Invalid("the backend declares CAN_SHARE, but not CAN_COPY_PREFIX");
   }
   constexpr std::uint32_t kAttends = KVTWIN_CAN_SOFT_CAP | KVTWIN_CAN_SINKS;
   if (table.attend == nullptr && (can & kAttends) != 0) {
@@ -292,6 +295,14 @@ std::string WhyNotMade(const BackendInfo& info, const Setup& setup) {
   if (info.abilities.Fits(setup)) {
     return fmt::format("the init of {} refuses such a cache: '{}'", info.name,
                        ToText(setup));
+  }
+  Setup legal = setup;
+  legal.legal = true;
+  if (info.abilities.Fits(legal)) {
+    return fmt::format(
+        "{} does not declare CAN_ANY_ORDER, so its histories need legal=1: "
+        "'{}'",
+        info.name, ToText(legal));
   }
   Setup nearest = setup;
   info.abilities.Fit(nearest);

@@ -29,6 +29,8 @@ namespace {
 // Views of histories are smaller than these limits.
 constexpr std::int64_t kColumnsMax = 1 << 22;
 constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
+// The columns of a view before `get` sets them.
+constexpr std::int32_t kColumnsBefore = -1;
 
 [[noreturn]] void ThrowWrong(CheckName check, std::string text) {
   throw MakeFailure(check, std::move(text));
@@ -509,6 +511,12 @@ void BackendCache::ReadAll(const char* what, const TensorView& view,
 
 // Sets the number of columns in the shapes that `get` left as they were.
 void BackendCache::FillColumns(kvtwin_view& view) const {
+  if (view.columns == kColumnsBefore) {
+    ThrowWrong("backend: garbage",
+               fmt::format("get: columns was not set: it is {}, as before the "
+                           "call",
+                           view.columns));
+  }
   if (view.columns < 0 || view.columns > kColumnsMax) {
     ThrowWrong("backend: garbage",
                fmt::format("get: {} columns", view.columns));
@@ -582,7 +590,7 @@ Result<KvView> BackendCache::Get() {
   c.value = CTensor(value);
   c.mask =
       CTensor({.dtype = config_.mask_dtype, .shape = {0, mask_rows, 1, 1}});
-  c.columns = -1;
+  c.columns = kColumnsBefore;
   const Status status =
       Call("get", [&] { return table_.get(cache_, layer_, &c); });
   if (!status.ok()) return status;

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import pytest
 import toys
@@ -27,6 +28,9 @@ def test_certify():
     assert not worse and any("level visibility" in line for line in worse.changes)
     with pytest.raises(ValueError, match="not a certificate"):
         kvtwin.certify(toys.Right, operations=10, histories=1, compare="{}")
+    for path in ("nosuch.json", pathlib.Path("nosuch.json"), __file__):
+        with pytest.raises(ValueError, match=r"Path\('.*'\).read_text\(\), not a path"):
+            kvtwin.certify(toys.Right, compare=path)
     with pytest.raises(ValueError, match="operations is 0"):
         kvtwin.certify(toys.Right, operations=0)
 
@@ -79,6 +83,7 @@ def test_profile():
     wrong = kvtwin.profile(toys.Raises)
     assert not wrong and "drop" in wrong.unexplained[0]
     assert wrong.unexplained[0] in str(wrong)
+    assert "KeyError" in wrong.ended[wrong.unexplained[0]] in str(wrong)
 
 
 def test_laws_refuse():

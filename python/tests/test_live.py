@@ -51,6 +51,8 @@ def test_our_cache_byte_for_byte():
 
 def test_run_says_which_setup_it_would_run():
     with pytest.raises(kvtwin.NotSupported, match="it declares is 'kvt1.* legal=1'"):
+        kvtwin.run(toys.Legal, "kvt1 mask=f16 | put 0*1")
+    with pytest.raises(kvtwin.NotSupported, match="ANY_ORDER.* legal=1: 'kvt1 legal=1'"):
         kvtwin.run(toys.Legal, "kvt1 | put 0*1")
 
 
@@ -316,6 +318,8 @@ def test_not_within_another():
 def test_descriptions():
     with pytest.raises(ValueError, match="can: 'fly' is not one of"):
         kvtwin.Description(name="x", can={"fly"})
+    with pytest.raises(ValueError, match="share needs the ability copy_prefix"):
+        kvtwin.Description(name="x", can={"share"})
 
     class NoGet:
         start_forward = put = print
@@ -512,6 +516,19 @@ def test_options_of_the_plugin(pytester):
     result = pytester.runpytest_subprocess("--kvtwin-seed=7", "--kvtwin-ops=50")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*seed 7: not judged*"])
+
+
+@pytest.mark.parametrize(
+    "function", [kvtwin.fuzz, kvtwin.laws, kvtwin.certify, kvtwin.profile, kvtwin.explore]
+)
+def test_an_instance_is_refused(function):
+    with pytest.raises(TypeError, match="cls is an instance of Right, it must be a class"):
+        function(toys.Right(kvtwin.Setup()))
+
+
+def test_an_instance_is_not_run():
+    with pytest.raises(TypeError, match="cls is an instance of Right"):
+        kvtwin.run(toys.Right(kvtwin.Setup()), "kvt1 | put 0*1")
 
 
 def test_its_own_description():

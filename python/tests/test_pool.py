@@ -197,6 +197,8 @@ def test_descriptions(pool):
 
     with pytest.raises(TypeError, match="no method views"):
         kvtwin.fuzz(NoViews)
+    with pytest.raises(TypeError, match="cls is an instance of NoViews"):
+        kvtwin.fuzz(NoViews())
     with pytest.raises(ValueError, match="window is 1.5, it must be an int from 0"):
         kvtwin.PoolDescription(name="x", window=1.5)
     with pytest.raises(ValueError, match="name is 5, it must be a str"):

@@ -383,7 +383,13 @@ def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
     return command
 
 
-def _is_pool(cls: type) -> bool:
+def _is_pool(cls: object) -> bool:
+    """Returns whether a class makes pools. Raises TypeError for an instance."""
+    if not callable(cls):
+        raise TypeError(
+            f"cls is an instance of {type(cls).__name__}, it must be a class, or a "
+            "function that makes a cache or a pool"
+        )
     return isinstance(getattr(cls, "kvtwin", None), PoolDescription)
 
 
@@ -469,6 +475,18 @@ def laws(
     return LawsResult(tuple(LawResult(**one) for one in answers), seed)
 
 
+def _refuse_path(compare: str) -> None:
+    """Raises ValueError for a path in place of the text of a file."""
+    text = str(compare)
+    if text.lstrip().startswith("{"):
+        return
+    if text.endswith(".json") or os.path.exists(text):
+        raise ValueError(
+            "compare takes the text of a certificate, such as "
+            f"pathlib.Path({text!r}).read_text(), not a path"
+        )
+
+
 @_casts_overflow
 def certify(
     cls: type,
@@ -481,12 +499,15 @@ def certify(
     """Tries everything that your class claims: the levels for `operations`
     operations each, and the laws on `histories` histories each.
 
-    `compare` is the JSON of an earlier certificate.
+    `compare` is the text of an earlier certificate, its `json`; if it is in a file,
+    `pathlib.Path("old.json").read_text()`.
     """
     if operations < 1 or histories < 1 or seed < 0:
         raise ValueError(
             f"operations is {operations}, histories is {histories}, seed is {seed}"
         )
+    if compare is not None:
+        _refuse_path(compare)
     limits = (operations, histories, seed, compare)
     if _is_pool(cls):
         fields = _kvtwin.certify_pool(
@@ -507,7 +528,9 @@ def profile(cls: type) -> ProfileResult:
     """Works out which system's rules your class of caches follows."""
     if _is_pool(cls):
         raise NotSupported("profiles are for caches, not for pools")
-    return ProfileResult(*_kvtwin.profile(Backend(cls)))
+    summary, rules, unexplained = _kvtwin.profile(Backend(cls))
+    ended = {history: text for history, text in unexplained if text}
+    return ProfileResult(summary, rules, [history for history, _ in unexplained], ended)
 
 
 def explore(cls: type, *, depth: int = 3) -> FuzzResult:

@@ -346,6 +346,8 @@ class Description:
         _known("attend_dtype", [self.attend_dtype], ("f32", "f16", "bf16"))
         _known("kinds", self.kinds, KINDS)
         _known("can", self.can, ABILITIES)
+        if "share" in self.can and "copy_prefix" not in self.can:
+            raise ValueError("the ability share needs the ability copy_prefix")
         _known("cannot", self.cannot, CANNOT)
         _known("placements", self.placements, PLACEMENTS)
         _known("dtypes", self.dtypes, DTYPES)
