@@ -19,6 +19,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/index.h"
 #include "props/backend/c_conversions.h"
 #include "props/backend/host_child.h"
 #include "props/backend/host_process.h"
@@ -237,6 +238,19 @@ TEST(Backend, CellsThatAreMoreWithEachCallAreGarbage) {
   EXPECT_EQ(failure->text, "cells gives a different count each time");
 }
 
+TEST(Backend, AGetThatSetsNothingIsGarbage) {
+  kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
+  table.get = [](void*, std::int32_t, kvtwin_view*) { return 0; };
+  const BackendInfo info = *DescribeBackend(&table);
+  const History history = *ParseHistory("kvt1 cells=4 legal=1 | put 0*1");
+  const auto failure =
+      RunHistory(history, BackendSubject(info, Level::kVisibility, "")).failure;
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->check, "backend: garbage");
+  EXPECT_EQ(failure->text,
+            "get: columns was not set: it is -1, as before the call");
+}
+
 TEST(Backend, SnapshotsInAnotherFormAreGarbage) {
   kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
   table.snapshot = [](void*, std::int32_t, const void** bytes,
@@ -268,6 +282,9 @@ TEST(Backend, SaysWhyACacheIsNotMade) {
   EXPECT_EQ(WhyNotMade(info, ParseHistory("kvt1 | put 0*1")->setup),
             "backend does not declare such a cache: 'kvt1'; the nearest that "
             "it declares is 'kvt1 cells=8 legal=1'");
+  EXPECT_EQ(WhyNotMade(info, ParseHistory("kvt1 cells=4 | put 0*1")->setup),
+            "backend does not declare CAN_ANY_ORDER, so its histories need "
+            "legal=1: 'kvt1 cells=4 legal=1'");
   EXPECT_EQ(WhyNotMade(info, ParseHistory("kvt1 cells=4 legal=1")->setup),
             "the init of backend refuses such a cache: 'kvt1 cells=4 legal=1'");
 }
@@ -370,6 +387,18 @@ TEST(Backend, DraftsNeedACommit) {
   ExpectRefused(&table, "CAN_FIND_PREFIX, but its table has no find_prefix");
   said.can = KVTWIN_CAN_PIN;
   ExpectRefused(&table, "CAN_PIN, but its table has no checkpoint");
+}
+
+TEST(Backend, PrefixesNeedACopy) {
+  kvtwin_backend_v1 table = Table();
+  table.copy_prefix = [](void*, std::int32_t, std::int32_t, std::int32_t) {
+    return 0;
+  };
+  said = Right();
+  said.can = KVTWIN_CAN_SHARE;
+  ExpectRefused(&table, "declares CAN_SHARE, but not CAN_COPY_PREFIX");
+  said.can |= KVTWIN_CAN_COPY_PREFIX;
+  EXPECT_TRUE(DescribeBackend(&table).ok());
 }
 
 bool Has(std::uint32_t bits, auto value) {
@@ -553,6 +582,30 @@ std::string EndOfHost(const std::string& script, std::size_t bytes) {
       process.Ask({{"history", std::string(bytes, 'x')}}, 0.3) &&
       process.Answer(60);
   return answered ? "it answers" : process.died().text;
+}
+
+// Reports, buckets and cited rules are made of these fields, not of texts.
+TEST(Host, SendsWhatIsWrong) {
+  const Failure sent = {.step = 3,
+                        .check = "subject: rows",
+                        .text = "row 1 misses",
+                        .row = 1,
+                        .column = 2,
+                        .first_cell = 4,
+                        .function = "get",
+                        .call = OpKind::kFind,
+                        .of_k_alone = true,
+                        .of_left = true};
+  const auto fields = [](const Failure& failure) {
+    return std::tuple(failure.step, failure.check, failure.text, failure.row,
+                      failure.column, failure.first_cell, failure.function,
+                      failure.call, failure.of_k_alone, failure.of_left);
+  };
+  auto json = ToJson(sent);
+  EXPECT_EQ(fields(FailureFromJson(json)), fields(sent));
+  json["call"] = AsInt(OpKind::kFind) + 1;  // There is no such operation.
+  EXPECT_ANY_THROW(FailureFromJson(json));
+  EXPECT_EQ(FailureFromJson(ToJson(Failure())).call, std::nullopt);
 }
 
 TEST(Host, NoProcessRenewsItsOwnTime) {

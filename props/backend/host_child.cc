@@ -302,6 +302,7 @@ int HostProcess::Spawn(int asked, int answers, int printed, int shared) {
 
 void HostProcess::Died(CheckName check, std::string text) {
   died_ = MakeFailure(check, std::move(text));
+  died_.function = function();
 }
 
 int HostProcess::End() {

@@ -114,20 +114,32 @@ bool IsSound(const Failure& failure) {
 }  // namespace
 
 Json ToJson(const Failure& failure) {
-  return {{"step", failure.step},     {"check", failure.check},
-          {"text", failure.text},     {"row", failure.row},
-          {"column", failure.column}, {"first_cell", failure.first_cell}};
+  Json json = {
+      {"step", failure.step},         {"check", failure.check},
+      {"text", failure.text},         {"row", failure.row},
+      {"column", failure.column},     {"first_cell", failure.first_cell},
+      {"function", failure.function}, {"of_k_alone", failure.of_k_alone},
+      {"of_left", failure.of_left}};
+  if (failure.call) json["call"] = *failure.call;
+  return json;
 }
 
 Failure FailureFromJson(const Json& json) {
-  return {.step = AsSize(CountAt(json, "step")),
-          .check = json.at("check").get<std::string>(),
-          .text = json.at("text").get<std::string>(),
-          .row = PlaceAt(json, "row"),
-          .column = PlaceAt(json, "column"),
-          // As the backend said it.
-          .first_cell =
-              IntegerAt(json, "first_cell", std::numeric_limits<int>::min())};
+  Failure failure = {.step = AsSize(CountAt(json, "step")),
+                     .check = json.at("check").get<std::string>(),
+                     .text = json.at("text").get<std::string>(),
+                     .row = PlaceAt(json, "row"),
+                     .column = PlaceAt(json, "column"),
+                     // As the backend said it.
+                     .first_cell = IntegerAt(json, "first_cell",
+                                             std::numeric_limits<int>::min()),
+                     .function = json.at("function").get<std::string>(),
+                     .of_k_alone = json.at("of_k_alone").get<bool>(),
+                     .of_left = json.at("of_left").get<bool>()};
+  if (json.contains("call")) {
+    failure.call = EnumAt(json, "call", OpKind::kFind);
+  }
+  return failure;
 }
 
 Json ToJson(const RunResult& result) {
@@ -583,6 +595,8 @@ RunResult Host::Ask(const History& history, Level level,
       Step& step = trace->steps.emplace_back();
       step.number = std::ssize(trace->steps);
       step.call = said->at("step").get<std::string>();
+      step.code = EnumAt(*said, "code", StatusCode::kDeviceError);
+      step.begins_pass = said->value("begins_pass", false);
       step.by_client = said->value("by_client", false);
       continue;
     }

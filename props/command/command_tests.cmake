@@ -682,6 +682,14 @@ if(TARGET kvtwin_shared)
     PRINTS "^    8 Remove.0, 0, open. -> ok   .by the client itself.$"
     ARGS run "kvt1 seqs=2 cap=2 batch=2 legal=1 | put 1*1 | put 0*2 | put 0*1 | put 1*1"
          --level visibility)
+  kvtwin_command_test(backend_names_the_room EXIT 1 BACKEND faulty_backend ENV KVTWIN_FAULT=full
+    PRINTS "is cache_full, but with it the cache has 1 sequence, of 2 at most, and none is"
+    ARGS run "kvt1 legal=1 | put 0*3" --level visibility)
+  # The host says how each call ended.
+  kvtwin_command_test(backend_cites_a_refused_batch EXIT 1 BACKEND broken_backend
+    ENV KVTWIN_BROKEN=frame PRINTS "^  rules   S2, S16, S17, S53, S12 "
+    ARGS run "kvt1 cap=4 batch=9 | put 1*2 | put 0*1 | put 0*9 | drop 0:0- | put 1*1"
+         --level visibility)
   kvtwin_script_test(interrupt_backend command/scripts/interrupt_test.sh
     $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(backend_of_nothing EXIT 2 BACKEND faulty_backend
@@ -878,6 +886,9 @@ kvtwin_command_test(backend_runs EXIT 1 BACKEND c_cache_bug
   ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1")
 kvtwin_command_test(backend_is_right EXIT 0 BACKEND c_cache PRINTS "no difference"
   ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1")
+kvtwin_command_test(backend_needs_legal_clients EXIT 2 BACKEND c_cache
+  PRINTS "does not declare CAN_ANY_ORDER, so its histories need legal=1: 'kvt1 cells=1 legal=1'"
+  ARGS run "kvt1 cells=1 | put 0*1")
 kvtwin_command_test(backend_lacks EXIT 2 BACKEND c_cache
   PRINTS "does not declare such a cache" ARGS run "kvt1 kind=encoder | put 0*1")
 kvtwin_command_test(backend_no_cells EXIT 2 BACKEND c_cache PRINTS "lists its cells"
@@ -1065,7 +1076,7 @@ kvtwin_command_test(host_of_deep_traces EXIT 1
   PRINTS "^  the backend wrote nonsense$"
   ARGS run --backend command/command_tests.cmake "kvp1 block=1 | open 0 0 0")
 kvtwin_command_test(host_of_endless_steps EXIT 1
-  ENV "${garbage_host};${host_cache};HOST_REPEATS={\"step\":\"x\"}"
+  ENV "${garbage_host};${host_cache};HOST_REPEATS={\"step\":\"x\",\"code\":0}"
   PRINTS "^  the backend did not return in 0.2 seconds$"
   ARGS run --call-seconds 0.2 --backend command/command_tests.cmake
        "kvt1 | put 0*1")

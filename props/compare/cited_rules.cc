@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/index.h"
-#include "props/compare/visibility.h"
 
 namespace kvtwin::props {
 namespace {
@@ -178,27 +177,10 @@ std::string_view CitedRules(std::string_view check, OpKind operation,
 
 namespace {
 
-// Returns the rules of the call with which a text begins: "Remove(0, 1, 2) is
-// ok, expected not_supported". Empty if it begins with no call.
-std::string_view RulesOfCall(std::string_view text, bool states) {
-  const auto calls = std::to_array<CheckRules>({
-      {"StartForward(drafts", states ? kStateDraft : kDraft},
-      {"Commit(", states ? kStateCommit : kCommit},
-      {"Checkpoint(", kCheckpoint},
-      {"FindPrefix(", kFindPrefix},
-      {"StartForward(", states ? kStateStart : kStartForward},
-      {"SetCausal(", states ? "R10" : kSetCausal},
-      {"Put(", kPut},
-      {"Get(", "S24"},
-      {"CopyPrefix(", states ? kStateCopy : kCopyPrefix},
-      {"CanResume(", states ? kStateResume : kCanResume},
-      {"Remove(", states ? kStateRemove : kRemove},
-      {"SetLayerType(", kSetLayerType},
+bool DraftsIn(const Op& op) {
+  return std::ranges::any_of(op.segments, [](const Segment& segment) {
+    return !segment.parents.empty();
   });
-  for (const auto& [call, rules] : calls) {
-    if (text.starts_with(call)) return rules;
-  }
-  return "";
 }
 
 // Returns the rules that the failure breaks, as if there were drafts.
@@ -206,26 +188,27 @@ std::string_view RulesOfFailure(const Failure& difference,
                                 const History& history) {
   const bool ran = difference.step < history.ops.size();
   const bool states = HasStates(history.setup.spec);
-  // One operation makes several calls: a legal client also removes.
-  if (difference.check == "subject: result") {
-    const std::string_view rules = RulesOfCall(difference.text, states);
-    if (ran && !rules.empty()) return rules;
+  // Then the K row was stored or shifted wrongly.
+  if (difference.of_k_alone) return "S21, S31, S34, S35, S53";
+  if (!ran) {
+    const auto* found =
+        std::ranges::find(kCheckRules, difference.check, &CheckRules::check);
+    if (found == kCheckRules.end()) return "S1, S2, S3, S4";  // Init.
+    return CitedRules(difference.check, OpKind::kLayer, states);
   }
-  if (IsOfKAlone(difference)) return "S21, S31, S34, S35, S53";
-  const OpKind kind = ran ? history.ops[difference.step].kind : OpKind::kLayer;
-  const auto* found =
-      std::ranges::find(kCheckRules, difference.check, &CheckRules::check);
-  if (!ran && found == kCheckRules.end()) return "S1, S2, S3, S4";  // Init.
+  const Op& op = history.ops[difference.step];
+  // An operation may make several calls: a legal client also removes.
+  const OpKind kind = difference.call.value_or(op.kind);
+  if (difference.Is("subject: result") && kind == OpKind::kPut &&
+      DraftsIn(op)) {
+    return states ? kStateDraft : kDraft;
+  }
   return CitedRules(difference.check, kind, states);
 }
 
 bool HasDrafts(const History& history) {
   return std::ranges::any_of(history.ops, [](const Op& op) {
-    const auto drafted = [](const Segment& segment) {
-      return !segment.parents.empty();
-    };
-    return op.kind == OpKind::kCommit ||
-           std::ranges::any_of(op.segments, drafted);
+    return op.kind == OpKind::kCommit || DraftsIn(op);
   });
 }
 
@@ -260,18 +243,13 @@ bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
 
 }  // namespace
 
-bool IsOfKAlone(const Failure& failure) {
-  return failure.check == "subject: rows" &&
-         failure.text.find("with another K row") != std::string::npos;
-}
-
 std::string CitedRules(const Failure& difference, const History& history) {
   std::vector<std::string_view> rules =
       SplitRules(RulesOfFailure(difference, history));
   if (!HasDrafts(history)) {
     std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
   }
-  if (difference.text.find(kLeftBefore) != std::string::npos) {
+  if (difference.of_left) {
     const auto leaving = RulesOfLeaving(history);
     rules.insert(rules.end(), leaving.begin(), leaving.end());
   }

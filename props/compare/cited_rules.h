@@ -20,9 +20,6 @@ namespace kvtwin::props {
 // history has recurrent state.
 std::string_view CitedRules(std::string_view check, OpKind operation,
                             bool states = false);
-// Whether the failure is a K row that is not the token's, with its V row: the K
-// row was stored or shifted wrongly.
-bool IsOfKAlone(const Failure& failure);
 // Returns the rules that the failure of this history breaks. Rules of drafts
 // are left out of a history without drafts. If a row sees a token that left,
 // the rules by which tokens leave are added.

@@ -74,9 +74,10 @@ std::string CellsText(const Cache& cache) {
   return entries.size() > 24 ? text + " ..." : text;
 }
 
-void DifferentialDriver::AddStep(std::string call, std::string_view answer) {
+void DifferentialDriver::AddStep(std::string call, std::string_view answer,
+                                 StatusCode code) {
   if (trace_ == nullptr) return;
-  const Step& step = trace_->Add(std::move(call), answer);
+  const Step& step = trace_->Add(std::move(call), answer, code);
   if (trace_->frame && step.number >= trace_->from) DrawCellsNow();
 }
 
@@ -312,8 +313,9 @@ void DifferentialDriver::CheckViews() {
   Result<KvView> subject = tested_->Get();
   ++result_.operations;
   ++result_.views;
+  const StatusCode code = subject.status().code();
   if (trace_ != nullptr) {
-    AddStep(call(), subject.ok() ? "" : StatusName(subject.status().code()));
+    AddStep(call(), subject.ok() ? "" : StatusName(code), code);
   }
   const auto refused = [&] {
     return fmt::format("Get of layer {} is refused: reference {}, {} {}", layer,
@@ -321,7 +323,8 @@ void DifferentialDriver::CheckViews() {
                        subject.status().ToString());
   };
   Check(reference.ok() || subject.ok(), "reference: result", refused);
-  Check(reference.ok() && subject.ok(), "subject: result", refused);
+  if (!reference.ok() || !subject.ok())
+    throw WrongResult(OpKind::kGet, refused());
   Check(reference->first_cell == subject->first_cell, "subject: view cells",
         [&] {
           return fmt::format(

@@ -13,7 +13,8 @@
 namespace kvtwin::props {
 
 template <class Call>
-void DifferentialDriver::CheckCodes(const Call& call, StatusCode ledger,
+void DifferentialDriver::CheckCodes(std::optional<OpKind> kind,
+                                    const Call& call, StatusCode ledger,
                                     StatusCode reference, StatusCode subject,
                                     std::string_view answer,
                                     std::string_view message) {
@@ -21,17 +22,17 @@ void DifferentialDriver::CheckCodes(const Call& call, StatusCode ledger,
   HashInt(static_cast<std::int64_t>(subject));
   if (observer_ != nullptr) observer_->Outcome(subject);
   if (trace_ != nullptr) {
-    AddStep(Made(call), answer.empty() ? StatusName(subject) : answer);
+    AddStep(Made(call), answer.empty() ? StatusName(subject) : answer, subject);
   }
   Check(ledger == reference, "reference: result", [&] {
     return fmt::format("{} is {} by the ledger, {} by the reference",
                        Made(call), StatusName(ledger), StatusName(reference));
   });
-  Check(reference == subject, "subject: result", [&] {
-    return fmt::format("{} is {} by the reference, {} by {}{}{}", Made(call),
-                       StatusName(reference), StatusName(subject),
-                       subject_.name, message.empty() ? "" : ": ", message);
-  });
+  if (reference == subject) return;
+  throw WrongResult(
+      kind, fmt::format("{} is {} by the reference, {} by {}{}{}", Made(call),
+                        StatusName(reference), StatusName(subject),
+                        subject_.name, message.empty() ? "" : ": ", message));
 }
 
 bool DifferentialDriver::SetUp() {
@@ -43,7 +44,7 @@ bool DifferentialDriver::SetUp() {
     return false;
   }
   if (!reference.ok() || !subject.ok()) {
-    CheckCodes("making the cache", reference.status().code(),
+    CheckCodes({}, "making the cache", reference.status().code(),
                reference.status().code(), subject.status().code());
     return false;
   }
@@ -60,7 +61,7 @@ bool DifferentialDriver::SetUp() {
   const StatusCode configured =
       expected({config.cache_padding, config.mask_batch_padding});
   Begin("SetConfig");
-  CheckCodes("SetConfig", configured, reference_->SetConfig(config).code(),
+  CheckCodes({}, "SetConfig", configured, reference_->SetConfig(config).code(),
              tested_->SetConfig(config).code());
   StatusCode by_ledger =
       expected({init.max_sequences, init.capacity, init.max_batch});
@@ -75,7 +76,7 @@ bool DifferentialDriver::SetUp() {
     ++result_.operations;  // The subject does not have such a cache.
     return false;
   }
-  CheckCodes("Init", by_ledger, init_of(*reference_), by_subject);
+  CheckCodes({}, "Init", by_ledger, init_of(*reference_), by_subject);
   if (by_ledger != StatusCode::kOk) return false;
   Check(reference_->CellCount() == tested_->CellCount(), "subject: cell count",
         [&] {
@@ -116,8 +117,10 @@ void DifferentialDriver::SetType(int type) {
   active_type_ = type;
   const auto call = [&] { return fmt::format("SetLayerType({})", type); };
   Begin(call);
-  Check(reference_->SetLayerType(type).ok() && tested_->SetLayerType(type).ok(),
-        "subject: result", [&] { return call() + " is refused"; });
+  if (!reference_->SetLayerType(type).ok() ||
+      !tested_->SetLayerType(type).ok()) {
+    throw WrongResult(OpKind::kType, call() + " is refused");
+  }
   Begin("");
 }
 
@@ -127,15 +130,17 @@ void DifferentialDriver::GoTo(int layer) {
   if (observer_ != nullptr) observer_->Select(/*type=*/false);
   const auto call = [&] { return fmt::format("SetLayer({})", layer); };
   Begin(call);
-  Check(reference_->SetLayer(layer).ok() && tested_->SetLayer(layer).ok(),
-        "subject: result", [&] { return call() + " is refused"; });
+  if (!reference_->SetLayer(layer).ok() || !tested_->SetLayer(layer).ok()) {
+    throw WrongResult(OpKind::kLayer, call() + " is refused");
+  }
   Begin("");
 }
 
 void DifferentialDriver::SelectLayer(int layer) {
   const auto call = [&] { return fmt::format("SetLayer({})", layer); };
   Begin(call);
-  CheckCodes(call, StatusCode::kOk, reference_->SetLayer(layer).code(),
+  CheckCodes(OpKind::kLayer, call, StatusCode::kOk,
+             reference_->SetLayer(layer).code(),
              tested_->SetLayer(layer).code());
   layer_ = layer;
   if (observer_ != nullptr) observer_->Select(/*type=*/false);
@@ -144,7 +149,8 @@ void DifferentialDriver::SelectLayer(int layer) {
 void DifferentialDriver::SelectType(int type) {
   const auto call = [&] { return fmt::format("SetLayerType({})", type); };
   Begin(call);
-  CheckCodes(call, wrapper_ ? StatusCode::kOk : StatusCode::kNotSupported,
+  CheckCodes(OpKind::kType, call,
+             wrapper_ ? StatusCode::kOk : StatusCode::kNotSupported,
              reference_->SetLayerType(type).code(),
              tested_->SetLayerType(type).code());
   if (!wrapper_) return;
@@ -159,7 +165,7 @@ void DifferentialDriver::RefusePlain(const Tokens& tokens, bool reserve) {
   const auto call = [&] { return StartForwardText(tokens, reserve); };
   Begin(call);
   const Batch batch = tokens.batch();
-  CheckCodes(call, ledger_.StartForward(batch, reserve).code(),
+  CheckCodes(OpKind::kPut, call, ledger_.StartForward(batch, reserve).code(),
              reference_->StartForward(batch, reserve).code(),
              tested_->StartForward(batch, reserve).code());
   CheckAllCells();
@@ -183,7 +189,7 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
   // The step, which CheckCodes draws, shows the first cache again.
   pass_.active = subject == StatusCode::kOk;
   if (pass_.active) active_type_ = 0;
-  CheckCodes(call, by_ledger, reference, subject, {},
+  CheckCodes(OpKind::kPut, call, by_ledger, reference, subject, {},
              subject_.is_twin() ? "" : answer.message());
   if (subject == StatusCode::kInvalidArgument) {  // Nothing changed (S5).
     pass_ = before;
@@ -272,7 +278,7 @@ void DifferentialDriver::PutRows() {
   Begin(call);
   const StatusCode reference = reference_->Put(key, value).code();
   const StatusCode subject = tested_->Put(key, value).code();
-  CheckCodes(call, StatusCode::kOk, reference, subject);
+  CheckCodes(OpKind::kReput, call, StatusCode::kOk, reference, subject);
   // Only rows that the twins accept: the ledger does not check them.
   ledger_.active().Put(layer, key, value);
   put_.insert(place());
@@ -312,7 +318,7 @@ void DifferentialDriver::Read() {
   if (!subject_.abilities.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
   const auto call = [&] { return fmt::format("Get(layer {})", layer_); };
   Begin(call);
-  CheckCodes(call, StatusCode::kFailedPrecondition,
+  CheckCodes(OpKind::kGet, call, StatusCode::kFailedPrecondition,
              reference_->Get().status().code(), tested_->Get().status().code());
 }
 
@@ -332,7 +338,8 @@ void DifferentialDriver::ExceptActive(const std::vector<int>& indices) {
   };
   Begin(call);
   const StatusCode by_ledger = ledger_.active().SetCausal(indices).code();
-  CheckCodes(call, by_ledger, reference_->SetCausal(indices).code(),
+  CheckCodes(OpKind::kCausal, call, by_ledger,
+             reference_->SetCausal(indices).code(),
              tested_->SetCausal(indices).code());
   if (KindOf(active_type_) == Kind::kRecurrent) return;  // No new mask.
   At(pass_.fresh, active_type_) = !pass_.copied;
@@ -366,7 +373,7 @@ StatusCode DifferentialDriver::Remove(int seq, std::int32_t begin,
   const StatusCode by_ledger = ledger_.Remove(seq, begin, end).code();
   const StatusCode reference = reference_->Remove(seq, begin, end).code();
   const StatusCode subject = tested_->Remove(seq, begin, end).code();
-  CheckCodes(call, by_ledger, reference, subject);
+  CheckCodes(OpKind::kDrop, call, by_ledger, reference, subject);
   if (observer_ != nullptr) {
     observer_->Remove(seq, begin, end, by_ledger, ledger_);
   }
@@ -385,7 +392,8 @@ void DifferentialDriver::CopyPrefix(int src, int dst, std::int32_t len) {
   };
   Begin(call);
   const StatusCode by_ledger = ledger_.CopyPrefix(src, dst, len).code();
-  CheckCodes(call, by_ledger, reference_->CopyPrefix(src, dst, len).code(),
+  CheckCodes(OpKind::kCopy, call, by_ledger,
+             reference_->CopyPrefix(src, dst, len).code(),
              tested_->CopyPrefix(src, dst, len).code());
   if (observer_ != nullptr) {
     observer_->CopyPrefix(src, dst, len, by_ledger, ledger_);
@@ -401,7 +409,7 @@ bool DifferentialDriver::CanResume(int seq, std::int32_t pos) {
   const bool by_ledger = ledger_.CanResume(seq, pos);
   const Result<bool> reference = reference_->CanResume(seq, pos);
   const Result<bool> subject = tested_->CanResume(seq, pos);
-  CheckCodes(call, StatusCode::kOk, reference.status().code(),
+  CheckCodes(OpKind::kAsk, call, StatusCode::kOk, reference.status().code(),
              subject.status().code(), YesOrNo(subject));
   HashInt(*subject ? 1 : 0);
   if (observer_ != nullptr) observer_->CanResume(seq, pos, ledger_);
@@ -440,7 +448,8 @@ void DifferentialDriver::Commit(int seq, const std::vector<int>& path) {
   };
   Begin(call);
   const StatusCode by_ledger = ledger_.Commit(seq, path).code();
-  CheckCodes(call, by_ledger, reference_->Commit(seq, path).code(),
+  CheckCodes(OpKind::kCommit, call, by_ledger,
+             reference_->Commit(seq, path).code(),
              tested_->Commit(seq, path).code());
   if (observer_ != nullptr) observer_->Commit(seq, path, ledger_);
   pass_.fresh.reset();
@@ -452,7 +461,7 @@ void DifferentialDriver::Checkpoint(int seq) {
   const auto call = [&] { return fmt::format("Checkpoint({})", seq); };
   Begin(call);
   const StatusCode by_ledger = ledger_.Checkpoint(seq).code();
-  CheckCodes(call, by_ledger, reference_->Checkpoint(seq).code(),
+  CheckCodes(OpKind::kPin, call, by_ledger, reference_->Checkpoint(seq).code(),
              tested_->Checkpoint(seq).code());
   if (observer_ != nullptr) observer_->Checkpoint(seq, ledger_);
 }
@@ -461,7 +470,7 @@ void DifferentialDriver::Cached() {
   if (IsEncoder(active_type_)) return CheckEncoderCached();
   if (!subject_.is_twin()) return;
   Begin("EncoderCached");
-  CheckCodes("EncoderCached", StatusCode::kNotSupported,
+  CheckCodes(OpKind::kCached, "EncoderCached", StatusCode::kNotSupported,
              reference_->EncoderCached().status().code(),
              tested_->EncoderCached().status().code());
 }
@@ -471,8 +480,9 @@ void DifferentialDriver::CheckEncoderCached() {
   Begin("EncoderCached");
   const Result<bool> reference = reference_->EncoderCached();
   const Result<bool> subject = tested_->EncoderCached();
-  CheckCodes("EncoderCached", StatusCode::kOk, reference.status().code(),
-             subject.status().code(), YesOrNo(subject));
+  CheckCodes(OpKind::kCached, "EncoderCached", StatusCode::kOk,
+             reference.status().code(), subject.status().code(),
+             YesOrNo(subject));
   Check(by_ledger == *reference && by_ledger == *subject,
         "subject: encoder cached", [&] {
           return fmt::format(
@@ -575,8 +585,8 @@ std::optional<CacheState> DifferentialDriver::SameSnapshot() {
     Begin("");
     return std::nullopt;
   }
-  CheckCodes("Snapshot", StatusCode::kOk, expected.status().code(),
-             actual.status().code());
+  CheckCodes(OpKind::kSnapshot, "Snapshot", StatusCode::kOk,
+             expected.status().code(), actual.status().code());
   Check(*expected == *actual, "subject: snapshot",
         [&] { return "the snapshots are not equal" + CellsText(*tested_); });
   return std::move(*expected);
@@ -640,8 +650,8 @@ void DifferentialDriver::Snapshot(int seq) {
   Begin(call);
   const Result<CacheState> expected_state = reference_->SnapshotOf(seq);
   const Result<CacheState> found_one = tested_->SnapshotOf(seq);
-  CheckCodes(call, StatusCode::kOk, expected_state.status().code(),
-             found_one.status().code());
+  CheckCodes(OpKind::kSnapshot, call, StatusCode::kOk,
+             expected_state.status().code(), found_one.status().code());
   const CacheState state = SequenceOf(*expected, seq);
   Check(*expected_state == state, "reference: snapshot",
         [&] { return call() + " is not what the snapshot has of it"; });
@@ -668,7 +678,8 @@ void DifferentialDriver::Add(int seq, int dst) {
   const Status reference = reference_->AddSequence(dst, added);
   const Status subject = tested_->AddSequence(dst, added);
   if (subject.code() == StatusCode::kNotSupported) return Begin("");
-  CheckCodes(call, expected.status().code(), reference.code(), subject.code());
+  CheckCodes(OpKind::kAdd, call, expected.status().code(), reference.code(),
+             subject.code());
   const CacheState& after = expected.ok() ? *expected : before;
   Check(*reference_->Snapshot() == after, "reference: snapshot",
         [&] { return call() + " does not make what WithSequence makes"; });

@@ -104,9 +104,9 @@ class DifferentialDriver final : public Driver {
 
   // Comparisons. `message` is what the subject says of its refusal.
   template <class Call>
-  void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
-                  StatusCode subject, std::string_view answer = {},
-                  std::string_view message = {});
+  void CheckCodes(std::optional<OpKind> kind, const Call& call,
+                  StatusCode ledger, StatusCode reference, StatusCode subject,
+                  std::string_view answer = {}, std::string_view message = {});
   void CheckOutsideOfLife(CheckName check);
   // Compares the snapshots of both caches and returns the snapshot, or nullopt
   // if the subject has none.
@@ -132,7 +132,8 @@ class DifferentialDriver final : public Driver {
   void Begin(const Call& call, bool begins_pass = false) {
     if (trace_ != nullptr) trace_->Begin(Made(call), begins_pass);
   }
-  void AddStep(std::string call, std::string_view answer);
+  void AddStep(std::string call, std::string_view answer,
+               StatusCode code = StatusCode::kOk);
   bool drawing() const {
     return trace_ != nullptr && !trace_->steps.empty() &&
            trace_->steps.back().drawn;

@@ -17,6 +17,7 @@
 #include "props/base/check_name.h"
 #include "props/base/level.h"
 #include "props/compare/step.h"
+#include "props/history/history.h"
 
 namespace kvtwin::props {
 
@@ -33,8 +34,13 @@ struct Failure {
   int first_cell = 0;
   // In a recording: the twin that disagrees; empty if all twins disagree.
   std::string twin = {};
-  // The function of a backend that answered with an error.
+  // The function of a backend that answered with an error, or did not return.
   std::string function = {};
+  // Where an answer is wrong: the operation that makes the answered call alone,
+  // such as kDrop if a legal client removed tokens to make room for a batch.
+  std::optional<OpKind> call = {};
+  bool of_k_alone = false;  // A column has a token's V row with another K row.
+  bool of_left = false;     // A row sees a token that the cache has dropped.
 
   // Explain fills in the rest.
   std::string subject = {};  // The name of the system under test.
@@ -72,6 +78,13 @@ struct Failure {
 
 inline Failure MakeFailure(CheckName check, std::string text) {
   return {.check = std::string(check.name()), .text = std::move(text)};
+}
+
+// Returns the failure of an answer, of the call that `call` makes, if any does.
+inline Failure WrongResult(std::optional<OpKind> call, std::string text) {
+  Failure failure = MakeFailure("subject: result", std::move(text));
+  failure.call = call;
+  return failure;
 }
 
 // Returns the text for a host whose answer cannot be right, for the reason

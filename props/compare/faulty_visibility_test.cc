@@ -454,9 +454,8 @@ TEST(FaultyTwins, TheNumericLevelSeesWrongAttention) {
   EXPECT_FALSE(Seen(history, add(kValue, 1, 1e-7F), Level::kNumeric));
 }
 
-// An answer that no rule decides may be anything, but must be the same in each
-// run.
-TEST(FaultyTwins, AnswersThatChangeBetweenRunsAreFound) {
+// A view may have any number of hidden columns, and another in the next run.
+TEST(FaultyTwins, HiddenColumnsMayVaryBetweenRuns) {
   const auto runs = std::make_shared<int>(0);
   // Every other time, the view has one more column, which no row sees.
   const View wider = [=](OwnedView& view) {
@@ -489,7 +488,7 @@ TEST(FaultyTwins, AnswersThatChangeBetweenRunsAreFound) {
   const RunResult other = RunHistory(history, subject);
   EXPECT_FALSE(one.failure) << one.failure->text;
   EXPECT_FALSE(other.failure) << other.failure->text;
-  EXPECT_NE(one.digest, other.digest);
+  EXPECT_EQ(one.digest, other.digest);
 }
 
 // Two tokens with two heads, stored head by head: each head of a row is dense,

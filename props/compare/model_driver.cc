@@ -15,12 +15,12 @@
 #include "core/mask_elements.h"
 #include "props/base/attending.h"
 #include "props/base/check_name.h"
+#include "props/base/counted.h"
 #include "props/base/hash.h"
 #include "props/base/prefix_finding.h"
 #include "props/base/shifting.h"
 #include "props/compare/failure.h"
 #include "props/compare/step.h"
-#include "props/compare/visibility.h"
 #include "props/history/misuse.h"
 #include "reference/attention.h"
 
@@ -74,7 +74,7 @@ bool ModelDriver::SetUp() {
   // Sizes, too, decide whether such a cache can exist.
   const Status expected = ledger_.Init(config, init);
   if (!expected.ok()) return false;
-  CheckResult("Init", expected, status);
+  CheckResult({}, "Init", expected, status);
   Begin("");
   // CheckRoom judges cache_full instead.
   ledger_.IgnoreCapacity();
@@ -96,11 +96,8 @@ void ModelDriver::AddStep(const std::string& call, StatusCode code,
                           std::string_view answer) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(code));
-  AddStep(call, answer.empty() ? StatusName(code) : answer);
-}
-
-void ModelDriver::AddStep(const std::string& call, std::string_view answer) {
-  if (trace_ != nullptr) trace_->Add(call, answer);
+  if (trace_ == nullptr) return;
+  trace_->Add(call, answer.empty() ? StatusName(code) : answer, code);
 }
 
 void ModelDriver::DrawCellsNow() {
@@ -112,12 +109,12 @@ void ModelDriver::DrawCellsNow() {
   step.cache = type_;
 }
 
-void ModelDriver::CheckResult(const std::string& call, const Status& expected,
+void ModelDriver::CheckResult(std::optional<OpKind> kind,
+                              const std::string& call, const Status& expected,
                               const Status& actual) {
-  Check(expected.code() == actual.code(), "subject: result", [&] {
-    return fmt::format("{} is {}, expected {}", call, actual.ToString(),
-                       expected.ToString());
-  });
+  if (expected.code() == actual.code()) return;
+  throw WrongResult(kind, fmt::format("{} is {}, expected {}", call,
+                                      actual.ToString(), expected.ToString()));
 }
 
 void ModelDriver::SetType(int type) {
@@ -126,7 +123,7 @@ void ModelDriver::SetType(int type) {
   type_ = type;
   const auto call = [&] { return fmt::format("SetLayerType({})", type); };
   Begin(call);
-  CheckResult(call(), {}, tested_->SetLayerType(type));
+  CheckResult(OpKind::kType, call(), {}, tested_->SetLayerType(type));
   Begin("");
 }
 
@@ -134,7 +131,7 @@ void ModelDriver::SelectLayer(int layer) {
   layer_ = layer;
   const auto call = [&] { return fmt::format("SetLayer({})", layer); };
   Begin(call);
-  CheckResult(call(), {}, tested_->SetLayer(layer));
+  CheckResult(OpKind::kLayer, call(), {}, tested_->SetLayer(layer));
   Begin("");
 }
 
@@ -154,7 +151,8 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
     Begin(call);
     const Status refused = tested_->StartForward(tokens.batch(), reserve);
     AddStep(call, refused.code());
-    CheckResult(call, ledger_.StartForward(tokens.batch(), reserve), refused);
+    CheckResult(OpKind::kPut, call,
+                ledger_.StartForward(tokens.batch(), reserve), refused);
     return false;
   }
   const auto before = std::tuple(batch_, active_, copied_, fresh_, type_);
@@ -174,7 +172,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   }
   type_ = 0;
   const Status expected = ledger_.StartForward(batch, reserve, actual.code());
-  CheckResult(call, expected, actual);
+  CheckResult(OpKind::kPut, call, expected, actual);
   if (!actual.ok()) {  // The ledger expects this refusal, too.
     // By our rules, the pass before a wrong batch continues (S5).
     const bool wrong = actual.code() == StatusCode::kInvalidArgument;
@@ -228,9 +226,10 @@ void ModelDriver::CheckRoom(const std::string& call,
   }
   Check(!fits, "subject: room", [&] {
     return fmt::format(
-        "{} is cache_full, but with it there are {} sequences, of {} at most, "
-        "and none is longer than the capacity of {}",
-        call, tokens.size(), setup_.init.max_sequences, setup_.init.capacity);
+        "{} is cache_full, but with it the cache has {}, of {} at most, and "
+        "none is longer than the capacity of {}",
+        call, Counted(std::ssize(tokens), "sequence"),
+        setup_.init.max_sequences, setup_.init.capacity);
   });
 }
 
@@ -292,7 +291,7 @@ void ModelDriver::PutRows() {
   Begin(call);
   const Status found = tested_->Put(key, value);
   AddStep(call, found.code());
-  CheckResult(call, {}, found);
+  CheckResult(OpKind::kReput, call, {}, found);
   ledger_.Put(layer_, key, value);
   put_.insert(place());
   DrawCellsNow();
@@ -330,9 +329,12 @@ void ModelDriver::Cached() {
   if (!IsEncoder()) return;
   Begin("EncoderCached");
   const Result<bool> cached = tested_->EncoderCached();
-  AddStep("EncoderCached",
-          cached.ok() ? YesOrNo(cached) : StatusName(cached.status().code()));
-  CheckResult("EncoderCached", {}, cached.status());
+  const StatusCode code = cached.status().code();
+  if (trace_ != nullptr) {
+    trace_->Add("EncoderCached",
+                cached.ok() ? YesOrNo(cached) : StatusName(code), code);
+  }
+  CheckResult(OpKind::kCached, "EncoderCached", {}, cached.status());
   Check(!*cached || ledger_.active().slots().cached, "subject: encoder cached",
         [] { return "EncoderCached is true, but nothing is cached"; });
 }
@@ -351,7 +353,8 @@ void ModelDriver::ExceptActive(const std::vector<int>& indices) {
   Begin(call);
   const Status found = tested_->SetCausal(indices);
   AddStep(call, found.code());
-  CheckResult(call, ledger_.active().SetCausal(indices), found);
+  CheckResult(OpKind::kCausal, call, ledger_.active().SetCausal(indices),
+              found);
   if (ledger_.active().recurrent()) return;  // There is no new mask.
   At(fresh_, type_) = !reserving_ && !ledger_.active().narrow();
   DrawCellsNow();
@@ -403,7 +406,7 @@ StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
     for (const int sharer : sharers) moved_[sharer] = call;
   }
   const Status expected = ledger_.Remove(seq, begin, end, actual.code());
-  CheckResult(call, expected, actual);
+  CheckResult(OpKind::kDrop, call, expected, actual);
   fresh_.reset();
   DrawCellsNow();
   return actual.code();
@@ -420,7 +423,8 @@ void ModelDriver::CopyPrefix(int src, int dst, std::int32_t len) {
     CheckRoom(call, after, {});
     return DrawCellsNow();
   }
-  CheckResult(call, ledger_.CopyPrefix(src, dst, len, found.code()), found);
+  CheckResult(OpKind::kCopy, call,
+              ledger_.CopyPrefix(src, dst, len, found.code()), found);
   fresh_.reset();
   copied_ = copied_ || found.ok();
   DrawCellsNow();
@@ -434,7 +438,7 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   Begin(call);
   const Result<bool> actual = tested_->CanResume(seq, pos);
   AddStep(call, actual.status().code(), YesOrNo(actual));
-  CheckResult(call, {}, actual.status());
+  CheckResult(OpKind::kAsk, call, {}, actual.status());
   HashInt(*actual ? 1 : 0);
   // A cache may refuse to resume, except after the last state of a sequence
   // (R8, R10).
@@ -458,7 +462,7 @@ void ModelDriver::Commit(int seq, const std::vector<int>& path) {
   Begin(call);
   const Status found = tested_->Commit(seq, path);
   AddStep(call, found.code());
-  CheckResult(call, ledger_.Commit(seq, path), found);
+  CheckResult(OpKind::kCommit, call, ledger_.Commit(seq, path), found);
   fresh_.reset();
   DrawCellsNow();
 }
@@ -468,7 +472,7 @@ void ModelDriver::Checkpoint(int seq) {
   Begin(call);
   const Status found = tested_->Checkpoint(seq);
   AddStep(call, found.code());
-  CheckResult(call, ledger_.Checkpoint(seq), found);
+  CheckResult(OpKind::kPin, call, ledger_.Checkpoint(seq), found);
 }
 
 void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
@@ -480,7 +484,7 @@ void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
   const Result<std::int32_t> length = finding->FindPrefix(seq, ids);
   AddStep(call, length.status().code(),
           length.ok() ? fmt::to_string(*length) : "");
-  CheckResult(call, {}, length.status());
+  CheckResult(OpKind::kFind, call, {}, length.status());
   HashInt(*length);
   const Status right = ledger_.FindPrefix(seq, ids, *length);
   Check(right.ok(), "subject: prefix", [&] {
@@ -500,7 +504,8 @@ void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,
   Begin(call);
   const Status found = shifting->Shift(seq, begin, end, delta);
   AddStep(call, found.code());
-  CheckResult(call, ledger_.Shift(seq, begin, end, delta), found);
+  CheckResult(OpKind::kShift, call, ledger_.Shift(seq, begin, end, delta),
+              found);
   fresh_.reset();
   DrawCellsNow();
 }
@@ -518,7 +523,7 @@ void ModelDriver::Misuse(int which) {
       fmt::format("misuse {}: {}", which, MisuseName(which));
   Begin(call);
   const auto wrong = TryMisuse(*tested_, which, context);
-  AddStep(call, {});
+  AddStep(call, StatusCode::kOk);
   Check(!wrong, "subject: misuse", [&] { return *wrong; });
 }
 
@@ -549,9 +554,11 @@ void ModelDriver::CheckOutput() {
   std::vector<float> out(question.answer_size(),
                          std::numeric_limits<float>::quiet_NaN());
   const Status found = attending->Attend(question.query(), out);
-  if (trace_ != nullptr) AddStep(call(), StatusName(found.code()));
+  if (trace_ != nullptr) {
+    trace_->Add(call(), StatusName(found.code()), found.code());
+  }
   ++result_.operations;
-  CheckResult("Attend", {}, found);
+  CheckResult(OpKind::kGet, "Attend", {}, found);
   DrawCellsNow();
   ++result_.views;
   const auto wrong = question.FindWrong(out, subject_.precision());
@@ -581,9 +588,8 @@ void ModelDriver::CheckView() {
   Begin(call);
   const Result<KvView> view = tested_->Get();
   AddStep(call, view.status().code());
-  CheckResult(call, {}, view.status());
+  CheckResult(OpKind::kGet, call, {}, view.status());
   const bool masked = view->mask.data != nullptr;
-  HashInt(masked ? view->mask.shape[0] : -1);
   DrawCellsNow();
   CheckShapes(layer, *view);
   if (trace_ != nullptr && trace_->steps.back().drawn && masked) {
@@ -603,9 +609,10 @@ void ModelDriver::CheckView() {
   if (subject_.level == Level::kNumeric && !IsEncoder()) {
     return CheckAttention(layer, *view);
   }
-  const auto wrong =
-      FindWrongRow(ledger_, layer, *view, setup_.config.v_layout,
-                   [&](auto column) { return FormerRowsText(*view, column); });
+  const auto wrong = FindWrongRow(ledger_, layer, *view, setup_.config.v_layout,
+                                  {.former = [&](std::int64_t column) {
+                                    return FormerRowsOf(*view, column);
+                                  }});
   if (!wrong) return;
   std::string text = fmt::format("layer {}: {}", layer, wrong->text);
   const auto row = AsSize(wrong->row);
@@ -622,15 +629,14 @@ void ModelDriver::CheckView() {
             : fmt::format("{} draft {}", drafted ? "is" : "was", at.draft),
         at.sequence, at.position);
   }
-  Failure failure = MakeFailure("subject: rows", text + MovedText(wrong->row));
-  failure.row = wrong->row;
-  failure.column = wrong->column;
+  Failure failure = *wrong;
+  failure.text = text + MovedText(wrong->row);
   failure.first_cell = view->first_cell;
   throw failure;
 }
 
-std::string ModelDriver::FormerRowsText(const KvView& view,
-                                        std::int64_t column) const {
+FormerRows ModelDriver::FormerRowsOf(const KvView& view,
+                                     std::int64_t column) const {
   const bool has_value = view.value.data != nullptr;
   const auto key = RowBytes(view.key, column, VLayout::kPlain);
   const VLayout v_layout = setup_.config.v_layout;
@@ -650,13 +656,15 @@ std::string ModelDriver::FormerRowsText(const KvView& view,
         return of.put && of.pass == rows->pass &&
                (of.layer == kAllLayers || of.layer == layer_);
       });
-      return fmt::format("the rows of token {} (sequence {}, position {}), {},",
-                         rows->first + number, rows->batch.sequences[i],
-                         rows->batch.positions[i],
-                         again ? "which were replaced" : kLeftBefore);
+      return {
+          fmt::format("the rows of token {} (sequence {}, position {}), {},",
+                      rows->first + number, rows->batch.sequences[i],
+                      rows->batch.positions[i],
+                      again ? "which were replaced" : "which left before"),
+          /*left=*/!again};
     }
   }
-  return "";
+  return {};
 }
 
 void ModelDriver::CheckShapes(int layer, const KvView& view) {

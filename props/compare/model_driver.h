@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "props/attention/attention_question.h"
 #include "props/compare/driver.h"
 #include "props/compare/runner.h"
+#include "props/compare/visibility.h"
 #include "props/history/rows.h"
 #include "reference/dialects.h"
 
@@ -71,9 +73,8 @@ class ModelDriver final : public Driver {
   // name.
   void AddStep(const std::string& call, StatusCode code,
                std::string_view answer = {});
-  void AddStep(const std::string& call, std::string_view answer);
-  void CheckResult(const std::string& call, const Status& expected,
-                   const Status& actual);
+  void CheckResult(std::optional<OpKind> kind, const std::string& call,
+                   const Status& expected, const Status& actual);
   // `after`: what the cache will hold after the call, without `batch`.
   void CheckRoom(const std::string& call, const reference::Ledger& after,
                  const Tokens& batch) const;
@@ -108,9 +109,8 @@ class ModelDriver final : public Driver {
   TensorView Fill(const NumberedRows& rows, RowRole role,
                   RowBuffer& buffer) const;
   void PutRows();
-  // Names the former token whose rows a column has; an empty string if the
-  // rows were never put.
-  std::string FormerRowsText(const KvView& view, std::int64_t column) const;
+  // Names the former token whose rows a column has, if they were ever put.
+  FormerRows FormerRowsOf(const KvView& view, std::int64_t column) const;
   std::vector<int> IndicesOf(const std::vector<int>& except) const;
   void ExceptActive(const std::vector<int>& indices);
   bool fresh() const { return At(fresh_, type_); }

@@ -85,12 +85,14 @@ std::unique_ptr<Cache> ReferenceAfter(const History& history) {
   return RunReference(history, nullptr);
 }
 
-Step& CallTrace::Add(std::string call, std::string_view answer) {
+Step& CallTrace::Add(std::string call, std::string_view answer,
+                     StatusCode code) {
   calling.clear();
   Step& step = steps.emplace_back();
   step.number = std::ssize(steps);
   step.call = std::move(call);
   step.answer = answer;
+  step.code = code;
   step.begins_pass = std::exchange(calls_start_forward, false);
   step.by_client = by_client;
   if (told) told(step);

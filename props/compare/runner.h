@@ -127,7 +127,8 @@ struct CallTrace {
     calls_start_forward = begins_pass;
   }
   // Adds the step of the call that was begun last, and returns it.
-  Step& Add(std::string call, std::string_view answer);
+  Step& Add(std::string call, std::string_view answer,
+            StatusCode code = StatusCode::kOk);
 };
 
 // "Remove(0, 1, 2) -> ok"

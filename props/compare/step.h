@@ -86,6 +86,7 @@ struct Step {
   std::string call;         // "get", or the call as C++ has it.
   std::string arguments;    // "layer 0, K [3, 1, 5]", or empty.
   std::string answer;       // "ok", "cache_full", "true", ... or empty.
+  StatusCode code = StatusCode::kOk;  // The code of the answer.
 
   bool begins_pass = false;
   bool by_client = false;  // A legal client's own call: no operation says it.

@@ -106,12 +106,17 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
   return hashes;
 }
 
-// Names the token whose rows are in a column.
-std::string OwnerText(const RowOwner& owner, std::int64_t column,
-                      const NameRows& name_others) {
+// Names the token whose rows are in the column of `wrong`, and notes how they
+// are wrong.
+std::string OwnerText(const RowOwner& owner, const ViewNames& names,
+                      Failure& wrong) {
+  wrong.of_k_alone = owner.token != nullptr && !owner.key;
+  if (names.owner) return names.owner(wrong.column);
   if (owner.token == nullptr) {
-    const std::string name = name_others ? name_others(column) : "";
-    return name.empty() ? "no token's rows" : name;
+    const FormerRows former =
+        names.former ? names.former(wrong.column) : FormerRows();
+    wrong.of_left = former.left;
+    return former.name.empty() ? "no token's rows" : former.name;
   }
   const std::string token = NameOf(*owner.token);
   if (owner.key && owner.value) return token;
@@ -119,10 +124,24 @@ std::string OwnerText(const RowOwner& owner, std::int64_t column,
                      owner.key ? "K" : "V", token, owner.key ? "V" : "K");
 }
 
+std::string NameOf(int row, const ViewNames& names) {
+  return names.row ? names.row(row) : fmt::format("row {}", row);
+}
+
+// Returns the failure that the mask shows what no mask may show.
+Failure WrongElement(int row, std::int64_t column, std::string text,
+                     const ViewNames& names) {
+  if (names.owner) {
+    text = fmt::format("{} sees at column {} {}: {}", NameOf(row, names),
+                       column, names.owner(column), text);
+  }
+  return WrongRow(row, AsInt(column), std::move(text));
+}
+
 // Returns what is wrong with `row`, if anything.
 std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
                                const KvView& view, VLayout v_layout, int row,
-                               const NameRows& name_others) {
+                               const ViewNames& names) {
   const RowOwners owners(ledger, layer, view, v_layout);
   RowOwners::Torn torn;
   const RowSights actual = owners.SightsOf(row, torn);
@@ -132,16 +151,16 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
       actual.missing.empty() ? nullptr : actual.missing[0].token;
   if (at != std::string::npos) {
     wrong.column = AsInt(at);
-    wrong.text = fmt::format(
-        "row {} sees at column {} {} {}", row, at,
-        OwnerText(owners.Of(wrong.column, {}), wrong.column, name_others),
-        RowText(view, wrong.column, v_layout));
+    wrong.text =
+        fmt::format("{} sees at column {} {} {}", NameOf(row, names), at,
+                    OwnerText(owners.Of(wrong.column, {}), names, wrong),
+                    RowText(view, wrong.column, v_layout));
     if (actual.sights[at] == 'x') expected = actual.tokens[at];
   }
   if (expected != nullptr) {
     wrong.text += fmt::format(
         "{} {}",
-        wrong.text.empty() ? fmt::format("row {} misses", row) : "; expected",
+        wrong.text.empty() ? NameOf(row, names) + " misses" : "; expected",
         TokenText(*expected, layer));
     return wrong;
   }
@@ -308,10 +327,16 @@ class RowOwners::Matcher {
       if (found_.sights[i] != '+') continue;
       found_.tokens[i] =
           Take(by_rows_, own_.columns_[i], [](auto&) { return true; });
-      if (found_.tokens[i] == nullptr && next_unknown_ < unknown_.size()) {
-        found_.tokens[i] = unknown_[next_unknown_++];
-      }
       if (found_.tokens[i] != nullptr) found_.sights[i] = '#';
+    }
+    // A column with the K or the V of a token is more likely that token's.
+    for (const bool with_parts : {false, true}) {
+      for (std::size_t i = 0; i < columns_; ++i) {
+        if (next_unknown_ == unknown_.size()) break;
+        if (found_.sights[i] != '+' || (!with_parts && HasPart(i))) continue;
+        found_.tokens[i] = unknown_[next_unknown_++];
+        found_.sights[i] = '#';
+      }
     }
     // A token without rows may show those of a token that may be missing.
     for (const LedgerToken*& token : found_.tokens) {
@@ -326,6 +351,24 @@ class RowOwners::Matcher {
       found_.tokens[i] =
           Take(by_rows_, own_.columns_[i], [](auto&) { return true; });
     }
+  }
+
+  // Whether a column has the K or the V of an expected token that has no
+  // column.
+  bool HasPart(std::size_t i) const {
+    const auto column = static_cast<std::int64_t>(i);
+    const auto is_free = [&](std::uint64_t Hashes::*hash,
+                             const TensorView& part) {
+      const std::uint64_t value = HashRow(part, 0);
+      const auto [at, end] = by_part_.equal_range(value);
+      return std::any_of(at, end, [&](const auto& entry) {
+        return !taken_[entry.second] && expected_[entry.second].*hash == value;
+      });
+    };
+    return is_free(&Hashes::key, Slice(own_.view_.key, 2, column)) ||
+           (own_.HasValue() &&
+            is_free(&Hashes::value,
+                    RowOf(own_.view_.value, own_.v_layout_, column)));
   }
 
   void MatchParts(Torn& torn) {
@@ -539,7 +582,7 @@ std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
 
 std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
                                     const KvView& view, VLayout v_layout,
-                                    const NameRows& name_others) {
+                                    const ViewNames& names) {
   const CacheLedger& active = ledger.active();
   if (active.encoder()) {
     return FindWrongEncoderRow(active.slots().layers, layer, view);
@@ -562,9 +605,10 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
       if (element == MaskElement::kHides) continue;
       const bool neither = element == MaskElement::kNeither;
       if (neither || row >= active.rows()) {
-        return WrongRow(row, AsInt(column),
-                        neither ? "the mask is neither 0 nor -inf"
-                                : "a padding row sees something");
+        return WrongElement(row, column,
+                            neither ? "the mask is neither 0 nor -inf"
+                                    : "a padding row sees something",
+                            names);
       }
       std::uint64_t& hash = At(column_hashes, column);
       if (hash == 0) hash = HashColumn(view, column, v_layout);
@@ -580,7 +624,7 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
       --seen;
     }
     if (seen == 0 && seen_sum == 0 && all_known) continue;
-    auto wrong = Explain(active, layer, view, v_layout, row, name_others);
+    auto wrong = Explain(active, layer, view, v_layout, row, names);
     if (wrong) return wrong;
   }
   return std::nullopt;

@@ -22,21 +22,29 @@
 
 namespace kvtwin::props {
 
-// A report adds these words to the name of a token whose rows a view shows,
-// though the cache has dropped the token.
-inline constexpr std::string_view kLeftBefore = "which left before";
-// Names the rows of a column that belong to no token of the ledger.
-using NameRows = std::function<std::string(std::int64_t column)>;
+// The rows of a column that belong to no token of the ledger.
+struct FormerRows {
+  std::string name;   // Empty if they are not known.
+  bool left = false;  // The cache has dropped their token.
+};
+
+// The names that a failure gives to parts of a view. Each function may be null.
+struct ViewNames {
+  std::function<std::string(int row)> row = {};  // Instead of "row 3".
+  // Instead of the token that owns the rows of a column.
+  std::function<std::string(std::int64_t column)> owner = {};
+  std::function<FormerRows(std::int64_t column)> former = {};
+};
 
 // Compares the view of `layer` with the active ledger. Requires: the view is of
 // the ledger's current pass, without a Remove or CopyPrefix since its
 // StartForward. Rows that were never put in this layer may hold anything. The
 // rows of `view` have the dtype of the cache. Without V (null data), K alone is
 // compared. The failure names the mask row, and the column of the view, or -1
-// if a token is missing. `name_others` may name rows that belong to no token.
+// if a token is missing.
 std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
                                     const KvView& view, VLayout v_layout,
-                                    const NameRows& name_others = nullptr);
+                                    const ViewNames& names = {});
 
 // Returns a hash of the rows and columns that a view's mask shows. It does not
 // depend on the order of the columns, on hidden columns, or on later rows that

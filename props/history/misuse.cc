@@ -341,9 +341,12 @@ std::uint64_t Fingerprint(Cache& cache, const Context& at) {
   add(batch.data(), batch.size_bytes());
   const Result<KvView> view = cache.Get();
   if (!view.ok()) return hash;
-  if (at.hash_sights != nullptr && view->mask.data != nullptr) {
+  const bool masked = view->mask.data != nullptr;
+  const bool shows_nothing =
+      !masked && (view->key.data == nullptr || view->key.elements() == 0);
+  if (at.hash_sights != nullptr && (masked || shows_nothing)) {
     const std::uint64_t sights =
-        at.hash_sights(*view, at.setup.config.v_layout);
+        masked ? at.hash_sights(*view, at.setup.config.v_layout) : 0;
     add(&sights, sizeof(sights));
     return hash;
   }

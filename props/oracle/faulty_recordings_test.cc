@@ -83,6 +83,22 @@ TEST(FaultyRecordings, EachAnswerIsCompared) {
         "result is not_supported, expected ok"}});
 }
 
+// The row of a token that was not put may hold anything: the wrong column is
+// the column with the V row of the token that has moved.
+TEST(FaultyRecordings, AnUnknownRowIsNotBlamed) {
+  ExpectFound(
+      {OtherHeader(kHeader), kStart, kPut, kRemove,
+       R"({"op":"start_forward","positions":[1],"sequences":[0],)"
+       R"("result":"ok"})",
+       R"({"op":"get","layer":0,)"
+       R"("key":{"shape":[2,1,2],"data":[200,1000,0,0]},)"
+       R"("value":{"shape":[1,1,2],"data":[200,0]},)"
+       R"("mask":{"shape":[2,1],"rows":["11"]}})"},
+      {{6, "[200,1000,0,0]", "[200,1001,0,0]",
+        "mask row 0 (sequence 0, position 1) sees at column 0 the row of token "
+        "sequence 0, position 1 (put on line 3)"}});
+}
+
 // A reserving pass reports the cells of the worst case.
 TEST(FaultyRecordings, CellsOfAReservingPassAreCompared) {
   const std::string reserve =

@@ -440,26 +440,19 @@ std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
   if (active.encoder() && !op.value) {
     view.value = active.slots().layers.at(op.layer).value.view();
   }
+  // The line of the Put takes the place of the name of the token.
+  const ViewNames names{
+      .row =
+          [this](int row) {
+            return fmt::format("mask row {} ({})", row, RowLabel(row));
+          },
+      .owner =
+          [&](std::int64_t column) {
+            return PutText(FindPut(op.layer, view, column), active_);
+          }};
   std::optional<Failure> failure =
-      FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout);
-  if (failure && failure->column >= 0) {
-    // The line of the Put takes the place of the name of the token.
-    const std::size_t rows = failure->text.find(" K [");
-    failure->text =
-        fmt::format("mask row {} ({}) sees at column {} {}{}", failure->row,
-                    RowLabel(failure->row), failure->column,
-                    PutText(FindPut(op.layer, view, failure->column), active_),
-                    rows == std::string::npos ? ": " + failure->text
-                                              : failure->text.substr(rows));
-  }
+      FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout, names);
   if (failure && active.encoder()) failure->row = -1;  // It has no mask.
-  const std::string row =
-      failure ? fmt::format("row {} misses", failure->row) : "";
-  if (failure && failure->text.starts_with(row)) {
-    failure->text.replace(0, row.size(),
-                          fmt::format("mask row {} ({}) misses", failure->row,
-                                      RowLabel(failure->row)));
-  }
   return failure;
 }
 

@@ -26,16 +26,6 @@ std::vector<int> FirstRows(const TensorView& mask) {
   return first;
 }
 
-// Returns "K [1, 2] V [3]", without V if no V was recorded.
-std::string RowsText(const KvView& view, std::int64_t column,
-                     VLayout v_layout) {
-  if (view.value.data != nullptr) return RowText(view, column, v_layout);
-  KvView keys = view;
-  keys.value = keys.key;
-  const std::string text = RowText(keys, column, VLayout::kPlain);
-  return text.substr(0, text.find(" V "));
-}
-
 }  // namespace
 
 std::optional<Failure> Together(const std::vector<TwinFailure>& failures) {
@@ -224,8 +214,7 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
           "{}; expected the row of {}; found {}, expected {}",
           SightText(op.layer, actual, row, wrong, expected.first_cell),
           ExpectedText(op.layer, expected, row, wrong, cells),
-          RowsText(actual, wrong, v_layout),
-          RowsText(expected, wrong, v_layout)),
+          RowText(actual, wrong, v_layout), RowText(expected, wrong, v_layout)),
       .row = row,
       .column = wrong};
 }

@@ -73,20 +73,17 @@ PutMatch PutLog::Best(const KvView& view, std::int64_t column, VLayout v_layout,
   return best;
 }
 
-std::string PutText(const PutRow* put, std::size_t cache) {
-  if (put == nullptr) return "a row that was never put";
-  std::string text =
-      fmt::format("the row of token sequence {}, position {} (put on line {})",
-                  put->sequence, put->position, put->line);
-  if (put->cache != cache) text += fmt::format(" in cache {}", put->cache);
-  return text;
-}
-
 std::string PutText(const PutMatch& match, std::size_t cache) {
-  const std::string text = PutText(match.put, cache);
-  if (match.put == nullptr || (match.key && match.value)) return text;
-  return fmt::format("the {} {} with another {} row", match.key ? "K" : "V",
-                     text.substr(text.find("row")), match.key ? "V" : "K");
+  const PutRow* put = match.put;
+  if (put == nullptr) return "a row that was never put";
+  const bool whole = match.key && match.value;
+  const std::string part = whole ? "" : match.key ? "K " : "V ";
+  std::string text = fmt::format(
+      "the {}row of token sequence {}, position {} (put on line {})", part,
+      put->sequence, put->position, put->line);
+  if (put->cache != cache) text += fmt::format(" in cache {}", put->cache);
+  if (whole) return text;
+  return text + fmt::format(" with another {} row", match.key ? "V" : "K");
 }
 
 std::string AppendedText(const PutRow* put, int layer) {

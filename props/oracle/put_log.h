@@ -54,10 +54,8 @@ class PutLog {
 };
 
 // Returns "the row of token sequence 1, position 3 (put on line 14)", and its
-// cache if that is not `cache`.
-std::string PutText(const PutRow* put, std::size_t cache);
-// The same, or "the K row of token sequence 1, position 3 (put on line 14) with
-// another V row", or the reverse.
+// cache if that is not `cache`. If only one row is the token's: "the K row of
+// token sequence 1, position 3 (put on line 14) with another V row".
 std::string PutText(const PutMatch& match, std::size_t cache);
 // For a pool, returns "the row of sequence 1, position 3 (appended on line
 // 14)", and its layer if that is not `layer`.

@@ -108,13 +108,11 @@ TEST_F(PutLogTest, NamesTheTokenOfARow) {
                       .key_hash = 0,
                       .tag_hash = 0,
                       .value_hash = 0};
-  EXPECT_EQ(PutText(&put, 1),
+  EXPECT_EQ(PutText(PutMatch{&put, true, true}, 1),
             "the row of token sequence 2, position 3 (put on line 14)");
-  EXPECT_EQ(PutText(&put, 0),
+  EXPECT_EQ(PutText(PutMatch{&put, true, true}, 0),
             "the row of token sequence 2, position 3 (put on line 14) in cache "
             "1");
-  EXPECT_EQ(PutText(nullptr, 0), "a row that was never put");
-  EXPECT_EQ(PutText(PutMatch{&put, true, true}, 1), PutText(&put, 1));
   EXPECT_EQ(PutText(PutMatch{&put, true, false}, 1),
             "the K row of token sequence 2, position 3 (put on line 14) with "
             "another V row");

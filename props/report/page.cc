@@ -127,22 +127,12 @@ Json MaskJson(const MaskPicture& mask) {
           {"rows", std::move(rows)}};
 }
 
-// Whether an answer is the name of an error.
-bool IsRefusal(std::string_view answer) {
-  const auto errors = {
-      StatusCode::kCacheFull,          StatusCode::kNotSupported,
-      StatusCode::kSharedCells,        StatusCode::kInvalidArgument,
-      StatusCode::kFailedPrecondition, StatusCode::kDeviceError};
-  return std::ranges::any_of(
-      errors, [&](StatusCode error) { return answer == StatusName(error); });
-}
-
 Json StepJson(const Step& step, const Moves& moves) {
   Json json = {{"number", step.number},
                {"call", Cut(step.call)},
                {"arguments", Cut(step.arguments)},
                {"answer", step.answer}};
-  if (IsRefusal(step.answer)) json["refused"] = true;
+  if (step.code != StatusCode::kOk) json["refused"] = true;
   if (!step.drawn) return json;
   json["cache"] = step.cache;
   json["cell_count"] = step.cell_count;

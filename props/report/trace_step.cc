@@ -98,6 +98,7 @@ Step StepOf(const TraceOp& op) {
   step.call = TraceOpName(op.kind);
   step.arguments = ArgumentsText(op);
   step.answer = AnswerText(op);
+  step.code = op.result;
   step.begins_pass = op.kind == TraceOpKind::kStartForward;
   return step;
 }

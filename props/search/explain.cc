@@ -72,9 +72,7 @@ void KeepLast(Failure& failure) {
 bool RemovesByItself(const History& history, const CallTrace& trace) {
   return history.setup.legal &&
          std::ranges::count(history.ops, OpKind::kDrop, &Op::kind) == 0 &&
-         std::ranges::any_of(trace.steps, [](const Step& step) {
-           return step.call.starts_with("Remove(");
-         });
+         std::ranges::any_of(trace.steps, &Step::by_client);
 }
 
 // Returns the numbers and sizes of the heads, which matter at the level
@@ -88,9 +86,18 @@ std::string HeadsText(const History& history, const Subject& subject) {
       Counted(rows.kv_heads, "KV head"), rows.k_head_dim, rows.v_head_dim);
 }
 
-// Returns the name of the call with which the text of a killed backend begins.
-std::string_view FirstWord(std::string_view text) {
-  return text.substr(0, text.find(' '));
+// Returns the first call that two runs answer in different ways; empty if they
+// answer all calls equally.
+std::string FirstDifference(const std::vector<Step>& one,
+                            const std::vector<Step>& other) {
+  const std::size_t count = std::min(one.size(), other.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string text = CallLineOf(one[i]);
+    const std::string otherwise = CallLineOf(other[i]);
+    if (text == otherwise) continue;
+    return fmt::format("Call {} varies: {}; then {}.", i + 1, text, otherwise);
+  }
+  return "";
 }
 
 // Runs the history again, and keeps the calls that are drawn; or, where they
@@ -100,11 +107,18 @@ void AddTrace(const History& history, const Subject& subject, bool drawn,
   CallTrace trace;
   const auto shown = RunHistory(history, subject, {.trace = &trace}).failure;
   failure.note = RepeatNote(failure, shown);
+  if (IsUnshrunk(failure)) {
+    CallTrace other;
+    RunHistory(history, subject, {.trace = &other});
+    const std::string varies = FirstDifference(trace.steps, other.steps);
+    if (!varies.empty()) failure.note = varies;
+  }
   // A backend that was killed may have come to another call in this run.
   const bool killed = IsHang(failure) || failure.Is("backend: memory");
   if (killed && shown && shown->check == failure.check &&
-      FirstWord(shown->text) != FirstWord(failure.text)) {
+      (shown->function != failure.function || failure.function.empty())) {
     failure.text = shown->text;
+    failure.function = shown->function;
   }
   failure.frame =
       Viewport::Around(failure.first_cell, failure.column, failure.row);
@@ -124,8 +138,7 @@ void AddTrace(const History& history, const Subject& subject, bool drawn,
 // Cites S12 if a batch was refused before: its eviction and its defrag remain.
 void CiteRefusedBatch(Failure& failure) {
   const bool refused = std::ranges::any_of(failure.trace, [](const Step& step) {
-    return step.call.starts_with("StartForward") &&
-           step.answer == StatusName(StatusCode::kCacheFull);
+    return step.begins_pass && step.code == StatusCode::kCacheFull;
   });
   if (!refused || failure.rules.empty()) return;
   if (failure.rules.find("S12") != std::string::npos) return;
@@ -247,7 +260,7 @@ std::string BucketOf(const History& shrunk, const Subject& subject) {
       SignatureOf(on_all ? subject.name : subject.name + "-" + active, *again);
   AppendHistory(shrunk, bucket);
   if (RemovesByItself(shrunk, trace)) {
-    bucket += IsOfKAlone(*again) ? "+shift" : "+remove";
+    bucket += again->of_k_alone ? "+shift" : "+remove";
   }
   return bucket;
 }

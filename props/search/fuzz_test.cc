@@ -197,6 +197,7 @@ TEST(Report, NamesTheCallInWhichABackendWasKilled) {
     result.failure = MakeFailure(
         "backend: memory", first ? "get has allocated more than 1024 MiB"
                                  : "init has allocated more than 1024 MiB");
+    result.failure->function = first ? "get" : "init";
     return result;
   };
   const History history = *ParseHistory("kvt1 | put 0*1");

@@ -111,7 +111,10 @@ Json RunCache(const Json& asked, Subject subject, HostState* state,
   CallTrace trace;
   const bool with_trace = asked.value("with_trace", false);
   trace.told = [](const Step& step) {
-    Answer({{"step", CallLineOf(step)}, {"by_client", step.by_client}});
+    Answer({{"step", CallLineOf(step)},
+            {"code", step.code},
+            {"begins_pass", step.begins_pass},
+            {"by_client", step.by_client}});
   };
   memory.Forget();
   const std::size_t before = memory.Live();
