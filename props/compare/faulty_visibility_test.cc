@@ -491,6 +491,26 @@ TEST(FaultyTwins, HiddenColumnsMayVaryBetweenRuns) {
   EXPECT_EQ(one.digest, other.digest);
 }
 
+// A text shows the first eight elements of a row.
+TEST(FaultyVisibility, ADifferenceBehindTheShownElementsIsNamed) {
+  const auto text = [](std::size_t key_at, std::size_t value_at) {
+    const DenseTensor row = FilledTensor(DType::kF32, {5, 2, 1, 1}, 1);
+    std::array<DenseTensor, 2> found = {row, row};
+    const std::array<std::size_t, 2> at = {key_at, value_at};
+    for (std::size_t i = 0; i < at.size(); ++i) {
+      if (at[i] < 10) StoreElement(2, &found[i].bytes[4 * at[i]], row.dtype);
+    }
+    KvView view;
+    view.key = found[0].view();
+    view.value = found[1].view();
+    return LaterDifference(view, 0, VLayout::kPlain, row.view(), row.view());
+  };
+  EXPECT_EQ(text(10, 10), "");
+  EXPECT_EQ(text(7, 10), "");
+  EXPECT_EQ(text(8, 10), "; element 3 of head 1 of K is 2, expected 1");
+  EXPECT_EQ(text(7, 9), "; element 4 of head 1 of V is 2, expected 1");
+}
+
 // Two tokens with two heads, stored head by head: each head of a row is dense,
 // and the other token's head lies between two heads.
 TEST(FaultyVisibility, HeadsOfPackedTensorsAreCompared) {

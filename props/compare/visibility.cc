@@ -52,17 +52,22 @@ std::uint64_t HashColumn(const KvView& view, std::int64_t column,
   return HashRow(RowOf(view.value, v_layout, column), key);
 }
 
+constexpr std::int64_t kElementsShown = 8;
+
+// Returns element `n` of a row, where those of the first head come first.
+std::string ElementAt(const TensorView& row, std::int64_t n) {
+  const auto& [d0, d1, d2, d3] = row.shape;
+  return ElementText(row, n % d0, n / d0 % d1, n / d0 / d1 % d2,
+                     n / d0 / d1 / d2);
+}
+
 std::string ElementsText(const TensorView& row) {
-  constexpr std::int64_t kShown = 8;
   std::string text = "[";
   const std::int64_t count = row.elements();
-  for (std::int64_t n = 0; n < std::min(count, kShown); ++n) {
-    const auto& [d0, d1, d2, d3] = row.shape;
-    text += fmt::format("{}{}", n == 0 ? "" : ", ",
-                        ElementText(row, n % d0, n / d0 % d1, n / d0 / d1 % d2,
-                                    n / d0 / d1 / d2));
+  for (std::int64_t n = 0; n < std::min(count, kElementsShown); ++n) {
+    text += fmt::format("{}{}", n == 0 ? "" : ", ", ElementAt(row, n));
   }
-  return text + (count > 8 ? ", ...]" : "]");
+  return text + (count > kElementsShown ? ", ...]" : "]");
 }
 
 // Returns "the token (sequence 0+1, position 3)"; siblings differ only in their
@@ -162,6 +167,12 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
         "{} {}",
         wrong.text.empty() ? NameOf(row, names) + " misses" : "; expected",
         TokenText(*expected, layer));
+    const auto rows = expected->rows.find(layer);
+    if (wrong.column >= 0 && rows != expected->rows.end()) {
+      wrong.text +=
+          LaterDifference(view, wrong.column, v_layout, rows->second.key.view(),
+                          rows->second.value.view());
+    }
     return wrong;
   }
   if (wrong.column < 0) return std::nullopt;
@@ -520,6 +531,28 @@ std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {
   std::string text = "K " + ElementsText(Slice(view.key, 2, column));
   if (view.value.data == nullptr) return text;
   return text + " V " + ElementsText(RowOf(view.value, v_layout, column));
+}
+
+std::string LaterDifference(const KvView& view, std::int64_t column,
+                            VLayout v_layout, const TensorView& key,
+                            const TensorView& value) {
+  const auto first = [](std::string_view name, const TensorView& found,
+                        const TensorView& expected) -> std::string {
+    if (found.shape != expected.shape) return "";
+    for (std::int64_t n = 0; n < found.elements(); ++n) {
+      const std::string text = ElementAt(found, n);
+      const std::string other = ElementAt(expected, n);
+      if (text == other) continue;
+      if (n < kElementsShown) break;
+      return fmt::format("; element {} of head {} of {} is {}, expected {}",
+                         n % found.shape[0], n / found.shape[0], name, text,
+                         other);
+    }
+    return "";
+  };
+  const std::string of_key = first("K", Slice(view.key, 2, column), key);
+  if (!of_key.empty() || view.value.data == nullptr) return of_key;
+  return first("V", RowOf(view.value, v_layout, column), value);
 }
 
 std::uint64_t HashSights(const KvView& view, VLayout v_layout) {

@@ -439,10 +439,16 @@ std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
     if (rows.size() == kExpectedShown) break;
     rows.push_back(RowText(row, 0, VLayout::kPlain));
   }
-  return fmt::format("{}; found {}, expected {}{}", what,
-                     RowText(actual, column, VLayout::kPlain),
-                     fmt::join(rows, " or "),
-                     expected.size() > kExpectedShown ? " or another" : "");
+  const std::string later =
+      expected.size() > 1
+          ? ""
+          : LaterDifference(actual, column, VLayout::kPlain,
+                            Slice(expected[0].key, 2, 0),
+                            op.value ? Slice(expected[0].value, 2, 0) : key);
+  return fmt::format(
+      "{}; found {}, expected {}{}{}", what,
+      RowText(actual, column, VLayout::kPlain), fmt::join(rows, " or "),
+      expected.size() > kExpectedShown ? " or another" : "", later);
 }
 
 // Returns "; expected the row of ...", or "; expected any of 3 rows: ...".
