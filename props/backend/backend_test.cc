@@ -603,7 +603,7 @@ TEST(Host, SendsWhatIsWrong) {
   };
   auto json = ToJson(sent);
   EXPECT_EQ(fields(FailureFromJson(json)), fields(sent));
-  json["call"] = AsInt(OpKind::kFind) + 1;  // There is no such operation.
+  json["call"] = AsInt(OpKind::kFind) + 1;  // No operation has this number.
   EXPECT_ANY_THROW(FailureFromJson(json));
   EXPECT_EQ(FailureFromJson(ToJson(Failure())).call, std::nullopt);
 }

@@ -80,7 +80,7 @@ inline Failure MakeFailure(CheckName check, std::string text) {
   return {.check = std::string(check.name()), .text = std::move(text)};
 }
 
-// Returns the failure of an answer, of the call that `call` makes, if any does.
+// Returns the failure of the answer to a call. `call` is as in Failure.
 inline Failure WrongResult(std::optional<OpKind> call, std::string text) {
   Failure failure = MakeFailure("subject: result", std::move(text));
   failure.call = call;

@@ -340,7 +340,7 @@ class RowOwners::Matcher {
           Take(by_rows_, own_.columns_[i], [](auto&) { return true; });
       if (found_.tokens[i] != nullptr) found_.sights[i] = '#';
     }
-    // A column with the K or the V of a token is more likely that token's.
+    // A column with the K or the V of a token is probably the token's.
     for (const bool with_parts : {false, true}) {
       for (std::size_t i = 0; i < columns_; ++i) {
         if (next_unknown_ == unknown_.size()) break;
