@@ -101,13 +101,12 @@ class Head {
   Eigen::VectorXd scores_;
 };
 
-// Returns the magnitudes of the numbers of a head.
-Eigen::ArrayXd Magnitudes(const TensorView& row, std::int64_t head) {
-  Eigen::ArrayXd numbers(row.shape[0]);
+// Reads the magnitudes of the numbers of a head.
+void ReadMagnitudes(const TensorView& row, std::int64_t head,
+                    Eigen::ArrayXd& numbers) {
   for (std::int64_t i = 0; i < numbers.size(); ++i) {
     numbers[i] = std::abs(LoadFrom(row, i, head));
   }
-  return numbers;
 }
 
 // Adds `step` times the largest number in the same block to each error.
@@ -142,6 +141,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
   bound.out = Eigen::MatrixXd::Zero(exact.out.rows(), exact.out.cols());
   bound.log_sum_exp = Eigen::VectorXd::Zero(exact.out.cols());
   const std::int64_t group = queries.cols() / view.key.shape[1];
+  Eigen::ArrayXd value(exact.out.rows());  // The magnitudes in a row of V.
   for (std::int64_t h = 0; h < queries.cols(); ++h) {
     const Eigen::VectorXd query = queries.col(h);
     const Head head(view, row, h / group, query, weighing, arithmetic);
@@ -175,8 +175,7 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
           kSmallest;
       sum += weight;
       sum_error += error;
-      const Eigen::ArrayXd value =
-          Magnitudes(RowOf(view.value, v_layout, cell), h / group);
+      ReadMagnitudes(RowOf(view.value, v_layout, cell), h / group, value);
       out_error.array() += error * value + 13 * kSmallestProduct;
       largest_value = largest_value.array().max(value);
       values.array() += value;
@@ -188,10 +187,10 @@ AttentionError BoundOfErrors(const KvView& view, VLayout v_layout,
     const double relative = sum_error / sum;
     const bool known = relative < 0.5;  // NaN: not known.
     for (std::int64_t i = 0; i < out_error.size(); ++i) {
-      const double value = std::abs(exact.out(i, h));
+      const double size = std::abs(exact.out(i, h));
       bound.out(i, h) =
-          known ? (out_error[i] / sum + value * relative) / (1 - relative) +
-                      8 * kUnit * value + kSmallest
+          known ? (out_error[i] / sum + size * relative) / (1 - relative) +
+                      8 * kUnit * size + kSmallest
                 : kInfinity;
       if (std::isnan(bound.out(i, h))) bound.out(i, h) = kInfinity;
     }

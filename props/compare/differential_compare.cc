@@ -323,8 +323,8 @@ void DifferentialDriver::CheckViews() {
                        subject.status().ToString());
   };
   Check(reference.ok() || subject.ok(), "reference: result", refused);
-  if (!reference.ok() || !subject.ok())
-    throw WrongResult(OpKind::kGet, refused());
+  const bool both = reference.ok() && subject.ok();
+  if (!both) throw WrongResult(OpKind::kGet, refused());
   Check(reference->first_cell == subject->first_cell, "subject: view cells",
         [&] {
           return fmt::format(

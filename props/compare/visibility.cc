@@ -321,30 +321,57 @@ class RowOwners::Matcher {
     taken_.assign(expected_.size(), false);
   }
 
-  // Assigns a token of `index` that no column has yet; null if there is none.
+  // Returns the place in `expected_` of a token of `index` that no column has
+  // yet; nothing if there is none.
   template <class Fits>
-  const LedgerToken* Take(const Index& index, std::uint64_t hash,
-                          const Fits& fits) {
+  std::optional<std::size_t> Find(const Index& index, std::uint64_t hash,
+                                  const Fits& fits) const {
     for (auto [at, end] = index.equal_range(hash); at != end; ++at) {
-      if (taken_[at->second] || !fits(expected_[at->second])) continue;
-      taken_[at->second] = true;
-      return expected_[at->second].token;
+      if (!taken_[at->second] && fits(expected_[at->second])) return at->second;
     }
-    return nullptr;
+    return std::nullopt;
+  }
+
+  // Assigns this token to a column; null if there is none.
+  const LedgerToken* Take(std::optional<std::size_t> found) {
+    if (!found) return nullptr;
+    taken_[*found] = true;
+    return expected_[*found].token;
+  }
+
+  const LedgerToken* TakeWhole(std::size_t column) {
+    return Take(
+        Find(by_rows_, own_.columns_[column], [](auto&) { return true; }));
+  }
+
+  // As Find, for a token whose K or V the column has: first by K.
+  template <class Fits>
+  std::optional<std::size_t> FindPart(std::size_t i, const Fits& fits) const {
+    const auto column = static_cast<std::int64_t>(i);
+    const auto find = [&](const TensorView& part, std::uint64_t Hashes::*hash) {
+      const std::uint64_t value = HashRow(part, 0);
+      return Find(by_part_, value, [&](const Hashes& hashes) {
+        return hashes.*hash == value && fits(hashes);
+      });
+    };
+    const auto found = find(Slice(own_.view_.key, 2, column), &Hashes::key);
+    if (found || !own_.HasValue()) return found;
+    return find(RowOf(own_.view_.value, own_.v_layout_, column),
+                &Hashes::value);
   }
 
   void MatchWhole() {
     for (std::size_t i = 0; i < columns_; ++i) {
       if (found_.sights[i] != '+') continue;
-      found_.tokens[i] =
-          Take(by_rows_, own_.columns_[i], [](auto&) { return true; });
+      found_.tokens[i] = TakeWhole(i);
       if (found_.tokens[i] != nullptr) found_.sights[i] = '#';
     }
     // A column with the K or the V of a token is probably the token's.
     for (const bool with_parts : {false, true}) {
       for (std::size_t i = 0; i < columns_; ++i) {
         if (next_unknown_ == unknown_.size()) break;
-        if (found_.sights[i] != '+' || (!with_parts && HasPart(i))) continue;
+        if (found_.sights[i] != '+') continue;
+        if (!with_parts && FindPart(i, [](auto&) { return true; })) continue;
         found_.tokens[i] = unknown_[next_unknown_++];
         found_.sights[i] = '#';
       }
@@ -359,27 +386,8 @@ class RowOwners::Matcher {
     // The mask is wrong there, but the tokens are not missing.
     for (std::size_t i = 0; i < columns_; ++i) {
       if (found_.sights[i] != '?') continue;
-      found_.tokens[i] =
-          Take(by_rows_, own_.columns_[i], [](auto&) { return true; });
+      found_.tokens[i] = TakeWhole(i);
     }
-  }
-
-  // Whether a column has the K or the V of an expected token that has no
-  // column.
-  bool HasPart(std::size_t i) const {
-    const auto column = static_cast<std::int64_t>(i);
-    const auto is_free = [&](std::uint64_t Hashes::*hash,
-                             const TensorView& part) {
-      const std::uint64_t value = HashRow(part, 0);
-      const auto [at, end] = by_part_.equal_range(value);
-      return std::any_of(at, end, [&](const auto& entry) {
-        return !taken_[entry.second] && expected_[entry.second].*hash == value;
-      });
-    };
-    return is_free(&Hashes::key, Slice(own_.view_.key, 2, column)) ||
-           (own_.HasValue() &&
-            is_free(&Hashes::value,
-                    RowOf(own_.view_.value, own_.v_layout_, column)));
   }
 
   void MatchParts(Torn& torn) {
@@ -391,20 +399,9 @@ class RowOwners::Matcher {
       if (found_.sights[i] != '+' || whole.contains(own_.columns_[i])) continue;
       const auto column = static_cast<std::int64_t>(i);
       const auto before = torn.find(column);
-      const auto take_part = [&](const TensorView& part,
-                                 std::uint64_t Hashes::*hash) {
-        const std::uint64_t value = HashRow(part, 0);
-        return Take(by_part_, value, [&](const Hashes& hashes) {
-          return hashes.*hash == value &&
-                 (before == torn.end() || before->second == hashes.token);
-        });
-      };
-      found_.tokens[i] =
-          take_part(Slice(own_.view_.key, 2, column), &Hashes::key);
-      if (found_.tokens[i] == nullptr && own_.HasValue()) {
-        found_.tokens[i] = take_part(
-            RowOf(own_.view_.value, own_.v_layout_, column), &Hashes::value);
-      }
+      found_.tokens[i] = Take(FindPart(i, [&](const Hashes& hashes) {
+        return before == torn.end() || before->second == hashes.token;
+      }));
       if (found_.tokens[i] == nullptr) continue;
       found_.sights[i] = 'x';
       torn[column] = found_.tokens[i];

@@ -148,9 +148,10 @@ std::string ElementText(const TensorView& rows, std::int64_t i,
                         std::int64_t j = 0, std::int64_t k = 0,
                         std::int64_t l = 0);
 
-// Returns "; element 20 of head 0 of K is 3, expected 4" for the first element
-// in which a column differs from the rows of a token; empty if RowText shows
-// it, or if there is no difference. `key`, `value`: [head_dim, kv_heads, 1, 1].
+// Names the first element in which a column differs from the rows of a token:
+// "; element 20 of head 0 of K is 3, expected 4". The text is empty if RowText
+// shows the difference, and for equal rows. `key` and `value` have the shape
+// [head_dim, kv_heads, 1, 1].
 std::string LaterDifference(const KvView& view, std::int64_t column,
                             VLayout v_layout, const TensorView& key,
                             const TensorView& value);

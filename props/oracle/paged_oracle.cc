@@ -83,22 +83,17 @@ bool PagedOracle::IsGone(int sequence, int index, int group) const {
   if (!header_.rules.window && !spec.window && !spec.states) return false;
   const int last = ledger_->End(sequence, group);
   if (spec.states) {
-    const int len = ledger_->SeqLen(sequence);
-    const bool read =
-        index == len - 1 && !(header_.rules.states_in_place && last > len);
+    const bool read = index == ledger_->SeqLen(sequence) - 1 &&
+                      !WroteOverState(sequence, group);
     return !read && index != last - 1;
   }
   const std::int64_t end = (std::int64_t{index} + 1) * spec.block_size;
   return std::min(end, std::int64_t{last}) <= ledger_->Low(sequence, group);
 }
 
-bool PagedOracle::WroteOverState(int sequence) const {
-  if (!header_.rules.states_in_place) return false;
-  for (int group = 0; group < Size(header_.spec.groups); ++group) {
-    if (!SpecOf(group).states) continue;
-    if (ledger_->End(sequence, group) > ledger_->SeqLen(sequence)) return true;
-  }
-  return false;
+bool PagedOracle::WroteOverState(int sequence, int group) const {
+  return header_.rules.states_in_place && SpecOf(group).states &&
+         ledger_->End(sequence, group) > ledger_->SeqLen(sequence);
 }
 
 int PagedOracle::BlocksFor(int tokens, int group) const {
@@ -528,12 +523,13 @@ std::optional<Failure> PagedOracle::CheckKept(const PagedTraceOp& op) const {
     return WrongAnswer("kept is {}, the first {} tokens were asked for", kept,
                        op.len);
   }
-  const auto gives_up = [](const PagedSpec& group) {
-    return group.window || group.states;
-  };
-  const bool may = (std::ranges::any_of(header_.spec.groups, gives_up) &&
-                    op.len < ledger_->SeqLen(op.seq)) ||
-                   WroteOverState(op.seq);
+  const bool cuts = op.len < ledger_->SeqLen(op.seq);
+  bool may = false;
+  for (int number = 0; number < Size(header_.spec.groups); ++number) {
+    const PagedSpec& group = SpecOf(number);
+    const bool gives_up = group.window || group.states;
+    may = may || (cuts && gives_up) || WroteOverState(op.seq, number);
+  }
   if (kept == op.len || may) return std::nullopt;
   return WrongAnswer("kept is {}, sequence {} can continue at {}", kept, op.seq,
                      op.len);

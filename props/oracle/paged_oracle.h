@@ -115,7 +115,7 @@ class PagedOracle {
   }
   // Whether a pass, whose tokens are not committed yet, wrote over the state
   // that it read.
-  bool WroteOverState(int sequence) const;
+  bool WroteOverState(int sequence, int group) const;
   // Whether no later token sees any token of this place of a sequence.
   bool IsGone(int sequence, int index, int group) const;
 

@@ -216,10 +216,11 @@ PagedClient DrawPrompt(const PagedOp& op,
   // Without any sequence, an operation of another kind opens one, without a
   // key.
   if (op.kind == PagedOpKind::kOpen) client.key = PagedKey(op.c % kSeenMedia);
-  if (!seen.empty()) {
-    const PagedClient& like = At(seen, Mod(op.a, Size(seen)));
-    client.tokens = like.tokens;
-    if (op.c >= kSeenMedia) client.key = like.key;
+  const PagedClient* like =
+      seen.empty() ? nullptr : &At(seen, Mod(op.a, Size(seen)));
+  if (like != nullptr) {
+    client.tokens = like->tokens;
+    if (op.c >= kSeenMedia) client.key = like->key;
   }
   for (int i = 0; i < Mod(op.b, 4); ++i) client.tokens.push_back(i % 2);
   std::vector<PrefixMedia>& media = client.key.media;
@@ -234,9 +235,8 @@ PagedClient DrawPrompt(const PagedOp& op,
     case 4:  // An image less, or the images that a truncation dropped as well.
       if (!media.empty() && Mod(op.b, 2) == 0) {
         media.pop_back();
-      } else if (!seen.empty()) {
-        const PagedClient& like = At(seen, Mod(op.a, Size(seen)));
-        for (const PrefixMedia& dropped : like.dropped) client.Add(dropped);
+      } else if (like != nullptr) {
+        for (const PrefixMedia& dropped : like->dropped) client.Add(dropped);
       }
       break;
     default:

@@ -187,6 +187,17 @@ bool IsFound(std::int64_t operations, std::uint64_t seed = 1,
   return FuzzPools(options, subject).failure.has_value();
 }
 
+// Returns by how many of the seeds from 1 on the search finds the fault in
+// histories of pools with groups.
+template <class Pool>
+int SeedsThatFind(int seeds, std::int64_t operations) {
+  int found = 0;
+  for (int seed = 1; seed <= seeds; ++seed) {
+    found += IsFound<Pool>(operations, AsSize(seed), /*groups=*/true);
+  }
+  return found;
+}
+
 TEST(PagedHistories, HaveKeysOfOtherOrders) {
   EXPECT_TRUE(IsFound<SortsExtras>(100000));
 }
@@ -200,21 +211,13 @@ TEST(PagedHistories, HavePromptsOfUnknownTokens) {
 }
 
 TEST(PagedHistories, HavePromptsWithOtherMedia) {
-  constexpr int kSeeds = 40;
-  int found = 0;
-  for (int seed = 1; seed <= kSeeds; ++seed) {
-    found += IsFound<IgnoresMedia>(500, AsSize(seed), /*groups=*/true);
-  }
-  EXPECT_GE(found, 14);  // 18; 9 if servers repeated the media of prompts.
+  // 18; 9 if servers repeated the media of prompts.
+  EXPECT_GE(SeedsThatFind<IgnoresMedia>(40, 500), 14);
 }
 
 TEST(PagedHistories, TruncateTokensWithMedia) {
-  constexpr int kSeeds = 30;
-  int found = 0;
-  for (int seed = 1; seed <= kSeeds; ++seed) {
-    found += IsFound<TruncationKeepsMedia>(4000, AsSize(seed), /*groups=*/true);
-  }
-  EXPECT_GE(found, 10);  // 16; 4 if servers did not truncate after media.
+  // 16; 4 if servers did not truncate after media.
+  EXPECT_GE(SeedsThatFind<TruncationKeepsMedia>(30, 4000), 10);
 }
 
 }  // namespace

@@ -88,8 +88,8 @@ std::string HeadsText(const History& history, const Subject& subject) {
 
 // Returns the first call that two runs answer in different ways; empty if they
 // answer all calls equally.
-std::string FirstDifference(const std::vector<Step>& one,
-                            const std::vector<Step>& other) {
+std::string VaryingCall(const std::vector<Step>& one,
+                        const std::vector<Step>& other) {
   const std::size_t count = std::min(one.size(), other.size());
   for (std::size_t i = 0; i < count; ++i) {
     const std::string text = CallLineOf(one[i]);
@@ -110,7 +110,7 @@ void AddTrace(const History& history, const Subject& subject, bool drawn,
   if (IsUnshrunk(failure)) {
     CallTrace other;
     RunHistory(history, subject, {.trace = &other});
-    const std::string varies = FirstDifference(trace.steps, other.steps);
+    const std::string varies = VaryingCall(trace.steps, other.steps);
     if (!varies.empty()) failure.note = varies;
   }
   // A backend that was killed may have come to another call in this run.

@@ -207,6 +207,30 @@ TEST(Report, NamesTheCallInWhichABackendWasKilled) {
               HasSubstr("\n  init has allocated more than 1024 MiB\n"));
 }
 
+// Refuses to resume at every third call, counted over all histories.
+class ResumesAtTimes : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    static int calls = 0;
+    const Result<bool> can = cache_->CanResume(seq, pos);
+    return can.ok() && *can && ++calls % 3 == 0 ? Result<bool>(false) : can;
+  }
+};
+
+TEST(Report, NamesTheCallWhoseAnswerVaries) {
+  Subject subject = SubjectOf<ResumesAtTimes>();
+  subject.level = Level::kVisibility;
+  const History history = *ParseHistory("kvt1 | put 0*2 | ask 0@1 | ask 0@2");
+  EXPECT_NE(RunHistory(history, subject).digest,
+            RunHistory(history, subject).digest);
+  Failure failure;
+  failure.check = "harness: not the same twice";
+  EXPECT_EQ(Explain(history, failure, subject).note,
+            "Call 5 varies: CanResume(0, 2) -> no; then CanResume(0, 2) -> "
+            "yes.");
+}
+
 // A legal client makes room by itself: no operation of the line is a removal.
 TEST(Bucket, NamesWhatALegalClientRemoves) {
   const std::string line = "kvt1 shift=add cells=4 legal=1 | put 0*4 | put 0*2";

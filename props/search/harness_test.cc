@@ -170,34 +170,6 @@ TEST(Harness, FindsAFailureThatHappensOnce) {
   EXPECT_EQ(result.failure->bucket, "faulty-harness-not-the-same-twice");
 }
 
-// Refuses to resume at every third call, counted over all histories.
-class ResumesAtTimes : public Faulty {
- public:
-  using Faulty::Faulty;
-  Result<bool> CanResume(int seq, std::int32_t pos) override {
-    static int calls = 0;
-    const Result<bool> can = cache_->CanResume(seq, pos);
-    return can.ok() && *can && ++calls % 3 == 0 ? Result<bool>(false) : can;
-  }
-};
-
-TEST(Harness, NamesTheCallWhoseAnswerVaries) {
-  Subject subject = {
-      .name = "varies",
-      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
-        return std::unique_ptr<Cache>(std::make_unique<ResumesAtTimes>(spec));
-      }};
-  subject.level = Level::kVisibility;
-  const History history = *ParseHistory("kvt1 | put 0*2 | ask 0@1 | ask 0@2");
-  Failure failure;
-  failure.check = "harness: not the same twice";
-  EXPECT_NE(RunHistory(history, subject).digest,
-            RunHistory(history, subject).digest);
-  EXPECT_EQ(Explain(history, failure, subject).note,
-            "Call 5 varies: CanResume(0, 2) -> no; then CanResume(0, 2) -> "
-            "yes.");
-}
-
 // Returns a subject that runs elsewhere, as a backend does: histories of at
 // least `ops` operations fail, and shorter histories do not.
 Subject FailsFrom(std::size_t ops, std::string check, int& runs) {

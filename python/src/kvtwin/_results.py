@@ -218,5 +218,7 @@ class ProfileResult:
         if self.unexplained:
             lines += ["", "It is wrong under any rules on these histories:"]
             for line in self.unexplained:
-                lines += [f"  {line}"] + [f"    {self.ended[line]}"] * (line in self.ended)
+                lines.append(f"  {line}")
+                if line in self.ended:
+                    lines.append(f"    {self.ended[line]}")
         return "\n".join(lines)
