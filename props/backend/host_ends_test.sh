@@ -5,7 +5,7 @@ set -u
 is_there() { # PID: the process runs, and is not a zombie
   grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2>/dev/null
 }
-KVTWIN_FAULT=hang "$1" fuzz --backend "$2" --ops 1500 --level visibility \
+KVTWIN_FAULT=spins "$1" fuzz --backend "$2" --ops 1500 --level visibility \
   --call-seconds 600 >/dev/null 2>&1 &
 kvtwin=$!
 trap 'kill -9 $kvtwin ${host:-} 2>/dev/null' EXIT

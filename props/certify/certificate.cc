@@ -136,7 +136,8 @@ void JudgeLaws(const BackendInfo& info, const CertifyOptions& options,
   }
 }
 
-// Counts the rare states that the same histories reach in the optimized twin.
+// Counts the rare states that the same histories reach in the optimized twin;
+// those of drafts, states and hybrids only if the histories have any.
 void CountMarks(const FuzzOptions& options, const Subject& subject,
                 Certificate& certificate) {
   Subject twin = TwinSubject("optimized");
@@ -146,6 +147,7 @@ void CountMarks(const FuzzOptions& options, const Subject& subject,
   counting.known_buckets.clear();
   const FuzzResult result = Fuzz(counting, twin);
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
+    if (OfUnusedGroup(result.counts, i)) continue;
     certificate.marks[std::string(kCoverageMarks[i].name)] =
         At(result.counts.hits, i);
   }

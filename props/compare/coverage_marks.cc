@@ -71,20 +71,21 @@ void CoverageCounts::Add(const CoverageCounts& other) {
   refused += other.refused;
 }
 
-std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
-  std::vector<std::string> reasons;
+bool OfUnusedGroup(const CoverageCounts& counts, std::size_t mark) {
   constexpr std::array kGroups = {
       Mark(kFirstDraftMark), Mark(kFirstStateMark), Mark(kFirstDraftStateMark),
       Mark(kFirstHybridMark), kCoverageMarks.size()};
-  const auto unused = [&](std::size_t mark) {
-    const auto end = std::ranges::upper_bound(kGroups, mark);
-    if (end == kGroups.begin()) return false;
-    return std::all_of(IteratorAt(counts.hits, *(end - 1)),
-                       IteratorAt(counts.hits, *end),
-                       [](std::int64_t hits) { return hits == 0; });
-  };
+  const auto end = std::ranges::upper_bound(kGroups, mark);
+  if (end == kGroups.begin()) return false;
+  return std::all_of(IteratorAt(counts.hits, *(end - 1)),
+                     IteratorAt(counts.hits, *end),
+                     [](std::int64_t hits) { return hits == 0; });
+}
+
+std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
+  std::vector<std::string> reasons;
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
-    if (counts.hits[i] > 0 || unused(i)) continue;
+    if (counts.hits[i] > 0 || OfUnusedGroup(counts, i)) continue;
     reasons.push_back(fmt::format("never: {} ({})", kCoverageMarks[i].name,
                                   kCoverageMarks[i].statement));
   }

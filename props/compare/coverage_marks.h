@@ -224,6 +224,10 @@ struct CoverageCounts {
   void Add(const CoverageCounts& other);
 };
 
+// Whether the mark belongs to drafts, states, states of drafts or hybrids, and
+// no mark of this group has a hit: the caches of the run have no such thing.
+bool OfUnusedGroup(const CoverageCounts& counts, std::size_t mark);
+
 // Returns the reasons why the result of a run means less than it seems: marks
 // without a hit, too many or too few refusals, too many discarded histories,
 // caches that were hardly ever full.
