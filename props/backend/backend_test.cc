@@ -596,17 +596,24 @@ TEST(Host, SendsWhatIsWrong) {
                         .function = "get",
                         .call = OpKind::kFind,
                         .of_k_alone = true,
-                        .of_left = true};
+                        .of_left = true,
+                        .pool_call = PagedTraceOpKind::kMedia,
+                        .of_window = true};
   const auto fields = [](const Failure& failure) {
     return std::tuple(failure.step, failure.check, failure.text, failure.row,
                       failure.column, failure.first_cell, failure.function,
-                      failure.call, failure.of_k_alone, failure.of_left);
+                      failure.call, failure.of_k_alone, failure.of_left,
+                      failure.pool_call, failure.of_window);
   };
   auto json = ToJson(sent);
   EXPECT_EQ(fields(FailureFromJson(json)), fields(sent));
   json["call"] = AsInt(OpKind::kFind) + 1;  // No operation has this number.
   EXPECT_ANY_THROW(FailureFromJson(json));
+  json = ToJson(sent);
+  json["pool_call"] = AsInt(PagedTraceOpKind::kMedia) + 1;  // No call has it.
+  EXPECT_ANY_THROW(FailureFromJson(json));
   EXPECT_EQ(FailureFromJson(ToJson(Failure())).call, std::nullopt);
+  EXPECT_EQ(FailureFromJson(ToJson(Failure())).pool_call, std::nullopt);
 }
 
 TEST(Host, NoProcessRenewsItsOwnTime) {

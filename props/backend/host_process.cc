@@ -119,8 +119,9 @@ Json ToJson(const Failure& failure) {
       {"text", failure.text},         {"row", failure.row},
       {"column", failure.column},     {"first_cell", failure.first_cell},
       {"function", failure.function}, {"of_k_alone", failure.of_k_alone},
-      {"of_left", failure.of_left}};
+      {"of_left", failure.of_left},   {"of_window", failure.of_window}};
   if (failure.call) json["call"] = *failure.call;
+  if (failure.pool_call) json["pool_call"] = *failure.pool_call;
   return json;
 }
 
@@ -135,9 +136,13 @@ Failure FailureFromJson(const Json& json) {
                                              std::numeric_limits<int>::min()),
                      .function = json.at("function").get<std::string>(),
                      .of_k_alone = json.at("of_k_alone").get<bool>(),
-                     .of_left = json.at("of_left").get<bool>()};
+                     .of_left = json.at("of_left").get<bool>(),
+                     .of_window = json.at("of_window").get<bool>()};
   if (json.contains("call")) {
     failure.call = EnumAt(json, "call", OpKind::kFind);
+  }
+  if (json.contains("pool_call")) {
+    failure.pool_call = EnumAt(json, "pool_call", PagedTraceOpKind::kMedia);
   }
   return failure;
 }

@@ -449,13 +449,17 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   const bool of_backend = failure && failure->party() == Party::kBackend;
   if (!of_backend && judgement.verdict() != Verdict::kAccept) {
     failure = PoolFailure(judgement.reason());
+    if (judgement.failure) failure->pool_call = judgement.failure->pool_call;
     std::istringstream recording(text);
     failure->trace = PoolSteps(recording, judgement.line());
-  } else if (!failure && !recorder.status().ok()) {
+  } else if (failure) {
+    failure->pool_call = calls.LastCall();
+  } else if (!recorder.status().ok()) {
     failure = PoolFailure(recorder.status().message());
   }
   if (!failure) return result;
   failure->step = step;
+  failure->of_window = backend.rules.window.has_value();
   if (failure->trace.empty()) failure->trace = calls.Steps();
   return result;
 }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/trace/paged_trace.h"
 #include "props/base/check_name.h"
 #include "props/base/level.h"
 #include "props/compare/step.h"
@@ -41,6 +42,9 @@ struct Failure {
   std::optional<OpKind> call = {};
   bool of_k_alone = false;  // A column has a token's V row with another K row.
   bool of_left = false;     // A row sees a token that the cache has dropped.
+  // For a pool: the call whose answer is wrong, as a recording has it.
+  std::optional<PagedTraceOpKind> pool_call = {};
+  bool of_window = false;  // The pool has a window by its own rules.
 
   // Explain fills in the rest.
   std::string subject = {};  // The name of the system under test.

@@ -111,14 +111,16 @@ std::string_view NoteOn(const TraceHeader& header) {
 }
 std::string_view NoteOn(const PagedTraceHeader&) { return ""; }
 
-std::string RulesOf(const TraceOp& op, const TraceHeader&,
-                    const Failure& failure) {
-  return std::string(CitedRules(op.kind, /*of_row=*/failure.row >= 0));
+// Names the rules that a wrong line breaks.
+void CiteRules(const TraceOp& op, const TraceHeader&, Failure& failure) {
+  failure.rules = CitedRules(op.kind, /*of_row=*/failure.row >= 0);
 }
-std::string RulesOf(const PagedTraceOp& op, const PagedTraceHeader& header,
-                    const Failure&) {
-  return CitedPoolRules(TraceOpName(op.kind), header.spec,
-                        header.rules.window.has_value());
+void CiteRules(const PagedTraceOp& op, const PagedTraceHeader& header,
+               Failure& failure) {
+  failure.pool_call = op.kind;
+  failure.of_window = header.rules.window.has_value();
+  failure.rules =
+      CitedPoolRules(TraceOpName(op.kind), header.spec, failure.of_window);
 }
 
 template <class Op, class Header, class AnOracle, class Watch>
@@ -148,7 +150,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
       judgement.failure = failure;
       judgement.failure->step = AsSize(op.line);
       judgement.failure->check = name;
-      judgement.failure->rules = RulesOf(op, header, *failure);
+      CiteRules(op, header, *judgement.failure);
       judgement.failure->text += NoteOn(header);
     }
     if (step.visibility) judgement.level = Level::kNone;

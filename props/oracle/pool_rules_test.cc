@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "props/backend/pool_backend.h"
 #include "props/paged/paged_runner.h"
+#include "props/search/explain.h"
 #include "props/testing/other_pool.h"
 #include "props/testing/pools.h"
 #include "props/testing/test_pool_lines.h"
@@ -22,6 +24,7 @@ struct Tried {
   int histories = 0;
   std::string wrong;
   std::string history;
+  std::string rules;  // That the failure cites.
 };
 
 // Runs this many random histories on pools of these rules, or up to the first
@@ -44,8 +47,12 @@ Tried Try(const PoolRules& rules, OtherPoolFault fault, int histories,
     history.spec.k_head_dim = 1 + history.spec.k_head_dim % 3;
     history.spec.v_head_dim = 1;
     history.spec.kv_heads = 1;
-    tried.wrong = TextOf(RunHistory(history, pools));
+    const auto failure = RunHistory(history, pools).failure;
+    tried.wrong = TextOf(failure);
     tried.history = ToText(history);
+    if (!failure) continue;
+    history.ops.resize(std::min(history.ops.size(), failure->step + 1));
+    tried.rules = Explain(history, *failure, pools).rules;
   }
   return tried;
 }
@@ -332,6 +339,22 @@ TEST(PoolRules, FindsFaultsOfPoolsWithAWindow) {
               "views: the rows end at position");
   // The row of another token, or the block of another sequence's token.
   ExpectFound(Window(3), OtherPoolFault::kWritesInShared, "at position ");
+}
+
+// A window that the pool declares is a rule of its views, as in a recording.
+TEST(PoolRules, AFailureCitesTheRulesOfTheWrongLine) {
+  const auto cited = [](const PoolRules& rules, OtherPoolFault fault) {
+    return Try(rules, fault, kHistories).rules;
+  };
+  EXPECT_EQ(cited(Window(3), OtherPoolFault::kFreesEarly), "P7, P12");
+  EXPECT_EQ(cited(kRecomputes, OtherPoolFault::kRecomputesAtStart), "P7");
+  EXPECT_EQ(cited(kRecomputes, OtherPoolFault::kFindsOneMore),
+            "P1, P4, P6, P17, P18");
+  EXPECT_EQ(cited(kDeduplicates, OtherPoolFault::kSwapForgetsOwner), "P9");
+  const std::string views =
+      Saying(R"("window":3)", kThree + Recording{ViewsFrom(1, 4, {12, 99})});
+  ASSERT_TRUE(JudgeText(views).failure) << JudgeText(views).reason();
+  EXPECT_EQ(JudgeText(views).failure->rules, "P7, P12");
 }
 
 // Only an append of many tokens shows the fault.

@@ -6,7 +6,9 @@
 #define KVTWIN_PROPS_PAGE_JUDGE_LOGGING_POOL_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -28,6 +30,11 @@ class LoggingPool final : public ForwardingPool {
   LoggingPool(std::unique_ptr<PagedPool> pool, std::vector<Json>& log)
       : ForwardingPool(std::move(pool)), log_(log) {
     log_.clear();
+    for (const PagedSpec& group : spec().groups) {
+      const auto number = static_cast<int>(&group - spec().groups.data());
+      groups_.push_back(
+          std::make_unique<LoggingGroup>(*pool_->Group(number), *this, number));
+    }
   }
 
   Result<int> Open(std::span<const std::int32_t> prompt,
@@ -46,6 +53,15 @@ class LoggingPool final : public ForwardingPool {
   Result<int> Fork(int sequence, int len) override {
     Note("fork", {{"seq", sequence}, {"len", len}});
     return Opened(ForwardingPool::Fork(sequence, len));
+  }
+  Result<int> Find(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) const override {
+    Note("find", Json::object());
+    return Said(ForwardingPool::Find(prompt, key));
+  }
+  Result<int> ResumeBefore(int sequence, int len) const override {
+    Note("resume_before", {{"seq", sequence}});
+    return Said(ForwardingPool::ResumeBefore(sequence, len));
   }
   Result<int> SeqLen(int sequence) const override {
     Note("seq_len", {{"seq", sequence}});
@@ -113,8 +129,47 @@ class LoggingPool final : public ForwardingPool {
     Note("slots", {{"seq", sequence}});
     return Said(ForwardingPool::SlotMapping(sequence, begin, end));
   }
+  Result<PagedKv> Blocks(int layer) const override {
+    Note("blocks", {{"layer", layer}});
+    return Said(ForwardingPool::Blocks(layer));
+  }
+  const PagedPool* Group(int group) const override {
+    const bool exists = group >= 0 && group < std::ssize(groups_);
+    return exists ? groups_[static_cast<std::size_t>(group)].get()
+                  : ForwardingPool::Group(group);
+  }
 
  private:
+  // Writes down the calls that a group gets.
+  class LoggingGroup final : public ForwardingGroup {
+   public:
+    LoggingGroup(const PagedPool& group, const LoggingPool& pool, int number)
+        : ForwardingGroup(group), pool_(pool), number_(number) {}
+
+    PagedUsage Usage() const override {
+      pool_.Note("usage", {{"group", number_}});
+      return reads_.Usage();
+    }
+    Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
+      pool_.Note("csr", {{"group", number_}});
+      return pool_.Said(reads_.ExportCsr(sequences));
+    }
+    Result<PagedTable> ExportTable(
+        std::span<const int> sequences) const override {
+      pool_.Note("table", {{"group", number_}});
+      return pool_.Said(reads_.ExportTable(sequences));
+    }
+    Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                  int end) const override {
+      pool_.Note("slots", {{"seq", sequence}, {"group", number_}});
+      return pool_.Said(reads_.SlotMapping(sequence, begin, end));
+    }
+
+   private:
+    const LoggingPool& pool_;
+    const int number_;
+  };
+
   void Note(const char* name, Json call) const {
     call["op"] = name;
     log_.push_back(std::move(call));
@@ -135,6 +190,7 @@ class LoggingPool final : public ForwardingPool {
   }
 
   std::vector<Json>& log_;
+  std::vector<std::unique_ptr<LoggingGroup>> groups_;
 };
 
 }  // namespace kvtwin::props

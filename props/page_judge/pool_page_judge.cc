@@ -102,6 +102,7 @@ std::vector<std::int64_t> NumbersOf(const json& call, bool with_answer) {
     numbers.push_back(call["seq"]);
   }
   if (call.contains("layer")) numbers.push_back(call["layer"]);
+  if (call.contains("group")) numbers.push_back(call["group"]);
   if (op == "append") {
     AddList(call["key"]["shape"], numbers);
   } else if (op == "commit" && call.contains("tokens")) {

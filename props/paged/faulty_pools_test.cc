@@ -2,22 +2,26 @@
 // find the fault that no other comparison can find. For caches see
 // faulty_twins_test.cc.
 
+#include "props/paged/faulty_pools.h"
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <new>
-#include <optional>
 #include <set>
-#include <stdexcept>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/dense_tensor.h"
-#include "props/base/forwarding_pool.h"
+#include "props/oracle/judge.h"
 #include "props/page_judge/logging_pool.h"
 #include "props/page_judge/page_judge.h"
 #include "props/page_judge/pool_page_judge.h"
@@ -32,155 +36,26 @@
 namespace kvtwin::props {
 namespace {
 
-// The faults to inject into a pool. Members that are not set inject nothing.
-struct Wrong {
-  std::string call = {};  // Returns `with` in place of ok.
-  Status with = {StatusCode::kCacheFull, "so it is"};
-  bool throws = false;                  // `call` throws.
-  std::optional<Status> refusal = {};   // Replaces every refusal.
-  std::function<int(int)> number = {};  // Changes the answer of `call`.
-  std::function<void(std::vector<PagedView>&)> views = {};
-  std::function<void(std::vector<PagedView>&)> packed = {};
-  std::function<void(PagedAppend&)> append = {};
-  std::function<void(std::optional<PagedKv>&)> whole = {};
-  std::function<void(PagedCsr&)> csr = {};
-  std::function<void(PagedTable&)> table = {};
-  std::function<void(std::vector<std::int64_t>&)> slots = {};
-  std::function<void(PagedKv&)> blocks = {};
-  bool later_slots_only = false;  // Keep ranges from position 0.
-  std::function<void(PagedUsage&)> usage = {};
-  bool refusals_cost = false;  // Each uses up a block in Usage.
-  // Gets the sequences and layers that Views is asked for.
-  std::set<std::pair<int, int>>* viewed = nullptr;
-};
-
-class WrongPool final : public ForwardingPool {
- public:
-  WrongPool(std::unique_ptr<PagedPool> pool, Wrong wrong)
-      : ForwardingPool(std::move(pool)), wrong_(std::move(wrong)) {}
-
-  Result<int> Open(std::span<const std::int32_t> prompt,
-                   const PrefixKey& key) override {
-    return Number("Open", pool_->Open(prompt, key));
-  }
-  Result<int> Fork(int sequence, int len) override {
-    return Number("Fork", pool_->Fork(sequence, len));
-  }
-  Result<int> SeqLen(int sequence) const override {
-    return Number("SeqLen", pool_->SeqLen(sequence));
-  }
-  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
-                             const TensorView& value) override {
-    return Changed("Append", pool_->Append(sequence, layer, key, value),
-                   wrong_.append);
-  }
-  Status Commit(int sequence, int new_tokens) override {
-    return Said("CommitUnknown", pool_->Commit(sequence, new_tokens));
-  }
-  Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
-    return Said("Commit", pool_->Commit(sequence, tokens));
-  }
-  Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
-    if (wrong_.viewed != nullptr) wrong_.viewed->insert({sequence, layer});
-    return Changed("Views", pool_->Views(sequence, layer), wrong_.views);
-  }
-  Result<std::vector<PagedView>> ViewsPacked(int sequence,
-                                             int layer) const override {
-    return Changed("ViewsPacked", pool_->ViewsPacked(sequence, layer),
-                   wrong_.packed);
-  }
-  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
-                                              int kv_len) const override {
-    return Changed("ContiguousKV", pool_->ContiguousKV(sequence, layer, kv_len),
-                   wrong_.whole);
-  }
-  Status Truncate(int sequence, int len) override {
-    return Said("Truncate", pool_->Truncate(sequence, len));
-  }
-  Status Free(int sequence) override {
-    return Said("Free", pool_->Free(sequence));
-  }
-  PagedUsage Usage() const override {
-    PagedUsage usage = pool_->Usage();
-    if (wrong_.usage) wrong_.usage(usage);
-    if (wrong_.refusals_cost) {
-      usage.free -= refused_;
-      usage.cached += refused_;
-    }
-    return usage;
-  }
-  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
-    return Changed("ExportCsr", pool_->ExportCsr(sequences), wrong_.csr);
-  }
-  Result<PagedTable> ExportTable(
-      std::span<const int> sequences) const override {
-    return Changed("ExportTable", pool_->ExportTable(sequences), wrong_.table);
-  }
-  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
-                                                int end) const override {
-    auto slots = pool_->SlotMapping(sequence, begin, end);
-    if (begin == 0 && wrong_.later_slots_only) return slots;
-    return Changed("SlotMapping", std::move(slots), wrong_.slots);
-  }
-  Result<PagedKv> Blocks(int layer) const override {
-    return Changed("Blocks", pool_->Blocks(layer), wrong_.blocks);
-  }
-
- private:
-  Status Said(std::string_view call, Status status) const {
-    if (!status.ok()) {
-      if (status.code() == StatusCode::kCacheFull) ++refused_;
-      return wrong_.refusal.value_or(status);
-    }
-    if (call != wrong_.call || wrong_.number) return status;
-    if (wrong_.throws) throw std::out_of_range("no such block");
-    return wrong_.with;
-  }
-  Result<int> Number(std::string_view call, Result<int> number) const {
-    Status status = Said(call, number.status());
-    if (!status.ok()) return status;
-    return call == wrong_.call && wrong_.number ? wrong_.number(*number)
-                                                : *number;
-  }
-  template <class T>
-  Result<T> Changed(std::string_view call, Result<T> answer,
-                    const std::function<void(T&)>& change) const {
-    Status status = Said(call, answer.status());
-    if (!status.ok()) return status;
-    if (change) change(*answer);
-    return answer;
-  }
-
-  const Wrong wrong_;
-  mutable int refused_ = 0;
-};
-
-enum class Who { kOptimized, kReference, kBoth };
-
-struct PoolCase {
-  std::string name;
-  std::string history;  // Without "kvp1 ".
-  Wrong wrong;
-  std::string text;  // Part of the expected failure.
-  Who who = Who::kOptimized;
-};
-
-PagedMaker WrongPools(const Wrong& wrong, Who who) {
-  return [=](const PagedSpec& spec,
-             std::string_view twin) -> Result<std::unique_ptr<PagedPool>> {
-    auto pool = MakePagedPool(spec, twin);
-    const bool is_reference = twin == "reference";
-    const bool meant =
-        who == Who::kBoth || is_reference == (who == Who::kReference);
-    if (!pool.ok() || !meant) return pool;
-    return std::unique_ptr<PagedPool>(
-        std::make_unique<WrongPool>(std::move(*pool), wrong));
-  };
+// Expects that a recording of the history, judged, cites the same rules as the
+// failure of the history. Returns whether the recording is wrong: a fault in an
+// answer that recordings do not have is not.
+bool ExpectSameRules(const PagedHistory& history, const PagedMaker& make) {
+  const auto run = RunJudged(history, make);
+  std::stringstream recording;
+  // The recording ends with the fault.
+  (void)WritePagedRecording(history, "optimized", recording, make);
+  const Judgement judged = Judge(recording, {"reference", "optimized"});
+  if (!judged.failure) return false;
+  EXPECT_EQ(run ? run->failure.rules : "", judged.failure->rules)
+      << (run ? run->failure.report : "") << judged.reason();
+  return true;
 }
 
-// Each label on the page of each failure is true, too.
+// Each label on the page of each failure is true, too, and its rules are those
+// that `kvtwin check` cites.
 void ExpectFound(const std::vector<PoolCase>& cases) {
   std::int64_t labels = 0;
+  std::int64_t recorded = 0;
   for (const PoolCase& one : cases) {
     SCOPED_TRACE(one.name);
     const auto history = ParsePagedHistory("kvp1 " + one.history);
@@ -194,8 +69,11 @@ void ExpectFound(const std::vector<PoolCase>& cases) {
     ASSERT_TRUE(page);
     labels += page->labels;
     for (const std::string& lie : page->lies) ADD_FAILURE() << lie;
+    recorded +=
+        ExpectSameRules(*history, WrongPools(one.wrong, one.who)) ? 1 : 0;
   }
-  fmt::print("faulty pools: {} pages, {} labels\n", cases.size(), labels);
+  fmt::print("faulty pools: {} pages, {} labels, {} wrong recordings\n",
+             cases.size(), labels, recorded);
 }
 
 // Keeps copies of tensors alive. Change points a view to such a copy, in which
@@ -229,6 +107,16 @@ ChangeViews InLast(const std::function<void(PagedView&)>& change) {
   };
 }
 
+void LeaveOutTheLast(std::vector<PagedView>& views) {
+  if (!views.empty()) views.pop_back();
+}
+
+// Adds one to the last number of a list, if it has any.
+template <class T>
+void AddToLast(std::vector<T>& list) {
+  if (!list.empty()) ++list.back();
+}
+
 // Three tokens in two blocks, appended; then committed.
 const std::string kPool =
     "block=2 blocks=6 most=12 layers=2 heads=2 kdim=2 vdim=2 dtype=f32 ";
@@ -248,8 +136,7 @@ TEST(FaultyPools, EveryPartOfAViewIsCompared) {
     add("K", Bytes(&PagedView::key, last), "Views: block");
     add("V", Bytes(&PagedView::value, last), "Views: block");
   }
-  add(
-      "a view less", [](auto& views) { views.pop_back(); }, "Views differ");
+  add("a view less", LeaveOutTheLast, "Views differ");
   add("start", InLast([](PagedView& view) { ++view.start; }), "Views: block");
   add("length", InLast([](PagedView& view) { ++view.length; }), "Views: block");
   add("block", InLast([](PagedView& view) { ++view.block; }), "Views: block");
@@ -269,22 +156,19 @@ TEST(FaultyPools, EveryPartOfAViewIsCompared) {
                        {.views = Bytes(tensor, last)},
                        fmt::format("position {} of sequence 0 has another row",
                                    last ? 2 : 0),
-                       Who::kBoth});
+                       WrongIn::kBoth});
     }
   }
   cases.push_back({"a token too few",
                    kPool + kCommit,
-                   {.views =
-                        [](auto& views) {
-                          if (!views.empty()) views.pop_back();
-                        }},
+                   {.views = LeaveOutTheLast},
                    "Views: not all rows",
-                   Who::kBoth});
+                   WrongIn::kBoth});
   cases.push_back({"another start",
                    kPool + kCommit,
                    {.views = InLast([](PagedView& view) { ++view.start; })},
                    "Views: not one after another",
-                   Who::kBoth});
+                   WrongIn::kBoth});
   cases.push_back({"a token too many",
                    kPool + kCommit,
                    {.views = InLast([](PagedView& view) {
@@ -293,7 +177,7 @@ TEST(FaultyPools, EveryPartOfAViewIsCompared) {
                       ++view.value.shape[2];
                     })},
                    "position 3 of sequence 0 has another row",
-                   Who::kBoth});
+                   WrongIn::kBoth});
   ExpectFound(cases);
 }
 
@@ -330,10 +214,8 @@ TEST(FaultyPools, PackedViewsAreCompared) {
        head,
        {.packed = InLast([](PagedView& view) { ++view.value.stride[1]; })},
        "ViewsPacked: not packed"});
-  cases.push_back({"a view less",
-                   head,
-                   {.packed = [](auto& views) { views.pop_back(); }},
-                   "ViewsPacked differ"});
+  cases.push_back(
+      {"a view less", head, {.packed = LeaveOutTheLast}, "ViewsPacked differ"});
   cases.push_back({"refused",
                    head,
                    {.call = "ViewsPacked"},
@@ -345,8 +227,8 @@ TEST(FaultyPools, TensorsAreComparedCompletely) {
   // The tokens fit in one block, so that the view is in one piece.
   const std::string one = kPool + "| open 0 0 0 | append 0 1 2 ";
   std::vector<PoolCase> cases;
-  for (const Who who : {Who::kOptimized, Who::kReference}) {
-    const std::string text = who == Who::kReference
+  for (const WrongIn who : {WrongIn::kOptimized, WrongIn::kReference}) {
+    const std::string text = who == WrongIn::kReference
                                  ? "ContiguousKV of the reference: other rows"
                                  : "ContiguousKV: other rows";
     for (const bool last : {false, true}) {
@@ -402,18 +284,18 @@ TEST(FaultyPools, AppendsAnswerWithTheRowsThatTheyStored) {
                    kPool + kAppend,
                    {.append = [](PagedAppend& append) { ++append.start; }},
                    "Append: other views",
-                   Who::kBoth});
+                   WrongIn::kBoth});
   cases.push_back(
       {"a view less, both",
        kPool + kAppend,
        {.append = [](PagedAppend& append) { append.views.pop_back(); }},
        "Append: views of other rows",
-       Who::kBoth});
+       WrongIn::kBoth});
   cases.push_back({"a view's start, both",
                    kPool + kAppend,
                    {.append = in_last([](PagedView& view) { ++view.start; })},
                    "Append: other views",
-                   Who::kBoth});
+                   WrongIn::kBoth});
   ExpectFound(cases);
 }
 
@@ -438,7 +320,7 @@ TEST(FaultyPools, EveryResultIsCompared) {
                      two + more,
                      {.call = call},
                      name + ": cache_full: so it is by the reference, ok",
-                     Who::kReference});
+                     WrongIn::kReference});
   }
   for (const char* call : {"SeqLen", "Views", "ContiguousKV", "SlotMapping",
                            "ExportCsr", "ExportTable", "Blocks"}) {
@@ -450,7 +332,7 @@ TEST(FaultyPools, EveryResultIsCompared) {
                      two,
                      {.call = call},
                      fmt::format("{} of the reference is cache_full", call),
-                     Who::kReference});
+                     WrongIn::kReference});
   }
   for (const char* call : {"Open", "Views", "Free", "SlotMapping"}) {
     cases.push_back({call, two, {.call = call, .throws = true}, "exception: "});
@@ -458,7 +340,7 @@ TEST(FaultyPools, EveryResultIsCompared) {
                      two,
                      {.call = call, .throws = true},
                      ": no such block",
-                     Who::kReference});
+                     WrongIn::kReference});
   }
   const auto next = [](int number) { return number + 1; };
   cases.push_back(
@@ -467,7 +349,7 @@ TEST(FaultyPools, EveryResultIsCompared) {
                    two + "| fork 0 1 0",
                    {.call = "Fork", .number = next},
                    "Fork: other numbers"});
-  for (const Who who : {Who::kOptimized, Who::kReference}) {
+  for (const WrongIn who : {WrongIn::kOptimized, WrongIn::kReference}) {
     cases.push_back(
         {"SeqLen", two, {.call = "SeqLen", .number = next}, "", who});
   }
@@ -477,7 +359,7 @@ TEST(FaultyPools, EveryResultIsCompared) {
 TEST(FaultyPools, BlocksAreCompared) {
   std::vector<PoolCase> cases;
   const auto add = [&](const auto& change) {
-    for (const Who who : {Who::kOptimized, Who::kReference}) {
+    for (const WrongIn who : {WrongIn::kOptimized, WrongIn::kReference}) {
       for (const auto tensor : {&PagedKv::key, &PagedKv::value}) {
         for (const char* layout : {"", "layout=head "}) {
           cases.push_back(
@@ -501,27 +383,17 @@ TEST(FaultyPools, BlocksAreCompared) {
 
 TEST(FaultyPools, TablesAreCompared) {
   const std::string two = kPool + kCommit + "| fork 0 1 0";
-  const auto slot = [](std::vector<std::int64_t>& slots) {
-    if (!slots.empty()) ++slots.back();
-  };
-  const auto index = [](PagedCsr& csr) {
-    if (!csr.indices.empty()) ++csr.indices.back();
-  };
-  const auto last = [](PagedCsr& csr) {
-    if (!csr.last_page_len.empty()) ++csr.last_page_len.back();
-  };
-  const auto block = [](PagedTable& table) {
-    if (!table.blocks.empty()) ++table.blocks.back();
-  };
-  const auto len = [](PagedTable& table) {
-    if (!table.seq_lens.empty()) ++table.seq_lens.back();
-  };
+  const auto slot = [](std::vector<std::int64_t>& slots) { AddToLast(slots); };
+  const auto index = [](PagedCsr& csr) { AddToLast(csr.indices); };
+  const auto last = [](PagedCsr& csr) { AddToLast(csr.last_page_len); };
+  const auto block = [](PagedTable& table) { AddToLast(table.blocks); };
+  const auto len = [](PagedTable& table) { AddToLast(table.seq_lens); };
   const std::vector<PoolCase> cases = {
       {"a slot of the reference",
        two,
        {.slots = slot},
        "SlotMapping differs",
-       Who::kReference},
+       WrongIn::kReference},
       {"an index", two, {.csr = index}, "ExportCsr differs"},
       {"a last page", two, {.csr = last}, "ExportCsr differs"},
       {"a block", two, {.table = block}, "ExportTable differs"},
@@ -530,32 +402,32 @@ TEST(FaultyPools, TablesAreCompared) {
        two,
        {.slots = slot},
        "not where the views are",
-       Who::kBoth},
+       WrongIn::kBoth},
       {"a slot that is asked for alone, of both",
        two,
        {.slots = slot, .later_slots_only = true},
        "not where the views are",
-       Who::kBoth},
+       WrongIn::kBoth},
       {"an index of both",
        two,
        {.csr = index},
        "not what the views are",
-       Who::kBoth},
+       WrongIn::kBoth},
       {"a last page of both",
        two,
        {.csr = last},
        "ExportCsr: not what",
-       Who::kBoth},
+       WrongIn::kBoth},
       {"a block of both",
        two,
        {.table = block},
        "ExportTable: not what",
-       Who::kBoth},
+       WrongIn::kBoth},
       {"a length of both",
        two,
        {.table = len},
        "ExportTable: not what",
-       Who::kBoth},
+       WrongIn::kBoth},
   };
   ExpectFound(cases);
 }
@@ -572,7 +444,7 @@ TEST(FaultyPools, UsageIsCompared) {
                      two,
                      {.usage = more},
                      "Usage does not add up",
-                     Who::kBoth});
+                     WrongIn::kBoth});
   }
   const auto leak = [](PagedUsage& usage) {
     if (usage.used > 0) return;
@@ -583,8 +455,86 @@ TEST(FaultyPools, UsageIsCompared) {
                    kPool + "| open 0 0 0",
                    {.usage = leak},
                    "blocks leak",
-                   Who::kBoth});
+                   WrongIn::kBoth});
   ExpectFound(cases);
+}
+
+// A group answers for itself. A fork and a truncation of a pool with groups
+// have an answer, the length that they keep.
+TEST(FaultyPools, GroupsAreCompared) {
+  const std::string groups =
+      "most=12 groups=block:2,blocks:6,layers:2/block:2,blocks:6,window:3/"
+      "block:4,blocks:6,states:1 | open 0 0 0 | append 0 2 2 | commit 0 1 0 ";
+  const auto less = [](int len) { return std::max(0, len - 1); };
+  const auto more = [](int number) { return number + 1; };
+  const std::vector<PoolCase> cases = {
+      {"a slot",
+       groups,
+       {.slots = [](std::vector<std::int64_t>& slots) { AddToLast(slots); }},
+       "SlotMapping"},
+      {"an index",
+       groups,
+       {.csr = [](PagedCsr& csr) { AddToLast(csr.indices); }},
+       "ExportCsr differs"},
+      {"a block",
+       groups,
+       {.table = [](PagedTable& table) { AddToLast(table.blocks); }},
+       "ExportTable differs"},
+      {"a count",
+       groups,
+       {.usage = [](PagedUsage& usage) { ++usage.free; }},
+       "Usage differs"},
+      {"K", groups, {.views = Bytes(&PagedView::key, true)}, "Views: block"},
+      {"a length",
+       groups,
+       {.call = "SeqLen", .number = more},
+       "SeqLen differs"},
+      {"a fork that keeps less",
+       groups + "| fork 0 3 0",
+       {.len = less},
+       "SeqLen differs"},
+      {"a truncation that keeps less",
+       groups + "| truncate 0 3 0",
+       {.len = less},
+       "SeqLen differs"},
+      {"a prompt", groups, {.call = "Find", .number = more}, "Find differs"},
+      {"where to resume",
+       groups + "| fork 0 3 0",
+       {.call = "ResumeBefore", .number = more},
+       "ResumeBefore differs"},
+  };
+  ExpectFound(cases);
+}
+
+// The rules are those of the call whose answer is wrong, and not of the
+// operation after which it was compared.
+TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
+  const auto cited = [](const std::string& history, const Wrong& wrong) {
+    const auto run = RunJudged(*ParsePagedHistory("kvp1 " + history),
+                               WrongPools(wrong, WrongIn::kOptimized));
+    return run ? run->failure.rules : "no failure";
+  };
+  const std::string one = kPool + kAppend;
+  EXPECT_EQ(cited(one, {.views = Bytes(&PagedView::key, true)}), "P7");
+  EXPECT_EQ(cited(one, {.append = [](auto& answer) { ++answer.start; }}),
+            "P3, P4");
+  EXPECT_EQ(
+      cited(one, {.append = [](auto& answer) { answer.views.pop_back(); }}),
+      "P7");
+  EXPECT_EQ(cited(one, {.usage = [](PagedUsage& usage) { ++usage.free; }}),
+            "P9");
+  EXPECT_EQ(cited(one, {.blocks = [](auto& blocks) { blocks.key.data = {}; }}),
+            "P10");
+  EXPECT_EQ(cited(one, {.call = "Append"}), "P3, P4");
+  const auto less = [](int len) { return std::max(0, len - 1); };
+  EXPECT_EQ(cited(kPool + kCommit + "| truncate 0 3 0", {.len = less}),
+            "P5, P8");
+  // Misuse changes nothing, whichever call shows that it did.
+  const std::string misuse =
+      kPool + "layout=head " + kCommit + "| misuse 0 0 1";
+  const Status other(StatusCode::kCacheFull, "no");
+  EXPECT_EQ(cited(misuse, {.refusal = other}), "P11");
+  EXPECT_EQ(cited(misuse, {.refusals_cost = true}), "P11");
 }
 
 TEST(FaultyPools, RefusalsAreCompared) {
@@ -596,9 +546,10 @@ TEST(FaultyPools, RefusalsAreCompared) {
   PagedCoverageCounts counts;
   EXPECT_EQ(TextOf(RunPaged(history, &counts)), "");
   EXPECT_GT(counts.full, 0);
-  EXPECT_EQ(TextOf(RunPaged(history, nullptr,
-                            WrongPools({.refusals_cost = true}, Who::kBoth))),
-            "Append: refused, but not nothing");
+  EXPECT_EQ(
+      TextOf(RunPaged(history, nullptr,
+                      WrongPools({.refusals_cost = true}, WrongIn::kBoth))),
+      "Append: refused, but not nothing");
   std::vector<PoolCase> cases;
   for (int which = 0; which < 18; ++which) {
     const std::string misuse = kPool + "layout=head " + kCommit +
@@ -609,7 +560,7 @@ TEST(FaultyPools, RefusalsAreCompared) {
                      misuse,
                      {.refusal = other},
                      fmt::format("misuse {} is answered by cache_full", which),
-                     Who::kBoth});
+                     WrongIn::kBoth});
     const Status told(StatusCode::kInvalidArgument, "no");
     cases.push_back({"another message",
                      misuse,
@@ -625,9 +576,9 @@ TEST(FaultyPools, MessagesAreComparedForOurTwinsOnly) {
                                           kCommit + "| misuse 0 0 1");
   const Status told(StatusCode::kInvalidArgument, "no");
   for (const bool same : {false, true}) {
-    const std::string wrong =
-        TextOf(RunPaged(history, nullptr,
-                        WrongPools({.refusal = told}, Who::kOptimized), same));
+    const std::string wrong = TextOf(
+        RunPaged(history, nullptr,
+                 WrongPools({.refusal = told}, WrongIn::kOptimized), same));
     EXPECT_EQ(wrong.empty(), !same) << wrong;
   }
 }
@@ -701,7 +652,7 @@ TEST(FaultyPools, AreShrunkForEveryFault) {
                            const PoolRunOptions& options) {
       ++runs;
       return RunPaged(history, options.counts,
-                      WrongPools(wrong, Who::kOptimized));
+                      WrongPools(wrong, WrongIn::kOptimized));
     };
     const PagedFuzzResult result = FuzzPools(1, 500, subject);
     EXPECT_NE(TextOf(result.failure), "");

@@ -143,8 +143,10 @@ DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
 
 }  // namespace
 
-Failure PoolFailure(std::string text) {
-  return MakeFailure("subject: pool", std::move(text));
+Failure PoolFailure(std::string text, std::optional<PagedTraceOpKind> call) {
+  Failure failure = MakeFailure("subject: pool", std::move(text));
+  failure.pool_call = call;
+  return failure;
 }
 
 void Need(const Status& status, std::string_view call) {

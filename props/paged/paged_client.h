@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/index.h"
+#include "core/trace/paged_trace.h"
 #include "kvtwin/paged.h"
 #include "props/paged/paged_driver.h"
 
@@ -29,13 +31,16 @@ int PickOf(const Sequences& sequences, int number) {
 }
 
 // Returns the failure of a pool. `text` begins with the call: "Open: ...".
-Failure PoolFailure(std::string text);
+// `call` is as in Failure; without it, RunPaged sets the last call.
+Failure PoolFailure(std::string text,
+                    std::optional<PagedTraceOpKind> call = {});
 
 // Throws the failure unless `holds`. `text` is a sentence, or a function that
 // makes it.
 template <class Text>
-void Expect(bool holds, const Text& text) {
-  if (!holds) throw PoolFailure(Made(text));
+void Expect(bool holds, const Text& text,
+            std::optional<PagedTraceOpKind> call = {}) {
+  if (!holds) throw PoolFailure(Made(text), call);
 }
 
 // Throws a failure unless the call succeeded.

@@ -158,7 +158,8 @@ class PagedDriver {
   const PagedSpec& SpecOfGroup(int group) const;
   // The first layer of a group.
   int FirstLayer(int group) const;
-  int ResumeBefore(int sequence, int len);
+  // `call` is the fork or the truncation that comes next.
+  int ResumeBefore(int sequence, int len, PagedTraceOpKind call);
   using Rows = std::vector<KvRows>;  // Rows of a sequence in a layer.
   void CompareSequence(int sequence);
   void CompareViews(int sequence, int layer, const Rows& rows);

@@ -52,7 +52,9 @@ RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
   PagedDriver driver(history.spec, counts, make_noted, same_messages);
   if (counts != nullptr) AddDTypes(history.spec, *counts);
   RunResult result = PlayOnPools(history, driver);
-  if (result.failure) result.failure->trace = noted.Steps();
+  if (!result.failure) return result;
+  result.failure->trace = noted.Steps();
+  if (!result.failure->pool_call) result.failure->pool_call = noted.LastCall();
   return result;
 }
 

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "core/index.h"
 #include "core/trace/trace.h"
 #include "kvtwin/status.h"
 #include "props/report/show_pool.h"
@@ -35,7 +36,12 @@ std::string PoolCalls::TextOf(const Change& change) {
 std::string PoolCalls::TextOf(const Read& read) {
   std::string text(read.name);
   if (read.sequence) text += fmt::format("  sequence {}", *read.sequence);
-  if (read.layer) text += fmt::format(", layer {}", *read.layer);
+  if (read.layer) {
+    text += fmt::format("{}layer {}", read.sequence ? ", " : "  ", *read.layer);
+  }
+  if (read.group) {
+    text += fmt::format("{}group {}", read.sequence ? ", " : "  ", *read.group);
+  }
   if (read.answer.value_or(StatusCode::kOk) != StatusCode::kOk) {
     text += fmt::format(": {}", StatusName(*read.answer));
   }
@@ -52,6 +58,12 @@ std::vector<Step> PoolCalls::Steps() const {
   for (const Change& change : changes_) add(TextOf(change));
   if (read_) add(TextOf(*read_));
   return steps;
+}
+
+std::optional<PagedTraceOpKind> PoolCalls::LastCall() const {
+  if (read_) return read_->kind;
+  if (changes_.empty()) return std::nullopt;
+  return changes_.back().op.kind;
 }
 
 void PoolCalls::TellChange() const {
@@ -75,10 +87,75 @@ void PoolCalls::Begin(const Read& read) {
   if (told_) told_(changes_.size(), TextOf(read));
 }
 
+PoolCalls::Change* PoolCalls::BeginSeqLen(int sequence, bool has_groups) {
+  Change* const last = changes_.empty() ? nullptr : &changes_.back();
+  Read read{"seq_len", Kind::kSeqLen, sequence};
+  bool first = false;
+  if (last != nullptr && last->answer == StatusCode::kOk && !last->has_len) {
+    const PagedTraceOp& op = last->op;
+    // A pool with groups chooses the length of a fork or a truncation (P14).
+    first =
+        op.kind == Kind::kTruncate
+            ? has_groups && op.seq == sequence
+            : op.made == sequence && (op.kind == Kind::kOpen ||
+                                      (has_groups && op.kind == Kind::kFork));
+    if (first) read.kind = op.kind;
+  }
+  Begin(read);
+  return first ? last : nullptr;
+}
+
+// Notes the calls that a group of a pool gets.
+class PoolLog::LoggedGroup final : public ForwardingGroup {
+ public:
+  LoggedGroup(const PagedPool& group, PoolCalls& calls, int number)
+      : ForwardingGroup(group), calls_(calls), number_(number) {}
+
+  PagedUsage Usage() const override {
+    Begin("usage", Kind::kUsage);
+    return reads_.Usage();
+  }
+  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
+    Begin("csr", Kind::kCsr);
+    return calls_.Said(reads_.ExportCsr(sequences));
+  }
+  Result<PagedTable> ExportTable(
+      std::span<const int> sequences) const override {
+    Begin("table", Kind::kTable);
+    return calls_.Said(reads_.ExportTable(sequences));
+  }
+  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                int end) const override {
+    Begin("slots", Kind::kSlots, sequence);
+    return calls_.Said(reads_.SlotMapping(sequence, begin, end));
+  }
+
+ private:
+  void Begin(std::string_view name, Kind kind,
+             std::optional<int> sequence = {}) const {
+    calls_.Begin(PoolCalls::Read{
+        .name = name, .kind = kind, .sequence = sequence, .group = number_});
+  }
+
+  PoolCalls& calls_;
+  const int number_;
+};
+
 PoolLog::PoolLog(std::unique_ptr<PagedPool> pool, PoolCalls& calls)
     : ForwardingPool(std::move(pool)), calls_(calls) {
   calls_.changes_.clear();
   calls_.read_.reset();
+  for (int group = 0; group < Size(spec().groups); ++group) {
+    groups_.push_back(
+        std::make_unique<LoggedGroup>(*pool_->Group(group), calls_, group));
+  }
+}
+
+PoolLog::~PoolLog() = default;
+
+const PagedPool* PoolLog::Group(int group) const {
+  const bool exists = group >= 0 && group < Size(groups_);
+  return exists ? At(groups_, group).get() : ForwardingPool::Group(group);
 }
 
 Result<int> PoolLog::Open(std::span<const std::int32_t> prompt,
@@ -102,15 +179,25 @@ Result<int> PoolLog::Fork(int sequence, int len) {
   return forked;
 }
 
+Result<int> PoolLog::Find(std::span<const std::int32_t> prompt,
+                          const PrefixKey& key) const {
+  calls_.Begin(PoolCalls::Read{"find", Kind::kOpen});
+  return calls_.Said(pool_->Find(prompt, key));
+}
+
+Result<int> PoolLog::ResumeBefore(int sequence, int len) const {
+  calls_.Begin(PoolCalls::Read{"resume_before", Kind::kTruncate, sequence});
+  return calls_.Said(pool_->ResumeBefore(sequence, len));
+}
+
 Result<int> PoolLog::SeqLen(int sequence) const {
-  calls_.Begin(PoolCalls::Read{"seq_len", sequence});
+  PoolCalls::Change* const made =
+      calls_.BeginSeqLen(sequence, !spec().groups.empty());
   Result<int> len = calls_.Said(pool_->SeqLen(sequence));
-  if (!len.ok() || calls_.changes_.empty()) return len;
-  PoolCalls::Change& last = calls_.changes_.back();
-  if (last.op.kind == Kind::kOpen && last.answer == StatusCode::kOk &&
-      last.op.made == sequence && !last.has_len) {
-    last.op.len = *len;
-    last.has_len = true;
+  if (!len.ok() || made == nullptr) return len;
+  made->has_len = true;
+  if (made->op.kind == Kind::kOpen) {
+    made->op.len = *len;
     calls_.TellChange();
   }
   return len;
@@ -168,41 +255,48 @@ Status PoolLog::AddMedia(int sequence, const PrefixMedia& media) {
 }
 
 Result<std::vector<PagedView>> PoolLog::Views(int sequence, int layer) const {
-  calls_.Begin(PoolCalls::Read{"views", sequence, layer});
+  calls_.Begin(PoolCalls::Read{"views", Kind::kViews, sequence, layer});
   return calls_.Said(pool_->Views(sequence, layer));
 }
 
 Result<std::vector<PagedView>> PoolLog::ViewsPacked(int sequence,
                                                     int layer) const {
-  calls_.Begin(PoolCalls::Read{"views_packed", sequence, layer});
+  calls_.Begin(PoolCalls::Read{"views_packed", Kind::kViews, sequence, layer});
   return calls_.Said(pool_->ViewsPacked(sequence, layer));
 }
 
 Result<std::optional<PagedKv>> PoolLog::ContiguousKV(int sequence, int layer,
                                                      int kv_len) const {
-  calls_.Begin(PoolCalls::Read{"contiguous_kv", sequence, layer});
+  calls_.Begin(PoolCalls::Read{"contiguous_kv", Kind::kViews, sequence, layer});
   return calls_.Said(pool_->ContiguousKV(sequence, layer, kv_len));
 }
 
 PagedUsage PoolLog::Usage() const {
-  calls_.Begin(PoolCalls::Read{"usage"});
+  calls_.Begin(PoolCalls::Read{"usage", Kind::kUsage});
   return pool_->Usage();
 }
 
 Result<PagedCsr> PoolLog::ExportCsr(std::span<const int> sequences) const {
-  calls_.Begin(PoolCalls::Read{"csr"});
+  calls_.Begin(PoolCalls::Read{"csr", Kind::kCsr});
   return calls_.Said(pool_->ExportCsr(sequences));
 }
 
 Result<PagedTable> PoolLog::ExportTable(std::span<const int> sequences) const {
-  calls_.Begin(PoolCalls::Read{"table"});
+  calls_.Begin(PoolCalls::Read{"table", Kind::kTable});
   return calls_.Said(pool_->ExportTable(sequences));
 }
 
 Result<std::vector<std::int64_t>> PoolLog::SlotMapping(int sequence, int begin,
                                                        int end) const {
-  calls_.Begin(PoolCalls::Read{"slots", sequence});
+  calls_.Begin(PoolCalls::Read{"slots", Kind::kSlots, sequence});
   return calls_.Said(pool_->SlotMapping(sequence, begin, end));
+}
+
+// A recording has no K and V of all blocks; a table says where they lie (P10).
+Result<PagedKv> PoolLog::Blocks(int layer) const {
+  calls_.Begin(
+      PoolCalls::Read{.name = "blocks", .kind = Kind::kTable, .layer = layer});
+  return calls_.Said(pool_->Blocks(layer));
 }
 
 }  // namespace kvtwin::props

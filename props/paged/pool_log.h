@@ -1,6 +1,6 @@
-// The calls that a pool gets, as reports list them: each call that changes the
-// pool, and the last call. A log reads no rows, so that a pool may return
-// anything.
+// The calls that a pool and its groups get, as reports list them: each call
+// that changes the pool, and the last call. A log reads no rows, so that a pool
+// may return anything.
 
 #ifndef KVTWIN_PROPS_PAGED_POOL_LOG_H_
 #define KVTWIN_PROPS_PAGED_POOL_LOG_H_
@@ -30,6 +30,9 @@ class PoolCalls {
 
   // Returns the list. A call that did not return has no answer in it.
   std::vector<Step> Steps() const;
+  // Returns the last call as a recording has it, which has the length of a new
+  // sequence as a part of `open`. Nothing before the first call.
+  std::optional<PagedTraceOpKind> LastCall() const;
 
  private:
   friend class PoolLog;
@@ -37,12 +40,14 @@ class PoolCalls {
   struct Change {
     PagedTraceOp op;
     std::optional<StatusCode> answer;
-    bool has_len = false;  // Of a sequence that was opened.
+    bool has_len = false;  // SeqLen was asked for the length that it made.
   };
   struct Read {
     std::string_view name;
+    PagedTraceOpKind kind;  // The line of a recording that has the answer.
     std::optional<int> sequence = {};
     std::optional<int> layer = {};
+    std::optional<int> group = {};
     std::optional<StatusCode> answer = {};
   };
 
@@ -51,6 +56,9 @@ class PoolCalls {
   void Begin(PagedTraceOp op);
   void End(const Status& status);
   void Begin(const Read& read);
+  // Notes a call of SeqLen. Returns the change that made this length, if it is
+  // asked for the first time; a recording has it as a part of that change.
+  Change* BeginSeqLen(int sequence, bool has_groups);
   // Notes the answer of the last read.
   template <class T>
   Result<T> Said(Result<T> answer) {
@@ -70,10 +78,14 @@ class PoolLog final : public ForwardingPool {
  public:
   // Clears `calls`, which must outlive the log.
   PoolLog(std::unique_ptr<PagedPool> pool, PoolCalls& calls);
+  ~PoolLog() override;
 
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override;
   Result<int> Fork(int sequence, int len) override;
+  Result<int> Find(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) const override;
+  Result<int> ResumeBefore(int sequence, int len) const override;
   Result<int> SeqLen(int sequence) const override;
   Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
                              const TensorView& value) override;
@@ -92,9 +104,14 @@ class PoolLog final : public ForwardingPool {
   Result<PagedTable> ExportTable(std::span<const int> sequences) const override;
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override;
+  Result<PagedKv> Blocks(int layer) const override;
+  const PagedPool* Group(int group) const override;
 
  private:
+  class LoggedGroup;
+
   PoolCalls& calls_;
+  std::vector<std::unique_ptr<LoggedGroup>> groups_;
 };
 
 }  // namespace kvtwin::props

@@ -145,6 +145,22 @@ void CiteRefusedBatch(Failure& failure) {
   failure.rules += ", S12";
 }
 
+// Returns the rules that the failure of a pool breaks: those of the call whose
+// answer is wrong. Misuse must change nothing, whichever call shows that it
+// did. A shrunk history ends where it fails.
+std::string RulesOf(const Failure& failure, const PagedHistory& history) {
+  if (failure.party() == Party::kBackend) return "";
+  const bool misuse =
+      !history.ops.empty() && history.ops.back().kind == PagedOpKind::kMisuse;
+  if (failure.pool_call && !misuse) {
+    return CitedPoolRules(TraceOpName(*failure.pool_call), history.spec,
+                          failure.of_window);
+  }
+  if (history.ops.empty()) return "P1";
+  return CitedPoolRules(At(kPagedOpNames, history.ops.back().kind),
+                        history.spec, failure.of_window);
+}
+
 }  // namespace
 
 Failure Explain(const History& history, const Failure& failure,
@@ -168,14 +184,7 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
                 const Subject& subject) {
   Failure explained = Begun(history, failure, subject);
   explained.setup = ToText(PagedHistory{history.spec, {}});
-  if (failure.party() != Party::kBackend) {
-    // A shrunk history ends where it fails.
-    explained.rules =
-        history.ops.empty()
-            ? "P1"
-            : CitedPoolRules(At(kPagedOpNames, history.ops.back().kind),
-                             history.spec);
-  }
+  explained.rules = RulesOf(failure, history);
   explained.bucket = SignatureOf(subject.name, failure);
   if (!IsUnshrunk(failure)) AppendHistory(history, explained.bucket);
   const auto again =
@@ -183,7 +192,9 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
   if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {
     explained.note = RepeatNote(failure, again);
   } else {
-    explained.trace = again->trace;  // `failure` may be of a longer history.
+    // `failure` may be of a longer history.
+    explained.trace = again->trace;
+    explained.rules = RulesOf(*again, history);
   }
   explained.left_out =
       std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
