@@ -777,8 +777,11 @@ kvtwin_command_test(laws_not_judged_json EXIT 0 BACKEND c_cache
 kvtwin_command_test(laws_of_numbers EXIT 2 BACKEND c_cache
   PRINTS "`kvtwin fuzz --backend` compares" ARGS laws --level numeric)
 kvtwin_command_test(laws_of_another_cache EXIT 2 BACKEND c_cache
-  PRINTS "does not declare such a cache"
-  ARGS laws --history "kvt1 kind=encoder | put 0*1")
+  PRINTS "does not declare such a cache: 'kvt1 kind=encoder legal=1'; the nearest that it declares is 'kvt1 "
+  ARGS laws --history "kvt1 kind=encoder legal=1 | put 0*1")
+kvtwin_command_test(laws_of_any_order EXIT 2 BACKEND c_cache
+  PRINTS "does not declare CAN_ANY_ORDER, so its histories need legal=1: 'kvt1 cells=1 legal=1'"
+  ARGS laws --history "kvt1 cells=1 | put 0*1")
 kvtwin_command_test(explore_no_state EXIT 2 BACKEND c_cache
   PRINTS "c_cache cannot be explored: its table has no cells, snapshot, restore; `kvtwin fuzz --backend` does not need"
   ARGS explore)

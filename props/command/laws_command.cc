@@ -186,9 +186,7 @@ int RunOnBackend(const LawsArguments& arguments) {
         const LawHistories histories = HistoriesOf(arguments);
         if (histories.history &&
             !info.abilities.Fits(histories.history->setup)) {
-          return Complain(fmt::format("{} does not declare such a cache: '{}'",
-                                      info.name,
-                                      ToText(histories.history->setup)));
+          return Complain(WhyNotMade(info, histories.history->setup));
         }
         LawsReport report(arguments);
         BackendLaws laws(
