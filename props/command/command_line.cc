@@ -15,7 +15,6 @@
 #include <iostream>
 #include <memory>
 #include <new>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -28,6 +27,7 @@
 #include "core/json_line.h"
 #include "optimized/fast_paths.h"
 #include "optimized/targets.h"
+#include "props/base/did_you_mean.h"
 #include "props/base/interrupt.h"
 #include "props/base/program.h"
 #include "props/command/command.h"
@@ -353,37 +353,6 @@ int AfterOutput(int exit_code) {
   fmt::print(stderr, "kvtwin: the output cannot be written: {}\n",
              strerror(error));
   return 2;
-}
-
-// Returns the number of characters to add, remove or replace to turn `a` into
-// `b`.
-std::size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
-
-// Returns ", did you mean 'check'?" if one of the names is nearly `word`, or
-// "".
-std::string DidYouMean(std::string_view word,
-                       const std::vector<std::string>& names) {
-  std::string nearest;
-  std::size_t least = 3;  // Larger distances are not typos.
-  for (const std::string& name : names) {
-    const std::size_t distance = EditDistance(word, name);
-    if (distance >= least) continue;
-    least = distance;
-    nearest = fmt::format(", did you mean '{}'?", name);
-  }
-  return nearest;
 }
 
 // Handles command lines that do not name a subcommand: `kvtwin`, `kvtwin help

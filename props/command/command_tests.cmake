@@ -61,7 +61,7 @@ kvtwin_command_test(misspelt_option EXIT 2
   ARGS fuzz --second 1)
 kvtwin_command_test(missing_path EXIT 2 PRINTS "kvtwin check: path is required"
   ARGS check)
-kvtwin_command_test(unknown_setting EXIT 2 PRINTS "'cels' is not a setting$"
+kvtwin_command_test(unknown_setting EXIT 2 PRINTS "'cels' is not a setting, did you mean 'cells'\\?$"
   ARGS run "kvt1 cels=3 | put 0*1")
 kvtwin_command_test(check_accepts EXIT 0 ARGS check recordings/accept)
 kvtwin_command_test(check_pools EXIT 0 PRINTS "^3 accepted, 0 rejected"

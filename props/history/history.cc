@@ -3,11 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/index.h"
 #include "core/names.h"
+#include "props/base/did_you_mean.h"
 #include "props/history/knobs.h"
 #include "props/history/line_reader.h"
 #include "reference/dialects.h"
@@ -80,33 +85,55 @@ Shift ReadShift(std::string_view name) {
   throw BadLine{name, fmt::format("{} is not a shift function", Quoted(name))};
 }
 
+struct Setting {
+  std::string_view key;
+  void (*read)(std::string_view value, Setup& setup);
+};
+// The settings that are neither knobs nor read last.
+constexpr auto kSettings = std::to_array<Setting>({
+    {"kind", [](auto value, Setup& to) { to.spec.kind = ReadKind(value); }},
+    {"window", [](auto value, Setup& to) { to.spec.window = ReadSize(value); }},
+    {"memory", [](auto value, Setup& to) { to.spec.memory = ReadSize(value); }},
+    {"chunk", [](auto value, Setup& to) { to.spec.chunk = ReadSize(value); }},
+    {"every",
+     [](auto value, Setup& to) { to.spec.checkpoint_every = ReadSize(value); }},
+    {"keep",
+     [](auto value, Setup& to) { to.spec.checkpoints = ReadSize(value); }},
+    {"pins", [](auto value, Setup& to) { to.spec.pins = ReadSize(value); }},
+    {"drafts", [](auto value, Setup& to) { to.spec.drafts = ReadSize(value); }},
+    {"shift", [](auto value, Setup& to) { to.spec.shift = ReadShift(value); }},
+    {"place", [](auto, Setup& to) { to.spec.placement = Placement::kScatter; }},
+    {"ropebase",
+     [](auto value, Setup& to) { to.spec.shift.rope.base = ReadSize(value); }},
+    {"ropescale",
+     [](auto value, Setup& to) { to.spec.shift.rope.scale = ReadSize(value); }},
+    {"ropedims",
+     [](auto value, Setup& to) { to.spec.shift.rope.dims = ReadSize(value); }},
+    {"seqs",
+     [](auto value, Setup& to) { to.init.max_sequences = ReadSize(value); }},
+    {"cap", [](auto value, Setup& to) { to.init.capacity = ReadSize(value); }},
+    {"batch",
+     [](auto value, Setup& to) { to.init.max_batch = ReadSize(value); }},
+});
+
+// Returns ", did you mean 'cells'?", or "".
+std::string NearestSetting(std::string_view key) {
+  std::vector<std::string> names = {"caches", "cells"};
+  for (const Setting& setting : kSettings) names.emplace_back(setting.key);
+  for (const Knob& knob : Knobs()) names.emplace_back(knob.key);
+  return DidYouMean(key, names);
+}
+
 void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
-  CacheSpec& spec = setup.spec;
-  if (key == "kind") return void(spec.kind = ReadKind(value));
-  if (key == "window") return void(spec.window = ReadSize(value));
-  if (key == "memory") return void(spec.memory = ReadSize(value));
-  if (key == "chunk") return void(spec.chunk = ReadSize(value));
-  if (key == "every") return void(spec.checkpoint_every = ReadSize(value));
-  if (key == "keep") return void(spec.checkpoints = ReadSize(value));
-  if (key == "pins") return void(spec.pins = ReadSize(value));
-  if (key == "drafts") return void(spec.drafts = ReadSize(value));
-  if (key == "shift") return void(spec.shift = ReadShift(value));
-  if (key == "place" && value == "scatter") {
-    return void(spec.placement = Placement::kScatter);
+  if (key == "place" && value != "scatter") {
+    throw BadLine{key, fmt::format("{} is not a placement", Quoted(value))};
   }
-  Rope& rope = spec.shift.rope;
-  if (key == "ropebase") return void(rope.base = ReadSize(value));
-  if (key == "ropescale") return void(rope.scale = ReadSize(value));
-  if (key == "ropedims") return void(rope.dims = ReadSize(value));
-  InitArgs& init = setup.init;
-  if (key == "seqs") return void(init.max_sequences = ReadSize(value));
-  if (key == "cap") return void(init.capacity = ReadSize(value));
-  if (key == "batch") return void(init.max_batch = ReadSize(value));
+  const auto* setting = std::ranges::find(kSettings, key, &Setting::key);
+  if (setting != kSettings.end()) return setting->read(value, setup);
   const auto knob = std::ranges::find(Knobs(), key, &Knob::key);
   if (knob != Knobs().end()) return knob->read(value, setup);
-  throw BadLine{key, key == "place"
-                         ? fmt::format("{} is not a placement", Quoted(value))
-                         : fmt::format("{} is not a setting", Quoted(key))};
+  throw BadLine{key, fmt::format("{} is not a setting{}", Quoted(key),
+                                 NearestSetting(key))};
 }
 
 // Refuses sizes that would not fit into memory: the line may be a mistake.
@@ -353,6 +380,16 @@ bool ReadCall(std::string_view name, std::string_view argument, Op& op) {
   return true;
 }
 
+// Returns the names of all operations that ReadOp reads.
+const std::vector<std::string>& OperationsOfLines() {
+  static const std::vector<std::string> kNames = {
+      "put",    "start",  "drop",   "move",   "copy",    "ask",
+      "commit", "find",   "causal", "get",    "reput",   "reload",
+      "poison", "misuse", "read",   "store",  "except",  "layer",
+      "type",   "pin",    "add",    "cached", "snapshot"};
+  return kNames;
+}
+
 Op ReadOp(std::string_view text) {
   const auto words = Split(text, kBlanks);
   if (words.empty()) throw BadLine{text, "an operation is empty"};
@@ -403,7 +440,8 @@ Op ReadOp(std::string_view text) {
   } else if (name == "poison" && argument.empty()) {
     op.kind = OpKind::kPoison;
   } else if (!ReadCall(name, argument, op)) {
-    throw BadLine{name, fmt::format("{} is not an operation", Quoted(name))};
+    throw BadLine{name, fmt::format("{} is not an operation{}", Quoted(name),
+                                    DidYouMean(name, OperationsOfLines()))};
   }
   if (op.seq < 0 || op.dst < 0)
     throw BadLine{argument, "a sequence is negative"};

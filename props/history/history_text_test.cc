@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,7 +72,12 @@ TEST(Line, SaysWhereItIsWrong) {
       {"kvt2 | put 0*1",
        "character 1: 'kvt2' is another version, this program reads kvt1"},
       {"kvt1 cap=x", "character 10: 'x' does not start with a number"},
-      {"kvt1 cels=3", "character 6: 'cels' is not a setting"},
+      {"kvt1 cels=3",
+       "character 6: 'cels' is not a setting, did you mean 'cells'?"},
+      {"kvt1 shfit=rope",
+       "character 6: 'shfit' is not a setting, did you mean 'shift'?"},
+      {"kvt1 | put 0*1 | caual",
+       "character 18: 'caual' is not an operation, did you mean 'causal'?"},
       {"kvt1 place=here", "character 6: 'here' is not a placement"},
       {"kvt1 cap=3 cap=3", "character 12: 'cap' comes twice"},
       {"kvt1 | put 0*1 | fly", "character 18: 'fly' is not an operation"},
@@ -88,6 +95,41 @@ TEST(Line, SaysWhereItIsWrong) {
   };
   for (const auto& [line, why] : lines) {
     EXPECT_EQ(WhyNot(line).substr(0, why.size()), why) << line;
+  }
+  // Neither is nearly a name, or it is a name.
+  EXPECT_EQ(WhyNot("kvt1 frobnicate=3"),
+            "character 6: 'frobnicate' is not a setting");
+  EXPECT_EQ(WhyNot("kvt1 | get now"), "character 8: 'get' is not an operation");
+}
+
+// Every name that a line may have is suggested if a letter follows it.
+TEST(Line, SuggestsEveryName) {
+  std::set<std::string> settings = {"caches", "every", "keep", "pins"};
+  std::set<std::string> operations = {"start",    "read", "store",  "except",
+                                      "layer",    "type", "pin",    "add",
+                                      "snapshot", "find", "cached", "commit"};
+  for (std::uint64_t number = 0; number < 2000; ++number) {
+    const std::string text = ToText(MakeHistory(5, number, {}, 20));
+    std::istringstream parts(text);
+    std::string part;
+    std::getline(parts, part, '|');
+    std::istringstream words(part.substr(4));
+    for (std::string word; words >> word;) {
+      settings.insert(word.substr(0, word.find('=')));
+    }
+    while (std::getline(parts, part, '|')) {
+      operations.insert(part.substr(1, part.find(' ', 1) - 1));
+    }
+  }
+  EXPECT_GT(settings.size(), 20);
+  EXPECT_GT(operations.size(), 12);
+  for (const std::string& name : settings) {
+    const std::string why = WhyNot("kvt1 " + name + "~=1");
+    EXPECT_NE(why.find("did you mean '" + name + "'?"), why.npos) << why;
+  }
+  for (const std::string& name : operations) {
+    const std::string why = WhyNot("kvt1 | " + name + "~");
+    EXPECT_NE(why.find("did you mean '" + name + "'?"), why.npos) << why;
   }
 }
 

@@ -10,6 +10,7 @@
 #include "core/guarded_paged.h"
 #include "core/index.h"
 #include "core/names.h"
+#include "props/base/did_you_mean.h"
 #include "props/history/line_reader.h"
 #include "props/paged/paged_client.h"
 
@@ -56,7 +57,8 @@ int ReadCount(std::string_view key, std::string_view value) {
                                    number, kTokensMax)};
 }
 
-void ReadSetting(std::string_view key, std::string_view value, PagedSpec& spec);
+void ReadSetting(std::string_view key, std::string_view value, PagedSpec& spec,
+                 bool of_group);
 
 // Reads "block:2,blocks:8,window:3".
 PagedSpec ReadGroup(std::string_view text) {
@@ -74,14 +76,27 @@ PagedSpec ReadGroup(std::string_view text) {
     } else if (key == "states") {
       group.states = ReadCount(key, value) == 1;
     } else {
-      ReadSetting(key, value, group);
+      ReadSetting(key, value, group, /*of_group=*/true);
     }
   }
   return group;
 }
 
-void ReadSetting(std::string_view key, std::string_view value,
-                 PagedSpec& spec) {
+// Returns ", did you mean 'blocks'?", or "".
+std::string NearestSetting(std::string_view key, bool of_group) {
+  std::vector<std::string> names = {"layout", "dtype", "vdtype"};
+  for (const Setting& setting : kSettings) names.emplace_back(setting.name);
+  if (of_group) {
+    std::erase(names, "most");
+    names.insert(names.end(), {"window", "states"});
+  } else {
+    names.emplace_back("groups");
+  }
+  return DidYouMean(key, names);
+}
+
+void ReadSetting(std::string_view key, std::string_view value, PagedSpec& spec,
+                 bool of_group) {
   if (key == "groups") {
     if (value.empty()) throw BadLine{key, "groups is empty"};
     for (const std::string_view group : Split(value, "/")) {
@@ -103,9 +118,15 @@ void ReadSetting(std::string_view key, std::string_view value,
   if (known == kSettings.end()) {
     throw BadLine{key, key == "layout"
                            ? fmt::format("{} is not a layout", Quoted(value))
-                           : fmt::format("{} is not a setting", Quoted(key))};
+                           : fmt::format("{} is not a setting{}", Quoted(key),
+                                         NearestSetting(key, of_group))};
   }
   spec.*known->number = ReadCount(key, value);
+}
+
+// Returns ", did you mean 'append'?", or "".
+std::string NearestOperation(std::string_view name) {
+  return DidYouMean(name, {kPagedOpNames.begin(), kPagedOpNames.end()});
 }
 
 PagedOp ReadOp(std::string_view text) {
@@ -115,8 +136,8 @@ PagedOp ReadOp(std::string_view text) {
   const auto name = std::ranges::find(kPagedOpNames, words[0]);
   if (name == kPagedOpNames.end() || words.size() != 4) {
     throw BadLine{words[0],
-                  fmt::format("{} is not an operation with three numbers",
-                              Quoted(words[0]))};
+                  fmt::format("{} is not an operation with three numbers{}",
+                              Quoted(words[0]), NearestOperation(words[0]))};
   }
   op.kind = static_cast<PagedOpKind>(name - kPagedOpNames.begin());
   std::size_t word = 1;
@@ -183,7 +204,7 @@ Result<PagedHistory> ParsePagedHistory(std::string_view text) {
     PagedHistory history;
     ReadSettings(parts.settings,
                  [&](std::string_view key, std::string_view value) {
-                   ReadSetting(key, value, history.spec);
+                   ReadSetting(key, value, history.spec, /*of_group=*/false);
                  });
     for (const std::string_view operation : parts.operations) {
       history.ops.push_back(ReadOp(operation));

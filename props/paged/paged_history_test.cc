@@ -198,6 +198,27 @@ int SeedsThatFind(int seeds, std::int64_t operations) {
   return found;
 }
 
+TEST(PagedHistories, LinesSuggestNames) {
+  const auto why = [](const std::string& line) {
+    return ParsePagedHistory("kvp1 " + line).status().message();
+  };
+  const std::string not_known = "character 6: 'blok' is not a setting";
+  EXPECT_EQ(why("blok=3"), not_known + ", did you mean 'block'?");
+  EXPECT_EQ(why("grups=block:3"),
+            "character 6: 'grups' is not a setting, did you mean 'groups'?");
+  EXPECT_EQ(why("groups=widow:3"),
+            "character 13: 'widow' is not a setting, did you mean 'window'?");
+  // A group has no limit of its own, and a pool no window.
+  EXPECT_EQ(why("groups=mast:3"), "character 13: 'mast' is not a setting");
+  EXPECT_EQ(why("widow=3"), "character 6: 'widow' is not a setting");
+  EXPECT_EQ(why("frobnicate=3"), "character 6: 'frobnicate' is not a setting");
+  EXPECT_EQ(why("| apend 0 0 0"),
+            "character 8: 'apend' is not an operation with three numbers, did "
+            "you mean 'append'?");
+  EXPECT_EQ(why("| append 0 0"),
+            "character 8: 'append' is not an operation with three numbers");
+}
+
 TEST(PagedHistories, HaveKeysOfOtherOrders) {
   EXPECT_TRUE(IsFound<SortsExtras>(100000));
 }
