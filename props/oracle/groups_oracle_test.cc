@@ -5,13 +5,16 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "props/base/scratch_folder.h"
 #include "props/oracle/judge.h"
 #include "props/paged/paged_history.h"
 #include "props/paged/paged_runner.h"
+#include "props/report/show.h"
 #include "props/testing/test_pool_lines.h"
 #include "props/testing/test_trace.h"
 
@@ -224,7 +227,12 @@ TEST(GroupsRecordings, TablesAreThoseOfAGroup) {
   // Block 1 has the state after seven tokens, or after four.
   ExpectWrongGroups(
       kFound + Recording{TableOfGroup(2, {0, 1}, 2, {0, 1, 1, -1}, {7, 4})},
-      "block 1 is block 6 of sequence 0, and block 3 of 1");
+      "block 1 is the block of the state at position 6 of sequence 0, and the "
+      "block of the state at position 3 of 1");
+  // The states of seven tokens are in two blocks, the second after the last.
+  ExpectWrongGroups(
+      kSeven + Recording{TableOfGroup(2, {0}, 2, {0, 16}, {7})},
+      "the block of the state at position 6 of sequence 0 is 16, the pool has");
   ExpectWrongGroups(
       kFound + Recording{TableOfGroup(0, {0, 1}, 4, {0, 1, 2, 3, 0, 2, -1, -1},
                                       {7, 4})},
@@ -238,6 +246,21 @@ TEST(GroupsRecordings, TablesAreThoseOfAGroup) {
   ExpectWrongGroups(
       kSeven + Recording{TableOfGroup(1, {0}, 4, {-1, 99, 99, 3}, {7})},
       "block 2 of sequence 0 is 99, the pool has 16");
+}
+
+// The index of a state is its position, which is not the number of a block.
+TEST(GroupsRecordings, AReportSaysWhichStatesALineHas) {
+  const ScratchFolder folder("groups");
+  const std::string path = folder.File("states.jsonl");
+  std::ofstream(path) << Lines(
+      WithGroups(kSeven + Recording{TableOfGroup(2, {0}, 2, {0, 16}, {7})},
+                 kGroupsHeader));
+  const auto failure = ExplainRecording(path, {"reference"});
+  ASSERT_TRUE(failure.has_value());
+  const std::string text =
+      "    this line has\n    sequence 0    of the states at [3, 6],  blocks 0 "
+      "16\n";
+  EXPECT_NE(failure->report.find(text), std::string::npos) << failure->report;
 }
 
 TEST(GroupsRecordings, BadInputIsNamed) {

@@ -108,6 +108,13 @@ int PagedOracle::PlaceOf(int group, int block, int len) const {
   return AsInt(std::min<std::int64_t>(after, len)) - 1;
 }
 
+std::string PagedOracle::PlaceText(int group, int index) const {
+  return fmt::format(
+      "{} {}",
+      SpecOf(group).states ? "the block of the state at position" : "block",
+      index);
+}
+
 Status PagedOracle::Start(const PagedTraceHeader& header,
                           const std::vector<std::string>& twins) {
   header_ = header;
@@ -350,8 +357,8 @@ std::optional<Failure> PagedOracle::Compare(
     if (!slot.ok()) return WrongAnswer("{}", slot.status().ToString());
     const auto expected = slot->at(0) < 0 ? -1 : AsInt(slot->at(0) / size);
     if (block == expected) continue;
-    return WrongAnswer("block {} of sequence {} is {}, expected {}", index,
-                       sequence, block, expected);
+    return WrongAnswer("{} of sequence {} is {}, expected {}",
+                       PlaceText(group, index), sequence, block, expected);
   }
   if (op.kind != Kind::kTable) return std::nullopt;
   int columns = 0;

@@ -109,6 +109,9 @@ class PagedOracle {
   }
   // Returns the place of a block of a sequence with `len` tokens.
   int PlaceOf(int group, int block, int len) const;
+  // Returns what a place is: "block 2", or "the block of the state at position
+  // 5", whose index is a position.
+  std::string PlaceText(int group, int index) const;
   // Returns the position of a row of a line.
   static int PositionOf(const PagedTraceOp& op, int row) {
     return op.positions ? At(*op.positions, row) : op.start.value_or(0) + row;

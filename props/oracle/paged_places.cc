@@ -222,10 +222,10 @@ std::optional<Failure> PagedOracle::CheckStock(const Place& place) const {
     if (other == group || found == owners_.end()) continue;
     const Owners& owners = found->second;
     return WrongAnswer(
-        "block {} is block {} of sequence {} in group {}, and block {} of "
-        "sequence {} in group {}",
-        block, owners.index, owners.by_end.rbegin()->second, other, index,
-        sequence, group);
+        "block {} is {} of sequence {} in group {}, and {} of sequence {} in "
+        "group {}",
+        block, PlaceText(other, owners.index), owners.by_end.rbegin()->second,
+        other, PlaceText(group, index), sequence, group);
   }
   return std::nullopt;
 }
@@ -238,8 +238,8 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
   const int blocks =
       header_.visibility_only ? header_.spec.blocks : SpecOf(group).blocks;
   if (block < 0 || block >= blocks) {
-    return WrongAnswer("block {} of sequence {} is {}, the pool has {}", index,
-                       sequence, block, blocks);
+    return WrongAnswer("{} of sequence {} is {}, the pool has {}",
+                       PlaceText(group, index), sequence, block, blocks);
   }
   if (auto failure = CheckStock(place)) return failure;
   const int end = ledger_->End(sequence, group);
@@ -248,8 +248,9 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
   if (known != blocks_[sequence].end()) {
     const Shown& before = known->second;
     if (before.block == block) return std::nullopt;
-    return WrongAnswer("block {} of sequence {} is {}, and was {} on line {}",
-                       index, sequence, block, before.block, before.line);
+    return WrongAnswer("{} of sequence {} is {}, and was {} on line {}",
+                       PlaceText(group, index), sequence, block, before.block,
+                       before.line);
   }
   Owners& owners =
       owners_.try_emplace({group, block}, Owners{index, {}}).first->second;
@@ -261,9 +262,9 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
   // All owners agree with the longest owner, so one comparison is enough.
   const auto [other_end, other] = *owners.by_end.rbegin();
   if (owners.index != index) {
-    return WrongAnswer(
-        "block {} is block {} of sequence {}, and block {} of {}", block,
-        owners.index, other, index, sequence);
+    return WrongAnswer("block {} is {} of sequence {}, and {} of {}", block,
+                       PlaceText(group, owners.index), other,
+                       PlaceText(group, index), sequence);
   }
   const int begin = index * PlaceSize(group);
   const int stop = std::min({end, other_end, begin + PlaceSize(group)});

@@ -70,6 +70,18 @@ std::string ListText(const std::vector<int>& blocks,
   return text;
 }
 
+// Returns which blocks of a sequence a list has, if these are not the first:
+// "  from 3 on,", or for states "  of the states at 3 6,".
+std::string WhichText(const std::map<int, int>& list, bool states) {
+  if (!states) {
+    const int first = list.begin()->first;
+    return first == 0 ? "" : fmt::format("  from {} on,", first);
+  }
+  std::vector<int> positions;
+  for (const auto& [position, block] : list) positions.push_back(position);
+  return fmt::format("  of the states at {},", NumbersText(positions));
+}
+
 // Returns the list of a sequence in a group, whose first layer is `layer`.
 BlockList ListOf(const PagedOracle& oracle, int sequence, int group,
                  int layer) {
@@ -257,9 +269,12 @@ std::string PoolText(const PagedTraceHeader& header) {
 }
 
 std::string GivenText(const PagedOracle& oracle) {
+  const PagedSpec& spec = oracle.header().spec;
   std::map<int, std::map<int, int>> lists;
+  bool states = false;  // All places of a line are in one group.
   for (const auto& [sequence, index, block, group] : oracle.places()) {
     lists[sequence].emplace(index, block);
+    states = !spec.groups.empty() && At(spec.groups, group).states;
   }
   std::string text = lists.empty() ? "" : "    this line has\n";
   std::size_t shown = 0;
@@ -267,13 +282,10 @@ std::string GivenText(const PagedOracle& oracle) {
     if (shown++ == kListsShown) return text + "    ...\n";
     std::vector<int> blocks;
     for (const auto& [index, block] : list) blocks.push_back(block);
-    const std::string from =
-        list.begin()->first == 0
-            ? ""
-            : fmt::format("  from {} on,", list.begin()->first);
-    text += Wrapped(fmt::format("sequence {:<3}{}{}", sequence, from,
-                                ListText(blocks, [](int) { return false; })),
-                    4);
+    text += Wrapped(
+        fmt::format("sequence {:<3}{}{}", sequence, WhichText(list, states),
+                    ListText(blocks, [](int) { return false; })),
+        4);
   }
   return text;
 }
