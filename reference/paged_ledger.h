@@ -317,10 +317,37 @@ class PagedLedger {
     if (again != kUnknown && again == AgainAt(b, position)) return true;
     if (position >= std::min(SeqLen(a), SeqLen(b))) return false;
     const auto at = AsSize(position);
-    const Token& token = sequences_.at(a).tokens[at];
-    const Token& other = sequences_.at(b).tokens[at];
-    if (token.prefix != other.prefix) return false;
-    return token.prefix != kUnknown || token.rows == other.rows;
+    return Same(sequences_.at(a).tokens[at], sequences_.at(b).tokens[at]);
+  }
+
+  // A sequence, and how many of its first tokens the sequence before it has.
+  struct Ordered {
+    int sequence = 0;
+    int common = 0;
+  };
+  // Returns the sequences ordered by their committed tokens: no sequence has
+  // more first tokens in common with another one than with a neighbor, and a
+  // sequence comes after those that have only its first tokens.
+  std::vector<Ordered> InOrder() const {
+    std::vector<Ordered> order;
+    for (const auto& [sequence, of] : sequences_) order.push_back({sequence});
+    const auto tokens_of = [&](const Ordered& ordered) -> const auto& {
+      return sequences_.at(ordered.sequence).tokens;
+    };
+    std::ranges::sort(order, [&](const Ordered& a, const Ordered& b) {
+      const auto& ours = tokens_of(a);
+      const auto& theirs = tokens_of(b);
+      const auto at = AsSize(Common(ours, theirs));
+      if (at == theirs.size() || at == ours.size()) {
+        return ours.size() < theirs.size();
+      }
+      return std::tie(ours[at].prefix, ours[at].rows) <
+             std::tie(theirs[at].prefix, theirs[at].rows);
+    });
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      order[i].common = Common(tokens_of(order[i - 1]), tokens_of(order[i]));
+    }
+    return order;
   }
 
   // Whether the two sequences may have the same rows of a group at `position`.
@@ -384,6 +411,24 @@ class PagedLedger {
     std::map<int, std::vector<KvRows>> appended;  // By layer.
   };
 
+  static bool Same(const Token& a, const Token& b) {
+    return a.prefix == b.prefix && (a.prefix != kUnknown || a.rows == b.rows);
+  }
+  // Returns how many first tokens are the same. If tokens are the same, all
+  // tokens before them are the same, too.
+  static int Common(std::span<const Token> a, std::span<const Token> b) {
+    std::size_t same = 0;
+    std::size_t end = std::min(a.size(), b.size());
+    while (same < end) {
+      const std::size_t middle = same + (end - same) / 2;
+      if (Same(a[middle], b[middle])) {
+        same = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    return AsInt(same);
+  }
   int FindPrefix(int start, std::span<const std::int32_t> tokens, int count,
                  std::span<const PrefixMedia> media) const {
     int prefix = start;

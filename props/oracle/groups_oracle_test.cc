@@ -263,6 +263,18 @@ TEST(GroupsRecordings, AReportSaysWhichStatesALineHas) {
   EXPECT_NE(failure->report.find(text), std::string::npos) << failure->report;
 }
 
+// Four blocks of the first group, those in the window of the second, and the
+// states of both lengths: 10, of which five have tokens of sequence 0 alone.
+TEST(GroupsRecordings, SharedBlocksAreThoseOfTheSameTokens) {
+  ExpectRightGroups(kFound + Recording{Usage(6, 0, 10, 2)});
+  ExpectRightGroups(kFound + Recording{Usage(6, 0, 10, 5)});
+  ExpectWrongGroups(kFound + Recording{Usage(6, 0, 10, 6)},
+                    "shared is 6, it must be at most 5");
+  // A pool may keep the states of truncated tokens.
+  const Recording cut = kSeven + Recording{Fork(0, 7, 1), Truncate(1, 0)};
+  ExpectRightGroups(cut + Recording{Usage(8, 0, 8, 8)});
+}
+
 TEST(GroupsRecordings, BadInputIsNamed) {
   const auto bad = [](const std::string& header, const std::string& reason) {
     ExpectGroupsVerdict({}, "bad_input", reason, header);

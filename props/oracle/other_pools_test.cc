@@ -344,6 +344,71 @@ TEST(OtherPools, CountsBlocks) {
               "shared is 0, it must be at least 1");
 }
 
+// A block is shared only by sequences that have the same tokens in it.
+TEST(OtherPools, BoundsSharedBlocks) {
+  // A fork and a prompt have the first block; all forks have both blocks.
+  const Recording two_forks = kThree + Recording{Fork(4, 3, 0), Fork(4, 3, 1)};
+  ExpectOther(two_forks + Recording{Usage(2, 0, 2, 2)});
+  for (const std::string& second : {Fork(4, 2, 0), Open(0, {7, 8, 1}, 2)}) {
+    const Recording lines = kThree + Recording{second};
+    ExpectOther(lines + Recording{Usage(2, 0, 2, 0)});
+    ExpectOther(lines + Recording{Usage(2, 0, 2, 1)});
+    ExpectWrong(lines + Recording{Usage(2, 0, 2, 2)},
+                "shared is 2, it must be at most 1: used is 2, and the number "
+                "of blocks with tokens that only one sequence has is at least "
+                "1");
+  }
+  // Other tokens; the same tokens under another key.
+  ExpectWrong(kThree + Recording{Open(0), Append(0, {5, 6, 7}),
+                                 Commit(0, {1, 2, 3}), Usage(0, 0, 4, 1)},
+              "shared is 1, it must be at most 0");
+  ExpectWrong(kThree + Recording{Open(0, {}, 0, "s"), Append(0, {5, 6, 7}),
+                                 Commit(0, {7, 8, 9}), Usage(0, 0, 4, 1)},
+              "shared is 1, it must be at most 0");
+  // Sequences that are gone do not count; blocks in reserve may be shared.
+  const Recording alone =
+      two_forks + Recording{Free(0), Append(1, {5, 6}), Commit(1, {5, 6})};
+  ExpectOther(alone + Recording{Usage(0, 0, 4, 1)});
+  ExpectOther(alone + Recording{Free(1), Open(1), Usage(2, 0, 2, 0)});
+  ExpectWrong(alone + Recording{Free(1), Open(1), Usage(2, 0, 2, 1)},
+              "shared is 1, it must be at most 0");
+  ExpectOther(kThree + Recording{Fork(4, 2, 0), Usage(1, 0, 3, 2)});
+  // A fork within a block has this block.
+  const Recording within = kThree + Recording{Fork(4, 1, 0)};
+  ExpectOther(within + Recording{Usage(2, 0, 2, 1)});
+  ExpectWrong(within + Recording{Usage(2, 0, 2, 2)}, "at most 1");
+  ExpectOther(within + Recording{Fork(4, 1, 1), Usage(2, 0, 2, 1)});
+  ExpectWrong(within + Recording{Append(0, {5, 6}), Commit(0, {5, 6}),
+                                 Usage(0, 0, 4, 1)},
+              "at most 0");
+  // Appended rows are not tokens yet.
+  ExpectOther(kThree +
+              Recording{Append(4, {4}), Fork(4, 3, 0), Usage(2, 0, 2, 2)});
+}
+
+// A pool may keep blocks after a truncate, and copy a whole list for a fork of
+// all tokens, until the sequence has tokens there again.
+TEST(OtherPools, MayShareBlocksPastTheEndOfASequence) {
+  const Recording cut =
+      kThree + Recording{Fork(4, 3, 0), Truncate(0, 1), Usage(2, 0, 2, 2)};
+  ExpectOther(cut);
+  ExpectWrong(
+      cut + Recording{Append(0, {5, 6}), Commit(0, {5, 6}), Usage(0, 0, 4, 1)},
+      "shared is 1, it must be at most 0");
+  ExpectWrong(cut + Recording{Free(0), Open(0), Usage(2, 0, 2, 1)},
+              "shared is 1, it must be at most 0");
+  // A pool may hold the block of a prompt's last token, which it does not find.
+  const Recording four = kThree + Recording{Append(4, {4}), Commit(4, {1})};
+  ExpectOther(four + Recording{Open(0, {7, 8, 9, 1}, 2), Usage(2, 0, 2, 2)});
+  ExpectWrong(four + Recording{Open(0, {7, 8, 9}, 2), Usage(2, 0, 2, 2)},
+              "shared is 2, it must be at most 1");
+  const Recording five = kThree + Recording{Append(4, {4, 5})};
+  const Recording last = {Commit(4, {4, 5}), Usage(1, 0, 3, 3)};
+  ExpectOther(five + Recording{Fork(4, 3, 0)} + last);
+  ExpectWrong(five + Recording{Fork(4, 2, 0)} + last,
+              "shared is 3, it must be at most 1");
+}
+
 // After a wrong line, a list of slots may go past the last position.
 TEST(OtherPools, RejectsSlotsPastTheLastPosition) {
   std::istringstream in(

@@ -95,6 +95,7 @@ class PagedOracle {
   std::string FindMisuse(const PagedTraceOp& op);
   std::string FindExcess(const PagedTraceOp& op);
   void Remember(const PagedTraceOp& op);
+  void RememberReach(const PagedTraceOp& op);
   void ForgetBlocks(int sequence);
   int GroupCount() const { return std::max(1, Size(header_.spec.groups)); }
   const PagedSpec& SpecOf(int group) const {
@@ -158,7 +159,10 @@ class PagedOracle {
   std::optional<Failure> CheckStock(const Place& place) const;
   std::optional<Failure> CheckPlace(const Place& place, std::int64_t line);
   std::optional<Failure> CheckUsage(const PagedUsage& usage);
+  // Returns how many blocks the next token needs of a sequence.
+  int NeededBlocks(int sequence, int group) const;
   int LongestBlocks() const;
+  std::int64_t UnsharedBlocks() const;
   std::string WrongRow(const PagedTraceOp& op, int column,
                        const std::vector<KvView>& expected) const;
   std::string ExpectedText(const std::vector<KvView>& expected,
@@ -179,6 +183,12 @@ class PagedOracle {
   int shared_ = 0;                 // Blocks of several owners.
   // The longest list, added up over the groups; set by CheckUsage.
   std::optional<int> longest_blocks_;
+  // The least number of blocks that are not shared; set by CheckUsage.
+  std::optional<std::int64_t> unshared_blocks_;
+  // By sequence: the greatest length that it had, with appended rows. A pool
+  // may keep blocks of a sequence that became shorter, copy its whole list for
+  // a fork of all tokens, and hold the block of a prompt's last token.
+  std::map<int, int> reached_;
   double key_bytes_ = 0;   // The largest prefix key so far.
   int longest_ = 0;        // The longest sequence so far.
   double kept_bytes_ = 0;  // All rows and prefix keys so far.

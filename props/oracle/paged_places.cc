@@ -282,20 +282,61 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
   return std::nullopt;
 }
 
+int PagedOracle::NeededBlocks(int sequence, int group) const {
+  const int low = ledger_->Low(sequence, group);
+  const int len = SeqLen(sequence);
+  if (low >= len) return 0;
+  return BlocksFor(len, group) - low / SpecOf(group).block_size;
+}
+
 int PagedOracle::LongestBlocks() const {
   int all = 0;
   for (int group = 0; group < GroupCount(); ++group) {
     int longest = 0;
     for (const int sequence : sequences_) {
-      const int low = ledger_->Low(sequence, group);
-      const int len = SeqLen(sequence);
-      if (low >= len) continue;
-      const int gone = low / SpecOf(group).block_size;
-      longest = std::max(longest, BlocksFor(len, group) - gone);
+      longest = std::max(longest, NeededBlocks(sequence, group));
     }
     all += longest;
   }
   return all;
+}
+
+// Adds up, for each group and sequence, the blocks that the sequence needs and
+// whose tokens no other sequence has: sequences share blocks of the same tokens
+// only (P2, P3, P6). Takes away blocks that another sequence may still have:
+// the block of its last tokens, if it is not full, and blocks behind its end.
+std::int64_t PagedOracle::UnsharedBlocks() const {
+  const auto order = ledger_->InOrder();
+  std::int64_t all = 0;
+  for (int group = 0; group < GroupCount(); ++group) {
+    const bool states = SpecOf(group).states;
+    const int size = PlaceSize(group);
+    const auto places = [size](int tokens) {
+      return tokens / size + (tokens % size == 0 ? 0 : 1);
+    };
+    int after = 0;          // The tokens in common with the next sequence.
+    int longer = 0;         // The length of the next sequence.
+    bool extended = false;  // Whether another sequence continues this one.
+    for (std::size_t i = order.size(); i-- > 0;) {
+      const auto& [sequence, before] = order[i];
+      const int len = SeqLen(sequence);
+      extended = after == len && (longer > len || (longer == len && extended));
+      const int common = std::max(before, after);
+      if (common < len) {
+        const int own = states ? 1 : places(len) - common / size;
+        all += std::min(own, NeededBlocks(sequence, group));
+      } else if (extended && len % size != 0) {
+        --all;
+      }
+      const auto reached = reached_.find(sequence);
+      if (reached != reached_.end()) {
+        all -= places(std::max(len, reached->second)) - places(len);
+      }
+      after = before;
+      longer = len;
+    }
+  }
+  return std::max<std::int64_t>(0, all);
 }
 
 std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
@@ -318,7 +359,19 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
                        count < least ? least : most);
   };
   auto failure = outside("used", used, used_least, used_most);
-  return failure ? failure : outside("shared", shared, shared_, shared_most);
+  if (!failure) failure = outside("shared", shared, shared_, shared_most);
+  if (failure || shared == 0) return failure;
+  if (!unshared_blocks_) unshared_blocks_ = UnsharedBlocks();
+  const std::int64_t unshared = *unshared_blocks_;
+  failure =
+      outside("shared", shared, 0, std::max<std::int64_t>(0, used - unshared));
+  if (failure) {
+    failure->text += fmt::format(
+        ": used is {}, and the number of blocks with tokens that only one "
+        "sequence has is at least {}",
+        used, unshared);
+  }
+  return failure;
 }
 
 }  // namespace kvtwin::props

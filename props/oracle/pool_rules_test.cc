@@ -331,6 +331,14 @@ TEST(PoolRules, FindsFaultsOfPoolsThatRecompute) {
               "a prefix is found in whole blocks");
 }
 
+TEST(PoolRules, FindsWrongCountsOfSharedBlocks) {
+  for (const PoolRules& rules :
+       {PoolRules{}, kDeduplicates, kRecomputes, Window(3)}) {
+    ExpectFound(rules, OtherPoolFault::kCountsAllAsShared,
+                "blocks with tokens that only one sequence has");
+  }
+}
+
 TEST(PoolRules, FindsFaultsOfPoolsWithAWindow) {
   ExpectFound(Window(3), OtherPoolFault::kFreesEarly,
               "a window of 3 positions needs");

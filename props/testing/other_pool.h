@@ -34,6 +34,7 @@ enum class OtherPoolFault {
   kFoundAtFirstLayer,  // once the first layer is appended,
   kFoundAtAppend,      // once all layers are appended,
   kFoundAfterAbort,    // or once the appended rows were dropped.
+  kCountsAllAsShared,  // With several sequences, all used blocks are shared.
 };
 
 // A pool for all three rules: a hash table of blocks, as in Python engines. New
@@ -203,7 +204,9 @@ class OtherPool {
     kvtwin_usage usage{};
     for (const Block& block : blocks_) {
       if (block.owners > 0) ++usage.used;
-      if (block.owners > 1) ++usage.shared;
+      const bool all = fault == OtherPoolFault::kCountsAllAsShared &&
+                       std::ssize(sequences_) > 1;
+      if (block.owners > (all ? 0 : 1)) ++usage.shared;
       if (block.owners == 0 && !block.hash.empty()) ++usage.cached;
     }
     usage.free = is_.blocks - usage.used - usage.cached;
