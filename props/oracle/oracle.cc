@@ -250,6 +250,73 @@ std::string Oracle::FindWrongPrompt(const TraceOp& op) const {
   return "";
 }
 
+void Oracle::RememberPromise(const TraceOp& op) {
+  switch (op.kind) {
+    case TraceOpKind::kCanResume:
+      promises_.erase(op.seq);
+      if (op.answer) promises_[op.seq] = {op.pos, op.line};
+      return;
+    case TraceOpKind::kRemove: {
+      const auto promise = promises_.find(op.seq);
+      const bool before =
+          promise != promises_.end() && op.begin < promise->second.position;
+      if (before && op.result == StatusCode::kOk) promises_.erase(promise);
+      return;
+    }
+    case TraceOpKind::kCopyPrefix:
+      promises_.erase(op.dst);
+      return;
+    case TraceOpKind::kCommit:
+    case TraceOpKind::kFindPrefix:
+      promises_.erase(op.seq);
+      return;
+    case TraceOpKind::kStartForward: {
+      resumed_.clear();
+      std::map<int, std::int32_t> begins;  // By sequence.
+      for (std::size_t i = 0; i < sequences_.size(); ++i) {
+        const auto begin =
+            begins.try_emplace(sequences_[i], positions_[i]).first;
+        begin->second = std::min(begin->second, positions_[i]);
+      }
+      for (const auto& [sequence, promise] : promises_) {
+        const auto begin = begins.find(sequence);
+        const bool resumes =
+            begin != begins.end() && begin->second == promise.position;
+        if (resumes) resumed_.emplace(sequence, promise);
+      }
+      // A batch, even a refused one, may evict tokens of other sequences.
+      if (!reserving_) promises_.clear();
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+std::string Oracle::PromiseText(const TraceOp& op,
+                                const Failure& failure) const {
+  if (failure.row < 0 || failure.column >= 0 || !op.mask) return "";
+  const auto row = AsSize(failure.row);
+  if (row >= sequences_.size()) return "";
+  const auto resumed = resumed_.find(sequences_[row]);
+  if (resumed == resumed_.end()) return "";
+  const auto& [sequence, promise] = *resumed;
+  const KvView view = RecordedView(op);
+  const RowOwners owners(ledger_->active(), op.layer, view,
+                         header_.config.v_layout);
+  RowOwners::Torn torn;
+  const RowSights sights = owners.SightsOf(failure.row, torn);
+  const bool promised = std::ranges::any_of(
+      sights.missing, [&](const RowSights::Missing& missing) {
+        return missing.token->position < promise.position;
+      });
+  if (!promised) return "";
+  return fmt::format(
+      " (can_resume on line {} promised sequence {} the tokens before position "
+      "{})",
+      promise.line, sequence, promise.position);
+}
+
 void Oracle::Remember(const TraceOp& op) {
   if (op.kind == TraceOpKind::kStartForward) {
     const bool ok = op.result == StatusCode::kOk;
@@ -259,6 +326,7 @@ void Oracle::Remember(const TraceOp& op) {
     if (ok) active_ = 0;
     put_.clear();
   }
+  RememberPromise(op);
   if (op.kind == TraceOpKind::kSetLayerType) {
     active_ = AsSize(op.type);
   }
@@ -452,6 +520,7 @@ std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
           }};
   std::optional<Failure> failure =
       FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout, names);
+  if (failure) failure->text += PromiseText(op, *failure);
   if (failure && active.encoder()) failure->row = -1;  // It has no mask.
   return failure;
 }

@@ -1,5 +1,5 @@
-// Short recordings of caches that answer otherwise than ours, with prompts and
-// pinned states.
+// Short recordings of caches that answer otherwise than ours, with prompts,
+// pinned states and answers of can_resume.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -231,6 +231,69 @@ TEST(OtherAnswers, MayFollowARefusedBatch) {
     blind.back()[blind.back().rfind('1')] = '0';
     EXPECT_EQ(VerdictName(JudgeText(Lines(blind)).verdict()), "reject");
   }
+}
+
+const std::string kAsked =
+    R"({"op":"can_resume","seq":0,"pos":1,"result":true})";
+const std::string kBack =
+    R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})";
+const std::string kPromised =
+    " (can_resume on line 4 promised sequence 0 the tokens before position 1)";
+
+std::string Pass(int position) {
+  return fmt::format(
+      R"({{"op":"start_forward","positions":[{}],"sequences":[0],)"
+      R"("result":"ok"}})",
+      position);
+}
+const std::string kRow =
+    R"({"op":"put","layer":0,"key":{"shape":[2,1,1],"data":[300,1001]},)"
+    R"("value":{"shape":[1,1,1],"data":[300]}})";
+
+// A get of one row, which sees these of the tokens at positions 0 and 1.
+std::string Sees(const std::string& mask) {
+  return fmt::format(R"({{"op":"get","layer":0,)"
+                     R"("key":{{"shape":[2,1,2],"data":[100,1000,300,1001]}},)"
+                     R"("value":{{"shape":[1,1,2],"data":[100,300]}},)"
+                     R"("mask":{{"shape":[2,1],"rows":["{}"]}}}})",
+                     mask);
+}
+
+std::string CacheLines(const Recording& lines) {
+  const std::string start = Replaced(kStart, R"(,"cells":[0,1])", "");
+  return Lines(
+      Recording{Replaced(kHeader, "contiguous", "other"), start, kPut} + lines);
+}
+
+void ExpectNamed(const Recording& lines, bool named) {
+  const std::string reason = JudgeText(CacheLines(lines)).reason();
+  EXPECT_NE(reason.find(" misses the token (sequence 0, position "),
+            std::string::npos)
+      << reason;
+  EXPECT_EQ(reason.find(kPromised) != std::string::npos, named) << reason;
+}
+
+// If a get misses a token that can_resume promised, the report names that call.
+TEST(Promises, AreNamedIfTheyWereFalse) {
+  ExpectAccept(CacheLines({kAsked, kBack, Pass(1), kRow, Sees("11")}),
+               Level::kVisibility);
+  ExpectNamed({kAsked, kBack, Pass(1), kRow, Sees("01")}, true);
+  const std::string reserve =
+      Replaced(Pass(1), R"("result")", R"("reserve":true,"result")");
+  ExpectNamed({kAsked, reserve, kBack, Pass(1), kRow, Sees("01")}, true);
+}
+
+TEST(Promises, AreNotNamedForOtherReasons) {
+  const std::string unasked = Replaced(kAsked, "true", "false");
+  ExpectNamed({unasked, kBack, Pass(1), kRow, Sees("01")}, false);
+  // The token that is missing is that of the batch.
+  ExpectNamed({kAsked, kBack, Pass(1), kRow, Sees("10")}, false);
+  // A later call may have changed what the sequence has.
+  const std::string copy = R"({"op":"copy_prefix","src":0,"dst":0,"len":1})";
+  ExpectNamed({kAsked, copy, Pass(1), kRow, Sees("01")}, false);
+  const std::string full =
+      Replaced(Replaced(Pass(1), "ok", "cache_full"), "[0]", "[5]");
+  ExpectNamed({kAsked, full, kBack, Pass(1), kRow, Sees("01")}, false);
 }
 
 }  // namespace
