@@ -254,23 +254,6 @@ void PagedOracle::Remember(const PagedTraceOp& op) {
   puts_.Add(op.line, RowsOf(op), 0, op.layer, sequences, positions);
 }
 
-void PagedOracle::RememberReach(const PagedTraceOp& op) {
-  if (op.kind == Kind::kFree) {
-    reached_.erase(op.seq);
-  } else if (op.kind == Kind::kOpen) {
-    // A pool may hold the block of a prompt's last token, too.
-    const int all = Size(TokensOf(op));
-    const int size = header_.spec.block_size;
-    const bool whole = header_.spec.groups.empty() && all % size == 0;
-    reached_[op.made] = whole && op.len >= all - size ? all : 0;
-  } else if (op.kind == Kind::kFork && op.len < ledger_->SeqLen(op.seq)) {
-    reached_.erase(op.made);  // It has the blocks of these tokens only (P2).
-  } else if (op.kind != Kind::kAppend) {
-    const int end = std::max(reached_[op.seq], ledger_->End(op.seq));
-    reached_[op.kind == Kind::kFork ? op.made : op.seq] = end;
-  }
-}
-
 void PagedOracle::ForgetBlocks(int sequence) {
   const auto list = blocks_.find(sequence);
   if (list == blocks_.end()) return;

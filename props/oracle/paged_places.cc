@@ -301,6 +301,23 @@ int PagedOracle::LongestBlocks() const {
   return all;
 }
 
+void PagedOracle::RememberReach(const PagedTraceOp& op) {
+  if (op.kind == Kind::kFree) {
+    reached_.erase(op.seq);
+  } else if (op.kind == Kind::kOpen) {
+    // A pool may hold the block of a prompt's last token, too.
+    const int all = Size(TokensOf(op));
+    const int size = header_.spec.block_size;
+    const bool whole = header_.spec.groups.empty() && all % size == 0;
+    reached_[op.made] = whole && op.len >= all - size ? all : 0;
+  } else if (op.kind == Kind::kFork && op.len < ledger_->SeqLen(op.seq)) {
+    reached_.erase(op.made);  // It has the blocks of these tokens only (P2).
+  } else if (op.kind != Kind::kAppend) {
+    const int end = std::max(reached_[op.seq], ledger_->End(op.seq));
+    reached_[op.kind == Kind::kFork ? op.made : op.seq] = end;
+  }
+}
+
 // Adds up, for each group and sequence, the blocks that the sequence needs and
 // whose tokens no other sequence has: sequences share blocks of the same tokens
 // only (P2, P3, P6). Takes away blocks that another sequence may still have:

@@ -96,8 +96,14 @@ class CallWriter : public ForwardingCache {
     op.value = FilledTensor(DType::kF32, value.shape, 0);
     for (std::int64_t i = 0; i < key.shape[2]; ++i, ++rows_) {
       const Setup& setup = history_.setup;
-      FillRow(op.key, i, At(positions_, i), LastNumber(setup.init.dtype));
-      FillRow(*op.value, i, rows_, LastNumber(setup.v_dtype()));
+      // A K row that is shifted by `add` is no other token's row.
+      const std::int64_t position = At(positions_, i);
+      const CacheSpec& spec =
+          setup.spec.caches.empty() ? setup.spec : At(setup.spec.caches, type_);
+      const bool adds = spec.shift.kind == ShiftKind::kAdd;
+      FillRow(op.key, i, adds ? rows_ + position : rows_, position,
+              LastNumber(setup.init.dtype));
+      FillRow(*op.value, i, rows_, rows_, LastNumber(setup.v_dtype()));
     }
     WriteToActive(op);
     return status;
@@ -167,13 +173,13 @@ class CallWriter : public ForwardingCache {
     return op;
   }
 
-  // Fills each head of a row with the row's number, then `rest`.
-  void FillRow(DenseTensor& rows, std::int64_t row, std::int64_t rest,
-               std::int64_t last) const {
+  // Fills each head of a row with `first`, then `rest`.
+  static void FillRow(DenseTensor& rows, std::int64_t row, std::int64_t first,
+                      std::int64_t rest, std::int64_t last) {
     auto* elements = reinterpret_cast<float*>(rows.bytes.data());
     for (std::int64_t j = 0; j < rows.shape[1]; ++j) {
       for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
-        const std::int64_t number = i == 0 ? rows_ : rest;
+        const std::int64_t number = i == 0 ? first : rest;
         elements[(row * rows.shape[1] + j) * rows.shape[0] + i] =
             static_cast<float>(number % last);
       }

@@ -118,6 +118,32 @@ TEST(Gen, MakesNoCallThatIsMisuse) {
   EXPECT_GT(calls, 5000);
 }
 
+// With the shift `add`, a row that moved to another position is not the row of
+// the token that was there: the first element minus another is the number.
+TEST(Gen, ShiftedRowsAreThoseOfTheirToken) {
+  for (const std::string shift : {"add", "identity", "tag_add"}) {
+    const auto history =
+        ParseHistory("kvt1 shift=" + shift + " | put 0*2 | put 0*2");
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    std::stringstream lines;
+    ASSERT_TRUE(WriteCalls(*history, lines).ok());
+    std::int64_t number = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const auto op = nlohmann::json::parse(line);
+      if (op.value("op", "") != "put") continue;
+      const std::vector<float> key = op["key"]["data"];
+      ASSERT_EQ(key.size(), 4U) << line;
+      for (const std::size_t at : {0U, 2U}) {
+        const float position = static_cast<float>(number++);
+        EXPECT_EQ(key[at + 1], position) << line;
+        const float first = key[at] - (shift == "add" ? position : 0.0F);
+        EXPECT_EQ(first, static_cast<float>(number)) << line;
+      }
+    }
+    EXPECT_EQ(number, 4);
+  }
+}
+
 TEST(Gen, IsTheSameForTheSameSeed) {
   const auto text = [](std::uint64_t seed) {
     std::ostringstream out;
