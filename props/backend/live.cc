@@ -219,8 +219,8 @@ std::vector<std::string> NotDeclared(const BackendInfo& info) {
 }
 
 std::string HintOn(const Failure& finding, std::string_view profile) {
-  constexpr std::array<std::string_view, 3> kConventions = {
-      "subject: rows", "subject: resume", "subject: result"};
+  constexpr std::array<std::string_view, 4> kConventions = {
+      "subject: rows", "subject: resume", "subject: result", "subject: room"};
   if (std::ranges::count(kConventions, finding.check) == 0) return "";
   return fmt::format(
       "  hint    another convention is not a bug: `{}` works out which it "

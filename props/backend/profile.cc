@@ -31,6 +31,10 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     {"eviction", 0, 1,
      "kvt1 kind=swa window=2 legal=1 | put 0*4 | put 1*1 | drop 1:0- "
      "| copy 0>1:1 | put 1*1"},
+    // A cache that hides tokens and keeps them has no room for as many.
+    {"eviction", 0, 1,
+     "kvt1 kind=swa window=2 cap=5 legal=1 | put 0*4 | put 0*1 | copy 0>1:1 "
+     "| put 1*5"},
     // Without a shift function, the answer depends on the tokens that are left.
     {"eviction", 0, 1,
      "kvt1 kind=swa window=2 legal=1 | put 0*4 | put 0*1 | drop 0:1-5"},

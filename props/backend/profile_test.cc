@@ -140,7 +140,9 @@ TEST(Probes, DistinguishTheirValuesAndAreMinimal) {
     const Result<History> history = ParseHistory(probe.history);
     ASSERT_TRUE(history.ok());
     EXPECT_EQ(ToText(*history), probe.history);
-    ASSERT_TRUE(IsPlain(*history));
+    // A cache that keeps tokens refuses a batch of the probe with `cap`.
+    const int most = History().setup.init.capacity;
+    ASSERT_TRUE(history->setup.init.capacity < most || IsPlain(*history));
     std::optional<std::pair<Rules, Rules>> pair;
     const RuleInfo& rule = RuleNamed(probe.rule);
     ForNeighbours(rule, [&](const Rules& one, const Rules& other) {
@@ -403,6 +405,21 @@ TEST(Inference, LazyEvictionIsDetectedWithoutCanResume) {
             "legal=1 | put 0*4 | put 0*1 | drop 0:1-5)");
 }
 
+// A table by position hides tokens in its mask: a sequence that begins again at
+// 0 replaces them. They show only where a batch has no room beside them.
+TEST(Inference, HiddenTokensThatTakeRoomAreLazilyEvicted) {
+  const int most = History().setup.init.capacity;
+  Rules rules = *ParseRules("ollama-0.15 except eviction is lazy");
+  const InferredProfile found = InferProfile(
+      [&](const History& history, const Rules& judge) {
+        const bool full = history.setup.init.capacity < most;
+        rules.eviction = full ? Rules::Eviction::kLazy : judge.eviction;
+        return RunLedgers(history, rules, judge);
+      },
+      Abilities());
+  EXPECT_EQ(found.rules.eviction, Rules::Eviction::kLazy) << SummaryOf(found);
+}
+
 // A refusal by an exception ends a history, but only by the rules of clients
 // that make the call.
 TEST(Inference, AnExceptionMayRefuseABatch) {
@@ -541,10 +558,10 @@ TEST(Inference, ListsHistoriesThatNoRulesExplain) {
         return result;
       },
       Abilities());
-  EXPECT_EQ(found.unexplained.size(), 6U);
+  EXPECT_EQ(found.unexplained.size(), 7U);
   EXPECT_TRUE(IsWrong(found));
   EXPECT_EQ(SummaryOf(found),
-            fmt::format("like none: it is wrong under any rules on 6 of {} "
+            fmt::format("like none: it is wrong under any rules on 7 of {} "
                         "histories",
                         found.asked));
   EXPECT_EQ(found.nearest[0].name, "ollama-0.12");
@@ -568,7 +585,7 @@ TEST(Inference, KeepsTheTextOfAnException) {
         return result;
       },
       Abilities());
-  ASSERT_EQ(found.unexplained.size(), 6U);
+  ASSERT_EQ(found.unexplained.size(), 7U);
   EXPECT_TRUE(IsWrong(found));
   for (const auto& wrong : found.unexplained) {
     EXPECT_EQ(wrong.ended, "backend: error: exception: full");
