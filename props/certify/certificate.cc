@@ -71,7 +71,39 @@ constexpr auto kIdentityChecks = std::to_array<std::string_view>(
      "subject: view cells", "subject: mask bytes", "subject: K bytes",
      "subject: V bytes"});
 
-// Returns the rules of all checks that ran, sorted: S2, S10, D1.
+// Whether the histories of a backend can break the rule. A call and a law cite
+// rules of abilities that not every backend has.
+bool CanBreak(const std::string& rule, const Abilities& abilities,
+              Level holds) {
+  const bool places = holds == Level::kIdentity;
+  const bool copies = abilities.Can(KVTWIN_CAN_COPY_PREFIX);
+  const bool shifts = abilities.Can(KVTWIN_CAN_REMOVE_MIDDLE);
+  const bool encodes = abilities.HasKind(Kind::kEncoder);
+  const bool wraps =
+      abilities.HasKind(Kind::kWrapper) || abilities.HasKind(Kind::kHybrid);
+  const std::map<std::string_view, bool> needs = {
+      {"S9", places},
+      {"S10", places},
+      {"S11", places},
+      {"S18", abilities.Can(KVTWIN_CAN_RESERVE)},
+      {"S26", copies},
+      {"S27", copies},
+      {"S28", abilities.can_resume},
+      {"S31", shifts},
+      {"S32", shifts},
+      {"S38", encodes},
+      {"S40", encodes},
+      {"S41", wraps},
+      {"S42", wraps},
+      {"S43", wraps},
+      {"S44", wraps && abilities.can_resume},
+      {"S45", wraps}};
+  const auto need = needs.find(rule);
+  return need == needs.end() ? rule[0] != 'D' || abilities.CanDraft()
+                             : need->second;
+}
+
+// Returns the rules of all checks that ran and can fail, sorted: S2, S10, D1.
 std::vector<std::string> RulesHeldTo(const BackendInfo& info, Level holds,
                                      const Abilities& abilities,
                                      const Certificate& certificate) {
@@ -96,9 +128,9 @@ std::vector<std::string> RulesHeldTo(const BackendInfo& info, Level holds,
     if (law.outcome == Outcome::kHolds) AddRules(law.rules, found);
   }
   std::vector<std::string> rules(found.begin(), found.end());
-  if (!abilities.CanDraft()) {
-    std::erase_if(rules, [](const auto& rule) { return rule[0] == 'D'; });
-  }
+  std::erase_if(rules, [&](const std::string& rule) {
+    return !CanBreak(rule, abilities, holds);
+  });
   std::ranges::sort(rules, {}, [](const std::string& rule) {
     return std::pair(std::string("SRHDPQ").find(rule[0]),
                      std::stoi("0" + rule.substr(1)));

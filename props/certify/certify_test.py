@@ -48,6 +48,9 @@ assert probes["window_edge"] > 0, right
 # The backend has no drafts, so that no state of drafts is missing.
 assert "draft_chain" not in probes and "sequences_65" in probes, right
 
+# It has no wrapper, no encoder, and no shift: nothing tests their rules.
+rules = set(json.loads(right)["rules_held_to"])
+assert "S16" in rules and not rules & {"S9", "S26", "S31", "S32", "S40", "S45"}, rules
 expect(certify(good, 0), "visibility  holds (claimed)")
 expect(certify(bad, 1), "WRONG: ")
 expect(certify(good, 0, "--compare", old_right), "no change")
