@@ -300,7 +300,7 @@ std::string Oracle::PromiseText(const TraceOp& op,
   if (row >= sequences_.size()) return "";
   const auto resumed = resumed_.find(sequences_[row]);
   if (resumed == resumed_.end()) return "";
-  const auto& [sequence, promise] = *resumed;
+  const Promise& promise = resumed->second;
   const KvView view = RecordedView(op);
   const RowOwners owners(ledger_->active(), op.layer, view,
                          header_.config.v_layout);
@@ -314,7 +314,7 @@ std::string Oracle::PromiseText(const TraceOp& op,
   return fmt::format(
       " (can_resume on line {} promised sequence {} the tokens before position "
       "{})",
-      promise.line, sequence, promise.position);
+      promise.line, resumed->first, promise.position);
 }
 
 void Oracle::Remember(const TraceOp& op) {

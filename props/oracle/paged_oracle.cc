@@ -108,13 +108,6 @@ int PagedOracle::PlaceOf(int group, int block, int len) const {
   return AsInt(std::min<std::int64_t>(after, len)) - 1;
 }
 
-std::string PagedOracle::PlaceText(int group, int index) const {
-  return fmt::format(
-      "{} {}",
-      SpecOf(group).states ? "the block of the state at position" : "block",
-      index);
-}
-
 Status PagedOracle::Start(const PagedTraceHeader& header,
                           const std::vector<std::string>& twins) {
   header_ = header;
@@ -252,6 +245,23 @@ void PagedOracle::Remember(const PagedTraceOp& op) {
     positions[i] = SeqLen(op.seq) + AsInt(i);
   }
   puts_.Add(op.line, RowsOf(op), 0, op.layer, sequences, positions);
+}
+
+void PagedOracle::RememberReach(const PagedTraceOp& op) {
+  if (op.kind == Kind::kFree) {
+    reached_.erase(op.seq);
+  } else if (op.kind == Kind::kOpen) {
+    // A pool may hold the block of a prompt's last token, too.
+    const int all = Size(TokensOf(op));
+    const int size = header_.spec.block_size;
+    const bool whole = header_.spec.groups.empty() && all % size == 0;
+    reached_[op.made] = whole && op.len >= all - size ? all : 0;
+  } else if (op.kind == Kind::kFork && op.len < ledger_->SeqLen(op.seq)) {
+    reached_.erase(op.made);  // It has the blocks of these tokens only (P2).
+  } else if (op.kind != Kind::kAppend) {
+    const int end = std::max(reached_[op.seq], ledger_->End(op.seq));
+    reached_[op.kind == Kind::kFork ? op.made : op.seq] = end;
+  }
 }
 
 void PagedOracle::ForgetBlocks(int sequence) {

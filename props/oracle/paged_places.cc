@@ -282,6 +282,13 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
   return std::nullopt;
 }
 
+std::string PagedOracle::PlaceText(int group, int index) const {
+  return fmt::format(
+      "{} {}",
+      SpecOf(group).states ? "the block of the state at position" : "block",
+      index);
+}
+
 int PagedOracle::NeededBlocks(int sequence, int group) const {
   const int low = ledger_->Low(sequence, group);
   const int len = SeqLen(sequence);
@@ -299,23 +306,6 @@ int PagedOracle::LongestBlocks() const {
     all += longest;
   }
   return all;
-}
-
-void PagedOracle::RememberReach(const PagedTraceOp& op) {
-  if (op.kind == Kind::kFree) {
-    reached_.erase(op.seq);
-  } else if (op.kind == Kind::kOpen) {
-    // A pool may hold the block of a prompt's last token, too.
-    const int all = Size(TokensOf(op));
-    const int size = header_.spec.block_size;
-    const bool whole = header_.spec.groups.empty() && all % size == 0;
-    reached_[op.made] = whole && op.len >= all - size ? all : 0;
-  } else if (op.kind == Kind::kFork && op.len < ledger_->SeqLen(op.seq)) {
-    reached_.erase(op.made);  // It has the blocks of these tokens only (P2).
-  } else if (op.kind != Kind::kAppend) {
-    const int end = std::max(reached_[op.seq], ledger_->End(op.seq));
-    reached_[op.kind == Kind::kFork ? op.made : op.seq] = end;
-  }
 }
 
 // Adds up, for each group and sequence, the blocks that the sequence needs and
