@@ -31,7 +31,7 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     {"eviction", 0, 1,
      "kvt1 kind=swa window=2 legal=1 | put 0*4 | put 1*1 | drop 1:0- "
      "| copy 0>1:1 | put 1*1"},
-    // A cache that hides tokens and keeps them has no room for as many.
+    // A cache that hides tokens and keeps them has less room for new tokens.
     {"eviction", 0, 1,
      "kvt1 kind=swa window=2 cap=5 legal=1 | put 0*4 | put 0*1 | copy 0>1:1 "
      "| put 1*5"},

@@ -365,6 +365,8 @@ TEST(Inference, EvictionWithOwnBatchesAloneIsLazy) {
     EXPECT_EQ(CitedRules(*result.failure, back), "S7, S28, S44");
     EXPECT_THAT(HintOn(*result.failure, "kvtwin profile"),
                 HasSubstr("`kvtwin profile` works out"));
+    EXPECT_NE(HintOn(MakeFailure("subject: room", ""), "profile"), "");
+    EXPECT_EQ(HintOn(MakeFailure("backend: crash", ""), "profile"), "");
     EXPECT_TRUE(summary.starts_with("like ollama-0.12 ")) << summary;
     // A cache that lets a legal client go back by chance may show nothing.
     if (!any_order && !is_lazy) continue;

@@ -96,7 +96,7 @@ TEST(Line, SaysWhereItIsWrong) {
   for (const auto& [line, why] : lines) {
     EXPECT_EQ(WhyNot(line).substr(0, why.size()), why) << line;
   }
-  // Neither is nearly a name, or it is a name.
+  // The first word is near no name; the second is a name.
   EXPECT_EQ(WhyNot("kvt1 frobnicate=3"),
             "character 6: 'frobnicate' is not a setting");
   EXPECT_EQ(WhyNot("kvt1 | get now"), "character 8: 'get' is not an operation");

@@ -275,6 +275,17 @@ TEST(GroupsRecordings, SharedBlocksAreThoseOfTheSameTokens) {
   ExpectRightGroups(cut + Recording{Usage(8, 0, 8, 8)});
 }
 
+// A pool with groups may hold the block of a prompt's last token, too.
+TEST(GroupsRecordings, TheBlockOfALastTokenMayBeShared) {
+  const std::string header =
+      R"({"kvtrace":1,"placement":"other","cache":{"type":"paged"},"pool":)"
+      R"({"max_seq_len":8,"groups":[{"block_size":2,"blocks":8,"layers":1,)"
+      R"("kv_heads":1,"k_head_dim":1,"v_head_dim":1,"dtype":"f32"}]}})";
+  const Recording found = {header, Open(0), Append(0, {1, 2, 3, 4}),
+                           Commit(0, {7, 8, 9, 1}), Open(1, {7, 8, 9, 1}, 2)};
+  ExpectAccept(Lines(found + Recording{Usage(6, 0, 2, 2)}), Level::kVisibility);
+}
+
 TEST(GroupsRecordings, BadInputIsNamed) {
   const auto bad = [](const std::string& header, const std::string& reason) {
     ExpectGroupsVerdict({}, "bad_input", reason, header);

@@ -251,25 +251,24 @@ std::string Oracle::FindWrongPrompt(const TraceOp& op) const {
 }
 
 void Oracle::RememberPromise(const TraceOp& op) {
+  const auto forget = [&](int sequence, std::int64_t after) {
+    std::erase_if(promises_, [&](const auto& promise) {
+      return promise.first.first == sequence && promise.first.second > after;
+    });
+  };
   switch (op.kind) {
     case TraceOpKind::kCanResume:
-      promises_.erase(op.seq);
-      if (op.answer) promises_[op.seq] = {op.pos, op.line};
+      promises_.erase({op.seq, op.pos});
+      if (op.answer) promises_[{op.seq, op.pos}] = op.line;
       return;
-    case TraceOpKind::kRemove: {
-      const auto promise = promises_.find(op.seq);
-      const bool before =
-          promise != promises_.end() && op.begin < promise->second.position;
-      if (before && op.result == StatusCode::kOk) promises_.erase(promise);
+    case TraceOpKind::kRemove:
+      if (op.result == StatusCode::kOk) forget(op.seq, op.begin);
       return;
-    }
     case TraceOpKind::kCopyPrefix:
-      promises_.erase(op.dst);
-      return;
+      return forget(op.dst, -1);
     case TraceOpKind::kCommit:
     case TraceOpKind::kFindPrefix:
-      promises_.erase(op.seq);
-      return;
+      return forget(op.seq, -1);
     case TraceOpKind::kStartForward: {
       resumed_.clear();
       std::map<int, std::int32_t> begins;  // By sequence.
@@ -278,11 +277,10 @@ void Oracle::RememberPromise(const TraceOp& op) {
             begins.try_emplace(sequences_[i], positions_[i]).first;
         begin->second = std::min(begin->second, positions_[i]);
       }
-      for (const auto& [sequence, promise] : promises_) {
-        const auto begin = begins.find(sequence);
-        const bool resumes =
-            begin != begins.end() && begin->second == promise.position;
-        if (resumes) resumed_.emplace(sequence, promise);
+      for (const auto& [sequence, position] : begins) {
+        const auto promise = promises_.find({sequence, position});
+        if (promise == promises_.end()) continue;
+        resumed_[sequence] = {position, promise->second};
       }
       // A batch, even a refused one, may evict tokens of other sequences.
       if (!reserving_) promises_.clear();

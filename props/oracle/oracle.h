@@ -103,7 +103,7 @@ class Oracle {
   std::string FindPromptExcess(const TraceOp& op);
   void Remember(const TraceOp& op);
   void RememberPromise(const TraceOp& op);
-  // Returns " (on line 6, can_resume promised ...)" if a row misses a token
+  // Returns " (can_resume on line 6 promised ...)" if a row misses a token
   // that its sequence was promised; otherwise an empty text.
   std::string PromiseText(const TraceOp& op, const Failure& failure) const;
 
@@ -147,15 +147,14 @@ class Oracle {
   bool reserving_ = false;
   std::vector<std::int32_t> positions_;
   std::vector<int> sequences_;
-  // The answer true of a can_resume: the tokens that `position` sees are
-  // stored.
+  // The lines of can_resume with the answer true, by sequence and position,
+  // whose tokens no later call may have changed.
+  std::map<std::pair<int, std::int32_t>, std::int64_t> promises_;
+  // By sequence: the promise on which the current batch relies.
   struct Promise {
     std::int32_t position = 0;
     std::int64_t line = 0;
   };
-  // By sequence: the promises that no later call may have changed, and those on
-  // which the current batch relies.
-  std::map<int, Promise> promises_;
   std::map<int, Promise> resumed_;
   std::set<std::pair<std::size_t, int>> put_;  // In this pass, as in dims_.
   RowDims rows_max_;

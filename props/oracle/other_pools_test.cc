@@ -381,6 +381,10 @@ TEST(OtherPools, BoundsSharedBlocks) {
   ExpectWrong(within + Recording{Append(0, {5, 6}), Commit(0, {5, 6}),
                                  Usage(0, 0, 4, 1)},
               "at most 0");
+  // Two forks of equal length may both end within the block of a longer one.
+  ExpectOther(kThree + Recording{Open(0), Append(0, {4, 5, 6}),
+                                 Commit(0, {7, 1, 2}), Fork(4, 1, 1),
+                                 Fork(0, 1, 2), Usage(0, 0, 4, 2)});
   // Appended rows are not tokens yet.
   ExpectOther(kThree +
               Recording{Append(4, {4}), Fork(4, 3, 0), Usage(2, 0, 2, 2)});
@@ -397,6 +401,12 @@ TEST(OtherPools, MayShareBlocksPastTheEndOfASequence) {
       "shared is 1, it must be at most 0");
   ExpectWrong(cut + Recording{Free(0), Open(0), Usage(2, 0, 2, 1)},
               "shared is 1, it must be at most 0");
+  ExpectOther(kThree + Recording{Fork(4, 3, 0), Truncate(0, 2), Truncate(0, 1),
+                                 Usage(2, 0, 2, 2)});
+  // A later append has replaced rows of the blocks that the fork got.
+  ExpectOther({Open(0), Append(0, {1, 2, 3, 4}), Append(0, {5}), Commit(0, {7}),
+               Fork(0, 1, 1), Append(0, {6, 7}), Commit(0, {8, 9}),
+               Usage(2, 0, 2, 2)});
   // A pool may hold the block of a prompt's last token, which it does not find.
   const Recording four = kThree + Recording{Append(4, {4}), Commit(4, {1})};
   ExpectOther(four + Recording{Open(0, {7, 8, 9, 1}, 2), Usage(2, 0, 2, 2)});

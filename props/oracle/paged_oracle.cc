@@ -253,13 +253,20 @@ void PagedOracle::RememberReach(const PagedTraceOp& op) {
   } else if (op.kind == Kind::kOpen) {
     // A pool may hold the block of a prompt's last token, too.
     const int all = Size(TokensOf(op));
-    const int size = header_.spec.block_size;
-    const bool whole = header_.spec.groups.empty() && all % size == 0;
-    reached_[op.made] = whole && op.len >= all - size ? all : 0;
+    bool held = false;
+    for (int group = 0; group < GroupCount(); ++group) {
+      const int size = SpecOf(group).block_size;
+      held = held || (all % size == 0 && op.len >= all - size);
+    }
+    reached_[op.made] = held ? all : 0;
   } else if (op.kind == Kind::kFork && op.len < ledger_->SeqLen(op.seq)) {
     reached_.erase(op.made);  // It has the blocks of these tokens only (P2).
-  } else if (op.kind != Kind::kAppend) {
-    const int end = std::max(reached_[op.seq], ledger_->End(op.seq));
+  } else {
+    int end = std::max(reached_[op.seq], ledger_->End(op.seq));
+    // A later append may replace these rows by fewer rows (P3).
+    const bool adds = op.kind == Kind::kAppend && op.result == StatusCode::kOk;
+    if (adds)
+      end = std::max(end, ledger_->SeqLen(op.seq) + AsInt(RowCount(op)));
     reached_[op.kind == Kind::kFork ? op.made : op.seq] = end;
   }
 }

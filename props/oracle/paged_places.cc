@@ -316,7 +316,6 @@ std::int64_t PagedOracle::UnsharedBlocks() const {
   const auto order = ledger_->InOrder();
   std::int64_t all = 0;
   for (int group = 0; group < GroupCount(); ++group) {
-    const bool states = SpecOf(group).states;
     const int size = PlaceSize(group);
     const auto places = [size](int tokens) {
       return tokens / size + (tokens % size == 0 ? 0 : 1);
@@ -330,7 +329,7 @@ std::int64_t PagedOracle::UnsharedBlocks() const {
       extended = after == len && (longer > len || (longer == len && extended));
       const int common = std::max(before, after);
       if (common < len) {
-        const int own = states ? 1 : places(len) - common / size;
+        const int own = places(len) - common / size;
         all += std::min(own, NeededBlocks(sequence, group));
       } else if (extended && len % size != 0) {
         --all;
@@ -343,7 +342,7 @@ std::int64_t PagedOracle::UnsharedBlocks() const {
       longer = len;
     }
   }
-  return std::max<std::int64_t>(0, all);
+  return all;
 }
 
 std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {

@@ -31,7 +31,7 @@ class PoolCalls {
   // Returns the list. A call that did not return has no answer in it.
   std::vector<Step> Steps() const;
   // Returns the last call as a recording has it, which has the length of a new
-  // sequence as a part of `open`. Nothing before the first call.
+  // sequence as a part of `open`; returns nothing before the first call.
   std::optional<PagedTraceOpKind> LastCall() const;
 
  private:
