@@ -70,7 +70,7 @@ class Head {
                         query_.cwiseAbs().maxCoeff();
     double error = products * relative + keys * step * (1 + relative) +
                    underflow * kSmallest * std::max(1.0, weighing_.soft_cap);
-    if (arithmetic_.input_step > 0) {  // Each factor and the score.
+    if (arithmetic_.input_step > 0) {  // Factors and score are rounded.
       const double factor = std::max(1.0, std::abs(weighing_.scale));
       error += arithmetic_.input_step *
                (1 + factor * (keys + query_.cwiseAbs().sum()));

@@ -71,38 +71,24 @@ constexpr auto kIdentityChecks = std::to_array<std::string_view>(
      "subject: view cells", "subject: mask bytes", "subject: K bytes",
      "subject: V bytes"});
 
-// Whether the histories of a backend can break the rule. A call and a law cite
-// rules of abilities that not every backend has.
-bool CanBreak(const std::string& rule, const Abilities& abilities,
-              Level holds) {
-  const bool places = holds == Level::kIdentity;
-  const bool copies = abilities.Can(KVTWIN_CAN_COPY_PREFIX);
-  const bool shifts = abilities.Can(KVTWIN_CAN_REMOVE_MIDDLE);
-  const bool encodes = abilities.HasKind(Kind::kEncoder);
+// Returns the rules that calls and laws cite, but that no history of the
+// backend can break, because it lacks an ability.
+std::set<std::string> OutOfReach(const Abilities& abilities, Level holds) {
   const bool wraps =
       abilities.HasKind(Kind::kWrapper) || abilities.HasKind(Kind::kHybrid);
-  const std::map<std::string_view, bool> needs = {
-      {"S9", places},
-      {"S10", places},
-      {"S11", places},
-      {"S14", places},
-      {"S18", abilities.Can(KVTWIN_CAN_RESERVE)},
-      {"S19", abilities.set_causal},
-      {"S26", copies},
-      {"S27", copies},
-      {"S28", abilities.can_resume},
-      {"S31", shifts},
-      {"S32", shifts},
-      {"S38", encodes},
-      {"S40", encodes},
-      {"S41", wraps},
-      {"S42", wraps},
-      {"S43", wraps},
-      {"S44", wraps && abilities.can_resume},
-      {"S45", wraps}};
-  const auto need = needs.find(rule);
-  return need == needs.end() ? rule[0] != 'D' || abilities.CanDraft()
-                             : need->second;
+  std::set<std::string> rules;
+  const auto needs = [&](bool has, std::string_view list) {
+    if (!has) AddRules(list, rules);
+  };
+  needs(holds == Level::kIdentity, "S9, S10, S11, S14");
+  needs(abilities.Can(KVTWIN_CAN_RESERVE), "S18");
+  needs(abilities.set_causal, "S19");
+  needs(abilities.Can(KVTWIN_CAN_COPY_PREFIX), "S26, S27");
+  needs(abilities.can_resume, "S28, S44");
+  needs(abilities.Can(KVTWIN_CAN_REMOVE_MIDDLE), "S31, S32");
+  needs(abilities.HasKind(Kind::kEncoder), "S38, S40");
+  needs(wraps, "S41, S42, S43, S44, S45");
+  return rules;
 }
 
 // Returns the rules of all checks that ran and can fail, sorted: S2, S10, D1.
@@ -130,8 +116,9 @@ std::vector<std::string> RulesHeldTo(const BackendInfo& info, Level holds,
     if (law.outcome == Outcome::kHolds) AddRules(law.rules, found);
   }
   std::vector<std::string> rules(found.begin(), found.end());
+  const std::set<std::string> out = OutOfReach(abilities, holds);
   std::erase_if(rules, [&](const std::string& rule) {
-    return !CanBreak(rule, abilities, holds);
+    return out.contains(rule) || (rule[0] == 'D' && !abilities.CanDraft());
   });
   std::ranges::sort(rules, {}, [](const std::string& rule) {
     return std::pair(std::string("SRHDPQ").find(rule[0]),

@@ -344,7 +344,7 @@ class RowOwners::Matcher {
         Find(by_rows_, own_.columns_[column], [](auto&) { return true; }));
   }
 
-  // As Find, for a token whose K or V the column has: first by K.
+  // Does the same as Find for a token whose K or V the column has: first by K.
   template <class Fits>
   std::optional<std::size_t> FindPart(std::size_t i, const Fits& fits) const {
     const auto column = static_cast<std::int64_t>(i);

@@ -251,10 +251,9 @@ std::string Oracle::FindWrongPrompt(const TraceOp& op) const {
 }
 
 void Oracle::RememberPromise(const TraceOp& op) {
-  const auto forget = [&](int sequence, std::int64_t after) {
-    std::erase_if(promises_, [&](const auto& promise) {
-      return promise.first.first == sequence && promise.first.second > after;
-    });
+  const auto forget = [&](int sequence, std::int32_t after) {
+    promises_.erase(promises_.upper_bound({sequence, after}),
+                    promises_.upper_bound({sequence, kOpenEnd}));
   };
   switch (op.kind) {
     case TraceOpKind::kCanResume:

@@ -247,30 +247,6 @@ void PagedOracle::Remember(const PagedTraceOp& op) {
   puts_.Add(op.line, RowsOf(op), 0, op.layer, sequences, positions);
 }
 
-void PagedOracle::RememberReach(const PagedTraceOp& op) {
-  if (op.kind == Kind::kFree) {
-    reached_.erase(op.seq);
-  } else if (op.kind == Kind::kOpen) {
-    // A pool may hold the block of a prompt's last token, too.
-    const int all = Size(TokensOf(op));
-    bool held = false;
-    for (int group = 0; group < GroupCount(); ++group) {
-      const int size = SpecOf(group).block_size;
-      held = held || (all % size == 0 && op.len >= all - size);
-    }
-    reached_[op.made] = held ? all : 0;
-  } else if (op.kind == Kind::kFork && op.len < ledger_->SeqLen(op.seq)) {
-    reached_.erase(op.made);  // It has the blocks of these tokens only (P2).
-  } else {
-    int end = std::max(reached_[op.seq], ledger_->End(op.seq));
-    // A later append may replace these rows by fewer rows (P3).
-    const bool adds = op.kind == Kind::kAppend && op.result == StatusCode::kOk;
-    if (adds)
-      end = std::max(end, ledger_->SeqLen(op.seq) + AsInt(RowCount(op)));
-    reached_[op.kind == Kind::kFork ? op.made : op.seq] = end;
-  }
-}
-
 void PagedOracle::ForgetBlocks(int sequence) {
   const auto list = blocks_.find(sequence);
   if (list == blocks_.end()) return;

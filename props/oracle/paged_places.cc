@@ -308,17 +308,41 @@ int PagedOracle::LongestBlocks() const {
   return all;
 }
 
+void PagedOracle::RememberReach(const PagedTraceOp& op) {
+  if (op.kind == Kind::kFree) {
+    reached_.erase(op.seq);
+  } else if (op.kind == Kind::kOpen) {
+    // A pool may hold the block of a prompt's last token, too.
+    const int all = op.tokens ? Size(*op.tokens) : 0;
+    bool held = false;
+    for (int group = 0; group < GroupCount(); ++group) {
+      const int size = SpecOf(group).block_size;
+      held = held || (all % size == 0 && op.len >= all - size);
+    }
+    reached_[op.made] = held ? all : 0;
+  } else if (op.kind == Kind::kFork && op.len < ledger_->SeqLen(op.seq)) {
+    reached_.erase(op.made);  // It has the blocks of these tokens only (P2).
+  } else {
+    int end = std::max(reached_[op.seq], ledger_->End(op.seq));
+    // A later append may replace these rows by fewer rows (P3).
+    const bool adds = op.kind == Kind::kAppend && op.result == StatusCode::kOk;
+    if (adds)
+      end = std::max(end, ledger_->SeqLen(op.seq) + AsInt(RowCount(op)));
+    reached_[op.kind == Kind::kFork ? op.made : op.seq] = end;
+  }
+}
+
 // Adds up, for each group and sequence, the blocks that the sequence needs and
 // whose tokens no other sequence has: sequences share blocks of the same tokens
 // only (P2, P3, P6). Takes away blocks that another sequence may still have:
-// the block of its last tokens, if it is not full, and blocks behind its end.
+// the block of its last tokens, if it is not full, and blocks past its end.
 std::int64_t PagedOracle::UnsharedBlocks() const {
   const auto order = ledger_->InOrder();
   std::int64_t all = 0;
   for (int group = 0; group < GroupCount(); ++group) {
     const int size = PlaceSize(group);
-    const auto places = [size](int tokens) {
-      return tokens / size + (tokens % size == 0 ? 0 : 1);
+    const auto places = [&](int tokens) {
+      return SpecOf(group).states ? tokens : BlocksFor(tokens, group);
     };
     int after = 0;          // The tokens in common with the next sequence.
     int longer = 0;         // The length of the next sequence.

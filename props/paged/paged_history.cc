@@ -124,11 +124,6 @@ void ReadSetting(std::string_view key, std::string_view value, PagedSpec& spec,
   spec.*known->number = ReadCount(key, value);
 }
 
-// Returns ", did you mean 'append'?", or "".
-std::string NearestOperation(std::string_view name) {
-  return DidYouMean(name, {kPagedOpNames.begin(), kPagedOpNames.end()});
-}
-
 PagedOp ReadOp(std::string_view text) {
   const auto words = Split(text, kBlanks);
   if (words.empty()) throw BadLine{text, "an operation is empty"};
@@ -137,7 +132,9 @@ PagedOp ReadOp(std::string_view text) {
   if (name == kPagedOpNames.end() || words.size() != 4) {
     throw BadLine{words[0],
                   fmt::format("{} is not an operation with three numbers{}",
-                              Quoted(words[0]), NearestOperation(words[0]))};
+                              Quoted(words[0]),
+                              DidYouMean(words[0], {kPagedOpNames.begin(),
+                                                    kPagedOpNames.end()}))};
   }
   op.kind = static_cast<PagedOpKind>(name - kPagedOpNames.begin());
   std::size_t word = 1;

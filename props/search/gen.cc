@@ -96,7 +96,8 @@ class CallWriter : public ForwardingCache {
     op.value = FilledTensor(DType::kF32, value.shape, 0);
     for (std::int64_t i = 0; i < key.shape[2]; ++i, ++rows_) {
       const Setup& setup = history_.setup;
-      // A K row that is shifted by `add` is no other token's row.
+      // With number + position, the shift `add` never turns the K row of a
+      // token into that of another token.
       const std::int64_t position = At(positions_, i);
       const CacheSpec& spec =
           setup.spec.caches.empty() ? setup.spec : At(setup.spec.caches, type_);
