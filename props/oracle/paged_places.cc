@@ -323,11 +323,8 @@ void PagedOracle::RememberReach(const PagedTraceOp& op) {
   } else if (op.kind == Kind::kFork && op.len < ledger_->SeqLen(op.seq)) {
     reached_.erase(op.made);  // It has the blocks of these tokens only (P2).
   } else {
-    int end = std::max(reached_[op.seq], ledger_->End(op.seq));
-    // A later append may replace these rows by fewer rows (P3).
-    const bool adds = op.kind == Kind::kAppend && op.result == StatusCode::kOk;
-    if (adds)
-      end = std::max(end, ledger_->SeqLen(op.seq) + AsInt(RowCount(op)));
+    // The call may drop rows of an append before it (P3, P8).
+    const int end = std::max(reached_[op.seq], ledger_->End(op.seq));
     reached_[op.kind == Kind::kFork ? op.made : op.seq] = end;
   }
 }
