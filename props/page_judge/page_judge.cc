@@ -84,8 +84,9 @@ class PageJudge {
 
   bool IsJudged(const std::string& call) const {
     if (is_recording()) return true;
-    for (const char* name : {"StartForward(", "Put(", "Get(", "SetCausal(",
-                             "Remove(", "CopyPrefix(", "CanResume("}) {
+    for (const char* name :
+         {"StartForward(", "Put(", "Get(", "SetCausal(", "Remove(",
+          "CopyPrefix(", "CanResume(", "Commit("}) {
       if (call.starts_with(name)) return true;
     }
     return false;
@@ -171,9 +172,7 @@ class PageJudge {
         FollowCopy(op);
         break;
       case TraceOpKind::kCommit:
-        if (op.result == StatusCode::kOk) {
-          (void)ledger_.Commit(op.seq, op.indices);
-        }
+        (void)ledger_.Commit(op.seq, op.indices);
         SetFresh(false);
         break;
       case TraceOpKind::kFindPrefix:

@@ -14,7 +14,7 @@ std::string TextOfBytes(const std::vector<std::byte>& bytes) {
 }  // namespace
 
 PageToken PageTokenOf(const reference::LedgerToken& token) {
-  return {token.position, token.sequences};
+  return {token.position, token.owners()};
 }
 
 PageToken PageTokenOf(const Held& held) {

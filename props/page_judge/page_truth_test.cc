@@ -216,6 +216,9 @@ std::vector<std::string> ShortHistories() {
       kWrapper + "| put 0*2 | put 0*2",
       kWrapper + "| put 0*2 | put 0*2 | drop 0:1-",
       "| put 1*2 | reload | put 1*1",
+      "| put 0*2 | put 0*5:-1,-1,0,0,2 | commit 0:0,0 | put 0*1",
+      "| put 0*1:-1 1*2:-1,0 | commit 0: | commit 1:0,0 | put 0*1 1*1",
+      "kind=swa window=2 | put 0*2 | put 0*2:-1,0 | drop 0:2- | put 0*1",
   };
 }
 
@@ -265,6 +268,7 @@ std::vector<Fault> FaultsOfViewsAndCalls() {
       Refuses("Put"),
       Refuses("Get"),
       Refuses("CanResume"),
+      Refuses("Commit"),
       // The calls to the cache that is loaded and then dropped do not count.
       Refuses("AddSequence"),
       Fault{.throws = true},
@@ -273,6 +277,7 @@ std::vector<Fault> FaultsOfViewsAndCalls() {
       Fault{.call = "Get", .throws = true},
       Fault{.call = "Remove", .throws = true},
       Fault{.call = "CanResume", .throws = true},
+      Fault{.call = "Commit", .throws = true},
   };
 }
 

@@ -113,6 +113,9 @@ class TamperedCache : public ForwardingCache {
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return Said("Remove", cache_->Remove(seq, begin, end));
   }
+  Status Commit(int seq, std::span<const int> path) override {
+    return Said("Commit", cache_->Commit(seq, path));
+  }
   Cache* UnderlyingCache() override {
     return fault_.no_underlying ? nullptr : cache_->UnderlyingCache();
   }
