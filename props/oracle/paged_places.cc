@@ -387,16 +387,16 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
   };
   auto failure = outside("used", used, used_least, used_most);
   if (!failure) failure = outside("shared", shared, shared_, shared_most);
-  if (failure || shared == 0) return failure;
+  if (failure || sequences_.size() < 2) return failure;
   if (!unshared_blocks_) unshared_blocks_ = UnsharedBlocks();
   const std::int64_t unshared = *unshared_blocks_;
-  failure =
-      outside("shared", shared, 0, std::max<std::int64_t>(0, used - unshared));
+  failure = outside("used", used, unshared, used);
+  if (!failure) failure = outside("shared", shared, 0, used - unshared);
   if (failure) {
     failure->text += fmt::format(
-        ": used is {}, and the number of blocks with tokens that only one "
-        "sequence has is at least {}",
-        used, unshared);
+        ": the number of blocks with tokens that only one sequence has is at "
+        "least {}, and used is {}",
+        unshared, used);
   }
   return failure;
 }
