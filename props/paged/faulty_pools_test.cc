@@ -30,6 +30,7 @@
 #include "props/paged/pool_log.h"
 #include "props/paged/pool_workload.h"
 #include "props/report/page.h"
+#include "props/search/explain.h"
 #include "props/search/judged_page.h"
 #include "props/testing/pools.h"
 
@@ -535,6 +536,15 @@ TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
   const Status other(StatusCode::kCacheFull, "no");
   EXPECT_EQ(cited(misuse, {.refusal = other}), "P11");
   EXPECT_EQ(cited(misuse, {.refusals_cost = true}), "P11");
+  // The history fails without its misuse, too.
+  Subject subject = TwinSubject("optimized");
+  const Wrong wrong = {.views = Bytes(&PagedView::key, true)};
+  subject.run_pool = [&](const PagedHistory& run, const PoolRunOptions&) {
+    return RunPaged(run, nullptr, WrongPools(wrong, WrongIn::kOptimized));
+  };
+  const auto history = *ParsePagedHistory("kvp1 " + misuse);
+  const Failure failure = *RunHistory(history, subject).failure;
+  EXPECT_EQ(Explain(history, failure, subject).rules, "P7");
 }
 
 TEST(FaultyPools, RefusalsAreCompared) {

@@ -145,14 +145,22 @@ void CiteRefusedBatch(Failure& failure) {
   failure.rules += ", S12";
 }
 
+// Whether the history ends with misuse, and passes without it.
+bool FailsByMisuse(const PagedHistory& history, const Subject& subject) {
+  if (history.ops.empty()) return false;
+  PagedHistory before = history;
+  before.ops.pop_back();
+  return history.ops.back().kind == PagedOpKind::kMisuse &&
+         !RunHistory(before, subject).failure;
+}
+
 // Returns the rules that the failure of a pool breaks: those of the call whose
 // answer is wrong. Misuse must change nothing, whichever call shows that it
-// did. A shrunk history ends where it fails.
-std::string RulesOf(const Failure& failure, const PagedHistory& history) {
+// did.
+std::string RulesOf(const Failure& failure, const PagedHistory& history,
+                    bool by_misuse) {
   if (failure.party() == Party::kBackend) return "";
-  const bool misuse =
-      !history.ops.empty() && history.ops.back().kind == PagedOpKind::kMisuse;
-  if (failure.pool_call && !misuse) {
+  if (failure.pool_call && !by_misuse) {
     return CitedPoolRules(TraceOpName(*failure.pool_call), history.spec,
                           failure.of_window);
   }
@@ -184,17 +192,20 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
                 const Subject& subject) {
   Failure explained = Begun(history, failure, subject);
   explained.setup = ToText(PagedHistory{history.spec, {}});
-  explained.rules = RulesOf(failure, history);
   explained.bucket = SignatureOf(subject.name, failure);
   if (!IsUnshrunk(failure)) AppendHistory(history, explained.bucket);
-  const auto again =
-      RunHistory(history, WithShortTimeout(subject, failure)).failure;
-  if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {
-    explained.note = RepeatNote(failure, again);
-  } else {
-    // `failure` may be of a longer history.
+  const Subject quick = WithShortTimeout(subject, failure);
+  const bool by_misuse =
+      failure.party() != Party::kBackend && FailsByMisuse(history, quick);
+  const auto again = RunHistory(history, quick).failure;
+  const bool same =
+      again && SignatureOf("", *again) == SignatureOf("", failure);
+  // `failure` may be of a longer history.
+  explained.rules = RulesOf(same ? *again : failure, history, by_misuse);
+  if (same) {
     explained.trace = again->trace;
-    explained.rules = RulesOf(*again, history);
+  } else {
+    explained.note = RepeatNote(failure, again);
   }
   explained.left_out =
       std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
