@@ -18,9 +18,12 @@ std::string TokensText(const SeenRow& row) {
   std::vector<std::int32_t> positions;
   positions.reserve(row.tokens.size());
   for (const SeenToken& token : row.tokens) {
-    positions.push_back(token.position);
+    if (token.position >= 0) positions.push_back(token.position);
   }
-  return fmt::format("positions [{}]", fmt::join(positions, " "));
+  const std::size_t free_cells = row.tokens.size() - positions.size();
+  return fmt::format(
+      "positions [{}]{}", fmt::join(positions, " "),
+      free_cells == 0 ? "" : fmt::format(", free cells: {}", free_cells));
 }
 
 // Returns a stored row as numbers.
@@ -81,8 +84,11 @@ std::optional<std::string> CompareRows(const std::vector<SeenRow>& left,
       const bool keys =
           Close(a.tokens[t].key, b.tokens[t].key, dtype, slack, size);
       if (keys && a.tokens[t].value == b.tokens[t].value) continue;
-      return fmt::format("{} sees another {} row at position {}", row,
-                         keys ? "V" : "K", a.tokens[t].position);
+      const std::int32_t position = a.tokens[t].position;
+      return fmt::format("{} sees another {} row {}", row, keys ? "V" : "K",
+                         position < 0
+                             ? "in a free cell"
+                             : fmt::format("at position {}", position));
     }
   }
   return std::nullopt;

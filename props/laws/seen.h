@@ -16,8 +16,8 @@ namespace kvtwin::props {
 // A token as a batch row sees it. Position -1: its cell is free by now.
 struct SeenToken {
   std::int32_t position = 0;
-  std::vector<std::byte> value;  // [v_head_dim, kv_heads], dense.
-  std::vector<std::byte> key;    // [k_head_dim, kv_heads], dense.
+  std::vector<std::byte> value = {};  // [v_head_dim, kv_heads], dense.
+  std::vector<std::byte> key = {};    // [k_head_dim, kv_heads], dense.
   // NOLINTNEXTLINE(modernize-use-nullptr): there is no pointer here.
   auto operator<=>(const SeenToken&) const = default;
 };

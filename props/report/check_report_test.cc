@@ -1,6 +1,8 @@
-// Reports of `check` and `gen`: how much was judged, the keys of --json, the
-// bits of NaN in a difference, and calls for pools that lack an ability.
+// Reports of `check`, `show` and `gen`: how much was judged, the keys of
+// --json, the bits of NaN in a difference, a column with rows of two tokens,
+// and calls for pools that lack an ability.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -21,6 +23,23 @@ namespace kvtwin::props {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+TEST(ShowReport, NamesColumnsWithOneRowOfAToken) {
+  const auto shown = [](const std::string& from, const std::string& to) {
+    const std::string header = Replaced(kHeader, "contiguous", "other");
+    std::istringstream in(
+        Lines({header, kStart, kPut, Replaced(kGet, from, to)}));
+    ::testing::internal::CaptureStdout();
+    Show(in, "test", {.twins = kTwins});
+    return ::testing::internal::GetCapturedStdout();
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(shown("[100,200]}", "[100,201]}"),
+              HasSubstr("    rows of  0@0    0@1\n"
+                        "    cell 1 has the K row of 0@1 only\n"));
+  EXPECT_THAT(shown("[100,1000,200,1001]", "[101,1000,200,1001]"),
+              HasSubstr("    cell 0 has the V row of 0@0 only\n"));
+}
 
 TEST(CheckReport, CountsWhatWasJudged) {
   const Judged cache =

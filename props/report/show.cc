@@ -190,16 +190,21 @@ Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Viewport& frame) {
 }
 
 // Returns the token whose rows each column of a wrong view has, "-" for rows of
-// no token.
+// no token, and names the columns that have only one of the token's two rows.
 std::string OwnersText(const Oracle& oracle, const TraceOp& op,
                        const Failure& wrong) {
   const Viewport frame =
       Viewport::Around(op.first_cell.value_or(0), wrong.column, wrong.row);
   std::vector<Held> owners;
+  std::string torn;
   for (const FoundToken& found : DrawnStep(oracle, op, frame).found) {
     owners.push_back(found.token);
+    if (found.token.sequences.empty() || found.key == found.value) continue;
+    torn +=
+        fmt::format("    cell {} has the {} row of {} only\n", found.token.cell,
+                    found.key ? "K" : "V", TokenText(found.token));
   }
-  return TokenLines(owners, "rows of", /*numbers=*/true);
+  return TokenLines(owners, "rows of", /*numbers=*/true) + torn;
 }
 
 class Shower {
