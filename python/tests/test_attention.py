@@ -119,8 +119,10 @@ def test_products_may_be_of_bf16():
         exact = attention.attend(query, (key, value), scale=0.1)
         found = attention.attend(query, (key, value), scale=0.1, bf16_products=True)
         np.testing.assert_allclose(found.out, exact.out, atol=2**-6)
-        flags = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
-        rounds = twin == "optimized" and "avx512_bf16" in flags
+        cpu = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+        # On Intel without AMX, products of f32 are faster (docs/attention.md).
+        faster = "amx_bf16" in cpu or "GenuineIntel" not in cpu
+        rounds = twin == "optimized" and "avx512_bf16" in cpu and faster
         assert (found.out != exact.out).any() == rounds
 
 
