@@ -135,7 +135,12 @@ class BackendCache final : public Cache,
       if (table_.get == nullptr) return Invalid("layer {}", layer);
       kvtwin_view view = {};
       view.size = sizeof(view);
-      return Call("get", [&] { return table_.get(cache_, layer, &view); });
+      const Status status =
+          Call("get", [&] { return table_.get(cache_, layer, &view); });
+      // Without a pass, `get` says this first (S47).
+      const bool early = status.code() == StatusCode::kFailedPrecondition;
+      if (early) return Invalid("layer {}", layer);
+      return status;
     }
     layer_ = layer;
     return {};

@@ -560,6 +560,10 @@ if(TARGET kvtwin_shared)
     kvtwin_command_test(backend_few_${level} EXIT 0 BACKEND few_backend
       PRINTS "^${level} +holds" ARGS fuzz --ops 30000 --level ${level})
   endforeach()
+  # Nor does it misuse calls that the backend lacks.
+  kvtwin_command_test(backend_few_calls EXIT 0 BACKEND few_backend
+    ENV KVTWIN_FEW=calls PRINTS "^identity +holds"
+    ARGS fuzz --ops 30000 --level identity)
   foreach(untold "padding/crash.*|.*asked for padding of cells"
                  "placement/asked for another placement"
                  "position/asked for a position beyond 5"

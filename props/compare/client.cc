@@ -560,11 +560,8 @@ void Client::DoPlain(const Op& op) {
       return driver_.GetAll();
     case OpKind::kMisuse:
       if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
-      if (!abilities_.set_causal && MisuseSetsCausal(op.misuse)) {
-        return;
-      }
-      if (!abilities_.CanDraft() && op.misuse >= kDraftMisuse) return;
-      return driver_.Misuse(op.misuse);
+      return HasMisuse(abilities_, op.misuse) ? driver_.Misuse(op.misuse)
+                                              : void();
     case OpKind::kPoison:
       return driver_.Poison();
     case OpKind::kReload:

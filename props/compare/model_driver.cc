@@ -490,6 +490,7 @@ void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
   Check(right.ok(), "subject: prefix", [&] {
     return fmt::format("{} is {}, but {}", call, *length, right.message());
   });
+  active_ = false;  // The call ends the pass (F1).
   fresh_.reset();
   DrawCellsNow();
 }

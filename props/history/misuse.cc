@@ -9,6 +9,7 @@
 #include "core/dense_tensor.h"
 #include "core/index.h"
 #include "props/base/hash.h"
+#include "props/history/abilities.h"
 
 namespace kvtwin::props {
 namespace {
@@ -87,13 +88,26 @@ Answer RestoreDamaged(Cache& cache,
 
 bool IsEncoder(const Context& at) { return at.encoder; }
 
+// Whether a cache has the call that a misuse makes.
+using Has = bool (*)(const Abilities&);
+
+bool HasRemove(const Abilities& can) {
+  return can.Can(KVTWIN_CAN_REMOVE_TAIL | KVTWIN_CAN_REMOVE_MIDDLE);
+}
+bool HasCopyPrefix(const Abilities& can) {
+  return can.Can(KVTWIN_CAN_COPY_PREFIX);
+}
+bool HasCanResume(const Abilities& can) { return can.can_resume; }
+bool HasSetCausal(const Abilities& can) { return can.set_causal; }
+
 // A misuse: a call, a Put of wrong rows, or a Restore of a damaged state.
 struct Entry {
   using Call = Answer (*)(Cache&, const Context&);
   using Damage = void (*)(CacheState&);
   using Legal = bool (*)(const Context&);
 
-  Entry(std::string_view name, Call call) : name(name), call(call) {}
+  Entry(std::string_view name, Call call, Has has = nullptr)
+      : name(name), call(call), has(has) {}
   Entry(std::string_view name, Damage damage) : name(name), damage(damage) {}
   // Where `legal` says that the rows are not wrong, it tries an empty batch.
   Entry(std::string_view name, const Wrong& rows, Legal legal = nullptr)
@@ -109,6 +123,7 @@ struct Entry {
 
   std::string_view name;
   Call call = nullptr;
+  Has has = nullptr;  // Null: every cache has the call.
   Damage damage = nullptr;
   Wrong rows = {};
   Legal legal = nullptr;
@@ -139,21 +154,26 @@ const std::vector<Entry> kMisuses = {
     {"a negative multimodal index",
      [](auto& c, auto&) -> Answer { return Start(c, {0}, {0}, {-1}); }},
     {"Remove of a negative sequence",
-     [](auto& c, auto&) -> Answer { return c.Remove(-1, 0, 1); }},
+     [](auto& c, auto&) -> Answer { return c.Remove(-1, 0, 1); }, HasRemove},
     {"Remove from a negative position",
-     [](auto& c, auto&) -> Answer { return c.Remove(0, -1, 1); }},
+     [](auto& c, auto&) -> Answer { return c.Remove(0, -1, 1); }, HasRemove},
     {"Remove with begin > end",
-     [](auto& c, auto&) -> Answer { return c.Remove(0, 2, 1); }},
+     [](auto& c, auto&) -> Answer { return c.Remove(0, 2, 1); }, HasRemove},
     {"CopyPrefix from a negative sequence",
-     [](auto& c, auto&) -> Answer { return c.CopyPrefix(-1, 0, 1); }},
+     [](auto& c, auto&) -> Answer { return c.CopyPrefix(-1, 0, 1); },
+     HasCopyPrefix},
     {"CopyPrefix to a negative sequence",
-     [](auto& c, auto&) -> Answer { return c.CopyPrefix(0, -1, 1); }},
+     [](auto& c, auto&) -> Answer { return c.CopyPrefix(0, -1, 1); },
+     HasCopyPrefix},
     {"CopyPrefix of a negative length",
-     [](auto& c, auto&) -> Answer { return c.CopyPrefix(0, 1, -1); }},
+     [](auto& c, auto&) -> Answer { return c.CopyPrefix(0, 1, -1); },
+     HasCopyPrefix},
     {"CanResume of a negative sequence",
-     [](auto& c, auto&) -> Answer { return c.CanResume(-1, 0).status(); }},
+     [](auto& c, auto&) -> Answer { return c.CanResume(-1, 0).status(); },
+     HasCanResume},
     {"CanResume at a negative position",
-     [](auto& c, auto&) -> Answer { return c.CanResume(0, -1).status(); }},
+     [](auto& c, auto&) -> Answer { return c.CanResume(0, -1).status(); },
+     HasCanResume},
     {"a negative layer",
      [](auto& c, auto&) -> Answer { return c.SetLayer(-1); }},
     {"a negative layer type",
@@ -165,9 +185,11 @@ const std::vector<Entry> kMisuses = {
     {"SetCausal of an index beyond the batch",
      [](auto& c, auto& at) -> Answer {
        return SetCausal(c, at, {0, at.pass_tokens});
-     }},
+     },
+     HasSetCausal},
     {"SetCausal of a negative index",
-     [](auto& c, auto& at) -> Answer { return SetCausal(c, at, {-1}); }},
+     [](auto& c, auto& at) -> Answer { return SetCausal(c, at, {-1}); },
+     HasSetCausal},
     {"Init a second time",
      [](auto& c, auto&) -> Answer {
        return {c.Init({DType::kF32, 1, 1, 1}), kUntimely};
@@ -377,8 +399,10 @@ const Entry& EntryOf(int which) {
 
 std::string_view MisuseName(int which) { return EntryOf(which).name; }
 
-bool MisuseSetsCausal(int which) {
-  return MisuseName(which).starts_with("SetCausal");
+bool HasMisuse(const Abilities& can, int which) {
+  const Has has = EntryOf(which).has;
+  return (has == nullptr || has(can)) &&
+         (which < kDraftMisuse || can.CanDraft());
 }
 
 std::optional<std::string> TryMisuse(Cache& cache, int which,

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kvtwin/cache.h"
+#include "props/history/abilities.h"
 #include "props/history/history.h"
 
 namespace kvtwin::props {
@@ -26,15 +27,15 @@ struct MisuseContext {
   std::uint64_t (*hash_sights)(const KvView& view, VLayout v_layout) = nullptr;
 };
 
-// Returns the number of misuses, the name of each, and whether it calls
-// SetCausal.
+// Returns the number of misuses, and the name of each.
 int MisuseCount();
 // Misuses of drafts have the numbers from kDraftMisuse on, so that histories
 // without drafts stay as they are.
 inline constexpr int kDraftMisuse = 1000;
 int DraftMisuseCount();
 std::string_view MisuseName(int which);
-bool MisuseSetsCausal(int which);
+// Whether a cache with these abilities has the call that the misuse makes.
+bool HasMisuse(const Abilities& can, int which);
 
 // Misuses a cache after Init in way `which` (modulo the count). Returns an
 // error if the answer, or the state after it, is wrong.

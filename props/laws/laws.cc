@@ -16,6 +16,15 @@ namespace {
 
 constexpr int kOpsOfLaw = 20;
 
+// Returns the abilities for the histories of a law. Most laws are about the
+// tokens that a mask shows; the mask of a recurrent cache shows its state (R6).
+Abilities AbilitiesOf(const Law& law, Abilities can) {
+  if ((law.needs & kNeedsStates) == 0) {
+    can.kinds &= ~std::uint32_t{KVTWIN_HAS_RECURRENT | KVTWIN_HAS_HYBRID};
+  }
+  return can;
+}
+
 LawResult JudgeBy(const LawJudge& judge, const Law& law, const History& history,
                   const Subject& subject, bool known_to_hang) {
   return judge ? judge(law, history, known_to_hang)
@@ -69,15 +78,17 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
        "does not say KVTWIN_CAN_BE_POISONED"},
       {kNeedsAnySequence, can.Can(KVTWIN_CAN_ANY_SEQUENCE),
        "does not say KVTWIN_CAN_ANY_SEQUENCE"},
-      {kNeedsStates,
-       can.HasKind(Kind::kRecurrent) && can.HasKind(Kind::kHybrid),
-       "has no recurrent and no hybrid caches"},
+      {kNeedsStates, can.HasKind(Kind::kRecurrent), "has no recurrent caches"},
+      {kNeedsHybrids, can.HasKind(Kind::kHybrid), "has no hybrid caches"},
       {kNeedsDrafts, can.CanDraft(), "does not say KVTWIN_CAN_DRAFT"},
       {kNeedsTrees, can.Can(KVTWIN_CAN_DRAFT_TREES),
        "does not say KVTWIN_CAN_DRAFT_TREES"},
       {kNeedsCells | kNeedsLook | kNeedsSnapshot, cells,
        "is not held to identity, and the law asks for cells or states"},
       {kNeedsOurs, false, "may not be called after close"}};
+  if (AbilitiesOf(law, can).kinds == 0) {
+    return "the backend has recurrent caches only";
+  }
   std::string all;
   for (const auto& [need, has, why] : kNeeds) {
     if ((law.needs & need) == 0 || has) continue;
@@ -88,7 +99,9 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
 
 LawResult Judge(const Law& law, const History& history,
                 const Subject& subject) {
-  const bool fits = subject.is_twin() || subject.abilities.Fits(history.setup);
+  const Abilities can = AbilitiesOf(law, subject.abilities);
+  const bool fits = subject.is_twin() ? can.HasKind(history.setup.spec.kind)
+                                      : can.Fits(history.setup);
   if (!fits || !WhyNotJudged(law, subject).empty()) return {};
   LawResult result;
   try {
@@ -112,7 +125,9 @@ LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
   while (run.histories < histories && !Interrupted()) {
     const auto number = static_cast<std::uint64_t>(run.histories++);
     History history = MakeHistory(seed, number, std::nullopt, kOpsOfLaw);
-    if (!subject.is_twin()) subject.abilities.Fit(history.setup);
+    if (!subject.is_twin()) {
+      AbilitiesOf(law, subject.abilities).Fit(history.setup);
+    }
     const LawResult result =
         JudgeBy(judge, law, history, subject, /*known_to_hang=*/false);
     run.judged += result.judged;

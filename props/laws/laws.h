@@ -42,9 +42,10 @@ enum LawNeeds : unsigned {
   kNeedsMisuse = 1U << 11,
   kNeedsPoison = 1U << 12,
   kNeedsAnySequence = 1U << 13,
-  kNeedsStates = 1U << 14,  // Recurrent and hybrid caches.
+  kNeedsStates = 1U << 14,  // Recurrent caches.
   kNeedsDrafts = 1U << 15,  // Drafts; and these may follow any draft.
   kNeedsTrees = 1U << 16,
+  kNeedsHybrids = 1U << 17,
 };
 
 struct Law {

@@ -312,9 +312,7 @@ LawResult Refusals(const History& history, const Subject& subject) {
     if (!rests(i + 1)) continue;
     const Picture kept = session->Show();
     const int which = AsInt(i * 7) % MisuseCount();
-    if (!subject.abilities.set_causal && MisuseSetsCausal(which)) {
-      continue;
-    }
+    if (!HasMisuse(subject.abilities, which)) continue;
     auto wrong = Misused(*session, which);
     if (!wrong) wrong = ComparePictures(kept, session->Show());
     ++result.judged;

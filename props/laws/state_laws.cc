@@ -558,7 +558,7 @@ std::vector<Law> StateLaws() {
       {"one_length",
        "All caches of a hybrid end at the same position, where the sequence "
        "can resume.",
-       "H1, H2, H3, H4", HybridOneLength, kNeeds},
+       "H1, H2, H3, H4", HybridOneLength, kNeeds | kNeedsHybrids},
   };
 }
 

@@ -167,6 +167,29 @@ TEST(LawsOfThirdPartyCaches, ClearASequenceBeforeUsingIt) {
   }
 }
 
+// Most laws are about the tokens that a mask shows, and a mask of a recurrent
+// cache shows its state (R6).
+TEST(LawsOfThirdPartyCaches, AreNotJudgedOnRecurrentCaches) {
+  Subject mixed = PlainSubject(0, KVTWIN_CAN_REMOVE_MIDDLE);
+  mixed.abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_RECURRENT;
+  Subject recurrent = mixed;
+  recurrent.abilities.kinds = KVTWIN_HAS_RECURRENT;
+  const History history = *ParseHistory("kvt1 kind=recurrent | put 0*2");
+  for (const char* name : {"visibility", "window_hides", "batch_splitting"}) {
+    const Law& law = *FindLaw(name);
+    const LawRun run = RunLaw(law, mixed, /*seed=*/1, /*histories=*/100);
+    EXPECT_FALSE(run.failure) << name << ": " << run.failure->text;
+    EXPECT_GT(run.judged, 100) << name;
+    EXPECT_EQ(WhyNotJudged(law, recurrent),
+              "the backend has recurrent caches only");
+    for (const Subject& subject : {mixed, TwinSubject("optimized")}) {
+      const LawResult result = Judge(law, history, subject);
+      EXPECT_FALSE(result.failure) << result.failure->text;
+      EXPECT_EQ(result.judged, 0) << name;
+    }
+  }
+}
+
 TEST(LawsOfThirdPartyCaches, AllowColumnsInAnotherOrderAtEachGet) {
   const auto turned = std::make_shared<bool>(false);
   const Subject twin = Tampered(Shows([=](OwnedView& view) {

@@ -38,6 +38,7 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
 
   Status StartForward(const Batch& batch, bool reserve) override {
     Status status = cache_->StartForward(batch, reserve);
+    found_ = false;
     puts_ = 0;
     ends_.clear();
     for (std::size_t i = 0; status.ok() && i < batch.positions.size(); ++i) {
@@ -51,6 +52,10 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
     const int layers = fault_ == Fault::kFirstLayer ? 1 : layers_;
     if (status.ok() && ++puts_ == layers) Publish();
     return status;
+  }
+  Status SetCausal(std::span<const int> except) override {
+    return found_ ? Status(StatusCode::kFailedPrecondition, "no pass")
+                  : cache_->SetCausal(except);
   }
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
     Status status = cache_->CopyPrefix(src, dst, len);
@@ -78,6 +83,7 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
   Result<std::int32_t> FindPrefix(
       int seq, std::span<const std::int32_t> tokens) override {
     const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
+    found_ = true;
     known_[seq] = {ids, 0};
     int best = 0;
     for (const auto& [src, known] : known_) {
@@ -122,6 +128,7 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
 
   const int layers_;
   const Fault fault_;
+  bool found_ = false;  // FindPrefix came after the last batch.
   int puts_ = 0;
   std::map<int, std::int32_t> ends_;  // By sequence of the pass.
   std::map<int, Known> known_;
@@ -200,6 +207,14 @@ TEST(Prefixes, MayBeShared) {
     ASSERT_NE(step, trace.steps.end()) << other;
     EXPECT_EQ(step->answer, answer) << other;
   }
+}
+
+// After the call there is no pass (F1), so that S47 asks for another code.
+TEST(Prefixes, EndThePass) {
+  const History history =
+      *ParseHistory("kvt1 cells=1 legal=1 | put 0*1 | find 0:0 | misuse 19");
+  const auto failure = RunHistory(history, Finding(Fault::kNone)).failure;
+  EXPECT_FALSE(failure) << failure->text;
 }
 
 TEST(Prefixes, AreFound) {

@@ -2,7 +2,8 @@
  * it is scattered, has no positions above 5, no window of 0, no copy of a
  * sequence to itself, no padding of cells, masks without padding rows, and a
  * refused remove leaves half of its work done. Any call that needs more ends
- * the process. KVTWIN_FEW names a limit that the description leaves out. */
+ * the process. KVTWIN_FEW names a limit that the description leaves out;
+ * "calls": the cache has no remove, copy_prefix and can_resume. */
 
 #include <stdio.h>
 #include <string.h>
@@ -47,6 +48,10 @@ static int FewDescribe(kvtwin_description_v1* out) {
   int code = Describe(out);
   const char* profile = getenv("KVTWIN_FEW_PROFILE");
   out->name = "few";
+  if (!Says("calls")) {
+    out->can &= ~(unsigned)(KVTWIN_CAN_REMOVE_TAIL | KVTWIN_CAN_REMOVE_MIDDLE |
+                            KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_SHARE);
+  }
   if (profile != NULL) out->profile = profile;
   out->max_padding = Says("padding") ? 1 : 0;
   out->max_mask_padding = Says("padding") ? INT32_MAX : 0;
@@ -100,6 +105,8 @@ static int FewStartForward(void* cache, const kvtwin_batch* batch,
 static int FewGet(void* cache, int32_t layer, kvtwin_view* view) {
   NotHalf(cache);
   int code = Get(cache, layer, view);
+  int early = layer < 0 && notes[NoteOf(cache)].tokens == 0;
+  if (early) return KVTWIN_FAILED_PRECONDITION; /* Without a pass (S47). */
   if (code == KVTWIN_OK && view->mask.data != NULL) {
     view->mask.shape[1] = notes[NoteOf(cache)].tokens;
   }
@@ -145,8 +152,8 @@ const kvtwin_backend_v1* kvtwin_get_backend_v1(void) {
   few.close = FewClose;
   few.start_forward = FewStartForward;
   few.get = FewGet;
-  few.remove = FewRemove;
-  few.copy_prefix = FewCopyPrefix;
-  few.can_resume = FewCanResume;
+  few.remove = Says("calls") ? FewRemove : NULL;
+  few.copy_prefix = Says("calls") ? FewCopyPrefix : NULL;
+  few.can_resume = Says("calls") ? FewCanResume : NULL;
   return &few;
 }
