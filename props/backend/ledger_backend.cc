@@ -57,7 +57,11 @@ class LedgerCache final : public Cache, public Shifting {
     return ledger_.CopyPrefix(src, dst, len);
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
-    return ledger_.CanResume(seq, pos);
+    const bool can = ledger_.CanResume(seq, pos);
+    // A yes is a promise: the tokens of the window are stored. If first tokens
+    // stay, which tokens a row sees depends on what is stored.
+    if (can) ledger_.Resumes(seq, pos);
+    return can;
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return ledger_.Remove(seq, begin, end);

@@ -594,6 +594,19 @@ TEST(Inference, KeepsTheTextOfAnException) {
   }
 }
 
+// A ledger that says yes holds the tokens of the window, and so do its own
+// rules: no profile has both lazy eviction and first tokens that stay.
+TEST(Backend, TheLedgerIsRightByItsOwnRulesAfterAYes) {
+  const Rules rules =
+      *ParseRules("ollama-0.12 except eviction is lazy, first tokens stay");
+  const RunResult result = RunLedgers(
+      *ParseHistory("kvt1 kind=swa window=1 cells=3 | put 0*2 | put 0*1 | "
+                    "ask 0@2 | get"),
+      rules, rules);
+  EXPECT_TRUE(result.ran);
+  EXPECT_FALSE(result.failure) << result.failure->text;
+}
+
 // Runs random histories, with shifts if the cache has them.
 TEST(Backend, TheLedgerOfEachProfileIsRightByItsOwnRules) {
   for (const Profile& profile : Profiles()) {
