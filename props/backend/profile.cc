@@ -9,6 +9,7 @@
 #include "core/index.h"
 #include "props/backend/ledger_backend.h"
 #include "props/base/interrupt.h"
+#include "props/search/fuzz.h"
 
 namespace kvtwin::props {
 namespace {
@@ -68,8 +69,12 @@ Rules With(const Rules& rules, std::size_t rule, int value) {
 // The histories that ran, and the rules that are still possible.
 class Inference {
  public:
-  Inference(const RunByRules& run, const Abilities& abilities)
-      : run_(run), abilities_(abilities), left_(AllOfRules()) {}
+  Inference(const RunByRules& run, const Abilities& abilities,
+            const InferenceLimits& limits)
+      : run_(run),
+        abilities_(abilities),
+        limits_(limits),
+        left_(AllOfRules()) {}
 
   InferredProfile Work();
 
@@ -79,26 +84,26 @@ class Inference {
     std::string text;
   };
 
-  void Ask(const RuleProbe& probe);
+  void Ask(History history);
   void Choose();
+  void TryRandomHistories();
   FoundRule Find(std::size_t rule);
   std::vector<RuleException> ExceptionsTo(const Rules& profile) const;
   // Returns the shortest history that shows that the backend lacks `value`.
   std::string Showing(std::size_t rule, int value) const;
   bool Agrees(const History& history, const Rules& rules) const {
-    const RunResult result = run_(history, rules);
-    return result.ran && !result.failure;
+    return !run_(history, rules).failure;
   }
 
   const RunByRules& run_;
   const Abilities& abilities_;
+  const InferenceLimits& limits_;
   std::vector<Rules> left_;
   std::vector<Asked> asked_;  // The shortest first.
   InferredProfile result_;
 };
 
-void Inference::Ask(const RuleProbe& probe) {
-  History history = *ParseHistory(probe.history);
+void Inference::Ask(History history) {
   abilities_.Fit(history.setup);
   std::vector<Rules> agreeing;
   bool ran = false;
@@ -108,8 +113,11 @@ void Inference::Ask(const RuleProbe& probe) {
     if (Interrupted()) return;
     const RunResult result = run_(history, rules);
     ran = ran || result.ran || result.failure;
-    if (result.ran && !result.failure) agreeing.push_back(rules);
-    if (!result.failure) continue;
+    if (!result.failure) {
+      // A cache of these rules may refuse the setup, as this backend did.
+      agreeing.push_back(rules);
+      continue;
+    }
     const Failure& failure = *result.failure;
     if (failure.party() != Party::kBackend) {
       differs = true;
@@ -180,21 +188,55 @@ std::ptrdiff_t Distance(const Rules& rules, const Rules& other) {
 }
 
 // Chooses, among the rules that are left, those of a profile or nearest to one.
-// Lazy eviction, which allows both, is dropped if eager eviction agrees, too.
+// Lazy eviction, which allows both, is left out if eager eviction agrees, too.
 void Inference::Choose() {
-  const std::vector<Rules> all = left_;
-  std::erase_if(left_, [&](Rules rules) {
+  std::vector<Rules> rules_left = left_;
+  std::erase_if(rules_left, [&](Rules rules) {
     if (rules.eviction == Rules::Eviction::kEager) return false;
     rules.eviction = Rules::Eviction::kEager;
-    return std::ranges::count(all, rules) > 0;
+    return std::ranges::count(left_, rules) > 0;
   });
   std::ptrdiff_t least = std::ssize(AllRules()) + 1;
   for (const Profile& profile : Profiles()) {
-    for (const Rules& rules : left_) {
+    for (const Rules& rules : rules_left) {
       const std::ptrdiff_t distance = Distance(rules, profile.rules);
       if (distance < least) result_.rules = rules;
       least = std::min(least, distance);
     }
+  }
+}
+
+// Runs random histories by the chosen rules. A history that fails excludes
+// these rules; if it leaves others, all is run again by those.
+void Inference::TryRandomHistories() {
+  Subject subject;
+  subject.name = "backend";
+  subject.run = [&](const History& history, const RunOptions& /*options*/) {
+    return run_(history, result_.rules);
+  };
+  subject.shrink_seconds = limits_.shrink_seconds;
+  subject.level = Level::kVisibility;
+  subject.abilities = abilities_;
+  // A backend that pads its masks by its own rule is right by no other padding.
+  subject.abilities.max_mask_padding = 1;
+  FuzzOptions options;
+  options.operations = limits_.operations;
+  while (result_.unexplained.empty() && !Interrupted()) {
+    const FuzzResult fuzzed = Fuzz(options, subject);
+    result_.operations = fuzzed.operations;
+    if (!fuzzed.failure) return;
+    Ask(fuzzed.shrunk);
+    if (!result_.unexplained.empty() || Interrupted()) return;
+    if (std::ranges::count(left_, result_.rules) > 0) {
+      // Answers that vary from run to run follow no rules.
+      const Failure& failure = *fuzzed.failure;
+      result_.unexplained.push_back(
+          {ToText(fuzzed.shrunk),
+           fmt::format("{}: {}", failure.check, failure.text),
+           failure.party() != Party::kBackend});
+      return;
+    }
+    Choose();
   }
 }
 
@@ -214,11 +256,12 @@ std::vector<RuleException> Inference::ExceptionsTo(const Rules& profile) const {
 
 InferredProfile Inference::Work() {
   for (const RuleProbe& probe : RuleProbes()) {
-    if (!Interrupted()) Ask(probe);
+    if (!Interrupted()) Ask(*ParseHistory(probe.history));
   }
+  Choose();
+  if (result_.asked > 0 && limits_.operations > 0) TryRandomHistories();
   std::ranges::stable_sort(
       asked_, {}, [](const Asked& asked) { return asked.text.size(); });
-  Choose();
   for (std::size_t rule = 0; rule < AllRules().size(); ++rule) {
     result_.found.push_back(Find(rule));
   }
@@ -238,6 +281,21 @@ InferredProfile Inference::Work() {
         {profile.name, profile.rules, std::move(exceptions)});
   }
   return std::move(result_);
+}
+
+// Returns "like A except ... or B except ...".
+std::string NearestText(const InferredProfile& profile) {
+  std::string text = "like ";
+  for (const NearProfile& near : profile.nearest) {
+    text += fmt::format("{}{}", text.size() > 5 ? " or " : "", near.name);
+    for (const RuleException& exception : near.exceptions) {
+      const RuleInfo& rule = AllRules()[exception.rule];
+      text += fmt::format(
+          "{} {} {} ({})", &exception == &near.exceptions[0] ? " except" : ",",
+          rule.name, At(rule.values, exception.found), exception.history);
+    }
+  }
+  return text;
 }
 
 }  // namespace
@@ -260,7 +318,8 @@ RunResult RunLedgers(const History& history, const Rules& cache,
   subject.mask_rows_too = true;
   subject.abilities = abilities;
   subject.abilities.can &=
-      ~std::uint32_t{KVTWIN_CAN_RESERVE | KVTWIN_CAN_REFUSE_MISUSE};
+      ~std::uint32_t{KVTWIN_CAN_RESERVE | KVTWIN_CAN_REFUSE_MISUSE |
+                     KVTWIN_CAN_DRAFT | KVTWIN_CAN_FIND_PREFIX};
   return RunHistory(history, subject);
 }
 
@@ -283,9 +342,9 @@ std::vector<Rules> AllOfRules() {
   return all;
 }
 
-InferredProfile InferProfile(const RunByRules& run,
-                             const Abilities& abilities) {
-  return Inference(run, abilities).Work();
+InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities,
+                             const InferenceLimits& limits) {
+  return Inference(run, abilities, limits).Work();
 }
 
 InferredProfile InferProfile(const BackendInfo& info) {
@@ -309,20 +368,20 @@ std::string SummaryOf(const InferredProfile& profile) {
   if (profile.asked == std::ssize(profile.unexplained)) {
     return "like none: each history failed";
   }
-  if (IsWrong(profile)) {
-    return fmt::format(
-        "like none: it is wrong under any rules on {} of {} histories",
-        profile.unexplained.size(), profile.asked);
-  }
-  std::string text = "like ";
-  for (const NearProfile& near : profile.nearest) {
-    text += fmt::format("{}{}", text.size() > 5 ? " or " : "", near.name);
-    for (const RuleException& exception : near.exceptions) {
-      const RuleInfo& rule = AllRules()[exception.rule];
-      text += fmt::format(
-          "{} {} {} ({})", &exception == &near.exceptions[0] ? " except" : ",",
-          rule.name, At(rule.values, exception.found), exception.history);
-    }
+  const std::string nearest = NearestText(profile);
+  if (!IsWrong(profile)) return nearest;
+  // The probes ran without a finding before the random histories.
+  return fmt::format(
+      "like none: it is wrong under any rules on {} of {} histories{}",
+      profile.unexplained.size(), profile.asked,
+      profile.operations > 0 ? ", on the others " + nearest : "");
+}
+
+std::string TriedText(const InferredProfile& profile) {
+  std::string text = fmt::format("{} histories", profile.asked);
+  if (profile.operations > 0) {
+    text += fmt::format(" and {} operations of random histories",
+                        profile.operations);
   }
   return text;
 }

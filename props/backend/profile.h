@@ -3,6 +3,7 @@
 #ifndef KVTWIN_PROPS_BACKEND_PROFILE_H_
 #define KVTWIN_PROPS_BACKEND_PROFILE_H_
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -75,16 +76,27 @@ struct InferredProfile {
   // A history that no rules explain: the cache is wrong by all rules.
   struct Unexplained {
     std::string history;
-    // How the backend ended a run: "backend: crash: ..."; empty if it answered
-    // all calls of each run.
+    // How the backend ended a run: "backend: crash: ...", or that its answers
+    // vary from run to run; empty if it answered all calls of each run.
     std::string ended;
     bool answered = false;  // It was judged by its answers.
   };
   std::vector<Unexplained> unexplained;
-  int asked = 0;  // Histories that the backend ran.
+  int asked = 0;  // Histories that the backend ran, without the random ones.
+  // Operations of random histories by these rules.
+  std::int64_t operations = 0;
 };
 
-InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities);
+struct InferenceLimits {
+  // Random histories have at least this many operations in all; 0: no random
+  // histories are run.
+  std::int64_t operations = 30'000;
+  double shrink_seconds = 60;  // Time to shrink one failure of them.
+};
+
+// Runs the probes, and random histories by the rules that the probes show.
+InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities,
+                             const InferenceLimits& limits = {});
 // Calls the backend in this process, at visibility, or at numeric if it claims
 // that.
 InferredProfile InferProfile(const BackendInfo& info);
@@ -96,6 +108,9 @@ bool IsWrong(const InferredProfile& profile);
 // Returns "like llama.cpp except copy replaces (kvt1 | put 0*1 | ...)", or for
 // several profiles "like A except ... or B except ...". ParseRules reads it.
 std::string SummaryOf(const InferredProfile& profile);
+
+// Returns "17 histories and 30005 operations of random histories".
+std::string TriedText(const InferredProfile& profile);
 
 }  // namespace kvtwin::props
 

@@ -24,6 +24,7 @@
 namespace kvtwin::props {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -172,15 +173,19 @@ TEST(Probes, DistinguishTheirValuesAndAreMinimal) {
   }
 }
 
+// These are enough where the probes show the rules.
+constexpr InferenceLimits kFewRandom{.operations = 2'000};
+
 // Infers the profile of a subject, whose rules become those that are tried
 // last.
-InferredProfile InferOf(Subject& subject) {
+InferredProfile InferOf(Subject& subject,
+                        const InferenceLimits& limits = kFewRandom) {
   return InferProfile(
       [&](const History& history, const Rules& judge) {
         subject.rules = judge;
         return RunHistory(history, subject);
       },
-      subject.abilities);
+      subject.abilities, limits);
 }
 
 InferredProfile InferTable(const kvtwin_backend_v1* table,
@@ -198,7 +203,7 @@ InferredProfile InferRules(const Rules& cache) {
       [&](const History& history, const Rules& judge) {
         return RunLedgers(history, cache, judge);
       },
-      Abilities());
+      Abilities(), kFewRandom);
 }
 
 // A cache whose masks have a multiple of eight rows, whatever its padding; rows
@@ -211,6 +216,7 @@ class PadsItsMasks final : public ForwardingCache {
     Result<KvView> view = cache_->Get();
     if (!view.ok() || view->mask.data == nullptr) return view;
     const TensorView& mask = view->mask;
+    if (mask.shape[0] == 0) return view;
     mask_ = HidingMask(mask.dtype, mask.shape[0], (mask.shape[1] + 7) / 8 * 8);
     for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
       for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
@@ -234,8 +240,8 @@ TEST(Inference, LeavesThePaddingOfMaskRowsOpen) {
   abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA;
   abilities.v_layouts = 1U << KVTWIN_V_PLAIN;
   abilities.mask_dtypes = 1U << KVTWIN_F32;
-  abilities.can &=
-      ~std::uint32_t{KVTWIN_CAN_RESERVE | KVTWIN_CAN_REFUSE_MISUSE};
+  abilities.can &= ~std::uint32_t{KVTWIN_CAN_RESERVE |
+                                  KVTWIN_CAN_REFUSE_MISUSE | KVTWIN_CAN_DRAFT};
   for (const Profile& profile : Profiles()) {
     subject.make_of = [&](const auto& setup) -> Result<std::unique_ptr<Cache>> {
       return std::unique_ptr<Cache>(std::make_unique<PadsItsMasks>(
@@ -592,6 +598,93 @@ TEST(Inference, KeepsTheTextOfAnException) {
   for (const auto& wrong : found.unexplained) {
     EXPECT_EQ(wrong.ended, "backend: error: exception: full");
   }
+}
+
+// The batches of the probes fit into the ring, those of random histories are
+// longer.
+TEST(Inference, RandomHistoriesFindWhatTheProbesMiss) {
+  int missed = 0;
+  for (std::uint64_t choices = 0; choices < 8; ++choices) {
+    const bool any_order = choices % 2 == 0;
+    Subject subject =
+        OtherSubject("executorch", choices, any_order, CacheFault::kShortRing);
+    const InferredProfile probed = InferOf(subject, {.operations = 0});
+    EXPECT_THAT(probed.unexplained, IsEmpty());
+    missed += SummaryOf(probed) == "like executorch" ? 1 : 0;
+    const InferredProfile found = InferOf(subject, {});
+    ASSERT_EQ(found.unexplained.size(), 1U) << SummaryOf(found);
+    EXPECT_TRUE(IsWrong(found));
+    EXPECT_THAT(SummaryOf(found),
+                HasSubstr("like none: it is wrong under any rules on 1 of "));
+    const History history = *ParseHistory(found.unexplained[0].history);
+    EXPECT_TRUE(std::ranges::any_of(history.ops, [](const Op& op) {
+      return op.kind == OpKind::kPut && op.segments[0].count > 4;
+    })) << found.unexplained[0].history;
+    subject = OtherSubject("executorch", choices, any_order);
+    EXPECT_THAT(InferOf(subject, {}).unexplained, IsEmpty());
+  }
+  EXPECT_GT(missed, 0);
+}
+
+// Random histories find nothing in right caches, whatever these choose where
+// several answers are right.
+TEST(Inference, NoRightCacheIsWrong) {
+  for (const Profile& profile : Profiles()) {
+    for (std::uint64_t choices = 0; choices < 6; ++choices) {
+      Subject subject =
+          OtherSubject(profile.name, choices, /*any_order=*/choices % 2 == 0);
+      const InferredProfile found = InferOf(subject, {.operations = 10'000});
+      EXPECT_THAT(found.unexplained, IsEmpty())
+          << profile.name << ", choices " << choices;
+      EXPECT_GE(found.operations, 10'000);
+      for (const FoundRule& rule : found.found) {
+        const RuleInfo& info = AllRules()[rule.rule];
+        if (!HasRule(profile.rules, info) || info.name == "eviction") continue;
+        EXPECT_THAT(rule.values, Contains(info.get(profile.rules)))
+            << profile.name << ", choices " << choices << ": " << info.name;
+      }
+    }
+  }
+}
+
+// A history that fails by the chosen rules is one more probe: this cache
+// follows no rules on the probes of the table, and those of llama.cpp on all
+// others.
+TEST(Inference, RandomHistoriesShowRulesThatTheProbesMiss) {
+  std::set<std::string_view> probes;
+  for (const RuleProbe& probe : RuleProbes()) probes.insert(probe.history);
+  const Rules& rules = FindProfile("llama.cpp")->rules;
+  const InferredProfile found = InferProfile(
+      [&](const History& history, const Rules& judge) {
+        const bool probe = probes.contains(ToText(history));
+        return RunLedgers(history, probe ? judge : rules, judge);
+      },
+      Abilities());
+  EXPECT_THAT(found.unexplained, IsEmpty());
+  EXPECT_GT(found.asked, std::ssize(RuleProbes()));
+  EXPECT_THAT(SummaryOf(found), HasSubstr("llama.cpp"));
+  EXPECT_THAT(Between(found.rules, rules), IsEmpty());
+  // Random histories do not judge the rows of masks.
+  std::set<std::string_view> unknown;
+  for (const FoundRule& rule : found.found) {
+    if (!rule.known()) unknown.insert(AllRules()[rule.rule].name);
+  }
+  EXPECT_THAT(unknown, ElementsAre("mask rows"));
+}
+
+// No rules explain a failure that comes once, whichever rules are left.
+TEST(Inference, AnswersThatVaryFollowNoRules) {
+  int runs = 0;
+  const InferredProfile found = InferProfile(
+      [&](const History& history, const Rules& judge) {
+        RunResult result = RunLedgers(history, {}, judge);
+        if (++runs == 20'000) result.failure = MakeFailure("subject: rows", "");
+        return result;
+      },
+      Abilities(), {.operations = 200'000});
+  ASSERT_EQ(found.unexplained.size(), 1U);
+  EXPECT_TRUE(IsWrong(found));
+  EXPECT_THAT(found.unexplained[0].ended, HasSubstr("run twice"));
 }
 
 // A ledger that says yes holds the tokens of the window, and so do its own

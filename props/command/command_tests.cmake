@@ -593,6 +593,12 @@ if(TARGET kvtwin_shared)
   kvtwin_backend(leaky_backend props/testing/twin_backend.c)
   target_compile_definitions(kvtwin_leaky_backend PRIVATE LEAKY)
   target_link_libraries(kvtwin_leaky_backend PRIVATE kvtwin_shared)
+  # The probes remove nothing at the end of a sequence with a closed range.
+  kvtwin_command_test(profile_leaky EXIT 1 BACKEND leaky_backend
+    PRINTS "^  kvt1 cells=2 . put 0.2 . drop 0:0-2$" ARGS profile)
+  kvtwin_command_test(profile_leaky_json EXIT 1 BACKEND leaky_backend
+    PRINTS "\"unexplained\":.\"kvt1 cells=2 . put 0.2 . drop 0:0-2\".,.*,\"operations\":[1-9]"
+    ARGS profile --json)
   # Its tokens are as many as the cells that are free: shrinking such counts
   # must not end the command.
   kvtwin_command_test(laws_of_a_leaky_cache EXIT 1 BACKEND leaky_backend
@@ -1128,6 +1134,8 @@ kvtwin_command_test(profile_list EXIT 0 PRINTS "^llama.cpp$"
   ARGS profile --list)
 kvtwin_command_test(profile_ledger EXIT 0 PRINTS "^ledger is like executorch$"
   ARGS profile --backend ledger:executorch)
+kvtwin_command_test(profile_tries_random_histories EXIT 0 BACKEND c_cache
+  PRINTS "^17 histories and 3[0-9][0-9][0-9][0-9] operations of random histories$" ARGS profile)
 kvtwin_command_test(profile_json EXIT 0
   PRINTS "\"like\":.\"mlx\".,\"exceptions\":.." ARGS profile --json --backend ledger:mlx)
 kvtwin_command_test(profile_list_of_a_backend EXIT 2

@@ -98,6 +98,7 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
     if (!ended.empty()) json["ended"][history] = ended;
   }
   json["asked"] = profile.asked;
+  json["operations"] = profile.operations;
   return json;
 }
 
@@ -124,7 +125,7 @@ int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   }
   fmt::print("\n");
   if (!IsWrong(profile)) PrintRules(profile);
-  fmt::print("{} histories\n", profile.asked);
+  fmt::print("{}\n", TriedText(profile));
   return code;
 }
 
@@ -169,7 +170,10 @@ int RunProfile(ProfileArguments arguments) {
     hangs = hangs || (result.failure && IsHang(*result.failure));
     return result;
   };
-  return Report(*info, InferProfile(run, info->abilities), arguments.json);
+  const InferenceLimits limits{.shrink_seconds =
+                                   arguments.backend.host.shrink_seconds};
+  return Report(*info, InferProfile(run, info->abilities, limits),
+                arguments.json);
 }
 
 }  // namespace

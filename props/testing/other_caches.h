@@ -38,6 +38,9 @@ enum class CacheFault {
   // A batch evicts only in its own sequences, which is right by lazy eviction.
   // Only caches of lists (ollama's) have this fault.
   kEvictsItsOwn,
+  // A ring has room for batches of up to four tokens, and loses tokens of
+  // longer batches. Only caches of rings (executorch's) have this fault.
+  kShortRing,
 };
 // The faults that the rules of every profile exclude.
 inline constexpr std::array kFaults = {

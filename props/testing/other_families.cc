@@ -364,7 +364,8 @@ bool Concatenated::StillHas(int seq, std::int32_t pos) const {
 
 Status Rings::Init(const InitArgs& args) {
   Status status = OtherCache::Init(args);
-  size_ = keep_ ? std::max<std::int64_t>(1, Kept() + args.max_batch + Draw(4))
+  const int most = Is(CacheFault::kShortRing) ? 4 : args.max_batch + Draw(4);
+  size_ = keep_ ? std::max<std::int64_t>(1, Kept() + most)
                 : std::numeric_limits<std::int64_t>::max();
   forgets_ = Coin();
   return status;

@@ -307,7 +307,7 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
 // no rules explain, and how the class ended in them ("" if it answered).
 using Profiled =
     std::tuple<std::string, std::map<std::string, std::vector<std::string>>,
-               std::vector<std::pair<std::string, std::string>>>;
+               std::vector<std::pair<std::string, std::string>>, std::string>;
 
 Profiled Profile(nb::object adapter) {
   return Raising([&]() -> Profiled {
@@ -325,7 +325,8 @@ Profiled Profile(nb::object adapter) {
     for (const auto& [history, ended, answered] : profile.unexplained) {
       unexplained.emplace_back(history, ended);
     }
-    return {props::SummaryOf(profile), rules, std::move(unexplained)};
+    return {props::SummaryOf(profile), rules, std::move(unexplained),
+            props::TriedText(profile)};
   });
 }
 

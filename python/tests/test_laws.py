@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 
 import pytest
 import toys
@@ -84,6 +85,18 @@ def test_profile():
     assert not wrong and "drop" in wrong.unexplained[0]
     assert wrong.unexplained[0] in str(wrong)
     assert "KeyError" in wrong.ended[wrong.unexplained[0]] in str(wrong)
+
+
+def test_profile_tries_random_histories():
+    found = kvtwin.profile(toys.Right)
+    assert str(found).endswith(found.tried)
+    tried = re.fullmatch(r"17 histories and (\d+) operations of random histories", found.tried)
+    assert int(tried[1]) >= 30000
+    wrong = kvtwin.profile(toys.ShortRing)
+    assert not wrong and len(wrong.unexplained) == 1, str(wrong)
+    assert wrong.summary.startswith("like none: it is wrong under any rules on 1 of ")
+    assert "kind=swa" in wrong.unexplained[0]
+    assert not kvtwin.run(toys.ShortRing, wrong.unexplained[0])
 
 
 def test_laws_refuse():

@@ -146,6 +146,18 @@ class SeesTooFew(Right):
         return found
 
 
+class ShortRing(Right):
+    """Has room for the window and six tokens more: a long batch loses tokens."""
+
+    def start_forward(self, positions, sequences, reserve=False):
+        super().start_forward(positions, sequences, reserve)
+        if self.setup.kind != "swa" or self.setup.window is None:
+            return
+        for sequence in set(sequences):
+            held = sorted(self.of(sequence), key=lambda token: token.position)
+            self.leave(sequence, held[: -(self.setup.window + 6)])
+
+
 class CopiesOneTooFew(Right):
     def copied(self, source, length):
         return super().copied(source, length - 1)

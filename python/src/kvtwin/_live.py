@@ -528,9 +528,10 @@ def profile(cls: type) -> ProfileResult:
     """Works out which system's rules your class of caches follows."""
     if _is_pool(cls):
         raise NotSupported("profiles are for caches, not for pools")
-    summary, rules, unexplained = _kvtwin.profile(Backend(cls))
+    summary, rules, unexplained, tried = _kvtwin.profile(Backend(cls))
     ended = {history: text for history, text in unexplained if text}
-    return ProfileResult(summary, rules, [history for history, _ in unexplained], ended)
+    wrong = [history for history, _ in unexplained]
+    return ProfileResult(summary, rules, wrong, ended, tried)
 
 
 def explore(cls: type, *, depth: int = 3) -> FuzzResult:

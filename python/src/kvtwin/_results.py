@@ -208,6 +208,8 @@ class ProfileResult:
     unexplained: list[str]
     #: How the class ended in some of these histories: "backend: error: exception: ...".
     ended: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: "17 histories and 30005 operations of random histories".
+    tried: str = ""
 
     def __bool__(self) -> bool:
         return not self.unexplained
@@ -221,4 +223,5 @@ class ProfileResult:
                 lines.append(f"  {line}")
                 if line in self.ended:
                     lines.append(f"    {self.ended[line]}")
+        lines += ["", self.tried] if self.tried else []
         return "\n".join(lines)
