@@ -38,7 +38,7 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
 
   Status StartForward(const Batch& batch, bool reserve) override {
     Status status = cache_->StartForward(batch, reserve);
-    found_ = false;
+    found_ = found_ && !status.ok();
     puts_ = 0;
     ends_.clear();
     for (std::size_t i = 0; status.ok() && i < batch.positions.size(); ++i) {
@@ -48,6 +48,7 @@ class FindingTwin final : public ForwardingCache, public PrefixFinding {
     return status;
   }
   Status Put(const TensorView& key, const TensorView& value) override {
+    if (found_) return {StatusCode::kFailedPrecondition, "no pass"};
     Status status = cache_->Put(key, value);
     const int layers = fault_ == Fault::kFirstLayer ? 1 : layers_;
     if (status.ok() && ++puts_ == layers) Publish();
