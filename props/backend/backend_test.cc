@@ -595,14 +595,14 @@ TEST(Host, SendsWhatIsWrong) {
                         .first_cell = 4,
                         .function = "get",
                         .call = OpKind::kFind,
-                        .of_k_alone = true,
+                        .part = WrongPart::kRows,
                         .of_left = true,
                         .pool_call = PagedTraceOpKind::kMedia,
                         .of_window = true};
   const auto fields = [](const Failure& failure) {
     return std::tuple(failure.step, failure.check, failure.text, failure.row,
                       failure.column, failure.first_cell, failure.function,
-                      failure.call, failure.of_k_alone, failure.of_left,
+                      failure.call, failure.part, failure.of_left,
                       failure.pool_call, failure.of_window);
   };
   auto json = ToJson(sent);
@@ -611,6 +611,9 @@ TEST(Host, SendsWhatIsWrong) {
   EXPECT_ANY_THROW(FailureFromJson(json));
   json = ToJson(sent);
   json["pool_call"] = AsInt(PagedTraceOpKind::kMedia) + 1;  // No call has it.
+  EXPECT_ANY_THROW(FailureFromJson(json));
+  json = ToJson(sent);
+  json["part"] = AsInt(WrongPart::kEncoder) + 1;  // No part has this number.
   EXPECT_ANY_THROW(FailureFromJson(json));
   EXPECT_EQ(FailureFromJson(ToJson(Failure())).call, std::nullopt);
   EXPECT_EQ(FailureFromJson(ToJson(Failure())).pool_call, std::nullopt);

@@ -118,7 +118,7 @@ Json ToJson(const Failure& failure) {
       {"step", failure.step},         {"check", failure.check},
       {"text", failure.text},         {"row", failure.row},
       {"column", failure.column},     {"first_cell", failure.first_cell},
-      {"function", failure.function}, {"of_k_alone", failure.of_k_alone},
+      {"function", failure.function}, {"part", failure.part},
       {"of_left", failure.of_left},   {"of_window", failure.of_window}};
   if (failure.call) json["call"] = *failure.call;
   if (failure.pool_call) json["pool_call"] = *failure.pool_call;
@@ -135,7 +135,7 @@ Failure FailureFromJson(const Json& json) {
                      .first_cell = IntegerAt(json, "first_cell",
                                              std::numeric_limits<int>::min()),
                      .function = json.at("function").get<std::string>(),
-                     .of_k_alone = json.at("of_k_alone").get<bool>(),
+                     .part = EnumAt(json, "part", WrongPart::kEncoder),
                      .of_left = json.at("of_left").get<bool>(),
                      .of_window = json.at("of_window").get<bool>()};
   if (json.contains("call")) {

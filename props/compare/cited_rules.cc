@@ -177,33 +177,109 @@ std::string_view CitedRules(std::string_view check, OpKind operation,
 
 namespace {
 
+using RuleList = std::vector<std::string_view>;
+
+// Adds a rule that the list does not have yet.
+void AddRule(std::string_view rule, RuleList& rules) {
+  if (std::ranges::count(rules, rule) == 0) rules.push_back(rule);
+}
+
+// Splits "S31, S32".
+RuleList SplitRules(std::string_view rest) {
+  RuleList rules;
+  while (!rest.empty()) {
+    rules.push_back(rest.substr(0, rest.find(',')));
+    rest.remove_prefix(std::min(rest.size(), rules.back().size() + 2));
+  }
+  return rules;
+}
+
+std::string Joined(const RuleList& rules) {
+  return fmt::format("{}", fmt::join(rules, ", "));
+}
+
+// Returns the rules of stored rows, and those of `level`: "S53". Requires:
+// `part` is not the mask.
+RuleList RulesOfRows(WrongPart part, const RowPast& past,
+                     std::string_view level) {
+  RuleList rules = {"S22", "S37"};
+  const bool of_key = part == WrongPart::kKey;
+  const bool of_token = part != WrongPart::kEncoder;
+  if (of_token) rules = {"S21", "S22"};
+  if (of_token && !of_key && past.rearranges) rules.push_back("S23");
+  if (of_token && past.copies) rules.push_back("S26");
+  if (of_key && past.moves) rules.insert(rules.end(), {"S31", "S34", "S35"});
+  for (const std::string_view rule : SplitRules(level)) rules.push_back(rule);
+  if (of_token && past.states) rules.insert(rules.end(), {"R1", "R7"});
+  return rules;
+}
+
 bool DraftsIn(const Op& op) {
   return std::ranges::any_of(op.segments, [](const Segment& segment) {
     return !segment.parents.empty();
   });
 }
 
+bool Has(const History& history, OpKind kind) {
+  return std::ranges::count(history.ops, kind, &Op::kind) > 0;
+}
+
+// Whether a step is a Remove that a legal client made by itself.
+bool IsClientsRemove(const Step& step) {
+  return step.by_client && step.call.starts_with("Remove(");
+}
+
+// Whether an operation may move tokens to other positions.
+bool Moves(const Op& op) {
+  if (op.kind == OpKind::kShift) return true;
+  return op.kind == OpKind::kDrop && !op.open && op.begin != op.end;
+}
+
+RowPast PastOf(const Failure& difference, const History& history) {
+  RowPast past = RowPast::Of(history.setup.spec, history.setup.config);
+  past.copies = Has(history, OpKind::kCopy);
+  past.moves = std::ranges::any_of(history.ops, Moves) ||
+               std::ranges::any_of(difference.trace, [](const Step& step) {
+                 return IsClientsRemove(step) &&
+                        step.call.find("open") == std::string::npos;
+               });
+  return past;
+}
+
 // Returns the rules that the failure breaks, as if there were drafts.
-std::string_view RulesOfFailure(const Failure& difference,
-                                const History& history) {
+RuleList RulesOfFailure(const Failure& difference, const History& history) {
   const bool ran = difference.step < history.ops.size();
-  const bool states = HasStates(history.setup.spec);
-  // Then the K row was stored or shifted wrongly.
-  if (difference.of_k_alone) return "S21, S31, S34, S35, S53";
+  const RowPast past = PastOf(difference, history);
+  if (difference.part != WrongPart::kMask) {
+    RuleList rules = RulesOfRows(difference.part, past, "S53");
+    if (difference.part != WrongPart::kRows) return rules;
+    RuleList all =
+        SplitRules(CitedRules(difference.check, OpKind::kGet, past.states));
+    for (const std::string_view rule : rules) AddRule(rule, all);
+    return all;
+  }
   if (!ran) {
     const auto* found =
         std::ranges::find(kCheckRules, difference.check, &CheckRules::check);
-    if (found == kCheckRules.end()) return "S1, S2, S3, S4";  // Init.
-    return CitedRules(difference.check, OpKind::kLayer, states);
+    // A check of an answer: Init was refused.
+    if (found == kCheckRules.end()) return SplitRules("S1, S2, S3, S4");
+    return SplitRules(
+        CitedRules(difference.check, OpKind::kLayer, past.states));
   }
   const Op& op = history.ops[difference.step];
   // An operation may make several calls: a legal client also removes.
   const OpKind kind = difference.call.value_or(op.kind);
   if (difference.Is("subject: result") && kind == OpKind::kPut &&
       DraftsIn(op)) {
-    return states ? kStateDraft : kDraft;
+    return SplitRules(past.states ? kStateDraft : kDraft);
   }
-  return CitedRules(difference.check, kind, states);
+  RuleList rules = SplitRules(CitedRules(difference.check, kind, past.states));
+  if (difference.Is("subject: K bytes") && !past.moves) {
+    std::erase_if(rules, [](std::string_view rule) {
+      return rule == "S34" || rule == "S35" || rule == "S36";
+    });
+  }
+  return rules;
 }
 
 bool HasDrafts(const History& history) {
@@ -212,29 +288,54 @@ bool HasDrafts(const History& history) {
   });
 }
 
-// Returns the rules by which tokens leave in this history.
-std::vector<std::string_view> RulesOfLeaving(const History& history) {
-  const auto has = [&](OpKind kind) {
-    return std::ranges::count(history.ops, kind, &Op::kind) > 0;
-  };
-  std::vector<std::string_view> rules;
-  if (HasWindow(history.setup.spec)) rules.push_back("S7");
-  if (has(OpKind::kCopy)) rules.insert(rules.end(), {"S26", "S27"});
-  if (has(OpKind::kDrop)) rules.insert(rules.end(), {"S29", "S30"});
-  if (has(OpKind::kCommit)) rules.push_back("D5");
-  const bool drops = has(OpKind::kCopy) || has(OpKind::kDrop);
-  if (drops && HasDrafts(history)) rules.push_back("D6");
-  return rules;
+// Whether drafts must have left: by CopyPrefix or Remove (D6).
+bool DropsDrafts(const Failure& difference, const History& history) {
+  return Has(history, OpKind::kCopy) || Has(history, OpKind::kDrop) ||
+         std::ranges::any_of(difference.trace, IsClientsRemove);
 }
 
-// Splits "S31, S32".
-std::vector<std::string_view> SplitRules(std::string_view rest) {
-  std::vector<std::string_view> rules;
-  while (!rest.empty()) {
-    rules.push_back(rest.substr(0, rest.find(',')));
-    rest.remove_prefix(std::min(rest.size(), rules.back().size() + 2));
+// Adds the rules by which tokens leave in this history.
+void AddRulesOfLeaving(const Failure& difference, const History& history,
+                       RuleList& rules) {
+  if (HasWindow(history.setup.spec)) AddRule("S7", rules);
+  if (Has(history, OpKind::kCopy)) {
+    AddRule("S26", rules);
+    AddRule("S27", rules);
   }
-  return rules;
+  if (Has(history, OpKind::kDrop)) {
+    AddRule("S29", rules);
+    AddRule("S30", rules);
+  }
+  if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
+  if (HasDrafts(history) && DropsDrafts(difference, history)) {
+    AddRule("D6", rules);
+  }
+}
+
+// Adds the rules of earlier calls whose effect the wrong answer or view shows:
+// of drafts that stayed, of a reserving pass that stored something, and of
+// copies. The shortest history has such calls only where they matter.
+void AddRulesOfEffects(const Failure& difference, const History& history,
+                       RuleList& rules) {
+  const bool room = difference.Is("subject: room");
+  const bool result = difference.Is("subject: result");
+  const bool shows = difference.Is("subject: rows") ||
+                     difference.Is("subject: output") ||
+                     difference.Is("subject: cell count");
+  if (!room && !result && !shows && !difference.Is("subject: resume")) return;
+  const bool reserves = std::ranges::count(history.ops, true, &Op::reserve) > 0;
+  if (reserves) AddRule("S18", rules);
+  if (difference.Is("subject: rows") && Has(history, OpKind::kCopy)) {
+    AddRule("S26", rules);
+  }
+  if (shows || !HasDrafts(history)) return;
+  const bool starts = difference.step < history.ops.size() &&
+                      difference.call.value_or(
+                          history.ops[difference.step].kind) == OpKind::kPut;
+  if (room) AddRule("D3", rules);
+  if (result && starts) AddRule("D4", rules);
+  if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
+  if (DropsDrafts(difference, history)) AddRule("D6", rules);
 }
 
 bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
@@ -243,17 +344,37 @@ bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
 
 }  // namespace
 
+RowPast RowPast::Of(const CacheSpec& spec, const CacheConfig& config) {
+  return {.states = HasStates(spec),
+          .rearranges = config.v_layout != VLayout::kPlain};
+}
+
+void RowPast::Add(const TraceOp& op) {
+  const bool removes =
+      op.kind == TraceOpKind::kRemove && op.result == StatusCode::kOk;
+  moves = moves || (removes && op.begin < op.end && op.end != kOpenEnd);
+  copies = copies || op.kind == TraceOpKind::kCopyPrefix;
+}
+
 std::string CitedRules(const Failure& difference, const History& history) {
-  std::vector<std::string_view> rules =
-      SplitRules(RulesOfFailure(difference, history));
+  RuleList rules = RulesOfFailure(difference, history);
   if (!HasDrafts(history)) {
     std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
   }
-  if (difference.of_left) {
-    const auto leaving = RulesOfLeaving(history);
-    rules.insert(rules.end(), leaving.begin(), leaving.end());
+  if (difference.of_left) AddRulesOfLeaving(difference, history, rules);
+  AddRulesOfEffects(difference, history, rules);
+  return Joined(rules);
+}
+
+std::string CitedRules(const TraceOp& op, const Failure& finding,
+                       const RowPast& past) {
+  const bool of_row = finding.row >= 0;
+  if (finding.part == WrongPart::kMask) {
+    return std::string(CitedRules(op.kind, of_row));
   }
-  return fmt::format("{}", fmt::join(rules, ", "));
+  RuleList rules = RulesOfRows(finding.part, past, "S52, S53");
+  if (finding.part == WrongPart::kRows) rules.insert(rules.begin(), "S16");
+  return Joined(rules);
 }
 
 std::string_view CitedRules(TraceOpKind call, bool of_row) {
@@ -320,14 +441,14 @@ std::string CitedPoolRules(std::string_view call, const PagedSpec& spec,
            });
   const bool states =
       AnyGroup(spec, [](const PagedSpec& group) { return group.states; });
-  std::vector<std::string_view> rules = SplitRules(CitedPoolRules(call));
+  RuleList rules = SplitRules(CitedPoolRules(call));
   std::erase_if(rules, [&](std::string_view rule) {
     if (rule == "P12") return !window;
     if (rule == "P13") return !states;
     if (rule == "P14") return !window && !states;
     return (rule == "P15" || rule == "P16") && spec.groups.empty();
   });
-  return fmt::format("{}", fmt::join(rules, ", "));
+  return Joined(rules);
 }
 
 }  // namespace kvtwin::props

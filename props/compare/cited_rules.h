@@ -21,13 +21,31 @@ namespace kvtwin::props {
 std::string_view CitedRules(std::string_view check, OpKind operation,
                             bool states = false);
 // Returns the rules that the failure of this history breaks. Rules of drafts
-// are left out of a history without drafts. If a row sees a token that left,
-// the rules by which tokens leave are added.
+// and of shifts are left out of a history without them. The rules by which
+// tokens leave, and those of reserving passes, are added where they can be the
+// cause. The trace of the failure, if it has one, says what a legal client
+// removed by itself.
 std::string CitedRules(const Failure& difference, const History& history);
 
 // Returns the rules for the answer of a call in a recording. With `of_row`, the
 // failure is about what one row of the mask sees, or about the rows in a cell.
 std::string_view CitedRules(TraceOpKind call, bool of_row);
+
+// What rows of a view depend on, apart from the calls of their pass.
+struct RowPast {
+  bool states = false;      // There is recurrent state.
+  bool rearranges = false;  // V is permuted or tiled.
+  bool moves = false;       // Tokens have moved to other positions.
+  bool copies = false;      // Prefixes were copied.
+
+  // Returns the past of a cache without calls.
+  static RowPast Of(const CacheSpec& spec, const CacheConfig& config);
+  // Adds a call of a recording.
+  void Add(const TraceOp& op);
+};
+// Returns the rules for the failure `finding` of a call in a recording.
+std::string CitedRules(const TraceOp& op, const Failure& finding,
+                       const RowPast& past);
 
 // Returns the rules of a call to a pool, by the call's name: "open".
 std::string_view CitedPoolRules(std::string_view call);

@@ -22,6 +22,15 @@
 
 namespace kvtwin::props {
 
+// The part of a view that is wrong.
+enum class WrongPart {
+  kMask,     // The mask, as far as the rows say.
+  kKey,      // A column has a token's V row with another K row.
+  kValue,    // A column has a token's K row with another V row.
+  kRows,     // A token is missing, and a column has rows that are no token's.
+  kEncoder,  // K or V of an encoder.
+};
+
 struct Failure {
   // Index into the operations of the history; the number of operations if the
   // set-up or the end fails. In a recording: the line.
@@ -40,8 +49,8 @@ struct Failure {
   // Where an answer is wrong: the operation that makes the answered call alone,
   // such as kDrop if a legal client removed tokens to make room for a batch.
   std::optional<OpKind> call = {};
-  bool of_k_alone = false;  // A column has a token's V row with another K row.
-  bool of_left = false;     // A row sees a token that the cache has dropped.
+  WrongPart part = WrongPart::kMask;
+  bool of_left = false;  // A row sees a token that the cache has dropped.
   // For a pool: the call whose answer is wrong, as a recording has it.
   std::optional<PagedTraceOpKind> pool_call = {};
   bool of_window = false;  // The pool has a window by its own rules.

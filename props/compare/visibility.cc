@@ -111,16 +111,28 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
   return hashes;
 }
 
+// Returns the part that is wrong in a column that is shown in place of a token,
+// or in addition to all tokens.
+WrongPart PartOf(const RowOwner& owner, bool replaces, bool left) {
+  if (owner.token == nullptr) {
+    return replaces && !left ? WrongPart::kRows : WrongPart::kMask;
+  }
+  if (!owner.key) return WrongPart::kKey;
+  return owner.value ? WrongPart::kMask : WrongPart::kValue;
+}
+
 // Names the token whose rows are in the column of `wrong`, and notes how they
-// are wrong.
+// are wrong. `replaces`: the row misses a token.
 std::string OwnerText(const RowOwner& owner, const ViewNames& names,
-                      Failure& wrong) {
-  wrong.of_k_alone = owner.token != nullptr && !owner.key;
+                      bool replaces, Failure& wrong) {
+  FormerRows former;
+  if (owner.token == nullptr && names.former) {
+    former = names.former(wrong.column);
+  }
+  wrong.of_left = former.left;
+  wrong.part = PartOf(owner, replaces, former.left);
   if (names.owner) return names.owner(wrong.column);
   if (owner.token == nullptr) {
-    const FormerRows former =
-        names.former ? names.former(wrong.column) : FormerRows();
-    wrong.of_left = former.left;
     return former.name.empty() ? "no token's rows" : former.name;
   }
   const std::string token = NameOf(*owner.token);
@@ -156,11 +168,12 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
       actual.missing.empty() ? nullptr : actual.missing[0].token;
   if (at != std::string::npos) {
     wrong.column = AsInt(at);
+    if (actual.sights[at] == 'x') expected = actual.tokens[at];
+    const RowOwner owner = owners.Of(wrong.column, {});
     wrong.text =
         fmt::format("{} sees at column {} {} {}", NameOf(row, names), at,
-                    OwnerText(owners.Of(wrong.column, {}), names, wrong),
+                    OwnerText(owner, names, expected != nullptr, wrong),
                     RowText(view, wrong.column, v_layout));
-    if (actual.sights[at] == 'x') expected = actual.tokens[at];
   }
   if (expected != nullptr) {
     wrong.text += fmt::format(
@@ -189,6 +202,12 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
   return wrong;
 }
 
+Failure WrongEncoder(std::string text) {
+  Failure failure = WrongRow(0, -1, std::move(text));
+  failure.part = WrongPart::kEncoder;
+  return failure;
+}
+
 std::optional<Failure> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
                                            int layer, const KvView& view) {
   const auto same = [](const DenseTensor& expected, const TensorView& actual) {
@@ -196,11 +215,11 @@ std::optional<Failure> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
            HashStored(expected, actual, 0) == HashRow(actual, 0);
   };
   const auto slot = slots.find(layer);
-  if (slot == slots.end()) return WrongRow(0, -1, "nothing was ever put here");
+  if (slot == slots.end()) return WrongEncoder("nothing was ever put here");
   const auto& [key, value] = slot->second;
-  if (!same(key, view.key)) return WrongRow(0, -1, "K differs");
-  if (!same(value, view.value)) return WrongRow(0, -1, "V differs");
-  if (view.mask.data != nullptr) return WrongRow(0, -1, "there is a mask");
+  if (!same(key, view.key)) return WrongEncoder("K differs");
+  if (!same(value, view.value)) return WrongEncoder("V differs");
+  if (view.mask.data != nullptr) return WrongEncoder("there is a mask");
   return std::nullopt;
 }
 

@@ -16,6 +16,8 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/index.h"
 #include "core/trace/paged_trace.h"
@@ -23,6 +25,8 @@
 #include "props/base/text_file.h"
 #include "props/laws/laws.h"
 #include "props/paged/paged_driver.h"
+#include "props/search/explain.h"
+#include "props/testing/faulty_twins.h"
 
 namespace kvtwin::props {
 namespace {
@@ -166,17 +170,122 @@ TEST(CitedRules, DependOnTheOperationThatAnsweredWrong) {
       "S29, S30, S31, S32, S33, S45");
   EXPECT_EQ(CitedRules({.step = 0, .check = "subject: result"}, history),
             "S5, S6, S7, S8, S9, S10, S11, S12, S13, S43, S49");
-  // The V row names the token, and its K row was not shifted.
-  EXPECT_EQ(
-      CitedRules({.step = 0, .check = "subject: rows", .of_k_alone = true},
-                 history),
-      "S21, S31, S34, S35, S53");
   EXPECT_EQ(CitedRules({.step = 0, .check = "subject: rows"}, history),
             "S2, S16, S17, S53");
   // A leak that shows after the last call breaks no rule.
   EXPECT_EQ(
       CitedRules({.step = 2, .check = "backend: memory", .text = ""}, history),
       "");
+}
+
+// Returns what the report of the history on a twin with the fault cites.
+std::string CitedOfFault(const std::string& line, const Subject& subject) {
+  const History history = *ParseHistory("kvt1 " + line);
+  const auto failure = RunHistory(history, subject).failure;
+  if (!failure) return "no failure";
+  EXPECT_EQ(failure->check, "subject: rows") << failure->text;
+  return Explain(history, *failure, subject).rules;
+}
+std::string CitedOfView(const std::string& line, const View& change) {
+  return CitedOfFault(line, Tampered(Shows(change), Level::kVisibility));
+}
+
+TEST(CitedRules, AreThoseOfStorageForAWrongRow) {
+  const View key = First(kKey);
+  const View value = First(kValue);
+  const View both = [&](OwnedView& view) {
+    key(view);
+    value(view);
+  };
+  EXPECT_EQ(CitedOfView("| put 0*2", key), "S21, S22, S53");
+  EXPECT_EQ(CitedOfView("| put 0*2", value), "S21, S22, S53");
+  EXPECT_EQ(CitedOfView("| put 0*2", both), "S2, S16, S17, S53, S21, S22");
+  EXPECT_EQ(CitedOfView("permuted=1 | put 0*2", key), "S21, S22, S53");
+  EXPECT_EQ(CitedOfView("permuted=1 | put 0*2", value), "S21, S22, S23, S53");
+  EXPECT_EQ(CitedOfView("| put 0*2 | copy 0>1:2 | put 1*1", key),
+            "S21, S22, S26, S53");
+  EXPECT_EQ(CitedOfView("kind=encoder seqs=1 | put 0*1 image=0", key),
+            "S22, S37, S53");
+  EXPECT_EQ(CitedOfView("kind=recurrent | put 0*1 | put 0*1", key),
+            "S21, S22, S53, R1, R7");
+  // The row that the batch misses is not in the view, and no row is wrong.
+  const View none = [](OwnedView& view) {
+    for (std::byte& byte : view.mask.bytes) byte = view.mask.bytes[8];
+  };
+  EXPECT_EQ(CitedOfView("| put 0*2", none), "S2, S16, S17, S53");
+  EXPECT_EQ(CitedOfView("| put 0*2 | copy 0>1:2 | put 1*1", none),
+            "S2, S16, S17, S53, S26");
+}
+
+TEST(CitedRules, AreThoseOfShiftsWhereTokensMove) {
+  const std::string put = "shift=add | put 0*3 | ";
+  const std::string moved = "S21, S22, S31, S34, S35, S53";
+  EXPECT_EQ(CitedOfView(put + "drop 0:0-1 | put 0*1", First(kKey)), moved);
+  EXPECT_EQ(CitedOfView(put + "drop 0:0-1 | put 0*1", First(kValue)),
+            "S21, S22, S53");
+  EXPECT_EQ(CitedOfView(put + "drop 0:1- | put 0*1", First(kKey)),
+            "S21, S22, S53");
+  EXPECT_EQ(CitedOfView(put + "drop 0:1-1 | put 0*1", First(kKey)),
+            "S21, S22, S53");
+  // A legal client moves tokens without an operation that says so.
+  Subject faulty = Tampered({}, Level::kVisibility);
+  faulty.make = [](CacheSpec spec) {  // It does not shift K rows.
+    spec.shift.kind = ShiftKind::kIdentity;
+    return MakeCache(spec, "reference");
+  };
+  EXPECT_EQ(
+      CitedOfFault("shift=add cells=4 legal=1 | put 0*4 | put 0*2", faulty),
+      moved);
+  const auto cited = [](const std::string& line) {
+    return CitedRules({.step = 0, .check = "subject: K bytes"},
+                      *ParseHistory("kvt1 " + line));
+  };
+  EXPECT_EQ(cited("| put 0*2"), "S20, S21, S22, S51");
+  EXPECT_EQ(cited("| put 0*2 | move 0:0-1@+1 | get"),
+            "S20, S21, S22, S34, S35, S36, S51");
+}
+
+// The answers show what an earlier call did, or did not do.
+TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
+  const auto cited = [](const std::string& check, const std::string& line,
+                        std::vector<Step> trace = {}) {
+    const History history = *ParseHistory("kvt1 " + line);
+    return CitedRules({.step = history.ops.size() - 1,
+                       .check = "subject: " + check,
+                       .trace = std::move(trace)},
+                      history);
+  };
+  const std::string start = "S5, S6, S7, S8, S9, S10, S11, S12, S13, S43, S49";
+  const std::string drafts = "| put 0*1:-1 ";
+  EXPECT_EQ(cited("result", drafts + "| put 0*1"), start + ", D4");
+  EXPECT_EQ(cited("result", drafts + "| drop 0:0- | put 0*1"),
+            start + ", D4, D6");
+  EXPECT_EQ(cited("result", drafts + "| copy 1>0:1 | put 0*1"),
+            start + ", D4, D6");
+  EXPECT_EQ(cited("result", drafts + "| commit 0:0 | put 0*1"),
+            start + ", D4, D5");
+  EXPECT_EQ(cited("result", drafts + "| drop 0:0- | put 0*1:-1"),
+            "S5, S6, S7, S8, S9, S10, S11, S12, S13, S43, D1, D3, D4, D8, D6");
+  Step by_client;
+  by_client.call = "Remove(0, 0, open)";
+  by_client.by_client = true;
+  EXPECT_EQ(cited("result", "legal=1 " + drafts + "| put 0*1", {by_client}),
+            start + ", D4, D6");
+  EXPECT_EQ(cited("result", "| put 0*1 | drop 0:0- | put 0*1"), start);
+  EXPECT_EQ(cited("result", drafts + "| drop 0:0- | ask 0@1"), "S28, S44, D6");
+  EXPECT_EQ(cited("room", drafts + "| drop 0:0- | put 0*1"), "S4, S12, D3, D6");
+  EXPECT_EQ(cited("rows", drafts + "| drop 0:0- | put 0*1"),
+            "S2, S16, S17, S53, D2");
+  // A reserving pass stores nothing, so that nothing stays.
+  const std::string reserves = "kind=swa window=0 | put 0*1 reserve ";
+  EXPECT_EQ(cited("result", reserves + "| drop 0:0-0"),
+            "S29, S30, S31, S32, S33, S45, S18");
+  EXPECT_EQ(cited("result", "| put 0*1 | drop 0:0-0"),
+            "S29, S30, S31, S32, S33, S45");
+  EXPECT_EQ(cited("room", reserves + "| put 0*1"), "S4, S12, S18");
+  EXPECT_EQ(cited("rows", reserves + "| put 0*1"), "S2, S16, S17, S53, S18");
+  EXPECT_EQ(cited("resume", reserves + "| ask 0@1"), "S7, S28, S44, S18");
+  EXPECT_EQ(cited("misuse", reserves + "| misuse 0"), "S47");
 }
 
 // Neither a write past the end of a buffer nor an exception of Python breaks a

@@ -326,6 +326,65 @@ TEST(FaultyRecordings, RulesOfARowAreCitedForWhatItMisses) {
             CitedRules(TraceOpKind::kGet, /*of_row=*/false));
 }
 
+// Returns the rules that the recording with this last line cites.
+std::string CitedOf(Recording lines, const std::string& from,
+                    const std::string& to) {
+  lines.back() = Replaced(lines.back(), from, to);
+  const Judgement judgement = JudgeText(Lines(lines));
+  return judgement.failure ? judgement.failure->rules : judgement.reason();
+}
+
+TEST(FaultyRecordings, RulesOfStorageAreCitedForAWrongRow) {
+  const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":1})";
+  const std::string key = "[100,1000,200,1001]";
+  for (const bool other : {false, true}) {
+    SCOPED_TRACE(other);
+    const std::string header = other ? OtherHeader(kHeader) : kHeader;
+    const Recording lines = {header, kStart, kPut, kGet};
+    EXPECT_EQ(CitedOf(lines, key, "[100,1000,200,1002]"), "S21, S22, S52, S53");
+    EXPECT_EQ(CitedOf(lines, "[100,200]", "[100,201]"), "S21, S22, S52, S53");
+    EXPECT_EQ(CitedOf(lines, key + R"(},"value":{"shape":[1,1,2],"data":[100,)",
+                      R"([101,1000,200,1001]},)"
+                      R"("value":{"shape":[1,1,2],"data":[101,)"),
+              "S16, S21, S22, S52, S53");
+    // The rows of another token are whole: the view or the mask is wrong.
+    EXPECT_EQ(CitedOf(lines, key + R"(},"value":{"shape":[1,1,2],"data":[100,)",
+                      R"([200,1001,200,1001]},)"
+                      R"("value":{"shape":[1,1,2],"data":[200,)"),
+              CitedRules(TraceOpKind::kGet, /*of_row=*/true));
+    const Recording moved = {
+        header,
+        kStart,
+        kPut,
+        kRemove,
+        R"({"op":"start_forward","positions":[1],"sequences":[0],)"
+        R"("result":"ok"})",
+        R"({"op":"get","layer":0,)"
+        R"("key":{"shape":[2,1,2],"data":[100,1000,200,1000]},)"
+        R"("value":{"shape":[1,1,2],"data":[100,200]},)"
+        R"("mask":{"shape":[2,1],"rows":["11"]}})"};
+    EXPECT_EQ(CitedOf(moved, "200,1000]", "200,1001]"),
+              "S21, S22, S31, S34, S35, S52, S53");
+    EXPECT_EQ(CitedOf(moved, "[100,200]", "[100,201]"), "S21, S22, S52, S53");
+  }
+  const std::string encoder = Replaced(
+      kHeader, R"("type":"causal","shift":"tag_add")", R"("type":"encoder")");
+  const std::string image =
+      Replaced(kStart, R"("result")", R"("multimodal":[0],"result")");
+  const std::string get =
+      Replaced(Replaced(kGet, R"("first_cell":0,)", ""),
+               R"({"shape":[2,2],"rows":["10","11"]})", "null");
+  for (const std::string& header : {encoder, OtherHeader(encoder)}) {
+    const Recording lines = {header, Replaced(image, R"(,"cells":[0,1])", ""),
+                             kPut, get};
+    EXPECT_EQ(CitedOf(lines, key, "[101,1000,200,1001]"), "S22, S37, S52, S53");
+    EXPECT_EQ(CitedOf(lines, "[100,200]", "[101,200]"), "S22, S37, S52, S53");
+  }
+  EXPECT_EQ(
+      CitedOf({kHeader, kStart, kPut, copy, kGet}, key, "[100,1000,200,1002]"),
+      "S21, S22, S26, S52, S53");
+}
+
 // At visibility, rows are judged until a call changes what the mask shows.
 TEST(FaultyRecordings, RowsAreComparedUntilACallChangesThem) {
   const std::string header = OtherHeader(kHeader);

@@ -112,11 +112,12 @@ std::string_view NoteOn(const TraceHeader& header) {
 std::string_view NoteOn(const PagedTraceHeader&) { return ""; }
 
 // Names the rules that a wrong line breaks.
-void CiteRules(const TraceOp& op, const TraceHeader&, Failure& failure) {
-  failure.rules = CitedRules(op.kind, /*of_row=*/failure.row >= 0);
+void CiteRules(const TraceOp& op, const TraceHeader&, const Oracle& oracle,
+               Failure& failure) {
+  failure.rules = CitedRules(op, failure, oracle.past());
 }
 void CiteRules(const PagedTraceOp& op, const PagedTraceHeader& header,
-               Failure& failure) {
+               const PagedOracle&, Failure& failure) {
   failure.pool_call = op.kind;
   failure.of_window = header.rules.window.has_value();
   failure.rules =
@@ -150,7 +151,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
       judgement.failure = failure;
       judgement.failure->step = AsSize(op.line);
       judgement.failure->check = name;
-      CiteRules(op, header, *judgement.failure);
+      CiteRules(op, header, oracle, *judgement.failure);
       judgement.failure->text += NoteOn(header);
     }
     if (step.visibility) judgement.level = Level::kNone;

@@ -112,6 +112,7 @@ Status Oracle::StartLedger() {
 Status Oracle::Start(const TraceHeader& header,
                      const std::vector<std::string>& twins) {
   header_ = header;
+  past_ = RowPast::Of(header.spec, header.config);
   fresh_.assign(std::max<std::size_t>(1, header.spec.caches.size()), false);
   for (const std::string& name : twins) {
     auto cache = MakeCache(header.spec, name);
@@ -352,6 +353,7 @@ OracleStep Oracle::Step(const TraceOp& op) {
   if (step.bad_input.empty()) step.bad_input = FindExcess(op);
   if (!step.bad_input.empty()) return step;
   Remember(op);
+  past_.Add(op);
   if (!twins_hold_) twins_.clear();
   step.identity = CompareTwins(op);
   twins_hold_ = !step.identity;
@@ -514,7 +516,11 @@ std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
       .owner =
           [&](std::int64_t column) {
             return PutText(FindPut(op.layer, view, column), active_);
-          }};
+          },
+      .former = [&](std::int64_t column) -> FormerRows {
+        const PutMatch match = FindPut(op.layer, view, column);
+        return {.name = "", .left = match.key && match.value};
+      }};
   std::optional<Failure> failure =
       FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout, names);
   if (failure) failure->text += PromiseText(op, *failure);

@@ -21,6 +21,7 @@
 #include "core/index.h"
 #include "core/trace/trace.h"
 #include "kvtwin/cache.h"
+#include "props/compare/cited_rules.h"
 #include "props/oracle/put_log.h"
 #include "props/oracle/wrong_answer.h"
 #include "reference/dialects.h"
@@ -68,6 +69,8 @@ class Oracle {
   std::string RowLabel(int row) const;
   // The index of a wrapper's active cache.
   int active() const { return AsInt(active_); }
+  // The calls so far, for the rules that a failure cites.
+  const RowPast& past() const { return past_; }
   // The batch of the current pass.
   const std::vector<std::int32_t>& positions() const { return positions_; }
   const std::vector<int>& sequences() const { return sequences_; }
@@ -135,6 +138,7 @@ class Oracle {
   PutMatch FindPut(int layer, const KvView& view, std::int64_t column) const;
 
   TraceHeader header_;
+  RowPast past_;
   std::unique_ptr<Cache> gate_;  // Finds misuse, and answers as recorded.
   StatusCode recorded_ = StatusCode::kOk;
   std::vector<Twin> twins_;

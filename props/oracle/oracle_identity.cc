@@ -140,13 +140,13 @@ std::optional<Failure> Oracle::CompareView(const TraceOp& op,
   if (!failure && masked) failure = CompareRows(op, expected, twin);
   if (failure || masked) return failure;
   if (op.key.bytes != CopyOf(expected.key, op.key.dtype).bytes) {
-    return WrongAnswer("key is not what was put last");
+    failure = WrongAnswer("key is not what was put last");
+  } else if (op.value &&
+             op.value->bytes != CopyOf(expected.value, op.value->dtype).bytes) {
+    failure = WrongAnswer("value is not what was put last");
   }
-  if (op.value &&
-      op.value->bytes != CopyOf(expected.value, op.value->dtype).bytes) {
-    return WrongAnswer("value is not what was put last");
-  }
-  return std::nullopt;
+  if (failure) failure->part = WrongPart::kEncoder;
+  return failure;
 }
 
 std::optional<Failure> Oracle::CompareMask(const DenseTensor& mask,
@@ -192,6 +192,7 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
   }
   const std::vector<int> first_rows = FirstRows(actual.mask);
   int wrong = -1;  // A wrong row that a mask row sees says the most.
+  WrongPart part = WrongPart::kMask;
   for (int column = 0; column < actual.mask.shape[0]; ++column) {
     const bool seen = At(first_rows, column) >= 0;
     if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
@@ -200,15 +201,20 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
       return RowBytes(recorded, column, layout) ==
              CopyOf(RowOf(stored, layout, column), recorded.dtype).bytes;
     };
-    if (same(actual.key, expected.key, VLayout::kPlain) &&
-        (!op.value || same(actual.value, expected.value, v_layout))) {
-      continue;
-    }
+    const bool key = same(actual.key, expected.key, VLayout::kPlain);
+    const bool value =
+        !op.value || same(actual.value, expected.value, v_layout);
+    if (key && value) continue;
     wrong = column;
+    part = key ? WrongPart::kValue : value ? WrongPart::kKey : WrongPart::kRows;
     if (seen) break;
   }
   if (wrong < 0) return std::nullopt;
   const int row = At(first_rows, wrong);
+  if (part != WrongPart::kKey) {  // The column may have another token's rows.
+    const PutMatch match = FindPut(op.layer, actual, wrong);
+    if (match.key && match.value) part = WrongPart::kMask;
+  }
   return Failure{
       .text = fmt::format(
           "{}; expected the row of {}; found {}, expected {}",
@@ -216,7 +222,8 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
           ExpectedText(op.layer, expected, row, wrong, cells),
           RowText(actual, wrong, v_layout), RowText(expected, wrong, v_layout)),
       .row = row,
-      .column = wrong};
+      .column = wrong,
+      .part = part};
 }
 
 // Returns "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ...".

@@ -496,7 +496,7 @@ std::optional<Failure> ExplainCache(const std::string& path,
     const TraceHeader& header = oracle.header();
     failure.setup = CacheText(header) + "; " + SizesText(header);
     failure.text = finding.text;
-    failure.rules = CitedRules(op.kind, /*of_row=*/finding.row >= 0);
+    failure.rules = CitedRules(op, finding, oracle.past());
     failure.report = HeaderText(path, header) + CellsText(oracle) +
                      shower.StepText(oracle, op, &finding);
     return false;

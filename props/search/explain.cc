@@ -177,11 +177,11 @@ Failure Explain(const History& history, const Failure& failure,
   const Subject again = WithShortTimeout(subject, failure);
   Failure explained = Begun(history, failure, subject);
   explained.setup = SetupText(history.setup) + HeadsText(history, subject);
-  explained.rules = CitedRules(failure, history);
   explained.bucket = bucket                ? *bucket
                      : IsUnshrunk(failure) ? SignatureOf(subject.name, failure)
                                            : BucketOf(history, again);
   AddTrace(history, again, drawn, explained);
+  explained.rules = CitedRules(explained, history);
   CiteRefusedBatch(explained);
   explained.report = FailureText(explained);
   KeepLast(explained);
@@ -282,7 +282,7 @@ std::string BucketOf(const History& shrunk, const Subject& subject) {
       SignatureOf(on_all ? subject.name : subject.name + "-" + active, *again);
   AppendHistory(shrunk, bucket);
   if (RemovesByItself(shrunk, trace)) {
-    bucket += again->of_k_alone ? "+shift" : "+remove";
+    bucket += again->part == WrongPart::kKey ? "+shift" : "+remove";
   }
   return bucket;
 }
