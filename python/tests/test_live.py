@@ -24,6 +24,42 @@ def test_a_correct_class():
     assert "right (visibility)" in str(result)
 
 
+class Strict(toys.Right):
+    """Refuses misuse, and has the methods of docs/python.md for a causal cache."""
+
+    kvtwin = dataclasses.replace(
+        toys.Right.kvtwin, kinds={"causal"}, can=toys.Right.kvtwin.can | {"refuse_misuse"}
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kvt1 cells=2 legal=1 | put 0*2 image=1",
+        "kvt1 cells=2 | put 0*1 | misuse 6 | put 0*1",  # An index beyond the batch.
+        "kvt1 cells=2 | put 0*1 | misuse 7 | put 0*1",  # A negative index.
+    ],
+)
+def test_a_class_without_encoders_gets_no_images(line):
+    result = kvtwin.run(Strict, line)
+    assert result, str(result)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "wrapper"])
+def test_a_class_with_encoders_gets_images_and_refuses_wrong_ones(kind):
+    seen = []
+
+    class Notes(toys.Ours):
+        def start_forward(self, positions, sequences, multimodal=(), **more):
+            seen.append(list(multimodal))
+            super().start_forward(positions, sequences, multimodal=multimodal, **more)
+
+    spec = "kind=wrapper caches=encoder/causal" if kind == "wrapper" else "kind=encoder"
+    result = kvtwin.run(Notes, f"kvt1 {spec} seqs=1 cap=2 | put 0*2 image=1 | misuse 6")
+    assert result, str(result)
+    assert [1] in seen and seen.count([1]) >= 2  # The image, and the wrong index.
+
+
 class Transposed(toys.Right):
     """Its masks are arrays in Fortran's order."""
 

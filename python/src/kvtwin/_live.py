@@ -156,7 +156,7 @@ class Backend:
     def init(self, fields: dict[str, Any]) -> Instance:
         caches = tuple(_setup(one) for one in fields.pop("caches"))
         setup = _setup({**fields, "caches": caches})
-        return Instance(self.cls, setup, self.refuses_misuse)
+        return Instance(self.cls, setup)
 
 
 def _setup(fields: dict[str, Any]) -> Setup:
@@ -171,11 +171,11 @@ Shown = tuple[Array, Array, Array | None, int, tuple[int, int]]
 class Instance:
     """One cache of the user's class."""
 
-    def __init__(self, cls: type, setup: Setup, refuses_misuse: bool) -> None:
+    def __init__(self, cls: type, setup: Setup) -> None:
         self.setup = setup
         # Images mean nothing to the other kinds.
         kinds = {setup.kind, *(part.kind for part in setup.caches)}
-        self.takes_images = refuses_misuse or "encoder" in kinds
+        self.takes_images = "encoder" in kinds
         self.cache: Any = cls(setup)
         self.shown: Shown | None = None
 
@@ -193,8 +193,13 @@ class Instance:
         reserve: bool,
     ) -> None:
         more: dict[str, Any] = {}
-        if multimodal and self.takes_images:
-            more["multimodal"] = multimodal
+        if self.takes_images:
+            if multimodal:
+                more["multimodal"] = multimodal
+        else:  # The class does not see the indices, and cannot refuse them (S47).
+            for index in multimodal:
+                if not 0 <= index < len(positions):
+                    raise ValueError(f"multimodal has {index}, which is no batch index")
         if parents:
             more["parents"] = parents
         if reserve:
