@@ -89,7 +89,7 @@ Answer RestoreDamaged(Cache& cache,
 bool IsEncoder(const Context& at) { return at.encoder; }
 
 // Whether a cache has the call that a misuse makes.
-using Has = bool (*)(const Abilities&);
+using Allows = bool (*)(const Abilities&);
 
 bool HasRemove(const Abilities& can) {
   return can.Can(KVTWIN_CAN_REMOVE_TAIL | KVTWIN_CAN_REMOVE_MIDDLE);
@@ -106,7 +106,7 @@ struct Entry {
   using Damage = void (*)(CacheState&);
   using Legal = bool (*)(const Context&);
 
-  Entry(std::string_view name, Call call, Has has = nullptr)
+  Entry(std::string_view name, Call call, Allows has = nullptr)
       : name(name), call(call), has(has) {}
   Entry(std::string_view name, Damage damage) : name(name), damage(damage) {}
   // Where `legal` says that the rows are not wrong, it tries an empty batch.
@@ -123,7 +123,7 @@ struct Entry {
 
   std::string_view name;
   Call call = nullptr;
-  Has has = nullptr;  // Null: every cache has the call.
+  Allows has = nullptr;  // Null: every cache has the call.
   Damage damage = nullptr;
   Wrong rows = {};
   Legal legal = nullptr;
@@ -400,7 +400,7 @@ const Entry& EntryOf(int which) {
 std::string_view MisuseName(int which) { return EntryOf(which).name; }
 
 bool HasMisuse(const Abilities& can, int which) {
-  const Has has = EntryOf(which).has;
+  const Allows has = EntryOf(which).has;
   return (has == nullptr || has(can)) &&
          (which < kDraftMisuse || can.CanDraft());
 }
