@@ -255,7 +255,8 @@ class CacheLedger final : public StateLedger {
     }
     const bool none = rules_.middle == Rules::Middle::kRefused;
     const bool never = rules_.middle == Rules::Middle::kShifts && !CanShift();
-    if (begin == end && (none || never) && heard_.Is(kOk)) return {};
+    const bool empty = begin == end && end != kOpenEnd;
+    if (empty && (none || never) && heard_.Is(kOk)) return {};
     // A range with no tokens after it may count as the sequence's end if no
     // token can move.
     const bool ends = (none || never) && heard_.Is(kOk) && !parts.after.must;

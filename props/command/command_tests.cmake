@@ -560,7 +560,11 @@ if(TARGET kvtwin_shared)
     kvtwin_command_test(backend_few_${level} EXIT 0 BACKEND few_backend
       PRINTS "^${level} +holds" ARGS fuzz --ops 30000 --level ${level})
   endforeach()
-  # Nor does it misuse calls that the backend lacks.
+  # The last position is before the open end, by the rules of every profile.
+  kvtwin_command_test(backend_open_end EXIT 0 BACKEND twin_backend
+    PRINTS "no difference" ARGS run "kvt1 cells=6 | put 0*6@+2147483642 | drop 0:^1- | put 0*1"
+    --profile ollama-0.15 --level visibility)
+  # kvtwin does not misuse calls that the backend lacks.
   kvtwin_command_test(backend_few_calls EXIT 0 BACKEND few_backend
     ENV KVTWIN_FEW=calls PRINTS "^identity +holds"
     ARGS fuzz --ops 30000 --level identity)
