@@ -603,6 +603,7 @@ RunResult Host::Ask(const History& history, Level level,
       step.code = EnumAt(*said, "code", StatusCode::kDeviceError);
       step.begins_pass = said->value("begins_pass", false);
       step.by_client = said->value("by_client", false);
+      step.is_closed = said->value("is_closed", false);
       continue;
     }
     if (said->contains("error")) {

@@ -224,11 +224,6 @@ bool Has(const History& history, OpKind kind) {
   return std::ranges::count(history.ops, kind, &Op::kind) > 0;
 }
 
-// Whether a step is a Remove that a legal client made by itself.
-bool IsClientsRemove(const Step& step) {
-  return step.by_client && step.call.starts_with("Remove(");
-}
-
 // Whether an operation may move tokens to other positions.
 bool Moves(const Op& op) {
   if (op.kind == OpKind::kShift) return true;
@@ -239,10 +234,7 @@ RowPast PastOf(const Failure& difference, const History& history) {
   RowPast past = RowPast::Of(history.setup.spec, history.setup.config);
   past.copies = Has(history, OpKind::kCopy);
   past.moves = std::ranges::any_of(history.ops, Moves) ||
-               std::ranges::any_of(difference.trace, [](const Step& step) {
-                 return IsClientsRemove(step) &&
-                        step.call.find("open") == std::string::npos;
-               });
+               std::ranges::any_of(difference.trace, &Step::is_closed);
   return past;
 }
 
@@ -291,7 +283,7 @@ bool HasDrafts(const History& history) {
 // Whether drafts must have left: by CopyPrefix or Remove (D6).
 bool DropsDrafts(const Failure& difference, const History& history) {
   return Has(history, OpKind::kCopy) || Has(history, OpKind::kDrop) ||
-         std::ranges::any_of(difference.trace, IsClientsRemove);
+         std::ranges::any_of(difference.trace, &Step::by_client);
 }
 
 // Adds the rules by which tokens leave in this history.

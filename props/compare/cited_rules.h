@@ -31,7 +31,7 @@ std::string CitedRules(const Failure& difference, const History& history);
 // failure is about what one row of the mask sees, or about the rows in a cell.
 std::string_view CitedRules(TraceOpKind call, bool of_row);
 
-// What rows of a view depend on, apart from the calls of their pass.
+// The states, layout and earlier calls on which the rows of a view depend.
 struct RowPast {
   bool states = false;      // There is recurrent state.
   bool rearranges = false;  // V is permuted or tiled.

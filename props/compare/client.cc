@@ -67,9 +67,14 @@ StatusCode Client::Remove(int seq, std::int32_t begin, std::int32_t end) {
 }
 
 StatusCode Client::RemoveOwn(int seq, std::int32_t begin, std::int32_t end) {
-  if (trace_ != nullptr) trace_->by_client = true;
+  const auto mark = [&](bool own) {
+    if (trace_ == nullptr) return;
+    trace_->by_client = own;
+    trace_->is_closed = own && end != kOpenEnd;
+  };
+  mark(true);
   const StatusCode code = Remove(seq, begin, end);
-  if (trace_ != nullptr) trace_->by_client = false;
+  mark(false);
   return code;
 }
 

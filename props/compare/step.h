@@ -90,6 +90,7 @@ struct Step {
 
   bool begins_pass = false;
   bool by_client = false;  // A legal client's own call: no operation says it.
+  bool is_closed = false;  // Such a call removes a range that is not open.
 
   // The drawing, as far as the frame goes.
   bool drawn = false;

@@ -114,7 +114,8 @@ Json RunCache(const Json& asked, Subject subject, HostState* state,
     Answer({{"step", CallLineOf(step)},
             {"code", step.code},
             {"begins_pass", step.begins_pass},
-            {"by_client", step.by_client}});
+            {"by_client", step.by_client},
+            {"is_closed", step.is_closed}});
   };
   memory.Forget();
   const std::size_t before = memory.Live();
