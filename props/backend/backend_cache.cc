@@ -135,12 +135,7 @@ class BackendCache final : public Cache,
       if (table_.get == nullptr) return Invalid("layer {}", layer);
       kvtwin_view view = {};
       view.size = sizeof(view);
-      const Status status =
-          Call("get", [&] { return table_.get(cache_, layer, &view); });
-      // Without a pass, `get` says this first (S47).
-      const bool early = status.code() == StatusCode::kFailedPrecondition;
-      if (early) return Invalid("layer {}", layer);
-      return status;
+      return Call("get", [&] { return table_.get(cache_, layer, &view); });
     }
     layer_ = layer;
     return {};

@@ -207,7 +207,7 @@ void Inference::Choose() {
 }
 
 // Runs random histories by the chosen rules. A history that fails excludes
-// these rules; if it leaves others, all is run again by those.
+// these rules; if it leaves others, random histories run again by the nearest.
 void Inference::TryRandomHistories() {
   Subject subject;
   subject.name = "backend";

@@ -82,7 +82,8 @@ struct InferredProfile {
     bool answered = false;  // It was judged by its answers.
   };
   std::vector<Unexplained> unexplained;
-  int asked = 0;  // Histories that the backend ran, without the random ones.
+  // Histories that the backend ran, without the random histories that hold.
+  int asked = 0;
   // Operations of random histories by these rules.
   std::int64_t operations = 0;
 };

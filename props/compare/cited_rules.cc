@@ -156,11 +156,6 @@ constexpr auto kStateCheckRules = std::to_array<CheckRules>({
     {"reference: a legal client is refused", "R2"},
 });
 
-bool HasStates(const CacheSpec& spec) {
-  return spec.kind == Kind::kRecurrent ||
-         std::ranges::any_of(spec.caches, HasStates);
-}
-
 }  // namespace
 
 std::string_view CitedRules(std::string_view check, OpKind operation,

@@ -565,8 +565,9 @@ void Client::DoPlain(const Op& op) {
       return driver_.GetAll();
     case OpKind::kMisuse:
       if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
-      return HasMisuse(abilities_, op.misuse) ? driver_.Misuse(op.misuse)
-                                              : void();
+      return HasMisuse(abilities_, setup_.spec, op.misuse)
+                 ? driver_.Misuse(op.misuse)
+                 : void();
     case OpKind::kPoison:
       return driver_.Poison();
     case OpKind::kReload:

@@ -159,7 +159,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   batch_ = std::move(tokens);
   const Batch batch = batch_.batch();
   const std::string call = StartForwardText(batch_, reserve);
-  active_ = copied_ = false;
+  active_ = copied_ = prompted_ = false;
   fresh_.reset();
   Begin(call, /*begins_pass=*/true);
   const Status actual = tested_->StartForward(batch, reserve);
@@ -490,7 +490,7 @@ void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
   Check(right.ok(), "subject: prefix", [&] {
     return fmt::format("{} is {}, but {}", call, *length, right.message());
   });
-  active_ = false;  // The call ends the pass (F1).
+  prompted_ = true;
   fresh_.reset();
   DrawCellsNow();
 }
@@ -512,6 +512,7 @@ void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,
 }
 
 void ModelDriver::Misuse(int which) {
+  if (prompted_) return;
   const MisuseContext context{
       .setup = setup_,
       .pass_tokens = active_ ? Size(batch_.positions) : 0,

@@ -131,6 +131,8 @@ class ModelDriver final : public Driver {
   std::unique_ptr<Cache> tested_;
   Tokens batch_;
   bool active_ = false;
+  // A prompt came after the last batch: a backend may still have the pass.
+  bool prompted_ = false;
   bool over_ = false;
   bool reserving_ = false;
   std::bitset<kCachesMost> fresh_;  // By cache: the ledger can judge the mask.

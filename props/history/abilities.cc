@@ -110,4 +110,16 @@ bool Abilities::Fits(const Setup& setup) const {
   return ToText(fitted) == ToText(setup);
 }
 
+bool Abilities::CanDraft(const CacheSpec& spec) const {
+  return CanDraft(spec.kind) &&
+         std::ranges::all_of(spec.caches, [&](const CacheSpec& part) {
+           return CanDraft(part);
+         });
+}
+
+bool HasStates(const CacheSpec& spec) {
+  return spec.kind == Kind::kRecurrent ||
+         std::ranges::any_of(spec.caches, HasStates);
+}
+
 }  // namespace kvtwin::props

@@ -64,6 +64,8 @@ struct Abilities {
     return CanDraft() && kind != Kind::kEncoder &&
            (!states || Can(KVTWIN_CAN_DRAFT_STATES));
   }
+  // The same for a cache with all caches in it.
+  bool CanDraft(const CacheSpec& spec) const;
   bool Cannot(std::uint32_t bit) const { return (cannot & bit) != 0; }
   std::int32_t LastPosition() const {
     return max_position > 0 ? max_position : KVTWIN_OPEN_END;
@@ -84,6 +86,9 @@ struct Abilities {
   // Whether Fit would change nothing.
   bool Fits(const Setup& setup) const;
 };
+
+// Whether the cache, or a cache in it, is recurrent.
+bool HasStates(const CacheSpec& spec);
 
 }  // namespace kvtwin::props
 

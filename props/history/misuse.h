@@ -34,8 +34,9 @@ int MisuseCount();
 inline constexpr int kDraftMisuse = 1000;
 int DraftMisuseCount();
 std::string_view MisuseName(int which);
-// Whether a cache with these abilities has the call that the misuse makes.
-bool HasMisuse(const Abilities& can, int which);
+// Whether a cache of `spec` with these abilities has the call that the misuse
+// makes; for a misuse of drafts, whether the cache can have drafts.
+bool HasMisuse(const Abilities& can, const CacheSpec& spec, int which);
 
 // Misuses a cache after Init in way `which` (modulo the count). Returns an
 // error if the answer, or the state after it, is wrong.

@@ -16,11 +16,14 @@ namespace {
 
 constexpr int kOpsOfLaw = 20;
 
-// Returns the abilities for the histories of a law. Most laws are about the
-// tokens that a mask shows; the mask of a recurrent cache shows its state (R6).
+constexpr std::uint32_t kAttention = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA |
+                                     KVTWIN_HAS_SWA_MEM | KVTWIN_HAS_CHUNKED |
+                                     KVTWIN_HAS_ENCODER;
+
+// Returns the abilities for the histories of a law.
 Abilities AbilitiesOf(const Law& law, Abilities can) {
-  if ((law.needs & kNeedsStates) == 0) {
-    can.kinds &= ~std::uint32_t{KVTWIN_HAS_RECURRENT | KVTWIN_HAS_HYBRID};
+  if ((law.needs & kNeedsTokens) != 0) {
+    can.kinds &= kAttention | KVTWIN_HAS_WRAPPER;
   }
   return can;
 }
@@ -79,6 +82,7 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
       {kNeedsAnySequence, can.Can(KVTWIN_CAN_ANY_SEQUENCE),
        "does not say KVTWIN_CAN_ANY_SEQUENCE"},
       {kNeedsStates, can.HasKind(Kind::kRecurrent), "has no recurrent caches"},
+      {kNeedsTokens, (can.kinds & kAttention) != 0, "has no attention caches"},
       {kNeedsHybrids, can.HasKind(Kind::kHybrid), "has no hybrid caches"},
       {kNeedsDrafts, can.CanDraft(), "does not say KVTWIN_CAN_DRAFT"},
       {kNeedsTrees, can.Can(KVTWIN_CAN_DRAFT_TREES),
@@ -86,9 +90,6 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
       {kNeedsCells | kNeedsLook | kNeedsSnapshot, cells,
        "is not held to identity, and the law asks for cells or states"},
       {kNeedsOurs, false, "may not be called after close"}};
-  if (AbilitiesOf(law, can).kinds == 0) {
-    return "the backend has recurrent caches only";
-  }
   std::string all;
   for (const auto& [need, has, why] : kNeeds) {
     if ((law.needs & need) == 0 || has) continue;
@@ -99,9 +100,9 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
 
 LawResult Judge(const Law& law, const History& history,
                 const Subject& subject) {
-  const Abilities can = AbilitiesOf(law, subject.abilities);
-  const bool fits = subject.is_twin() ? can.HasKind(history.setup.spec.kind)
-                                      : can.Fits(history.setup);
+  const CacheSpec& spec = history.setup.spec;
+  if ((law.needs & kNeedsTokens) != 0 && HasStates(spec)) return {};
+  const bool fits = subject.is_twin() || subject.abilities.Fits(history.setup);
   if (!fits || !WhyNotJudged(law, subject).empty()) return {};
   LawResult result;
   try {

@@ -312,7 +312,8 @@ LawResult Refusals(const History& history, const Subject& subject) {
     if (!rests(i + 1)) continue;
     const Picture kept = session->Show();
     const int which = AsInt(i * 7) % MisuseCount();
-    if (!HasMisuse(subject.abilities, which)) continue;
+    const CacheSpec& spec = script.setup.spec;
+    if (!HasMisuse(subject.abilities, spec, which)) continue;
     auto wrong = Misused(*session, which);
     if (!wrong) wrong = ComparePictures(kept, session->Show());
     ++result.judged;
@@ -454,19 +455,19 @@ std::vector<Law> PassLaws() {
       {"batch_splitting",
        "Each token of a batch of n sees what it sees in n batches of "
        "one.",
-       "S5, S16", BatchSplitting},
+       "S5, S16", BatchSplitting, kNeedsTokens},
       {"reserve", "A reserving pass changes nothing.", "S18", Reserve,
-       kNeedsReserve},
+       kNeedsReserve | kNeedsTokens},
       {"fullness",
        "StartForward succeeds exactly when the cells that are free after its "
        "eviction are enough.",
-       "S7, S9, S10, S12", Fullness, kNeedsCells},
+       "S7, S9, S10, S12", Fullness, kNeedsCells | kNeedsTokens},
       LegalClientLaw(),
       {"capacity_returns",
        "Once all sequences are removed, every cell can be used again, and not "
        "one more.",
        "S4, S8", CapacityReturns,
-       kNeedsCells | kNeedsAnySequence | kNeedsAnyOrder},
+       kNeedsCells | kNeedsAnySequence | kNeedsAnyOrder | kNeedsTokens},
       {"causal_last",
        "The last SetCausal of a pass counts, and the next pass has no "
        "exceptions.",
@@ -478,7 +479,7 @@ std::vector<Law> PassLaws() {
       {"refusals",
        "A refused call changes nothing; a full StartForward may evict, but "
        "stores nothing.",
-       "S5, S33, S47, S48", Refusals, kNeedsMisuse},
+       "S5, S33, S47, S48", Refusals, kNeedsMisuse | kNeedsTokens},
       {"repeatable", "The same calls give the same answers and the same bytes.",
        "S50", Repeatable},
       {"close_is_final",
@@ -487,11 +488,11 @@ std::vector<Law> PassLaws() {
       {"visibility",
        "A row sees its sequence's tokens from the start of its window "
        "or chunk to itself or, if excepted, to the end.",
-       "S2, S16, S17, S19", Visibility},
+       "S2, S16, S17, S19", Visibility, kNeedsTokens},
       {"window_hides",
        "A window or chunk hides the past beyond it from a legal client, and "
        "nothing else.",
-       "S2, S7, S16", WindowHides},
+       "S2, S7, S16", WindowHides, kNeedsTokens},
   };
 }
 

@@ -558,7 +558,7 @@ std::vector<Law> SequenceLaws() {
       {"replay",
        "Any history shows the same as a fresh cache that was given the "
        "surviving tokens, a copy for each sequence.",
-       "S16, S26, S31", Replay, kNeedsAnyOrder},
+       "S16, S26, S31", Replay, kNeedsAnyOrder | kNeedsTokens},
       {"renaming", "Other ids for the sequences change nothing but the ids.",
        "S4, S16", Renaming},
       {"copy_twice", "CopyPrefix twice is CopyPrefix once.", "S26", CopyTwice,
@@ -570,7 +570,7 @@ std::vector<Law> SequenceLaws() {
       {"copy_shows",
        "After CopyPrefix the target sees what the source sees below the "
        "length, and has no token beyond.",
-       "S26, S27", CopyShows, kNeedsCopy | kNeedsLook},
+       "S26, S27", CopyShows, kNeedsCopy | kNeedsLook | kNeedsTokens},
       {"remove_splits",
        "Remove of [a, c) is Remove of [a, b), then of the rest.", "S29, S31",
        RemoveSplits, kNeedsMiddle},
@@ -581,13 +581,13 @@ std::vector<Law> SequenceLaws() {
       {"shift_back",
        "K rows that were put shifted by +d are unshifted once Remove "
        "shifts them by -d; V rows never change.",
-       "S34, S35", ShiftBack, kNeedsMiddle},
+       "S34, S35", ShiftBack, kNeedsMiddle | kNeedsTokens},
       {"offset_zero", "Remove of an empty range changes nothing, bit for bit.",
        "S29, S36", OffsetZero, kNeedsMiddle},
       {"resume_is_honest",
        "Where CanResume says yes to a legal client, a batch there is taken and "
        "sees its full window.",
-       "S28", ResumeIsHonest, kNeedsResume | kNeedsRemove},
+       "S28", ResumeIsHonest, kNeedsResume | kNeedsRemove | kNeedsTokens},
   };
 }
 

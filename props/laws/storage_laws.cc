@@ -581,11 +581,11 @@ std::vector<Law> StorageLaws() {
       {"padding",
        "Views begin and end at the padding's multiples and span the batch; a "
        "mask is 0 or -inf, extra rows -inf.",
-       "S14, S15", Padding, kNeedsCells},
+       "S14, S15", Padding, kNeedsCells | kNeedsTokens},
       {"rounding",
        "A row comes back as it was put, bit for bit; f32 rows in a narrower "
        "cache rounded once, as dtypes.md says.",
-       "S22, S35", Rounding, kNeedsCells},
+       "S22, S35", Rounding, kNeedsCells | kNeedsTokens},
       {"poison_never_shows",
        "Rows that are written over free cells are never seen.", "S13, S20, S52",
        PoisonNeverShows, kNeedsPoison | kNeedsCells | kNeedsReserve},

@@ -22,6 +22,7 @@
 #include "props/base/attending.h"
 #include "props/base/forwarding_cache.h"
 #include "props/compare/runner.h"
+#include "props/history/generate.h"
 #include "props/laws/laws.h"
 #include "props/testing/faulty_twins.h"
 
@@ -167,25 +168,44 @@ TEST(LawsOfThirdPartyCaches, ClearASequenceBeforeUsingIt) {
   }
 }
 
-// Most laws are about the tokens that a mask shows, and a mask of a recurrent
-// cache shows its state (R6).
-TEST(LawsOfThirdPartyCaches, AreNotJudgedOnRecurrentCaches) {
+// The mask of a recurrent cache shows its state (R6), and no tokens.
+TEST(LawsOfThirdPartyCaches, OfTokensAreNotJudgedOnRecurrentCaches) {
   Subject mixed = PlainSubject(0, KVTWIN_CAN_REMOVE_MIDDLE);
   mixed.abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_RECURRENT;
   Subject recurrent = mixed;
   recurrent.abilities.kinds = KVTWIN_HAS_RECURRENT;
-  const History history = *ParseHistory("kvt1 kind=recurrent | put 0*2");
   for (const char* name : {"visibility", "window_hides", "batch_splitting"}) {
     const Law& law = *FindLaw(name);
     const LawRun run = RunLaw(law, mixed, /*seed=*/1, /*histories=*/100);
     EXPECT_FALSE(run.failure) << name << ": " << run.failure->text;
     EXPECT_GT(run.judged, 100) << name;
     EXPECT_EQ(WhyNotJudged(law, recurrent),
-              "the backend has recurrent caches only");
-    for (const Subject& subject : {mixed, TwinSubject("optimized")}) {
-      const LawResult result = Judge(law, history, subject);
-      EXPECT_FALSE(result.failure) << result.failure->text;
-      EXPECT_EQ(result.judged, 0) << name;
+              "the backend has no attention caches");
+    const History history = *ParseHistory("kvt1 kind=recurrent | put 0*2");
+    EXPECT_EQ(Judge(law, history, mixed).judged, 0) << name;
+  }
+  EXPECT_EQ(WhyNotJudged(*FindLaw("frame"), recurrent), "");
+}
+
+// Of our twins, each law holds on recurrent caches, alone and in others.
+TEST(Laws, HoldOnRecurrentCaches) {
+  for (const std::string_view twin : {"reference", "optimized"}) {
+    const Subject subject = TwinSubject(twin);
+    for (const Law& law : Laws()) {
+      std::int64_t judged = 0;
+      for (std::uint64_t number = 0; number < 60; ++number) {
+        const Kind kind = number % 2 == 0 ? Kind::kRecurrent : Kind::kHybrid;
+        History history = MakeHistory(/*seed=*/1, number, kind, /*ops=*/20);
+        if (number % 4 == 3) history.setup.spec.kind = Kind::kWrapper;
+        const LawResult result = Judge(law, history, subject);
+        judged += result.judged;
+        EXPECT_FALSE(result.failure) << law.name << " " << ToText(history)
+                                     << ": " << result.failure->text;
+      }
+      // The laws of drafts play on attention caches of their own.
+      const bool states = (law.needs & (kNeedsTokens | kNeedsDrafts)) == 0 ||
+                          (law.needs & kNeedsStates) != 0;
+      EXPECT_EQ(judged > 0, states) << law.name;
     }
   }
 }

@@ -230,7 +230,7 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
 
 void PagedOracle::Remember(const PagedTraceOp& op) {
   if (ChangesBlocks(op.kind)) {
-    longest_blocks_.reset();
+    needs_.reset();
     unshared_blocks_.reset();
     if (ledger_holds_) RememberReach(op);
   }

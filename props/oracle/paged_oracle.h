@@ -161,7 +161,12 @@ class PagedOracle {
   std::optional<Failure> CheckUsage(const PagedUsage& usage);
   // Returns how many blocks the next token needs of a sequence.
   int NeededBlocks(int sequence, int group) const;
-  int LongestBlocks() const;
+  // The blocks that sequences need, added up over the groups.
+  struct BlockNeeds {
+    int longest = 0;       // Of the sequence that needs the most in a group.
+    std::int64_t all = 0;  // Of all sequences.
+  };
+  BlockNeeds NeedsOfSequences() const;
   std::int64_t UnsharedBlocks() const;
   std::string WrongRow(const PagedTraceOp& op, int column,
                        const std::vector<KvView>& expected) const;
@@ -179,10 +184,9 @@ class PagedOracle {
 
   std::set<int> sequences_;
   std::map<int, std::map<Spot, Shown>> blocks_;
-  std::map<Spot, Owners> owners_;  // By group and block.
-  int shared_ = 0;                 // Blocks of several owners.
-  // The longest list, added up over the groups; set by CheckUsage.
-  std::optional<int> longest_blocks_;
+  std::map<Spot, Owners> owners_;    // By group and block.
+  int shared_ = 0;                   // Blocks of several owners.
+  std::optional<BlockNeeds> needs_;  // Set by CheckUsage.
   // The least number of blocks that are not shared; set by CheckUsage.
   std::optional<std::int64_t> unshared_blocks_;
   // By sequence: the greatest length that it had, with appended rows. A pool

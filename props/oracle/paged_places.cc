@@ -296,16 +296,18 @@ int PagedOracle::NeededBlocks(int sequence, int group) const {
   return BlocksFor(len, group) - low / SpecOf(group).block_size;
 }
 
-int PagedOracle::LongestBlocks() const {
-  int all = 0;
+PagedOracle::BlockNeeds PagedOracle::NeedsOfSequences() const {
+  BlockNeeds needs;
   for (int group = 0; group < GroupCount(); ++group) {
     int longest = 0;
     for (const int sequence : sequences_) {
-      longest = std::max(longest, NeededBlocks(sequence, group));
+      const int blocks = NeededBlocks(sequence, group);
+      longest = std::max(longest, blocks);
+      needs.all += blocks;
     }
-    all += longest;
+    needs.longest += longest;
   }
-  return all;
+  return needs;
 }
 
 void PagedOracle::RememberReach(const PagedTraceOp& op) {
@@ -373,8 +375,8 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
     return WrongAnswer("free, cached and used add up to {}, the pool has {}",
                        all, header_.spec.blocks);
   }
-  if (!longest_blocks_) longest_blocks_ = LongestBlocks();
-  const int used_least = std::max(*longest_blocks_, Size(owners_));
+  if (!needs_) needs_ = NeedsOfSequences();
+  const int used_least = std::max(needs_->longest, Size(owners_));
   const int used_most = sequences_.empty() ? 0 : used;
   const int shared_most = sequences_.size() < 2 ? 0 : used;
   const auto outside = [](std::string_view name, std::int64_t count,
@@ -387,7 +389,8 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
   };
   auto failure = outside("used", used, used_least, used_most);
   if (!failure) failure = outside("shared", shared, shared_, shared_most);
-  if (failure || sequences_.size() < 2) return failure;
+  // UnsharedBlocks sorts the sequences, and is at most `all`.
+  if (failure || used - shared >= needs_->all) return failure;
   if (!unshared_blocks_) unshared_blocks_ = UnsharedBlocks();
   const std::int64_t unshared = *unshared_blocks_;
   failure = outside("used", used, unshared, used);

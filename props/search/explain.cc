@@ -147,11 +147,12 @@ void CiteRefusedBatch(Failure& failure) {
 
 // Whether the history ends with misuse, and passes without it.
 bool FailsByMisuse(const PagedHistory& history, const Subject& subject) {
-  if (history.ops.empty()) return false;
+  if (history.ops.empty() || history.ops.back().kind != PagedOpKind::kMisuse) {
+    return false;
+  }
   PagedHistory before = history;
   before.ops.pop_back();
-  return history.ops.back().kind == PagedOpKind::kMisuse &&
-         !RunHistory(before, subject).failure;
+  return !RunHistory(before, subject).failure;
 }
 
 // Returns the rules that the failure of a pool breaks: those of the call whose
