@@ -173,13 +173,13 @@ TEST(Probes, DistinguishTheirValuesAndAreMinimal) {
   }
 }
 
-// These are enough where the probes show the rules.
-constexpr InferenceLimits kFewRandom{.operations = 2'000};
+// The probes show the rules alone.
+constexpr InferenceLimits kProbesOnly{.operations = 0};
 
 // Infers the profile of a subject, whose rules become those that are tried
 // last.
 InferredProfile InferOf(Subject& subject,
-                        const InferenceLimits& limits = kFewRandom) {
+                        const InferenceLimits& limits = kProbesOnly) {
   return InferProfile(
       [&](const History& history, const Rules& judge) {
         subject.rules = judge;
@@ -203,7 +203,7 @@ InferredProfile InferRules(const Rules& cache) {
       [&](const History& history, const Rules& judge) {
         return RunLedgers(history, cache, judge);
       },
-      Abilities(), kFewRandom);
+      Abilities(), kProbesOnly);
 }
 
 // A cache whose masks have a multiple of eight rows, whatever its padding; rows
@@ -251,7 +251,7 @@ TEST(Inference, LeavesThePaddingOfMaskRowsOpen) {
       subject.rules = judge;
       return RunHistory(history, subject);
     };
-    const InferredProfile found = InferProfile(run, abilities);
+    const InferredProfile found = InferProfile(run, abilities, kProbesOnly);
     EXPECT_THAT(found.unexplained, IsEmpty()) << profile.name;
     const auto near =
         std::ranges::find(found.nearest, profile.name, &NearProfile::name);
@@ -633,10 +633,10 @@ TEST(Inference, NoRightCacheIsWrong) {
     for (std::uint64_t choices = 0; choices < 6; ++choices) {
       Subject subject =
           OtherSubject(profile.name, choices, /*any_order=*/choices % 2 == 0);
-      const InferredProfile found = InferOf(subject, {.operations = 10'000});
+      const InferredProfile found = InferOf(subject, {.operations = 5'000});
       EXPECT_THAT(found.unexplained, IsEmpty())
           << profile.name << ", choices " << choices;
-      EXPECT_GE(found.operations, 10'000);
+      EXPECT_GE(found.operations, 5'000);
       for (const FoundRule& rule : found.found) {
         const RuleInfo& info = AllRules()[rule.rule];
         if (!HasRule(profile.rules, info) || info.name == "eviction") continue;

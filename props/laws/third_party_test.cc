@@ -193,7 +193,7 @@ TEST(Laws, HoldOnRecurrentCaches) {
     const Subject subject = TwinSubject(twin);
     for (const Law& law : Laws()) {
       std::int64_t judged = 0;
-      for (std::uint64_t number = 0; number < 60; ++number) {
+      for (std::uint64_t number = 0; number < 40; ++number) {
         const Kind kind = number % 2 == 0 ? Kind::kRecurrent : Kind::kHybrid;
         History history = MakeHistory(/*seed=*/1, number, kind, /*ops=*/20);
         if (number % 4 == 3) history.setup.spec.kind = Kind::kWrapper;

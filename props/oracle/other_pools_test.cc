@@ -227,7 +227,7 @@ TEST(OtherPools, TakesLinearTime) {
     lines.push_back(Append(i, {1, 2, 3}));
     lines.push_back(Commit(i, {i, 8, 9}));
   }
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     lines.push_back(Open(0));
     lines.push_back(Usage(2, 0, 8190, 0));
     lines.push_back(Free(0));
