@@ -46,7 +46,7 @@ enum LawNeeds : unsigned {
   kNeedsDrafts = 1U << 15,  // Drafts; and these may follow any draft.
   kNeedsTrees = 1U << 16,
   kNeedsHybrids = 1U << 17,
-  kNeedsTokens = 1U << 18,  // Masks that show tokens, as of no state (R6).
+  kNeedsTokens = 1U << 18,  // Masks that show tokens, not states (R6).
 };
 
 struct Law {

@@ -187,7 +187,7 @@ TEST(LawsOfThirdPartyCaches, OfTokensAreNotJudgedOnRecurrentCaches) {
   EXPECT_EQ(WhyNotJudged(*FindLaw("frame"), recurrent), "");
 }
 
-// Of our twins, each law holds on recurrent caches, alone and in others.
+// Each law holds for our twins on recurrent caches, alone and in other caches.
 TEST(Laws, HoldOnRecurrentCaches) {
   for (const std::string_view twin : {"reference", "optimized"}) {
     const Subject subject = TwinSubject(twin);
