@@ -533,6 +533,8 @@ void DifferentialDriver::Poison() {
     for (Cache* cache : {reference_.get(), tested_.get()}) {
       PoisonFreeCells(*cache->Get(), used, setup_.config.v_layout);
     }
+    AddStep(fmt::format("Get(layer {}), free cells are overwritten", layer_),
+            "");
   }
 }
 

@@ -219,6 +219,7 @@ std::vector<std::string> ShortHistories() {
       "| put 0*2 | put 0*5:-1,-1,0,0,2 | commit 0:0,0 | put 0*1",
       "| put 0*1:-1 1*2:-1,0 | commit 0: | commit 1:0,0 | put 0*1 1*1",
       "kind=swa window=2 | put 0*2 | put 0*2:-1,0 | drop 0:2- | put 0*1",
+      "cells=3 firstid=1000 | put 0*1 | poison | get | put 0*1",
   };
 }
 
@@ -292,7 +293,9 @@ TEST(PageJudge, PagesOfFaultyTwinsAreTrue) {
       for (std::size_t i = 0; i < faults.size(); ++i) {
         SCOPED_TRACE(
             fmt::format("{}, fault {}, {}", text, i, LevelName(level)));
-        JudgeHistory(*history, Tampered(faults[i], level), tally);
+        Subject subject = Tampered(faults[i], level);
+        subject.can_be_poisoned = true;
+        JudgeHistory(*history, subject, tally);
       }
     }
     Print(fmt::format("faulty twins, {}", LevelName(level)), tally);
