@@ -58,8 +58,8 @@ class LedgerCache final : public Cache, public Shifting {
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     const bool can = ledger_.CanResume(seq, pos);
-    // A yes is a promise: the tokens of the window are stored. If first tokens
-    // stay, which tokens a row sees depends on what is stored.
+    // A yes promises that the tokens of the window are stored. If first tokens
+    // stay, the tokens that a row sees depend on the stored tokens.
     if (can) ledger_.Resumes(seq, pos);
     return can;
   }

@@ -64,7 +64,7 @@ struct Abilities {
     return CanDraft() && kind != Kind::kEncoder &&
            (!states || Can(KVTWIN_CAN_DRAFT_STATES));
   }
-  // The same for a cache with all caches in it.
+  // Whether a cache of `spec`, and each cache in it, may have drafts.
   bool CanDraft(const CacheSpec& spec) const;
   bool Cannot(std::uint32_t bit) const { return (cannot & bit) != 0; }
   std::int32_t LastPosition() const {

@@ -176,7 +176,8 @@ const std::vector<Entry> kMisuses = {
      HasCanResume},
     {"a negative layer",
      [](auto& c, auto& at) -> Answer {
-       // A backend selects a layer by `get`, which may miss the pass first.
+       // A backend refuses a layer in `get`, which may report first that it
+       // has no pass.
        Status status = c.SetLayer(-1);
        const bool untimely = at.pass_tokens == 0 && status.code() == kUntimely;
        return {std::move(status), untimely ? kUntimely : kInvalid};

@@ -210,7 +210,8 @@ TEST(Prefixes, MayBeShared) {
   }
 }
 
-// After the call there is no pass (F1), so that S47 asks for another code.
+// FindPrefix ends the pass (F1): a right cache then answers
+// failed_precondition to calls that need a pass (S47).
 TEST(Prefixes, EndThePass) {
   const History history =
       *ParseHistory("kvt1 cells=1 legal=1 | put 0*1 | find 0:0 | misuse 19");

@@ -196,10 +196,11 @@ class Instance:
         if self.takes_images:
             if multimodal:
                 more["multimodal"] = multimodal
-        else:  # The class does not see the indices, and cannot refuse them (S47).
+        else:  # kvtwin refuses wrong indices (S47): the class does not get them.
+            tokens = len(positions)
             for index in multimodal:
-                if not 0 <= index < len(positions):
-                    raise ValueError(f"multimodal has {index}, which is no batch index")
+                if not 0 <= index < tokens:
+                    raise ValueError(f"multimodal has index {index}; the batch has {tokens} tokens")
         if parents:
             more["parents"] = parents
         if reserve:
