@@ -367,4 +367,8 @@ std::string JsonString(const std::string& text) {
                                    nlohmann::json::error_handler_t::replace);
 }
 
+bool IsUtf8(const std::string& text) {
+  return nlohmann::json::parse(JsonString(text)) == nlohmann::json(text);
+}
+
 }  // namespace kvtwin

@@ -16,6 +16,11 @@ std::uint32_t Hiding(DType dtype) {
   return dtype == DType::kF16 ? 0xFC00 : 0xFF80;
 }
 
+// Returns the bits of -0.
+std::uint32_t Sign(DType dtype) {
+  return dtype == DType::kF32 ? 0x80000000 : 0x8000;
+}
+
 constexpr std::byte BitOf(std::int64_t column) {
   return std::byte{1} << column % 8;
 }
@@ -35,7 +40,7 @@ MaskElement MaskElementAt(const TensorView& mask, std::int64_t column,
   // The machine is little-endian: the lowest byte comes first.
   std::uint32_t element = 0;
   std::memcpy(&element, mask.at(column, row), SizeOf(mask.dtype));
-  if (element == 0) return MaskElement::kAllows;
+  if (element == 0 || element == Sign(mask.dtype)) return MaskElement::kAllows;
   return element == Hiding(mask.dtype) ? MaskElement::kHides
                                        : MaskElement::kNeither;
 }

@@ -10,8 +10,8 @@
 
 namespace kvtwin {
 
-// A valid element of f32, f16 or bf16 is exactly the bits of 0 or of -inf; any
-// other is kNeither.
+// A valid element of f32, f16 or bf16 is 0, of either sign, or -inf; any other
+// is kNeither.
 enum class MaskElement { kAllows, kHides, kNeither };
 
 // Requires: `mask` has data, and the element is inside its shape.

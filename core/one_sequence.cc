@@ -170,6 +170,9 @@ Result<CacheState> WithSequence(const CacheState& state, int sequence,
       }
     }
     const CacheState& more = wrapper ? added.caches[i] : added;
+    if (cells[i] < 0) {
+      return Invalid("cells[{}] is {}, it must be at least 0", i, cells[i]);
+    }
     if (more.cells.empty()) continue;
     Result<CacheState> both = WithTokens(part, sequence, more, cells[i]);
     if (!both.ok()) return both;

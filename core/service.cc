@@ -177,7 +177,7 @@ class BatchService : public Service {
         return Status();
       }));
     }
-    Report(Untimely("the service has ended"));
+    Report(Try(lock, [] { return Untimely("the service has ended"); }));
     lock.unlock();
     try {
       if (parking_) Log(parking_->Wait());
@@ -191,32 +191,44 @@ class BatchService : public Service {
   static Status Try(std::unique_lock<std::mutex>& lock, const Does& does) {
     Status status;
     try {
-      status = does();
-    } catch (const std::exception& error) {
-      status = Untimely("the model failed: {}", error.what());
-    } catch (...) {
-      status = Untimely("the model failed");
+      try {
+        status = does();
+      } catch (const std::exception& error) {
+        status = Untimely("the model failed: {}", error.what());
+      } catch (...) {
+        status = Untimely("the model failed");
+      }
+    } catch (const std::bad_alloc&) {
+      status = NoMemory();
     }
     if (!lock.owns_lock()) lock.lock();
     return status;
   }
+  // A text that is short enough to need no memory itself.
+  static Status NoMemory() {
+    return {StatusCode::kFailedPrecondition, "no memory"};
+  }
 
   // Wakes the threads that wait, and updates the metrics. An error ends all
   // answers.
-  void Report(const Status& status) {
-    if (!status.ok()) FailAll(status);
+  void Report(Status status) {
+    if (!status.ok()) FailAll(std::move(status));
     gauges_ = sessions_->Gauges();
     if (parking_) parked_ = parking_->Gauges();
     board_->changed.notify_all();
   }
 
   static void End(Job& job, Finish finish, const Status& status) {
+    try {
+      job.part.status = status;
+    } catch (const std::bad_alloc&) {
+      job.part.status = NoMemory();
+    }
     job.part.finish = finish;
-    job.part.status = status;
   }
 
-  void FailAll(const Status& status) {
-    if (status_.ok()) status_ = status;
+  void FailAll(Status status) {
+    if (status_.ok()) status_ = std::move(status);
     for (const JobPointer& job : waiting_) End(*job, Finish::kFailed, status_);
     for (const auto& [number, job] : running_) {
       End(*job, Finish::kFailed, status_);
@@ -372,17 +384,19 @@ class BatchService : public Service {
   // Ends an answer, and lists its slot to be parked if a later prompt may
   // continue the conversation.
   void End(int number, Finish finish, const Status& status = {}) {
-    const JobPointer job = running_.extract(number).mapped();
+    const JobPointer job = running_.at(number);
     // The session has ended an answer that is as long as it may be. The last
     // token of a stop string was not given to it.
     static_cast<void>(sessions_->Finish(
         number, std::max<std::int64_t>(job->shown.removed() - 1, 0)));
     job->part.text += job->shown.End();
-    End(*job, finish, status);
     if (parking_ != nullptr && job->slot >= 0 &&
         sessions_->Slot(job->slot)->reusable >= spec_.worth) {
       ended_.push_back(job->slot);
     }
+    // If memory ran out before this, the answer ends with all others.
+    End(*job, finish, status);
+    running_.erase(number);
   }
 
   // Parks the conversations of the slots that became free. Others do not wait:

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "core/json_line.h"
 #include "core/refusals.h"
 
 namespace kvtwin {
@@ -190,6 +191,11 @@ Status CheckAdded(int sequence, const CacheState& added) {
   return Invalid("what is added as sequence {} is of several: {} and {}{}",
                  sequence, *sequences.begin(), *std::next(sequences.begin()),
                  sequences.size() > 2 ? ", ..." : "");
+}
+
+Status CheckModel(std::string_view model) {
+  if (IsUtf8(std::string(model))) return {};
+  return Invalid("model is '{}', it must be UTF-8", Printable(model, 200));
 }
 
 Status CheckRoom(std::int64_t held, std::int64_t cells, std::int64_t tokens) {

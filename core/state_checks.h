@@ -33,6 +33,10 @@ bool HasWholeTensors(const CacheState& state);
 // blocks, and not too large to count its bytes.
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype);
 
+// Checks the name of a model: files have it as a JSON string, in which bytes
+// that are not UTF-8 would be replaced.
+Status CheckModel(std::string_view model);
+
 // Checks a state that is added as `sequence`: it may have one sequence only.
 Status CheckAdded(int sequence, const CacheState& added);
 Status CheckRoom(std::int64_t held, std::int64_t cells, std::int64_t tokens);

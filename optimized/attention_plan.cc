@@ -31,6 +31,7 @@ void ReadMaskRow(const TensorView& mask, std::int64_t row,
     for (std::int64_t i = 0; i < count; ++i) {
       T element;
       std::memcpy(&element, from + (begin + i) * AsInt(sizeof(T)), sizeof(T));
+      element = static_cast<T>(element << 1);  // -0 is 0, too.
       word |= std::uint64_t{element == 0} << i;
     }
     bits[begin / 64] = word;

@@ -208,15 +208,20 @@ class CacheLedger final : public StateLedger {
   bool IsBeyondMemory(int seq, std::int64_t position) const {
     return memory_ && position < Next(seq) - *memory_;
   }
-  // Whether the position after the sequence's last token depends on which
-  // tokens were evicted.
+  // Whether it depends on evicted tokens which batches continue the sequence:
+  // at its end, which batches must know (R3).
   bool EndIsOpen(int seq) const {
-    return RefusesPositions() && Next(seq) != SureNext(seq);
+    return (RefusesPositions() || recurrent()) && Next(seq) != SureNext(seq);
   }
   // Records that CanResume of the cache under test answered yes: the tokens
   // that the sequence needs to continue at `pos` stay until the next batch
   // evicts.
   void Resumes(int seq, std::int32_t pos) {
+    if (recurrent()) {
+      for (const LedgerToken& token : tokens_) {
+        if (token.position < pos) evictable_.erase({token.number, seq});
+      }
+    }
     if (!memory_ || rules_.eviction == Rules::Eviction::kEager) return;
     // If tokens came out of order, a stored old token does not prove that the
     // later ones are stored.
@@ -244,7 +249,7 @@ class CacheLedger final : public StateLedger {
       const bool copied = status.code() == kSharedCells && Copies();
       const bool ends =
           status.code() == kNotSupported && heard_.Is(kOk) && !recurrent();
-      if (!copied && !ends) return status;
+      if (!copied && !ends) return AfterEviction(seq, begin, end, status);
     }
     const Parts parts = PartsOf(seq, begin, end);
     const bool may = parts.leaves.may && (parts.remains.may || begin > 0);
@@ -450,6 +455,20 @@ class CacheLedger final : public StateLedger {
   // Whether the ledger refuses a call that may or must be refused.
   bool Refuses(bool may, bool must) const {
     return must || (may && !heard_.Is(kOk));
+  }
+
+  // Returns the answer to a Remove, `status` if no token was evicted. If it is
+  // a refusal that was not heard, and the evictable tokens are its reason, they
+  // are gone, and the range is removed.
+  Status AfterEviction(int seq, std::int32_t begin, std::int32_t end,
+                       const Status& status) {
+    const bool heard = !heard_.known || heard_.Is(status.code());
+    if (status.ok() || heard || evictable_.empty()) return status;
+    CacheLedger surely = *this;
+    surely.DropEvictable();
+    if (!surely.StateLedger::Remove(seq, begin, end).ok()) return status;
+    *this = std::move(surely);
+    return {};
   }
 
   // Whether the sequence is longer than its window, and so cannot go back.

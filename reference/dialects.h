@@ -187,6 +187,11 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     return std::ranges::all_of(
         parts_, [&](auto& part) { return part.CanResume(seq, pos, surely); });
   }
+  // Whether it must answer yes: a sequence with states ends at `pos` (R8).
+  bool MustResume(int seq, std::int32_t pos) const {
+    return HasStates() && pos > 0 && pos == Next(seq) &&
+           CanResume(seq, pos, /*surely=*/true);
+  }
   bool MayResume(int seq, std::int32_t pos) const {
     return std::ranges::all_of(
         parts_, [&](auto& part) { return part.MayResume(seq, pos); });

@@ -126,7 +126,9 @@ Status CheckTokens(const CacheState& state, int tokens, Cache& cache,
     }
     held[AsSize(entry.position)] = true;
   }
-  for (int i = 0; i < tokens && !state.cells.empty(); ++i) {
+  // With a window of 0, a cache also resumes right after an evicted token.
+  const auto first = std::ranges::find(held, true) - held.begin();
+  for (int i = AsInt(first); i < tokens; ++i) {
     if (held[AsSize(i)]) continue;
     const Result<bool> resumes = cache.CanResume(slot, i + 1);
     if (!resumes.ok()) return resumes.status();
@@ -202,20 +204,21 @@ class Parking : public ParkingLot {
 
   // Finds the files of the model.
   Status List() {
-    std::error_code error;
-    fs::create_directories(spec_.folder, error);
-    fs::directory_iterator entry;
-    if (!error) entry = fs::directory_iterator(spec_.folder, error);
-    if (!error) RemoveDeadParts(spec_.folder);
-    for (; !error && entry != fs::end(entry); entry.increment(error)) {
-      const std::string path = entry->path();
-      const Result<std::string> label = ModelOf(path);
-      if (!label.ok()) continue;
-      if (auto inputs = InputsOf(*label)) files_[path] = {*std::move(inputs)};
+    try {
+      fs::create_directories(spec_.folder);
+      RemoveDeadParts(spec_.folder);
+      // With an error code, libstdc++ aborts where memory runs out.
+      for (const auto& entry : fs::directory_iterator(spec_.folder)) {
+        const std::string path = entry.path();
+        const Result<std::string> label = ModelOf(path);
+        if (!label.ok()) continue;
+        if (auto inputs = InputsOf(*label)) files_[path] = {*std::move(inputs)};
+      }
+    } catch (const fs::filesystem_error& error) {
+      return Untimely("'{}' cannot be made or listed: {}",
+                      Printable(spec_.folder, 200), error.code().message());
     }
-    if (!error) return {};
-    return Untimely("'{}' cannot be made or listed: {}",
-                    Printable(spec_.folder, 200), error.message());
+    return {};
   }
 
   Status Park(const Sessions& sessions, const Cache& cache, int slot) override {
@@ -518,16 +521,6 @@ class Parking : public ParkingLot {
   Status error_;  // The error of the last file that could not be written.
   std::int64_t written_ = 0, loaded_ = 0, failed_ = 0;
 };
-
-// Returns an error unless the model is UTF-8: labels are JSON strings, in which
-// other bytes are replaced.
-Status CheckModel(const std::string& model) {
-  JsonValue label;
-  ParseJsonLine(fmt::format(R"({{"model":{}}})", JsonString(model)), label);
-  const JsonValue* read = label.Find("model");
-  if (read != nullptr && read->text == model) return {};
-  return Invalid("model is '{}', it must be UTF-8", Printable(model, 200));
-}
 
 }  // namespace
 

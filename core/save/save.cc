@@ -472,10 +472,10 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
                              std::string_view model) {
   std::string header;
   JsonValue object;
-  Status status = ReadHeader(size, read, header, object);
+  Status status = CheckModel(model);
+  if (status.ok()) status = ReadHeader(size, read, header, object);
   if (!status.ok()) return status;
-  // Compares the names as JSON strings: bytes that are not UTF-8 are replaced.
-  if (JsonString(ModelIn(object)) != JsonString(std::string(model))) {
+  if (ModelIn(object) != model) {
     return Invalid("the state is of model '{}', not of '{}'",
                    Printable(ModelIn(object), 200), Printable(model, 200));
   }
@@ -530,7 +530,7 @@ Result<Value> ReadFile(const std::string& path, const Read& read) {
 
 std::vector<std::byte> StateToBytes(const CacheState& state,
                                     std::string_view model) {
-  if (!HasWholeTensors(state)) return {};
+  if (!HasWholeTensors(state) || !CheckModel(model).ok()) return {};
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
   std::size_t size = kLengthBytes + HeaderOf(state, model, pieces, 0).size();
@@ -559,6 +559,7 @@ Status SaveState(const CacheState& state, const std::string& path,
                  std::string_view model) {
   Status status = CheckPath(path);
   if (status.ok()) status = CheckState(state);
+  if (status.ok()) status = CheckModel(model);
   if (!status.ok()) return status;
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);

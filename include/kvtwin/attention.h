@@ -89,12 +89,13 @@ class Attention {
   // Plans the rows [first_row, first_row + rows) of a view's mask, [columns,
   // rows], or all query rows of a table. Later calls need neither the mask nor
   // the lists of the table. Errors: invalid_argument: no row, or more than 2^24
-  // rows; a mask without data; a dtype that masks cannot have; rows beyond the
-  // last row of the mask; a table whose lists have other sizes, whose length is
-  // shorter than its query rows or longer than its blocks, or that has a
-  // negative block where a row sees it; a mask whose elements do not lie one
-  // after another, or whose rows of bits are not on 8-byte boundaries. After an
-  // error the plan is unchanged.
+  // rows; a mask without data; a dtype that masks cannot have; an element that
+  // is neither 0 nor -inf in these rows; rows beyond the last row of the mask;
+  // a table whose lists have other sizes, whose length is shorter than its
+  // query rows or longer than its blocks, or that has a negative block where a
+  // row sees it; a mask whose elements do not lie one after another, or whose
+  // rows of bits are not on 8-byte boundaries. After an error the plan is
+  // unchanged.
   virtual Status Plan(const TensorView& mask, int rows, int first_row = 0) = 0;
   virtual Status Plan(const AttentionTable& table) = 0;
 

@@ -26,7 +26,8 @@ namespace kvtwin {
 // Returns `state` as bytes; equal states have equal bytes. `model` is any UTF-8
 // text. The bytes can be read back if the caches have up to some 400 layers
 // together, and no wrapper contains a wrapper (MakeCache makes none). The
-// result is empty if a tensor does not have the bytes that its shape requires.
+// result is empty if a tensor does not have the bytes that its shape requires,
+// or if `model` is not UTF-8.
 std::vector<std::byte> StateToBytes(const CacheState& state,
                                     std::string_view model = "");
 
@@ -44,7 +45,8 @@ Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
 // Errors: failed_precondition if `path` exists and is not a regular file (a
 // symbolic link is not), or with the system's message: then `path` is
 // unchanged, unless the message says that the state "is written, but perhaps
-// not on disk"; invalid_argument if no cache could have that state.
+// not on disk"; invalid_argument if no cache could have that state, or if
+// `model` is not UTF-8.
 Status SaveState(const CacheState& state, const std::string& path,
                  std::string_view model = "");
 

@@ -50,8 +50,9 @@ __device__ unsigned WordOfTile(const MaskAt& mask, const std::byte* row,
     bool allows = false;
     if (cell < cells) {
       allows = mask.dtype == DType::kF32
-                   ? reinterpret_cast<const unsigned*>(row)[cell] == 0
-                   : reinterpret_cast<const std::uint16_t*>(row)[cell] == 0;
+                   ? reinterpret_cast<const unsigned*>(row)[cell] << 1 == 0
+                   : (reinterpret_cast<const std::uint16_t*>(row)[cell] &
+                      0x7FFF) == 0;
     }
     const unsigned bits = __ballot_sync(kAllLanes, allows);
     if (lane == i) word = bits;

@@ -347,7 +347,8 @@ InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities,
   return Inference(run, abilities, limits).Work();
 }
 
-InferredProfile InferProfile(const BackendInfo& info) {
+InferredProfile InferProfile(const BackendInfo& info,
+                             const InferenceLimits& limits) {
   const Level level = std::max(info.claims, Level::kVisibility);
   Subject subject = BackendSubject(info, level, "");
   subject.mask_rows_too = true;
@@ -355,7 +356,7 @@ InferredProfile InferProfile(const BackendInfo& info) {
     subject.rules = rules;
     return RunHistory(history, subject);
   };
-  return InferProfile(run, info.abilities);
+  return InferProfile(run, info.abilities, limits);
 }
 
 bool IsWrong(const InferredProfile& profile) {

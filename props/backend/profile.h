@@ -100,7 +100,8 @@ InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities,
                              const InferenceLimits& limits = {});
 // Calls the backend in this process, at visibility, or at numeric if it claims
 // that.
-InferredProfile InferProfile(const BackendInfo& info);
+InferredProfile InferProfile(const BackendInfo& info,
+                             const InferenceLimits& limits = {});
 
 // Whether the backend answered a history in a way that no rules explain. Then
 // the rules that the other histories show mean nothing.

@@ -190,6 +190,8 @@ kvtwin_status kvtwin_attention_attend(kvtwin_attention* attention,
     const Result<TensorView> value = TensorFromC("view.value", &read.value);
     if (!value.ok()) return value.status();
     const auto layout = static_cast<VLayout>(RawEnum(v_layout));
+    status = CheckEnum("v_layout", layout, 3);
+    if (!status.ok()) return status;
     return AttendFromC(
         query, value->shape[layout == VLayout::kPlain ? 0 : 1], options, out,
         [&](const TensorView& q, const AttentionOptions& chosen,

@@ -58,6 +58,7 @@ kvtwin_status kvtwin_state_to_bytes(const kvtwin_state* state,
         NeedAll({{"state", state}, {"bytes", bytes}, {"count", count}});
     if (!status.ok()) return status;
     const auto made = StateToBytes(state->state, TextOf(model));
+    if (made.empty()) return Invalid("model is not UTF-8");
     *bytes = CopyOut(made);
     *count = made.size();
     return {};

@@ -1140,6 +1140,8 @@ kvtwin_command_test(profile_ledger EXIT 0 PRINTS "^ledger is like executorch$"
   ARGS profile --backend ledger:executorch)
 kvtwin_command_test(profile_tries_random_histories EXIT 0 BACKEND c_cache
   PRINTS "^17 histories and 3[0-9][0-9][0-9][0-9] operations of random histories$" ARGS profile)
+kvtwin_command_test(profile_of_the_histories_alone EXIT 0
+  PRINTS "^17 histories$" ARGS profile --ops 0 --backend ledger:mlx)
 kvtwin_command_test(profile_json EXIT 0
   PRINTS "\"like\":.\"mlx\".,\"exceptions\":.." ARGS profile --json --backend ledger:mlx)
 kvtwin_command_test(profile_list_of_a_backend EXIT 2

@@ -27,6 +27,7 @@ constexpr std::string_view kLedger = "ledger:";
 
 struct ProfileArguments {
   BackendArguments backend;
+  InferenceLimits limits;
   bool list = false;
   bool json = false;
 };
@@ -135,14 +136,15 @@ int RefuseProfile(std::string_view text) {
 }
 
 // Infers the profile of a ledger backend of kvtwin, in this process.
-int ProfileLedger(std::string_view name, bool json) {
+int ProfileLedger(std::string_view name, const InferenceLimits& limits,
+                  bool json) {
   const kvtwin_backend_v1* table = LedgerBackend(name, /*anonymous=*/true);
   if (table == nullptr) {
     return RefuseProfile(fmt::format("unknown profile '{}', see --list", name));
   }
   const Result<BackendInfo> info = DescribeBackend(table);
   if (!info.ok()) return RefuseProfile(info.status().message());
-  return Report(*info, InferProfile(*info), json);
+  return Report(*info, InferProfile(*info, limits), json);
 }
 
 int RunProfile(ProfileArguments arguments) {
@@ -154,7 +156,7 @@ int RunProfile(ProfileArguments arguments) {
   if (library.empty()) return RefuseProfile("--backend or --list is needed");
   if (library.starts_with(kLedger)) {
     return ProfileLedger(std::string_view(library).substr(kLedger.size()),
-                         arguments.json);
+                         arguments.limits, arguments.json);
   }
   arguments.backend.host.memory_bytes = arguments.backend.memory_mib << 20;
   Host host(arguments.backend.host);
@@ -170,9 +172,8 @@ int RunProfile(ProfileArguments arguments) {
     hangs = hangs || (result.failure && IsHang(*result.failure));
     return result;
   };
-  const InferenceLimits limits{.shrink_seconds =
-                                   arguments.backend.host.shrink_seconds};
-  return Report(*info, InferProfile(run, info->abilities, limits),
+  arguments.limits.shrink_seconds = arguments.backend.host.shrink_seconds;
+  return Report(*info, InferProfile(run, info->abilities, arguments.limits),
                 arguments.json);
 }
 
@@ -183,6 +184,12 @@ void AddProfileCommand(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "profile", "Work out which rules a backend follows (docs/profiles.md)");
   AddBackendOptions(*command, arguments->backend);
+  command
+      ->add_option("--ops", arguments->limits.operations,
+                   "run random histories of at least this many operations by "
+                   "the rules found; 0 runs none")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 50))
+      ->capture_default_str();
   command->add_flag("--list", arguments->list,
                     "print the rules of each profile");
   command->add_flag("--json", arguments->json, "print one JSON object");

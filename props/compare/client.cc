@@ -237,6 +237,16 @@ void Client::PlaceDrafts(const Segment& segment, Tokens& batch) {
   }
 }
 
+// Makes sure where the sequence ends, and returns whether it could. Lazy
+// eviction may have removed its end, so the client asks.
+bool Client::SettleEnd(int seq) {
+  const auto& ledger = driver_.ledger();
+  if (ledger.EndIsOpen(seq) && !CanResume(seq, Next(seq))) {
+    RemoveOwn(seq, 0, kOpenEnd);
+  }
+  return !ledger.EndIsOpen(seq);
+}
+
 // Returns the segment as a legal client would send it, after making room for
 // it.
 Segment Client::Legalized(Segment segment, std::size_t batch_room) {
@@ -244,12 +254,6 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
   // backend.
   if (abilities_.OnlyGoesOn() && Next(segment.seq) == 0 &&
       held_.contains(segment.seq)) {
-    RemoveOwn(segment.seq, 0, kOpenEnd);
-  }
-  // Lazy eviction may have removed the end of the sequence, so the client asks.
-  const std::int32_t next = Next(segment.seq);
-  if (driver_.ledger().EndIsOpen(segment.seq) &&
-      !CanResume(segment.seq, next)) {
     RemoveOwn(segment.seq, 0, kOpenEnd);
   }
   const int capacity = setup_.init.capacity;
@@ -335,8 +339,9 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
         !abilities_.Can(KVTWIN_CAN_MIX)) {
       continue;
     }
+    if (setup_.legal && !seen.insert(segment.seq).second) continue;
+    if (!SettleEnd(segment.seq)) continue;
     if (setup_.legal) {
-      if (!seen.insert(segment.seq).second) continue;
       segment = Legalized(segment, room);
       if (segment.count < 1) continue;
     } else if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) {

@@ -56,6 +56,7 @@ class Client {
   void DoCall(const Op& op);
   bool MayUse(Place place) const;
   std::vector<Segment> MakeSegments(const Op& op);
+  bool SettleEnd(int seq);
   Segment Legalized(Segment segment, std::size_t batch_room);
   void AppendSegment(const Segment& segment, Tokens& batch);
 

@@ -155,18 +155,21 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
                 ledger_.StartForward(tokens.batch(), reserve), refused);
     return false;
   }
-  const auto before = std::tuple(batch_, active_, copied_, fresh_, type_);
+  const auto before =
+      std::tuple(batch_, active_, copied_, pass_is_open_, fresh_, type_);
   batch_ = std::move(tokens);
   const Batch batch = batch_.batch();
   const std::string call = StartForwardText(batch_, reserve);
-  active_ = copied_ = prompted_ = false;
+  active_ = copied_ = pass_is_open_ = false;
   fresh_.reset();
   Begin(call, /*begins_pass=*/true);
   const Status actual = tested_->StartForward(batch, reserve);
   AddStep(call, actual.code());
   if (actual.code() == StatusCode::kCacheFull) {
     CheckRoom(call, ledger_, batch_);
-    over_ = Bounded();  // It may have evicted before (S12).
+    // It may have evicted tokens before (S12), and left states.
+    ledger_.Refused(batch);
+    over_ = ledger_.HasStates() || (Bounded() && !HasOurRules());
     DrawCellsNow();
     return false;
   }
@@ -174,11 +177,11 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   const Status expected = ledger_.StartForward(batch, reserve, actual.code());
   CheckResult(OpKind::kPut, call, expected, actual);
   if (!actual.ok()) {  // The ledger expects this refusal, too.
-    // By our rules, the pass before a wrong batch continues (S5).
-    const bool wrong = actual.code() == StatusCode::kInvalidArgument;
-    if (wrong &&
-        subject_.rules == Rules{.mask_rows = subject_.rules.mask_rows}) {
-      std::tie(batch_, active_, copied_, fresh_, type_) = before;
+    // By our rules, the pass before a wrong batch continues (S5); by others, it
+    // may have ended.
+    pass_is_open_ = !HasOurRules();
+    if (!pass_is_open_ && actual.code() == StatusCode::kInvalidArgument) {
+      std::tie(batch_, active_, copied_, pass_is_open_, fresh_, type_) = before;
     }
     return false;
   }
@@ -190,6 +193,9 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   return true;
 }
 
+bool ModelDriver::HasOurRules() const {
+  return subject_.rules == Rules{.mask_rows = subject_.rules.mask_rows};
+}
 bool ModelDriver::Bounded() const {
   return HasWindow(setup_.spec) || ledger_.HasStates();
 }
@@ -442,10 +448,7 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   HashInt(*actual ? 1 : 0);
   // A cache may refuse to resume, except after the last state of a sequence
   // (R8, R10).
-  const bool must = ledger_.HasStates() && pos > 0 &&
-                    pos == ledger_.Next(seq) &&
-                    ledger_.CanResume(seq, pos, /*surely=*/true);
-  Check(*actual || !must, "subject: resume", [&] {
+  Check(*actual || !ledger_.MustResume(seq, pos), "subject: resume", [&] {
     return fmt::format("{} is false, but the sequence ends with a state there",
                        call);
   });
@@ -490,7 +493,7 @@ void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
   Check(right.ok(), "subject: prefix", [&] {
     return fmt::format("{} is {}, but {}", call, *length, right.message());
   });
-  prompted_ = true;
+  pass_is_open_ = true;
   fresh_.reset();
   DrawCellsNow();
 }
@@ -512,7 +515,7 @@ void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,
 }
 
 void ModelDriver::Misuse(int which) {
-  if (prompted_) return;
+  if (pass_is_open_) return;
   const MisuseContext context{
       .setup = setup_,
       .pass_tokens = active_ ? Size(batch_.positions) : 0,

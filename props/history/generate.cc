@@ -76,7 +76,10 @@ void Widen(const Pick& pick, Setup& setup) {
   const int width = pick(4, kWidest);
   bool any = false;
   const auto widen = [&](CacheSpec& spec) {
-    if (spec.memory) *spec.memory += width - spec.window.value_or(width);
+    if (spec.memory) {
+      *spec.memory =
+          std::max(0, *spec.memory + width - spec.window.value_or(width));
+    }
     if (spec.window) spec.window = width;
     if (spec.kind == Kind::kChunked) spec.chunk = width;
     any = any || spec.window || spec.chunk > 0;

@@ -1,6 +1,7 @@
 // Prompts for random histories.
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -17,10 +18,11 @@ class Prompts {
  public:
   Prompts(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
       : pick_(pick), setup_(setup), ops_(ops) {
+    alphabet_ = &kAlphabets.at(AsSize(pick_(0, 4)));
     // The first tokens of all prompts, such as system prompts.
     for (std::vector<int>& base : bases_) {
       for (int i = 0; i < std::min(setup.init.capacity, 40); ++i) {
-        base.push_back(pick_(0, 2));
+        base.push_back(Token());
       }
     }
   }
@@ -39,6 +41,13 @@ class Prompts {
   }
 
  private:
+  using Alphabet = std::array<int, 3>;
+  // Plain tokens, mostly; tokens that are alike when they are joined as text,
+  // or cut to 8 or 16 bits.
+  static constexpr std::array<Alphabet, 5> kAlphabets = {
+      Alphabet{0, 1, 2}, {0, 1, 2}, {1, 11, 111}, {0, 256, 512}, {7, 65543, 3}};
+
+  int Token() { return alphabet_->at(AsSize(pick_(0, 2))); }
   int AnySequence() { return pick_(0, setup_.init.max_sequences - 1); }
 
   int Find(int seq) {
@@ -50,7 +59,13 @@ class Prompts {
     const int shared = Chance(pick_, 40) ? whole : pick_(0, whole);
     find.ids.assign(base.begin(), base.begin() + shared);
     for (int more = pick_(shared == 0 ? 1 : 0, 3); more > 0; --more) {
-      find.ids.push_back(pick_(0, 2));
+      find.ids.push_back(Token());
+    }
+    // A prompt with another token in the middle.
+    const int count = Size(find.ids);
+    if (count > 0 && Chance(pick_, 15)) {
+      const int place = pick_(0, count - 1);
+      At(find.ids, place) = Token();
     }
     return Size(find.ids);
   }
@@ -68,6 +83,7 @@ class Prompts {
   const Setup& setup_;
   std::vector<Op>& ops_;
   std::vector<int> bases_[2];
+  const Alphabet* alphabet_ = nullptr;
 };
 
 }  // namespace

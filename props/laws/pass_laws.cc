@@ -90,13 +90,15 @@ LawResult BatchSplitting(const History& history, const Subject& subject) {
   return result;
 }
 
-// Before each StartForward, reserves with the same batch and its rows.
+// Before each StartForward, reserves with the same batch and its rows. If its
+// positions are refused, the pass before goes on (R3), so that a reserving pass
+// would show.
 LawResult Reserve(const History& history, const Subject& subject) {
   return MatchedBytes(
       Resolve(history, subject), subject,
       [](Session& session, const Script& script, std::size_t i) {
         const Call& call = script.calls[i];
-        if (Stores(call)) {
+        if (Stores(call) && call.code != StatusCode::kInvalidArgument) {
           Call reserve = call;
           reserve.reserve = true;
           session.Do(reserve);
@@ -270,13 +272,14 @@ std::set<std::array<int, 3>> Held(Session& session) {
 
 std::optional<std::string> Misused(Session& session, int which) {
   const int layer = session.setup().layers - 1;
-  const int type = session.TypeOf(layer);
+  const int type = session.in_pass() ? session.TypeOf(layer) : 0;
+  const bool encoder = session.IsEncoder(type);
   if (session.in_pass()) session.View(layer);  // Selects the layer.
   const MisuseContext context{
       .setup = session.setup(),
       .pass_tokens = session.in_pass() ? Size(session.pass().positions) : 0,
-      .encoder = session.IsEncoder(session.in_pass() ? type : 0),
-      .no_causal = session.IsEncoder(session.in_pass() ? type : 0),
+      .encoder = encoder,
+      .no_causal = encoder || session.spec(type).kind == Kind::kRecurrent,
       .layer_put = session.in_pass() && session.put_layers().contains(layer),
       .layer = layer,
       .hash_sights = session.sees_cells() ? nullptr : HashSights};
@@ -457,7 +460,7 @@ std::vector<Law> PassLaws() {
        "one.",
        "S5, S16", BatchSplitting, kNeedsTokens},
       {"reserve", "A reserving pass changes nothing.", "S18", Reserve,
-       kNeedsReserve | kNeedsTokens},
+       kNeedsReserve},
       {"fullness",
        "StartForward succeeds exactly when the cells that are free after its "
        "eviction are enough.",
@@ -479,7 +482,7 @@ std::vector<Law> PassLaws() {
       {"refusals",
        "A refused call changes nothing; a full StartForward may evict, but "
        "stores nothing.",
-       "S5, S33, S47, S48", Refusals, kNeedsMisuse | kNeedsTokens},
+       "S5, S33, S47, S48", Refusals, kNeedsMisuse},
       {"repeatable", "The same calls give the same answers and the same bytes.",
        "S50", Repeatable},
       {"close_is_final",

@@ -403,7 +403,11 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
       return std::nullopt;
     case TraceOpKind::kFindPrefix:
       return FollowPrompt(op);
-    case TraceOpKind::kCanResume:  // "false" is always allowed.
+    case TraceOpKind::kCanResume:  // "false" is allowed, but for states.
+      if (!op.answer && ledger_->MustResume(op.seq, op.pos)) {
+        return WrongAnswer(
+            "result is false, but the sequence ends with a state there");
+      }
       if (!op.answer || ledger_->MayResume(op.seq, op.pos)) return std::nullopt;
       return WrongAnswer("result is true, but {}",
                          WhyNotResumed(*ledger_, op.seq, op.pos));
@@ -464,7 +468,23 @@ std::optional<Failure> Oracle::CheckRoom(const TraceOp& op) const {
       init.capacity, init.max_sequences);
 }
 
+// Whether a Remove may move tokens that other sequences share (S32, F4).
+bool Oracle::MovesShared(const TraceOp& op) const {
+  if (op.end == kOpenEnd) return false;
+  return !ledger_->prefixes().empty() ||
+         std::ranges::any_of(ledger_->parts(), [&](const auto& part) {
+           return std::ranges::any_of(part.tokens(), [&](const auto& token) {
+             return token.HeldBy(op.seq) && token.position >= op.end &&
+                    token.sequences.size() > 1;
+           });
+         });
+}
+
 std::optional<Failure> Oracle::FollowRemove(const TraceOp& op) {
+  if (op.result == StatusCode::kSharedCells && !MovesShared(op)) {
+    return WrongAnswer(
+        "result is shared_cells, but no shared token would move");
+  }
   if (op.result != StatusCode::kOk) return std::nullopt;
   fresh_.assign(fresh_.size(), false);
   const Status status = ledger_->Remove(op.seq, op.begin, op.end, op.result);

@@ -125,6 +125,7 @@ class Oracle {
   std::optional<Failure> FollowStart(const TraceOp& op);
   std::optional<Failure> FollowPrompt(const TraceOp& op);
   std::optional<Failure> CheckRoom(const TraceOp& op) const;
+  bool MovesShared(const TraceOp& op) const;
   std::optional<Failure> FollowRemove(const TraceOp& op);
   std::optional<Failure> CheckDims(const TraceOp& op) const;
   std::optional<Failure> CheckVisibility(const TraceOp& op) const;

@@ -185,6 +185,44 @@ TEST(OtherAnswers, AreAccepted) {
   }
 }
 
+// Where a sequence with states ends, it can resume (R8).
+TEST(OtherAnswers, AStateAtTheEndMustResume) {
+  const Recording two = {Header(R"("type":"recurrent","checkpoint_every":0)"),
+                         Start(0, 0, 2), Put({1, 2})};
+  const auto asked = [&](int pos) {
+    return Lines(
+        two + Recording{fmt::format(R"({{"op":"can_resume","seq":0,"pos":{},)"
+                                    R"("result":false}})",
+                                    pos)});
+  };
+  ExpectReject(asked(2), 4, Level::kNone);
+  for (const int pos : {0, 1, 3}) {
+    ExpectAccept(asked(pos), Level::kVisibility);
+  }
+}
+
+// No cache has a reason to refuse a removal for tokens that nobody shares
+// (S32).
+TEST(OtherAnswers, SharedCellsNeedSharedTokens) {
+  const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":2})";
+  const auto removed = [&](const Recording& before, int begin, int end) {
+    const Recording start = {kCausal, Start(0, 0, 3), Put({1, 2, 3})};
+    return Lines(
+        start + before +
+        Recording{fmt::format(R"({{"op":"remove","seq":0,"begin":{},"end":{},)"
+                              R"("result":"shared_cells"}})",
+                              begin, end)});
+  };
+  ExpectAccept(removed({copy}, 0, 1), Level::kVisibility);
+  ExpectReject(removed({}, 0, 1), 4, Level::kNone);
+  ExpectReject(removed({copy}, 0, 2), 5, Level::kNone);  // Only 2 would move.
+  ExpectReject(removed({copy}, 0, kOpenEnd), 5, Level::kNone);
+  // A prompt's tokens may be shared with the cache of prompts (F4).
+  ExpectAccept(Lines(kFirst + Recording{R"({"op":"remove","seq":0,"begin":0,)"
+                                        R"("end":1,"result":"shared_cells"})"}),
+               Level::kVisibility);
+}
+
 // A refused batch may have evicted tokens (S12), and later lines tell. Here
 // each cache has evicted those of sequence 0; after the last line, another
 // sight of the same rows is wrong.

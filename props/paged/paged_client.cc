@@ -69,6 +69,11 @@ std::vector<Keys> MakeKeys() {
                   {"", {"a", "b"}},
                   {"", {"b"}},
                   {"", {"b", "b"}}});
+  // Several extras with another salt, and another extra after the first.
+  keys.push_back({PrefixKey{"s", {"a", "b"}},
+                  {"t", {"a", "b"}},
+                  {"s", {"a", "c"}},
+                  {"s", {"a", "b", "c"}}});
   return keys;
 }
 

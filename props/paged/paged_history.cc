@@ -422,9 +422,9 @@ namespace {
 
 PagedSpec DrawGroup(const Pick& pick, int unit) {
   PagedSpec group;
-  group.block_size = unit * pick(1, 2);
+  group.block_size = unit * pick(1, 3);
   group.blocks = pick(2, 14);
-  group.layers = pick(1, 2);
+  group.layers = pick(1, 3);
   group.kv_heads = pick(1, 2);
   group.k_head_dim = pick(1, 3);
   group.v_head_dim = pick(1, 3);
@@ -449,6 +449,23 @@ int DrawGroupsC(const Pick& pick, const PagedNumbers& numbers,
   if (kind == PagedOpKind::kMisuse) return c + kNewMisuse * pick(0, 1);
   if (kind != PagedOpKind::kOpen) return c;
   return c + kSeenMedia * (pick(0, 1) == 0 ? 1 : pick(0, 4));
+}
+
+// Adds a fork of a sequence with images, which continues, and prompts with the
+// images of either, or with an image less.
+void AddForkWithMedia(const Pick& pick, const PagedNumbers& numbers, int source,
+                      std::vector<PagedOp>& ops) {
+  ops.push_back({PagedOpKind::kFork, source, pick(0, 63), 0});
+  for (int appends = pick(1, 2); appends > 0; --appends) {
+    constexpr auto kAppend = PagedOpKind::kAppend;
+    ops.push_back(
+        {kAppend, pick(0, 63), pick(0, kLongAppend - 1), numbers.C(kAppend)});
+    CompleteCall(pick, ops);
+  }
+  for (int opens = pick(1, 4); opens > 0; --opens) {
+    ops.push_back({PagedOpKind::kOpen, pick(0, 63), 0,
+                   kSeenMedia * (pick(0, 1) == 0 ? 4 : 1)});
+  }
 }
 
 // Makes a group whose pool is hardly larger than its window of several blocks,
@@ -499,6 +516,9 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
         history.ops.push_back({PagedOpKind::kTruncate, op.a, pick(0, 7), 0});
         op.c = numbers.C(op.kind);
         history.ops.push_back(op);
+      } else if (pick(0, 1) == 0) {
+        CompleteCall(pick, history.ops);
+        AddForkWithMedia(pick, numbers, op.a, history.ops);
       }
     }
     if (completes) CompleteCall(pick, history.ops);

@@ -80,10 +80,15 @@ class TruncationKeepsMedia : public ForwardingPool {
   std::map<int, std::vector<PrefixMedia>> media_;
 };
 
+enum class Mistake {
+  kLongFork,      // A fork has all tokens of its source.
+  kKnown,         // Unknown tokens are 0.
+  kForkOfNoMedia  // A fork has no media.
+};
+
 // Refuses each prompt that begins with blocks which a pool would find if it
-// missed that a fork has fewer tokens than its source (kForks), or took unknown
-// tokens for 0.
-template <bool kForks>
+// made this mistake.
+template <Mistake kMistake>
 class RefusesMistakes : public ForwardingPool {
  public:
   using ForwardingPool::ForwardingPool;
@@ -100,22 +105,36 @@ class RefusesMistakes : public ForwardingPool {
     if (!made.ok()) return made;
     const auto found = prompt.first(AsSize(*pool_->SeqLen(*made)));
     const Tokens tokens(found.begin(), found.end());
-    sequences_[*made] = {key, tokens, tokens};
+    sequences_[*made] = {key, key, tokens, tokens};
     return made;
   }
   Result<int> Fork(int sequence, int len) override {
     Result<int> made = pool_->Fork(sequence, len);
     if (!made.ok()) return made;
     Sequence& fork = sequences_[*made] = sequences_[sequence];
-    fork.tokens.resize(AsSize(len));
-    fork.mistaken = kForks ? sequences_[sequence].tokens : fork.tokens;
+    const int kept = *pool_->SeqLen(*made);
+    fork.tokens.resize(AsSize(kept));
+    fork.mistaken = fork.tokens;
+    if (kMistake == Mistake::kLongFork) {
+      fork.mistaken = sequences_[sequence].tokens;
+    }
+    std::erase_if(fork.key.media,
+                  [&](auto& at) { return at.position >= kept; });
+    if (kMistake == Mistake::kForkOfNoMedia) fork.mistaken_key.media.clear();
     return made;
+  }
+  Status AddMedia(int sequence, const PrefixMedia& media) override {
+    Status status = pool_->AddMedia(sequence, media);
+    if (!status.ok()) return status;
+    sequences_[sequence].key.media.push_back(media);
+    sequences_[sequence].mistaken_key.media.push_back(media);
+    return status;
   }
   Status Commit(int sequence, int new_tokens) override {
     const Status status = pool_->Commit(sequence, new_tokens);
     if (!status.ok()) return status;
     Add(sequence, Tokens(AsSize(new_tokens), -1),
-        Tokens(AsSize(new_tokens), kForks ? -1 : 0));
+        Tokens(AsSize(new_tokens), kMistake == Mistake::kKnown ? 0 : -1));
     return status;
   }
   Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
@@ -129,7 +148,13 @@ class RefusesMistakes : public ForwardingPool {
     const Status status = pool_->Truncate(sequence, len);
     if (!status.ok()) return status;
     Sequence& cut = sequences_[sequence];
-    cut.tokens.resize(AsSize(len));
+    const int before = Size(cut.tokens), kept = *pool_->SeqLen(sequence);
+    for (PrefixKey* key : {&cut.key, &cut.mistaken_key}) {
+      std::erase_if(key->media, [&](auto& at) {
+        return at.position >= kept && at.position < before;
+      });
+    }
+    cut.tokens.resize(AsSize(kept));
     cut.mistaken = cut.tokens;
     return status;
   }
@@ -138,6 +163,7 @@ class RefusesMistakes : public ForwardingPool {
   using Tokens = std::vector<std::int32_t>;
   struct Sequence {
     PrefixKey key;
+    PrefixKey mistaken_key;
     Tokens tokens;  // -1: unknown.
     Tokens mistaken;
   };
@@ -151,8 +177,11 @@ class RefusesMistakes : public ForwardingPool {
     to.mistaken.insert(to.mistaken.end(), mistaken.begin(), mistaken.end());
     for (; end <= Size(to.tokens); end += block) {
       const Tokens wrong(to.mistaken.begin(), to.mistaken.begin() + end);
-      if (!std::equal(wrong.begin(), wrong.end(), to.tokens.begin())) {
-        mistakes_.emplace_back(to.key, wrong);
+      const bool has_media = std::ranges::any_of(
+          to.key.media, [&](auto& at) { return at.position < end; });
+      const bool loses = to.mistaken_key.media.empty() && has_media;
+      if (loses || !std::equal(wrong.begin(), wrong.end(), to.tokens.begin())) {
+        mistakes_.emplace_back(to.mistaken_key, wrong);
       }
     }
   }
@@ -224,16 +253,22 @@ TEST(PagedHistories, HaveKeysOfOtherOrders) {
 }
 
 TEST(PagedHistories, HavePromptsOfForksThatWereNotCut) {
-  EXPECT_TRUE(IsFound<RefusesMistakes<true>>(100000));
+  EXPECT_TRUE(IsFound<RefusesMistakes<Mistake::kLongFork>>(100000));
 }
 
 TEST(PagedHistories, HavePromptsOfUnknownTokens) {
-  EXPECT_TRUE(IsFound<RefusesMistakes<false>>(100000));
+  EXPECT_TRUE(IsFound<RefusesMistakes<Mistake::kKnown>>(100000));
 }
 
 TEST(PagedHistories, HavePromptsWithOtherMedia) {
   // 18; 9 if servers repeated the media of prompts.
   EXPECT_GE(SeedsThatFind<IgnoresMedia>(40, 500), 14);
+}
+
+TEST(PagedHistories, ForkSequencesWithMedia) {
+  // 6; 0 if servers did not fork after media.
+  constexpr auto kMistake = Mistake::kForkOfNoMedia;
+  EXPECT_GE(SeedsThatFind<RefusesMistakes<kMistake>>(10, 20000), 3);
 }
 
 TEST(PagedHistories, TruncateTokensWithMedia) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "core/guarded_paged.h"
@@ -254,7 +255,10 @@ void PoolWorkload::Look() {
 void PoolWorkload::LookAtSlots(const PagedPool& of, int sequence) {
   if (!abilities_.slots) return;
   const int len = Size(sequences_.at(sequence).client.tokens);
-  Need(of.SlotMapping(sequence, 0, len), "SlotMapping");
+  // All tokens, and the last half of them, such as a step computes.
+  for (const int begin : std::set{0, len / 2}) {
+    Need(of.SlotMapping(sequence, begin, len), "SlotMapping");
+  }
 }
 
 void PoolWorkload::LookAtTables(const PagedPool& of,

@@ -136,6 +136,81 @@ TEST(Harness, FindsAReservationThatStores) {
   IsFoundAndShrunk<ReserveStores>(2);
 }
 
+// Has no tokens left after a batch for which it is full.
+class ForgetsWhenFull : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    Status status = cache_->StartForward(batch, reserve);
+    std::vector<CellEntry> cells;
+    if (status.code() == StatusCode::kCacheFull) cache_->ListCells(cells);
+    for (const CellEntry& entry : cells) {
+      EXPECT_TRUE(cache_->Remove(entry.sequence, 0, kOpenEnd).ok());
+    }
+    return status;
+  }
+};
+
+// A full cache with a window has evicted, but no more than that (S12).
+TEST(Harness, FindsAWindowThatForgetsWhenItIsFull) {
+  Subject subject = TwinSubject("reference", Level::kVisibility);
+  subject.make_of = [](const auto& setup) -> Result<std::unique_ptr<Cache>> {
+    return std::unique_ptr<Cache>(
+        std::make_unique<ForgetsWhenFull>(setup.spec));
+  };
+  FuzzOptions options;
+  options.kind = Kind::kSwa;
+  options.operations = 100000;
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_TRUE(result.failure.has_value());
+  EXPECT_LE(result.shrunk.ops.size(), 4U) << ToText(result.shrunk);
+}
+
+// Evicts nothing before it answers that it is full.
+class EvictsNothingWhenFull : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    CacheState before;
+    const bool kept = cache_->SnapshotTo(before).ok();
+    Status status = cache_->StartForward(batch, reserve);
+    if (kept && status.code() == StatusCode::kCacheFull) {
+      EXPECT_TRUE(cache_->Restore(before).ok());
+      EXPECT_TRUE(!type_ || cache_->SetLayerType(*type_).ok());
+    }
+    return status;
+  }
+  Status SetLayerType(int type) override {
+    Status status = cache_->SetLayerType(type);
+    if (status.ok()) type_ = type;
+    return status;
+  }
+
+ private:
+  std::optional<int> type_;
+};
+
+// A full cache may have evicted all, or nothing (S12).
+TEST(Harness, AFullCacheMayHaveEvicted) {
+  for (const bool evicts : {false, true}) {
+    Subject subject = TwinSubject("reference", Level::kVisibility);
+    const auto twin = subject.make_of;
+    subject.make_of = [&](const auto& setup) -> Result<std::unique_ptr<Cache>> {
+      if (evicts) return twin(setup);
+      return std::unique_ptr<Cache>(
+          std::make_unique<EvictsNothingWhenFull>(setup.spec));
+    };
+    for (const Kind kind : {Kind::kSwa, Kind::kSwaMem, Kind::kWrapper}) {
+      FuzzOptions options;
+      options.kind = kind;
+      options.operations = 30000;
+      const FuzzResult result = Fuzz(options, subject);
+      EXPECT_FALSE(result.failure) << result.failure->text << "\n"
+                                   << ToText(result.shrunk);
+    }
+  }
+}
+
 // Gives one wrong answer in its life.
 class WrongOnce : public Faulty {
  public:

@@ -177,6 +177,29 @@ TEST(OtherCaches, AYesOfCanResumeIsAPromise) {
   }
 }
 
+// A cache that evicts at once is also right by lazy eviction
+// (docs/profiles.md): a hybrid that goes back then has a shorter length, where
+// batches continue.
+TEST(OtherCaches, AnEagerHybridIsALazyOne) {
+  Subject subject = TwinSubject("optimized", Level::kVisibility);
+  subject.rules = *ParseRules("ollama-0.15 except eviction is lazy");
+  std::vector<History> histories = {
+      *ParseHistory("kvt1 kind=hybrid caches=recurrent/swa:w1 cap=3 | put 0*1 "
+                    "| put 0*2 | put 1*1 | copy 0>1:1 | put 1*1")};
+  for (std::uint64_t number = 0; number < 400; ++number) {
+    histories.push_back(MakeHistory(/*seed=*/1, number, Kind::kHybrid, 40));
+    subject.abilities.Fit(histories.back().setup);
+  }
+  int ran = 0;
+  for (const History& history : histories) {
+    const RunResult result = RunHistory(history, subject);
+    ran += result.ran ? 1 : 0;
+    EXPECT_FALSE(result.failure) << result.failure->text << "\n"
+                                 << ToText(Shrink(history, subject));
+  }
+  EXPECT_GT(ran, 390);
+}
+
 // Checks a view in which one row sees columns with these rows.
 std::string WrongIn(const reference::Ledger& ledger, int layer,
                     const std::vector<float>& rows) {

@@ -309,10 +309,11 @@ using Profiled =
     std::tuple<std::string, std::map<std::string, std::vector<std::string>>,
                std::vector<std::pair<std::string, std::string>>, std::string>;
 
-Profiled Profile(nb::object adapter) {
+Profiled Profile(nb::object adapter, std::int64_t operations) {
   return Raising([&]() -> Profiled {
     const Driver driver(std::move(adapter), nb::none());
-    const props::InferredProfile profile = props::InferProfile(driver.info());
+    const props::InferredProfile profile =
+        props::InferProfile(driver.info(), {.operations = operations});
     std::map<std::string, std::vector<std::string>> rules;
     for (const props::FoundRule& found : profile.found) {
       const RuleInfo& rule = AllRules()[found.rule];
@@ -359,7 +360,7 @@ void BindLive(nb::module_& m) {
   m.def("certify", &Certify, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("rerun_law"), nb::arg("operations"), nb::arg("histories"),
         nb::arg("seed"), nb::arg("old").none());
-  m.def("profile", &Profile, nb::arg("adapter"));
+  m.def("profile", &Profile, nb::arg("adapter"), nb::arg("operations"));
   m.def("law_names", &LawNames);
   m.def("judge_laws", &JudgeLaws, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("names"), nb::arg("seed"), nb::arg("count"),

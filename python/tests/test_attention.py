@@ -266,6 +266,8 @@ def test_masks_are_bools_or_numbers():
         seen.tolist(),
         np.where(seen, 0, -np.inf).astype(np.float32),
         np.where(seen, 0, -np.inf).astype(np.float16),
+        np.where(seen, -0.0, -np.inf).astype(np.float32),
+        np.where(seen, -0.0, -np.inf).astype(np.float16),
     ):
         attention.plan(mask)
         found.append(attention.attend(query, (key, value)))
@@ -373,7 +375,9 @@ def test_errors():
         (lambda: attention.plan(mask, 6), "rows is 6, it must be 1 to 5"),
         (lambda: attention.plan(mask, 2, 4), "first_row is 4, it must be 0 to 3"),
         (lambda: attention.plan(mask, first_row=5), "rows is 0"),
-        (lambda: attention.plan(mask.astype(np.uint8)), "mask is f8_e4m3"),
+        (lambda: attention.plan(mask.astype(np.uint8)), "mask is of uint8, it must be of b"),
+        (lambda: attention.plan(np.tri(5)), "mask is 1 in column 0 of row 0, it must be 0 or"),
+        (lambda: attention.plan(np.full((1, 9), np.nan)), "mask is nan in column 0 of row 0"),
         (lambda: attention.attend(query[:3], kv), r"query has shape \[8, 4, 3\]"),
         (lambda: attention.attend(query[:, :3], kv), "3 heads, which 2 KV heads"),
         (lambda: attention.attend(query, (key[:4], value)), "key has shape"),

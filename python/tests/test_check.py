@@ -314,6 +314,33 @@ def test_hidden_cells_may_hold_anything(v_layout, wild):
 
 
 @pytest.mark.parametrize(
+    ("v_layout", "none"),
+    [("plain", (0, 32, 2)), ("permuted", (32, 2, 0)), ("tiled", (0, 32, 2, 32))],
+)
+def test_a_view_may_have_no_rows(v_layout, none):
+    class Emptied(Layouts):
+        def remove(self, sequence, begin, end):
+            pass
+
+        def get(self, layer):
+            return np.zeros((0, 32, 2)), np.zeros(none), np.zeros((2, 0), bool)
+
+    setup = kvtwin.Setup(
+        capacity=2, kv_heads=32, k_head_dim=2, v_head_dim=2, v_layout=v_layout,
+        cache_padding=32, max_batch=2,
+    )
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(Emptied(v_layout, 0, 2), out, setup)
+    recorder.start_forward([0, 1], [0, 0])
+    recorder.put(0, *2 * [np.ones((2, 32, 2), np.float32)])
+    recorder.remove(0, 0, kvtwin.OPEN_END)
+    recorder.get(0)
+    lines = out.getvalue().splitlines()
+    assert kvtwin.check(lines).accepted
+    assert kvtwin.check(lines[:3] + lines[4:]).line == 4  # The tokens are missing.
+
+
+@pytest.mark.parametrize(
     ("v_layout", "name", "shape", "reason"),
     [
         ("plain", "key", (32, 2), "mask has 32 columns, key has 1"),

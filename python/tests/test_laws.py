@@ -72,8 +72,9 @@ def test_laws_report_an_exception_once():
 
 
 def test_profile():
-    found = kvtwin.profile(toys.Right)
+    found = kvtwin.profile(toys.Right, operations=0)
     assert found, str(found)
+    assert found.tried == "17 histories"
     assert found.summary.startswith("like ollama-0.12")
     assert found.rules["copy"] == ["replaces"]
 
@@ -92,6 +93,9 @@ def test_profile_tries_random_histories():
     assert str(found).endswith(found.tried)
     tried = re.fullmatch(r"17 histories and (\d+) operations of random histories", found.tried)
     assert int(tried[1]) >= 30000
+    assert kvtwin.profile(toys.ShortRing, operations=0)
+    with pytest.raises(ValueError, match="operations is -1"):
+        kvtwin.profile(toys.Right, operations=-1)
     wrong = kvtwin.profile(toys.ShortRing)
     assert not wrong and len(wrong.unexplained) == 1, str(wrong)
     assert wrong.summary.startswith("like none: it is wrong under any rules on 1 of ")

@@ -11,9 +11,11 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 
 namespace kvtwin::props {
@@ -199,6 +201,36 @@ TEST_P(GuardedAttentionOf, RefusesMasks) {
           [](TensorView&, int&, int& first_row) { first_row = 2; });
   refuses("first_row is -1, it must be 0 to 1",
           [](TensorView&, int&, int& first_row) { first_row = -1; });
+}
+
+TEST_P(GuardedAttentionOf, RefusesElementsOfMasks) {
+  const auto plans = [](const TensorView& mask, int first_row) {
+    auto attention = *MakeAttention(GetParam());
+    return attention->Plan(mask, /*rows=*/2, first_row).message();
+  };
+  // Only the planned rows are read, and all of their columns.
+  std::vector<float> numbers(64 * 3, 0.0F);
+  const TensorView mask = DenseView(numbers.data(), DType::kF32, {64, 3, 1, 1});
+  for (const int column : {0, 63}) {
+    float& element = At(numbers, 64 * 2 + column);
+    element = -0.5F;
+    EXPECT_EQ(plans(mask, 1),
+              fmt::format("mask is -0.5 in column {} of row 2, it must be 0 or "
+                          "-inf",
+                          column));
+    EXPECT_EQ(plans(mask, 0), "");
+    element = -0.0F;
+  }
+  EXPECT_EQ(plans(mask, 1), "");
+  for (const auto& [dtype, bits, text] :
+       {std::tuple(DType::kF16, std::uint16_t{0x7E00}, "nan"),
+        {DType::kBF16, std::uint16_t{0x7F80}, "inf"}}) {
+    const std::vector<std::uint16_t> halves(64 * 3, bits);
+    EXPECT_EQ(
+        plans(DenseView(halves.data(), dtype, {64, 3, 1, 1}), 1),
+        fmt::format("mask is {} in column 0 of row 1, it must be 0 or -inf",
+                    text));
+  }
 }
 
 TEST_P(GuardedAttentionOf, RefusesTensors) {

@@ -459,6 +459,7 @@ TEST_F(Parked, AllKindsAreLoaded) {
   for (const CacheSpec& spec : std::vector<CacheSpec>{
            causal,
            swa,
+           {.kind = Kind::kSwa, .window = 0},
            {.kind = Kind::kSwaMem, .window = 3, .memory = 5},
            {.kind = Kind::kChunked, .chunk = 4},
            recurrent,

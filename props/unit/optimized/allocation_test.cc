@@ -12,8 +12,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <new>
 #include <span>
@@ -23,6 +25,7 @@
 #include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/cache.h"
+#include "kvtwin/serving.h"
 #include "optimized/fast_paths.h"
 #include "optimized/row_shift.h"
 #include "props/unit/optimized/allocations.h"
@@ -31,6 +34,7 @@ namespace kvtwin::props {
 
 std::atomic<std::size_t> allocations = 0;
 std::atomic<std::int64_t> live_bytes = 0;
+thread_local int allocations_left = -1;
 
 }  // namespace kvtwin::props
 
@@ -42,6 +46,13 @@ void* Counted(void* memory) {
   kvtwin::props::live_bytes +=
       static_cast<std::int64_t>(malloc_usable_size(memory));
   return memory;
+}
+
+// Whether the thread may not allocate.
+bool IsOut() {
+  int& left = kvtwin::props::allocations_left;
+  if (left > 0) --left;
+  return left == 0;
 }
 
 void GivenBack(void* memory) {
@@ -100,7 +111,7 @@ int __wrap_munmap(void* address, std::size_t bytes) {
 
 // The other forms of new call these two.
 void* operator new(std::size_t bytes) {
-  void* memory = std::malloc(bytes);  // NOLINT
+  void* memory = IsOut() ? nullptr : std::malloc(bytes);  // NOLINT
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -316,6 +327,45 @@ TEST(Allocations, ShiftsOfWideHeadsAllocateNothing) {
   const std::size_t before = allocations;
   prepared.Apply(DType::kQ8, rows, scratch);
   EXPECT_EQ(allocations, before);
+}
+
+// The thread of the service has no memory left at some moment after the second
+// token. Each answer ends nevertheless, and so does the service.
+TEST(Allocations, AnswersEndWithoutMemory) {
+  const SessionsSpec sizes{.slots = 2, .context = 16, .batch = 8};
+  const std::vector<float> logits(4), rows(16);
+  std::map<Finish, int> ends;
+  for (int left = 1; left < 60; ++left) {
+    const std::unique_ptr<Cache> cache = *MakeCache({});
+    ASSERT_TRUE(cache->Init(InitOf(sizes, DType::kF32)).ok());
+    std::atomic<int> drawn = 0;
+    const auto forward = [&](Cache& computed, const SessionBatch& batch) {
+      const TensorView row = DenseView(rows.data(), DType::kF32,
+                                       {1, 1, std::ssize(batch.inputs), 1});
+      EXPECT_TRUE(computed.Put(row, row).ok());
+      return std::span(logits).first(batch.outputs.size());
+    };
+    const auto bytes = [&](std::int32_t /*token*/) {
+      if (++drawn == 2) allocations_left = left;
+      return std::string("x");
+    };
+    std::unique_ptr<Service> service =
+        *MakeService(*cache, {.sessions = sizes}, {forward, bytes});
+    const std::vector<SessionInput> prompt = {{1}, {2}};
+    const auto ask = [&](int limit) {
+      return *service->Ask(
+          {.prompt = prompt, .limit = limit, .sample = [](auto) { return 1; }});
+    };
+    const std::unique_ptr<Answer> first = ask(2), second = ask(3);
+    service.reset();  // It ends all answers.
+    for (Answer* answer : {first.get(), second.get()}) {
+      const AnswerPart part =
+          answer->Next(/*whole=*/true, std::chrono::seconds(0));
+      EXPECT_NE(part.finish, Finish::kNone) << left;
+      ++ends[part.finish];
+    }
+  }
+  EXPECT_GT(ends[Finish::kFailed], 0);
 }
 
 }  // namespace

@@ -16,6 +16,10 @@ extern std::atomic<std::size_t> allocations;
 // Allocated bytes that were not freed, without mmap's.
 extern std::atomic<std::int64_t> live_bytes;
 
+// How many allocations by `new` the thread may still make; all later ones throw
+// bad_alloc. -1: there is no limit.
+extern thread_local int allocations_left;
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_UNIT_OPTIMIZED_ALLOCATIONS_H_

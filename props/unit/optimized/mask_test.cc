@@ -53,8 +53,12 @@ TEST(MaskElements, AreExactlyZeroOrMinusInfinity) {
   // Only two bytes of the element are read.
   EXPECT_EQ(of(DType::kF16, 0xFFFF0000), MaskElement::kAllows);
   EXPECT_EQ(of(DType::kBF16, 0xFFFF0000), MaskElement::kAllows);
-  // -0, another dtype's -inf, +inf, a NaN.
-  EXPECT_EQ(of(DType::kF32, 0x80000000), MaskElement::kNeither);
+  // -0 allows, too: it adds nothing to a score.
+  EXPECT_EQ(of(DType::kF32, 0x80000000), MaskElement::kAllows);
+  EXPECT_EQ(of(DType::kF16, 0x8000), MaskElement::kAllows);
+  EXPECT_EQ(of(DType::kBF16, 0x8000), MaskElement::kAllows);
+  // Another dtype's -0 and -inf, +inf, a NaN.
+  EXPECT_EQ(of(DType::kF32, 0x8000), MaskElement::kNeither);
   EXPECT_EQ(of(DType::kF16, 0xFF80), MaskElement::kNeither);
   EXPECT_EQ(of(DType::kBF16, 0xFC00), MaskElement::kNeither);
   EXPECT_EQ(of(DType::kBF16, 0x7F80), MaskElement::kNeither);

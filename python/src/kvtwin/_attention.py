@@ -47,9 +47,14 @@ class Attention:
     ) -> None:
         """Plans `rows` rows of a mask from `first_row` on, all by default. The mask,
         (rows, columns), is that of a view, an array of bool, True where a row may
-        attend, or of 0 and -inf."""
+        attend, or of 0 and -inf. Raises ValueError for other elements."""
         if mask is not None and not isinstance(mask, Tensor):
             found = np.asarray(mask)
+            if np.issubdtype(found.dtype, np.integer):
+                raise ValueError(
+                    f"mask is of {found.dtype}, it must be of bool, True where a row may "
+                    "attend, or of 0 and -inf"
+                )
             if found.dtype == np.bool_:
                 mask = np.ascontiguousarray(
                     np.where(found, np.float32(0), np.float32(-np.inf))

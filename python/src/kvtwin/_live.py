@@ -530,11 +530,18 @@ def certify(
     return Certificate(**fields, compared=compare is not None)
 
 
-def profile(cls: type) -> ProfileResult:
-    """Works out which system's rules your class of caches follows."""
+@_casts_overflow
+def profile(cls: type, *, operations: int = 30_000) -> ProfileResult:
+    """Works out which system's rules your class of caches follows.
+
+    Random histories of `operations` operations in all then run by these rules; 0 runs
+    none.
+    """
+    if operations < 0:
+        raise ValueError(f"operations is {operations}")
     if _is_pool(cls):
         raise NotSupported("profiles are for caches, not for pools")
-    summary, rules, unexplained, tried = _kvtwin.profile(Backend(cls))
+    summary, rules, unexplained, tried = _kvtwin.profile(Backend(cls), operations)
     ended = {history: text for history, text in unexplained if text}
     wrong = [history for history, _ in unexplained]
     return ProfileResult(summary, rules, wrong, ended, tried)

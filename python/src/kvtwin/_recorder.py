@@ -246,6 +246,10 @@ class Recorder:
                 first = {k: v for k, v in fields.items() if k == "first_cell"}
                 self._line({"op": "reserved_mask", "shape": shape, **first})
                 return view
+            if allowed.shape[1] == 0:
+                columns = 32 if self._v_layout == "tiled" else 1
+                k, v = _hidden_rows(k, columns), _hidden_rows(v, 1)
+                allowed = np.zeros((allowed.shape[0], columns), bool)
             text = ["".join("01"[int(one)] for one in row) for row in allowed]
             fields["mask"] = {"shape": shape, "rows": text}
             k = _finite(k, allowed, "K", layer)
@@ -325,6 +329,12 @@ class Recorder:
 
 # The axes of V that are not columns (S23).
 _OTHER_AXES = {"plain": (1, 2), "permuted": (0, 1), "tiled": (1, 2)}
+
+
+def _hidden_rows(none: Any, count: int) -> Any:
+    """Returns rows of zeros in place of no rows: a view of a recording has at least one
+    row, which may be hidden."""
+    return np.zeros([extent or count for extent in none.shape], np.float32)
 
 
 def _finite(
