@@ -368,7 +368,12 @@ std::string JsonString(const std::string& text) {
 }
 
 bool IsUtf8(const std::string& text) {
-  return nlohmann::json::parse(JsonString(text)) == nlohmann::json(text);
+  try {
+    static_cast<void>(nlohmann::json(text).dump());
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
 }
 
 }  // namespace kvtwin

@@ -123,6 +123,7 @@ std::string Printable(std::string_view bytes, std::size_t length_max);
 // Returns `text` as a JSON string in quotes; bytes that are not UTF-8 are
 // replaced.
 std::string JsonString(const std::string& text);
+// Whether all bytes of `text` are of characters in UTF-8.
 bool IsUtf8(const std::string& text);
 
 }  // namespace kvtwin

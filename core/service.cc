@@ -204,7 +204,7 @@ class BatchService : public Service {
     if (!lock.owns_lock()) lock.lock();
     return status;
   }
-  // A text that is short enough to need no memory itself.
+  // The text fits in the string itself, so that it needs no memory.
   static Status NoMemory() {
     return {StatusCode::kFailedPrecondition, "no memory"};
   }
@@ -394,7 +394,7 @@ class BatchService : public Service {
         sessions_->Slot(job->slot)->reusable >= spec_.worth) {
       ended_.push_back(job->slot);
     }
-    // If memory ran out before this, the answer ends with all others.
+    // If memory runs out above, the answer still runs, and FailAll ends it.
     End(*job, finish, status);
     running_.erase(number);
   }

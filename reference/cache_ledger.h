@@ -37,7 +37,7 @@ struct Heard {
 class CacheLedger final : public StateLedger {
  public:
   explicit CacheLedger(const CacheSpec& spec, const Rules& rules = {})
-      : StateLedger(spec), rules_(rules), ours_(rules == Rules{}) {}
+      : StateLedger(spec), rules_(rules), ours_(AreOurs(rules)) {}
 
   // Removes the limit on cells: no batch is refused because the cache is full.
   void IgnoreCapacity() { cells_ = std::numeric_limits<std::int64_t>::max(); }
@@ -185,7 +185,14 @@ class CacheLedger final : public StateLedger {
   }
   // With `surely`: whether it must answer yes, whatever was evicted.
   bool CanResume(int seq, std::int32_t pos, bool surely) const {
-    if (ours_ || recurrent()) return StateLedger::CanResume(seq, pos);
+    if (!surely && (ours_ || recurrent())) {
+      return StateLedger::CanResume(seq, pos);
+    }
+    if (recurrent()) {
+      return pos == 0 || std::ranges::any_of(tokens_, [&](auto& token) {
+               return Holds(seq, token, surely) && token.position + 1 == pos;
+             });
+    }
     if (surely ? MayBeFull(seq) && pos < Next(seq)
                : IsFull(seq) && pos < SureNext(seq)) {
       return false;
@@ -208,8 +215,8 @@ class CacheLedger final : public StateLedger {
   bool IsBeyondMemory(int seq, std::int64_t position) const {
     return memory_ && position < Next(seq) - *memory_;
   }
-  // Whether it depends on evicted tokens which batches continue the sequence:
-  // at its end, which batches must know (R3).
+  // Whether evictions decide where the sequence ends, in a cache whose batches
+  // must begin there (R3).
   bool EndIsOpen(int seq) const {
     return (RefusesPositions() || recurrent()) && Next(seq) != SureNext(seq);
   }
@@ -457,15 +464,18 @@ class CacheLedger final : public StateLedger {
     return must || (may && !heard_.Is(kOk));
   }
 
-  // Returns the answer to a Remove, `status` if no token was evicted. If it is
-  // a refusal that was not heard, and the evictable tokens are its reason, they
-  // are gone, and the range is removed.
+  // Returns the answer to a Remove, `status` if no token of `seq` was evicted.
+  // If it is a refusal that was not heard, and evictable tokens are its reason,
+  // they are gone, and the range is removed.
   Status AfterEviction(int seq, std::int32_t begin, std::int32_t end,
                        const Status& status) {
     const bool heard = !heard_.known || heard_.Is(status.code());
     if (status.ok() || heard || evictable_.empty()) return status;
     CacheLedger surely = *this;
-    surely.DropEvictable();
+    for (LedgerToken& token : surely.tokens_) {
+      if (IsEvictable(token, seq)) token.sequences.erase(seq);
+    }
+    surely.DropUnheld();
     if (!surely.StateLedger::Remove(seq, begin, end).ok()) return status;
     *this = std::move(surely);
     return {};

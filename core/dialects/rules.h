@@ -51,6 +51,11 @@ struct Rules {
   bool operator==(const Rules&) const = default;
 };
 
+// Whether the rules are kvtwin's, whatever number of rows a mask has.
+inline bool AreOurs(const Rules& rules) {
+  return rules == Rules{.mask_rows = rules.mask_rows};
+}
+
 }  // namespace kvtwin
 
 #endif  // KVTWIN_CORE_DIALECTS_RULES_H_

@@ -126,10 +126,13 @@ Status CheckTokens(const CacheState& state, int tokens, Cache& cache,
     }
     held[AsSize(entry.position)] = true;
   }
-  // With a window of 0, a cache also resumes right after an evicted token.
+  // With a window of 0, a cache also resumes right after its last evicted
+  // token.
+  const Result<bool> whole = cache.CanResume(slot, 0);
+  if (!whole.ok()) return whole.status();
   const auto first = std::ranges::find(held, true) - held.begin();
-  for (int i = AsInt(first); i < tokens; ++i) {
-    if (held[AsSize(i)]) continue;
+  for (int i = 0; i < tokens && !state.cells.empty(); ++i) {
+    if (held[AsSize(i)] || (!*whole && i + 1 == first)) continue;
     const Result<bool> resumes = cache.CanResume(slot, i + 1);
     if (!resumes.ok()) return resumes.status();
     if (*resumes) return Invalid("the file lacks position {}", i);
@@ -207,7 +210,8 @@ class Parking : public ParkingLot {
     try {
       fs::create_directories(spec_.folder);
       RemoveDeadParts(spec_.folder);
-      // With an error code, libstdc++ aborts where memory runs out.
+      // These calls throw: with an error code, libstdc++ aborts if memory runs
+      // out.
       for (const auto& entry : fs::directory_iterator(spec_.folder)) {
         const std::string path = entry.path();
         const Result<std::string> label = ModelOf(path);

@@ -341,7 +341,7 @@ kvtwin_status kvtwin_cache_add_sequence(kvtwin_cache* cache, int32_t sequence,
                                         const kvtwin_state* added);
 
 /* Converts a state to bytes, safetensors (<kvtwin/save.h>), and back. Free the
- * bytes with kvtwin_free. `model` is any name, and must be the same in both
+ * bytes with kvtwin_free. `model` is UTF-8 text, and must be the same in both
  * calls; NULL is "". */
 kvtwin_status kvtwin_state_to_bytes(const kvtwin_state* state,
                                     const char* model, void** bytes,
@@ -634,8 +634,9 @@ kvtwin_status kvtwin_attention_create(const char* twin,
 void kvtwin_attention_destroy(kvtwin_attention* attention);
 
 /* Plans the rows [first_row, first_row + rows) of the mask of a view, [columns,
- * rows], up to 2^24 of them. The mask is not needed after the call. An error
- * leaves the plan unchanged. */
+ * rows], up to 2^24 of them. The mask is not needed after the call. An element
+ * of these rows that is neither 0 nor -inf is INVALID_ARGUMENT. An error leaves
+ * the plan unchanged. */
 kvtwin_status kvtwin_attention_plan(kvtwin_attention* attention,
                                     const kvtwin_tensor* mask, int32_t rows,
                                     int32_t first_row);

@@ -1,3 +1,4 @@
+#include "core/state_checks.h"
 #include "kvtwin/save.h"
 #include "props/c_api/c_api.h"
 
@@ -57,8 +58,9 @@ kvtwin_status kvtwin_state_to_bytes(const kvtwin_state* state,
     Status status =
         NeedAll({{"state", state}, {"bytes", bytes}, {"count", count}});
     if (!status.ok()) return status;
+    status = CheckModel(TextOf(model));
+    if (!status.ok()) return status;
     const auto made = StateToBytes(state->state, TextOf(model));
-    if (made.empty()) return Invalid("model is not UTF-8");
     *bytes = CopyOut(made);
     *count = made.size();
     return {};

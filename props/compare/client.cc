@@ -237,7 +237,7 @@ void Client::PlaceDrafts(const Segment& segment, Tokens& batch) {
   }
 }
 
-// Makes sure where the sequence ends, and returns whether it could. Lazy
+// Settles where the sequence ends, and returns whether that is known now. Lazy
 // eviction may have removed its end, so the client asks.
 bool Client::SettleEnd(int seq) {
   const auto& ledger = driver_.ledger();
@@ -340,7 +340,7 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
       continue;
     }
     if (setup_.legal && !seen.insert(segment.seq).second) continue;
-    if (!SettleEnd(segment.seq)) continue;
+    if ((setup_.legal || has_states_) && !SettleEnd(segment.seq)) continue;
     if (setup_.legal) {
       segment = Legalized(segment, room);
       if (segment.count < 1) continue;

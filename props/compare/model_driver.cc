@@ -167,9 +167,11 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   AddStep(call, actual.code());
   if (actual.code() == StatusCode::kCacheFull) {
     CheckRoom(call, ledger_, batch_);
-    // It may have evicted tokens before (S12), and left states.
+    // It may have evicted tokens first (S12); with states, the tokens that
+    // remain are open.
     ledger_.Refused(batch);
-    over_ = ledger_.HasStates() || (Bounded() && !HasOurRules());
+    pass_is_open_ = !AreOurs(subject_.rules);
+    over_ = ledger_.HasStates() || (Bounded() && pass_is_open_);
     DrawCellsNow();
     return false;
   }
@@ -179,8 +181,9 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   if (!actual.ok()) {  // The ledger expects this refusal, too.
     // By our rules, the pass before a wrong batch continues (S5); by others, it
     // may have ended.
-    pass_is_open_ = !HasOurRules();
-    if (!pass_is_open_ && actual.code() == StatusCode::kInvalidArgument) {
+    const bool ours = AreOurs(subject_.rules);
+    pass_is_open_ = !ours;
+    if (ours && actual.code() == StatusCode::kInvalidArgument) {
       std::tie(batch_, active_, copied_, pass_is_open_, fresh_, type_) = before;
     }
     return false;
@@ -193,9 +196,6 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   return true;
 }
 
-bool ModelDriver::HasOurRules() const {
-  return subject_.rules == Rules{.mask_rows = subject_.rules.mask_rows};
-}
 bool ModelDriver::Bounded() const {
   return HasWindow(setup_.spec) || ledger_.HasStates();
 }

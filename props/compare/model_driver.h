@@ -79,7 +79,6 @@ class ModelDriver final : public Driver {
   void CheckRoom(const std::string& call, const reference::Ledger& after,
                  const Tokens& batch) const;
   // Whether tokens may be evicted.
-  bool HasOurRules() const;  // But for the number of mask rows.
   bool Bounded() const;
   // Returns `seq` and the sequences that share the tokens which a Remove would
   // move; the empty set if it moves no shared token, or may move them.
@@ -132,8 +131,8 @@ class ModelDriver final : public Driver {
   std::unique_ptr<Cache> tested_;
   Tokens batch_;
   bool active_ = false;
-  // A prompt came after the last batch, or other rules than ours refused a
-  // batch: a backend may still have the pass.
+  // A prompt came after the last batch, or the cache refused a batch by other
+  // rules than ours: a backend may still have the pass.
   bool pass_is_open_ = false;
   bool over_ = false;
   bool reserving_ = false;

@@ -18,7 +18,7 @@ class Prompts {
  public:
   Prompts(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
       : pick_(pick), setup_(setup), ops_(ops) {
-    alphabet_ = &kAlphabets.at(AsSize(pick_(0, 4)));
+    alphabet_ = &kAlphabets.at(AsSize(pick_(0, Size(kAlphabets) - 1)));
     // The first tokens of all prompts, such as system prompts.
     for (std::vector<int>& base : bases_) {
       for (int i = 0; i < std::min(setup.init.capacity, 40); ++i) {

@@ -90,9 +90,9 @@ LawResult BatchSplitting(const History& history, const Subject& subject) {
   return result;
 }
 
-// Before each StartForward, reserves with the same batch and its rows. If its
-// positions are refused, the pass before goes on (R3), so that a reserving pass
-// would show.
+// Reserves before each StartForward, with the same batch and its rows. A
+// reserving pass ends the pass before it, so a batch that is invalid_argument
+// is left out: after it, the earlier pass must continue (S5).
 LawResult Reserve(const History& history, const Subject& subject) {
   return MatchedBytes(
       Resolve(history, subject), subject,

@@ -403,7 +403,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
       return std::nullopt;
     case TraceOpKind::kFindPrefix:
       return FollowPrompt(op);
-    case TraceOpKind::kCanResume:  // "false" is allowed, but for states.
+    case TraceOpKind::kCanResume:  // "false" is right but at the last state.
       if (!op.answer && ledger_->MustResume(op.seq, op.pos)) {
         return WrongAnswer(
             "result is false, but the sequence ends with a state there");
@@ -468,15 +468,17 @@ std::optional<Failure> Oracle::CheckRoom(const TraceOp& op) const {
       init.capacity, init.max_sequences);
 }
 
-// Whether a Remove may move tokens that other sequences share (S32, F4).
+// Whether a Remove may move tokens that other sequences share (S32, F4). Caches
+// with windows may have kept such tokens for longer.
 bool Oracle::MovesShared(const TraceOp& op) const {
   if (op.end == kOpenEnd) return false;
   return !ledger_->prefixes().empty() ||
          std::ranges::any_of(ledger_->parts(), [&](const auto& part) {
-           return std::ranges::any_of(part.tokens(), [&](const auto& token) {
-             return token.HeldBy(op.seq) && token.position >= op.end &&
-                    token.sequences.size() > 1;
-           });
+           return part.Forgets() ||
+                  std::ranges::any_of(part.tokens(), [&](const auto& token) {
+                    return token.HeldBy(op.seq) && token.position >= op.end &&
+                           token.sequences.size() > 1;
+                  });
          });
 }
 

@@ -201,8 +201,7 @@ TEST(OtherAnswers, AStateAtTheEndMustResume) {
   }
 }
 
-// No cache has a reason to refuse a removal for tokens that nobody shares
-// (S32).
+// A cache may answer shared_cells only if a shared token would move (S32).
 TEST(OtherAnswers, SharedCellsNeedSharedTokens) {
   const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":2})";
   const auto removed = [&](const Recording& before, int begin, int end) {
@@ -253,14 +252,18 @@ TEST(OtherAnswers, MayFollowARefusedBatch) {
       {Header(window, 1, 1), Start(0, 0, 2), Put({1, 2}), Start(0, 2, 1, full),
        kFrom1, Start(0, 1, 1), Get({1}, 1)}};
   // A hybrid whose window has evicted its tokens goes back to 0 (H3, R3).
-  for (const std::string second : {R"("type":"causal","shift":"none")",
-                                   R"("type":"recurrent","checkpoints":4)"}) {
+  for (const std::string second :
+       {R"("type":"causal","shift":"none")",
+        R"("type":"recurrent","checkpoints":4)",
+        R"("type":"recurrent","checkpoints":4,"checkpoint_every":1)"}) {
     const std::string caches = fmt::format(
         R"("type":"hybrid","caches":[{{{}}},{{{}}}])", window, second);
     histories.push_back(Recording{Header(caches, 1, 1), Start(0, 0, 2),
                                   Put({1, 2}),
                                   R"({"op":"set_layer_type","type":1})",
-                                  Put({1, 2}), Start(0, 2, 1, full), kFrom1} +
+                                  Put({1, 2}), Start(0, 2, 1, full), kFrom1,
+                                  R"({"op":"can_resume","seq":0,"pos":1,)"
+                                  R"("result":false})"} +
                         anew);
   }
   for (const Recording& recording : histories) {

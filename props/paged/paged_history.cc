@@ -452,7 +452,7 @@ int DrawGroupsC(const Pick& pick, const PagedNumbers& numbers,
 }
 
 // Adds a fork of a sequence with images, which continues, and prompts with the
-// images of either, or with an image less.
+// images of either, or with one image fewer.
 void AddForkWithMedia(const Pick& pick, const PagedNumbers& numbers, int source,
                       std::vector<PagedOp>& ops) {
   ops.push_back({PagedOpKind::kFork, source, pick(0, 63), 0});

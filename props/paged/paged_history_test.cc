@@ -81,9 +81,9 @@ class TruncationKeepsMedia : public ForwardingPool {
 };
 
 enum class Mistake {
-  kLongFork,      // A fork has all tokens of its source.
-  kKnown,         // Unknown tokens are 0.
-  kForkOfNoMedia  // A fork has no media.
+  kLongFork,          // Takes a fork to have all tokens of its source.
+  kKnown,             // Takes unknown tokens for 0.
+  kForkWithoutMedia,  // Takes a fork to have no media.
 };
 
 // Refuses each prompt that begins with blocks which a pool would find if it
@@ -120,7 +120,7 @@ class RefusesMistakes : public ForwardingPool {
     }
     std::erase_if(fork.key.media,
                   [&](auto& at) { return at.position >= kept; });
-    if (kMistake == Mistake::kForkOfNoMedia) fork.mistaken_key.media.clear();
+    if (kMistake == Mistake::kForkWithoutMedia) fork.mistaken_key.media.clear();
     return made;
   }
   Status AddMedia(int sequence, const PrefixMedia& media) override {
@@ -266,8 +266,8 @@ TEST(PagedHistories, HavePromptsWithOtherMedia) {
 }
 
 TEST(PagedHistories, ForkSequencesWithMedia) {
-  // 6; 0 if servers did not fork after media.
-  constexpr auto kMistake = Mistake::kForkOfNoMedia;
+  // 6 seeds find it; 0 would if servers did not fork after media.
+  constexpr auto kMistake = Mistake::kForkWithoutMedia;
   EXPECT_GE(SeedsThatFind<RefusesMistakes<kMistake>>(10, 20000), 3);
 }
 

@@ -180,7 +180,7 @@ TEST(OtherCaches, AYesOfCanResumeIsAPromise) {
 // A cache that evicts at once is also right by lazy eviction
 // (docs/profiles.md): a hybrid that goes back then has a shorter length, where
 // batches continue.
-TEST(OtherCaches, AnEagerHybridIsALazyOne) {
+TEST(OtherCaches, AnEagerHybridIsRightByTheLazyRule) {
   Subject subject = TwinSubject("optimized", Level::kVisibility);
   subject.rules = *ParseRules("ollama-0.15 except eviction is lazy");
   std::vector<History> histories = {

@@ -314,16 +314,16 @@ def test_hidden_cells_may_hold_anything(v_layout, wild):
 
 
 @pytest.mark.parametrize(
-    ("v_layout", "none"),
+    ("v_layout", "empty"),
     [("plain", (0, 32, 2)), ("permuted", (32, 2, 0)), ("tiled", (0, 32, 2, 32))],
 )
-def test_a_view_may_have_no_rows(v_layout, none):
+def test_a_view_may_have_no_rows(v_layout, empty):
     class Emptied(Layouts):
         def remove(self, sequence, begin, end):
             pass
 
         def get(self, layer):
-            return np.zeros((0, 32, 2)), np.zeros(none), np.zeros((2, 0), bool)
+            return np.zeros((0, 32, 2)), np.zeros(empty), np.zeros((2, 0), bool)
 
     setup = kvtwin.Setup(
         capacity=2, kv_heads=32, k_head_dim=2, v_head_dim=2, v_layout=v_layout,

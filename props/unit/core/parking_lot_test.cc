@@ -567,18 +567,26 @@ TEST_F(Parked, AFolderMayHoldAnything) {
 TEST_F(Parked, AForgedLabelIsNoticed) {
   const std::string file = ParkedFile(PromptOf({1, 2, 3}));
   const CacheState whole = *LoadState(file, *ModelOf(file));
-  CacheState part = whole;
-  for (auto& [layer, rows] : part.layers) {
-    for (DenseTensor* tensor : {&rows.key, &rows.value}) {
-      tensor->shape[2] = 2;
-      tensor->bytes.erase(tensor->bytes.begin() + 4, tensor->bytes.begin() + 8);
+  const auto without = [&](int position) {
+    CacheState part = whole;
+    for (auto& [layer, rows] : part.layers) {
+      for (DenseTensor* tensor : {&rows.key, &rows.value}) {
+        tensor->shape[2] = 2;
+        const auto at = IteratorAt(tensor->bytes, 4 * position);
+        tensor->bytes.erase(at, at + 4);
+      }
     }
-  }
-  part.cells.erase(part.cells.begin() + 1);  // Not position 1.
+    part.cells.erase(IteratorAt(part.cells, position));
+    return part;
+  };
   CacheState twice = whole;
   twice.cells[2].position = 1;
-  for (const auto& [state, label] : std::vector<std::pair<CacheState, int>>{
-           {whole, 5}, {part, 3}, {twice, 2}, {CacheState(), 3}}) {
+  for (const auto& [state, label] :
+       std::vector<std::pair<CacheState, int>>{{whole, 5},
+                                               {without(0), 3},
+                                               {without(1), 3},
+                                               {twice, 2},
+                                               {CacheState(), 3}}) {
     std::string tokens;
     for (int i = 1; i <= label; ++i) tokens += std::to_string(i) + " ";
     ASSERT_TRUE(SaveState(state, file, "m 1\nf32\n" + tokens).ok());

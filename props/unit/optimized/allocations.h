@@ -17,7 +17,7 @@ extern std::atomic<std::size_t> allocations;
 extern std::atomic<std::int64_t> live_bytes;
 
 // How many allocations by `new` the thread may still make; all later ones throw
-// bad_alloc. -1: there is no limit.
+// bad_alloc. -1: any number.
 extern thread_local int allocations_left;
 
 }  // namespace kvtwin::props

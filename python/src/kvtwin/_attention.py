@@ -50,10 +50,10 @@ class Attention:
         attend, or of 0 and -inf. Raises ValueError for other elements."""
         if mask is not None and not isinstance(mask, Tensor):
             found = np.asarray(mask)
-            if np.issubdtype(found.dtype, np.integer):
+            if found.dtype.kind in "iu":
                 raise ValueError(
-                    f"mask is of {found.dtype}, it must be of bool, True where a row may "
-                    "attend, or of 0 and -inf"
+                    f"mask is of {found.dtype}, it must be of bool, True where a row "
+                    "may attend, or of 0 and -inf"
                 )
             if found.dtype == np.bool_:
                 mask = np.ascontiguousarray(

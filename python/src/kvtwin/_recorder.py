@@ -331,10 +331,10 @@ class Recorder:
 _OTHER_AXES = {"plain": (1, 2), "permuted": (0, 1), "tiled": (1, 2)}
 
 
-def _hidden_rows(none: Any, count: int) -> Any:
-    """Returns rows of zeros in place of no rows: a view of a recording has at least one
-    row, which may be hidden."""
-    return np.zeros([extent or count for extent in none.shape], np.float32)
+def _hidden_rows(empty: Any, count: int) -> Any:
+    """Returns `count` rows of zeros for a view without rows: a recorded view has at
+    least one row, which may be hidden."""
+    return np.zeros([extent or count for extent in empty.shape], np.float32)
 
 
 def _finite(
