@@ -138,6 +138,11 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
       if (!draw.Once(in)) continue;
       At(seen, cell) = true;
       AllowInMask(pool.mask, cell, row);
+      if (mask_dtype == DType::kBits || cell % 3 != 0) continue;
+      // -0 allows, too.
+      const auto size = static_cast<std::int64_t>(SizeOf(mask_dtype));
+      At(pool.mask.bytes, pool.mask.view().stride[1] * row + size * (cell + 1) -
+                              1) = std::byte{0x80};
     }
   }
   for (int cell = 0; cell < cells; ++cell) {

@@ -250,6 +250,7 @@ class Recorder:
                 columns = 32 if self._v_layout == "tiled" else 1
                 k, v = _hidden_rows(k, columns), _hidden_rows(v, 1)
                 allowed = np.zeros((allowed.shape[0], columns), bool)
+                shape[0] = columns
             text = ["".join("01"[int(one)] for one in row) for row in allowed]
             fields["mask"] = {"shape": shape, "rows": text}
             k = _finite(k, allowed, "K", layer)
