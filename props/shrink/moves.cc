@@ -38,6 +38,16 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
   });
 }
 
+// Gives the tokens of prompts the ids 0, 1, 2, ... in the order of the prompts.
+void RenameTokens(History& history) {
+  std::map<int, int> names;
+  for (Op& op : history.ops) {
+    for (int& id : op.ids) {
+      id = names.try_emplace(id, Size(names)).first->second;
+    }
+  }
+}
+
 // Names sequences as a client does whose ids are below max_sequences.
 void WrapSequences(History& history) {
   const int sequences = history.setup.init.max_sequences;
@@ -60,6 +70,10 @@ class MoveList {
   MoveList(const History& history, bool all) : all_(all) {
     moves_.emplace_back([](History& h) { RenameSequences(h); });
     moves_.emplace_back([](History& h) { WrapSequences(h); });
+    const auto has_ids = [](const Op& op) { return !op.ids.empty(); };
+    if (std::ranges::any_of(history.ops, has_ids)) {
+      moves_.emplace_back([](History& h) { RenameTokens(h); });
+    }
     AddSetup();
     for (std::size_t i = 0; i < history.setup.spec.caches.size(); ++i) {
       AddPart(i);
