@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -81,34 +80,10 @@ Status CheckMask(const TensorView& mask) {
   return CheckFirstStride("mask", mask);
 }
 
-// Whether some element of a row is neither 0 nor -inf. `hiding` has the bits of
-// -inf.
-template <class T>
-bool HasInvalid(const std::byte* row, std::int64_t columns, T hiding) {
-  unsigned found = 0;
-#pragma omp simd reduction(| : found)
-  for (std::int64_t i = 0; i < columns; ++i) {
-    T element;
-    std::memcpy(&element, row + i * AsInt(sizeof(T)), sizeof(T));
-    const bool zero = static_cast<T>(element << 1) == 0;
-    found |= zero | (element == hiding) ? 0U : 1U;
-  }
-  return found != 0;
-}
-
-bool HasInvalid(const TensorView& mask, std::int64_t row) {
-  const std::byte* data = mask.at(0, row);
-  const std::int64_t columns = mask.shape[0];
-  const std::uint16_t hiding = mask.dtype == DType::kF16 ? 0xFC00 : 0xFF80;
-  if (mask.dtype == DType::kBits) return false;
-  if (mask.dtype != DType::kF32) return HasInvalid(data, columns, hiding);
-  return HasInvalid<std::uint32_t>(data, columns, 0xFF800000);
-}
-
 Status CheckElements(const TensorView& mask, int rows, int first_row) {
   if (mask.stride[1] == 0) rows = 1;
   for (std::int64_t row = first_row; row < first_row + rows; ++row) {
-    if (!HasInvalid(mask, row)) continue;
+    if (!HasNeither(mask, row)) continue;
     for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
       if (MaskElementAt(mask, column, row) != MaskElement::kNeither) continue;
       return Invalid("mask is {} in column {} of row {}, it must be 0 or -inf",

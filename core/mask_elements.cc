@@ -21,6 +21,21 @@ std::uint32_t Sign(DType dtype) {
   return dtype == DType::kF32 ? 0x80000000 : 0x8000;
 }
 
+template <class T>
+bool HasNeither(const std::byte* row, std::int64_t columns, DType dtype) {
+  const T sign = static_cast<T>(Sign(dtype));
+  const T hiding = static_cast<T>(Hiding(dtype));
+  unsigned found = 0;
+#pragma omp simd reduction(| : found)
+  for (std::int64_t i = 0; i < columns; ++i) {
+    T element;
+    std::memcpy(&element, row + i * AsInt(sizeof(T)), sizeof(T));
+    const bool valid = element == 0 || element == sign || element == hiding;
+    found |= valid ? 0U : 1U;
+  }
+  return found != 0;
+}
+
 constexpr std::byte BitOf(std::int64_t column) {
   return std::byte{1} << column % 8;
 }
@@ -43,6 +58,14 @@ MaskElement MaskElementAt(const TensorView& mask, std::int64_t column,
   if (element == 0 || element == Sign(mask.dtype)) return MaskElement::kAllows;
   return element == Hiding(mask.dtype) ? MaskElement::kHides
                                        : MaskElement::kNeither;
+}
+
+bool HasNeither(const TensorView& mask, std::int64_t row) {
+  if (mask.dtype == DType::kBits) return false;
+  const bool wide = mask.dtype == DType::kF32;
+  const auto find =
+      wide ? HasNeither<std::uint32_t> : HasNeither<std::uint16_t>;
+  return find(mask.at(0, row), mask.shape[0], mask.dtype);
 }
 
 DenseTensor HidingMask(DType dtype, std::int64_t columns, std::int64_t rows) {

@@ -18,6 +18,10 @@ enum class MaskElement { kAllows, kHides, kNeither };
 MaskElement MaskElementAt(const TensorView& mask, std::int64_t column,
                           std::int64_t row);
 
+// Whether some element of a row is kNeither. Requires: as MaskElementAt, and
+// the elements of the row lie one after another.
+bool HasNeither(const TensorView& mask, std::int64_t row);
+
 // Whether the row may attend to the column's cell.
 inline bool MaskAllows(const TensorView& mask, std::int64_t column,
                        std::int64_t row) {

@@ -120,10 +120,10 @@ class CacheLedger final : public StateLedger {
   }
 
   bool HasEvictable() const { return !evictable_.empty(); }
-  void DropEvictable() {
+  // Lets the evictable tokens leave the sequence.
+  void DropEvictable(int seq) {
     for (LedgerToken& token : tokens_) {
-      std::erase_if(token.sequences,
-                    [&](int seq) { return IsEvictable(token, seq); });
+      if (IsEvictable(token, seq)) token.sequences.erase(seq);
     }
     DropUnheld();
   }
@@ -472,10 +472,7 @@ class CacheLedger final : public StateLedger {
     const bool heard = !heard_.known || heard_.Is(status.code());
     if (status.ok() || heard || evictable_.empty()) return status;
     CacheLedger surely = *this;
-    for (LedgerToken& token : surely.tokens_) {
-      if (IsEvictable(token, seq)) token.sequences.erase(seq);
-    }
-    surely.DropUnheld();
+    surely.DropEvictable(seq);
     if (!surely.StateLedger::Remove(seq, begin, end).ok()) return status;
     *this = std::move(surely);
     return {};

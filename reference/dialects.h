@@ -226,7 +226,7 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
         parts_, [](auto& part) { return part.HasEvictable(); });
     if (!hybrid_ || !open) return pos;
     Ledger surely = *this;
-    for (CacheLedger& part : surely.parts_) part.DropEvictable();
+    for (CacheLedger& part : surely.parts_) part.DropEvictable(seq);
     return surely.ResumeBefore(seq, pos);
   }
   void MayEndAt(int seq, std::int64_t position) {

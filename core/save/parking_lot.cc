@@ -20,6 +20,7 @@
 #include "core/json_line.h"
 #include "core/refusals.h"
 #include "core/save/part_file.h"
+#include "core/state_checks.h"
 #include "kvtwin/save.h"
 #include "kvtwin/serving.h"
 

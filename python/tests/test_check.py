@@ -291,26 +291,33 @@ class Layouts:
         return self.key, value, np.tri(2, 32, dtype=bool)
 
 
+def recorded(layouts, rows=None):
+    """Records a pass of two tokens, and returns the recorder and its file."""
+    setup = kvtwin.Setup(
+        capacity=2, kv_heads=32, k_head_dim=2, v_head_dim=2, v_layout=layouts.v_layout,
+        cache_padding=32, max_batch=2,
+    )
+    rows = np.ones((2, 32, 2), np.float32) if rows is None else rows
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(layouts, out, setup)
+    recorder.start_forward([0, 1], [0, 0])
+    recorder.put(0, rows, rows)
+    return recorder, out
+
+
 @pytest.mark.parametrize("wild", [np.nan, -np.inf])
 @pytest.mark.parametrize("v_layout", ["plain", "permuted", "tiled"])
 def test_hidden_cells_may_hold_anything(v_layout, wild):
-    setup = kvtwin.Setup(
-        capacity=2, kv_heads=32, k_head_dim=2, v_head_dim=2, v_layout=v_layout,
-        cache_padding=32, max_batch=2,
-    )
     rows = np.random.default_rng(1).normal(size=(2, 32, 2)).astype(np.float32)
 
-    def recorded(cell):
-        out = io.StringIO()
-        recorder = kvtwin.Recorder(Layouts(v_layout, wild, cell), out, setup)
-        recorder.start_forward([0, 1], [0, 0])
-        recorder.put(0, rows, rows)
+    def verdict(cell):
+        recorder, out = recorded(Layouts(v_layout, wild, cell), rows)
         recorder.get(0)
         return kvtwin.check(out.getvalue().encode())
 
-    assert recorded(2).accepted, recorded(2)
+    assert verdict(2).accepted, verdict(2)
     with pytest.raises(ValueError, match="V has a number that is not finite in column 1, "):
-        recorded(1)
+        verdict(1)
 
 
 @pytest.mark.parametrize(
@@ -325,14 +332,7 @@ def test_a_view_may_have_no_rows(v_layout, empty):
         def get(self, layer):
             return np.zeros((0, 32, 2)), np.zeros(empty), np.zeros((2, 0), bool)
 
-    setup = kvtwin.Setup(
-        capacity=2, kv_heads=32, k_head_dim=2, v_head_dim=2, v_layout=v_layout,
-        cache_padding=32, max_batch=2,
-    )
-    out = io.StringIO()
-    recorder = kvtwin.Recorder(Emptied(v_layout, 0, 2), out, setup)
-    recorder.start_forward([0, 1], [0, 0])
-    recorder.put(0, *2 * [np.ones((2, 32, 2), np.float32)])
+    recorder, out = recorded(Emptied(v_layout, 0, 2))
     recorder.remove(0, 0, kvtwin.OPEN_END)
     recorder.get(0)
     lines = out.getvalue().splitlines()
@@ -356,14 +356,7 @@ def test_rows_of_a_wrong_rank_are_named(v_layout, name, shape, reason):
             flat = np.zeros(shape)
             return (flat, value, mask) if name == "key" else (key, flat, mask)
 
-    setup = kvtwin.Setup(
-        capacity=2, kv_heads=32, k_head_dim=2, v_head_dim=2, v_layout=v_layout,
-        cache_padding=32, max_batch=2,
-    )
-    out = io.StringIO()
-    recorder = kvtwin.Recorder(Flat(v_layout, 0, 2), out, setup)
-    recorder.start_forward([0, 1], [0, 0])
-    recorder.put(0, *2 * [np.zeros((2, 32, 2), np.float32)])
+    recorder, out = recorded(Flat(v_layout, 0, 2))
     recorder.get(0)
     verdict = kvtwin.check(out.getvalue().encode())
     assert verdict.line == 4 and reason in verdict.reason, verdict
