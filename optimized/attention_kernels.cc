@@ -154,7 +154,7 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
   // If values are fetched shortly before they are read, memory is idle now.
   const std::size_t fetched =
       NearFetches<4>::CellsAhead(tile.values, head_count);
-  const bool fetch = IsIntel() && IsReadable(tile.keys) &&
+  const bool fetch = HasLargeFirstLevel() && IsReadable(tile.keys) &&
                      IsReadable(tile.values) && fetched < tile.cells;
   EvenFetches fetches(tile.values, tile.cells, heads, head_count,
                       fetch ? fetched : 0);

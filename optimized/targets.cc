@@ -2,6 +2,8 @@
 
 #include "optimized/targets.h"
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdlib>
 
@@ -80,6 +82,15 @@ bool IsIntel() {
     return __builtin_cpu_is("intel") != 0;
   }();
   return intel;
+#else
+  return false;
+#endif
+}
+
+bool HasLargeFirstLevel() {
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+  static const bool large = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
+  return large;
 #else
   return false;
 #endif

@@ -32,6 +32,11 @@ std::string ActiveTarget();
 // speed than others with the same instruction set.
 bool IsIntel();
 
+// Whether the first-level cache is of 48 KiB or more, as Intel's since Ice Lake
+// and AMD's since Zen 5. It then has room for rows that are fetched shortly
+// before they are read (docs/performance.md).
+bool HasLargeFirstLevel();
+
 }  // namespace kvtwin::optimized
 
 #endif  // KVTWIN_OPTIMIZED_TARGETS_H_

@@ -202,9 +202,9 @@ class NearFetches {
 
 // Calls does(head index, first cell, rows of kCells cells, head_dim) for all
 // cells of a tile and all heads: in the order in which the rows lie in memory,
-// if they are read there. Intel's processors then take rows fastest that were
-// fetched shortly before into the first-level cache; AMD's, a tile before into
-// the second (docs/performance.md).
+// if they are read there. Rows are then fetched shortly before into a
+// first-level cache with room for them; else, a tile before into the second
+// (docs/performance.md).
 template <std::size_t kCells, class Does>
 HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
                              bool read_there, const RowsAhead& ahead,
@@ -213,7 +213,7 @@ HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
   const std::size_t steps = (cells + kCells - 1) / kCells;
   const std::size_t step = (ahead.cells() + steps - 1) / steps;
   if (read_there) {
-    const bool near = IsIntel();
+    const bool near = HasLargeFirstLevel();
     NearFetches<kCells> fetches(rows, cells, ahead, heads, head_count);
     for (std::size_t t = 0; t < cells; t += kCells) {
       for (std::size_t h = 0; h < head_count; ++h) {
