@@ -35,14 +35,6 @@ Status CheckDims(std::string_view name, const TensorView& tensor) {
   return {};
 }
 
-// Requires: an enum value.
-Status CheckFirstStride(std::string_view name, const TensorView& tensor) {
-  const auto element = static_cast<std::int64_t>(SizeOf(tensor.dtype));
-  if (tensor.stride[0] == element) return {};
-  return Invalid("{} has a stride[0] of {}, {} needs {}", name,
-                 tensor.stride[0], DTypeName(tensor.dtype), element);
-}
-
 // `blocks_too`: whether dtypes in blocks are taken.
 Status CheckRows(std::string_view name, const TensorView& rows,
                  const Shape& expected, bool blocks_too) {

@@ -290,15 +290,9 @@ Status GuardedCache::SetCausal(std::span<const int> except) {
 
 Status GuardedCache::CheckDTypes(const TensorView& key,
                                  const TensorView& value) const {
-  const auto check = [](std::string_view name, DType given,
-                        DType stored) -> Status {
-    if (given == DType::kF32 || given == stored) return {};
-    return Invalid("{} is {}, the cache takes f32 or {}", name,
-                   DTypeName(given), DTypeName(stored));
-  };
-  Status status = check("key", key.dtype, k_dtype());
-  if (status.ok()) status = check("value", value.dtype, v_dtype());
-  return status;
+  Status status = CheckRowsToStore("key", key, "cache", k_dtype());
+  if (!status.ok()) return status;
+  return CheckRowsToStore("value", value, "cache", v_dtype());
 }
 
 Status GuardedCache::CheckRows(const TensorView& key,

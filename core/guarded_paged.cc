@@ -17,10 +17,8 @@ namespace {
 Status CheckTensor(std::string_view name, const TensorView& tensor,
                    DType stored, const Shape& expected) {
   if (tensor.data == nullptr) return Invalid("{} has no data", name);
-  if (tensor.dtype != DType::kF32 && tensor.dtype != stored) {
-    return Invalid("{} is {}, the pool takes f32 or {}", name,
-                   DTypeName(tensor.dtype), DTypeName(stored));
-  }
+  Status status = CheckRowsToStore(name, tensor, "pool", stored);
+  if (!status.ok()) return status;
   if (tensor.shape[2] < 1 || tensor.shape != expected) {
     return Invalid("{} has shape {}, it must be {} and at least one token",
                    name, ShapeText(tensor.shape), ShapeText(expected));

@@ -65,6 +65,29 @@ inline Status CheckWholeBlocks(std::string_view name, std::int64_t head_dim,
                  head_dim, DTypeName(dtype), kBlockElements);
 }
 
+// Refuses elements that do not follow each other, or blocks with a stride[0],
+// which they do not have. Requires: an enum value.
+inline Status CheckFirstStride(std::string_view name,
+                               const TensorView& tensor) {
+  const auto element = static_cast<std::int64_t>(SizeOf(tensor.dtype));
+  if (tensor.stride[0] == element) return {};
+  return Invalid("{} has a stride[0] of {}, {} needs {}", name,
+                 tensor.stride[0], DTypeName(tensor.dtype), element);
+}
+
+// Refuses rows to store that are neither of f32 nor of the dtype `stored`.
+// `taker`: "cache" or "pool".
+inline Status CheckRowsToStore(std::string_view name, const TensorView& rows,
+                               std::string_view taker, DType stored) {
+  if (rows.dtype != DType::kF32 && rows.dtype != stored) {
+    return Invalid("{} is {}, the {} takes f32{}{}", name,
+                   DTypeName(rows.dtype), taker,
+                   stored == DType::kF32 ? "" : " or ",
+                   stored == DType::kF32 ? "" : DTypeName(stored));
+  }
+  return IsBlockDType(rows.dtype) ? CheckFirstStride(name, rows) : Status();
+}
+
 }  // namespace kvtwin
 
 #endif  // KVTWIN_CORE_REFUSALS_H_

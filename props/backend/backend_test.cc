@@ -598,25 +598,30 @@ TEST(Host, SendsWhatIsWrong) {
                         .part = WrongPart::kRows,
                         .of_left = true,
                         .pool_call = PagedTraceOpKind::kMedia,
+                        .pool_change = PagedTraceOpKind::kFork,
                         .of_window = true};
   const auto fields = [](const Failure& failure) {
     return std::tuple(failure.step, failure.check, failure.text, failure.row,
                       failure.column, failure.first_cell, failure.function,
                       failure.call, failure.part, failure.of_left,
-                      failure.pool_call, failure.of_window);
+                      failure.pool_call, failure.pool_change,
+                      failure.of_window);
   };
   auto json = ToJson(sent);
   EXPECT_EQ(fields(FailureFromJson(json)), fields(sent));
   json["call"] = AsInt(OpKind::kFind) + 1;  // No operation has this number.
   EXPECT_ANY_THROW(FailureFromJson(json));
   json = ToJson(sent);
-  json["pool_call"] = AsInt(PagedTraceOpKind::kMedia) + 1;  // No call has it.
-  EXPECT_ANY_THROW(FailureFromJson(json));
-  json = ToJson(sent);
+  for (const char* call : {"pool_call", "pool_change"}) {
+    json[call] = AsInt(PagedTraceOpKind::kMedia) + 1;  // No call has it.
+    EXPECT_ANY_THROW(FailureFromJson(json));
+    json = ToJson(sent);
+  }
   json["part"] = AsInt(WrongPart::kEncoder) + 1;  // No part has this number.
   EXPECT_ANY_THROW(FailureFromJson(json));
   EXPECT_EQ(FailureFromJson(ToJson(Failure())).call, std::nullopt);
   EXPECT_EQ(FailureFromJson(ToJson(Failure())).pool_call, std::nullopt);
+  EXPECT_EQ(FailureFromJson(ToJson(Failure())).pool_change, std::nullopt);
 }
 
 TEST(Host, NoProcessRenewsItsOwnTime) {

@@ -122,6 +122,7 @@ Json ToJson(const Failure& failure) {
       {"of_left", failure.of_left},   {"of_window", failure.of_window}};
   if (failure.call) json["call"] = *failure.call;
   if (failure.pool_call) json["pool_call"] = *failure.pool_call;
+  if (failure.pool_change) json["pool_change"] = *failure.pool_change;
   return json;
 }
 
@@ -143,6 +144,9 @@ Failure FailureFromJson(const Json& json) {
   }
   if (json.contains("pool_call")) {
     failure.pool_call = EnumAt(json, "pool_call", PagedTraceOpKind::kMedia);
+  }
+  if (json.contains("pool_change")) {
+    failure.pool_change = EnumAt(json, "pool_change", PagedTraceOpKind::kMedia);
   }
   return failure;
 }

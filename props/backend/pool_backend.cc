@@ -449,11 +449,15 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   const bool of_backend = failure && failure->party() == Party::kBackend;
   if (!of_backend && judgement.verdict() != Verdict::kAccept) {
     failure = PoolFailure(judgement.reason());
-    if (judgement.failure) failure->pool_call = judgement.failure->pool_call;
+    if (judgement.failure) {
+      failure->pool_call = judgement.failure->pool_call;
+      failure->pool_change = judgement.failure->pool_change;
+    }
     std::istringstream recording(text);
     failure->trace = PoolSteps(recording, judgement.line());
   } else if (failure) {
     failure->pool_call = calls.LastCall();
+    failure->pool_change = calls.LastChange();
   } else if (!recorder.status().ok()) {
     failure = PoolFailure(recorder.status().message());
   }

@@ -99,6 +99,25 @@ std::string_view StateRulesOf(OpKind operation) {
   }
 }
 
+// Returns the rules for a call in a recording of a cache with recurrent state;
+// "" if they are those of other caches.
+std::string_view StateRulesOf(TraceOpKind call) {
+  switch (call) {
+    case TraceOpKind::kStartForward:
+      return kStateStart;
+    case TraceOpKind::kRemove:
+      return kStateRemove;
+    case TraceOpKind::kCopyPrefix:
+      return kStateCopy;
+    case TraceOpKind::kCanResume:
+      return kStateResume;
+    case TraceOpKind::kCommit:
+      return kStateCommit;
+    default:
+      return "";
+  }
+}
+
 struct CheckRules {
   std::string_view check;
   std::string_view rules;
@@ -227,6 +246,7 @@ bool Moves(const Op& op) {
 
 RowPast PastOf(const Failure& difference, const History& history) {
   RowPast past = RowPast::Of(history.setup.spec, history.setup.config);
+  past.pins = Has(history, OpKind::kPin);
   past.copies = Has(history, OpKind::kCopy);
   past.moves = std::ranges::any_of(history.ops, Moves) ||
                std::ranges::any_of(difference.trace, &Step::is_closed);
@@ -299,9 +319,18 @@ void AddRulesOfLeaving(const Failure& difference, const History& history,
   }
 }
 
+// Adds the rules by which it depends on windows and pins whether a sequence can
+// resume.
+void AddRulesOfResuming(const RowPast& past, RuleList& rules) {
+  if (past.windows) AddRule("S28", rules);
+  if (!past.pins) return;
+  AddRule("R14", rules);
+  AddRule("R15", rules);
+}
+
 // Adds the rules of earlier calls whose effect the wrong answer or view shows:
-// of drafts that stayed, of a reserving pass that stored something, and of
-// copies. The shortest history has such calls only where they matter.
+// of drafts that stayed, of a reserving pass that stored something, of pins,
+// and of copies. The shortest history has such calls only where they matter.
 void AddRulesOfEffects(const Failure& difference, const History& history,
                        RuleList& rules) {
   const bool room = difference.Is("subject: room");
@@ -312,6 +341,9 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
   if (!room && !result && !shows && !difference.Is("subject: resume")) return;
   const bool reserves = std::ranges::count(history.ops, true, &Op::reserve) > 0;
   if (reserves) AddRule("S18", rules);
+  RowPast past = PastOf(difference, history);
+  past.windows = past.windows && difference.Is("subject: resume");
+  AddRulesOfResuming(past, rules);
   if (difference.Is("subject: rows") && Has(history, OpKind::kCopy)) {
     AddRule("S26", rules);
   }
@@ -333,6 +365,7 @@ bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
 
 RowPast RowPast::Of(const CacheSpec& spec, const CacheConfig& config) {
   return {.states = HasStates(spec),
+          .windows = HasWindow(spec),
           .rearranges = config.v_layout != VLayout::kPlain};
 }
 
@@ -341,6 +374,7 @@ void RowPast::Add(const TraceOp& op) {
       op.kind == TraceOpKind::kRemove && op.result == StatusCode::kOk;
   moves = moves || (removes && op.begin < op.end && op.end != kOpenEnd);
   copies = copies || op.kind == TraceOpKind::kCopyPrefix;
+  pins = pins || op.kind == TraceOpKind::kCheckpoint;
 }
 
 std::string CitedRules(const Failure& difference, const History& history) {
@@ -357,7 +391,11 @@ std::string CitedRules(const TraceOp& op, const Failure& finding,
                        const RowPast& past) {
   const bool of_row = finding.row >= 0;
   if (finding.part == WrongPart::kMask) {
-    return std::string(CitedRules(op.kind, of_row));
+    const auto rules = past.states ? StateRulesOf(op.kind) : std::string_view();
+    RuleList all =
+        SplitRules(rules.empty() ? CitedRules(op.kind, of_row) : rules);
+    if (op.kind == TraceOpKind::kCanResume) AddRulesOfResuming(past, all);
+    return Joined(all);
   }
   RuleList rules = RulesOfRows(finding.part, past, "S52, S53");
   if (finding.part == WrongPart::kRows) rules.insert(rules.begin(), "S16");
@@ -422,13 +460,18 @@ std::string_view CitedPoolRules(std::string_view call) {
 }
 
 std::string CitedPoolRules(std::string_view call, const PagedSpec& spec,
-                           bool window) {
+                           bool window, std::optional<PagedTraceOpKind> after) {
   window = window || AnyGroup(spec, [](const PagedSpec& group) {
              return group.window.has_value();
            });
   const bool states =
       AnyGroup(spec, [](const PagedSpec& group) { return group.states; });
   RuleList rules = SplitRules(CitedPoolRules(call));
+  if (after && call == "views") {
+    for (const auto rule : SplitRules(CitedPoolRules(TraceOpName(*after)))) {
+      AddRule(rule, rules);
+    }
+  }
   std::erase_if(rules, [&](std::string_view rule) {
     if (rule == "P12") return !window;
     if (rule == "P13") return !states;

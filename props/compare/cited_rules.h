@@ -4,9 +4,11 @@
 #ifndef KVTWIN_PROPS_COMPARE_CITED_RULES_H_
 #define KVTWIN_PROPS_COMPARE_CITED_RULES_H_
 
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "core/trace/paged_trace.h"
 #include "core/trace/trace.h"
 #include "kvtwin/paged.h"
 #include "props/compare/runner.h"
@@ -34,9 +36,11 @@ std::string_view CitedRules(TraceOpKind call, bool of_row);
 // The states, layout and earlier calls on which the rows of a view depend.
 struct RowPast {
   bool states = false;      // There is recurrent state.
+  bool windows = false;     // There is a window.
   bool rearranges = false;  // V is permuted or tiled.
   bool moves = false;       // Tokens have moved to other positions.
   bool copies = false;      // Prefixes were copied.
+  bool pins = false;        // States were pinned.
 
   // Returns the past of a cache without calls.
   static RowPast Of(const CacheSpec& spec, const CacheConfig& config);
@@ -50,9 +54,12 @@ std::string CitedRules(const TraceOp& op, const Failure& finding,
 // Returns the rules of a call to a pool, by the call's name: "open".
 std::string_view CitedPoolRules(std::string_view call);
 // The same, without the rules of windows, states and groups for a pool without
-// these. `window`: the pool has a window by its own rules.
+// these. `window`: the pool has a window by its own rules. For `views`, the
+// rules of `after` are added: the last call that changed the pool, whose effect
+// they show.
 std::string CitedPoolRules(std::string_view call, const PagedSpec& spec,
-                           bool window = false);
+                           bool window = false,
+                           std::optional<PagedTraceOpKind> after = {});
 
 }  // namespace kvtwin::props
 

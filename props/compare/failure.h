@@ -53,6 +53,8 @@ struct Failure {
   bool of_left = false;  // A row sees a token that the cache has dropped.
   // For a pool: the call whose answer is wrong, as a recording has it.
   std::optional<PagedTraceOpKind> pool_call = {};
+  // The last call up to it that changed the pool.
+  std::optional<PagedTraceOpKind> pool_change = {};
   bool of_window = false;  // The pool has a window by its own rules.
 
   // Explain fills in the rest.

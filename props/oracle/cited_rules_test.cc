@@ -303,11 +303,56 @@ TEST(CitedRules, AreThoseThatAPoolCanBreak) {
   EXPECT_EQ(CitedPoolRules("views", spec), "P7");
   EXPECT_EQ(CitedPoolRules("views", spec, /*window=*/true), "P7, P12");
   EXPECT_EQ(CitedPoolRules("truncate", spec), "P8");
+  const auto after = [&](PagedTraceOpKind last) {
+    return CitedPoolRules("views", spec, /*window=*/false, last);
+  };
+  EXPECT_EQ(after(PagedTraceOpKind::kFork), "P7, P2");
+  EXPECT_EQ(after(PagedTraceOpKind::kAppend), "P7, P3, P4");
+  EXPECT_EQ(after(PagedTraceOpKind::kTruncate), "P7, P8");
+  EXPECT_EQ(
+      CitedPoolRules("commit", spec, /*window=*/false, PagedTraceOpKind::kFork),
+      "P5, P6");
   EXPECT_EQ(CitedPoolRules("open", spec), "P1, P4, P6, P17, P18");
   spec.groups = {{.window = 3}, {.states = true}};
   for (const char* call : {"open", "views", "truncate", "commit"}) {
     EXPECT_EQ(CitedPoolRules(call, spec), CitedPoolRules(call)) << call;
   }
+  EXPECT_EQ(after(PagedTraceOpKind::kOpen),
+            "P7, P12, P13, P1, P4, P6, P16, P17, P18");
+  EXPECT_EQ(after(PagedTraceOpKind::kTruncate), "P7, P12, P13, P8, P14");
+}
+
+TEST(CitedRules, NameThePinsAndWindowsOfStates) {
+  const auto cited = [](const std::string& line) {
+    const History history = *ParseHistory("kvt1 " + line);
+    return CitedRules(
+        {.step = history.ops.size() - 1, .check = "subject: resume"}, history);
+  };
+  const std::string recurrent = "kind=recurrent pins=1 every=2 keep=1 ";
+  EXPECT_EQ(cited(recurrent + "| put 0*1 | ask 0@1"), "S44, R8, R9");
+  EXPECT_EQ(cited(recurrent + "| put 0*1 | pin 0 | put 0*1 | ask 0@1"),
+            "S44, R8, R9, R14, R15");
+  const auto recorded = [](const CacheSpec& spec, bool pins) {
+    RowPast past = RowPast::Of(spec, {});
+    TraceOp pin;
+    pin.kind = TraceOpKind::kCheckpoint;
+    if (pins) past.Add(pin);
+    TraceOp op;
+    op.kind = TraceOpKind::kCanResume;
+    return CitedRules(op, {}, past);
+  };
+  CacheSpec spec;
+  spec.kind = Kind::kRecurrent;
+  EXPECT_EQ(recorded(spec, false), "S44, R8, R9");
+  EXPECT_EQ(recorded(spec, true), "S44, R8, R9, R14, R15");
+  CacheSpec window;
+  window.kind = Kind::kSwa;
+  window.window = 3;
+  EXPECT_EQ(recorded(window, false), "S28, S44");
+  CacheSpec hybrid;
+  hybrid.kind = Kind::kHybrid;
+  hybrid.caches = {spec, window};
+  EXPECT_EQ(recorded(hybrid, false), "S44, R8, R9, S28");
 }
 
 TEST(CitedRules, NameHowATokenLeft) {

@@ -117,11 +117,12 @@ void CiteRules(const TraceOp& op, const TraceHeader&, const Oracle& oracle,
   failure.rules = CitedRules(op, failure, oracle.past());
 }
 void CiteRules(const PagedTraceOp& op, const PagedTraceHeader& header,
-               const PagedOracle&, Failure& failure) {
+               const PagedOracle& oracle, Failure& failure) {
   failure.pool_call = op.kind;
+  failure.pool_change = oracle.last_change();
   failure.of_window = header.rules.window.has_value();
-  failure.rules =
-      CitedPoolRules(TraceOpName(op.kind), header.spec, failure.of_window);
+  failure.rules = CitedPoolRules(TraceOpName(op.kind), header.spec,
+                                 failure.of_window, failure.pool_change);
 }
 
 template <class Op, class Header, class AnOracle, class Watch>

@@ -50,6 +50,8 @@ class PagedOracle {
   // Returns a twin; null after the line on which a twin differs first.
   const PagedPool* twin() const;
   const std::set<int>& sequences() const { return sequences_; }
+  // The last call that changed the pool.
+  std::optional<PagedTraceOpKind> last_change() const { return last_change_; }
   int SeqLen(int sequence) const { return *gate_->SeqLen(sequence); }
   // A block that the recording showed, and the first line that did so.
   struct Shown {
@@ -183,6 +185,7 @@ class PagedOracle {
   bool ledger_holds_ = true;
 
   std::set<int> sequences_;
+  std::optional<PagedTraceOpKind> last_change_;
   std::map<int, std::map<Spot, Shown>> blocks_;
   std::map<Spot, Owners> owners_;    // By group and block.
   int shared_ = 0;                   // Blocks of several owners.

@@ -5,6 +5,7 @@
 #ifndef KVTWIN_PROPS_PAGED_FAULTY_POOLS_H_
 #define KVTWIN_PROPS_PAGED_FAULTY_POOLS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -40,6 +41,7 @@ struct Wrong {
   std::function<void(std::vector<std::int64_t>&)> slots = {};
   std::function<void(PagedKv&)> blocks = {};
   bool later_slots_only = false;  // Keep ranges from position 0.
+  bool sorts = false;  // Tables have the sequences in ascending order.
   std::function<void(PagedUsage&)> usage = {};
   bool refusals_cost = false;  // Each uses up a block in Usage.
   // Gets the sequences and layers that Views is asked for.
@@ -114,11 +116,13 @@ class WrongPool final : public ForwardingPool {
     return usage;
   }
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
-    return Changed("ExportCsr", pool_->ExportCsr(sequences), wrong_.csr);
+    return Changed("ExportCsr", pool_->ExportCsr(InTables(sequences)),
+                   wrong_.csr);
   }
   Result<PagedTable> ExportTable(
       std::span<const int> sequences) const override {
-    return Changed("ExportTable", pool_->ExportTable(sequences), wrong_.table);
+    return Changed("ExportTable", pool_->ExportTable(InTables(sequences)),
+                   wrong_.table);
   }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
@@ -135,6 +139,12 @@ class WrongPool final : public ForwardingPool {
   }
 
  private:
+  std::vector<int> InTables(std::span<const int> sequences) const {
+    std::vector<int> of(sequences.begin(), sequences.end());
+    if (wrong_.sorts) std::ranges::sort(of);
+    return of;
+  }
+
   // Has the faults of a group's own answers.
   class WrongGroup final : public ForwardingGroup {
    public:

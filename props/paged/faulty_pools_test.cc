@@ -399,6 +399,10 @@ TEST(FaultyPools, TablesAreCompared) {
       {"a last page", two, {.csr = last}, "ExportCsr differs"},
       {"a block", two, {.table = block}, "ExportTable differs"},
       {"a length", two, {.table = len}, "ExportTable differs"},
+      {"sequences in another order than asked for",
+       two + " | append 0 0 2 | append 0 0 2 | append 0 0 2",
+       {.sorts = true},
+       "ExportCsr differs"},
       {"a slot of both",
        two,
        {.slots = slot},
@@ -507,8 +511,8 @@ TEST(FaultyPools, GroupsAreCompared) {
   ExpectFound(cases);
 }
 
-// The rules are those of the call whose answer is wrong, and not of the
-// operation after which it was compared.
+// The rules are those of the call whose answer is wrong. Views show the effect
+// of the operation before them, whose rules are added.
 TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
   const auto cited = [](const std::string& history, const Wrong& wrong) {
     const auto run = RunJudged(*ParsePagedHistory("kvp1 " + history),
@@ -516,12 +520,14 @@ TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
     return run ? run->failure.rules : "no failure";
   };
   const std::string one = kPool + kAppend;
-  EXPECT_EQ(cited(one, {.views = Bytes(&PagedView::key, true)}), "P7");
+  EXPECT_EQ(cited(one, {.views = Bytes(&PagedView::key, true)}), "P7, P3, P4");
+  EXPECT_EQ(cited(kPool + kCommit + "| fork 0 3 0", {.views = LeaveOutTheLast}),
+            "P7, P3, P4");
   EXPECT_EQ(cited(one, {.append = [](auto& answer) { ++answer.start; }}),
             "P3, P4");
   EXPECT_EQ(
       cited(one, {.append = [](auto& answer) { answer.views.pop_back(); }}),
-      "P7");
+      "P7, P3, P4");
   EXPECT_EQ(cited(one, {.usage = [](PagedUsage& usage) { ++usage.free; }}),
             "P9");
   EXPECT_EQ(cited(one, {.blocks = [](auto& blocks) { blocks.key.data = {}; }}),
@@ -544,7 +550,7 @@ TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
   };
   const auto history = *ParsePagedHistory("kvp1 " + misuse);
   const Failure failure = *RunHistory(history, subject).failure;
-  EXPECT_EQ(Explain(history, failure, subject).rules, "P7");
+  EXPECT_EQ(Explain(history, failure, subject).rules, "P7, P3, P4");
 }
 
 TEST(FaultyPools, RefusalsAreCompared) {

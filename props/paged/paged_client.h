@@ -35,6 +35,16 @@ int PickOf(const Sequences& sequences, int number) {
 Failure PoolFailure(std::string text,
                     std::optional<PagedTraceOpKind> call = {});
 
+// Returns the sequences as a batch may have them: in any order, and perhaps not
+// all of them. `turn` counts the batches.
+inline std::vector<int> OfBatch(std::vector<int> sequences, int turn) {
+  if (sequences.empty()) return sequences;
+  std::ranges::rotate(sequences,
+                      sequences.begin() + Mod(turn, Size(sequences)));
+  if (turn % 3 == 2 && sequences.size() > 1) sequences.pop_back();
+  return sequences;
+}
+
 // Throws the failure unless `holds`. `text` is a sentence, or a function that
 // makes it.
 template <class Text>

@@ -326,6 +326,7 @@ void PagedDriver::CompareAll() {
     sequences.push_back(sequence);
     CompareSequence(sequence);
   }
+  sequences = OfBatch(std::move(sequences), comparisons_);
   for (int group = 0; group < GroupCount(); ++group) {
     CompareGroup(group, sequences);
   }

@@ -55,6 +55,7 @@ RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
   if (!result.failure) return result;
   result.failure->trace = noted.Steps();
   if (!result.failure->pool_call) result.failure->pool_call = noted.LastCall();
+  result.failure->pool_change = noted.LastChange();
   return result;
 }
 

@@ -61,7 +61,10 @@ std::vector<Step> PoolCalls::Steps() const {
 }
 
 std::optional<PagedTraceOpKind> PoolCalls::LastCall() const {
-  if (read_) return read_->kind;
+  return read_ ? read_->kind : LastChange();
+}
+
+std::optional<PagedTraceOpKind> PoolCalls::LastChange() const {
   if (changes_.empty()) return std::nullopt;
   return changes_.back().op.kind;
 }

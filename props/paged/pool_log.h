@@ -33,6 +33,8 @@ class PoolCalls {
   // Returns the last call as a recording has it, which has the length of a new
   // sequence as a part of `open`; returns nothing before the first call.
   std::optional<PagedTraceOpKind> LastCall() const;
+  // The same, of the calls that change the pool.
+  std::optional<PagedTraceOpKind> LastChange() const;
 
  private:
   friend class PoolLog;

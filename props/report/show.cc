@@ -445,7 +445,8 @@ std::optional<Failure> ExplainPool(const std::string& path,
     failure.setup = PoolText(oracle.header());
     failure.text = finding->text;
     failure.rules = CitedPoolRules(TraceOpName(op.kind), oracle.header().spec,
-                                   oracle.header().rules.window.has_value());
+                                   oracle.header().rules.window.has_value(),
+                                   oracle.last_change());
     failure.report = HeaderText(path, oracle.header()) +
                      shower.StepText(oracle, op, &*finding);
     return false;

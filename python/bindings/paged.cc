@@ -113,9 +113,11 @@ class PyPool {
   const PagedPool& GroupOf(std::optional<int> group) const {
     const PagedPool* const of = group ? pool_->Group(*group) : pool_.get();
     if (of == nullptr) {
+      // A pool without groups is its own group 0.
+      const std::size_t count = pool_->spec().groups.size();
       Raise({StatusCode::kInvalidArgument,
-             fmt::format("group is {}, the pool has {} groups", *group,
-                         pool_->spec().groups.size())});
+             fmt::format("group is {}, it must be 0 to {}", *group,
+                         count == 0 ? 0 : count - 1)});
     }
     return *of;
   }

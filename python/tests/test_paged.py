@@ -130,6 +130,9 @@ def test_prompts_find_blocks():
     pool.truncate(0, 3)
     pool.free(1)
     assert pool.usage() == (5, 0, 1, 1)
+    assert pool.usage(0) == pool.usage()
+    with pytest.raises(ValueError, match="group is 7, it must be 0 to 0"):
+        pool.usage(7)
 
 
 def test_arrays_outlive_the_pool():

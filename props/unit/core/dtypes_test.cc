@@ -133,6 +133,14 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
       const DenseTensor even = FilledTensor(DType::kF32, {64, 2, 1, 1}, 1);
       EXPECT_EQ(cache->Put(odd.view(), odd.view()).message(),
                 "key has a head_dim of 33, " + name + " is in blocks of 32");
+      DenseTensor blocks = FilledTensor(dtype, {64, 2, 1, 1}, 0);
+      TensorView apart = blocks.view();
+      apart.stride[0] = 1;
+      EXPECT_EQ(cache->Put(apart, odd.view()).message(),
+                "key has a stride[0] of 1, " + name + " needs 0");
+      EXPECT_EQ(cache->Put(even.view(), blocks.view()).message(),
+                "value is " + name + ", the cache takes f32");
+      EXPECT_TRUE(cache->Put(blocks.view(), odd.view()).ok());
       // V has another dtype in this cache.
       EXPECT_TRUE(cache->Put(even.view(), odd.view()).ok());
       PagedSpec spec;
@@ -141,6 +149,11 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
       spec.dtype = dtype;
       EXPECT_EQ(MakePagedPool(spec, twin).status().message(),
                 "V has a head_dim of 31, " + name + " is in blocks of 32");
+      spec.v_head_dim = 32;
+      auto pool = *MakePagedPool(spec, twin);
+      const int sequence = *pool->Open({}, {});
+      EXPECT_EQ(pool->Append(sequence, 0, apart, odd.view()).status().message(),
+                "key has a stride[0] of 1, " + name + " needs 0");
     }
   }
 }
