@@ -80,6 +80,11 @@ int GroupOf(const PagedSpec& spec, int& layer) {
   return group;
 }
 
+Status NoSuchGroup(const PagedSpec& spec, int group) {
+  return Invalid("group is {}, it must be 0 to {}", group,
+                 std::max(1, Size(spec.groups)) - 1);
+}
+
 const PagedSpec& SpecOfLayer(const PagedSpec& spec, int layer) {
   return spec.groups.empty() ? spec : At(spec.groups, GroupOf(spec, layer));
 }

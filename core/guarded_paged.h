@@ -24,6 +24,9 @@ Status CheckPagedSpec(const PagedSpec& spec);
 // if it has no groups. Requires: the layer exists.
 int GroupOf(const PagedSpec& spec, int& layer);
 const PagedSpec& SpecOfLayer(const PagedSpec& spec, int layer);
+// Returns the refusal of a group that the pool does not have. A pool without
+// groups is its own group 0.
+Status NoSuchGroup(const PagedSpec& spec, int group);
 // Returns the spec with all numbers of a pool with groups: layers and blocks of
 // all groups, and as block_size the least number that all block sizes divide.
 PagedSpec Completed(PagedSpec spec);

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -65,8 +66,8 @@ inline Status CheckWholeBlocks(std::string_view name, std::int64_t head_dim,
                  head_dim, DTypeName(dtype), kBlockElements);
 }
 
-// Refuses elements that do not follow each other, or blocks with a stride[0],
-// which they do not have. Requires: an enum value.
+// Refuses elements with gaps between them, and blocks whose stride[0] is not 0.
+// Requires: the dtype is a value of its enum.
 inline Status CheckFirstStride(std::string_view name,
                                const TensorView& tensor) {
   const auto element = static_cast<std::int64_t>(SizeOf(tensor.dtype));
@@ -75,17 +76,17 @@ inline Status CheckFirstStride(std::string_view name,
                  tensor.stride[0], DTypeName(tensor.dtype), element);
 }
 
-// Refuses rows to store that are neither of f32 nor of the dtype `stored`.
-// `taker`: "cache" or "pool".
+// Refuses rows to store that are neither of f32 nor of the dtype `stored`, and
+// blocks whose stride[0] is not 0. `taker`: "cache" or "pool".
 inline Status CheckRowsToStore(std::string_view name, const TensorView& rows,
                                std::string_view taker, DType stored) {
-  if (rows.dtype != DType::kF32 && rows.dtype != stored) {
-    return Invalid("{} is {}, the {} takes f32{}{}", name,
-                   DTypeName(rows.dtype), taker,
-                   stored == DType::kF32 ? "" : " or ",
-                   stored == DType::kF32 ? "" : DTypeName(stored));
+  if (rows.dtype == DType::kF32 || rows.dtype == stored) {
+    return IsBlockDType(rows.dtype) ? CheckFirstStride(name, rows) : Status();
   }
-  return IsBlockDType(rows.dtype) ? CheckFirstStride(name, rows) : Status();
+  const std::string other =
+      stored == DType::kF32 ? "" : fmt::format(" or {}", DTypeName(stored));
+  return Invalid("{} is {}, the {} takes f32{}", name, DTypeName(rows.dtype),
+                 taker, other);
 }
 
 }  // namespace kvtwin

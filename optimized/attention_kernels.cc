@@ -10,6 +10,7 @@
 // These headers must come after the target is chosen.
 #include "hwy/highway.h"
 #include "optimized/softmax-inl.h"
+#include "optimized/targets.h"
 #include "optimized/tile_rows-inl.h"
 #include "optimized/tile_walk.h"
 #include "optimized/transpose-inl.h"

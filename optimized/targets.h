@@ -32,9 +32,10 @@ std::string ActiveTarget();
 // speed than others with the same instruction set.
 bool IsIntel();
 
-// Whether the first-level cache is of 48 KiB or more, as Intel's since Ice Lake
-// and AMD's since Zen 5. It then has room for rows that are fetched shortly
-// before they are read (docs/performance.md).
+// Whether the first-level cache has 48 KiB or more, which Intel's processors
+// have since Ice Lake and AMD's since Zen 5: room for rows that are fetched
+// shortly before they are read (docs/performance.md). False if the system does
+// not say.
 bool HasLargeFirstLevel();
 
 }  // namespace kvtwin::optimized

@@ -191,10 +191,11 @@ class Cache {
   virtual Status SetCausal(std::span<const int> except) = 0;
 
   // Stores the batch's rows in the current layer: key = [k_head_dim, kv_heads,
-  // batch], value = [v_head_dim, kv_heads, batch], any strides, dtype f32 or
-  // the dtype of the stored rows. The first Put of a layer fixes its
-  // dimensions. Errors: stored rows in blocks whose head_dim is not a multiple
-  // of kBlockElements. Encoder: tensors of any shape, stored as they are.
+  // batch], value = [v_head_dim, kv_heads, batch], any strides (stride[0] is 0
+  // if the rows are in blocks), dtype f32 or the dtype of the stored rows. The
+  // first Put of a layer fixes its dimensions. Errors: stored rows in blocks
+  // whose head_dim is not a multiple of kBlockElements. Encoder: tensors of any
+  // shape, stored as they are.
   // Recurrent: row i is the state after token i, such as its convolution window
   // (K) and its matrix (V); rows without a cell (BatchCells) are not read.
   virtual Status Put(const TensorView& key, const TensorView& value) = 0;

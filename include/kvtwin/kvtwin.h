@@ -259,8 +259,9 @@ kvtwin_status kvtwin_cache_set_causal(kvtwin_cache* cache,
 kvtwin_status kvtwin_cache_set_layer_type(kvtwin_cache* cache, int32_t type);
 
 /* Stores the batch's rows in a layer: key [k_head_dim, kv_heads, tokens], value
- * [v_head_dim, kv_heads, tokens], any strides, f32 or the dtype of the stored
- * rows. An encoder takes any shape. */
+ * [v_head_dim, kv_heads, tokens], any strides (the first is 0 if the rows
+ * are in blocks), f32 or the dtype of the stored rows. An encoder takes any
+ * shape. */
 kvtwin_status kvtwin_cache_put(kvtwin_cache* cache, int32_t layer,
                                const kvtwin_tensor* key,
                                const kvtwin_tensor* value);

@@ -162,9 +162,10 @@ class PagedPool {
 
   // Stores rows of a layer at positions from SeqLen on, in place of the rows
   // appended there since the last Commit: key = [k_head_dim, kv_heads, tokens],
-  // value = [v_head_dim, kv_heads, tokens], any strides, dtype f32 or the dtype
-  // of the stored rows. Errors: cache_full if the sequence would have more than
-  // max_seq_len tokens, or there are not enough blocks; nothing is stored then.
+  // value = [v_head_dim, kv_heads, tokens], any strides (stride[0] is 0 if the
+  // rows are in blocks), dtype f32 or the dtype of the stored rows. Errors:
+  // cache_full if the sequence would have more than max_seq_len tokens, or
+  // there are not enough blocks; nothing is stored then.
   virtual Result<PagedAppend> Append(int sequence, int layer,
                                      const TensorView& key,
                                      const TensorView& value) = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/guarded_paged.h"
 #include "core/index.h"
 #include "kvtwin/paged.h"
 #include "props/c_api/c_api.h"
@@ -101,11 +102,7 @@ kvtwin_status OnGroup(kvtwin_pool* pool, std::optional<int> group,
                       const Call& call) {
   return OnPool(pool, [&](PagedPool& target) -> Status {
     const PagedPool* const of = group ? target.Group(*group) : &target;
-    if (of == nullptr) {
-      return Invalid("group is {}, the pool has {} groups", *group,
-                     std::max<std::size_t>(1, target.spec().groups.size()));
-    }
-    return call(*of);
+    return of == nullptr ? NoSuchGroup(target.spec(), *group) : call(*of);
   });
 }
 

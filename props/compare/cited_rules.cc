@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "core/index.h"
@@ -99,23 +100,38 @@ std::string_view StateRulesOf(OpKind operation) {
   }
 }
 
-// Returns the rules for a call in a recording of a cache with recurrent state;
-// "" if they are those of other caches.
-std::string_view StateRulesOf(TraceOpKind call) {
+// Returns the operation that makes this call alone; none if a call only shows
+// what the cache has.
+std::optional<OpKind> OperationOf(TraceOpKind call) {
   switch (call) {
     case TraceOpKind::kStartForward:
-      return kStateStart;
+      return OpKind::kPut;
+    case TraceOpKind::kSetCausal:
+      return OpKind::kCausal;
+    case TraceOpKind::kSetLayerType:
+      return OpKind::kType;
+    case TraceOpKind::kPut:
+      return OpKind::kReput;
     case TraceOpKind::kRemove:
-      return kStateRemove;
+      return OpKind::kDrop;
     case TraceOpKind::kCopyPrefix:
-      return kStateCopy;
+      return OpKind::kCopy;
     case TraceOpKind::kCanResume:
-      return kStateResume;
+      return OpKind::kAsk;
+    case TraceOpKind::kEncoderCached:
+      return OpKind::kCached;
     case TraceOpKind::kCommit:
-      return kStateCommit;
-    default:
-      return "";
+      return OpKind::kCommit;
+    case TraceOpKind::kFindPrefix:
+      return OpKind::kFind;
+    case TraceOpKind::kCheckpoint:
+      return OpKind::kPin;
+    case TraceOpKind::kGet:
+    case TraceOpKind::kAttend:
+    case TraceOpKind::kReservedMask:
+      return std::nullopt;
   }
+  return std::nullopt;
 }
 
 struct CheckRules {
@@ -248,6 +264,7 @@ RowPast PastOf(const Failure& difference, const History& history) {
   RowPast past = RowPast::Of(history.setup.spec, history.setup.config);
   past.pins = Has(history, OpKind::kPin);
   past.copies = Has(history, OpKind::kCopy);
+  past.removes = Has(history, OpKind::kDrop) || Has(history, OpKind::kReload);
   past.moves = std::ranges::any_of(history.ops, Moves) ||
                std::ranges::any_of(difference.trace, &Step::is_closed);
   return past;
@@ -319,13 +336,11 @@ void AddRulesOfLeaving(const Failure& difference, const History& history,
   }
 }
 
-// Adds the rules by which it depends on windows and pins whether a sequence can
-// resume.
-void AddRulesOfResuming(const RowPast& past, RuleList& rules) {
-  if (past.windows) AddRule("S28", rules);
+// Adds the rules of pinned states, and of what becomes of pins (R15).
+void AddRulesOfPins(const RowPast& past, RuleList& rules) {
   if (!past.pins) return;
   AddRule("R14", rules);
-  AddRule("R15", rules);
+  if (past.copies || past.removes) AddRule("R15", rules);
 }
 
 // Adds the rules of earlier calls whose effect the wrong answer or view shows:
@@ -341,9 +356,9 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
   if (!room && !result && !shows && !difference.Is("subject: resume")) return;
   const bool reserves = std::ranges::count(history.ops, true, &Op::reserve) > 0;
   if (reserves) AddRule("S18", rules);
-  RowPast past = PastOf(difference, history);
-  past.windows = past.windows && difference.Is("subject: resume");
-  AddRulesOfResuming(past, rules);
+  const RowPast past = PastOf(difference, history);
+  AddRulesOfPins(past, rules);
+  if (past.windows && difference.Is("subject: resume")) AddRule("S28", rules);
   if (difference.Is("subject: rows") && Has(history, OpKind::kCopy)) {
     AddRule("S26", rules);
   }
@@ -357,6 +372,49 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
   if (DropsDrafts(difference, history)) AddRule("D6", rules);
 }
 
+// Returns the rules for a call in a recording. Beside other caches, states add
+// their rules to those of these caches.
+RuleList RulesOfCall(const TraceOp& op, const RowPast& past, bool of_row) {
+  const std::optional<OpKind> operation = OperationOf(op.kind);
+  const bool drafts = !op.parents.empty();
+  RuleList rules = SplitRules(drafts ? kDraft : CitedRules(op.kind, of_row));
+  if (!past.states || !operation) return rules;
+  if (!past.several) rules.clear();
+  const auto of_states = drafts ? kStateDraft : StateRulesOf(*operation);
+  for (const std::string_view rule : SplitRules(of_states)) {
+    AddRule(rule, rules);
+  }
+  if (!past.several) {
+    std::erase_if(rules, [](std::string_view rule) {
+      return rule.starts_with('H') || rule == "S44";
+    });
+  }
+  if (op.kind == TraceOpKind::kCheckpoint) return rules;
+  std::erase(rules, "R15");
+  AddRulesOfPins(past, rules);
+  return rules;
+}
+
+// Returns the rules of what a call changed that views show. Empty: views show
+// nothing that the call changes.
+std::string_view RulesShownByViews(PagedTraceOpKind change) {
+  switch (change) {
+    case PagedTraceOpKind::kOpen:
+      return "P1, P16, P17";
+    case PagedTraceOpKind::kFork:
+      return "P2, P14";
+    case PagedTraceOpKind::kAppend:
+      return "P3, P13";
+    case PagedTraceOpKind::kCommit:
+      return "P5, P12, P15";
+    case PagedTraceOpKind::kTruncate:
+    case PagedTraceOpKind::kFree:
+      return "P8, P14";
+    default:
+      return "";
+  }
+}
+
 bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
   return has(spec) || std::ranges::any_of(spec.groups, has);
 }
@@ -365,16 +423,18 @@ bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
 
 RowPast RowPast::Of(const CacheSpec& spec, const CacheConfig& config) {
   return {.states = HasStates(spec),
+          .several = !spec.caches.empty(),
           .windows = HasWindow(spec),
           .rearranges = config.v_layout != VLayout::kPlain};
 }
 
 void RowPast::Add(const TraceOp& op) {
-  const bool removes =
+  const bool removed =
       op.kind == TraceOpKind::kRemove && op.result == StatusCode::kOk;
-  moves = moves || (removes && op.begin < op.end && op.end != kOpenEnd);
+  moves = moves || (removed && op.begin < op.end && op.end != kOpenEnd);
   copies = copies || op.kind == TraceOpKind::kCopyPrefix;
   pins = pins || op.kind == TraceOpKind::kCheckpoint;
+  removes = removes || removed;
 }
 
 std::string CitedRules(const Failure& difference, const History& history) {
@@ -391,11 +451,7 @@ std::string CitedRules(const TraceOp& op, const Failure& finding,
                        const RowPast& past) {
   const bool of_row = finding.row >= 0;
   if (finding.part == WrongPart::kMask) {
-    const auto rules = past.states ? StateRulesOf(op.kind) : std::string_view();
-    RuleList all =
-        SplitRules(rules.empty() ? CitedRules(op.kind, of_row) : rules);
-    if (op.kind == TraceOpKind::kCanResume) AddRulesOfResuming(past, all);
-    return Joined(all);
+    return Joined(RulesOfCall(op, past, of_row));
   }
   RuleList rules = RulesOfRows(finding.part, past, "S52, S53");
   if (finding.part == WrongPart::kRows) rules.insert(rules.begin(), "S16");
@@ -403,37 +459,13 @@ std::string CitedRules(const TraceOp& op, const Failure& finding,
 }
 
 std::string_view CitedRules(TraceOpKind call, bool of_row) {
-  switch (call) {
-    case TraceOpKind::kStartForward:
-      return kStartForward;
-    case TraceOpKind::kSetCausal:
-      return kSetCausal;
-    case TraceOpKind::kSetLayerType:
-      return kSetLayerType;
-    case TraceOpKind::kPut:
-      return kPut;
-    case TraceOpKind::kGet:
-      return of_row ? "S16, S21, S52, S53" : "S14, S15, S23, S24";
-    case TraceOpKind::kAttend:
-      return "S2, S16, S17, S58";
-    case TraceOpKind::kReservedMask:
-      return "S18";
-    case TraceOpKind::kRemove:
-      return kRemove;
-    case TraceOpKind::kCopyPrefix:
-      return kCopyPrefix;
-    case TraceOpKind::kCanResume:
-      return kCanResume;
-    case TraceOpKind::kEncoderCached:
-      return kEncoderCached;
-    case TraceOpKind::kCommit:
-      return kCommit;
-    case TraceOpKind::kFindPrefix:
-      return kFindPrefix;
-    case TraceOpKind::kCheckpoint:
-      return kCheckpoint;
+  if (call == TraceOpKind::kGet) {
+    return of_row ? "S16, S21, S52, S53" : "S14, S15, S23, S24";
   }
-  return "";
+  if (call == TraceOpKind::kAttend) return "S2, S16, S17, S58";
+  if (call == TraceOpKind::kReservedMask) return "S18";
+  const std::optional<OpKind> operation = OperationOf(call);
+  return operation ? RulesOf(*operation) : "";
 }
 
 std::string_view CitedPoolRules(std::string_view call) {
@@ -460,15 +492,16 @@ std::string_view CitedPoolRules(std::string_view call) {
 }
 
 std::string CitedPoolRules(std::string_view call, const PagedSpec& spec,
-                           bool window, std::optional<PagedTraceOpKind> after) {
+                           bool window,
+                           std::optional<PagedTraceOpKind> last_change) {
   window = window || AnyGroup(spec, [](const PagedSpec& group) {
              return group.window.has_value();
            });
   const bool states =
       AnyGroup(spec, [](const PagedSpec& group) { return group.states; });
   RuleList rules = SplitRules(CitedPoolRules(call));
-  if (after && call == "views") {
-    for (const auto rule : SplitRules(CitedPoolRules(TraceOpName(*after)))) {
+  if (last_change && call == "views") {
+    for (const auto rule : SplitRules(RulesShownByViews(*last_change))) {
       AddRule(rule, rules);
     }
   }

@@ -33,14 +33,16 @@ std::string CitedRules(const Failure& difference, const History& history);
 // failure is about what one row of the mask sees, or about the rows in a cell.
 std::string_view CitedRules(TraceOpKind call, bool of_row);
 
-// The states, layout and earlier calls on which the rows of a view depend.
+// The spec, layout and earlier calls on which views and answers depend.
 struct RowPast {
   bool states = false;      // There is recurrent state.
+  bool several = false;     // It is beside other caches.
   bool windows = false;     // There is a window.
   bool rearranges = false;  // V is permuted or tiled.
   bool moves = false;       // Tokens have moved to other positions.
   bool copies = false;      // Prefixes were copied.
   bool pins = false;        // States were pinned.
+  bool removes = false;     // Tokens were removed.
 
   // Returns the past of a cache without calls.
   static RowPast Of(const CacheSpec& spec, const CacheConfig& config);
@@ -54,12 +56,12 @@ std::string CitedRules(const TraceOp& op, const Failure& finding,
 // Returns the rules of a call to a pool, by the call's name: "open".
 std::string_view CitedPoolRules(std::string_view call);
 // The same, without the rules of windows, states and groups for a pool without
-// these. `window`: the pool has a window by its own rules. For `views`, the
-// rules of `after` are added: the last call that changed the pool, whose effect
-// they show.
+// these. `window`: the pool has a window by its own rules. For `views`,
+// rules of `last_change` are added, which is the last call before them that may
+// have changed the pool: those of its effects that views show.
 std::string CitedPoolRules(std::string_view call, const PagedSpec& spec,
                            bool window = false,
-                           std::optional<PagedTraceOpKind> after = {});
+                           std::optional<PagedTraceOpKind> last_change = {});
 
 }  // namespace kvtwin::props
 

@@ -53,7 +53,7 @@ struct Failure {
   bool of_left = false;  // A row sees a token that the cache has dropped.
   // For a pool: the call whose answer is wrong, as a recording has it.
   std::optional<PagedTraceOpKind> pool_call = {};
-  // The last call up to it that changed the pool.
+  // The last call before it that may change the pool, even if it was refused.
   std::optional<PagedTraceOpKind> pool_change = {};
   bool of_window = false;  // The pool has a window by its own rules.
 

@@ -266,7 +266,7 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
   if (step.bad_input.empty()) step.bad_input = FindExcess(op);
   if (!step.bad_input.empty()) return step;
   Remember(op);
-  if (op.kind < Kind::kSeqLen || op.kind == Kind::kMedia) {
+  if (ChangesBlocks(op.kind) || op.kind == Kind::kMedia) {
     last_change_ = op.kind;
   }
   if (!twins_hold_) twins_.clear();

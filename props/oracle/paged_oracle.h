@@ -50,7 +50,7 @@ class PagedOracle {
   // Returns a twin; null after the line on which a twin differs first.
   const PagedPool* twin() const;
   const std::set<int>& sequences() const { return sequences_; }
-  // The last call that changed the pool.
+  // The last call that may change the pool, even if it was refused.
   std::optional<PagedTraceOpKind> last_change() const { return last_change_; }
   int SeqLen(int sequence) const { return *gate_->SeqLen(sequence); }
   // A block that the recording showed, and the first line that did so.

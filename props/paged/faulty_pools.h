@@ -41,7 +41,15 @@ struct Wrong {
   std::function<void(std::vector<std::int64_t>&)> slots = {};
   std::function<void(PagedKv&)> blocks = {};
   bool later_slots_only = false;  // Keep ranges from position 0.
-  bool sorts = false;  // Tables have the sequences in ascending order.
+  // This call, of a pool and of its groups, takes the sequences in ascending
+  // order: "ExportCsr".
+  std::string sorts = {};
+  std::vector<int> Taken(std::string_view of_call,
+                         std::span<const int> asked) const {
+    std::vector<int> sequences(asked.begin(), asked.end());
+    if (sorts == of_call) std::ranges::sort(sequences);
+    return sequences;
+  }
   std::function<void(PagedUsage&)> usage = {};
   bool refusals_cost = false;  // Each uses up a block in Usage.
   // Gets the sequences and layers that Views is asked for.
@@ -116,13 +124,13 @@ class WrongPool final : public ForwardingPool {
     return usage;
   }
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
-    return Changed("ExportCsr", pool_->ExportCsr(InTables(sequences)),
-                   wrong_.csr);
+    const auto taken = wrong_.Taken("ExportCsr", sequences);
+    return Changed("ExportCsr", pool_->ExportCsr(taken), wrong_.csr);
   }
   Result<PagedTable> ExportTable(
       std::span<const int> sequences) const override {
-    return Changed("ExportTable", pool_->ExportTable(InTables(sequences)),
-                   wrong_.table);
+    const auto taken = wrong_.Taken("ExportTable", sequences);
+    return Changed("ExportTable", pool_->ExportTable(taken), wrong_.table);
   }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
@@ -139,12 +147,6 @@ class WrongPool final : public ForwardingPool {
   }
 
  private:
-  std::vector<int> InTables(std::span<const int> sequences) const {
-    std::vector<int> of(sequences.begin(), sequences.end());
-    if (wrong_.sorts) std::ranges::sort(of);
-    return of;
-  }
-
   // Has the faults of a group's own answers.
   class WrongGroup final : public ForwardingGroup {
    public:
@@ -157,11 +159,13 @@ class WrongPool final : public ForwardingPool {
       return usage;
     }
     Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
-      return Changed(reads_.ExportCsr(sequences), wrong_.csr);
+      const auto taken = wrong_.Taken("ExportCsr", sequences);
+      return Changed(reads_.ExportCsr(taken), wrong_.csr);
     }
     Result<PagedTable> ExportTable(
         std::span<const int> sequences) const override {
-      return Changed(reads_.ExportTable(sequences), wrong_.table);
+      const auto taken = wrong_.Taken("ExportTable", sequences);
+      return Changed(reads_.ExportTable(taken), wrong_.table);
     }
     Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                   int end) const override {

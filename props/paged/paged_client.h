@@ -35,14 +35,17 @@ int PickOf(const Sequences& sequences, int number) {
 Failure PoolFailure(std::string text,
                     std::optional<PagedTraceOpKind> call = {});
 
-// Returns the sequences as a batch may have them: in any order, and perhaps not
-// all of them. `turn` counts the batches.
-inline std::vector<int> OfBatch(std::vector<int> sequences, int turn) {
-  if (sequences.empty()) return sequences;
-  std::ranges::rotate(sequences,
-                      sequences.begin() + Mod(turn, Size(sequences)));
-  if (turn % 3 == 2 && sequences.size() > 1) sequences.pop_back();
-  return sequences;
+// Returns the sequences of batches, which have them in any order, and perhaps
+// not all of them: all, from the last one on, and every second one.
+inline std::vector<std::vector<int>> BatchesOf(std::vector<int> sequences) {
+  std::vector<std::vector<int>> batches = {
+      {sequences.rbegin(), sequences.rend()}};
+  if (sequences.size() < 2) return batches;
+  std::vector<int>& part = batches.emplace_back();
+  for (std::size_t i = 0; i < sequences.size(); i += 2) {
+    part.push_back(sequences[i]);
+  }
+  return batches;
 }
 
 // Throws the failure unless `holds`. `text` is a sentence, or a function that

@@ -170,7 +170,8 @@ class PagedDriver {
   void CheckShown(int sequence, int layer, const std::vector<PagedView>& views,
                   int rows) const;
   void CheckSlots(int group, int sequence);
-  void CompareGroup(int group, const std::vector<int>& sequences);
+  void CompareTables(int group, const std::vector<int>& sequences);
+  void CompareUsage(int group);
   void CheckTables(int group, const std::vector<int>& sequences);
   void CompareAll();
 

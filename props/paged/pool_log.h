@@ -33,7 +33,8 @@ class PoolCalls {
   // Returns the last call as a recording has it, which has the length of a new
   // sequence as a part of `open`; returns nothing before the first call.
   std::optional<PagedTraceOpKind> LastCall() const;
-  // The same, of the calls that change the pool.
+  // Returns the last call that may change the pool, even if it was refused;
+  // returns nothing before the first call.
   std::optional<PagedTraceOpKind> LastChange() const;
 
  private:

@@ -235,7 +235,6 @@ void PoolWorkload::Free(int sequence) {
 }
 
 void PoolWorkload::Look() {
-  ++looks_;
   std::vector<int> all;
   for (const auto& [sequence, of] : sequences_) {
     all.push_back(sequence);
@@ -248,7 +247,7 @@ void PoolWorkload::Look() {
     }
   }
   for (int group = 0; const PagedPool* in = pool_.Group(group); ++group) {
-    LookAtTables(*in, OfBatch(all, looks_));
+    for (const auto& batch : BatchesOf(all)) LookAtTables(*in, batch);
   }
   if (abilities_.usage) static_cast<void>(pool_.Usage());
 }

@@ -91,7 +91,6 @@ class PoolWorkload {
   PagedCoverageCounts own_counts_;  // In place of a caller's census.
   PagedCoverageCounts& counts_;
   std::uint64_t appends_ = 0;
-  int looks_ = 0;
   std::map<int, Sequence> sequences_;
   std::vector<PagedClient> seen_;  // Past sequences.
 };

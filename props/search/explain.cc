@@ -156,19 +156,18 @@ bool FailsByMisuse(const PagedHistory& history, const Subject& subject) {
 }
 
 // Returns the rules that the failure of a pool breaks: those of the call whose
-// answer is wrong, and of the last change, whose effect the answer shows.
-// Misuse must change nothing, whichever call shows that it did.
+// answer is wrong, and, for views, of the last change. Misuse must change
+// nothing, whichever call shows that it did.
 std::string RulesOf(const Failure& failure, const PagedHistory& history,
                     bool by_misuse) {
   if (failure.party() == Party::kBackend) return "";
-  const std::string_view last =
-      history.ops.empty() ? "" : At(kPagedOpNames, history.ops.back().kind);
   if (failure.pool_call && !by_misuse) {
     return CitedPoolRules(TraceOpName(*failure.pool_call), history.spec,
                           failure.of_window, failure.pool_change);
   }
-  if (last.empty()) return "P1";
-  return CitedPoolRules(last, history.spec, failure.of_window);
+  if (history.ops.empty()) return "P1";
+  return CitedPoolRules(At(kPagedOpNames, history.ops.back().kind),
+                        history.spec, failure.of_window);
 }
 
 }  // namespace

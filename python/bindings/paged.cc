@@ -2,7 +2,6 @@
 
 #include "kvtwin/paged.h"
 
-#include <fmt/format.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -112,13 +111,7 @@ class PyPool {
   // Returns a group, or the pool itself.
   const PagedPool& GroupOf(std::optional<int> group) const {
     const PagedPool* const of = group ? pool_->Group(*group) : pool_.get();
-    if (of == nullptr) {
-      // A pool without groups is its own group 0.
-      const std::size_t count = pool_->spec().groups.size();
-      Raise({StatusCode::kInvalidArgument,
-             fmt::format("group is {}, it must be 0 to {}", *group,
-                         count == 0 ? 0 : count - 1)});
-    }
+    if (of == nullptr) Raise(NoSuchGroup(pool_->spec(), *group));
     return *of;
   }
   static PrefixKey KeyOf(const std::string& salt,

@@ -519,7 +519,7 @@ def test_the_setup_of_a_pool_with_groups():
     with pytest.raises(kvtwin.NotSupported, match="tables by group"):
         pool.table([sequence])
     assert pool.table([sequence], 1) == [[]]
-    with pytest.raises(ValueError, match="group is 2, the pool has 2 groups"):
+    with pytest.raises(ValueError, match="group is 2, it must be 0 to 1"):
         pool.table([sequence], 2)
     with pytest.raises(ValueError, match="layer is 3"):
         pool.append(sequence, 3, [[[1.0]]], [[[1.0]]])

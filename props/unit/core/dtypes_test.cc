@@ -143,6 +143,11 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
       EXPECT_TRUE(cache->Put(blocks.view(), odd.view()).ok());
       // V has another dtype in this cache.
       EXPECT_TRUE(cache->Put(even.view(), odd.view()).ok());
+      cache = *MakeCache({}, twin);
+      ASSERT_TRUE(cache->Init({dtype, 1, 4, 4}).ok());
+      ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
+      EXPECT_EQ(cache->Put(blocks.view(), apart).message(),
+                "value has a stride[0] of 1, " + name + " needs 0");
       PagedSpec spec;
       spec.k_head_dim = 64;
       spec.v_head_dim = 31;
