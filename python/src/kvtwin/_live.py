@@ -407,7 +407,7 @@ def _path(html: str | os.PathLike[str] | None) -> str | None:
 def fuzz(
     cls: type,
     *,
-    operations: int = 20000,
+    operations: int = 100_000,
     seconds: float | None = None,
     seed: int = 1,
     html: str | os.PathLike[str] | None = None,

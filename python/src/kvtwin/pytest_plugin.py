@@ -35,9 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--kvtwin-ops",
         type=int,
-        default=20000,
+        default=100_000,
         metavar="N",
-        help="operations that kvtwin_fuzz runs at least (20000)",
+        help="operations that kvtwin_fuzz runs at least (100000)",
     )
     group.addoption(
         "--kvtwin-seed",
