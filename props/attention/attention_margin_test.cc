@@ -62,7 +62,7 @@ class RandomPasses {
     ledger_.Put(0, fill(keys_, RowRole::kKey, dims_.k_head_dim),
                 fill(values_, RowRole::kValue, dims_.v_head_dim));
     serial_ += count;
-    const int group = QueriesPerKvHead(dtype_, dims_.kv_heads, 8);
+    const int group = QueriesPerKvHead(dtype_, dims_.kv_heads, 0, 8);
     return {{.ledger = ledger_,
              .layer = 0,
              .dims = dims_,

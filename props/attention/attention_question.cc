@@ -270,8 +270,9 @@ void AttentionQuestion::DrawQueries(int group, std::uint64_t seed) {
   }
 }
 
-int QueriesPerKvHead(DType dtype, int kv_heads, int most) {
-  return std::clamp((dtype == DType::kF32 ? 4 : 8) / kv_heads, 1, most);
+int QueriesPerKvHead(DType dtype, int kv_heads, int group, int most) {
+  if (group == 0) group = (dtype == DType::kF32 ? 4 : 8) / kv_heads;
+  return std::clamp(group, 1, most);
 }
 
 std::vector<float> SinksOf(std::int64_t heads) {

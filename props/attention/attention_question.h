@@ -55,9 +55,9 @@ struct AttentionPrecision {
 };
 
 // Returns the number of query heads for each KV head in the questions to a
-// cache of this precision, at most `most`. The number is large enough that one
-// wrong token shows.
-int QueriesPerKvHead(DType dtype, int kv_heads, int most);
+// cache of this precision, at most `most`: `group` or, if it is 0, a number
+// that is large enough that one wrong token shows.
+int QueriesPerKvHead(DType dtype, int kv_heads, int group, int most);
 
 // Returns the logits of the sinks in histories that have sinks, one for each
 // head. Those of heads next to each other differ.

@@ -42,6 +42,70 @@ std::vector<std::int64_t> HiddenFrom(const AttentionQuestion& question,
   return hidden;
 }
 
+// Returns the number of pairs of a token that the row sees and any other.
+std::size_t PairCount(const AttentionQuestion& question, std::int64_t row) {
+  const std::size_t tokens = question.tokens().size();
+  return question.row(row).sees.size() *
+         (tokens - std::min<std::size_t>(tokens, 1));
+}
+
+// An index into what a row sees, and one of another token.
+using Pairs = std::vector<std::pair<std::size_t, std::int64_t>>;
+
+// Returns up to `most` of these pairs, in the order of tokens.
+Pairs FirstPairs(const AttentionQuestion& question, std::int64_t row,
+                 std::size_t most) {
+  const std::vector<Term>& sees = question.row(row).sees;
+  Pairs pairs;
+  for (std::size_t i = 0; i < sees.size(); ++i) {
+    for (std::int64_t other = 0; other < std::ssize(question.tokens());
+         ++other) {
+      if (pairs.size() == most) return pairs;
+      if (other != sees[i].key) pairs.emplace_back(i, other);
+    }
+  }
+  return pairs;
+}
+
+// Returns up to `most` of these pairs, those of neighbours first.
+Pairs NearPairs(const AttentionQuestion& question, std::int64_t row,
+                std::size_t most) {
+  const std::vector<Term>& sees = question.row(row).sees;
+  const std::int64_t tokens = std::ssize(question.tokens());
+  Pairs pairs;
+  for (std::int64_t distance = 1; distance < tokens; ++distance) {
+    for (std::size_t i = 0; i < sees.size(); ++i) {
+      for (const std::int64_t other :
+           {sees[i].key - distance, sees[i].key + distance}) {
+        if (other < 0 || other >= tokens) continue;
+        if (pairs.size() == most) return pairs;
+        pairs.emplace_back(i, other);
+      }
+    }
+  }
+  return pairs;
+}
+
+// Adds the faults of a token that has rows of another.
+void AddPairs(const AttentionQuestion& question, std::int64_t row,
+              const Pairs& pairs, std::vector<TokenFault>& faults) {
+  const std::vector<Term>& sees = question.row(row).sees;
+  for (const auto& [i, other] : pairs) {
+    const auto add = [&, i = i, other = other](std::string_view what,
+                                               const Term& term) {
+      std::vector<Term> terms = sees;
+      terms[i] = term;
+      faults.push_back(
+          {fmt::format("{} had {} of {}", TokenText(question, row, sees[i].key),
+                       what, TokenText(question, row, other)),
+           std::move(terms)});
+    };
+    add("K and V", {other, other});
+    add("V", {sees[i].key, other});
+    add("K", {other, sees[i].value});
+  }
+}
+
 // Adds the faults of a token whose K is for another position, from the nearest
 // position on: a K row that was shifted twice, or not at all.
 void AddMovedKeys(const AttentionQuestion& question, std::int64_t row,
@@ -105,6 +169,9 @@ class FaultSearch {
   std::string Text() const {
     if (!within_.empty()) {
       return fmt::format("as if {}", fmt::join(within_, ", or "));
+    }
+    if (PairCount(question_, row_) > kFaultsMost) {
+      return "no fault of one token that was tried explains it";
     }
     if (nearest_ < Distance(right_, actual_) / 8) {
       return fmt::format("as if {}, nearly", nearest_text_);
@@ -264,23 +331,7 @@ std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
     terms.push_back(sees[i]);
     faults.push_back({text(sees[i].key) + " were there twice", terms});
   }
-  std::size_t pairs = 0;
-  for (std::size_t i = 0; i < sees.size(); ++i) {
-    for (std::int64_t other = 0; other < std::ssize(question.tokens());
-         ++other) {
-      if (other == sees[i].key || ++pairs > most) continue;
-      std::vector<Term> terms = sees;
-      const auto add = [&](std::string_view what, const Term& term) {
-        terms[i] = term;
-        faults.push_back({fmt::format("{} had {} of {}", text(sees[i].key),
-                                      what, text(other)),
-                          terms});
-      };
-      add("K and V", {other, other});
-      add("V", {sees[i].key, other});
-      add("K", {other, sees[i].value});
-    }
-  }
+  AddPairs(question, row, FirstPairs(question, row, most), faults);
   AddMovedKeys(question, row, most, faults);
   return faults;
 }
@@ -290,9 +341,15 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
                           const Eigen::MatrixXd& allowed) {
   if (!actual.allFinite()) return "it is not a number";
   FaultSearch search(question, row, actual, allowed);
-  for (const TokenFault& fault : FaultsOfOneToken(question, row, kFaultsMost)) {
-    search.Try(fault.text, fault.terms);
+  std::vector<TokenFault> faults;
+  // The first pairs may lack those of later tokens.
+  if (PairCount(question, row) > kFaultsMost) {
+    AddPairs(question, row, NearPairs(question, row, kFaultsMost), faults);
   }
+  for (TokenFault& fault : FaultsOfOneToken(question, row, kFaultsMost)) {
+    faults.push_back(std::move(fault));
+  }
+  for (const TokenFault& fault : faults) search.Try(fault.text, fault.terms);
   search.TryWindows();
   search.TryMasks();
   search.TryOtherRows();

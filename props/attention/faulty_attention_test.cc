@@ -136,6 +136,10 @@ TEST(FaultyAttention, OneTokenExplainsIt) {
        .history = kSix,
        .fault = Shows(Says(5, 2, kHides)),
        .text = "; as if position 2 were missing"},
+      {.name = "one of many tokens",
+       .history = "dims=4,2,3 cells=66 | put 0*66",
+       .fault = Shows([](OwnedView& view) { CopyColumn(view.value, 64, 65); }),
+       .text = "; as if position 65 had V of position 64"},
       {.name = "a later token",
        .history = kSix,
        .fault = Shows(Says(3, 5, 0)),
@@ -339,6 +343,22 @@ TEST(FaultyAttention, TheSearchDrawsLargeScoresAndLongBatches) {
     if (shape[2] > 64) out.back() = 0;
   }});
   EXPECT_NE(tile.find("the output of row "), tile.npos) << tile;
+}
+
+// Kernels that take a KV head by bits of the query head, or have registers for
+// eight heads.
+TEST(FaultyAttention, TheSearchDrawsTheGroupsOfModels) {
+  const auto found = [](const std::function<bool(std::int64_t heads)>& wrong) {
+    FuzzOptions options;
+    options.operations = 10'000;
+    const AttentionFault fault = {.out = [=](Floats out, const Shape& shape) {
+      if (wrong(shape[1])) out.back() += 1;
+    }};
+    return Fuzz(options, Faulty({}, fault)).failure.has_value();
+  };
+  EXPECT_TRUE(found([](auto heads) { return heads == 5 || heads == 7; }));
+  EXPECT_TRUE(found([](auto heads) { return heads > 8; }));
+  EXPECT_FALSE(found([](auto heads) { return heads > 8 * 16; }));
 }
 
 // A shift by this number of positions makes K of f16 infinite.

@@ -346,7 +346,8 @@ Subject BackendSubject(const BackendInfo& info, Level level,
                      most = subject.query_heads](
                         const Setup& setup) -> Result<std::unique_ptr<Cache>> {
     const int kv_heads = setup.rows.kv_heads;
-    const int heads = kv_heads * QueriesPerKvHead(dtype, kv_heads, most);
+    const int heads =
+        kv_heads * QueriesPerKvHead(dtype, kv_heads, setup.group, most);
     return MakeBackendCache(table, setup, SinksOf(setup.sinks ? heads : 0),
                             padded, watch);
   };

@@ -123,7 +123,7 @@ TEST_F(GroupsInC, HaveTablesOfTheirOwn) {
   EXPECT_EQ(kvtwin_pool_group_usage(pool, 2, &usage.known),
             KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(),
-              HasSubstr("group is 2, the pool has 2 groups"));
+              HasSubstr("group is 2, it must be 0 to 1"));
 }
 
 TEST_F(GroupsInC, HaveNoGroups) {

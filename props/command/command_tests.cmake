@@ -386,8 +386,8 @@ kvtwin_command_test(gen_no_cache EXIT 2
 kvtwin_command_test(gen_no_operation EXIT 0 PRINTS "^{.kvtrace.:1,.*.kvt1 cap=2"
   ARGS gen "kvt1 cap=2")
 kvtwin_command_test(show_no_such_line EXIT 0
-  PRINTS "nothing to show: the recording has 179 lines"
-  ARGS show --from 180 recordings/pools/f32.jsonl)
+  PRINTS "nothing to show: the recording has 193 lines"
+  ARGS show --from 194 recordings/pools/f32.jsonl)
 # A line reads the lists of its own sequences: if it read all of them, these forks of
 # 80 blocks would take half a minute.
 add_test(NAME command.show_of_many_sequences

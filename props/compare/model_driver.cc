@@ -539,7 +539,7 @@ void ModelDriver::CheckOutput() {
     return;
   }
   const auto before = questions_.find(place());
-  const int group = subject_.QueriesPerKvHead(setup_.rows.kv_heads);
+  const int group = subject_.QueriesPerKvHead(setup_);
   AttentionQuestion question(
       {.ledger = ledger_.active(),
        .layer = layer_,

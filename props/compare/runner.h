@@ -82,7 +82,7 @@ struct Subject {
   // The following two are for the level `attention`, which allows what rounding
   // to this dtype explains, and the tolerance.
   DType attend_dtype = DType::kF32;
-  int query_heads = 8;  // At most, for each KV head.
+  int query_heads = 128;  // At most, for each KV head.
   // "--backend ./libyours.so", or empty: "--twin NAME".
   std::string arguments = {};
   // Called before each operation of a history.
@@ -91,8 +91,9 @@ struct Subject {
   AttentionPrecision precision() const {
     return {.dtype = attend_dtype, .tolerance = tolerance};
   }
-  int QueriesPerKvHead(int kv_heads) const {
-    return props::QueriesPerKvHead(attend_dtype, kv_heads, query_heads);
+  int QueriesPerKvHead(const Setup& setup) const {
+    return props::QueriesPerKvHead(attend_dtype, setup.rows.kv_heads,
+                                   setup.group, query_heads);
   }
   bool is_twin() const { return !make_of && !run; }
   Result<std::unique_ptr<Cache>> Make(const Setup& setup) const {

@@ -45,6 +45,8 @@ struct Setup {
   // each of its query heads has a sink.
   int soft_cap = 0;
   bool sinks = false;
+  // How many query heads share a KV head there; 0: QueriesPerKvHead chooses.
+  int group = 0;
 
   DType v_dtype() const { return config.v_dtype.value_or(init.dtype); }
 };

@@ -222,6 +222,17 @@ Knob SoftCapKnob() {
       });
 }
 
+Knob GroupKnob() {
+  return NumberKnob(
+      "group", KnobGroup::kAttention,
+      [](auto& setup) -> auto& { return setup.group; }, {0, 3},
+      /*counts=*/true,
+      [](const Pick& pick) {  // The numbers of models.
+        return Chance(pick, 30) ? OneOf(pick, {2, 3, 5, 6, 7, 8, 12, 16}) : 0;
+      },
+      [](const Abilities&, int&) {});
+}
+
 std::vector<Knob> MakeKnobs() {
   return {
       NumberKnob(
@@ -285,6 +296,7 @@ std::vector<Knob> MakeKnobs() {
                [](const Abilities& able, bool& sinks) {
                  sinks = sinks && able.Can(KVTWIN_CAN_SINKS);
                }),
+      GroupKnob(),
   };
 }
 

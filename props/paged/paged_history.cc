@@ -441,13 +441,15 @@ PagedSpec DrawGroup(const Pick& pick, int unit) {
   return group;
 }
 
-// Appends often miss layers; keys often have the media of an earlier sequence.
-int DrawGroupsC(const Pick& pick, const PagedNumbers& numbers,
+// Appends often miss layers; keys often have the media of an earlier sequence
+// or, if `salted`, no media and perhaps a salt.
+int DrawGroupsC(const Pick& pick, const PagedNumbers& numbers, bool salted,
                 PagedOpKind kind) {
   const int c = numbers.C(kind);
   if (kind == PagedOpKind::kAppend && pick(0, 2) == 0) return c - c % 5;
   if (kind == PagedOpKind::kMisuse) return c + kNewMisuse * pick(0, 1);
   if (kind != PagedOpKind::kOpen) return c;
+  if (salted && pick(0, 1) == 0) return c;
   return c + kSeenMedia * (pick(0, 1) == 0 ? 1 : pick(0, 4));
 }
 
@@ -495,15 +497,17 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
   const std::vector<PagedOpKind> kinds =
       DrawKinds(pick, kPagedOpNames.size(), server);
   const PagedNumbers numbers(pick);
+  const bool salted = pick(0, 3) == 0;
   const PagedSpec all = Completed(spec);
   for (int i = 0, ops = pick(5, 80); i < ops; ++i) {
     PagedOp op = {.kind = At(kinds, pick(0, Size(kinds) - 1)),
                   .a = pick(0, 63)};
     const bool is_long = op.kind == PagedOpKind::kAppend && pick(0, 11) == 0;
     op.b = is_long ? numbers.LongB(all) : pick(0, kLongAppend - 1);
-    op.c = DrawGroupsC(pick, numbers, op.kind);
+    op.c = DrawGroupsC(pick, numbers, salted, op.kind);
     const bool completes = server && pick(0, 3) > 0;
-    if (completes && op.kind == PagedOpKind::kOpen) {
+    const bool own_key = salted && op.c < kSeenMedia;
+    if (completes && op.kind == PagedOpKind::kOpen && !own_key) {
       op.c = kSeenMedia * std::max(1, pick(0, 4));
     }
     history.ops.push_back(op);

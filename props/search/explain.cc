@@ -80,7 +80,7 @@ bool RemovesByItself(const History& history, const CallTrace& trace) {
 std::string HeadsText(const History& history, const Subject& subject) {
   if (subject.level != Level::kAttention) return "";
   const RowDims& rows = history.setup.rows;
-  const int queries = subject.QueriesPerKvHead(rows.kv_heads) * rows.kv_heads;
+  const int queries = subject.QueriesPerKvHead(history.setup) * rows.kv_heads;
   return fmt::format(
       "; {}, {} of {} (K) and {} (V) elements", Counted(queries, "query head"),
       Counted(rows.kv_heads, "KV head"), rows.k_head_dim, rows.v_head_dim);
