@@ -26,6 +26,7 @@ enum class ShiftKind {
 
 // Rotary position embedding. Pair p of 0 .. dims/2 - 1 turns by
 //   angle = offset * scale * base^(-2p / dims),
+// where `dims` is the number of elements of the head that turn (below),
 // computed in double; its cosine c and sine s are rounded to f32, and the pair
 // (x, y) becomes (x*c - y*s, x*s + y*c) in f32, each operation rounded. A NaN
 // keeps its bits; a result that becomes NaN is the quiet NaN 0x7FC00000.

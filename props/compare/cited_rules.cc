@@ -359,8 +359,12 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
   const RowPast past = PastOf(difference, history);
   AddRulesOfPins(past, rules);
   if (past.windows && difference.Is("subject: resume")) AddRule("S28", rules);
-  if (difference.Is("subject: rows") && Has(history, OpKind::kCopy)) {
+  const bool output = difference.Is("subject: output");
+  if ((output || difference.Is("subject: rows")) && past.copies) {
     AddRule("S26", rules);
+  }
+  for (const std::string_view rule : {"S31", "S34", "S35"}) {
+    if (output && past.moves) AddRule(rule, rules);
   }
   if (shows || !HasDrafts(history)) return;
   const bool starts = difference.step < history.ops.size() &&

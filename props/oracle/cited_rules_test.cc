@@ -276,6 +276,11 @@ TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
   EXPECT_EQ(cited("room", drafts + "| drop 0:0- | put 0*1"), "S4, S12, D3, D6");
   EXPECT_EQ(cited("rows", drafts + "| drop 0:0- | put 0*1"),
             "S2, S16, S17, S53, D2");
+  EXPECT_EQ(cited("output", "| put 0*1"), "S2, S16, S17, S58");
+  EXPECT_EQ(cited("output", "| put 0*2 | copy 0>1:1 | put 1*1"),
+            "S2, S16, S17, S58, S26");
+  EXPECT_EQ(cited("output", "shift=add | put 0*2 | move 0:0-1@+1 | put 0*1"),
+            "S2, S16, S17, S58, S31, S34, S35");
   // A reserving pass stores nothing, so that nothing stays.
   const std::string reserves = "kind=swa window=0 | put 0*1 reserve ";
   EXPECT_EQ(cited("result", reserves + "| drop 0:0-0"),
