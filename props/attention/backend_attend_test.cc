@@ -163,6 +163,15 @@ TEST(BackendAttends, SetupsHaveWhatTheBackendDeclares) {
   RunHistory(history, BackendSubject(info, Level::kAttention, ""));
   EXPECT_EQ(soft_cap, 4);
   EXPECT_THAT(sinks, ElementsAre(-1, 0.5, -0.5));
+  history = *ParseHistory("kvt1 cells=4 legal=1 sinks=1 group=16 | put 0*2");
+  RunHistory(history, BackendSubject(info, Level::kAttention, ""));
+  EXPECT_EQ(heads, 3);
+  EXPECT_EQ(sinks.size(), 3U);
+  said.query_heads = 0;
+  RunHistory(history,
+             BackendSubject(*DescribeBackend(&table), Level::kAttention, ""));
+  EXPECT_EQ(heads, 16);
+  EXPECT_EQ(sinks.size(), 16U);
   table.attend = nullptr;
   EXPECT_THAT(DescribeBackend(&table).status().message(),
               HasSubstr("CAN_SOFT_CAP or CAN_SINKS"));

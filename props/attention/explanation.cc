@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/index.h"
@@ -67,14 +69,15 @@ Pairs FirstPairs(const AttentionQuestion& question, std::int64_t row,
   return pairs;
 }
 
-// Returns up to `most` of these pairs, those of neighbours first.
+// Returns up to `most` of these pairs, those of neighbours first, from the last
+// token on.
 Pairs NearPairs(const AttentionQuestion& question, std::int64_t row,
                 std::size_t most) {
   const std::vector<Term>& sees = question.row(row).sees;
   const std::int64_t tokens = std::ssize(question.tokens());
   Pairs pairs;
   for (std::int64_t distance = 1; distance < tokens; ++distance) {
-    for (std::size_t i = 0; i < sees.size(); ++i) {
+    for (std::size_t i = sees.size(); i-- > 0;) {
       for (const std::int64_t other :
            {sees[i].key - distance, sees[i].key + distance}) {
         if (other < 0 || other >= tokens) continue;
@@ -98,7 +101,7 @@ void AddPairs(const AttentionQuestion& question, std::int64_t row,
       faults.push_back(
           {fmt::format("{} had {} of {}", TokenText(question, row, sees[i].key),
                        what, TokenText(question, row, other)),
-           std::move(terms)});
+           std::move(terms), /*of_pair=*/true});
     };
     add("K and V", {other, other});
     add("V", {sees[i].key, other});
@@ -144,21 +147,30 @@ class FaultSearch {
         queries_(question.QueriesOf(row)),
         actual_(actual),
         allowed_(allowed),
-        right_(question.OutputOf(queries_, question.row(row).sees)) {}
+        right_(question.OutputOf(queries_, question.row(row).sees)),
+        all_pairs_(PairCount(question, row) <= kFaultsMost) {}
 
-  void Try(const std::string& text, const Eigen::MatrixXd& output) {
+  void Try(const std::string& text, const Eigen::MatrixXd& output,
+           bool may_be_nearest = true) {
     // A fault that hardly changes the output explains nothing.
     if (Distance(output, right_) < 0.5) return;
     const double distance = Distance(output, actual_);
     if (distance <= kNear) {
-      if (within_.size() < kNamedMost) within_.push_back(text);
-    } else if (distance < nearest_) {
+      const bool known = std::ranges::count(within_, text) > 0;
+      if (!known && within_.size() < kNamedMost) within_.push_back(text);
+    } else if (may_be_nearest && distance < nearest_) {
       nearest_ = distance;
       nearest_text_ = text;
     }
   }
   void Try(const std::string& text, const std::vector<Term>& terms) {
     Try(text, question_.OutputOf(queries_, terms));
+  }
+
+  // A pair is not named as nearest if there are pairs that are not tried.
+  void Try(const TokenFault& fault) {
+    Try(fault.text, question_.OutputOf(queries_, fault.terms),
+        !fault.of_pair || all_pairs_);
   }
 
   void TryWindows();
@@ -170,13 +182,11 @@ class FaultSearch {
     if (!within_.empty()) {
       return fmt::format("as if {}", fmt::join(within_, ", or "));
     }
-    if (PairCount(question_, row_) > kFaultsMost) {
-      return "no fault of one token that was tried explains it";
-    }
     if (nearest_ < Distance(right_, actual_) / 8) {
       return fmt::format("as if {}, nearly", nearest_text_);
     }
-    return "no fault of one token explains it";
+    return all_pairs_ ? "no fault of one token explains it"
+                      : "no fault of one token that was tried explains it";
   }
 
  private:
@@ -201,6 +211,7 @@ class FaultSearch {
   const Eigen::MatrixXd& actual_;
   const Eigen::MatrixXd& allowed_;
   const Eigen::MatrixXd right_;  // The right output.
+  const bool all_pairs_;         // All pairs of tokens are tried.
   std::vector<std::string> within_;
   double nearest_ = std::numeric_limits<double>::infinity();
   std::string nearest_text_;
@@ -341,15 +352,17 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
                           const Eigen::MatrixXd& allowed) {
   if (!actual.allFinite()) return "it is not a number";
   FaultSearch search(question, row, actual, allowed);
-  std::vector<TokenFault> faults;
-  // The first pairs may lack those of later tokens.
+  // The first pairs lack those of later tokens.
   if (PairCount(question, row) > kFaultsMost) {
-    AddPairs(question, row, NearPairs(question, row, kFaultsMost), faults);
+    for (const auto& pair : NearPairs(question, row, kFaultsMost)) {
+      std::vector<TokenFault> faults;
+      AddPairs(question, row, {pair}, faults);
+      for (const TokenFault& fault : faults) search.Try(fault);
+    }
   }
-  for (TokenFault& fault : FaultsOfOneToken(question, row, kFaultsMost)) {
-    faults.push_back(std::move(fault));
+  for (const TokenFault& fault : FaultsOfOneToken(question, row, kFaultsMost)) {
+    search.Try(fault);
   }
-  for (const TokenFault& fault : faults) search.Try(fault.text, fault.terms);
   search.TryWindows();
   search.TryMasks();
   search.TryOtherRows();

@@ -16,6 +16,7 @@ namespace kvtwin::props {
 struct TokenFault {
   std::string text;  // "position 4 were missing"
   std::vector<Term> terms;
+  bool of_pair = false;  // The token has rows of another.
 };
 
 // Returns the faults of one token that a row may have: a token that is missing,
@@ -26,7 +27,8 @@ std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
                                          std::int64_t row, std::size_t most);
 
 // Returns "as if position 4 were missing" for the faults whose outputs are
-// within the bound, or that are nearest; or that no fault is near. `allowed`
+// within the bound, or that are nearest; or that no fault, or no fault that was
+// tried, is near. `allowed`
 // are the largest differences of a right output.
 std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
                           const Eigen::MatrixXd& actual,

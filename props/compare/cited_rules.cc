@@ -264,7 +264,8 @@ RowPast PastOf(const Failure& difference, const History& history) {
   RowPast past = RowPast::Of(history.setup.spec, history.setup.config);
   past.pins = Has(history, OpKind::kPin);
   past.copies = Has(history, OpKind::kCopy);
-  past.removes = Has(history, OpKind::kDrop) || Has(history, OpKind::kReload);
+  past.removes = Has(history, OpKind::kDrop) || Has(history, OpKind::kReload) ||
+                 std::ranges::any_of(difference.trace, &Step::by_client);
   past.moves = std::ranges::any_of(history.ops, Moves) ||
                std::ranges::any_of(difference.trace, &Step::is_closed);
   return past;
@@ -393,9 +394,15 @@ RuleList RulesOfCall(const TraceOp& op, const RowPast& past, bool of_row) {
       return rule.starts_with('H') || rule == "S44";
     });
   }
+  if (!past.windows) std::erase(rules, "S28");
   if (op.kind == TraceOpKind::kCheckpoint) return rules;
   std::erase(rules, "R15");
-  AddRulesOfPins(past, rules);
+  constexpr auto kShowPins =
+      std::to_array({OpKind::kPut, OpKind::kDrop, OpKind::kCopy, OpKind::kAsk,
+                     OpKind::kCommit, OpKind::kFind});
+  if (std::ranges::count(kShowPins, *operation) > 0) {
+    AddRulesOfPins(past, rules);
+  }
   return rules;
 }
 
@@ -404,16 +411,17 @@ RuleList RulesOfCall(const TraceOp& op, const RowPast& past, bool of_row) {
 std::string_view RulesShownByViews(PagedTraceOpKind change) {
   switch (change) {
     case PagedTraceOpKind::kOpen:
-      return "P1, P16, P17";
+      return "P1, P4, P6, P16, P17, P18";
     case PagedTraceOpKind::kFork:
       return "P2, P14";
     case PagedTraceOpKind::kAppend:
-      return "P3, P13";
+      return "P3, P4";
     case PagedTraceOpKind::kCommit:
-      return "P5, P12, P15";
+      return "P5, P15";
     case PagedTraceOpKind::kTruncate:
-    case PagedTraceOpKind::kFree:
       return "P8, P14";
+    case PagedTraceOpKind::kFree:
+      return "P8";
     default:
       return "";
   }
@@ -436,6 +444,7 @@ void RowPast::Add(const TraceOp& op) {
   const bool removed =
       op.kind == TraceOpKind::kRemove && op.result == StatusCode::kOk;
   moves = moves || (removed && op.begin < op.end && op.end != kOpenEnd);
+  if (op.result != StatusCode::kOk) return;
   copies = copies || op.kind == TraceOpKind::kCopyPrefix;
   pins = pins || op.kind == TraceOpKind::kCheckpoint;
   removes = removes || removed;

@@ -563,8 +563,11 @@ std::string WhyTooLarge(const Setup& setup) {
   const std::int64_t row_elements =
       std::int64_t{setup.rows.kv_heads} *
       (setup.rows.k_head_dim + setup.rows.v_head_dim);
+  // Queries and outputs have these numbers for each KV head.
+  const std::int64_t group = std::max(setup.group, 8);
   const bool fits =
       cells * rows <= kElementsMax &&
+      rows * row_elements <= kElementsMax / group &&
       cells * row_elements <= kElementsMax / std::max(setup.layers, 1);
   return fits ? "" : "a cache of this size is too large for a test";
 }

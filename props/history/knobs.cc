@@ -227,8 +227,8 @@ Knob GroupKnob() {
       "group", KnobGroup::kAttention,
       [](auto& setup) -> auto& { return setup.group; }, {0, 3},
       /*counts=*/true,
-      [](const Pick& pick) {  // The numbers of models.
-        return Chance(pick, 30) ? OneOf(pick, {2, 3, 5, 6, 7, 8, 12, 16}) : 0;
+      [](const Pick& pick) {  // Models have these numbers.
+        return Chance(pick, 30) ? OneOf(pick, {3, 5, 6, 7, 8, 12, 16}) : 0;
       },
       [](const Abilities&, int&) {});
 }

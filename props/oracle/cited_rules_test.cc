@@ -312,7 +312,7 @@ TEST(CitedRules, AreThoseThatAPoolCanBreak) {
     return CitedPoolRules("views", spec, /*window=*/false, last);
   };
   EXPECT_EQ(after(PagedTraceOpKind::kFork), "P7, P2");
-  EXPECT_EQ(after(PagedTraceOpKind::kAppend), "P7, P3");
+  EXPECT_EQ(after(PagedTraceOpKind::kAppend), "P7, P3, P4");
   EXPECT_EQ(after(PagedTraceOpKind::kTruncate), "P7, P8");
   EXPECT_EQ(
       CitedPoolRules("commit", spec, /*window=*/false, PagedTraceOpKind::kFork),
@@ -322,7 +322,8 @@ TEST(CitedRules, AreThoseThatAPoolCanBreak) {
   for (const char* call : {"open", "views", "truncate", "commit"}) {
     EXPECT_EQ(CitedPoolRules(call, spec), CitedPoolRules(call)) << call;
   }
-  EXPECT_EQ(after(PagedTraceOpKind::kOpen), "P7, P12, P13, P1, P16, P17");
+  EXPECT_EQ(after(PagedTraceOpKind::kOpen),
+            "P7, P12, P13, P1, P4, P6, P16, P17, P18");
   EXPECT_EQ(after(PagedTraceOpKind::kTruncate), "P7, P12, P13, P8, P14");
 }
 
@@ -393,6 +394,10 @@ TEST(CitedRules, OfRecordingsNameTheRulesOfStates) {
             "S26, S27, R10, R14, R15");
   EXPECT_EQ(cited(kCommit, recurrent), "D3, D4, D5, D8, R13");
   EXPECT_EQ(cited(kSetCausal, recurrent), "R10");
+  EXPECT_EQ(cited(kSetCausal, recurrent, {kCheckpoint}), "R10");
+  CacheSpec unbounded;
+  hybrid.caches = {recurrent, unbounded};
+  EXPECT_EQ(cited(kCanResume, hybrid), "S44, R8, R9");
   EXPECT_EQ(cited(kCheckpoint, recurrent), "R14");
   EXPECT_EQ(cited(kGet, recurrent), "S14, S15, S23, S24");
 }

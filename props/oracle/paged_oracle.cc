@@ -66,6 +66,10 @@ bool ChangesBlocks(PagedTraceOpKind kind) {
          kind == Kind::kFree;
 }
 
+bool ChangesPool(PagedTraceOpKind kind) {
+  return ChangesBlocks(kind) || kind == Kind::kMedia;
+}
+
 const PagedPool* PagedOracle::twin() const {
   return twins_.empty() ? nullptr : twins_.front().pool.get();
 }
@@ -266,9 +270,7 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
   if (step.bad_input.empty()) step.bad_input = FindExcess(op);
   if (!step.bad_input.empty()) return step;
   Remember(op);
-  if (ChangesBlocks(op.kind) || op.kind == Kind::kMedia) {
-    last_change_ = op.kind;
-  }
+  if (ChangesPool(op.kind)) last_change_ = op.kind;
   if (!twins_hold_) twins_.clear();
   places_.clear();
   const std::optional<Failure> malformed = ReadPlaces(op, places_);

@@ -32,6 +32,8 @@ namespace kvtwin::props {
 
 // Whether the call may move blocks, or change their owners.
 bool ChangesBlocks(PagedTraceOpKind kind);
+// Whether the call may change the blocks or the media of a sequence.
+bool ChangesPool(PagedTraceOpKind kind);
 
 // Returns the number of K rows in a line.
 int RowCount(const PagedTraceOp& op);

@@ -354,8 +354,9 @@ TEST(PoolRules, AFailureCitesTheRulesOfTheWrongLine) {
   const auto cited = [](const PoolRules& rules, OtherPoolFault fault) {
     return Try(rules, fault, kHistories).rules;
   };
-  EXPECT_EQ(cited(Window(3), OtherPoolFault::kFreesEarly), "P7, P12, P3");
-  EXPECT_EQ(cited(kRecomputes, OtherPoolFault::kRecomputesAtStart), "P7, P3");
+  EXPECT_EQ(cited(Window(3), OtherPoolFault::kFreesEarly), "P7, P12, P3, P4");
+  EXPECT_EQ(cited(kRecomputes, OtherPoolFault::kRecomputesAtStart),
+            "P7, P3, P4");
   EXPECT_EQ(cited(kRecomputes, OtherPoolFault::kFindsOneMore),
             "P1, P4, P6, P17, P18");
   EXPECT_EQ(cited(kDeduplicates, OtherPoolFault::kSwapForgetsOwner), "P9");

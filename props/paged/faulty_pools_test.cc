@@ -524,8 +524,8 @@ TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
     return run ? run->failure.rules : "no failure";
   };
   const std::string one = kPool + kAppend;
-  EXPECT_EQ(cited(one, {.views = Bytes(&PagedView::key, true)}), "P7, P3");
-  // The row of a sequence of one token.
+  EXPECT_EQ(cited(one, {.views = Bytes(&PagedView::key, true)}), "P7, P3, P4");
+  // Changes the row of a sequence that has a single token.
   const auto single = [](std::vector<PagedView>& views) {
     if (views.size() == 1 && views[0].length == 1) {
       Change(views[0].key, /*last=*/true);
@@ -539,7 +539,7 @@ TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
             "P3, P4");
   EXPECT_EQ(
       cited(one, {.append = [](auto& answer) { answer.views.pop_back(); }}),
-      "P7, P3");
+      "P7, P3, P4");
   EXPECT_EQ(cited(one, {.usage = [](PagedUsage& usage) { ++usage.free; }}),
             "P9");
   EXPECT_EQ(cited(one, {.blocks = [](auto& blocks) { blocks.key.data = {}; }}),
@@ -562,7 +562,7 @@ TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
   };
   const auto history = *ParsePagedHistory("kvp1 " + misuse);
   const Failure failure = *RunHistory(history, subject).failure;
-  EXPECT_EQ(Explain(history, failure, subject).rules, "P7, P3");
+  EXPECT_EQ(Explain(history, failure, subject).rules, "P7, P3, P4");
 }
 
 TEST(FaultyPools, RefusalsAreCompared) {

@@ -35,8 +35,8 @@ int PickOf(const Sequences& sequences, int number) {
 Failure PoolFailure(std::string text,
                     std::optional<PagedTraceOpKind> call = {});
 
-// Returns the sequences of batches, which have them in any order, and perhaps
-// not all of them: all, from the last one on, and every second one.
+// Returns the sequences of two batches, as a server may have them: all, the
+// last one first, and every second sequence.
 inline std::vector<std::vector<int>> BatchesOf(std::vector<int> sequences) {
   std::vector<std::vector<int>> batches = {
       {sequences.rbegin(), sequences.rend()}};

@@ -150,10 +150,6 @@ void BlockLists::Remove(int sequence) {
   lists_.erase(lists);
 }
 
-bool ChangesPool(PagedTraceOpKind kind) {
-  return ChangesBlocks(kind) || kind == PagedTraceOpKind::kMedia;
-}
-
 bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op) {
   return ChangesBlocks(op.kind) ||
          (oracle.twin() == nullptr && !oracle.blocks().empty());
