@@ -276,21 +276,33 @@ class RowJudge {
     if (sight != 'x') return Take(by_cell_ ? here : same);
     return Take([&](const ExpectedSight& one) {
       if (by_cell_) return here(one) && !same(one);
-      const bool part =
-          one.rows && (one.rows->key == rows.key ||
-                       (view_.op.value && one.rows->value == rows.value));
-      return part && !same(one) && actual_[cell] == one.token;
+      return IsPart(one, column) && !same(one) && actual_[cell] == one.token;
     });
   }
 
+  // Whether K or V of the column is the token's. (The recording may lack V.)
+  bool IsPart(const ExpectedSight& one, std::int64_t column) const {
+    const RowPair& rows = RowsAt(column);
+    return one.rows && (one.rows->key == rows.key ||
+                        (view_.op.value && one.rows->value == rows.value));
+  }
+
+  // Takes the tokens that the row sees in columns that are not drawn. If K or V
+  // there is wrong, no label can say it.
   void TakeColumnsNotDrawn() {
-    for (std::int64_t column = 0; column < mask_.shape[0]; ++column) {
-      if (column >= from_ && column < from_ + std::ssize(sights_)) continue;
-      if (!fresh_ || !MaskAllows(mask_, column, number_)) continue;
-      (void)Take([&](const ExpectedSight& one) {
-        return one.rows && *one.rows == RowsAt(column);
-      });
-    }
+    const auto take = [&](const auto& fits) {
+      for (std::int64_t column = 0; column < mask_.shape[0]; ++column) {
+        if (column >= from_ && column < from_ + std::ssize(sights_)) continue;
+        if (!fresh_ || !MaskAllows(mask_, column, number_)) continue;
+        (void)Take([&](const ExpectedSight& one) { return fits(one, column); });
+      }
+    };
+    take([&](const ExpectedSight& one, std::int64_t column) {
+      return one.rows && *one.rows == RowsAt(column);
+    });
+    take([&](const ExpectedSight& one, std::int64_t column) {
+      return IsPart(one, column);
+    });
   }
 
   // Whether more columns have these rows than other expected tokens need.
