@@ -46,9 +46,8 @@ std::vector<std::int64_t> HiddenFrom(const AttentionQuestion& question,
 
 // Returns the number of pairs of a token that the row sees and any other.
 std::size_t PairCount(const AttentionQuestion& question, std::int64_t row) {
-  const std::size_t tokens = question.tokens().size();
-  return question.row(row).sees.size() *
-         (tokens - std::min<std::size_t>(tokens, 1));
+  const std::size_t sees = question.row(row).sees.size();
+  return sees * question.tokens().size() - sees;
 }
 
 // An index into what a row sees, and one of another token.

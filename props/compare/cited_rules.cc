@@ -406,27 +406,6 @@ RuleList RulesOfCall(const TraceOp& op, const RowPast& past, bool of_row) {
   return rules;
 }
 
-// Returns the rules of what a call changed that views show. Empty: views show
-// nothing that the call changes.
-std::string_view RulesShownByViews(PagedTraceOpKind change) {
-  switch (change) {
-    case PagedTraceOpKind::kOpen:
-      return "P1, P4, P6, P16, P17, P18";
-    case PagedTraceOpKind::kFork:
-      return "P2, P14";
-    case PagedTraceOpKind::kAppend:
-      return "P3, P4";
-    case PagedTraceOpKind::kCommit:
-      return "P5, P15";
-    case PagedTraceOpKind::kTruncate:
-      return "P8, P14";
-    case PagedTraceOpKind::kFree:
-      return "P8";
-    default:
-      return "";
-  }
-}
-
 bool AnyGroup(const PagedSpec& spec, bool (*has)(const PagedSpec& group)) {
   return has(spec) || std::ranges::any_of(spec.groups, has);
 }
@@ -513,9 +492,13 @@ std::string CitedPoolRules(std::string_view call, const PagedSpec& spec,
   const bool states =
       AnyGroup(spec, [](const PagedSpec& group) { return group.states; });
   RuleList rules = SplitRules(CitedPoolRules(call));
-  if (last_change && call == "views") {
-    for (const auto rule : SplitRules(RulesShownByViews(*last_change))) {
-      AddRule(rule, rules);
+  // Views show neither media nor what prompts find after a commit (P6).
+  using Kind = PagedTraceOpKind;
+  if (call == "views" && last_change && *last_change != Kind::kMedia) {
+    for (const auto rule :
+         SplitRules(CitedPoolRules(TraceOpName(*last_change)))) {
+      const bool of_prompts = *last_change == Kind::kCommit && rule == "P6";
+      if (!of_prompts) AddRule(rule, rules);
     }
   }
   std::erase_if(rules, [&](std::string_view rule) {

@@ -82,7 +82,7 @@ struct Subject {
   // The following two are for the level `attention`, which allows what rounding
   // to this dtype explains, and the tolerance.
   DType attend_dtype = DType::kF32;
-  int query_heads = 128;  // At most, for each KV head.
+  int query_heads = kGroupMax;  // At most, for each KV head.
   // "--backend ./libyours.so", or empty: "--twin NAME".
   std::string arguments = {};
   // Called before each operation of a history.

@@ -145,11 +145,10 @@ void CheckSizes(const Setup& setup, std::string_view where) {
     throw BadLine{
         where, fmt::format("layers is {}, there can be 1 to 64", setup.layers)};
   }
-  if (setup.group > 128) {
-    throw BadLine{where,
-                  fmt::format("group is {}, there can be up to 128 query "
-                              "heads for each KV head",
-                              setup.group)};
+  if (setup.group > kGroupMax) {
+    throw BadLine{where, fmt::format("group is {}, there can be up to {} query "
+                                     "heads for each KV head",
+                                     setup.group, kGroupMax)};
   }
   Setup fitting = setup;
   FitStorage(fitting);

@@ -51,6 +51,9 @@ struct Setup {
   DType v_dtype() const { return config.v_dtype.value_or(init.dtype); }
 };
 
+// The most query heads that share a KV head.
+inline constexpr int kGroupMax = 128;
+
 // Makes the setup valid for its storage. Rows in blocks need whole blocks:
 // widens the heads, and makes V plain. Tiled V needs whole tiles: raises the
 // padding.

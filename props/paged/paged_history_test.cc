@@ -22,42 +22,35 @@
 namespace kvtwin::props {
 namespace {
 
-// The order of a key's extras does not matter.
-class SortsExtras : public ForwardingPool {
+// Opens sequences with changed keys.
+template <void (*kChange)(PrefixKey& key)>
+class ChangesKeys : public ForwardingPool {
  public:
   using ForwardingPool::ForwardingPool;
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override {
-    PrefixKey sorted = key;
-    std::ranges::sort(sorted.extra);
-    return pool_->Open(prompt, sorted);
+    PrefixKey changed = key;
+    kChange(changed);
+    return pool_->Open(prompt, changed);
   }
 };
+
+void SortExtras(PrefixKey& key) { std::ranges::sort(key.extra); }
+void ClearSalt(PrefixKey& key) { key.salt.clear(); }
+void ForgetHashes(PrefixKey& key) {
+  for (PrefixMedia& media : key.media) media.hash = "any";
+}
+// The order of a key's extras does not matter.
+using SortsExtras = ChangesKeys<SortExtras>;
+// All salts are the same.
+using IgnoresSalts = ChangesKeys<ClearSalt>;
 
 // All media are the same.
-class IgnoresMedia : public ForwardingPool {
+class IgnoresMedia : public ChangesKeys<ForgetHashes> {
  public:
-  using ForwardingPool::ForwardingPool;
-  Result<int> Open(std::span<const std::int32_t> prompt,
-                   const PrefixKey& key) override {
-    PrefixKey other = key;
-    for (PrefixMedia& media : other.media) media.hash = "any";
-    return pool_->Open(prompt, other);
-  }
+  using ChangesKeys::ChangesKeys;
   Status AddMedia(int sequence, const PrefixMedia& media) override {
     return pool_->AddMedia(sequence, {media.position, "any"});
-  }
-};
-
-// All salts are the same.
-class IgnoresSalts : public ForwardingPool {
- public:
-  using ForwardingPool::ForwardingPool;
-  Result<int> Open(std::span<const std::int32_t> prompt,
-                   const PrefixKey& key) override {
-    PrefixKey other = key;
-    other.salt.clear();
-    return pool_->Open(prompt, other);
   }
 };
 
