@@ -42,14 +42,16 @@ constexpr std::size_t kItemTiles = 8;
 constexpr std::size_t kLeastQueries = 16;
 constexpr std::size_t kLeastQueriesOfTerms = 192;
 
-// The rows of a group. Each group splits K and V into terms anew: with larger
-// groups this takes less time, but fewer items are left for threads.
-constexpr std::size_t kGroupRows = 128;
+// The rows of a group. Each group converts K and V anew: with larger groups
+// this takes less time, but fewer items are left for threads. Items take less
+// time with AMX.
+constexpr std::size_t kGroupRows = 256;
+constexpr std::size_t kGroupRowsOfAmx = 128;
 constexpr std::size_t kLeastLargeGroups = 8;
 std::size_t RowsOfGroup(std::size_t rows) {
-  const bool large = TermsMultiplier() != nullptr &&
-                     rows >= kLeastLargeGroups * kMostGroupRows;
-  return large ? kMostGroupRows : kGroupRows;
+  if (TermsMultiplier() == nullptr) return kGroupRows;
+  const bool large = rows >= kLeastLargeGroups * kMostGroupRows;
+  return large ? kMostGroupRows : kGroupRowsOfAmx;
 }
 
 // The size of a block that has all cells.

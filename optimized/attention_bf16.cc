@@ -28,9 +28,11 @@ namespace kvtwin::optimized {
 namespace {
 
 constexpr std::size_t kTile = kAttentionTile;
-// Rows and vectors of a block, whose sums fit into the registers.
-constexpr std::size_t kBlockRows = 6;
-constexpr std::size_t kBlockVectors = 4;
+// Rows and vectors of a block, whose sums fit into the registers. All of the
+// kManyBf16Queries rows are in blocks.
+constexpr std::size_t kBlockRows = 8;
+constexpr std::size_t kBlockVectors = 2;
+static_assert(kManyBf16Queries % kBlockRows == 0);
 
 // Multiplies kRows rows and kVectors vectors of columns, from `row` and
 // `column` on.
@@ -358,6 +360,11 @@ MultiplyBf16 Bf16Multiplier() {
 
 void ForceBf16Multiplier(MultiplyBf16 multiply) {
   forced.store(multiply, std::memory_order_relaxed);
+}
+
+bool PairsOfFewPay(DType dtype) {
+  return dtype == DType::kF8 || !HasLargeFirstLevel() ||
+         forced.load(std::memory_order_relaxed) != nullptr;
 }
 
 MultiplyBf16 TermsMultiplier() {

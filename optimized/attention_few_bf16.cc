@@ -23,7 +23,8 @@ constexpr std::size_t kValueCells = 8;
 // Whether rows are multiplied as pairs of bf16. Processors with AMX do four
 // vectors of products of f32 in the time of one of pairs.
 bool MultipliesPairs(const TileRows& rows, MultiplyBf16 multiply) {
-  return HasPairs(rows) && multiply == MultiplyInRegisters;
+  return HasPairs(rows) && multiply == MultiplyInRegisters &&
+         PairsOfFewPay(rows.dtype);
 }
 
 // Adds the lanes of four vectors to each other, so that each 16 bytes of the
@@ -171,7 +172,7 @@ void ScoreInBf16(const AttentionTile& tile, const QueryHeads* heads,
   const std::size_t count = heads[0].count;
   const RowsAhead ahead(&tile, &AttentionTile::values);
   const auto scores_of = [&](std::size_t h, std::size_t q, std::size_t t) {
-    return scores + (h * kFewQueries + q) * kTile + t;
+    return scores + (h * count + q) * kTile + t;
   };
   if (HasIntegers(keys)) {
     EvenFetches fetches(tile.values, tile.cells, heads, head_count);
@@ -190,14 +191,14 @@ void ScoreInBf16(const AttentionTile& tile, const QueryHeads* heads,
   const auto dots = ProductsOf(keys, count, [](auto format, auto n) {
     return Dots<decltype(format), n>;
   });
-  ForEachCells<4>(
-      keys, tile.cells, true, ahead, heads, head_count, rows,
-      [&](std::size_t h, std::size_t t, CellsRows cells, std::size_t head_dim) {
-        for (std::size_t q = 0; q < count; q += 4) {
-          dots[q / 4](heads[h].queries + q * padded, padded, cells, head_dim,
-                      scores_of(h, q, t));
-        }
-      });
+  ForEachCells<4>(keys, tile.cells, true, ahead, heads, head_count, rows,
+                  [&](std::size_t h, std::size_t t, CellsRows cells,
+                      std::size_t head_dim, const CellsRows* /*fetched*/) {
+                    for (std::size_t q = 0; q < count; q += 4) {
+                      dots[q / 4](heads[h].queries + q * padded, padded, cells,
+                                  head_dim, scores_of(h, q, t));
+                    }
+                  });
 }
 
 // See AddFew; the weights are lost.
@@ -213,7 +214,7 @@ void AddInBf16(const AttentionTile& tile, const QueryHeads* heads,
     const AttentionTile& next = tile.next == nullptr ? tile : *tile.next;
     EvenFetches fetches(next.keys, next.cells, heads, head_count);
     for (std::size_t h = 0; h < head_count; ++h) {
-      AddIntegerValues(weights + h * kFewQueries * kTile, padded, count,
+      AddIntegerValues(weights + h * count * kTile, padded, count,
                        RowsOfHead(values, heads[h].kv_head), tile.cells,
                        values.head_dim, fetches, heads[h].out);
     }
@@ -223,7 +224,7 @@ void AddInBf16(const AttentionTile& tile, const QueryHeads* heads,
     return AddFew(tile, heads, head_count, weights, rows);
   }
   for (std::size_t h = 0; h < head_count; ++h) {
-    float* of_head = weights + h * kFewQueries * kTile;
+    float* of_head = weights + h * count * kTile;
     RoundRows(of_head, kTile, count, of_head, kTile);
   }
   const auto add = ProductsOf(values, count, [](auto format, auto n) {
@@ -231,10 +232,11 @@ void AddInBf16(const AttentionTile& tile, const QueryHeads* heads,
   });
   ForEachCells<kValueCells>(
       values, tile.cells, true, ahead, heads, head_count, rows,
-      [&](std::size_t h, std::size_t t, CellsRows cells, std::size_t head_dim) {
+      [&](std::size_t h, std::size_t t, CellsRows cells, std::size_t head_dim,
+          const CellsRows* /*fetched*/) {
         for (std::size_t q = 0; q < count; q += 4) {
-          add[q / 4](weights + (h * kFewQueries + q) * kTile + t / 2, padded,
-                     cells, head_dim, heads[h].out + q * padded);
+          add[q / 4](weights + (h * count + q) * kTile + t / 2, padded, cells,
+                     head_dim, heads[h].out + q * padded);
         }
       });
 }

@@ -29,11 +29,14 @@ constexpr std::size_t kBlockRows = 4;
 #endif
 
 // scores[q * kTile + t] = queries[q] . keys[t] for kQueries queries and four
-// cells. `padded` is the distance between queries, whose padding is zeros.
+// cells. Queries are padded with zeros.
 template <class Rows, std::size_t kQueries>
-HWY_NOINLINE void Dots(const float* queries, std::size_t padded, CellsRows keys,
-                       std::size_t head_dim, float* scores) {
+HWY_NOINLINE void Dots(const float* queries, CellsRows keys,
+                       std::size_t head_dim, const CellsRows* fetched,
+                       float* scores) {
+  const std::size_t padded = Padded(head_dim);
   const F32 d;
+  const FetchedRows<4> fetches(fetched);
   const std::byte* key0 = keys[0];
   const std::byte* key1 = keys[1];
   const std::byte* key2 = keys[2];
@@ -44,6 +47,7 @@ HWY_NOINLINE void Dots(const float* queries, std::size_t padded, CellsRows keys,
     sums[q][0] = sums[q][1] = sums[q][2] = sums[q][3] = hn::Zero(d);
   }
   for (std::size_t i = 0; i < head_dim; i += kLanes) {
+    fetches.Fetch<kLineElements<Rows>>(i);
     const V k0 = Rows::Load(key0, i);
     const V k1 = Rows::Load(key1, i);
     const V k2 = Rows::Load(key2, i);
@@ -64,13 +68,15 @@ HWY_NOINLINE void Dots(const float* queries, std::size_t padded, CellsRows keys,
   }
 }
 
-// out[q] += weights[q * kTile + t] * values[t] over four cells. `padded` is the
-// distance between results.
+// out[q] += weights[q * kTile + t] * values[t] over four cells. Results are
+// padded.
 template <class Rows, std::size_t kQueries>
-HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
-                            CellsRows values, std::size_t head_dim,
+HWY_NOINLINE void AddValues(const float* weights, CellsRows values,
+                            std::size_t head_dim, const CellsRows* fetched,
                             float* out) {
+  const std::size_t padded = Padded(head_dim);
   const F32 d;
+  const FetchedRows<4> fetches(fetched);
   const std::byte* value0 = values[0];
   const std::byte* value1 = values[1];
   const std::byte* value2 = values[2];
@@ -84,6 +90,7 @@ HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
     }
   }
   for (std::size_t i = 0; i < head_dim; i += kLanes) {
+    fetches.Fetch<kLineElements<Rows>>(i);
     const V v0 = Rows::Load(value0, i);
     const V v1 = Rows::Load(value1, i);
     const V v2 = Rows::Load(value2, i);
@@ -101,8 +108,9 @@ HWY_NOINLINE void AddValues(const float* weights, std::size_t padded,
 }
 
 // Dots or AddValues, for some dtype and number of queries.
-using FourCells = void (*)(const float* from, std::size_t padded,
-                           CellsRows rows, std::size_t head_dim, float* to);
+using FourCells = void (*)(const float* from, CellsRows rows,
+                           std::size_t head_dim, const CellsRows* fetched,
+                           float* to);
 
 // Returns choose(format, n) for the dtype of rows and n queries, from 1 to 4.
 template <class Choose>
@@ -150,8 +158,8 @@ void StoreScaled(const float* from, float factor, std::size_t count,
 void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
               std::size_t head_count, ScoreScale scale, float* scores) {
   const std::size_t v_padded = Padded(tile.values.head_dim);
-  const std::size_t per_head = kFewQueries * kTile;
   const std::size_t count = heads[0].count;
+  const std::size_t per_head = count * kTile;
   // If values are fetched shortly before they are read, memory is idle now.
   const std::size_t fetched =
       NearFetches<4>::CellsAhead(tile.values, head_count);
@@ -177,8 +185,8 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
 void ScoreAll(const AttentionTile& tile, const QueryHeads* heads,
               std::size_t head_count, float* scores, float* rows) {
   const std::size_t padded = Padded(tile.keys.head_dim);
-  const std::size_t per_head = kFewQueries * kTile;
   const std::size_t count = heads[0].count;
+  const std::size_t per_head = count * kTile;
   const std::size_t others = count - std::min<std::size_t>(count, 4);
   const auto choose = [](auto format, auto n) {
     return Dots<decltype(format), n>;
@@ -189,21 +197,21 @@ void ScoreAll(const AttentionTile& tile, const QueryHeads* heads,
   ForEachCells<4>(
       tile.keys, tile.cells, IsReadable(tile.keys),
       RowsAhead(&tile, &AttentionTile::values), heads, head_count, rows,
-      [&](std::size_t h, std::size_t t, CellsRows keys, std::size_t head_dim)
-          HWY_ATTR {
-            for (std::size_t q = 0; q < count; q += 4) {
-              dots[q / 4](heads[h].queries + q * padded, padded, keys, head_dim,
-                          scores + h * per_head + q * kTile + t);
-            }
-          });
+      [&](std::size_t h, std::size_t t, CellsRows keys, std::size_t head_dim,
+          const CellsRows* fetched) HWY_ATTR {
+        for (std::size_t q = 0; q < count; q += 4) {
+          dots[q / 4](heads[h].queries + q * padded, keys, head_dim, fetched,
+                      scores + h * per_head + q * kTile + t);
+        }
+      });
 }
 
 // See AddFew.
 void AddAll(const AttentionTile& tile, const QueryHeads* heads,
             std::size_t head_count, const float* weights, float* rows) {
   const std::size_t padded = Padded(tile.values.head_dim);
-  const std::size_t per_head = kFewQueries * kTile;
   const std::size_t count = heads[0].count;
+  const std::size_t per_head = count * kTile;
   const std::size_t others = count - std::min<std::size_t>(count, 4);
   const auto choose = [](auto format, auto n) {
     return AddValues<decltype(format), n>;
@@ -211,16 +219,16 @@ void AddAll(const AttentionTile& tile, const QueryHeads* heads,
   const std::array<FourCells, 2> add = {
       FourCellsFor(tile.values, count, choose),
       FourCellsFor(tile.values, others, choose)};
-  ForEachCells<4>(
-      tile.values, tile.cells, IsReadable(tile.values),
-      RowsAhead(tile.next, &AttentionTile::keys), heads, head_count, rows,
-      [&](std::size_t h, std::size_t t, CellsRows values, std::size_t head_dim)
-          HWY_ATTR {
-            for (std::size_t q = 0; q < count; q += 4) {
-              add[q / 4](weights + h * per_head + q * kTile + t, padded, values,
-                         head_dim, heads[h].out + q * padded);
-            }
-          });
+  ForEachCells<4>(tile.values, tile.cells, IsReadable(tile.values),
+                  RowsAhead(tile.next, &AttentionTile::keys), heads, head_count,
+                  rows,
+                  [&](std::size_t h, std::size_t t, CellsRows values,
+                      std::size_t head_dim, const CellsRows* fetched) HWY_ATTR {
+                    for (std::size_t q = 0; q < count; q += 4) {
+                      add[q / 4](weights + h * per_head + q * kTile + t, values,
+                                 head_dim, fetched, heads[h].out + q * padded);
+                    }
+                  });
 }
 
 // c += a b, for kRows rows and kVectors vectors of c. A call of its own has its

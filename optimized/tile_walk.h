@@ -12,6 +12,7 @@
 #include "core/index.h"
 #include "hwy/base.h"
 #include "optimized/attention_kernels.h"
+#include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 
 namespace kvtwin::optimized {
@@ -44,8 +45,8 @@ HWY_INLINE void WithCount(std::size_t count, const Does& does) {
 
 // Rows of some cells: element i of cell t lies at rows[t] + offset.
 struct CellsRows {
-  const std::byte* const* rows;
-  std::ptrdiff_t offset;
+  const std::byte* const* rows = nullptr;
+  std::ptrdiff_t offset = 0;
 
   HWY_INLINE const std::byte* operator[](std::size_t t) const {
     return rows[t] + offset;
@@ -55,6 +56,40 @@ struct CellsRows {
 HWY_INLINE CellsRows RowsOfHead(const TileRows& rows, std::size_t kv_head) {
   return {rows.rows.data(), HeadOffset(rows, kv_head)};
 }
+
+// Rows of kCells cells that kernels fetch into the first-level cache while they
+// multiply others.
+template <std::size_t kCells>
+class FetchedRows {
+ public:
+  // Null: none.
+  HWY_INLINE explicit FetchedRows(const CellsRows* rows)
+      : any_(rows != nullptr) {
+    if (!any_) return;
+    HWY_UNROLL(8)
+    for (std::size_t t = 0; t < kCells; ++t) rows_[t] = (*rows)[t];
+  }
+
+  // Fetches a line of each row if element i begins it; nothing if a line has 0
+  // elements. Inlined: GCC finds that a function without other effects does
+  // nothing, and leaves out its calls.
+  template <std::size_t line_elements>
+  HWY_INLINE void Fetch(std::size_t i) const {
+    if constexpr (line_elements > 0) {
+      if (any_ && i % line_elements == 0) FetchLine(i / line_elements * 64);
+    }
+  }
+  HWY_INLINE void FetchLine(std::size_t byte) const {
+    HWY_UNROLL(8)
+    for (std::size_t t = 0; t < kCells; ++t) {
+      __builtin_prefetch(rows_[t] + byte, 0, 3);
+    }
+  }
+
+ private:
+  std::array<const std::byte*, kCells> rows_;
+  bool any_;
+};
 
 // Rows that are read after others, and are fetched into a cache meanwhile.
 class RowsAhead {
@@ -69,43 +104,27 @@ class RowsAhead {
 
   std::size_t cells() const { return cells_; }
 
+  // One head of the cells from `first` on, if it lies there as a whole.
+  HWY_INLINE CellsRows At(std::size_t first, std::size_t kv_head) const {
+    if (first >= cells_ || head_bytes_ == 0) return {};
+    return {rows_->rows.data() + first, HeadOffset(*rows_, kv_head)};
+  }
+
   // Fetches one head of some cells into the second-level cache, where they do
-  // not take the place of what is being read; or, if `first_level`, into the
-  // first. Inlined: GCC finds that a function without other effects does
-  // nothing, and leaves out its calls.
-  template <bool first_level = false>
+  // not take the place of what is being read. Inlined, as FetchedRows::Fetch.
   HWY_INLINE void Fetch(std::size_t first, std::size_t end,
                         std::size_t kv_head) const {
     if (first >= cells_) return;
     const std::ptrdiff_t offset = HeadOffset(*rows_, kv_head);
     end = std::min(end, cells_);
-    std::size_t t = first;
-    if constexpr (first_level) {
-      for (; t + kStreams <= end; t += kStreams) {
-        FetchRows<kStreams, true>(t, offset);
+    for (std::size_t t = first; t < end; ++t) {
+      for (std::size_t line = 0; line < head_bytes_; line += 64) {
+        __builtin_prefetch(rows_->rows[t] + offset + line, 0, 2);
       }
     }
-    for (; t < end; ++t) FetchRows<1, first_level>(t, offset);
   }
 
  private:
-  // Fetches a line of each row, then the next line of each row: the processor
-  // also fetches lines of streams (SetStreams) ahead by itself.
-  template <std::size_t kRows, bool first_level>
-  HWY_INLINE void FetchRows(std::size_t first, std::ptrdiff_t offset) const {
-    std::array<const std::byte*, kRows> rows;
-    HWY_UNROLL(4)
-    for (std::size_t i = 0; i < kRows; ++i) {
-      rows[i] = rows_->rows[first + i] + offset;
-    }
-    for (std::size_t line = 0; line < head_bytes_; line += 64) {
-      HWY_UNROLL(4)
-      for (std::size_t i = 0; i < kRows; ++i) {
-        __builtin_prefetch(rows[i] + line, 0, first_level ? 3 : 2);
-      }
-    }
-  }
-
   const TileRows* rows_;
   std::size_t cells_;
   std::size_t head_bytes_;  // 0 if they do not lie one after another.
@@ -148,22 +167,34 @@ class EvenFetches {
   std::ptrdiff_t byte_;
 };
 
-// Fetches into the first-level cache what a walk over rows, kCells cells and
-// one head at a time, reads some steps later: the rest of the rows, then those
-// ahead.
+// Whether rows are fetched into the first-level cache while others are
+// multiplied, rather than between products: it is faster on AMD's processors,
+// but takes instructions that products of 8 bits wait for.
+inline bool FetchesWithin(DType dtype) {
+  return SizeOf(dtype) > 1 && TakeFastPath(HasLargeFirstLevel() && !IsIntel());
+}
+
+// Bytes from a fetch into the first-level cache to its use, as measured
+// (docs/performance.md).
+inline std::size_t NearBytes(DType dtype) {
+  if (!FetchesWithin(dtype)) return std::size_t{8} << 10;
+  return std::size_t{dtype == DType::kF32 ? 4U : 12U} << 10;
+}
+
+// The rows that a walk over rows, kCells cells and one head at a time, reads
+// some steps later: the rest of the rows, then those ahead.
 template <std::size_t kCells>
 class NearFetches {
  public:
-  // Bytes from a fetch to its use: a sixth of the first-level cache.
-  static constexpr std::size_t kBytes = std::size_t{1} << 13;
-
   HWY_INLINE NearFetches(const TileRows& rows, std::size_t cells,
                          const RowsAhead& ahead, const QueryHeads* heads,
                          std::size_t head_count)
       : rows_(rows, cells),
         ahead_(ahead),
         heads_(heads),
-        head_count_(head_count) {
+        head_count_(head_count),
+        head_bytes_(HeadBytes(rows)),
+        within_(FetchesWithin(rows.dtype)) {
     const std::size_t steps = StepsAhead(rows);
     cell_ = steps / head_count * kCells;
     head_ = steps % head_count;
@@ -174,37 +205,54 @@ class NearFetches {
     return StepsAhead(ahead) / head_count * kCells;
   }
 
-  // The next step begins.
-  HWY_INLINE void Step() {
-    if (cell_ < rows_.cells()) {
-      rows_.Fetch<true>(cell_, cell_ + kCells, heads_[head_].kv_head);
-    } else {
-      const std::size_t cell = cell_ - rows_.cells();
-      ahead_.Fetch<true>(cell, cell + kCells, heads_[head_].kv_head);
+  // A step begins: fetches rows, or returns those that the products of the step
+  // fetch.
+  HWY_INLINE const CellsRows* Step() {
+    const std::size_t cells = rows_.cells();
+    const std::size_t kv_head = heads_[head_].kv_head;
+    next_ = cell_ < cells ? rows_.At(cell_, kv_head)
+                          : ahead_.At(cell_ - cells, kv_head);
+    if (++head_ == head_count_) {
+      head_ = 0;
+      cell_ += kCells;
     }
-    if (++head_ < head_count_) return;
-    head_ = 0;
-    cell_ += kCells;
+    if (next_.rows == nullptr) return nullptr;
+    if (within_) return &next_;
+    // A line of each row, then the next line of each row: the processor also
+    // fetches lines of streams (SetStreams) ahead by itself.
+    for (std::size_t t = 0; t < kCells; t += kStreams) {
+      const CellsRows streams = {next_.rows + t, next_.offset};
+      const FetchedRows<kStreams> rows(&streams);
+      for (std::size_t byte = 0; byte < head_bytes_; byte += 64) {
+        rows.FetchLine(byte);
+      }
+    }
+    return nullptr;
   }
 
  private:
   static std::size_t StepsAhead(const TileRows& rows) {
-    return kBytes / std::max<std::size_t>(kCells * HeadBytes(rows), 1) + 1;
+    const std::size_t bytes =
+        std::max<std::size_t>(kCells * HeadBytes(rows), 1);
+    return NearBytes(rows.dtype) / bytes + 1;
   }
 
   RowsAhead rows_;
   RowsAhead ahead_;
   const QueryHeads* heads_;
   std::size_t head_count_;
+  std::size_t head_bytes_;
+  bool within_;
   std::size_t cell_;
   std::size_t head_;
+  CellsRows next_;
 };
 
-// Calls does(head index, first cell, rows of kCells cells, head_dim) for all
-// cells of a tile and all heads: in the order in which the rows lie in memory,
-// if they are read there. Rows are then fetched shortly before into a
-// first-level cache with room for them; else, a tile before into the second
-// (docs/performance.md).
+// Calls does(head index, first cell, rows of kCells cells, head_dim, rows to
+// fetch meanwhile) for all cells of a tile and all heads: in the order in which
+// the rows lie in memory, if they are read there. Rows are then fetched shortly
+// before into a first-level cache with room for them; else, a tile before into
+// the second (docs/performance.md).
 template <std::size_t kCells, class Does>
 HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
                              bool read_there, const RowsAhead& ahead,
@@ -213,12 +261,13 @@ HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
   const std::size_t steps = (cells + kCells - 1) / kCells;
   const std::size_t step = (ahead.cells() + steps - 1) / steps;
   if (read_there) {
-    const bool near = HasLargeFirstLevel();
+    const bool near = TakeFastPath(HasLargeFirstLevel());
     NearFetches<kCells> fetches(rows, cells, ahead, heads, head_count);
     for (std::size_t t = 0; t < cells; t += kCells) {
       for (std::size_t h = 0; h < head_count; ++h) {
+        const CellsRows* fetched = nullptr;
         if (near) {
-          fetches.Step();
+          fetched = fetches.Step();
         } else {
           ahead.Fetch(t / kCells * step, (t / kCells + 1) * step,
                       heads[h].kv_head);
@@ -226,7 +275,7 @@ HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
         does(
             h, t,
             CellsRows{rows.rows.data() + t, HeadOffset(rows, heads[h].kv_head)},
-            rows.head_dim);
+            rows.head_dim, fetched);
       }
     }
     return;
@@ -241,7 +290,7 @@ HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
     UnpackRows(rows, cells, heads[h].kv_head, scratch);
     for (std::size_t t = 0; t < cells; t += kCells) {
       ahead.Fetch(t / kCells * step, (t / kCells + 1) * step, heads[h].kv_head);
-      does(h, t, CellsRows{unpacked.data() + t, 0}, padded);
+      does(h, t, CellsRows{unpacked.data() + t, 0}, padded, nullptr);
     }
   }
 }

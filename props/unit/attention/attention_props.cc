@@ -23,6 +23,7 @@
 #include "kvtwin/attention.h"
 #include "optimized/amx_products.h"
 #include "optimized/attention_bf16.h"
+#include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 #include "props/history/generate.h"
 #include "props/testing/each_target.h"
@@ -218,7 +219,7 @@ std::vector<Sizes> SizesAroundConstants() {
     all.push_back({.columns = 1100, .rows = 2, .kv_heads = kv_heads});
   }
   for (const int rows :
-       {2, 4, 6, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257}) {
+       {2, 4, 6, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257}) {
     all.push_back({.rows = rows});
     all.push_back({.rows = rows, .queries = 2});
   }
@@ -356,6 +357,24 @@ TEST(Attention, OfTheReferenceIsWithinTheBound) {
   for (int number = 0; number < 200; ++number) {
     const Case drawn = DrawCase(SeededPick(1, AsSize(number)));
     ExpectExact(drawn, Attend(drawn, *twin));
+    ASSERT_FALSE(::testing::Test::HasFailure()) << "case " << number;
+  }
+}
+
+// Where rows are fetched from, and when, changes no result.
+TEST(Attention, HasTheSameBitsOnEachPath) {
+  auto twin = *MakeAttention();
+  for (int number = 0; number < 200; ++number) {
+    Case drawn = DrawCase(SeededPick(5, AsSize(number)));
+    if (number % 2 == 1) drawn = InBf16(std::move(drawn));
+    optimized::ForceFastPaths(optimized::FastPaths::kOff);
+    const Results off = Attend(drawn, *twin);
+    optimized::ForceFastPaths(optimized::FastPaths::kOn);
+    const Results on = Attend(drawn, *twin);
+    optimized::ForceFastPaths(optimized::FastPaths::kAuto);
+    ASSERT_TRUE(std::ranges::equal(on.out, off.out, HaveSameBits))
+        << "case " << number;
+    ExpectExact(drawn, on);
     ASSERT_FALSE(::testing::Test::HasFailure()) << "case " << number;
   }
 }
