@@ -30,12 +30,18 @@ std::string MemoryText(const CacheSpec& spec, const InitArgs& init) {
                             : "");
 }
 
-std::string SpecText(const CacheSpec& spec, const InitArgs& init) {
+// Rules of other systems have other memories, and some have none.
+std::string SpecText(const CacheSpec& spec, const InitArgs& init,
+                     const Rules& rules) {
   std::string text(KindName(spec.kind));
   const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
   if (windowed && spec.window) {
-    text +=
-        fmt::format(": window {}, {}", *spec.window, MemoryText(spec, init));
+    text += fmt::format(": window {}", *spec.window);
+    if (AreOurs(rules)) {
+      text += ", " + MemoryText(spec, init);
+    } else if (rules.window == Rules::Window::kWithQuery) {
+      text += " with the query";
+    }
   } else if (windowed) {
     text += ": no window";
   } else if (spec.kind == Kind::kChunked) {
@@ -53,7 +59,7 @@ std::string SpecText(const CacheSpec& spec, const InitArgs& init) {
   } else if (IsWrapper(spec.kind)) {
     std::vector<std::string> parts;
     for (const CacheSpec& part : spec.caches) {
-      parts.push_back(SpecText(part, init));
+      parts.push_back(SpecText(part, init, rules));
     }
     return fmt::format("{} of ({})", text, fmt::join(parts, "; "));
   }
@@ -63,12 +69,13 @@ std::string SpecText(const CacheSpec& spec, const InitArgs& init) {
 
 }  // namespace
 
-std::string SetupText(const Setup& setup) {
+std::string SetupText(const Setup& setup, const Rules& rules) {
   const InitArgs& init = setup.init;
   std::string text = fmt::format(
       "{}; {} of at most {}, batches of at most {}; {}",
-      SpecText(setup.spec, init), Counted(init.max_sequences, "sequence"),
-      Counted(init.capacity, "token"), init.max_batch, DTypeName(init.dtype));
+      SpecText(setup.spec, init, rules),
+      Counted(init.max_sequences, "sequence"), Counted(init.capacity, "token"),
+      init.max_batch, DTypeName(init.dtype));
   if (setup.v_dtype() != init.dtype) {
     text += fmt::format(" (V {})", DTypeName(setup.v_dtype()));
   }

@@ -38,5 +38,19 @@ TEST(SetupText, SaysWhichMemoryAWindowHas) {
   }
 }
 
+// S3 says nothing about windows that count the query, or tokens that stay.
+TEST(SetupText, LeavesOutTheMemoryOfOtherRules) {
+  const Result<History> bare = ParseHistory("kvt1 kind=swa window=7");
+  ASSERT_TRUE(bare.ok());
+  EXPECT_EQ(SetupText(bare->setup, {.window = Rules::Window::kWithQuery}),
+            "swa: window 7 with the query; 2 sequences of at most 8 tokens, "
+            "batches of at most 8; f32");
+  EXPECT_EQ(SetupText(bare->setup, {.first = Rules::First::kStay}),
+            "swa: window 7; 2 sequences of at most 8 tokens, batches of at "
+            "most 8; f32");
+  EXPECT_EQ(SetupText(bare->setup, {.mask_rows = Rules::MaskRows::kBatch}),
+            SetupText(bare->setup));
+}
+
 }  // namespace
 }  // namespace kvtwin::props

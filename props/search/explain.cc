@@ -177,7 +177,8 @@ Failure Explain(const History& history, const Failure& failure,
                 const std::optional<std::string>& bucket) {
   const Subject again = WithShortTimeout(subject, failure);
   Failure explained = Begun(history, failure, subject);
-  explained.setup = SetupText(history.setup) + HeadsText(history, subject);
+  explained.setup =
+      SetupText(history.setup, subject.rules) + HeadsText(history, subject);
   explained.bucket = bucket                ? *bucket
                      : IsUnshrunk(failure) ? SignatureOf(subject.name, failure)
                                            : BucketOf(history, again);
