@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "core/index.h"
 
@@ -186,7 +187,10 @@ PagedClient PromptOf(const PagedOp& op) {
 
 }  // namespace
 
-void PagedClient::Commit(std::span<const std::int32_t> committed) {
+void PagedClient::Commit(std::span<const std::int32_t> committed, bool known) {
+  for (std::size_t i = 0; i < committed.size() && !known; ++i) {
+    unknown.push_back(AsInt(tokens.size() + i));
+  }
   tokens.insert(tokens.end(), committed.begin(), committed.end());
   pending.clear();
   if (!rest.empty()) {
@@ -203,8 +207,7 @@ void PagedClient::Truncate(int len) {
     return drops;
   });
   if (len < all) rest.clear();
-  tokens.resize(AsSize(len));
-  pending.clear();
+  Shorten(len);
 }
 
 void PagedClient::Fork(int len) {
@@ -212,8 +215,29 @@ void PagedClient::Fork(int len) {
     return media.position >= len;
   });
   rest.clear();
+  Shorten(len);
+}
+
+void PagedClient::Shorten(int len) {
   tokens.resize(AsSize(len));
   pending.clear();
+  std::erase_if(unknown, [&](int position) { return position >= len; });
+}
+
+void Remember(const PagedClient& client, std::span<const std::int32_t> more,
+              std::vector<PagedClient>& seen) {
+  constexpr std::size_t kMost = 20;
+  const auto remember = [&](PagedClient to_remember) {
+    if (seen.size() == kMost) seen.erase(seen.begin());
+    std::vector<std::int32_t>& tokens = to_remember.tokens;
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    seen.push_back(std::move(to_remember));
+  };
+  remember(client);
+  if (client.unknown.empty()) return;
+  PagedClient mistaken = client;
+  for (const int position : client.unknown) At(mistaken.tokens, position) = 0;
+  remember(mistaken);
 }
 
 PagedClient DrawPrompt(const PagedOp& op,

@@ -129,6 +129,20 @@ std::string MediaHash(int number);
 // Draws the tokens of an append.
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec);
 
+// The layer that an append to `layers` layers stores `number`th: in one of four
+// appends the last layer is the first one, as P3 allows any order. Then the
+// first FirstLayers layers have the rows.
+inline bool BeginsWithTheLastLayer(const PagedOp& op) {
+  return op.a / 8 % 4 == 3;
+}
+inline int LayerOf(const PagedOp& op, int number, int layers) {
+  return BeginsWithTheLastLayer(op) ? layers - 1 - number : number;
+}
+inline int FirstLayers(const PagedOp& op, int number, int layers) {
+  const bool all = number + 1 == layers;
+  return BeginsWithTheLastLayer(op) && !all ? 0 : number + 1;
+}
+
 // Replaces the pending tokens by the next tokens of the prompt's rest, if any.
 inline void UseRest(PagedClient& client) {
   if (client.rest.empty()) return;
@@ -136,16 +150,11 @@ inline void UseRest(PagedClient& client) {
   client.pending.assign(client.rest.begin(), client.rest.begin() + most);
 }
 
-// Adds a client to the clients whose tokens later prompts are drawn from, with
-// more tokens; a workload remembers the first 20.
-inline void Remember(const PagedClient& client,
-                     std::span<const std::int32_t> more,
-                     std::vector<PagedClient>& seen) {
-  if (seen.size() >= 20) return;
-  seen.push_back(client);
-  std::vector<std::int32_t>& tokens = seen.back().tokens;
-  tokens.insert(tokens.end(), more.begin(), more.end());
-}
+// Adds a client to the last 20 clients whose tokens later prompts are drawn
+// from, with more tokens; and the tokens as a pool would have them that takes
+// unknown tokens for 0.
+void Remember(const PagedClient& client, std::span<const std::int32_t> more,
+              std::vector<PagedClient>& seen);
 
 // Draws media at a position after the appended tokens, whose rows do not depend
 // on it.

@@ -282,7 +282,6 @@ bool PagedDriver::AppendTo(int sequence, int layer, bool as_stored) {
     at += view.length;
   }
   Expect(at == reference->start + count, "Append: views of other rows", kViews);
-  client.layers = layer + 1;
   return true;
 }
 
@@ -295,11 +294,13 @@ void PagedDriver::Append(const PagedOp& op) {
   // Some appends go to the first layer only, so that no token can be committed.
   // Layers with rows of different tokens would be a mistake of the client.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec_.layers;
-  for (int layer = 0; layer < layers; ++layer) {
-    if (AppendTo(sequence, layer, op.c % 2 == 1)) continue;
-    // If the first layer was appended to, its old pending rows are replaced.
-    if (layer == 0) client.pending = before;
-    return;
+  for (int i = 0; i < layers; ++i) {
+    if (!AppendTo(sequence, LayerOf(op, i, layers), op.c % 2 == 1)) {
+      // If a layer was appended to, its old pending rows are replaced.
+      if (i == 0) client.pending = before;
+      return;
+    }
+    client.layers = FirstLayers(op, i, layers);
   }
   // Prompts must not find planned tokens.
   if (!spec_.groups.empty()) Remember(client, client.pending, seen_);
@@ -313,6 +314,7 @@ void PagedDriver::AppendLayers(const PagedOp& op) {
       std::min(spec_.layers, client.layers + 1 + Mod(op.b, spec_.layers));
   for (int layer = client.layers; layer < end; ++layer) {
     if (!AppendTo(sequence, layer, op.c % 2 == 1)) return;
+    client.layers = layer + 1;
   }
 }
 
@@ -344,7 +346,7 @@ void PagedDriver::Commit(const PagedOp& op, bool known) {
   ledger_.Commit(sequence, count,
                  known ? std::span<const std::int32_t>(tokens)
                        : std::span<const std::int32_t>());
-  client.Commit(tokens);
+  client.Commit(tokens, known);
   Remember(client, {}, seen_);
 }
 

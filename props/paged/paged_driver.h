@@ -66,17 +66,22 @@ struct PagedClient {
   // In pools with groups, the rest of the prompt, which is appended next.
   std::vector<std::int32_t> rest;
   std::vector<PrefixMedia> dropped;  // By the last Truncate, for later prompts.
+  std::vector<int> unknown;  // Positions whose tokens the pool was not told.
 
   void Add(const PrefixMedia& media) {
     key.media.push_back(media);
     std::ranges::stable_sort(key.media, {}, &PrefixMedia::position);
   }
-  // Commits these tokens, and discards the other pending tokens.
-  void Commit(std::span<const std::int32_t> committed);
+  // Commits these tokens, and discards the other pending tokens. `known`: the
+  // pool is told their ids.
+  void Commit(std::span<const std::int32_t> committed, bool known);
   // Keeps the first `len` tokens, and discards the pending tokens.
   void Truncate(int len);
   // As Truncate, for a fork, which gets no later media and no prompt.
   void Fork(int len);
+
+ private:
+  void Shorten(int len);
 };
 
 // Defined in props/paged/paged_client.h.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -88,6 +89,8 @@ class TruncationKeepsMedia : public ForwardingPool {
 enum class Mistake {
   kLongFork,          // Takes a fork to have all tokens of its source.
   kKnown,             // Takes unknown tokens for 0.
+  kForkKnows,         // Takes unknown tokens for 0 in forks.
+  kTruncationKnows,   // Takes unknown tokens for 0 after Truncate.
   kForkWithoutMedia,  // Takes a fork to have no media.
 };
 
@@ -123,6 +126,7 @@ class RefusesMistakes : public ForwardingPool {
     if (kMistake == Mistake::kLongFork) {
       fork.mistaken = sequences_[sequence].tokens;
     }
+    if (kMistake == Mistake::kForkKnows) ReplaceUnknown(fork.mistaken);
     std::erase_if(fork.key.media,
                   [&](auto& at) { return at.position >= kept; });
     if (kMistake == Mistake::kForkWithoutMedia) fork.mistaken_key.media.clear();
@@ -161,6 +165,7 @@ class RefusesMistakes : public ForwardingPool {
     }
     cut.tokens.resize(AsSize(kept));
     cut.mistaken = cut.tokens;
+    if (kMistake == Mistake::kTruncationKnows) ReplaceUnknown(cut.mistaken);
     return status;
   }
 
@@ -172,6 +177,10 @@ class RefusesMistakes : public ForwardingPool {
     Tokens tokens;  // -1: unknown.
     Tokens mistaken;
   };
+
+  static void ReplaceUnknown(Tokens& tokens) {
+    std::ranges::replace(tokens, -1, 0);
+  }
 
   // Adds tokens, and the mistaken blocks that they fill.
   void Add(int sequence, const Tokens& tokens, const Tokens& mistaken) {
@@ -193,6 +202,23 @@ class RefusesMistakes : public ForwardingPool {
 
   std::map<int, Sequence> sequences_;
   std::vector<std::pair<PrefixKey, Tokens>> mistakes_;
+};
+
+// Refuses rows of a layer before the first layer has any.
+class NeedsTheFirstLayer : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) override {
+    if (layer == 0) begun_.insert(sequence);
+    if (!begun_.contains(sequence)) {
+      return Status(StatusCode::kCacheFull, "a mistake");
+    }
+    return pool_->Append(sequence, layer, key, value);
+  }
+
+ private:
+  std::set<int> begun_;
 };
 
 // Whether the search finds the fault of the optimized pool in this many
@@ -221,13 +247,13 @@ bool IsFound(std::int64_t operations, std::uint64_t seed = 1,
   return FuzzPools(options, subject).failure.has_value();
 }
 
-// Returns by how many of the seeds from 1 on the search finds the fault in
-// histories of pools with groups.
+// Returns by how many of the seeds from 1 on the search finds the fault, in
+// histories of pools with groups unless `groups` is false.
 template <class Pool>
-int SeedsThatFind(int seeds, std::int64_t operations) {
+int SeedsThatFind(int seeds, std::int64_t operations, bool groups = true) {
   int found = 0;
   for (int seed = 1; seed <= seeds; ++seed) {
-    found += IsFound<Pool>(operations, AsSize(seed), /*groups=*/true);
+    found += IsFound<Pool>(operations, AsSize(seed), groups);
   }
   return found;
 }
@@ -263,6 +289,24 @@ TEST(PagedHistories, HavePromptsOfForksThatWereNotCut) {
 
 TEST(PagedHistories, HavePromptsOfUnknownTokens) {
   EXPECT_TRUE(IsFound<RefusesMistakes<Mistake::kKnown>>(100000));
+}
+
+TEST(PagedHistories, HavePromptsOfForksWithUnknownTokens) {
+  // 8 seeds find it; 6 if prompts had only the tokens of sequences.
+  constexpr auto kMistake = Mistake::kForkKnows;
+  EXPECT_GE(
+      SeedsThatFind<RefusesMistakes<kMistake>>(10, 30000, /*groups=*/false), 7);
+}
+
+TEST(PagedHistories, HavePromptsOfTruncationsWithUnknownTokens) {
+  // 8; 4 if prompts had only the tokens of the first 20 sequences.
+  constexpr auto kMistake = Mistake::kTruncationKnows;
+  EXPECT_GE(
+      SeedsThatFind<RefusesMistakes<kMistake>>(10, 30000, /*groups=*/false), 6);
+}
+
+TEST(PagedHistories, AppendToTheLastLayerFirst) {
+  EXPECT_TRUE(IsFound<NeedsTheFirstLayer>(100));
 }
 
 TEST(PagedHistories, HavePromptsWithOtherMedia) {

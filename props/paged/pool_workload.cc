@@ -102,7 +102,6 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   const int count = Size(to.client.pending);
   counts_.longest = std::max<std::int64_t>(counts_.longest, count);
   At(to.appended, layer) = count;
-  to.client.layers = layer + 1;
   return true;
 }
 
@@ -121,11 +120,13 @@ void PoolWorkload::Append(const PagedOp& op) {
   const bool as_stored = op.c % 2 == 1;
   // As in PagedDriver: layers with different tokens are never committed.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec.layers;
-  for (int layer = 0; layer < layers; ++layer) {
-    if (AppendTo(sequence, layer, as_stored)) continue;
-    client.pending = before;
-    if (layer > 0) GiveUp(sequence);
-    return;
+  for (int i = 0; i < layers; ++i) {
+    if (!AppendTo(sequence, LayerOf(op, i, layers), as_stored)) {
+      client.pending = before;
+      if (i > 0) GiveUp(sequence);
+      return;
+    }
+    client.layers = FirstLayers(op, i, layers);
   }
   // Prompts must not find planned tokens.
   if (has_groups()) Remember(client, client.pending, seen_);
@@ -133,12 +134,13 @@ void PoolWorkload::Append(const PagedOp& op) {
 
 void PoolWorkload::AppendLayers(const PagedOp& op) {
   const int sequence = Pick(op.a);
-  const PagedClient& client = sequences_.at(sequence).client;
+  PagedClient& client = sequences_.at(sequence).client;
   if (client.pending.empty()) return;
   const int all = pool_.spec().layers;
   const int end = std::min(all, client.layers + 1 + Mod(op.b, all));
   for (int layer = client.layers; layer < end; ++layer) {
     if (!AppendTo(sequence, layer, op.c % 2 == 1)) return;
+    client.layers = layer + 1;
   }
 }
 
@@ -207,7 +209,7 @@ void PoolWorkload::Commit(const PagedOp& op, bool known) {
   tokens.resize(AsSize(count));
   Need(known ? pool_.Commit(sequence, tokens) : pool_.Commit(sequence, count),
        "Commit");
-  client.Commit(tokens);
+  client.Commit(tokens, known);
   if (count > 0) of.again.reset();
   std::fill(of.appended.begin(), of.appended.end(), 0);
   Remember(client, {}, seen_);
