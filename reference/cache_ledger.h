@@ -218,8 +218,10 @@ class CacheLedger final : public StateLedger {
   // Whether evictions decide where the sequence ends, in a cache whose batches
   // must begin there (R3).
   bool EndIsOpen(int seq) const {
-    return (RefusesPositions() || recurrent()) && Next(seq) != SureNext(seq);
+    return (RefusesPositions() || recurrent()) && NextIsOpen(seq);
   }
+  // Whether evictions decide which position comes next, which a draft has (D1).
+  bool NextIsOpen(int seq) const { return Next(seq) != SureNext(seq); }
   // Records that CanResume of the cache under test answered yes: the tokens
   // that the sequence needs to continue at `pos` stay until the next batch
   // evicts.
@@ -547,15 +549,19 @@ class CacheLedger final : public StateLedger {
   }
 
   // Whether the batch continues its sequences at their ends. If so, removes the
-  // evictable tokens that contradict this: they must have been evicted.
+  // evictable tokens that contradict this: they must have been evicted. The
+  // position of a draft follows from its parent, and siblings have one (D1).
   bool Continues(const Batch& batch) {
     std::map<int, std::int64_t> first;
     std::map<int, std::int64_t> next;
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
       const std::int64_t position = batch.positions[i];
       const int seq = batch.sequences[i];
+      const int parent = ParentOf(batch, i);
+      if (parent >= 0) continue;
       if (first.try_emplace(seq, position).second) next[seq] = position;
-      if (position != next[seq]++) return false;
+      if (position != next[seq]) return false;
+      next[seq] += parent == kNotADraft ? 1 : 0;
     }
     for (const auto& [seq, position] : first) {
       const Has begins = MayBegin(seq, position);

@@ -200,6 +200,10 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     return std::ranges::any_of(parts_,
                                [&](auto& part) { return part.EndIsOpen(seq); });
   }
+  bool NextIsOpen(int seq) const {
+    return std::ranges::any_of(
+        parts_, [&](auto& part) { return part.NextIsOpen(seq); });
+  }
   bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
     return std::ranges::any_of(parts_, [&](auto& part) {
       return part.MoveIsOpen(seq, begin, end) ||

@@ -152,10 +152,11 @@ Status CheckAttend(const kvtwin_description_v1& said,
 Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
                               const kvtwin_backend_v1& table) {
   std::uint32_t can = said.can;
-  if ((can & KVTWIN_CAN_REMOVE_MIDDLE) != 0) can |= KVTWIN_CAN_REMOVE_TAIL;
+  const bool removes_middle = (can & KVTWIN_CAN_REMOVE_MIDDLE) != 0;
+  if (removes_middle) can |= KVTWIN_CAN_REMOVE_TAIL;
   if (table.remove == nullptr && (can & KVTWIN_CAN_REMOVE_TAIL) != 0) {
-    return Invalid(
-        "the backend declares CAN_REMOVE, but its table has no remove");
+    return Invalid("the backend declares {}, but its table has no remove",
+                   removes_middle ? "CAN_REMOVE_MIDDLE" : "CAN_REMOVE_TAIL");
   }
   if (table.copy_prefix == nullptr && (can & KVTWIN_CAN_COPY_PREFIX) != 0) {
     return Invalid(

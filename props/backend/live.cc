@@ -218,21 +218,33 @@ std::vector<std::string> NotDeclared(const BackendInfo& info) {
   return names;
 }
 
-std::string HintOn(const Failure& finding, std::string_view profile) {
+std::string HintOn(const Failure& finding, std::string_view profile,
+                   bool may_resume) {
   constexpr std::array<std::string_view, 4> kConventions = {
       "subject: rows", "subject: resume", "subject: result", "subject: room"};
   if (std::ranges::count(kConventions, finding.check) == 0) return "";
-  return fmt::format(
-      "  hint    another convention is not a bug: `{}` works out which it "
-      "follows\n",
-      profile);
+  const auto has = [&](std::string_view text) {
+    return finding.history.find(text) != std::string::npos;
+  };
+  std::string hints;
+  if (!may_resume && finding.Is("subject: rows") && has("window=") &&
+      (has("| drop") || has("| copy"))) {
+    hints =
+        "  hint    without can_resume, clients may go back to one token before "
+        "the last batch: keep window + 1 + max_batch tokens, or add "
+        "can_resume (docs/live.md, \"If your cache has a window\")\n";
+  }
+  return hints + fmt::format(
+                     "  hint    another convention is not a bug: `{}` works "
+                     "out which it follows\n",
+                     profile);
 }
 
-std::string FindingText(const Failure& finding) {
+std::string FindingText(const Failure& finding, bool may_resume) {
   return fmt::format(
       "{}  found   history {}; shrunk from {} operations to {}\n{}",
       FailureText(finding), finding.history_number, finding.found_operations,
-      finding.operations, HintOn(finding, "kvtwin profile"));
+      finding.operations, HintOn(finding, "kvtwin profile", may_resume));
 }
 
 }  // namespace kvtwin::props

@@ -81,12 +81,14 @@ LevelVerdict VerdictOn(Level level, const LiveResult& result,
 // says nothing about them.
 std::vector<std::string> NotDeclared(const BackendInfo& info);
 
-// Returns the text of a finding, and where it was found.
-std::string FindingText(const Failure& finding);
+// Returns the text of a finding, and where it was found. `may_resume`: the
+// backend has can_resume.
+std::string FindingText(const Failure& finding, bool may_resume);
 
-// Returns the line that names the command `profile` if the finding may be a
-// convention; "" if not.
-std::string HintOn(const Failure& finding, std::string_view profile);
+// Returns lines that name the command `profile` if the finding may be a
+// convention, and what a window without can_resume must keep; "" if neither.
+std::string HintOn(const Failure& finding, std::string_view profile,
+                   bool may_resume);
 
 }  // namespace kvtwin::props
 

@@ -369,10 +369,10 @@ TEST(Inference, EvictionWithOwnBatchesAloneIsLazy) {
               "position 1, later than the window (S28): a batch also evicts "
               "in sequences that are not in it (S7)");
     EXPECT_EQ(CitedRules(*result.failure, back), "S7, S28, S44");
-    EXPECT_THAT(HintOn(*result.failure, "kvtwin profile"),
+    EXPECT_THAT(HintOn(*result.failure, "kvtwin profile", true),
                 HasSubstr("`kvtwin profile` works out"));
-    EXPECT_NE(HintOn(MakeFailure("subject: room", ""), "profile"), "");
-    EXPECT_EQ(HintOn(MakeFailure("backend: crash", ""), "profile"), "");
+    EXPECT_NE(HintOn(MakeFailure("subject: room", ""), "profile", true), "");
+    EXPECT_EQ(HintOn(MakeFailure("backend: crash", ""), "profile", true), "");
     EXPECT_TRUE(summary.starts_with("like ollama-0.12 ")) << summary;
     // A cache that lets a legal client go back by chance may show nothing.
     if (!any_order && !is_lazy) continue;

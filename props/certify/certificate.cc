@@ -132,7 +132,7 @@ void JudgeLaws(const BackendInfo& info, const CertifyOptions& options,
                const Subject& subject, Certificate& certificate) {
   std::string why_not;
   if (info.rules != RulesAt(info, Level::kIdentity)) {
-    why_not = "it follows the rules of " + info.profile;
+    why_not = "laws follow our rules, and the backend those of " + info.profile;
   } else if (subject.level > Level::kVisibility) {
     why_not = "laws compare rows bit for bit";
   }
@@ -399,9 +399,11 @@ namespace {
 std::string LawsText(const std::vector<CertifiedLaw>& laws) {
   std::string text;
   std::vector<std::string> not_judged;
+  std::set<std::string> reasons;
   for (const CertifiedLaw& law : laws) {
     if (law.outcome == Outcome::kNotJudged) {
       not_judged.push_back(law.name);
+      reasons.insert(law.text);
       continue;
     }
     text +=
@@ -412,7 +414,9 @@ std::string LawsText(const std::vector<CertifiedLaw>& laws) {
     }
   }
   if (not_judged.empty()) return text;
-  return text + fmt::format("  not judged (`kvtwin laws` says why): {}\n",
+  const std::string why =
+      reasons.size() == 1 ? *reasons.begin() : "`kvtwin laws` says why";
+  return text + fmt::format("  not judged ({}): {}\n", why,
                             fmt::join(not_judged, ", "));
 }
 

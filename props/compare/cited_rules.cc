@@ -319,21 +319,16 @@ bool DropsDrafts(const Failure& difference, const History& history) {
          std::ranges::any_of(difference.trace, &Step::by_client);
 }
 
-// Adds the rules by which tokens leave in this history.
-void AddRulesOfLeaving(const Failure& difference, const History& history,
-                       RuleList& rules) {
-  if (HasWindow(history.setup.spec)) AddRule("S7", rules);
-  if (Has(history, OpKind::kCopy)) {
+// Adds the rules by which tokens left.
+void AddRulesOfLeaving(const RowPast& past, RuleList& rules) {
+  if (past.windows) AddRule("S7", rules);
+  if (past.copies) {
     AddRule("S26", rules);
     AddRule("S27", rules);
   }
-  if (Has(history, OpKind::kDrop)) {
+  if (past.removes) {
     AddRule("S29", rules);
     AddRule("S30", rules);
-  }
-  if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
-  if (HasDrafts(history) && DropsDrafts(difference, history)) {
-    AddRule("D6", rules);
   }
 }
 
@@ -344,6 +339,29 @@ void AddRulesOfPins(const RowPast& past, RuleList& rules) {
   if (past.copies || past.removes) AddRule("R15", rules);
 }
 
+// Adds the rules by which the tokens of a wrong view came there, or left: of
+// copies, evictions, exceptions from causality, commits, and hybrids.
+void AddRulesOfViews(const History& history, const RowPast& past,
+                     RuleList& rules) {
+  const bool hybrid = history.setup.spec.kind == Kind::kHybrid;
+  if (hybrid) AddRule("S16", rules);
+  if (past.copies) AddRule("S26", rules);
+  const auto stores = [](const Op& op) {
+    return op.kind == OpKind::kPut && !op.reserve;
+  };
+  if (past.windows && std::ranges::count_if(history.ops, stores) > 1) {
+    AddRule("S7", rules);
+    if (HasDrafts(history)) AddRule("D3", rules);
+  }
+  if (Has(history, OpKind::kCausal)) AddRule("S19", rules);
+  if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
+  if (HasDrafts(history) && past.copies) AddRule("D7", rules);
+  if (hybrid && (past.copies || past.removes)) {
+    AddRule("H3", rules);
+    AddRule("H4", rules);
+  }
+}
+
 // Adds the rules of earlier calls whose effect the wrong answer or view shows:
 // of drafts that stayed, of a reserving pass that stored something, of pins,
 // and of copies. The shortest history has such calls only where they matter.
@@ -351,19 +369,19 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
                        RuleList& rules) {
   const bool room = difference.Is("subject: room");
   const bool result = difference.Is("subject: result");
-  const bool shows = difference.Is("subject: rows") ||
-                     difference.Is("subject: output") ||
-                     difference.Is("subject: cell count");
-  if (!room && !result && !shows && !difference.Is("subject: resume")) return;
+  const bool resume = difference.Is("subject: resume");
+  const bool output = difference.Is("subject: output");
+  const bool views = output || difference.Is("subject: rows");
+  const bool shows = views || difference.Is("subject: cell count");
+  if (!room && !result && !shows && !resume) return;
   const bool reserves = std::ranges::count(history.ops, true, &Op::reserve) > 0;
   if (reserves) AddRule("S18", rules);
   const RowPast past = PastOf(difference, history);
   AddRulesOfPins(past, rules);
-  if (past.windows && difference.Is("subject: resume")) AddRule("S28", rules);
-  const bool output = difference.Is("subject: output");
-  if ((output || difference.Is("subject: rows")) && past.copies) {
-    AddRule("S26", rules);
-  }
+  if (past.windows && resume) AddRule("S28", rules);
+  if (past.states && resume) AddRule("R4", rules);
+  if (views) AddRulesOfViews(history, past, rules);
+  if (room && past.copies) AddRule("S26", rules);
   for (const std::string_view rule : {"S31", "S34", "S35"}) {
     if (output && past.moves) AddRule(rule, rules);
   }
@@ -373,7 +391,10 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
                           history.ops[difference.step].kind) == OpKind::kPut;
   if (room) AddRule("D3", rules);
   if (result && starts) AddRule("D4", rules);
-  if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
+  if (Has(history, OpKind::kCommit)) {
+    AddRule("D5", rules);
+    if (past.states) AddRule("R13", rules);
+  }
   if (DropsDrafts(difference, history)) AddRule("D6", rules);
 }
 
@@ -434,7 +455,13 @@ std::string CitedRules(const Failure& difference, const History& history) {
   if (!HasDrafts(history)) {
     std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
   }
-  if (difference.of_left) AddRulesOfLeaving(difference, history, rules);
+  if (difference.of_left) {
+    AddRulesOfLeaving(PastOf(difference, history), rules);
+    if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
+    if (HasDrafts(history) && DropsDrafts(difference, history)) {
+      AddRule("D6", rules);
+    }
+  }
   AddRulesOfEffects(difference, history, rules);
   return Joined(rules);
 }
@@ -443,7 +470,9 @@ std::string CitedRules(const TraceOp& op, const Failure& finding,
                        const RowPast& past) {
   const bool of_row = finding.row >= 0;
   if (finding.part == WrongPart::kMask) {
-    return Joined(RulesOfCall(op, past, of_row));
+    RuleList rules = RulesOfCall(op, past, of_row);
+    if (finding.of_left) AddRulesOfLeaving(past, rules);
+    return Joined(rules);
   }
   RuleList rules = RulesOfRows(finding.part, past, "S52, S53");
   if (finding.part == WrongPart::kRows) rules.insert(rules.begin(), "S16");

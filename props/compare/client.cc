@@ -204,7 +204,7 @@ bool Client::CanDraft(int seq) const {
       setup_.legal && ledger.prefixes().PrefixAt(seq, ledger.Next(seq)) != 0;
   const bool ended = !ends.empty() && *ends.rbegin() > kOpenEnd;
   return abilities_.CanDraft() && !refused && !prompted && !ended &&
-         ends.size() < 2;
+         ends.size() < 2 && !ledger.NextIsOpen(seq);
 }
 
 // Appends a segment of drafts, until one would be past the last position.

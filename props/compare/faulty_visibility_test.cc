@@ -144,6 +144,56 @@ TEST(FaultyTwins, MisuseChangesNothingThatRowsSee) {
   }
 }
 
+// Refuses each Commit of two drafts in one way.
+class Refusing final : public ForwardingCache {
+ public:
+  Refusing(std::unique_ptr<Cache> cache, StatusCode code)
+      : ForwardingCache(std::move(cache)), code_(code) {}
+  Status Commit(int seq, std::span<const int> path) override {
+    if (path.size() == 2) return {code_, "so it is"};
+    return ForwardingCache::Commit(seq, path);
+  }
+
+ private:
+  StatusCode code_;
+};
+
+// Without room for drafts, a Commit of a wrong path may be refused as misuse or
+// as not supported, whichever part of a hybrid has none.
+TEST(FaultyTwins, CommitsWithoutDraftsAreRefusedInTwoWays) {
+  const auto fails = [](const std::string& kind, StatusCode code) {
+    Subject subject = Tampered({}, Level::kVisibility);
+    subject.make =
+        [=](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+      return std::unique_ptr<Cache>(
+          std::make_unique<Refusing>(*MakeReference(spec), code));
+    };
+    const auto history =
+        ParseHistory("kvt1 " + kind + " | put 0*1 | misuse 1011");
+    EXPECT_TRUE(history.ok()) << history.status().ToString();
+    return RunHistory(*history, subject).failure.has_value();
+  };
+  for (const std::string kind :
+       {"kind=recurrent", "kind=hybrid caches=recurrent/causal",
+        "kind=hybrid caches=causal/recurrent"}) {
+    EXPECT_FALSE(fails(kind, StatusCode::kInvalidArgument)) << kind;
+    EXPECT_FALSE(fails(kind, StatusCode::kNotSupported)) << kind;
+    EXPECT_TRUE(fails(kind, StatusCode::kCacheFull)) << kind;
+  }
+  EXPECT_FALSE(fails("kind=causal", StatusCode::kInvalidArgument));
+  EXPECT_TRUE(fails("kind=causal", StatusCode::kNotSupported));
+}
+
+// A batch that is cache_full may have evicted the tokens of other sequences:
+// where a draft begins is then open, so that none is drawn.
+TEST(FaultyTwins, NoDraftBeginsWhereTheEndIsOpen) {
+  const auto wrong = Seen(
+      "kind=swa window=0 cells=3 | put 0*2 1*1:-1 | put 0*3 | put 0*1@-2 | "
+      "put 0*1:-1",
+      {}, Level::kVisibility);
+  EXPECT_FALSE(wrong) << wrong->text;
+}
+
 // A cache that says ok to a call without making it.
 class Idle final : public ForwardingCache {
  public:

@@ -528,7 +528,7 @@ void ModelDriver::Misuse(int which) {
       fmt::format("misuse {}: {}", which, MisuseName(which));
   Begin(call);
   const auto wrong = TryMisuse(*tested_, which, context);
-  AddStep(call, StatusCode::kOk);
+  AddStep(call, StatusCode::kOk, wrong ? "not as expected" : "refused");
   Check(!wrong, "subject: misuse", [&] { return *wrong; });
 }
 

@@ -199,6 +199,7 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
       owner.key && owner.value && std::ranges::count(visible, owner.token) > 0;
   wrong.text +=
       again ? ", which it sees more than once" : ", which it must not see";
+  if (wrong.of_left && names.owner) wrong.text += ", as it has left before";
   return wrong;
 }
 
@@ -619,14 +620,14 @@ std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
   const bool of_others =
       !batch.empty() &&
       std::ranges::count(batch, seq, &BatchToken::sequence) == 0;
-  const bool evicts = of_others && part.IsBeyondMemory(seq, first - 1);
+  const std::string_view why =
+      !part.IsBeyondMemory(seq, first - 1) ? ""
+      : of_others ? ": a batch also evicts in sequences that are not in it (S7)"
+                  : ": a batch evicted the tokens before (S7)";
   return fmt::format(
-      "the sequence's tokens begin at position {}, later than "
-      "the window (S28){}",
-      first,
-      evicts ? ": a batch also evicts in sequences that are not "
-               "in it (S7)"
-             : "");
+      "the sequence's tokens begin at position {}, later than the window "
+      "(S28){}",
+      first, why);
 }
 
 std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,

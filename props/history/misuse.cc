@@ -306,15 +306,24 @@ Status Draft(Cache& cache, const std::vector<std::int32_t>& positions,
 }
 
 // The first cache that refuses a Commit decides.
+// Whether a cache has no room for drafts (R11, D8).
+bool LacksDrafts(const CacheSpec& spec) {
+  return spec.kind == Kind::kEncoder ||
+         (spec.kind == Kind::kRecurrent && spec.drafts == 0);
+}
+
+// A cache without drafts may look at the path first, or refuse the call: our
+// own let the first part decide, and others may do either.
 Answer Commit(Cache& cache, const Context& at, int seq,
               const std::vector<int>& path) {
   const CacheSpec& spec = at.setup.spec;
-  const CacheSpec& first = spec.caches.empty() ? spec : spec.caches[0];
-  const bool no_drafts = first.kind == Kind::kEncoder ||
-                         (first.kind == Kind::kRecurrent && first.drafts == 0);
-  const bool refuses = no_drafts && seq >= 0;
-  return {cache.Commit(seq, path),
-          refuses ? StatusCode::kNotSupported : kInvalid};
+  const bool first = LacksDrafts(spec.caches.empty() ? spec : spec.caches[0]);
+  const bool any = first || std::ranges::any_of(spec.caches, LacksDrafts);
+  Status status = cache.Commit(seq, path);
+  const bool refused = status.code() == StatusCode::kNotSupported;
+  const bool refuses =
+      at.hash_sights != nullptr ? any && refused : first && seq >= 0;
+  return {std::move(status), refuses ? StatusCode::kNotSupported : kInvalid};
 }
 
 const std::vector<Entry> kDraftMisuses = {

@@ -18,6 +18,7 @@ class Speculation {
       : pick_(pick), setup_(setup), ops_(ops) {}
 
   void Add(int seq) {
+    if (Chance(pick_, 8)) return AddChain(seq);
     const int levels = OneOf(pick_, {1, 1, 1, 2, 2, 3, 4});
     for (int level = 0; level < levels; ++level) {
       Draft(seq, level);
@@ -30,6 +31,39 @@ class Speculation {
 
  private:
   int AnySequence() { return pick_(0, setup_.init.max_sequences); }
+
+  // A chain over several batches, of which a commit takes many drafts.
+  void AddChain(int seq) {
+    const int most = std::min(setup_.init.max_batch, 12);
+    int all = 0;
+    for (int batches = pick_(1, 4); batches > 0; --batches) {
+      Segment& drafts = ops_.emplace_back().segments.emplace_back();
+      drafts.seq = seq;
+      drafts.count = pick_(std::min(most, 4), most);
+      drafts.parents = {all - 1};
+      all += drafts.count;
+    }
+    Op& commit = ops_.emplace_back();
+    commit.kind = OpKind::kCommit;
+    commit.seq = seq;
+    commit.path.assign(AsSize(pick_(0, all)), 0);
+  }
+
+  // A Remove or a copy that may end among the drafts, or after them.
+  void CutDrafts(int seq) {
+    Op& op = ops_.emplace_back();
+    op.seq = seq;
+    const RelativePos at = {.from_end = true, .offset = pick_(-1, 5)};
+    if (Chance(pick_, 50)) {
+      op.kind = OpKind::kDrop;
+      op.begin = at;
+      op.open = true;
+    } else {
+      op.kind = OpKind::kCopy;
+      op.dst = AnySequence();
+      op.end = at;
+    }
+  }
 
   void Draft(int seq, int level) {
     Op& put = ops_.emplace_back();
@@ -96,6 +130,8 @@ class Speculation {
       Op& op = ops_.emplace_back();
       op.kind = OpKind::kMisuse;
       op.misuse = kDraftMisuse + pick_(0, DraftMisuseCount() - 1);
+    } else if (way < 7) {
+      CutDrafts(seq);
     } else {
       // Put, drop, copy, ask, reload.
       const Weights any = {4, 10, 12, 8, 0, 0, 0, 2, 0, 1};

@@ -281,6 +281,25 @@ TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
             "S2, S16, S17, S58, S26");
   EXPECT_EQ(cited("output", "shift=add | put 0*2 | move 0:0-1@+1 | put 0*1"),
             "S2, S16, S17, S58, S31, S34, S35");
+  EXPECT_EQ(cited("room", "| put 0*1 | copy 0>1:1 | put 1*1"), "S4, S12, S26");
+  // What evicts, excepts, commits and cuts hybrids shows in later views.
+  const std::string swa = "kind=swa window=1 seqs=1 ";
+  EXPECT_EQ(cited("rows", swa + "| put 0*1 | put 0*1"),
+            "S2, S16, S17, S53, S7");
+  EXPECT_EQ(cited("rows", swa + "| put 0*1:-1 | put 0*1:0"),
+            "S2, S16, S17, S53, D2, S7, D3");
+  EXPECT_EQ(cited("rows", "| put 0*2 | causal 0 | get"),
+            "S2, S16, S17, S53, S19");
+  EXPECT_EQ(cited("rows", drafts + "| commit 0:0 | put 0*1"),
+            "S2, S16, S17, S53, D2, D5");
+  EXPECT_EQ(cited("rows",
+                  "kind=hybrid caches=causal/recurrent | put 0*2 | "
+                  "drop 0:1- | put 0*1"),
+            "S53, R1, R6, R7, R12, S16, H3, H4");
+  EXPECT_EQ(cited("resume",
+                  "kind=recurrent drafts=1 | put 0*1:-1 | commit 0:0 | "
+                  "ask 0@1"),
+            "S44, R8, R9, R4, D5, R13");
   // A reserving pass stores nothing, so that nothing stays.
   const std::string reserves = "kind=swa window=0 | put 0*1 reserve ";
   EXPECT_EQ(cited("result", reserves + "| drop 0:0-0"),
@@ -336,16 +355,17 @@ TEST(CitedRules, NameThePinsAndWindowsOfStates) {
   };
   const std::string recurrent = "kind=recurrent pins=1 every=2 keep=1 ";
   const std::string pinned = recurrent + "| put 0*1 | pin 0 | put 0*1 ";
-  EXPECT_EQ(cited("resume", recurrent + "| put 0*1 | ask 0@1"), "S44, R8, R9");
-  EXPECT_EQ(cited("resume", pinned + "| ask 0@1"), "S44, R8, R9, R14");
+  EXPECT_EQ(cited("resume", recurrent + "| put 0*1 | ask 0@1"),
+            "S44, R8, R9, R4");
+  EXPECT_EQ(cited("resume", pinned + "| ask 0@1"), "S44, R8, R9, R14, R4");
   EXPECT_EQ(cited("resume", pinned + "| drop 0:1- | ask 0@1"),
-            "S44, R8, R9, R14, R15");
+            "S44, R8, R9, R14, R15, R4");
   EXPECT_EQ(cited("rows", pinned), "S53, R1, R6, R7, R12, R14");
   const std::string hybrid = "kind=hybrid caches=recurrent:e2:k1:p1/swa:w3 ";
   EXPECT_EQ(cited("rows", hybrid + "| put 0*1 | pin 0 | put 0*1"),
-            "S53, R1, R6, R7, R12, R14");
+            "S53, R1, R6, R7, R12, R14, S16, S7");
   EXPECT_EQ(cited("resume", hybrid + "| put 0*1 | ask 0@1"),
-            "S44, R8, R9, S28");
+            "S44, R8, R9, S28, R4");
 }
 
 TEST(CitedRules, OfRecordingsNameTheRulesOfStates) {
@@ -412,9 +432,9 @@ TEST(CitedRules, NameHowATokenLeft) {
   EXPECT_EQ(cited("kvt1 | put 0*2 | drop 0:1- | put 0*1"),
             "S2, S16, S17, S53, S29, S30");
   EXPECT_EQ(cited("kvt1 | put 0*2:-1,-1 | drop 0:5- | causal"),
-            "S2, S16, S17, S53, D2, S29, S30, D6");
+            "S2, S16, S17, S53, D2, S29, S30, D6, S19");
   EXPECT_EQ(cited("kvt1 | put 0*2:-1,-1 | copy 1>0:0 | causal"),
-            "S2, S16, S17, S53, D2, S26, S27, D6");
+            "S2, S16, S17, S53, D2, S26, S27, D6, S19, D7");
   EXPECT_EQ(cited("kvt1 | put 0*2:-1,-1 | commit 0:1 | put 0*1"),
             "S2, S16, S17, S53, D2, D5");
 }

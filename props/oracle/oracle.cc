@@ -291,28 +291,41 @@ void Oracle::RememberPromise(const TraceOp& op) {
   }
 }
 
-std::string Oracle::PromiseText(const TraceOp& op,
-                                const Failure& failure) const {
+std::string Oracle::ReasonText(const TraceOp& op,
+                               const Failure& failure) const {
   if (failure.row < 0 || failure.column >= 0 || !op.mask) return "";
   const auto row = AsSize(failure.row);
   if (row >= sequences_.size()) return "";
-  const auto resumed = resumed_.find(sequences_[row]);
-  if (resumed == resumed_.end()) return "";
-  const Promise& promise = resumed->second;
+  const CacheLedger& active = ledger_->active();
   const KvView view = RecordedView(op);
-  const RowOwners owners(ledger_->active(), op.layer, view,
-                         header_.config.v_layout);
+  const RowOwners owners(active, op.layer, view, header_.config.v_layout);
   RowOwners::Torn torn;
   const RowSights sights = owners.SightsOf(failure.row, torn);
-  const bool promised = std::ranges::any_of(
-      sights.missing, [&](const RowSights::Missing& missing) {
-        return missing.token->position < promise.position;
-      });
-  if (!promised) return "";
+  const auto resumed = resumed_.find(sequences_[row]);
+  const bool promised =
+      resumed != resumed_.end() &&
+      std::ranges::any_of(
+          sights.missing, [&](const RowSights::Missing& missing) {
+            return missing.token->position < resumed->second.position;
+          });
+  if (promised) {
+    return fmt::format(
+        " (can_resume on line {} promised sequence {} the tokens before "
+        "position {})",
+        resumed->second.line, resumed->first, resumed->second.position);
+  }
+  const CacheSpec& spec = ActiveSpec();
+  if (row >= active.batch().size()) return "";
+  const std::int64_t now = active.batch()[row].position;
+  if (!IsWindowed(spec.kind) || spec.window.value_or(0) < 1 ||
+      sights.missing.size() != 1 ||
+      sights.missing[0].token->position != now - *spec.window) {
+    return "";
+  }
   return fmt::format(
-      " (can_resume on line {} promised sequence {} the tokens before position "
-      "{})",
-      promise.line, resumed->first, promise.position);
+      " (as if the window were {}: a recording's window does not count the "
+      "token itself, S16)",
+      *spec.window - 1);
 }
 
 void Oracle::Remember(const TraceOp& op) {
@@ -545,7 +558,7 @@ std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
       }};
   std::optional<Failure> failure =
       FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout, names);
-  if (failure) failure->text += PromiseText(op, *failure);
+  if (failure) failure->text += ReasonText(op, *failure);
   if (failure && active.encoder()) failure->row = -1;  // It has no mask.
   return failure;
 }

@@ -107,8 +107,9 @@ class Oracle {
   void Remember(const TraceOp& op);
   void RememberPromise(const TraceOp& op);
   // Returns " (can_resume on line 6 promised ...)" if a row misses a token
-  // that its sequence was promised; otherwise an empty text.
-  std::string PromiseText(const TraceOp& op, const Failure& failure) const;
+  // that its sequence was promised, " (as if the window were 4: ...)" if it
+  // misses the first of its window alone; otherwise an empty text.
+  std::string ReasonText(const TraceOp& op, const Failure& failure) const;
 
   std::optional<Failure> CompareTwins(const TraceOp& op);
   std::optional<Failure> Compare(const TraceOp& op, const Answer& expected,

@@ -82,7 +82,8 @@ class Driver {
     failure.rerun = TextOf(rerun_(failure.history));
     failure.report.clear();
     failure.report =
-        props::FailureText(failure) + props::HintOn(failure, "kvtwin.profile");
+        props::FailureText(failure) +
+        props::HintOn(failure, "kvtwin.profile", info_.abilities.can_resume);
     if (page) Check(props::WritePage(failure, *page));
     return {std::string(props::LevelName(failure.level)), failure.check,
             failure.history, failure.text, failure.report};

@@ -30,9 +30,12 @@ class Play {
     EXPECT_TRUE(status.ok()) << status.ToString();
   }
 
-  StatusCode Put(int seq, std::vector<std::int32_t> positions) {
+  StatusCode Put(int seq, std::vector<std::int32_t> positions,
+                 std::vector<int> parents = {}) {
     const std::vector<int> sequences(positions.size(), seq);
-    return ledger_.StartForward({positions, sequences}, false).code();
+    const Batch batch = {
+        .positions = positions, .sequences = sequences, .parents = parents};
+    return ledger_.StartForward(batch, false).code();
   }
   Positions Sees(int row) const {
     Positions seen;
@@ -180,6 +183,25 @@ TEST(Rules, PositionsAreAnyContinueOrOverwrite) {
   EXPECT_THAT(over.Has(0), ElementsAre(0, 1, 2));
   EXPECT_EQ(over.Put(0, {3}), kOk);
   EXPECT_THAT(over.Sees(0), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(Rules, DraftsHaveThePositionsOfTheirParents) {
+  using enum StatusCode;
+  for (const auto positions :
+       {Rules::Positions::kContinue, Rules::Positions::kOverwrite}) {
+    Play play({.positions = positions});
+    EXPECT_EQ(play.Put(0, {0, 1}), kOk);
+    // Two siblings and a child of the first one; then a child of the other.
+    EXPECT_EQ(play.Put(0, {2, 2, 3}, {-1, -1, 0}), kOk);
+    EXPECT_THAT(play.Sees(1), ElementsAre(0, 1, 2));
+    EXPECT_THAT(play.Sees(2), ElementsAre(0, 1, 2, 3));
+    EXPECT_EQ(play.Put(0, {3}, {1}), kOk);
+    EXPECT_THAT(play.Sees(0), ElementsAre(0, 1, 2, 3));
+    EXPECT_TRUE(play->Commit(0, std::vector<int>({1, 3})).ok());
+    EXPECT_THAT(play.Has(0), ElementsAre(0, 1, 2, 3));
+    EXPECT_EQ(play.Put(0, {5}), kInvalidArgument);
+    EXPECT_EQ(play.Put(0, {4}), kOk);
+  }
 }
 
 TEST(Rules, EvictionIsEagerOrMayWait) {
