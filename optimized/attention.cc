@@ -43,8 +43,8 @@ constexpr std::size_t kLeastQueries = 16;
 constexpr std::size_t kLeastQueriesOfTerms = 192;
 
 // The rows of a group. Each group converts K and V anew: with larger groups
-// this takes less time, but fewer items are left for threads. Items take less
-// time with AMX.
+// this takes less time, but fewer items are left for threads. With AMX, items
+// are so short that smaller groups cost little.
 constexpr std::size_t kGroupRows = 256;
 constexpr std::size_t kGroupRowsOfAmx = 128;
 constexpr std::size_t kLeastLargeGroups = 8;

@@ -90,12 +90,14 @@ MultiplyBf16 Bf16Multiplier();
 void ForceBf16Multiplier(MultiplyBf16 multiply);
 
 // Whether pairs of few queries and of rows of a dtype are multiplied in less
-// time than their f32. AMD's processors do as many products of each since Zen 5
-// (HasLargeFirstLevel): then this is so for f8, which becomes bf16 faster than
-// f32. True while a multiplier is forced.
+// time than their f32. AMD's processors do as many products of each since Zen
+// 5, which HasLargeFirstLevel tells from others with MultiplyInRegisters: then
+// this is so for f8, which becomes bf16 faster than f32. True while a
+// multiplier is forced.
 bool PairsOfFewPay(DType dtype);
 
-// Returns the same if it is faster than f32 for products of terms, or null:
+// Returns Bf16Multiplier() if it is faster than f32 for products of terms, or
+// null:
 // tiles of AMX.
 MultiplyBf16 TermsMultiplier();
 

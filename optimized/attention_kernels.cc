@@ -161,9 +161,8 @@ void WeighAll(const AttentionTile& tile, const QueryHeads* heads,
   const std::size_t count = heads[0].count;
   const std::size_t per_head = count * kTile;
   // If values are fetched shortly before they are read, memory is idle now.
-  const std::size_t fetched =
-      NearFetches<4>::CellsAhead(tile.values, head_count);
-  const bool fetch = HasLargeFirstLevel() && IsReadable(tile.keys) &&
+  const std::size_t fetched = NearFetches<4>::CellsAhead(tile.keys, head_count);
+  const bool fetch = FetchesNear() && IsReadable(tile.keys) &&
                      IsReadable(tile.values) && fetched < tile.cells;
   EvenFetches fetches(tile.values, tile.cells, heads, head_count,
                       fetch ? fetched : 0);

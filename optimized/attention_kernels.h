@@ -129,8 +129,8 @@ void AttendFew(const AttentionTile& tile, const QueryHeads* heads,
 void AttendMany(const GroupTile& seen, const QueryHeads& head,
                 std::size_t queries_per_row, ScoreScale scale, float* scratch);
 
-// The steps of AttendFew: the scores [kAttentionTile, kFewQueries, head_count]
-// of the keys, weights in their place, and the sums of the values. `rows` is
+// The steps of AttendFew: the scores [kAttentionTile, queries, head_count] of
+// the keys, weights in their place, and the sums of the values. `rows` is
 // scratch for the rows of a head.
 void ScoreFew(const AttentionTile& tile, const QueryHeads* heads,
               std::size_t head_count, float* scores, float* rows);

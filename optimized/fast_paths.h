@@ -1,5 +1,6 @@
-// Faster ways to do the same, each of which pays off only for some sizes and
-// some histories. Tests force all of them on, then off: the bytes are the same.
+// Faster ways to do the same, each of which pays off only for some sizes, some
+// histories or some processors. Tests force all of them on, then off: the bytes
+// are the same.
 
 #ifndef KVTWIN_OPTIMIZED_FAST_PATHS_H_
 #define KVTWIN_OPTIMIZED_FAST_PATHS_H_

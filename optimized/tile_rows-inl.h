@@ -31,8 +31,7 @@ using V = hn::Vec<F32>;
 constexpr std::size_t kLanes = hn::MaxLanes(F32());
 
 // Rows of each dtype: Load(row, i) returns the elements from i on, a multiple
-// of the lanes, as f32, in units of RowUnit. A cache line has kLineElements
-// elements, or almost as many.
+// of the lanes, as f32, in units of RowUnit.
 struct F32Rows {
   HWY_INLINE static V Load(const std::byte* row, std::size_t i) {
     return hn::LoadU(F32(), reinterpret_cast<const float*>(row) + i);
@@ -54,9 +53,10 @@ struct NarrowRows {
 template <class Rows>
 constexpr std::size_t kLineElements = 0;
 template <>
-inline constexpr std::size_t kLineElements<F32Rows> = 16;
+inline constexpr std::size_t kLineElements<F32Rows> = 64 / sizeof(float);
 template <class Format>
-inline constexpr std::size_t kLineElements<NarrowRows<Format>> = 32;
+inline constexpr std::size_t kLineElements<NarrowRows<Format>> =
+    64 / sizeof(typename Format::T);
 
 // A finite f8 with the bits of its magnitude moved to those of an f16 is 2^8
 // times too small, subnormal or not. A NaN becomes a number, as the results of

@@ -103,8 +103,10 @@ class RowsAhead {
         head_bytes_(tile == nullptr ? 0 : HeadBytes(tile->*rows)) {}
 
   std::size_t cells() const { return cells_; }
+  std::size_t head_bytes() const { return head_bytes_; }
 
-  // One head of the cells from `first` on, if it lies there as a whole.
+  // One head of the cells from `first` on, which is a multiple of the cells of
+  // a step, if it lies there as a whole.
   HWY_INLINE CellsRows At(std::size_t first, std::size_t kv_head) const {
     if (first >= cells_ || head_bytes_ == 0) return {};
     return {rows_->rows.data() + first, HeadOffset(*rows_, kv_head)};
@@ -167,9 +169,12 @@ class EvenFetches {
   std::ptrdiff_t byte_;
 };
 
-// Whether rows are fetched into the first-level cache while others are
-// multiplied, rather than between products: it is faster on AMD's processors,
-// but takes instructions that products of 8 bits wait for.
+// Whether rows are fetched into the first-level cache.
+inline bool FetchesNear() { return TakeFastPath(HasLargeFirstLevel()); }
+
+// Whether this is done while others are multiplied, rather than between
+// products: it was faster on an AMD, was not measured on an Intel, and takes
+// instructions that products of 8 bits wait for.
 inline bool FetchesWithin(DType dtype) {
   return SizeOf(dtype) > 1 && TakeFastPath(HasLargeFirstLevel() && !IsIntel());
 }
@@ -189,41 +194,41 @@ class NearFetches {
   HWY_INLINE NearFetches(const TileRows& rows, std::size_t cells,
                          const RowsAhead& ahead, const QueryHeads* heads,
                          std::size_t head_count)
-      : rows_(rows, cells),
+      : rows_(rows, (cells + kCells - 1) / kCells * kCells),
         ahead_(ahead),
         heads_(heads),
         head_count_(head_count),
-        head_bytes_(HeadBytes(rows)),
-        within_(FetchesWithin(rows.dtype)) {
+        within_(FetchesWithin(rows.dtype)),
+        ahead_within_(within_ && ahead.head_bytes() == rows_.head_bytes()) {
     const std::size_t steps = StepsAhead(rows);
     cell_ = steps / head_count * kCells;
     head_ = steps % head_count;
   }
 
-  // The cells of rows ahead that a walk has fetched entirely when it ends.
-  static std::size_t CellsAhead(const TileRows& ahead, std::size_t head_count) {
-    return StepsAhead(ahead) / head_count * kCells;
+  // The cells of the rows ahead that a walk over `rows` has fetched entirely
+  // when it ends.
+  static std::size_t CellsAhead(const TileRows& rows, std::size_t head_count) {
+    return StepsAhead(rows) / head_count * kCells;
   }
 
   // A step begins: fetches rows, or returns those that the products of the step
   // fetch.
   HWY_INLINE const CellsRows* Step() {
-    const std::size_t cells = rows_.cells();
-    const std::size_t kv_head = heads_[head_].kv_head;
-    next_ = cell_ < cells ? rows_.At(cell_, kv_head)
-                          : ahead_.At(cell_ - cells, kv_head);
+    const bool here = cell_ < rows_.cells();
+    const RowsAhead& of = here ? rows_ : ahead_;
+    next_ = of.At(here ? cell_ : cell_ - rows_.cells(), heads_[head_].kv_head);
     if (++head_ == head_count_) {
       head_ = 0;
       cell_ += kCells;
     }
     if (next_.rows == nullptr) return nullptr;
-    if (within_) return &next_;
+    if (here ? within_ : ahead_within_) return &next_;
     // A line of each row, then the next line of each row: the processor also
     // fetches lines of streams (SetStreams) ahead by itself.
     for (std::size_t t = 0; t < kCells; t += kStreams) {
       const CellsRows streams = {next_.rows + t, next_.offset};
       const FetchedRows<kStreams> rows(&streams);
-      for (std::size_t byte = 0; byte < head_bytes_; byte += 64) {
+      for (std::size_t byte = 0; byte < of.head_bytes(); byte += 64) {
         rows.FetchLine(byte);
       }
     }
@@ -241,8 +246,10 @@ class NearFetches {
   RowsAhead ahead_;
   const QueryHeads* heads_;
   std::size_t head_count_;
-  std::size_t head_bytes_;
+  // Whether products fetch the rest of the rows, and the rows ahead: those have
+  // lines in other places if they have another size.
   bool within_;
+  bool ahead_within_;
   std::size_t cell_;
   std::size_t head_;
   CellsRows next_;
@@ -261,7 +268,7 @@ HWY_INLINE void ForEachCells(const TileRows& rows, std::size_t cells,
   const std::size_t steps = (cells + kCells - 1) / kCells;
   const std::size_t step = (ahead.cells() + steps - 1) / steps;
   if (read_there) {
-    const bool near = TakeFastPath(HasLargeFirstLevel());
+    const bool near = FetchesNear();
     NearFetches<kCells> fetches(rows, cells, ahead, heads, head_count);
     for (std::size_t t = 0; t < cells; t += kCells) {
       for (std::size_t h = 0; h < head_count; ++h) {

@@ -220,7 +220,8 @@ class CacheLedger final : public StateLedger {
   bool EndIsOpen(int seq) const {
     return (RefusesPositions() || recurrent()) && NextIsOpen(seq);
   }
-  // Whether evictions decide which position comes next, which a draft has (D1).
+  // Whether evictions decide which position comes next, where drafts begin
+  // (D1).
   bool NextIsOpen(int seq) const { return Next(seq) != SureNext(seq); }
   // Records that CanResume of the cache under test answered yes: the tokens
   // that the sequence needs to continue at `pos` stay until the next batch
@@ -550,7 +551,7 @@ class CacheLedger final : public StateLedger {
 
   // Whether the batch continues its sequences at their ends. If so, removes the
   // evictable tokens that contradict this: they must have been evicted. The
-  // position of a draft follows from its parent, and siblings have one (D1).
+  // position of a draft follows from its parent; siblings have the same (D1).
   bool Continues(const Batch& batch) {
     std::map<int, std::int64_t> first;
     std::map<int, std::int64_t> next;

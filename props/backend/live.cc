@@ -227,7 +227,10 @@ std::string HintOn(const Failure& finding, std::string_view profile,
     return finding.history.find(text) != std::string::npos;
   };
   std::string hints;
-  if (!may_resume && finding.Is("subject: rows") && has("window=") &&
+  // With one sequence, or a memory of its own, the window needs another number.
+  const bool raised =
+      has("window=") && !has("memory=") && !has("seqs=1 ") && !has("cells=");
+  if (!may_resume && finding.Is("subject: rows") && raised &&
       (has("| drop") || has("| copy"))) {
     hints =
         "  hint    without can_resume, clients may go back to one token before "

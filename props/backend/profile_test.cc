@@ -372,6 +372,18 @@ TEST(Inference, EvictionWithOwnBatchesAloneIsLazy) {
     EXPECT_THAT(HintOn(*result.failure, "kvtwin profile", true),
                 HasSubstr("`kvtwin profile` works out"));
     EXPECT_NE(HintOn(MakeFailure("subject: room", ""), "profile", true), "");
+    const auto hint = [](const std::string& line, bool may_resume) {
+      Failure finding = MakeFailure("subject: rows", "");
+      finding.history = "kvt1 kind=swa window=1 " + line;
+      return HintOn(finding, "profile", may_resume);
+    };
+    const std::string went_back = "| put 0*3 | drop 0:1- | put 0*1";
+    const auto slots = HasSubstr("keep window + 1 + max_batch tokens");
+    EXPECT_THAT(hint(went_back, false), slots);
+    EXPECT_THAT(hint(went_back, true), Not(slots));
+    EXPECT_THAT(hint("| put 0*3", false), Not(slots));
+    EXPECT_THAT(hint("seqs=1 " + went_back, false), Not(slots));
+    EXPECT_THAT(hint("memory=4 " + went_back, false), Not(slots));
     EXPECT_EQ(HintOn(MakeFailure("backend: crash", ""), "profile", true), "");
     EXPECT_TRUE(summary.starts_with("like ollama-0.12 ")) << summary;
     // A cache that lets a legal client go back by chance may show nothing.

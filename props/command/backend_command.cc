@@ -277,8 +277,9 @@ int FuzzLevels(Host& host, const BackendInfo& info,
   };
   const auto print = [&](const Failure& finding) {
     clear();
-    if (!json)
+    if (!json) {
       fmt::print("{}\n", FindingText(finding, info.abilities.can_resume));
+    }
     std::fflush(stdout);
   };
   const LiveResult result = FuzzLive(options, levels, subject_at, print);

@@ -961,7 +961,8 @@ kvtwin_command_test(certify_nothing EXIT 2 PRINTS "--backend is required"
   ARGS certify)
 kvtwin_command_test(backend_no_file EXIT 2 PRINTS "the file .* does not exist"
   ARGS fuzz --backend no/such/library.so)
-kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"
+kvtwin_command_test(backend_no_library EXIT 2 
+  PRINTS "does not load as a shared library: .*(invalid ELF header|file too short)"
   ARGS fuzz --backend command/command_tests.cmake)
 
 # Each fault, the check that reports it, and a word of the report. (Sanitizers

@@ -356,10 +356,8 @@ void AddRulesOfViews(const History& history, const RowPast& past,
   if (Has(history, OpKind::kCausal)) AddRule("S19", rules);
   if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
   if (HasDrafts(history) && past.copies) AddRule("D7", rules);
-  if (hybrid && (past.copies || past.removes)) {
-    AddRule("H3", rules);
-    AddRule("H4", rules);
-  }
+  if (hybrid && (past.copies || past.removes)) AddRule("H3", rules);
+  if (hybrid && past.removes) AddRule("H4", rules);
 }
 
 // Adds the rules of earlier calls whose effect the wrong answer or view shows:
@@ -456,8 +454,9 @@ std::string CitedRules(const Failure& difference, const History& history) {
     std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
   }
   if (difference.of_left) {
-    AddRulesOfLeaving(PastOf(difference, history), rules);
-    if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
+    RowPast past = PastOf(difference, history);
+    past.removes = past.removes && DropsDrafts(difference, history);
+    AddRulesOfLeaving(past, rules);
     if (HasDrafts(history) && DropsDrafts(difference, history)) {
       AddRule("D6", rules);
     }

@@ -186,8 +186,9 @@ void Client::CommitFirst(const Segment& segment) {
   Commit(segment.seq, std::vector<int>(AsSize(drafts % 3), 0));
 }
 
-// Whether all caches of a wrapper have the sequence's last token, or nothing of
-// it: else they do not agree where drafts begin.
+// Whether drafts of the sequence may come: all caches of a wrapper must have
+// its last token, or nothing of it, else they do not agree where drafts begin;
+// and no eviction may leave this open.
 bool Client::CanDraft(int seq) const {
   std::set<std::int64_t> ends;
   for (const auto& part : driver_.ledger().parts()) {

@@ -413,7 +413,9 @@ TEST(FaultyTwins, VisibilitySeesWrongResults) {
                    "kind=swa window=1 seqs=1 | put 0*4 | put 0*4 "
                    "| ask 0@1",
                    Resumes([](bool) { return true; }), "subject: resume",
-                   "CanResume(0, 1) is true"});
+                   "CanResume(0, 1) is true, but the sequence's tokens begin "
+                   "at position 3, later than the window (S28): a batch evicts "
+                   "tokens before it (S7)"});
   const auto yes = [](bool) { return true; };
   // Sequence 0 begins at position 1, and nothing was evicted.
   const std::string begun = "kind=swa window=1 cap=4 | put 0*1@+1 | put 1*1 ";

@@ -199,7 +199,7 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
       owner.key && owner.value && std::ranges::count(visible, owner.token) > 0;
   wrong.text +=
       again ? ", which it sees more than once" : ", which it must not see";
-  if (wrong.of_left && names.owner) wrong.text += ", as it has left before";
+  if (wrong.of_left && names.owner) wrong.text += "; that token has left";
   return wrong;
 }
 
@@ -623,7 +623,7 @@ std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
   const std::string_view why =
       !part.IsBeyondMemory(seq, first - 1) ? ""
       : of_others ? ": a batch also evicts in sequences that are not in it (S7)"
-                  : ": a batch evicted the tokens before (S7)";
+                  : ": a batch evicts tokens before it (S7)";
   return fmt::format(
       "the sequence's tokens begin at position {}, later than the window "
       "(S28){}",

@@ -203,5 +203,25 @@ TEST(Histories, CommitNothingAfterSeveralLevels) {
             commits * 3 / 10);  // 120 of 329; without extra ones, 59 of 322.
 }
 
+// Commits take more than 12 drafts of a chain; removals and copies end among
+// the drafts.
+TEST(Speculations, HaveLongChainsAndCutThem) {
+  int long_paths = 0;
+  int cuts = 0;
+  for (std::uint64_t number = 0; number < 100; ++number) {
+    const History history = MakeSpeculation(1, number, Kind::kSwa, 15, 0);
+    for (const Op& op : history.ops) {
+      const bool of_first =
+          std::ranges::all_of(op.path, [](int i) { return i == 0; });
+      long_paths += op.path.size() > 12 && of_first ? 1 : 0;
+      const RelativePos at = op.kind == OpKind::kDrop ? op.begin : op.end;
+      const bool cut = op.kind == OpKind::kDrop || op.kind == OpKind::kCopy;
+      cuts += cut && at.from_end && at.offset > 1 ? 1 : 0;
+    }
+  }
+  EXPECT_GE(long_paths, 1);  // 2; 0 without such chains.
+  EXPECT_GE(cuts, 15);       // 27; 0 without such cuts.
+}
+
 }  // namespace
 }  // namespace kvtwin::props

@@ -305,7 +305,6 @@ Status Draft(Cache& cache, const std::vector<std::int32_t>& positions,
   return cache.StartForward({positions, sequences, {}, parents}, false);
 }
 
-// The first cache that refuses a Commit decides.
 // Whether a cache has no room for drafts (R11, D8).
 bool LacksDrafts(const CacheSpec& spec) {
   return spec.kind == Kind::kEncoder ||
@@ -319,10 +318,10 @@ Answer Commit(Cache& cache, const Context& at, int seq,
   const CacheSpec& spec = at.setup.spec;
   const bool first = LacksDrafts(spec.caches.empty() ? spec : spec.caches[0]);
   const bool any = first || std::ranges::any_of(spec.caches, LacksDrafts);
+  const bool of_others = at.hash_sights != nullptr;
   Status status = cache.Commit(seq, path);
   const bool refused = status.code() == StatusCode::kNotSupported;
-  const bool refuses =
-      at.hash_sights != nullptr ? any && refused : first && seq >= 0;
+  const bool refuses = seq >= 0 && (of_others ? any && refused : first);
   return {std::move(status), refuses ? StatusCode::kNotSupported : kInvalid};
 }
 

@@ -12,7 +12,7 @@ namespace kvtwin::props {
 
 // Returns "swa: window 2, memory 3 (S3: window + 1, since there are several
 // sequences); 2 sequences of at most 8 tokens, batches of at most 8; f32".
-std::string SetupText(const Setup& setup, const Rules& rules = {});
+std::string SetupText(const Setup& setup, const Rules& rules);
 
 }  // namespace kvtwin::props
 

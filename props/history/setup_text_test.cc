@@ -34,7 +34,7 @@ TEST(SetupText, SaysWhichMemoryAWindowHas) {
   for (const auto& [line, text] : cases) {
     const Result<History> bare = ParseHistory(line);
     ASSERT_TRUE(bare.ok()) << bare.status().ToString();
-    EXPECT_EQ(SetupText(bare->setup), text) << line;
+    EXPECT_EQ(SetupText(bare->setup, {}), text) << line;
   }
 }
 
@@ -49,7 +49,7 @@ TEST(SetupText, LeavesOutTheMemoryOfOtherRules) {
             "swa: window 7; 2 sequences of at most 8 tokens, batches of at "
             "most 8; f32");
   EXPECT_EQ(SetupText(bare->setup, {.mask_rows = Rules::MaskRows::kBatch}),
-            SetupText(bare->setup));
+            SetupText(bare->setup, {}));
 }
 
 }  // namespace

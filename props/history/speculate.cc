@@ -18,7 +18,7 @@ class Speculation {
       : pick_(pick), setup_(setup), ops_(ops) {}
 
   void Add(int seq) {
-    if (Chance(pick_, 8)) return AddChain(seq);
+    if (Chance(pick_, 12)) return AddChain(seq);
     const int levels = OneOf(pick_, {1, 1, 1, 2, 2, 3, 4});
     for (int level = 0; level < levels; ++level) {
       Draft(seq, level);
@@ -32,7 +32,8 @@ class Speculation {
  private:
   int AnySequence() { return pick_(0, setup_.init.max_sequences); }
 
-  // A chain over several batches, of which a commit takes many drafts.
+  // A chain over several batches, of which a commit takes many drafts: masks of
+  // 32 bits and limits of 16 drafts show nowhere else.
   void AddChain(int seq) {
     const int most = std::min(setup_.init.max_batch, 12);
     int all = 0;
@@ -53,6 +54,7 @@ class Speculation {
   void CutDrafts(int seq) {
     Op& op = ops_.emplace_back();
     op.seq = seq;
+    // From the last committed token to a draft of the fifth level.
     const RelativePos at = {.from_end = true, .offset = pick_(-1, 5)};
     if (Chance(pick_, 50)) {
       op.kind = OpKind::kDrop;

@@ -241,6 +241,43 @@ TEST(FaultyRecordings, ATokenMayBeSeenOnlyOnce) {
                {4, R"("100")", R"("101")", "which it must not see"}});
 }
 
+// The window counts the positions before the token's own.
+TEST(FaultyRecordings, AWindowThatCountsTheTokenIsNamed) {
+  const std::string window =
+      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
+  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,2],)"
+                          R"("data":[100,1000,200,1001]},)"
+                          R"("value":{"shape":[1,1,2],"data":[100,200]},)"
+                          R"("mask":{"shape":[2,2],"rows":["10","11"]}})";
+  const std::string start =
+      R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+      R"("result":"ok"})";
+  ExpectFound({OtherHeader(window), start, kPut, get},
+              {{4, R"("11")", R"("01")", "(as if the window were 0: "},
+               {4, R"("10")", R"("00")", "misses the token"}});
+}
+
+// With a window of 0, the next batch evicts the tokens before it (S7).
+TEST(FaultyRecordings, ATokenThatLeftIsNamed) {
+  const std::string window =
+      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":0)");
+  const auto start = [](const std::string& positions, const std::string& of) {
+    return R"({"op":"start_forward","positions":[)" + positions +
+           R"(],"sequences":[)" + of + R"(],"result":"ok"})";
+  };
+  const std::string put = R"({"op":"put","layer":0,"key":{"shape":[2,1,1],)"
+                          R"("data":[300,1002]},)"
+                          R"("value":{"shape":[1,1,1],"data":[300]}})";
+  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,2],)"
+                          R"("data":[300,1002,200,1001]},)"
+                          R"("value":{"shape":[1,1,2],"data":[300,200]},)"
+                          R"("mask":{"shape":[2,1],"rows":["10"]}})";
+  ExpectFound({OtherHeader(window), start("0,1", "0,0"), kPut, start("2", "0"),
+               put, get},
+              {{6, R"("10")", R"("11")",
+                "which it must not see; that token has left"}});
+}
+
 TEST(FaultyRecordings, EncodersAreCompared) {
   const std::string header =
       Replaced(Replaced(kHeader, R"("type":"causal","shift":"tag_add")",

@@ -291,41 +291,51 @@ void Oracle::RememberPromise(const TraceOp& op) {
   }
 }
 
+// Whether the token of a put of the active cache has left its sequence: a token
+// that has not was put again.
+bool Oracle::Left(const PutRow& put) const {
+  return put.cache == active_ &&
+         std::ranges::none_of(ledger_->active().tokens(),
+                              [&](const LedgerToken& token) {
+                                return token.HeldBy(put.sequence) &&
+                                       token.position == put.position;
+                              });
+}
+
 std::string Oracle::ReasonText(const TraceOp& op,
                                const Failure& failure) const {
-  if (failure.row < 0 || failure.column >= 0 || !op.mask) return "";
   const auto row = AsSize(failure.row);
-  if (row >= sequences_.size()) return "";
-  const CacheLedger& active = ledger_->active();
+  if (failure.row < 0 || failure.column >= 0 || !op.mask ||
+      row >= sequences_.size() || ActiveSpec().kind == Kind::kEncoder) {
+    return "";
+  }
   const KvView view = RecordedView(op);
-  const RowOwners owners(active, op.layer, view, header_.config.v_layout);
+  const RowOwners owners(ledger_->active(), op.layer, view,
+                         header_.config.v_layout);
   RowOwners::Torn torn;
-  const RowSights sights = owners.SightsOf(failure.row, torn);
+  const auto missing = owners.SightsOf(failure.row, torn).missing;
   const auto resumed = resumed_.find(sequences_[row]);
   const bool promised =
       resumed != resumed_.end() &&
-      std::ranges::any_of(
-          sights.missing, [&](const RowSights::Missing& missing) {
-            return missing.token->position < resumed->second.position;
-          });
+      std::ranges::any_of(missing, [&](const RowSights::Missing& of) {
+        return of.token->position < resumed->second.position;
+      });
   if (promised) {
     return fmt::format(
         " (can_resume on line {} promised sequence {} the tokens before "
         "position {})",
         resumed->second.line, resumed->first, resumed->second.position);
   }
-  const CacheSpec& spec = ActiveSpec();
-  if (row >= active.batch().size()) return "";
-  const std::int64_t now = active.batch()[row].position;
-  if (!IsWindowed(spec.kind) || spec.window.value_or(0) < 1 ||
-      sights.missing.size() != 1 ||
-      sights.missing[0].token->position != now - *spec.window) {
+  const std::int64_t window = ActiveSpec().window.value_or(0);
+  const std::int64_t now = ledger_->active().batch()[row].position;
+  if (!IsWindowed(ActiveSpec().kind) || window < 1 || missing.size() != 1 ||
+      missing[0].token->position != now - window) {
     return "";
   }
   return fmt::format(
       " (as if the window were {}: a recording's window does not count the "
       "token itself, S16)",
-      *spec.window - 1);
+      window - 1);
 }
 
 void Oracle::Remember(const TraceOp& op) {
@@ -554,7 +564,8 @@ std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
           },
       .former = [&](std::int64_t column) -> FormerRows {
         const PutMatch match = FindPut(op.layer, view, column);
-        return {.name = "", .left = match.key && match.value};
+        return {.name = "",
+                .left = match.key && match.value && Left(*match.put)};
       }};
   std::optional<Failure> failure =
       FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout, names);

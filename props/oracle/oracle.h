@@ -110,6 +110,7 @@ class Oracle {
   // that its sequence was promised, " (as if the window were 4: ...)" if it
   // misses the first of its window alone; otherwise an empty text.
   std::string ReasonText(const TraceOp& op, const Failure& failure) const;
+  bool Left(const PutRow& put) const;
 
   std::optional<Failure> CompareTwins(const TraceOp& op);
   std::optional<Failure> Compare(const TraceOp& op, const Answer& expected,

@@ -188,8 +188,10 @@ PagedClient PromptOf(const PagedOp& op) {
 }  // namespace
 
 void PagedClient::Commit(std::span<const std::int32_t> committed, bool known) {
-  for (std::size_t i = 0; i < committed.size() && !known; ++i) {
-    unknown.push_back(AsInt(tokens.size() + i));
+  if (!known) {
+    for (std::size_t i = 0; i < committed.size(); ++i) {
+      unknown.push_back(AsInt(tokens.size() + i));
+    }
   }
   tokens.insert(tokens.end(), committed.begin(), committed.end());
   pending.clear();

@@ -299,7 +299,8 @@ TEST(PagedHistories, HavePromptsOfForksWithUnknownTokens) {
 }
 
 TEST(PagedHistories, HavePromptsOfTruncationsWithUnknownTokens) {
-  // 8; 4 if prompts had only the tokens of the first 20 sequences.
+  // 8 seeds find it; 4 if prompts had only the tokens of the first 20
+  // sequences.
   constexpr auto kMistake = Mistake::kTruncationKnows;
   EXPECT_GE(
       SeedsThatFind<RefusesMistakes<kMistake>>(10, 30000, /*groups=*/false), 6);

@@ -514,6 +514,27 @@ TEST(Shrink, FillsCellsAtOnce) {
   EXPECT_EQ(shrunk.ops.size(), 2U) << ToText(shrunk);
 }
 
+// The commit must choose the last of the siblings in each smaller history, too.
+TEST(Shrink, LeavesOutAPassOfDraftsBeforeTheCommittedDraft) {
+  EXPECT_EQ(ShrunkIf("cells=8 | put 0*1:-1 | put 0*2:-1,-1 | commit 0:2 | "
+                     "put 0*1",
+                     [](const History& history) {
+                       int siblings = 0;
+                       for (const Op& op : history.ops) {
+                         if (op.segments.size() > 1) return false;
+                         if (!op.path.empty()) {
+                           return siblings > 1 && op.path[0] + 1 == siblings;
+                         }
+                         for (const Segment& one : op.segments) {
+                           siblings +=
+                               AsInt(std::ranges::count(one.parents, -1));
+                         }
+                       }
+                       return false;
+                     }),
+            "kvt1 cells=1 | put 0*1:-1,-1 | commit 0:1");
+}
+
 TEST(Shrink, LeavesOutDraftsBelowTheCommittedDraft) {
   EXPECT_EQ(ShrunkIf("cells=8 | put 0*3:-1,-1,-1 | commit 0:2 | put 0*1",
                      [](const History& history) {

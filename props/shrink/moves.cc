@@ -380,6 +380,7 @@ class MoveList {
       parents([](auto& list) {
         if (list.size() > 1) list.pop_back();
       });
+      if (op.segments.size() == 1) AddWithoutDrafts(i);
       // The last draft goes, and commits choose the draft before it.
       moves_.emplace_back([i, s](History& h) {
         if (i >= h.ops.size() || s >= h.ops[i].segments.size()) return;
@@ -402,6 +403,20 @@ class MoveList {
         }
       }
     }
+  }
+
+  // Adds a step to a history without a pass of drafts, whose commits choose a
+  // sibling before.
+  void AddWithoutDrafts(std::size_t i) {
+    moves_.emplace_back([i](History& h) {
+      if (i >= h.ops.size() || h.ops[i].segments.empty()) return;
+      const int seq = h.ops[i].segments[0].seq;
+      h.ops.erase(IteratorAt(h.ops, i));
+      for (Op& commit : std::span(h.ops).subspan(i)) {
+        if (commit.seq != seq) continue;
+        for (int& draft : commit.path) draft = std::max(draft - 1, 0);
+      }
+    });
   }
 
   // Joins two consecutive passes into one.
