@@ -961,7 +961,7 @@ kvtwin_command_test(certify_nothing EXIT 2 PRINTS "--backend is required"
   ARGS certify)
 kvtwin_command_test(backend_no_file EXIT 2 PRINTS "the file .* does not exist"
   ARGS fuzz --backend no/such/library.so)
-kvtwin_command_test(backend_no_library EXIT 2 
+kvtwin_command_test(backend_no_library EXIT 2
   PRINTS "does not load as a shared library: .*(invalid ELF header|file too short)"
   ARGS fuzz --backend command/command_tests.cmake)
 

@@ -71,9 +71,10 @@ void ExpectOrder(std::size_t cells, std::size_t ahead, std::size_t head_count) {
 
 TEST(NearFetches, AreTheRowsOfLaterSteps) {
   optimized::ForceFastPaths(optimized::FastPaths::kOn);
-  for (const std::size_t cells : {1, 3, 4, 7, 8, 50, 60, 61, 62, 63, 64}) {
-    for (const std::size_t ahead : {1, 4, 16, 61, 63, 64}) {
-      for (const std::size_t heads : {1, 2, 3, 8}) {
+  for (const std::size_t cells :
+       {1U, 3U, 4U, 7U, 8U, 50U, 60U, 61U, 62U, 63U, 64U}) {
+    for (const std::size_t ahead : {1U, 4U, 16U, 61U, 63U, 64U}) {
+      for (const std::size_t heads : {1U, 2U, 3U, 8U}) {
         SCOPED_TRACE(::testing::Message() << cells << " cells, " << ahead
                                           << " ahead, " << heads << " heads");
         ExpectOrder<4>(cells, ahead, heads);
