@@ -244,16 +244,16 @@ TEST(FaultyRecordings, ATokenMayBeSeenOnlyOnce) {
 // The window counts the positions before the token's own.
 TEST(FaultyRecordings, AWindowThatCountsTheTokenIsNamed) {
   const std::string window =
-      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
+      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":3)");
   const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,2],)"
                           R"("data":[100,1000,200,1001]},)"
                           R"("value":{"shape":[1,1,2],"data":[100,200]},)"
                           R"("mask":{"shape":[2,2],"rows":["10","11"]}})";
   const std::string start =
-      R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+      R"({"op":"start_forward","positions":[0,3],"sequences":[0,0],)"
       R"("result":"ok"})";
   ExpectFound({OtherHeader(window), start, kPut, get},
-              {{4, R"("11")", R"("01")", "(as if the window were 0: "},
+              {{4, R"("11")", R"("01")", "(as if the window were 2: "},
                {4, R"("10")", R"("00")", "misses the token"}});
 }
 

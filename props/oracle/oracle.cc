@@ -326,10 +326,12 @@ std::string Oracle::ReasonText(const TraceOp& op,
         "position {})",
         resumed->second.line, resumed->first, resumed->second.position);
   }
+  // In a shorter window, whichever token is lost is often the first one.
+  constexpr int kLeastWindow = 3;
   const std::int64_t window = ActiveSpec().window.value_or(0);
   const std::int64_t now = ledger_->active().batch()[row].position;
-  if (!IsWindowed(ActiveSpec().kind) || window < 1 || missing.size() != 1 ||
-      missing[0].token->position != now - window) {
+  if (!IsWindowed(ActiveSpec().kind) || window < kLeastWindow ||
+      missing.size() != 1 || missing[0].token->position != now - window) {
     return "";
   }
   return fmt::format(
