@@ -264,8 +264,9 @@ RowPast PastOf(const Failure& difference, const History& history) {
   RowPast past = RowPast::Of(history.setup.spec, history.setup.config);
   past.pins = Has(history, OpKind::kPin);
   past.copies = Has(history, OpKind::kCopy);
-  past.removes = Has(history, OpKind::kDrop) || Has(history, OpKind::kReload) ||
+  past.removes = Has(history, OpKind::kDrop) ||
                  std::ranges::any_of(difference.trace, &Step::by_client);
+  past.reloads = Has(history, OpKind::kReload);
   past.moves = std::ranges::any_of(history.ops, Moves) ||
                std::ranges::any_of(difference.trace, &Step::is_closed);
   return past;
@@ -336,7 +337,7 @@ void AddRulesOfLeaving(const RowPast& past, RuleList& rules) {
 void AddRulesOfPins(const RowPast& past, RuleList& rules) {
   if (!past.pins) return;
   AddRule("R14", rules);
-  if (past.copies || past.removes) AddRule("R15", rules);
+  if (past.copies || past.removes || past.reloads) AddRule("R15", rules);
 }
 
 // Adds the rules by which the tokens of a wrong view came there, or left: of
@@ -454,9 +455,7 @@ std::string CitedRules(const Failure& difference, const History& history) {
     std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
   }
   if (difference.of_left) {
-    RowPast past = PastOf(difference, history);
-    past.removes = past.removes && DropsDrafts(difference, history);
-    AddRulesOfLeaving(past, rules);
+    AddRulesOfLeaving(PastOf(difference, history), rules);
     if (HasDrafts(history) && DropsDrafts(difference, history)) {
       AddRule("D6", rules);
     }

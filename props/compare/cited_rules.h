@@ -43,6 +43,7 @@ struct RowPast {
   bool copies = false;      // Prefixes were copied.
   bool pins = false;        // States were pinned.
   bool removes = false;     // Tokens were removed.
+  bool reloads = false;     // The cache was restored from a snapshot.
 
   // Returns the past of a cache without calls.
   static RowPast Of(const CacheSpec& spec, const CacheConfig& config);

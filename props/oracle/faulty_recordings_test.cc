@@ -233,10 +233,7 @@ TEST(FaultyRecordings, ATokenMayBeSeenOnlyOnce) {
                           R"("data":[100,1000,200,1001,200,1001]},)"
                           R"("value":{"shape":[1,1,3],"data":[100,200,200]},)"
                           R"("mask":{"shape":[3,2],"rows":["100","110"]}})";
-  const std::string start =
-      R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
-      R"("result":"ok"})";
-  ExpectFound({OtherHeader(kHeader), start, kPut, get},
+  ExpectFound({OtherHeader(kHeader), kStart, kPut, get},
               {{4, R"("110")", R"("111")", "which it sees more than once"},
                {4, R"("100")", R"("101")", "which it must not see"}});
 }
@@ -245,14 +242,9 @@ TEST(FaultyRecordings, ATokenMayBeSeenOnlyOnce) {
 TEST(FaultyRecordings, AWindowThatCountsTheTokenIsNamed) {
   const std::string window =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":3)");
-  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,2],)"
-                          R"("data":[100,1000,200,1001]},)"
-                          R"("value":{"shape":[1,1,2],"data":[100,200]},)"
-                          R"("mask":{"shape":[2,2],"rows":["10","11"]}})";
   const std::string start =
-      R"({"op":"start_forward","positions":[0,3],"sequences":[0,0],)"
-      R"("result":"ok"})";
-  ExpectFound({OtherHeader(window), start, kPut, get},
+      Replaced(kStart, R"("positions":[0,1])", R"("positions":[0,3])");
+  ExpectFound({OtherHeader(window), start, kPut, kGet},
               {{4, R"("11")", R"("01")", "(as if the window were 2: "},
                {4, R"("10")", R"("00")", "misses the token"}});
 }
@@ -261,10 +253,8 @@ TEST(FaultyRecordings, AWindowThatCountsTheTokenIsNamed) {
 TEST(FaultyRecordings, ATokenThatLeftIsNamed) {
   const std::string window =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":0)");
-  const auto start = [](const std::string& positions, const std::string& of) {
-    return R"({"op":"start_forward","positions":[)" + positions +
-           R"(],"sequences":[)" + of + R"(],"result":"ok"})";
-  };
+  const std::string start =
+      R"({"op":"start_forward","positions":[2],"sequences":[0],"result":"ok"})";
   const std::string put = R"({"op":"put","layer":0,"key":{"shape":[2,1,1],)"
                           R"("data":[300,1002]},)"
                           R"("value":{"shape":[1,1,1],"data":[300]}})";
@@ -272,8 +262,7 @@ TEST(FaultyRecordings, ATokenThatLeftIsNamed) {
                           R"("data":[300,1002,200,1001]},)"
                           R"("value":{"shape":[1,1,2],"data":[300,200]},)"
                           R"("mask":{"shape":[2,1],"rows":["10"]}})";
-  ExpectFound({OtherHeader(window), start("0,1", "0,0"), kPut, start("2", "0"),
-               put, get},
+  ExpectFound({OtherHeader(window), kStart, kPut, start, put, get},
               {{6, R"("10")", R"("11")",
                 "which it must not see; that token has left"}});
 }
