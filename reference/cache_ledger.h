@@ -550,14 +550,20 @@ class CacheLedger final : public StateLedger {
   }
 
   // Whether the batch continues its sequences at their ends. If so, removes the
-  // evictable tokens that contradict this: they must have been evicted.
+  // evictable tokens that contradict this: they must have been evicted. The
+  // position of a draft follows from its parent; siblings have the same (D1).
   bool Continues(const Batch& batch) {
     std::map<int, std::int64_t> first;
-    const auto begin = [&](int seq, std::int64_t position) {
-      first[seq] = position;
-      return position;
-    };
-    if (!HasNextPositions(batch, begin)) return false;
+    std::map<int, std::int64_t> next;
+    for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+      const std::int64_t position = batch.positions[i];
+      const int seq = batch.sequences[i];
+      const int parent = ParentOf(batch, i);
+      if (parent >= 0) continue;
+      if (first.try_emplace(seq, position).second) next[seq] = position;
+      if (position != next[seq]) return false;
+      next[seq] += parent == kNotADraft ? 1 : 0;
+    }
     for (const auto& [seq, position] : first) {
       const Has begins = MayBegin(seq, position);
       // Whether it continues at the end if no token was evicted early.

@@ -80,24 +80,6 @@ inline void NumberDrafts(const Batch& batch,
   }
 }
 
-// Whether each sequence of the batch has its next positions, from
-// begins(sequence, its first position in the batch) on. The position of a draft
-// follows from its parent, and siblings have the same position (D1).
-template <class Begins>
-bool HasNextPositions(const Batch& batch, const Begins& begins) {
-  std::map<int, std::int64_t> next;
-  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
-    const int parent = ParentOf(batch, i);
-    if (parent >= 0) continue;
-    const int seq = batch.sequences[i];
-    const std::int64_t position = batch.positions[i];
-    if (!next.contains(seq)) next[seq] = begins(seq, position);
-    if (position != next[seq]) return false;
-    if (parent == kNotADraft) ++next[seq];
-  }
-  return true;
-}
-
 // Lowers the lowest position of each sequence to that of its drafts (D3).
 inline void LowerToDrafts(const std::vector<LedgerToken>& tokens,
                           std::map<int, std::int64_t>& lows) {

@@ -62,9 +62,19 @@ class StateLedger : public PlainLedger {
   // Whether each sequence of the batch continues at its end (R3, R11).
   Status CheckBatch(const Batch& batch) const {
     if (!recurrent()) return {};
-    const auto end = [&](int seq, std::int64_t) { return Next(seq); };
-    if (HasNextPositions(batch, end)) return {};
-    return {kInvalidArgument, "the batch does not continue its sequence"};
+    std::map<int, std::int64_t> next;
+    for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+      const int seq = batch.sequences[i];
+      const int parent = ParentOf(batch, i);
+      if (parent >= 0) continue;  // The draft's parent says its position.
+      const auto at = next.try_emplace(seq, Next(seq)).first;
+      if (batch.positions[i] == at->second) {
+        at->second += parent == kNotADraft ? 1 : 0;
+        continue;
+      }
+      return {kInvalidArgument, "the batch does not continue its sequence"};
+    }
+    return {};
   }
 
   // Stores some of the states of the batch, and drops others (R3 to R6, S18).
