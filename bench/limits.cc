@@ -137,11 +137,8 @@ float MultiplyRowsOf(const std::byte* rows, std::size_t row_bytes,
       const std::byte* row = rows + at / row_bytes * quarter;
       __builtin_prefetch(row + kAhead * row_bytes + at % row_bytes, 0, 2);
     }
-    for (std::size_t i = 0; i < kDecodeElements; i += tiles::kLanes) {
-      const V row0 = Format::Load(rows, i);
-      const V row1 = Format::Load(rows + quarter, i);
-      const V row2 = Format::Load(rows + 2 * quarter, i);
-      const V row3 = Format::Load(rows + 3 * quarter, i);
+    const auto multiply = [&](std::size_t i, V row0, V row1, V row2,
+                              V row3) HWY_ATTR {
       HWY_UNROLL(4)
       for (std::size_t q = 0; q < kDecodeQueries; ++q) {
         const V query = hn::Load(d, queries + q * kDecodeElements + i);
@@ -150,7 +147,10 @@ float MultiplyRowsOf(const std::byte* rows, std::size_t row_bytes,
         sums[q][2] = hn::MulAdd(query, row2, sums[q][2]);
         sums[q][3] = hn::MulAdd(query, row3, sums[q][3]);
       }
-    }
+    };
+    tiles::ForEachVector<Format>(
+        {rows, rows + quarter, rows + 2 * quarter, rows + 3 * quarter},
+        kDecodeElements, multiply);
   }
   V all = hn::Zero(d);
   HWY_UNROLL(4)

@@ -37,21 +37,13 @@ HWY_NOINLINE void Dots(const float* queries, CellsRows keys,
   const std::size_t padded = Padded(head_dim);
   const F32 d;
   const FetchedRows<4> fetches(fetched);
-  const std::byte* key0 = keys[0];
-  const std::byte* key1 = keys[1];
-  const std::byte* key2 = keys[2];
-  const std::byte* key3 = keys[3];
   V sums[kQueries][4];
   HWY_UNROLL(8)
   for (std::size_t q = 0; q < kQueries; ++q) {
     sums[q][0] = sums[q][1] = sums[q][2] = sums[q][3] = hn::Zero(d);
   }
-  for (std::size_t i = 0; i < head_dim; i += kLanes) {
-    fetches.Fetch<kLineElements<Rows>>(i);
-    const V k0 = Rows::Load(key0, i);
-    const V k1 = Rows::Load(key1, i);
-    const V k2 = Rows::Load(key2, i);
-    const V k3 = Rows::Load(key3, i);
+  const auto multiply = [&](std::size_t i, V k0, V k1, V k2, V k3) HWY_ATTR {
+    fetches.Fetch<Rows::kLineElements>(i);
     HWY_UNROLL(8)
     for (std::size_t q = 0; q < kQueries; ++q) {
       const V query = hn::Load(d, queries + q * padded + i);
@@ -60,7 +52,8 @@ HWY_NOINLINE void Dots(const float* queries, CellsRows keys,
       sums[q][2] = hn::MulAdd(query, k2, sums[q][2]);
       sums[q][3] = hn::MulAdd(query, k3, sums[q][3]);
     }
-  }
+  };
+  ForEachVector<Rows>({keys[0], keys[1], keys[2], keys[3]}, head_dim, multiply);
   HWY_UNROLL(8)
   for (std::size_t q = 0; q < kQueries; ++q) {
     StoreCombined(Sum(), sums[q][0], sums[q][1], sums[q][2], sums[q][3],
@@ -77,10 +70,6 @@ HWY_NOINLINE void AddValues(const float* weights, CellsRows values,
   const std::size_t padded = Padded(head_dim);
   const F32 d;
   const FetchedRows<4> fetches(fetched);
-  const std::byte* value0 = values[0];
-  const std::byte* value1 = values[1];
-  const std::byte* value2 = values[2];
-  const std::byte* value3 = values[3];
   V weight[kQueries][4];
   HWY_UNROLL(8)
   for (std::size_t q = 0; q < kQueries; ++q) {
@@ -89,12 +78,8 @@ HWY_NOINLINE void AddValues(const float* weights, CellsRows values,
       weight[q][t] = hn::Set(d, weights[q * kTile + t]);
     }
   }
-  for (std::size_t i = 0; i < head_dim; i += kLanes) {
-    fetches.Fetch<kLineElements<Rows>>(i);
-    const V v0 = Rows::Load(value0, i);
-    const V v1 = Rows::Load(value1, i);
-    const V v2 = Rows::Load(value2, i);
-    const V v3 = Rows::Load(value3, i);
+  const auto add = [&](std::size_t i, V v0, V v1, V v2, V v3) HWY_ATTR {
+    fetches.Fetch<Rows::kLineElements>(i);
     HWY_UNROLL(8)
     for (std::size_t q = 0; q < kQueries; ++q) {
       V sum = hn::Load(d, out + q * padded + i);
@@ -104,7 +89,9 @@ HWY_NOINLINE void AddValues(const float* weights, CellsRows values,
       sum = hn::MulAdd(weight[q][3], v3, sum);
       hn::Store(sum, d, out + q * padded + i);
     }
-  }
+  };
+  ForEachVector<Rows>({values[0], values[1], values[2], values[3]}, head_dim,
+                      add);
 }
 
 // Dots or AddValues, for some dtype and number of queries.
@@ -125,22 +112,20 @@ FourCells FourCellsFor(const TileRows& rows, std::size_t count,
 }
 
 void LoadHead(const TileRows& row, std::size_t head, float factor, float* to) {
-  const auto scale = [&](V value) HWY_ATTR {
-    return hn::Mul(value, hn::Set(F32(), factor));
+  const auto store = [&](std::size_t i, V value) HWY_ATTR {
+    hn::Store(hn::Mul(value, hn::Set(F32(), factor)), F32(), to + i);
   };
   if (IsReadable(row)) {
     const std::byte* from = row.rows[0] + HeadOffset(row, head);
     WithRows(row.dtype, [&](auto format) HWY_ATTR {
-      for (std::size_t i = 0; i < row.head_dim; i += kLanes) {
-        hn::Store(scale(decltype(format)::Load(from, i)), F32(), to + i);
-      }
+      ForEachVector<decltype(format)>(from, row.head_dim, store);
     });
     std::fill(to + row.head_dim, to + Padded(row.head_dim), 0.0f);
     return;
   }
   Unpack(row, 1, head, to);
   for (std::size_t i = 0; i < Padded(row.head_dim); i += kLanes) {
-    hn::Store(scale(hn::Load(F32(), to + i)), F32(), to + i);
+    store(i, hn::Load(F32(), to + i));
   }
 }
 

@@ -173,17 +173,17 @@ class EvenFetches {
 inline bool FetchesNear() { return TakeFastPath(HasLargeFirstLevel()); }
 
 // Whether this is done while others are multiplied, rather than between
-// products: it was faster on an AMD, was not measured on an Intel, and takes
-// instructions that products of 8 bits wait for.
+// products: it is faster, but for rows of 8 bits, whose products wait for the
+// instructions that it takes.
 inline bool FetchesWithin(DType dtype) {
-  return SizeOf(dtype) > 1 && TakeFastPath(HasLargeFirstLevel() && !IsIntel());
+  return SizeOf(dtype) > 1 && FetchesNear();
 }
 
 // Bytes from a fetch into the first-level cache to its use, as measured
 // (docs/performance.md).
 inline std::size_t NearBytes(DType dtype) {
   if (!FetchesWithin(dtype)) return std::size_t{8} << 10;
-  return std::size_t{dtype == DType::kF32 ? 4U : 12U} << 10;
+  return std::size_t{dtype == DType::kF32 || IsIntel() ? 4U : 12U} << 10;
 }
 
 // The rows that a walk over rows, kCells cells and one head at a time, reads
