@@ -19,9 +19,13 @@ Status CheckTensor(std::string_view name, const TensorView& tensor,
   if (tensor.data == nullptr) return Invalid("{} has no data", name);
   Status status = CheckRowsToStore(name, tensor, "pool", stored);
   if (!status.ok()) return status;
-  if (tensor.shape[2] < 1 || tensor.shape != expected) {
-    return Invalid("{} has shape {}, it must be {} and at least one token",
-                   name, ShapeText(tensor.shape), ShapeText(expected));
+  if (tensor.shape[2] < 1) {
+    return Invalid("{} has shape {}, it must have at least one token", name,
+                   ShapeText(tensor.shape));
+  }
+  if (tensor.shape != expected) {
+    return Invalid("{} has shape {}, it must be {}", name,
+                   ShapeText(tensor.shape), ShapeText(expected));
   }
   return {};
 }
@@ -297,10 +301,10 @@ Status GuardedPaged::CheckCommit(int sequence, std::int64_t new_tokens) const {
   Status status = NotNegative("new_tokens", new_tokens);
   if (!status.ok()) return status;
   const auto& [len, appended] = sequences_.at(sequence);
-  const int max = *std::min_element(appended.begin(), appended.end());
-  if (new_tokens > max) {
-    return Untimely("new_tokens is {}, every layer of sequence {} has {}",
-                    new_tokens, sequence, max);
+  const auto least = std::min_element(appended.begin(), appended.end());
+  if (new_tokens > *least) {
+    return Untimely("new_tokens is {}, layer {} of sequence {} has {}",
+                    new_tokens, least - appended.begin(), sequence, *least);
   }
   const std::int64_t end = len + new_tokens;
   if (!spec_.states || end % spec_.block_size == 0) return {};

@@ -116,8 +116,8 @@ class Attention {
                         const AttentionOut& out) = 0;
 };
 
-// Errors: not_supported for "cuda", which has Decode (kvtwin/cuda.h); an
-// unknown twin.
+// Errors: an unknown twin; in a library with CUDA, not_supported for "cuda",
+// which has Decode (kvtwin/cuda.h).
 Result<std::unique_ptr<Attention>> MakeAttention(
     std::string_view twin = "optimized");
 

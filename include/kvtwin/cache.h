@@ -117,9 +117,11 @@ struct CacheConfig {
 struct InitArgs {
   DType dtype = DType::kF32;  // The stored rows: any but bits. V rows too,
                               // unless CacheConfig sets v_dtype.
-  int max_sequences = 0;      // Sequences for which there is room.
-  int capacity = 0;           // Tokens of each sequence.
-  int max_batch = 0;          // Tokens of a batch.
+  // There are max_sequences * capacity cells, or fewer with a window (S4). All
+  // sequences share them: these limit neither sequence ids nor positions.
+  int max_sequences = 0;
+  int capacity = 0;
+  int max_batch = 0;  // Tokens of a batch.
 };
 
 // The tokens of one forward pass. Entry i of each list is for token i.
@@ -204,7 +206,9 @@ class Cache {
   virtual Result<KvView> Get() = 0;
 
   // Replaces the tokens of `dst` by those of `src` at positions < len. Rows are
-  // shared, not copied. dst == src truncates. Encoder: not_supported. Recurrent
+  // shared, not copied. dst == src truncates. With a window, tokens that dst
+  // needs may have been evicted, although the answer is ok: ask
+  // CanResume(dst, len) before dst goes on. Encoder: not_supported. Recurrent
   // and hybrid: dst may be shorter than len; see ResumeBefore.
   virtual Status CopyPrefix(int src, int dst, std::int32_t len) = 0;
 
@@ -220,7 +224,8 @@ class Cache {
   virtual Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos);
 
   // Removes the tokens at positions in [begin, end) from `seq`; unless end is
-  // kOpenEnd, later tokens move down by end - begin. Errors: shared_cells,
+  // kOpenEnd, later tokens move down by end - begin. With a window, ask
+  // CanResume(seq, its new length) before `seq` goes on. Errors: shared_cells,
   // not_supported. Recurrent and hybrid: `seq` may become shorter than begin.
   virtual Status Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
 

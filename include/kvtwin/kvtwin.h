@@ -187,7 +187,9 @@ typedef struct kvtwin_cache_params {
   size_t size;                /* sizeof this struct, see the top. */
   kvtwin_kind kind;           /* The tokens that a token sees. */
   kvtwin_placement placement; /* How a batch gets its cells. */
-  int32_t window;             /* -1: unbounded. */
+  int32_t window;             /* Positions that a token sees before its own: one
+                                 less than the sliding_window of Hugging Face.
+                                 -1: unbounded. */
   int32_t memory;     /* -1: the window. With several sequences the memory is at
                          least window + 1 (S3 of docs/semantics.md). */
   int32_t chunk;      /* Positions, > 0 for KVTWIN_CHUNKED. */
@@ -1134,9 +1136,11 @@ typedef struct kvtwin_backend_v1 {
              const kvtwin_tensor* value);
   /* Returns the current view of a layer. `view` comes with the expected shapes
    * and dtypes, except for the number of columns: set `columns` and the three
-   * `data`, and the strides of tensors that are not dense. The memory must stay
-   * unchanged until the next call with this cache. May be NULL if there is an
-   * `attend`; the level is then ATTENTION. */
+   * `data`, and the strides of tensors that are not dense. An encoder's K and V
+   * come with the shapes that were put, a permuted V as S37 says; with 0 tokens
+   * after a restore. The memory must stay unchanged until the next call with
+   * this cache. May be NULL if there is an `attend`; the level is then
+   * ATTENTION. */
   int (*get)(void* cache, int32_t layer, kvtwin_view* view);
   /* These three may be NULL, too. The first two are described by the default
    * rules; the profile may name others. */

@@ -14,7 +14,8 @@
 //
 // Misuse returns invalid_argument or failed_precondition and changes nothing.
 // Not thread-safe: one call at a time on one pool. Views stay valid until the
-// next call that is not const, or destruction. If memory runs out,
+// next call that is not const, or destruction; until then any number of threads
+// may read them. If memory runs out,
 // std::bad_alloc passes through; after that the pool may only be destroyed.
 
 #ifndef KVTWIN_PAGED_H_
@@ -53,8 +54,8 @@ struct PagedSpec {
   std::optional<DType> v_dtype = {};  // The stored V rows. Unset: same as K.
   // The order of rows in a block.
   PagedLayout layout = PagedLayout::kTokenMajor;
-  // A token sees this many positions before its own, so that blocks are given
-  // up when no later token sees them. Unset: it sees all.
+  // A token sees this many positions before its own, at least 1, so that blocks
+  // are given up when no later token sees them. Unset: it sees all.
   std::optional<int> window = {};
   // A block has one row, the state after its tokens, in place of a row of each.
   bool states = false;
@@ -250,7 +251,8 @@ class PagedSequence {
 
   // The number of the sequence in its pool.
   int sequence() const { return sequence_; }
-  int SeqLen() const;  // 0 after Free.
+  // 0 after Free, until the number is given to another sequence.
+  int SeqLen() const;
   // The pool's functions of the same names, for this sequence.
   Status Commit(int new_tokens) { return pool_->Commit(sequence_, new_tokens); }
   Result<PagedAppend> Append(int layer, const TensorView& key,

@@ -3,8 +3,9 @@
 // A refusal (cache_full, not_supported, shared_cells) is an outcome that a
 // correct client expects and handles. invalid_argument and failed_precondition
 // mean that the caller is wrong; the message names the argument and its value.
-// Neither changes the cache, except that a StartForward that answers cache_full
-// keeps the eviction and defrag that it began with (docs/semantics.md, S12).
+// No refusal and no misuse changes the cache, with one exception: a
+// StartForward that answers cache_full has ended the previous pass, and its
+// eviction and defrag stay (docs/semantics.md, S5 and S12).
 
 #ifndef KVTWIN_STATUS_H_
 #define KVTWIN_STATUS_H_

@@ -100,9 +100,11 @@ using Shape = std::array<std::int64_t, 4>;
 struct TensorView {
   // The address of element 0; null if the tensor is absent.
   const void* data = nullptr;
-  DType dtype = DType::kF32;    // The type of the elements.
-  Shape shape = {1, 1, 1, 1};   // Elements of each dimension.
-  Shape stride = {0, 0, 0, 0};  // In bytes.
+  DType dtype = DType::kF32;   // The type of the elements.
+  Shape shape = {1, 1, 1, 1};  // Elements of each dimension.
+  // In bytes; DenseView sets them. Along a stride of 0, all elements are the
+  // same memory: without strides, a tensor is its first element, repeated.
+  Shape stride = {0, 0, 0, 0};
 
   // The number of elements.
   std::int64_t elements() const {

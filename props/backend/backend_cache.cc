@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
 #include "core/index.h"
 #include "core/json_line.h"
@@ -162,6 +163,7 @@ class BackendCache final : public Cache,
     });
     if (status.ok()) {
       tokens_ = c.tokens;
+      reserves_ = reserve;
       type_ = 0;
     }
     ReadCells();
@@ -181,7 +183,17 @@ class BackendCache final : public Cache,
     const kvtwin_tensor v = CTensor(value);
     Status status =
         Call("put", [&] { return table_.put(cache_, layer_, &k, &v); });
-    if (status.ok()) put_[{type_, layer_}] = {key, value};
+    if (!status.ok()) return status;
+    const bool permuted =
+        config_.v_layout == VLayout::kPermuted && EncoderIsActive();
+    // A reserving pass does not replace what is stored (S20), which is not
+    // known after a restore.
+    const auto last = put_.find({type_, layer_});
+    const bool stored =
+        restored_ || (last != put_.end() && last->second.stored);
+    if (reserves_ && stored) return status;
+    put_[{type_, layer_}] = {key, permuted ? PermutedView(value) : value,
+                             !reserves_};
     return status;
   }
 
@@ -278,7 +290,10 @@ class BackendCache final : public Cache,
   }
   Status Restore(const CacheState& state) override {
     Status status = WriteState(-1, state);
-    if (status.ok()) type_ = layer_ = tokens_ = 0;
+    if (!status.ok()) return status;
+    type_ = layer_ = tokens_ = 0;
+    put_.clear();
+    restored_ = true;
     return status;
   }
   Status AddSequence(int sequence, const CacheState& added) override {
@@ -303,6 +318,7 @@ class BackendCache final : public Cache,
   struct LastPut {
     TensorView key;
     TensorView value;
+    bool stored = false;  // Not by a reserving pass.
   };
 
   // Makes a call of the backend. Throws a Failure if the call damages memory or
@@ -369,7 +385,9 @@ class BackendCache final : public Cache,
   bool open_ = false;
   int layer_ = 0;
   int type_ = 0;
-  std::int32_t tokens_ = 0;                     // Tokens of the pass.
+  std::int32_t tokens_ = 0;  // Tokens of the pass.
+  bool restored_ = false;
+  bool reserves_ = false;                       // The pass stores nothing.
   std::map<std::pair<int, int>, LastPut> put_;  // By type and layer.
 
   mutable std::vector<kvtwin_cell> cells_;

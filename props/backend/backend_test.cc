@@ -562,7 +562,11 @@ TEST(Backend, MasksOfTheNumericLevelHideOrAllow) {
     return result.failure ? result.failure->text : "";
   };
   EXPECT_EQ(wrong(-1, 0), "");
-  EXPECT_EQ(wrong(0, 0.5F), "the mask is neither 0 nor -inf");
+  EXPECT_EQ(wrong(0, 0.5F), "the mask is 0.5, neither 0 nor -inf (S15)");
+  EXPECT_EQ(
+      wrong(0, -1e9F),
+      "the mask is -1e+09, neither 0 nor -inf (S15); show a mask of large "
+      "negative numbers as -inf");
   EXPECT_EQ(wrong(1, 0), "a padding row sees something");
 }
 

@@ -88,8 +88,9 @@ class HostProcess {
   std::string read_;
   std::string output_;
   std::int64_t data_at_first_ = 0;
-  double asked_at_ = 0;     // When the question was asked.
-  double seconds_ = 0;      // The limit of the whole answer.
+  double asked_at_ = 0;           // When the question was asked.
+  double seconds_ = 0;            // The limit of the whole answer.
+  std::int64_t calls_asked_ = 0;  // The calls before the question.
   std::int64_t calls_ = 0;  // The calls that KilledForHang has seen begin.
   double since_ = 0;        // When the last of them was seen, or the question.
   std::size_t answered_ = 0;  // Bytes of the answer so far.

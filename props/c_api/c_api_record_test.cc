@@ -208,7 +208,7 @@ bool RecordHistory(History& history, bool own, const char* path) {
 TEST(CRecorder, TheRecordingOfATwinIsAccepted) {
   const Scratch file("recorded.jsonl");
   int accepted = 0;
-  for (std::uint64_t number = 0; number < 3000; ++number) {
+  for (std::uint64_t number = 0; number < 3200; ++number) {
     const bool own = number % 2 == 1;
     History history = MakeHistory(11, number, std::nullopt, 12);
     // Blocks that are put as blocks may get another scale (trace_format.md).
@@ -234,7 +234,7 @@ TEST(CRecorder, TheRecordingOfATwinIsAccepted) {
 TEST(CRecorder, TheRecordingOfDraftsIsAccepted) {
   const Scratch file("drafts.jsonl");
   int accepted = 0;
-  for (std::uint64_t number = 0; number < 600; ++number) {
+  for (std::uint64_t number = 0; number < 800; ++number) {
     const bool own = number % 2 == 1;
     History history = MakeSpeculation(12, number, std::nullopt, 8, 0);
     const auto& setup = history.setup;

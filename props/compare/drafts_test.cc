@@ -187,6 +187,19 @@ TEST(DraftMarks, AreHitByTheirOwnStateOnly) {
   CheckMarkRows(kDraftRows, kFirstDraftMark, kFirstStateMark);
 }
 
+// A wrapper that has refused drafts still has the layer type that it had.
+TEST(RefusedDrafts, LeaveTheLayerType) {
+  for (const std::string_view history :
+       {"caches=encoder/causal cells=1 | type 1 | put 0*1:-1 | type 0 | cached",
+        "caches=causal/encoder cells=1 | type 1 | put 0*1:-1 | cached"}) {
+    Subject subject = TwinSubject("reference");
+    subject.level = Level::kVisibility;
+    const RunResult result = RunHistory(
+        *ParseHistory("kvt1 kind=wrapper " + std::string(history)), subject);
+    EXPECT_FALSE(result.failure) << history << ": " << result.failure->text;
+  }
+}
+
 TEST(DraftHistories, ReadBack) {
   for (const std::string line : {
            "kvt1 | put 0*5:-1,0,0,1,1 | commit 0:0,1 | commit 1:",

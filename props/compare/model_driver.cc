@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
@@ -119,8 +120,9 @@ void ModelDriver::CheckResult(std::optional<OpKind> kind,
 
 void ModelDriver::SetType(int type) {
   ledger_.SetLayerType(type);
-  if (!wrapper_ || type_ == type) return;
+  if (!wrapper_ || (type_ == type && type_is_sure_)) return;
   type_ = type;
+  type_is_sure_ = true;
   const auto call = [&] { return fmt::format("SetLayerType({})", type); };
   Begin(call);
   CheckResult(OpKind::kType, call(), {}, tested_->SetLayerType(type));
@@ -165,6 +167,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   Begin(call, /*begins_pass=*/true);
   const Status actual = tested_->StartForward(batch, reserve);
   AddStep(call, actual.code());
+  const bool was_sure = std::exchange(type_is_sure_, actual.ok());
   if (actual.code() == StatusCode::kCacheFull) {
     CheckRoom(call, ledger_, batch_);
     // It may have evicted tokens first (S12); with states, the tokens that
@@ -175,7 +178,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
     DrawCellsNow();
     return false;
   }
-  type_ = 0;
+  if (actual.ok()) type_ = 0;
   const Status expected = ledger_.StartForward(batch, reserve, actual.code());
   CheckResult(OpKind::kPut, call, expected, actual);
   if (!actual.ok()) {  // The ledger expects this refusal, too.
@@ -185,6 +188,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
     pass_is_open_ = !ours;
     if (ours && actual.code() == StatusCode::kInvalidArgument) {
       std::tie(batch_, active_, copied_, pass_is_open_, fresh_, type_) = before;
+      type_is_sure_ = was_sure;
     }
     return false;
   }
@@ -333,6 +337,7 @@ void ModelDriver::Read() {
 
 void ModelDriver::Cached() {
   if (!IsEncoder()) return;
+  SetType(type_);
   Begin("EncoderCached");
   const Result<bool> cached = tested_->EncoderCached();
   const StatusCode code = cached.status().code();
@@ -734,9 +739,10 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
       const bool padding = row >= std::ssize(batch_.positions);
       if (element == MaskElement::kHides) continue;
       if (element == MaskElement::kAllows && !padding) continue;
-      Failure failure = MakeFailure("subject: rows",
-                                    padding ? "a padding row sees something"
-                                            : "the mask is neither 0 nor -inf");
+      Failure failure =
+          MakeFailure("subject: rows",
+                      padding ? "a padding row sees something"
+                              : NeitherText(view.mask, column, AsInt(row)));
       failure.row = AsInt(row);
       failure.column = AsInt(column);
       failure.first_cell = view.first_cell;

@@ -142,6 +142,7 @@ class ModelDriver final : public Driver {
   // that copies rows can allow it (S32).
   std::map<int, std::string> moved_;
   int type_ = 0;
+  bool type_is_sure_ = true;  // Not after a refused batch, which may reset it.
   int layer_ = 0;
   std::int64_t serial_ = 0;
   int pass_ = 0;

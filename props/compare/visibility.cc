@@ -226,6 +226,14 @@ std::optional<Failure> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
 
 }  // namespace
 
+std::string NeitherText(const TensorView& mask, std::int64_t column, int row) {
+  const float element = LoadElement(mask.at(column, row), mask.dtype);
+  return fmt::format("the mask is {:g}, neither 0 nor -inf (S15){}", element,
+                     element < -1000 ? "; show a mask of large negative numbers"
+                                       " as -inf"
+                                     : "");
+}
+
 RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
                      VLayout v_layout)
     : ledger_(ledger), layer_(layer), view_(view), v_layout_(v_layout) {
@@ -656,7 +664,7 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
       const bool neither = element == MaskElement::kNeither;
       if (neither || row >= active.rows()) {
         return WrongElement(row, column,
-                            neither ? "the mask is neither 0 nor -inf"
+                            neither ? NeitherText(view.mask, column, row)
                                     : "a padding row sees something",
                             names);
       }

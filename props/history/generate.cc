@@ -189,20 +189,6 @@ void DrawBranches(const Pick& pick, History& history) {
   }
 }
 
-// Puts a few tokens, goes back to the first of them, or next to it, and
-// continues there. After several pins, it may go back further, to one of them.
-void RollBack(const Pick& pick, int seq, int pins, std::vector<Op>& ops) {
-  const int tokens = pick(1, 4);
-  ops.push_back(PutOf(seq, 0, tokens));
-  Op drop;
-  drop.kind = OpKind::kDrop;
-  drop.seq = seq;
-  drop.begin = {.from_end = true, .offset = pick(1 - 2 * pins, 1) - tokens};
-  drop.open = true;
-  ops.push_back(drop);
-  ops.push_back(PutOf(seq, 0, 1));
-}
-
 // Updates `live`, the sequences that are likely to hold tokens, after `op`.
 void Follow(const Op& op, std::vector<int>& live) {
   const auto at = [&](int seq) {
@@ -605,41 +591,9 @@ History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
     DrawOps(pick, ops, history);
   }
   if (rarities && Chance(pick, 15)) TakeApart(pick, history);
+  AddReturns(pick, history);
   AddPins(pick, cells_max, history);
   return history;
-}
-
-void AddPins(const Pick& pick, int cells_max, History& history) {
-  CacheSpec& whole = history.setup.spec;
-  std::vector<CacheSpec*> recurrent;
-  if (whole.kind == Kind::kRecurrent) recurrent.push_back(&whole);
-  for (CacheSpec& part : whole.caches) {
-    if (part.kind == Kind::kRecurrent) recurrent.push_back(&part);
-  }
-  if (recurrent.empty() || Chance(pick, 50)) return;
-  for (CacheSpec* spec : recurrent) {
-    spec->pins = OneOf(pick, {0, 1, 1, 1, 2, 2, 3});
-  }
-  if (cells_max > 0) LimitCells(cells_max, history.setup);
-  std::vector<Op> ops;
-  int seq = 0;  // The last sequence that got tokens.
-  for (Op& op : history.ops) {
-    if (op.kind == OpKind::kPut) seq = op.segments.front().seq;
-    ops.push_back(std::move(op));
-    if (!Chance(pick, 20)) continue;
-    Op pin;
-    pin.kind = OpKind::kPin;
-    pin.seq =
-        Chance(pick, 80) ? seq : pick(0, history.setup.init.max_sequences);
-    const int pins =
-        Chance(pick, 30) ? std::max(recurrent.front()->pins, 1) : 1;
-    for (int i = 0; i < pins; ++i) {
-      if (i > 0) ops.push_back(PutOf(pin.seq, 0, pick(1, 2)));
-      ops.push_back(pin);
-    }
-    if (Chance(pick, 50)) RollBack(pick, pin.seq, pins, ops);
-  }
-  history.ops = std::move(ops);
 }
 
 Pick SeededPick(std::uint64_t seed, std::uint64_t number) {

@@ -55,10 +55,6 @@ History MakePrefixes(std::uint64_t seed, std::uint64_t number,
                      std::optional<Kind> kind, int ops, int cells_max,
                      bool drafts = false);
 
-// Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing
-// for histories without a recurrent cache.
-void AddPins(const Pick& pick, int cells_max, History& history);
-
 // Replaces every `step`-th operation, from operation `first` on, with a Shift
 // of the last few positions of a sequence, for caches that can move positions.
 void AddShifts(History& history, std::size_t first, std::size_t step);

@@ -183,6 +183,49 @@ TEST(Histories, PinSeveralStates) {
   EXPECT_GE(several, 12);  // 18; 3 if no Checkpoint followed another.
 }
 
+// Histories of recurrent caches in which some call, and the calls after it, do
+// what `does` looks for.
+int CountHistories(History (*make)(std::uint64_t number),
+                   bool (*does)(const Op& first, const Op& second,
+                                const Op& third)) {
+  int count = 0;
+  for (std::uint64_t number = 0; number < 400; ++number) {
+    const std::vector<Op> ops = make(number).ops;
+    bool found = false;
+    for (std::size_t i = 2; i < ops.size(); ++i) {
+      found = found || does(ops[i - 2], ops[i - 1], ops[i]);
+    }
+    count += found ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(Histories, GoBackInForksOfPinnedSequences) {
+  const int forks = CountHistories(
+      [](std::uint64_t number) {
+        return MakeHistory(1, number, Kind::kRecurrent, 15);
+      },
+      [](const Op& pin, const Op& copy, const Op& put) {
+        return pin.kind == OpKind::kPin && copy.kind == OpKind::kCopy &&
+               copy.seq == pin.seq && copy.dst != pin.seq &&
+               put.kind == OpKind::kPut && put.segments[0].seq == copy.dst;
+      });
+  EXPECT_GE(forks, 45);  // 62.
+}
+
+TEST(Histories, GoBackIntoWhatACommitTook) {
+  const int back = CountHistories(
+      [](std::uint64_t number) {
+        return MakeSpeculation(1, number, Kind::kRecurrent, 15, 0);
+      },
+      [](const Op& commit, const Op& drop, const Op& put) {
+        return commit.kind == OpKind::kCommit && commit.path.size() > 1 &&
+               drop.kind == OpKind::kDrop && drop.seq == commit.seq &&
+               put.kind == OpKind::kPut && put.segments[0].seq == commit.seq;
+      });
+  EXPECT_GE(back, 220);  // 295.
+}
+
 TEST(Histories, CommitNothingAfterSeveralLevels) {
   int empty = 0;
   int commits = 0;

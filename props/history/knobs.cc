@@ -195,12 +195,15 @@ Knob DimsKnob() {
                            rows.v_head_dim);
       },
       plainer);
-  // Most rows are tiny; a few are wider than a vector.
+  // Most rows are tiny; a few are wider than a vector, or have many heads.
   knob.draw = [](const Pick& pick, Setup& setup) {
-    const int widest = Chance(pick, 97) ? 0 : 40;
-    setup.rows.k_head_dim = pick(1, widest > 0 ? widest : 4);
-    setup.rows.kv_heads = pick(1, widest > 0 ? 3 : 2);
-    setup.rows.v_head_dim = pick(1, widest > 0 ? widest : 3);
+    const int size = pick(0, 99);
+    const RowDims most = size < 92   ? RowDims{4, 2, 3}
+                         : size < 97 ? RowDims{16, 8, 3}
+                                     : RowDims{40, 3, 40};
+    setup.rows.k_head_dim = pick(1, most.k_head_dim);
+    setup.rows.kv_heads = pick(1, most.kv_heads);
+    setup.rows.v_head_dim = pick(1, most.v_head_dim);
   };
   knob.numbers = [](const Setup& setup) {
     const RowDims& rows = setup.rows;

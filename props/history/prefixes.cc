@@ -61,10 +61,10 @@ class Prompts {
     for (int more = pick_(shared == 0 ? 1 : 0, 3); more > 0; --more) {
       find.ids.push_back(Token());
     }
-    // A prompt with another token in the middle.
+    // A prompt with another token in the middle, or among the first ones.
     const int count = Size(find.ids);
-    if (count > 0 && Chance(pick_, 15)) {
-      const int place = pick_(0, count - 1);
+    if (count > 0 && Chance(pick_, 20)) {
+      const int place = pick_(0, std::min(count, OneOf(pick_, {3, 70})) - 1);
       At(find.ids, place) = Token();
     }
     return Size(find.ids);
@@ -96,6 +96,11 @@ History MakePrefixes(std::uint64_t seed, std::uint64_t number,
   if (drafts) AddDrafts(pick, cells_max, history);
   Setup& setup = history.setup;
   setup.legal = true;
+  // Prompts of several blocks of 16 tokens.
+  if (cells_max == 0 && Chance(pick, 30)) {
+    setup.init.capacity = std::max(setup.init.capacity, pick(17, 70));
+    setup.init.max_batch = std::max(setup.init.max_batch, pick(8, 40));
+  }
   setup.layers = std::max(setup.layers, pick(1, 3));
   // An encoder has no tokens.
   auto& caches = setup.spec.caches;

@@ -355,6 +355,20 @@ class Pass {
   std::vector<int> sequences_;
 };
 
+// Puts a few tokens, goes back to the first of them, or next to it, and
+// continues there. After several pins, it may go back further, to one of them.
+void RollBack(const Pick& pick, int seq, int pins, std::vector<Op>& ops) {
+  const int tokens = pick(1, 4);
+  ops.push_back(PutOf(seq, 0, tokens));
+  Op drop;
+  drop.kind = OpKind::kDrop;
+  drop.seq = seq;
+  drop.begin = {.from_end = true, .offset = pick(1 - 2 * pins, 1) - tokens};
+  drop.open = true;
+  ops.push_back(drop);
+  ops.push_back(PutOf(seq, 0, 1));
+}
+
 }  // namespace
 
 History DrawLarge(const Pick& pick, std::optional<Kind> kind, int cells_max) {
@@ -381,6 +395,75 @@ void AddLongBatch(const Pick& pick, History& history) {
   const int seq = pick(0, std::max(init.max_sequences - 1, 0));
   const auto at = IteratorAt(history.ops, pick(0, Size(history.ops)));
   history.ops.insert(at, {PutOf(seq, 0, tokens), PutOf(seq, 0, pick(1, 4))});
+}
+
+void AddReturns(const Pick& pick, History& history) {
+  const CacheSpec& spec = history.setup.spec;
+  const CacheSpec& part = spec.caches.empty() ? spec : spec.caches.front();
+  if (!part.window || Chance(pick, 70)) return;
+  const int most = history.setup.init.max_batch;
+  std::vector<Op> ops;
+  for (Op& op : history.ops) {
+    const bool put = op.kind == OpKind::kPut && !op.segments.empty();
+    const int seq = put ? op.segments.front().seq : 0;
+    ops.push_back(std::move(op));
+    if (!put || !Chance(pick, 20)) continue;
+    for (int more = pick(0, 3); more > 0; --more) {
+      ops.push_back(PutOf(seq, 0, pick(1, most)));
+    }
+    Op drop;
+    drop.kind = OpKind::kDrop;
+    drop.seq = seq;
+    drop.begin = {.from_end = true, .offset = pick(-2, 1) - most};
+    drop.open = true;
+    ops.push_back(drop);
+    ops.push_back(PutOf(seq, 0, 1));
+  }
+  history.ops = std::move(ops);
+}
+
+void AddPins(const Pick& pick, int cells_max, History& history) {
+  CacheSpec& whole = history.setup.spec;
+  std::vector<CacheSpec*> recurrent;
+  if (whole.kind == Kind::kRecurrent) recurrent.push_back(&whole);
+  for (CacheSpec& part : whole.caches) {
+    if (part.kind == Kind::kRecurrent) recurrent.push_back(&part);
+  }
+  if (recurrent.empty() || Chance(pick, 50)) return;
+  for (CacheSpec* spec : recurrent) {
+    spec->pins = OneOf(pick, {0, 1, 1, 2, 2, 3, 3});
+  }
+  if (cells_max > 0) LimitCells(cells_max, history.setup);
+  std::vector<Op> ops;
+  int seq = 0;  // The last sequence that got tokens.
+  for (Op& op : history.ops) {
+    if (op.kind == OpKind::kPut) seq = op.segments.front().seq;
+    ops.push_back(std::move(op));
+    if (!Chance(pick, 20)) continue;
+    Op pin;
+    pin.kind = OpKind::kPin;
+    pin.seq =
+        Chance(pick, 80) ? seq : pick(0, history.setup.init.max_sequences);
+    const int pins =
+        Chance(pick, 45) ? std::max(recurrent.front()->pins, 1) : 1;
+    for (int i = 0; i < pins; ++i) {
+      if (i > 0) ops.push_back(PutOf(pin.seq, 0, pick(1, 2)));
+      ops.push_back(pin);
+    }
+    int back = pin.seq;
+    if (Chance(pick, 30)) {  // A fork has the pins of its states.
+      Op copy;
+      copy.kind = OpKind::kCopy;
+      copy.seq = pin.seq;
+      copy.dst = back = pick(0, history.setup.init.max_sequences);
+      copy.end = {.from_end = true};
+      ops.push_back(copy);
+    }
+    for (int i = 0; i < pins && Chance(pick, 50); ++i) {
+      RollBack(pick, back, pins, ops);
+    }
+  }
+  history.ops = std::move(ops);
 }
 
 }  // namespace kvtwin::props

@@ -25,6 +25,14 @@ void TakeApart(const Pick& pick, History& history);
 // and a few tokens after it, and makes the cache large enough.
 void AddLongBatch(const Pick& pick, History& history);
 
+// Goes back over about a batch, as far as a ring of window + max_batch slots
+// still has the window.
+void AddReturns(const Pick& pick, History& history);
+
+// Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing
+// for histories without a recurrent cache.
+void AddPins(const Pick& pick, int cells_max, History& history);
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_HISTORY_RARITIES_H_

@@ -97,6 +97,11 @@ class ScriptRecorder final : public ForwardingCache {
     static_cast<void>(Keep(std::move(call), can.status()));
     return can;
   }
+  Status Checkpoint(int seq) override {
+    Call call = Of(Call::Kind::kPin);
+    call.seq = seq;
+    return Keep(std::move(call), cache_->Checkpoint(seq));
+  }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return Keep(RemoveCall(seq, begin, end), cache_->Remove(seq, begin, end));
   }
@@ -220,6 +225,8 @@ std::string ToText(const Call& call) {
           call.end == kOpenEnd ? "open" : fmt::to_string(call.end));
     case Call::Kind::kAsk:
       return fmt::format("CanResume({}, {})", call.seq, call.end);
+    case Call::Kind::kPin:
+      return fmt::format("Checkpoint({})", call.seq);
     case Call::Kind::kRestore:
       return "Restore(its own Snapshot)";
     case Call::Kind::kAdd:

@@ -22,6 +22,7 @@ struct Call {
     kCopy,
     kRemove,
     kAsk,
+    kPin,      // Checkpoint.
     kRestore,  // Restore of the cache's own Snapshot.
     kAdd       // AddSequence of the cache's own SnapshotOf.
   };
@@ -39,8 +40,8 @@ struct Call {
   int type = 0;  // The index of a wrapper's cache.
   DenseTensor key;
   DenseTensor value;
-  // kRemove (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end), kAdd
-  // (seq as dst)
+  // kRemove (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end), kPin
+  // (seq), kAdd (seq as dst)
   int seq = 0;
   int dst = 0;
   std::int32_t begin = 0;

@@ -160,6 +160,9 @@ void Do(reference::Ledger& ledger, const Call& call) {
     case CallKind::kRemove:
       ignored = ledger.Remove(call.seq, call.begin, call.end, call.code);
       break;
+    case CallKind::kPin:
+      ignored = ledger.Checkpoint(call.seq);
+      break;
     case CallKind::kRestore:
     case CallKind::kAdd:
       if (call.code == StatusCode::kOk) ledger.Restore(call.state);

@@ -173,6 +173,8 @@ Answer Session::Make(const Call& call) {
       const Result<bool> can = cache_->CanResume(call.seq, call.end);
       return {can.status().code(), can.ok() && *can};
     }
+    case Call::Kind::kPin:
+      return {cache_->Checkpoint(call.seq).code()};
     case Call::Kind::kRestore: {
       const Result<CacheState> state = cache_->Snapshot();
       if (!state.ok()) return {state.status().code()};

@@ -505,6 +505,8 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
     for (int type = 0; type < whole->types(); ++type) {
       Session& part = At(parts, type);
       if (one_only && call.type != type) continue;
+      // A wrapper pins in those of its caches that have pins (R14).
+      if (call.kind == CallKind::kPin && whole->spec(type).pins == 0) continue;
       const Answer alone = PlayPlain(part, script, i);
       all = all && alone.yes;
       if (alone.code != StatusCode::kOk) {
@@ -528,9 +530,10 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
   return result;
 }
 
-// Each pass begins in a new cache, restored from the one before.
+// Each pass begins in a new cache, restored from the one before. A snapshot has
+// no pins (R15).
 LawResult SnapshotIsAll(const History& history, const Subject& subject) {
-  const Script script = Resolve(history, subject);
+  const Script script = Resolve(Without(history, {OpKind::kPin}), subject);
   std::optional<Session> left = Session::Open(script.setup, subject);
   std::optional<Session> right = Session::Open(script.setup, subject);
   if (!left || !right) return {};

@@ -73,6 +73,8 @@ void Session::CheckCall(const Call& call) {
     }
     case Call::Kind::kAsk:
       return;
+    case Call::Kind::kPin:
+      return need(can_.Can(KVTWIN_CAN_PIN));
     case Call::Kind::kRestore:
     case Call::Kind::kAdd:
       return need(can_.snapshots);
@@ -109,6 +111,9 @@ void Session::Record(const Call& call, const Answer& answer) {
       } else if (can_.Cannot(KVTWIN_CANNOT_UNDO_REMOVE)) {
         half_removed_ = call.seq;
       }
+      return;
+    case Call::Kind::kPin:
+      if (ok) ignored = record_->Checkpoint(call.seq);
       return;
     case Call::Kind::kRestore:
     case Call::Kind::kAdd:

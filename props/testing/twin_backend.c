@@ -5,6 +5,7 @@
  * cannot be restored. Then it has no shift by tag_add, either. */
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "kvtwin/kvtwin.h"
 
@@ -25,8 +26,7 @@ static int Describe(kvtwin_description_v1* out) {
              KVTWIN_CAN_ANY_SEQUENCE | KVTWIN_CAN_MIX_DTYPES;
 #ifdef KVTWIN_COMMITTED /* Newer than 0.1.0. */
   out->kinds |= KVTWIN_HAS_RECURRENT | KVTWIN_HAS_HYBRID;
-  out->can |=
-      KVTWIN_CAN_DRAFT_TREES | KVTWIN_CAN_DRAFT_STATES | KVTWIN_CAN_PIN;
+  out->can |= KVTWIN_CAN_DRAFT_TREES | KVTWIN_CAN_DRAFT_STATES | KVTWIN_CAN_PIN;
 #endif
   out->dtypes = 63;
   out->v_layouts = 7;
@@ -71,8 +71,15 @@ static int Put(void* cache, int32_t layer, const kvtwin_tensor* key,
   return kvtwin_cache_put(((Twin*)cache)->cache, layer, key, value);
 }
 
+/* Trusts the shapes that come with the view of an encoder, if there are any. */
 static int Get(void* cache, int32_t layer, kvtwin_view* view) {
-  return kvtwin_cache_get(((Twin*)cache)->cache, layer, view);
+  const kvtwin_view came = *view;
+  const int code = kvtwin_cache_get(((Twin*)cache)->cache, layer, view);
+  if (code == KVTWIN_OK && view->mask.data == NULL && came.key.shape[2] > 0) {
+    memcpy(view->key.shape, came.key.shape, sizeof(came.key.shape));
+    memcpy(view->value.shape, came.value.shape, sizeof(came.value.shape));
+  }
+  return code;
 }
 
 static int Remove(void* cache, int32_t sequence, int32_t begin, int32_t end) {

@@ -254,7 +254,7 @@ TEST(PagedTrace, RefusesMisuse) {
       {3, R"("shape":[2,1,3])", R"("shape":[1,2,3])",
        "key has shape [1, 2, 3]"},
       {3, R"("shape":[1,1,3])", R"("shape":[1,3,1])", "value has shape"},
-      {4, "[7,8,9]", "[7,8,9,9]", "new_tokens is 4, every layer of"},
+      {4, "[7,8,9]", "[7,8,9,9]", "new_tokens is 4, layer 0 of"},
       {4, "[7,8,9]", "[7,8,-9]", "a token is -9"},
       {4, R"("tokens":[7,8,9])", R"("new_tokens":-1)", "new_tokens is -1"},
       {5, R"("len":3)", R"("len":4)", "len is 4, sequence 0 has 3 tokens"},
