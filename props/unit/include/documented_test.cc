@@ -66,9 +66,10 @@ TEST(Documented, AttentionOverACache) {
   for (int layer = 0; layer < layers && status.ok(); ++layer) {
     if (status = cache->SetLayer(layer); !status.ok()) break;
     // query = [k_head_dim, heads, rows]; out = [v_head_dim, heads, rows]
-    status = attention->Attend(query[layer], *cache->Get(), VLayout::kPlain,
-                               {.scale = 1 / std::sqrt(float{k_head_dim})},
-                               {.out = out.data()});
+    status = attention->Attend(
+        query[layer], *cache->Get(), VLayout::kPlain,
+        {.scale = 1 / std::sqrt(static_cast<float>(k_head_dim))},
+        {.out = out.data()});
   }
 
   EXPECT_TRUE(status.ok()) << status.ToString();
