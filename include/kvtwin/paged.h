@@ -15,8 +15,8 @@
 // Misuse returns invalid_argument or failed_precondition and changes nothing.
 // Not thread-safe: one call at a time on one pool. Views stay valid until the
 // next call that is not const, or destruction; until then any number of threads
-// may read them. If memory runs out,
-// std::bad_alloc passes through; after that the pool may only be destroyed.
+// may read them. If memory runs out, std::bad_alloc passes through; after that
+// the pool may only be destroyed.
 
 #ifndef KVTWIN_PAGED_H_
 #define KVTWIN_PAGED_H_

@@ -40,7 +40,8 @@ constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
 constexpr std::size_t kAnswersMax = std::size_t{1} << 30;
 constexpr int kDepthMax = 64;   // Of JSON: copies of values recurse.
 constexpr int kLookEvery = 20;  // Milliseconds.
-// The time that the harness may take between two calls, in the time of a call.
+// Between two calls the harness compares views. It may take this many times as
+// long as a call.
 constexpr double kComparesFactor = 60;
 constexpr std::size_t kOutputShown = 2000;
 constexpr std::size_t kProcessesMax = 256;  // Children of a host.

@@ -157,8 +157,8 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
                 ledger_.StartForward(tokens.batch(), reserve), refused);
     return false;
   }
-  const auto before =
-      std::tuple(batch_, active_, copied_, pass_is_open_, fresh_, type_);
+  const auto before = std::tuple(batch_, active_, copied_, pass_is_open_,
+                                 fresh_, type_, type_is_sure_);
   batch_ = std::move(tokens);
   const Batch batch = batch_.batch();
   const std::string call = StartForwardText(batch_, reserve);
@@ -167,7 +167,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   Begin(call, /*begins_pass=*/true);
   const Status actual = tested_->StartForward(batch, reserve);
   AddStep(call, actual.code());
-  const bool was_sure = std::exchange(type_is_sure_, actual.ok());
+  type_is_sure_ = actual.ok();
   if (actual.code() == StatusCode::kCacheFull) {
     CheckRoom(call, ledger_, batch_);
     // It may have evicted tokens first (S12); with states, the tokens that
@@ -187,8 +187,8 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
     const bool ours = AreOurs(subject_.rules);
     pass_is_open_ = !ours;
     if (ours && actual.code() == StatusCode::kInvalidArgument) {
-      std::tie(batch_, active_, copied_, pass_is_open_, fresh_, type_) = before;
-      type_is_sure_ = was_sure;
+      std::tie(batch_, active_, copied_, pass_is_open_, fresh_, type_,
+               type_is_sure_) = before;
     }
     return false;
   }
@@ -337,7 +337,7 @@ void ModelDriver::Read() {
 
 void ModelDriver::Cached() {
   if (!IsEncoder()) return;
-  SetType(type_);
+  SetType(type_);  // A refused batch may have reset it.
   Begin("EncoderCached");
   const Result<bool> cached = tested_->EncoderCached();
   const StatusCode code = cached.status().code();

@@ -158,7 +158,8 @@ std::string LaterDifference(const KvView& view, std::int64_t column,
 // Returns "K [100, 1000] V [100, 100100]".
 std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout);
 
-// What is wrong with an element of a mask that neither hides nor allows.
+// Returns the text of a failure: this element of the mask is neither 0 nor
+// -inf.
 std::string NeitherText(const TensorView& mask, std::int64_t column, int row);
 
 }  // namespace kvtwin::props

@@ -531,6 +531,15 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   return setup;
 }
 
+void GoBack(int seq, int offset, std::vector<Op>& ops) {
+  Op& drop = ops.emplace_back();
+  drop.kind = OpKind::kDrop;
+  drop.seq = seq;
+  drop.begin = {.from_end = true, .offset = offset};
+  drop.open = true;
+  ops.push_back(PutOf(seq, 0, 1));
+}
+
 Op PutOf(int first, int more, int count) {
   Op op;
   op.segments.push_back({.seq = first, .count = count, .more = more});

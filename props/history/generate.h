@@ -29,6 +29,9 @@ Weights DrawWeights(const Pick& pick);
 // Returns a Put of `count` tokens to each sequence from `first` to
 // `first` + `more`.
 Op PutOf(int first, int more, int count);
+// Adds a Remove of the tokens of `seq` from its end plus `offset` on, and a Put
+// of one token there.
+void GoBack(int seq, int offset, std::vector<Op>& ops);
 // `live` lists the sequences that are likely to hold tokens.
 Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
           const std::vector<int>& live);

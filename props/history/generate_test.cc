@@ -183,8 +183,8 @@ TEST(Histories, PinSeveralStates) {
   EXPECT_GE(several, 12);  // 18; 3 if no Checkpoint followed another.
 }
 
-// Histories of recurrent caches in which some call, and the calls after it, do
-// what `does` looks for.
+// Returns how many of 400 histories have three operations, one after another,
+// for which `does` is true.
 int CountHistories(History (*make)(std::uint64_t number),
                    bool (*does)(const Op& first, const Op& second,
                                 const Op& third)) {

@@ -360,13 +360,7 @@ class Pass {
 void RollBack(const Pick& pick, int seq, int pins, std::vector<Op>& ops) {
   const int tokens = pick(1, 4);
   ops.push_back(PutOf(seq, 0, tokens));
-  Op drop;
-  drop.kind = OpKind::kDrop;
-  drop.seq = seq;
-  drop.begin = {.from_end = true, .offset = pick(1 - 2 * pins, 1) - tokens};
-  drop.open = true;
-  ops.push_back(drop);
-  ops.push_back(PutOf(seq, 0, 1));
+  GoBack(seq, pick(1 - 2 * pins, 1) - tokens, ops);
 }
 
 }  // namespace
@@ -411,13 +405,7 @@ void AddReturns(const Pick& pick, History& history) {
     for (int more = pick(0, 3); more > 0; --more) {
       ops.push_back(PutOf(seq, 0, pick(1, most)));
     }
-    Op drop;
-    drop.kind = OpKind::kDrop;
-    drop.seq = seq;
-    drop.begin = {.from_end = true, .offset = pick(-2, 1) - most};
-    drop.open = true;
-    ops.push_back(drop);
-    ops.push_back(PutOf(seq, 0, 1));
+    GoBack(seq, pick(-2, 1) - most, ops);
   }
   history.ops = std::move(ops);
 }

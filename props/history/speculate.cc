@@ -111,20 +111,8 @@ class Speculation {
     if (nothing) return;
     const int length = Chance(pick_, 60) ? pick_(0, 3) : pick_(0, 12);
     for (int i = 0; i < length; ++i) commit.path.push_back(pick_(0, 2));
-    if (length > 1 && Chance(pick_, 40)) GoBackInto(seq, length);
-  }
-
-  // Continues after a part of what a commit took: a state that it kept there
-  // must be of the path.
-  void GoBackInto(int seq, int length) {
-    Op& drop = ops_.emplace_back();
-    drop.kind = OpKind::kDrop;
-    drop.seq = seq;
-    drop.begin = {.from_end = true, .offset = -pick_(1, length)};
-    drop.open = true;
-    Segment& next = ops_.emplace_back().segments.emplace_back();
-    next.seq = seq;
-    next.count = 1;
+    // Goes back into the path: a state that the commit kept must be of it.
+    if (length > 1 && Chance(pick_, 40)) GoBack(seq, -pick_(1, length), ops_);
   }
 
   // Calls while there are drafts, or right after a commit in the pass.
