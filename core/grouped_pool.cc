@@ -25,7 +25,7 @@ GroupedPool::GroupedPool(const PagedSpec& spec, Groups groups)
 
 Result<GroupedPool::Place> GroupedPool::Find(int layer) const {
   if (layer < 0 || layer >= spec_.layers) {
-    return Invalid("layer is {}, there are {}", layer, spec_.layers);
+    return Invalid("layer is {}, it must be 0 to {}", layer, spec_.layers - 1);
   }
   const int group = GroupOf(spec_, layer);
   return Place{At(groups_, group).get(), layer};

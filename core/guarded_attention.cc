@@ -85,7 +85,14 @@ Status CheckElements(const TensorView& mask, int rows, int first_row) {
   return {};
 }
 
-// The size of V as it should be.
+// Checks that tiles divide the columns of the view.
+Status CheckTiles(VLayout layout, std::int64_t columns) {
+  if (layout != VLayout::kTiled || columns % kTileCells == 0) return {};
+  return Invalid("value is in tiles of {} columns, the mask has {}", kTileCells,
+                 columns);
+}
+
+// The size of V as it should be. Requires: CheckTiles.
 Shape ValueShape(const TensorView& value, VLayout layout, std::int64_t kv_heads,
                  std::int64_t columns) {
   if (layout == VLayout::kPlain) return {value.shape[0], kv_heads, columns, 1};
@@ -299,16 +306,17 @@ Status GuardedAttention::Attend(const TensorView& query, const KvView& view,
   if (!status.ok()) return status;
   const std::int64_t columns = planned_.columns;
   const std::int64_t kv_heads = view.key.shape[1];
-  status = CheckRows("key", view.key, {view.key.shape[0], kv_heads, columns, 1},
-                     /*blocks_too=*/true);
+  status = CheckTiles(v_layout, columns);
+  if (status.ok()) {
+    status =
+        CheckRows("key", view.key, {view.key.shape[0], kv_heads, columns, 1},
+                  /*blocks_too=*/true);
+  }
   const bool plain = v_layout == VLayout::kPlain;
   if (status.ok()) {
     status =
         CheckRows("value", view.value,
                   ValueShape(view.value, v_layout, kv_heads, columns), plain);
-  }
-  if (status.ok() && v_layout == VLayout::kTiled && columns % kTileCells != 0) {
-    status = Invalid("value is in tiles, there are {} columns", columns);
   }
   if (status.ok()) {
     status = CheckAttend(query, view.key.shape[0], kv_heads,

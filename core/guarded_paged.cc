@@ -162,7 +162,7 @@ Status GuardedPaged::CheckSequence(int sequence) const {
 
 Status GuardedPaged::CheckLayer(int layer) const {
   if (layer >= 0 && layer < spec_.layers) return {};
-  return Invalid("layer is {}, there are {}", layer, spec_.layers);
+  return Invalid("layer is {}, it must be 0 to {}", layer, spec_.layers - 1);
 }
 
 Status GuardedPaged::CheckRowsOf(int sequence, int layer) const {
@@ -208,10 +208,10 @@ Status GuardedPaged::CheckTokens(std::span<const std::int32_t> tokens) {
   }
   std::int32_t sign = 0;
   for (const std::int32_t one : signs) sign |= one;
-  if (sign >= 0) tokens = tokens.last(tokens.size() % kStep);
-  for (const std::int32_t token : tokens) {
-    Status status = NotNegative("a token", token);
-    if (!status.ok()) return status;
+  const std::size_t checked = tokens.size() - tokens.size() % kStep;
+  for (std::size_t i = sign < 0 ? 0 : checked; i < tokens.size(); ++i) {
+    if (tokens[i] >= 0) continue;
+    return NotNegative(fmt::format("token {}", i), tokens[i]);
   }
   return {};
 }
@@ -287,9 +287,12 @@ Result<PagedAppend> GuardedPaged::Append(int sequence, int layer,
   }
   const int end = to.len + AsInt(tokens);
   if (!DoReserve(sequence, to.len, end)) {
+    const PagedUsage usage = Usage();
     return Status(
         StatusCode::kCacheFull,
-        fmt::format("there are not enough blocks for {} tokens more", tokens));
+        fmt::format("there are not enough blocks for {} tokens more: {} are "
+                    "free, {} could be evicted",
+                    tokens, usage.free, usage.cached));
   }
   DoStore(sequence, layer, to.len, key, value);
   At(to.appended, layer) = AsInt(tokens);

@@ -160,7 +160,7 @@ Result<RequestInfo> GuardedSessions::Request(int request) const {
 
 Result<SlotInfo> GuardedSessions::Slot(int slot) const {
   if (slot < 0 || slot >= spec_.slots) {
-    return Invalid("slot is {}, there are {}", slot, spec_.slots);
+    return Invalid("slot is {}, it must be 0 to {}", slot, spec_.slots - 1);
   }
   return DoSlot(slot);
 }

@@ -37,7 +37,8 @@ class PoolSlotsOf final : public PoolSlots {
   Result<int> Sequence(int slot) const override {
     if (Status status = CheckOpen(); !status.ok()) return status;
     if (slot < 0 || slot >= Size(sequences_)) {
-      return Invalid("slot is {}, there are {}", slot, sequences_.size());
+      return Invalid("slot is {}, it must be 0 to {}", slot,
+                     sequences_.size() - 1);
     }
     return At(sequences_, slot);
   }

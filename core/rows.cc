@@ -13,7 +13,7 @@ namespace {
 
 Status CheckRow(DType dtype, std::size_t count, std::size_t bytes) {
   if (!IsRowDType(dtype)) {
-    return Invalid("rows cannot have the dtype {}", DTypeName(dtype));
+    return Invalid("dtype is {}, which rows cannot have", DTypeName(dtype));
   }
   constexpr std::size_t kCountMax = PTRDIFF_MAX / sizeof(float);
   if (count > kCountMax) {
@@ -21,7 +21,7 @@ Status CheckRow(DType dtype, std::size_t count, std::size_t bytes) {
                    kCountMax);
   }
   if (IsBlockDType(dtype) && count % kBlockElements != 0) {
-    return Invalid("{} has blocks of {} elements, there are {}",
+    return Invalid("{} has blocks of {} elements, the row has {}",
                    DTypeName(dtype), kBlockElements, count);
   }
   const auto expected =

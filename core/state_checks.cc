@@ -84,8 +84,8 @@ Status CheckCells(const CacheState& state, int cells) {
   for (const CellEntry& entry : state.cells) {
     const auto& [cell, position, sequence] = entry;
     if (cell < 0 || cell >= cells) {
-      return Invalid("the state has cell {}, the cache has {} cells", cell,
-                     cells);
+      return Invalid("the state has cell {}, a cell here is 0 to {}", cell,
+                     cells - 1);
     }
     Status status = NotNegative("a position of the state", position);
     if (status.ok()) status = NotNegative("a sequence of the state", sequence);

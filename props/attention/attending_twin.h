@@ -7,8 +7,8 @@
 #include <span>
 
 #include "kvtwin/attention.h"
-#include "props/base/attending.h"
 #include "props/base/forwarding_cache.h"
+#include "props/base/optional_calls.h"
 
 namespace kvtwin::props {
 

@@ -18,10 +18,8 @@
 #include "core/refusals.h"
 #include "kvtwin/save.h"
 #include "props/backend/c_conversions.h"
-#include "props/base/attending.h"
 #include "props/base/check_name.h"
-#include "props/base/prefix_finding.h"
-#include "props/base/shifting.h"
+#include "props/base/optional_calls.h"
 #include "props/compare/failure.h"
 
 namespace kvtwin::props {

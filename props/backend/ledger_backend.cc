@@ -12,7 +12,7 @@
 #include "core/index.h"
 #include "core/refusals.h"
 #include "props/backend/c_conversions.h"
-#include "props/base/shifting.h"
+#include "props/base/optional_calls.h"
 #include "reference/dialects.h"
 
 namespace kvtwin::props {

@@ -275,7 +275,7 @@ TEST(CAttention, ReadsTheBlocksOfAPool) {
   Refused(means, kvtwin_pool_blocks(made, 0, nullptr, &value), "key is NULL");
   Refused(means, kvtwin_pool_blocks(made, 0, &value, nullptr), "value is NULL");
   Refused(means, kvtwin_pool_blocks(made, 1, &value, &value),
-          "layer is 1, there are 1");
+          "layer is 1, it must be 0 to 0");
   Refused(means, kvtwin_pool_blocks(nullptr, 0, &value, &value),
           "pool is NULL");
 }

@@ -111,7 +111,7 @@ TEST_F(CSessions, ASlotAdoptsWhatTheCallerPutThere) {
   EXPECT_EQ(batch.positions[0], 3);
   EXPECT_EQ(kvtwin_sessions_adopt(sessions_, 2, nullptr, 0),
             KVTWIN_INVALID_ARGUMENT);
-  EXPECT_STREQ(kvtwin_last_error(), "slot is 2, there are 2");
+  EXPECT_STREQ(kvtwin_last_error(), "slot is 2, it must be 0 to 1");
   EXPECT_EQ(kvtwin_sessions_adopt(sessions_, 0, nullptr, 1),
             KVTWIN_INVALID_ARGUMENT);
 }

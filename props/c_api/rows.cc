@@ -54,7 +54,7 @@ kvtwin_status kvtwin_row_bytes(kvtwin_dtype dtype, size_t count,
       return Invalid("count is {}", count);
     }
     if (IsBlockDType(*known) && count % kBlockElements != 0) {
-      return Invalid("{} has blocks of {} elements, there are {}",
+      return Invalid("{} has blocks of {} elements, the row has {}",
                      DTypeName(*known), kBlockElements, count);
     }
     *bytes =
@@ -97,7 +97,8 @@ kvtwin_status kvtwin_tensor_element(const kvtwin_tensor* tensor, int64_t i,
     const auto view = WithElement("tensor", tensor, {i, j, k, l});
     if (!view.ok()) return view.status();
     if (!IsRowDType(view->dtype)) {
-      return Invalid("rows cannot have the dtype {}", DTypeName(view->dtype));
+      return Invalid("dtype is {}, which rows cannot have",
+                     DTypeName(view->dtype));
     }
     *number = ElementAsF32(*view, i, j, k, l);
     return {};

@@ -21,7 +21,7 @@ constexpr std::string_view kCopyPrefix = "S26, S27, S38, S45";
 constexpr std::string_view kCanResume = "S28, S44";
 constexpr std::string_view kRemove = "S29, S30, S31, S32, S33, S45";
 constexpr std::string_view kSetLayerType = "S41, S42, S46";
-constexpr std::string_view kEncoderCached = "S40, S46";
+constexpr std::string_view kEncoderCached = "S39, S40, S46";
 constexpr std::string_view kRestore = "S55, S57";
 // The rules of a history with recurrent state.
 constexpr std::string_view kStateStart =
@@ -347,11 +347,16 @@ void AddRulesOfViews(const History& history, const RowPast& past,
   const bool hybrid = history.setup.spec.kind == Kind::kHybrid;
   if (hybrid) AddRule("S16", rules);
   if (past.copies) AddRule("S26", rules);
+  if (Has(history, OpKind::kFind)) {
+    AddRule("F3", rules);
+    AddRule("F4", rules);
+  }
   const auto stores = [](const Op& op) {
     return op.kind == OpKind::kPut && !op.reserve;
   };
   if (past.windows && std::ranges::count_if(history.ops, stores) > 1) {
     AddRule("S7", rules);
+    if (past.removes) AddRule("S28", rules);
     if (HasDrafts(history)) AddRule("D3", rules);
   }
   if (Has(history, OpKind::kCausal)) AddRule("S19", rules);
@@ -361,9 +366,31 @@ void AddRulesOfViews(const History& history, const RowPast& past,
   if (hybrid && past.removes) AddRule("H4", rules);
 }
 
+// Whether a call up to the failure was refused with this code.
+bool Refused(const Failure& difference, StatusCode code) {
+  return std::ranges::count(difference.trace, code, &Step::code) > 0;
+}
+
+// Adds the rules by which refused calls change nothing, or little.
+void AddRulesOfRefusals(const Failure& difference, const RowPast& past,
+                        RuleList& rules) {
+  if (rules.empty()) return;  // The failure breaks no rule.
+  // Only Remove answers shared_cells, and StartForward cache_full.
+  if (past.removes && (Refused(difference, StatusCode::kSharedCells) ||
+                       Refused(difference, StatusCode::kNotSupported))) {
+    AddRule("S33", rules);
+    if (past.several) AddRule("S45", rules);
+  }
+  if (Refused(difference, StatusCode::kCacheFull)) {
+    AddRule("S12", rules);
+    if (past.several) AddRule("S43", rules);
+  }
+}
+
 // Adds the rules of earlier calls whose effect the wrong answer or view shows:
 // of drafts that stayed, of a reserving pass that stored something, of pins,
-// and of copies. The shortest history has such calls only where they matter.
+// of copies, and of found prefixes. The shortest history has such calls only
+// where they matter.
 void AddRulesOfEffects(const Failure& difference, const History& history,
                        RuleList& rules) {
   const bool room = difference.Is("subject: room");
@@ -379,6 +406,12 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
   AddRulesOfPins(past, rules);
   if (past.windows && resume) AddRule("S28", rules);
   if (past.states && resume) AddRule("R4", rules);
+  // A K or V row that is not the token's is wrong wherever it is.
+  if (views && difference.part != WrongPart::kKey &&
+      difference.part != WrongPart::kValue) {
+    if (past.removes) AddRule(past.states ? "R10" : "S29", rules);
+    if (past.moves) AddRule("S31", rules);
+  }
   if (views) AddRulesOfViews(history, past, rules);
   if (room && past.copies) AddRule("S26", rules);
   for (const std::string_view rule : {"S31", "S34", "S35"}) {
@@ -461,6 +494,7 @@ std::string CitedRules(const Failure& difference, const History& history) {
     }
   }
   AddRulesOfEffects(difference, history, rules);
+  AddRulesOfRefusals(difference, PastOf(difference, history), rules);
   return Joined(rules);
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/index.h"
 #include "kvtwin/save.h"
+#include "props/base/runs_of.h"
 #include "props/history/misuse.h"
 
 namespace kvtwin::props {
@@ -334,7 +335,7 @@ std::vector<int> DifferentialDriver::IndicesOf(
 
 void DifferentialDriver::ExceptActive(const std::vector<int>& indices) {
   const auto call = [&] {
-    return fmt::format("SetCausal([{}])", fmt::join(indices, " "));
+    return fmt::format("SetCausal([{}])", RunsOf(indices));
   };
   Begin(call);
   const StatusCode by_ledger = ledger_.active().SetCausal(indices).code();
@@ -444,7 +445,7 @@ void DifferentialDriver::CheckResumeBefore(int seq, std::int32_t pos) {
 void DifferentialDriver::Commit(int seq, const std::vector<int>& path) {
   ObserveBefore();
   const auto call = [&] {
-    return fmt::format("Commit({}, [{}])", seq, fmt::join(path, " "));
+    return fmt::format("Commit({}, [{}])", seq, RunsOf(path));
   };
   Begin(call);
   const StatusCode by_ledger = ledger_.Commit(seq, path).code();

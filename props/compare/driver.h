@@ -13,6 +13,7 @@
 
 #include "core/index.h"
 #include "kvtwin/status.h"
+#include "props/base/runs_of.h"
 #include "props/history/history.h"
 #include "reference/dialects.h"
 
@@ -33,11 +34,11 @@ inline std::string StartForwardText(const Tokens& tokens, bool reserve) {
   const std::string parents =
       tokens.parents.empty()
           ? ""
-          : fmt::format(", parents [{}]", fmt::join(tokens.parents, " "));
-  return fmt::format(
-      "StartForward({}positions [{}], sequences [{}]{}{})",
-      parents.empty() ? "" : "drafts, ", fmt::join(tokens.positions, " "),
-      fmt::join(tokens.sequences, " "), parents, reserve ? ", reserve" : "");
+          : fmt::format(", parents [{}]", RunsOf(tokens.parents));
+  return fmt::format("StartForward({}positions [{}], sequences [{}]{}{})",
+                     parents.empty() ? "" : "drafts, ",
+                     RunsOf(tokens.positions), RunsOf(tokens.sequences),
+                     parents, reserve ? ", reserve" : "");
 }
 
 // Returns which of a wrapper's caches a layer belongs to; 0 for other caches.

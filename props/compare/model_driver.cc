@@ -14,12 +14,11 @@
 #include "core/elements.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
-#include "props/base/attending.h"
 #include "props/base/check_name.h"
 #include "props/base/counted.h"
 #include "props/base/hash.h"
-#include "props/base/prefix_finding.h"
-#include "props/base/shifting.h"
+#include "props/base/optional_calls.h"
+#include "props/base/runs_of.h"
 #include "props/compare/failure.h"
 #include "props/compare/step.h"
 #include "props/history/misuse.h"
@@ -359,8 +358,7 @@ std::vector<int> ModelDriver::IndicesOf(const std::vector<int>& except) const {
 }
 
 void ModelDriver::ExceptActive(const std::vector<int>& indices) {
-  const std::string call =
-      fmt::format("SetCausal([{}])", fmt::join(indices, " "));
+  const std::string call = fmt::format("SetCausal([{}])", RunsOf(indices));
   Begin(call);
   const Status found = tested_->SetCausal(indices);
   AddStep(call, found.code());
@@ -465,8 +463,7 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
 }
 
 void ModelDriver::Commit(int seq, const std::vector<int>& path) {
-  const std::string call =
-      fmt::format("Commit({}, [{}])", seq, fmt::join(path, " "));
+  const std::string call = fmt::format("Commit({}, [{}])", seq, RunsOf(path));
   Begin(call);
   const Status found = tested_->Commit(seq, path);
   AddStep(call, found.code());
@@ -487,7 +484,7 @@ void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
   auto* finding = dynamic_cast<PrefixFinding*>(tested_.get());
   if (finding == nullptr) return;
   const std::string call =
-      fmt::format("FindPrefix({}, [{}])", seq, fmt::join(ids, " "));
+      fmt::format("FindPrefix({}, [{}])", seq, RunsOf(ids));
   Begin(call);
   const Result<std::int32_t> length = finding->FindPrefix(seq, ids);
   AddStep(call, length.status().code(),

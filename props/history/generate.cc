@@ -130,8 +130,10 @@ void DrawPut(const Pick& pick, const Setup& setup, Op& op) {
   }
   op.reserve = Chance(pick, 5);
   op.keep_rows = Chance(pick, 3);
-  if (Chance(pick, 20)) op.images.push_back(pick(0, 7));
-  if (Chance(pick, 5)) op.images.push_back(pick(0, 7));
+  if (Chance(pick, 22)) {
+    op.images.push_back(pick(0, 7));
+    if (Chance(pick, 30)) op.images.push_back(pick(0, 7));
+  }
   if (Chance(pick, 15)) op.except.push_back(DrawIndex(pick, setup));
   if (Chance(pick, 5)) op.except.push_back(DrawIndex(pick, setup));
 }
@@ -591,7 +593,7 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
 
 History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
                     int cells_max, bool rarities) {
-  if (rarities && pick(0, 49) == 0) return DrawLarge(pick, kind, cells_max);
+  if (rarities && Chance(pick, 5)) return DrawLarge(pick, kind, cells_max);
   History history;
   history.setup = DrawSetup(pick, kind, cells_max);
   if (history.setup.legal && Chance(pick, 60)) {

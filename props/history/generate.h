@@ -40,8 +40,8 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
 Pick SeededPick(std::uint64_t seed, std::uint64_t number);
 
 // Returns a whole history of about `ops` operations, the same for the same
-// arguments on every machine. With `rarities`, one history in fifty is large in
-// one dimension, and some histories have passes that are taken apart into
+// arguments on every machine. With `rarities`, one history in twenty is large
+// in one dimension, and some histories have passes that are taken apart into
 // single calls (props/history/rarities.h).
 History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
                     int cells_max = 0, bool rarities = false);

@@ -36,22 +36,22 @@ class LargeHistory {
 
   History Draw() {
     const int which = pick_(0, 99);
-    if (which < 20) {
+    if (which < 14) {
       Owners();
-    } else if (which < 32) {
+    } else if (which < 26) {
       Layers();
-    } else if (which < 44) {
+    } else if (which < 34) {
       Paddings();
-    } else if (which < 59) {
+    } else if (which < 47) {
       Rows();
-    } else if (cells_max_ > 0 || which < 68) {
+    } else if (cells_max_ > 0 || which < 53) {
       ReservedBatch();
-    } else if (which < 82) {
+    } else if (which < 66) {
       Sequences();
     } else if (which < 88) {
-      FullBatch();
+      FullBatches();
     } else {
-      Columns(/*huge=*/which > 98 && Chance(pick_, 10));
+      Columns(/*huge=*/which > 98 && Chance(pick_, 4));
     }
     return std::move(history_);
   }
@@ -106,8 +106,18 @@ class LargeHistory {
         segment.count = std::min(segment.count, 4);
       }
       if (op.kind == OpKind::kCopy) op.dst = OneLive(live) + pick_(0, 1);
+      if (tokens_ >= 32 && Chance(pick_, 40)) {
+        op.begin = NearBlock();
+        op.end = NearBlock();
+      }
       Add(std::move(op));
     }
+  }
+  // Draws a position next to a boundary of blocks of 16 or 64 tokens.
+  RelativePos NearBlock() {
+    const int block = tokens_ >= 128 ? OneOf(pick_, {16, 64}) : 16;
+    const int boundary = block * pick_(1, tokens_ / block);
+    return {.offset = boundary + pick_(-1, 1)};
   }
   int OneLive(const std::vector<int>& live) const {
     return At(live, pick_(0, Size(live) - 1));
@@ -127,7 +137,7 @@ class LargeHistory {
   void Owners() {
     NeedNoEncoder();
     InitArgs& init = setup().init;
-    const int sequences = NearPower(pick_, 6, Chance(pick_, 10) ? 8 : 7);
+    const int sequences = NearPower(pick_, 6, 8);
     const int tokens = pick_(1, 3);
     init.max_batch = std::max(init.max_batch, tokens);
     if (cells_max_ == 0 && Chance(pick_, 60)) NeedSequences(sequences);
@@ -142,7 +152,7 @@ class LargeHistory {
   }
 
   void Layers() {
-    setup().layers = OneOf(pick_, {7, 8, 9, 15, 16, 17, 31, 33, 64});
+    setup().layers = OneOf(pick_, {8, 9, 16, 17, 32, 33, 33, 64, 65, 65});
     setup().rows = {pick_(1, 4), 1, pick_(1, 3)};
     FitStorage(setup());
     Add(PutOf(0, 0, 2));
@@ -167,6 +177,10 @@ class LargeHistory {
     rows.kv_heads = OneOf(pick_, {1, 1, 2, 3, 8});
     rows.k_head_dim = std::max(elements / rows.kv_heads, 1);
     rows.v_head_dim = Chance(pick_, 50) ? rows.k_head_dim : pick_(1, 4);
+    if (Chance(pick_, 50)) {  // A part of the head is rotated.
+      const int pairs = pick_(1, std::max(rows.k_head_dim / 2, 1));
+      for (CacheSpec* spec : Specs()) spec->shift.rope.dims = 2 * pairs;
+    }
     FitStorage(setup());
     setup().init.max_batch = std::min(setup().init.max_batch, 8);
     Add(PutOf(0, 0, pick_(1, 5)));
@@ -201,7 +215,7 @@ class LargeHistory {
   // Many sequences hold one token each.
   void Sequences() {
     NeedNoEncoder();
-    const int sequences = NearPower(pick_, 6, 7);
+    const int sequences = NearPower(pick_, 6, 8);
     if (Chance(pick_, 70)) {
       NeedSequences(sequences);
     } else {
@@ -215,10 +229,13 @@ class LargeHistory {
     AddOps(pick_(3, 10), Some(sequences));
   }
 
-  void FullBatch() {
+  // A batch of many tokens; in half of the cases, there is room for a second
+  // one, as for a long prompt.
+  void FullBatches() {
     NeedNoEncoder();
-    const int batch = NearPower(pick_, 6, 8);
-    const int cells = batch + pick_(0, 20);
+    const int batch = NearPower(pick_, 6, Chance(pick_, 40) ? 9 : 8);
+    const bool second = Chance(pick_, 50);
+    const int cells = (second ? 2 : 1) * batch + pick_(0, 20);
     NeedCells(cells, Chance(pick_, 50) ? cells : pick_(cells / 2, cells));
     setup().init.max_batch = batch;
     Op put = PutOf(0, 0, batch - pick_(0, 9));
@@ -227,7 +244,11 @@ class LargeHistory {
       put.except.push_back(pick_(0, batch - 1));
     }
     Add(put);
+    tokens_ = batch;
     AddOps(pick_(2, 6), {0, 0, 1});
+    if (!second) return;
+    Add(PutOf(0, 0, batch - pick_(0, 9)));
+    AddOps(pick_(2, 4), {0, 0, 1});
   }
 
   void Columns(bool huge) {
@@ -248,12 +269,14 @@ class LargeHistory {
     Op reserve = PutOf(0, 1, 2);
     reserve.reserve = true;
     Add(reserve);
+    tokens_ = huge ? batch : columns / 2;  // Of each of two sequences.
     AddOps(pick_(2, 5), {0, 1});
   }
 
   const Pick& pick_;
   const int cells_max_;
   History history_;
+  int tokens_ = 0;  // Of the longest sequence, if it has many.
 };
 
 // Writes a pass as single calls.

@@ -1,7 +1,6 @@
 // Laws of StartForward, SetCausal and Put, and of refusals.
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +8,7 @@
 #include <set>
 
 #include "core/index.h"
+#include "props/base/runs_of.h"
 #include "props/compare/visibility.h"
 #include "props/history/misuse.h"
 #include "props/laws/alike.h"
@@ -391,8 +391,7 @@ LawResult Visibility(const History& history, const Subject& subject) {
           After(script, i,
                 fmt::format("row {} of layer {} sees {} tokens, or not "
                             "those at positions [{}]",
-                            row, layer, seen.tokens.size(),
-                            fmt::join(expected, " "))));
+                            row, layer, seen.tokens.size(), RunsOf(expected))));
     }
   }
   return result;

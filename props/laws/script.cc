@@ -1,7 +1,6 @@
 #include "props/laws/script.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <memory>
 #include <span>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "props/base/forwarding_cache.h"
+#include "props/base/runs_of.h"
 #include "props/compare/differential_driver.h"
 #include "props/compare/failure.h"
 
@@ -209,11 +209,10 @@ std::string ToText(const Call& call) {
   switch (call.kind) {
     case Call::Kind::kStart:
       return fmt::format("StartForward(positions [{}], sequences [{}]{})",
-                         fmt::join(call.positions, " "),
-                         fmt::join(call.sequences, " "),
+                         RunsOf(call.positions), RunsOf(call.sequences),
                          call.reserve ? ", reserve" : "");
     case Call::Kind::kCausal:
-      return fmt::format("SetCausal([{}])", fmt::join(call.indices, " "));
+      return fmt::format("SetCausal([{}])", RunsOf(call.indices));
     case Call::Kind::kPut:
       return fmt::format("Put(layer {})", call.layer);
     case Call::Kind::kCopy:

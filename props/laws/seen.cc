@@ -1,7 +1,6 @@
 #include "props/laws/seen.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/index.h"
+#include "props/base/runs_of.h"
 
 namespace kvtwin::props {
 namespace {
@@ -22,7 +22,7 @@ std::string TokensText(const SeenRow& row) {
   }
   const std::size_t free_cells = row.tokens.size() - positions.size();
   return fmt::format(
-      "positions [{}]{}", fmt::join(positions, " "),
+      "positions [{}]{}", RunsOf(positions),
       free_cells == 0 ? "" : fmt::format(", free cells: {}", free_cells));
 }
 

@@ -245,15 +245,21 @@ TEST(CitedRules, AreThoseOfShiftsWhereTokensMove) {
             "S20, S21, S22, S34, S35, S36, S51");
 }
 
+// Returns what a failure in the last operation of the history cites.
+std::string CitedAtEnd(const std::string& check, const std::string& line,
+                       std::vector<Step> trace = {}) {
+  const History history = *ParseHistory("kvt1 " + line);
+  return CitedRules({.step = history.ops.size() - 1,
+                     .check = check,
+                     .trace = std::move(trace)},
+                    history);
+}
+
 // The answers show what an earlier call did, or did not do.
 TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
   const auto cited = [](const std::string& check, const std::string& line,
                         std::vector<Step> trace = {}) {
-    const History history = *ParseHistory("kvt1 " + line);
-    return CitedRules({.step = history.ops.size() - 1,
-                       .check = "subject: " + check,
-                       .trace = std::move(trace)},
-                      history);
+    return CitedAtEnd("subject: " + check, line, std::move(trace));
   };
   const std::string start = "S5, S6, S7, S8, S9, S10, S11, S12, S13, S43, S49";
   const std::string drafts = "| put 0*1:-1 ";
@@ -275,17 +281,33 @@ TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
   EXPECT_EQ(cited("result", drafts + "| drop 0:0- | ask 0@1"), "S28, S44, D6");
   EXPECT_EQ(cited("room", drafts + "| drop 0:0- | put 0*1"), "S4, S12, D3, D6");
   EXPECT_EQ(cited("rows", drafts + "| drop 0:0- | put 0*1"),
-            "S2, S16, S17, S53, D2");
+            "S2, S16, S17, S53, D2, S29");
+  EXPECT_EQ(cited("rows", "shift=add | put 0*3 | drop 0:0-1 | put 0*1"),
+            "S2, S16, S17, S53, S29, S31");
+  EXPECT_EQ(cited("rows", "kind=recurrent | put 0*2 | drop 0:0- | put 0*1"),
+            "S53, R1, R6, R7, R12, R10");
+  EXPECT_EQ(cited("rows", "legal=1 | find 0:1,2 | put 0*1"),
+            "S2, S16, S17, S53, F3, F4");
   EXPECT_EQ(cited("output", "| put 0*1"), "S2, S16, S17, S58");
   EXPECT_EQ(cited("output", "| put 0*2 | copy 0>1:1 | put 1*1"),
             "S2, S16, S17, S58, S26");
   EXPECT_EQ(cited("output", "shift=add | put 0*2 | move 0:0-1@+1 | put 0*1"),
             "S2, S16, S17, S58, S31, S34, S35");
   EXPECT_EQ(cited("room", "| put 0*1 | copy 0>1:1 | put 1*1"), "S4, S12, S26");
-  // What evicts, excepts, commits and cuts hybrids shows in later views.
+}
+
+// What evicts, removes, excepts, commits and cuts hybrids shows in later views.
+TEST(CitedRules, NameTheCallsWhoseEffectAViewShows) {
+  const auto cited = [](const std::string& check, const std::string& line) {
+    return CitedAtEnd("subject: " + check, line);
+  };
+  const std::string drafts = "| put 0*1:-1 ";
   const std::string swa = "kind=swa window=1 seqs=1 ";
   EXPECT_EQ(cited("rows", swa + "| put 0*1 | put 0*1"),
             "S2, S16, S17, S53, S7");
+  // The client went back to where CanResume said that it could.
+  EXPECT_EQ(cited("rows", swa + "| put 0*3 | drop 0:2- | put 0*1"),
+            "S2, S16, S17, S53, S29, S7, S28");
   EXPECT_EQ(cited("rows", swa + "| put 0*1:-1 | put 0*1:0"),
             "S2, S16, S17, S53, D2, S7, D3");
   EXPECT_EQ(cited("rows", "| put 0*2 | causal 0 | get"),
@@ -295,7 +317,7 @@ TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
   EXPECT_EQ(cited("rows",
                   "kind=hybrid caches=causal/recurrent | put 0*2 | "
                   "drop 0:1- | put 0*1"),
-            "S53, R1, R6, R7, R12, S16, H3, H4");
+            "S53, R1, R6, R7, R12, R10, S16, H3, H4");
   EXPECT_EQ(cited("resume",
                   "kind=recurrent drafts=1 | put 0*1:-1 | commit 0:0 | "
                   "ask 0@1"),
@@ -310,6 +332,28 @@ TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
   EXPECT_EQ(cited("rows", reserves + "| put 0*1"), "S2, S16, S17, S53, S18");
   EXPECT_EQ(cited("resume", reserves + "| ask 0@1"), "S7, S28, S44, S18");
   EXPECT_EQ(cited("misuse", reserves + "| misuse 0"), "S47");
+}
+
+TEST(CitedRules, NameTheRefusedCallsThatChangedSomething) {
+  const auto cited = [](const std::string& line, StatusCode refusal,
+                        const std::string& check = "subject: rows") {
+    std::vector<Step> calls(3);
+    calls[1].code = refusal;
+    return CitedAtEnd(check, line, calls);
+  };
+  const std::string drop = "| put 0*2 | drop 0:0-1 | put 0*1";
+  const std::string wrapper = "kind=wrapper caches=causal/swa:w1 ";
+  const std::string rows = "S2, S16, S17, S53";
+  EXPECT_EQ(cited(drop, StatusCode::kSharedCells), rows + ", S29, S31, S33");
+  EXPECT_EQ(cited(drop, StatusCode::kNotSupported), rows + ", S29, S31, S33");
+  EXPECT_EQ(cited(wrapper + drop, StatusCode::kSharedCells),
+            rows + ", S29, S31, S7, S28, S33, S45");
+  const std::string full = "| put 0*2 | put 0*9 | put 0*1";
+  EXPECT_EQ(cited(full, StatusCode::kCacheFull), rows + ", S12");
+  EXPECT_EQ(cited(wrapper + full, StatusCode::kCacheFull),
+            rows + ", S7, S12, S43");
+  // A crash breaks no rule, whatever was refused before.
+  EXPECT_EQ(cited(full, StatusCode::kCacheFull, "backend: crash"), "");
 }
 
 // Neither a write past the end of a buffer nor an exception of Python breaks a

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/index.h"
-#include "props/base/prefix_finding.h"
+#include "props/base/optional_calls.h"
 #include "props/history/generate.h"
 #include "props/testing/faulty_twins.h"
 

@@ -1,7 +1,6 @@
 #include "props/page_judge/page_judge.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "core/index.h"
+#include "props/base/runs_of.h"
 #include "props/oracle/oracle.h"
 #include "props/page_judge/page_judge_headline.h"
 #include "props/page_judge/page_judge_view.h"
@@ -99,23 +99,21 @@ class PageJudge {
     }
     switch (op.kind) {
       case TraceOpKind::kStartForward:
-        return fmt::format(
-            "StartForward({}positions [{}], sequences [{}]{}{})",
-            op.parents.empty() ? "" : "drafts, ", fmt::join(op.positions, " "),
-            fmt::join(op.sequences, " "),
-            op.parents.empty()
-                ? ""
-                : fmt::format(", parents [{}]", fmt::join(op.parents, " ")),
-            op.reserve ? ", reserve" : "");
+        return fmt::format("StartForward({}positions [{}], sequences [{}]{}{})",
+                           op.parents.empty() ? "" : "drafts, ",
+                           RunsOf(op.positions), RunsOf(op.sequences),
+                           op.parents.empty() ? ""
+                                              : fmt::format(", parents [{}]",
+                                                            RunsOf(op.parents)),
+                           op.reserve ? ", reserve" : "");
       case TraceOpKind::kCommit:
-        return fmt::format("Commit({}, [{}])", op.seq,
-                           fmt::join(op.indices, " "));
+        return fmt::format("Commit({}, [{}])", op.seq, RunsOf(op.indices));
       case TraceOpKind::kPut:
         return fmt::format("Put(layer {},", op.layer);
       case TraceOpKind::kGet:
         return fmt::format("Get(layer {})", op.layer);
       case TraceOpKind::kSetCausal:
-        return fmt::format("SetCausal([{}])", fmt::join(op.indices, " "));
+        return fmt::format("SetCausal([{}])", RunsOf(op.indices));
       case TraceOpKind::kRemove:
         return fmt::format(
             "Remove({}, {}, {})", op.seq, op.begin,

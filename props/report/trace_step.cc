@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "props/base/runs_of.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -24,18 +26,15 @@ std::string BatchText(const TraceOp& op) {
 std::string ArgumentsText(const TraceOp& op) {
   switch (op.kind) {
     case TraceOpKind::kStartForward:
-      return fmt::format(
-          "{}{}{}{}", BatchText(op),
-          op.parents.empty()
-              ? ""
-              : fmt::format(", parents {}", fmt::join(op.parents, " ")),
-          op.reserve ? ", reserving" : "",
-          op.indices.empty() ? "" : ", with images");
+      return fmt::format("{}{}{}{}", BatchText(op),
+                         op.parents.empty()
+                             ? ""
+                             : fmt::format(", parents {}", RunsOf(op.parents)),
+                         op.reserve ? ", reserving" : "",
+                         op.indices.empty() ? "" : ", with images");
     case TraceOpKind::kSetCausal:
       return fmt::format("except {}",
-                         op.indices.empty()
-                             ? "none"
-                             : fmt::format("{}", fmt::join(op.indices, " ")));
+                         op.indices.empty() ? "none" : RunsOf(op.indices));
     case TraceOpKind::kSetLayerType:
       return fmt::format("{}", op.type);
     case TraceOpKind::kPut:
@@ -57,11 +56,10 @@ std::string ArgumentsText(const TraceOp& op) {
     case TraceOpKind::kCanResume:
       return fmt::format("sequence {} at {}", op.seq, op.pos);
     case TraceOpKind::kCommit:
-      return fmt::format("sequence {}, path [{}]", op.seq,
-                         fmt::join(op.indices, " "));
+      return fmt::format("sequence {}, path [{}]", op.seq, RunsOf(op.indices));
     case TraceOpKind::kFindPrefix:
       return fmt::format("sequence {}, tokens [{}]", op.seq,
-                         fmt::join(op.indices, " "));
+                         RunsOf(op.indices));
     case TraceOpKind::kCheckpoint:
       return fmt::format("sequence {}", op.seq);
     case TraceOpKind::kEncoderCached:

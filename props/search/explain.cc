@@ -135,16 +135,6 @@ void AddTrace(const History& history, const Subject& subject, bool drawn,
   failure.trace = std::move(trace.steps);
 }
 
-// Cites S12 if a batch was refused before: its eviction and its defrag remain.
-void CiteRefusedBatch(Failure& failure) {
-  const bool refused = std::ranges::any_of(failure.trace, [](const Step& step) {
-    return step.begins_pass && step.code == StatusCode::kCacheFull;
-  });
-  if (!refused || failure.rules.empty()) return;
-  if (failure.rules.find("S12") != std::string::npos) return;
-  failure.rules += ", S12";
-}
-
 // Whether the history ends with misuse, and passes without it.
 bool FailsByMisuse(const PagedHistory& history, const Subject& subject) {
   if (history.ops.empty() || history.ops.back().kind != PagedOpKind::kMisuse) {
@@ -184,7 +174,6 @@ Failure Explain(const History& history, const Failure& failure,
                                            : BucketOf(history, again);
   AddTrace(history, again, drawn, explained);
   explained.rules = CitedRules(explained, history);
-  CiteRefusedBatch(explained);
   explained.report = FailureText(explained);
   KeepLast(explained);
   return explained;

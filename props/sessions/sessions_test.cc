@@ -179,7 +179,7 @@ TEST_P(SessionsTest, AnAdoptedSlotIsReused) {
   const auto refused = [&](int slot, const Inputs& record) {
     return sessions.Adopt(slot, record).message();
   };
-  EXPECT_EQ(refused(3, {}), "slot is 3, there are 3");
+  EXPECT_EQ(refused(3, {}), "slot is 3, it must be 0 to 2");
   EXPECT_EQ(refused(0, {}), "slot 0 is in use by request 1");
   EXPECT_EQ(refused(2, Prompt(17)), "record has 17 inputs, the context 16");
   EXPECT_EQ(refused(2, {{.token = -1}}),
@@ -211,7 +211,8 @@ TEST_P(SessionsTest, MisuseIsRefusedWithTheValue) {
             "limit is -1, it must not be negative");
   EXPECT_EQ(sessions.Request(0).status().message(),
             "request is 0, there is none");
-  EXPECT_EQ(sessions.Slot(1).status().message(), "slot is 1, there are 1");
+  EXPECT_EQ(sessions.Slot(1).status().message(),
+            "slot is 1, it must be 0 to 0");
   ASSERT_TRUE(sessions.Submit(Prompt(2)).ok());
   EXPECT_EQ(sessions.Sampled(0, 1).status().message(),
             "request 0 has no output to sample from");

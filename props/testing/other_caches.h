@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kvtwin/cache.h"
-#include "props/base/shifting.h"
+#include "props/base/optional_calls.h"
 #include "props/compare/runner.h"
 
 namespace kvtwin::props {

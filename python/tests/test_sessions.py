@@ -170,11 +170,11 @@ def test_misuse_is_refused():
             sessions.submit([1, bad])
     with pytest.raises(RuntimeError, match="over a cache"):
         sessions.sequence(0)
-    with pytest.raises(ValueError, match="slot is 2, there are 2"):
+    with pytest.raises(ValueError, match="slot is 2, it must be 0 to 1"):
         sessions.slot(2)
     pool = pool_of()
     over_pool = kvtwin.Sessions(pool, **SPEC)
-    with pytest.raises(ValueError, match="slot is 2, there are 2"):
+    with pytest.raises(ValueError, match="slot is 2, it must be 0 to 1"):
         over_pool.sequence(2)
 
 

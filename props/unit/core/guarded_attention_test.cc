@@ -267,6 +267,8 @@ TEST_P(GuardedAttentionOf, RefusesTensors) {
     f.view.value.shape = {4, 5, 2, 1};
     f.view.value.stride[0] = 0;
   });
+  Refuses("value is in tiles of 32 columns, the mask has 4",
+          [](AttentionFixture& f) { f.v_layout = VLayout::kTiled; });
   Refuses("v_layout is 3, it must be 0 to 2",
           [](AttentionFixture& f) { f.v_layout = static_cast<VLayout>(3); });
   Refuses("view is on device 1, it must be in host memory",

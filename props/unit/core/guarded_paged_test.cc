@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/paged.h"
 #include "props/testing/gate_bounds.h"
@@ -395,6 +396,27 @@ TEST_P(GroupsGate, SpecsAtTheirBounds) {
               spec.groups[1].block_size = 1 << 16;
             }),
             "groups: block_size of all is 4294901760");
+}
+
+TEST_P(PoolGate, MessagesNameTheTokenAndTheFreeBlocks) {
+  PagedSpec spec = Spec();
+  spec.blocks = 3;
+  const auto pool = *MakePagedPool(spec, GetParam());
+  // Tokens are checked eight at a time.
+  for (const int wrong : {0, 7, 8, 9}) {
+    Tokens prompt(10, 3);
+    At(prompt, wrong) = -5;
+    EXPECT_EQ(pool->Open(prompt).status().message(),
+              fmt::format("token {} is -5, it must not be negative", wrong));
+  }
+  ASSERT_TRUE(pool->Open().ok());
+  EXPECT_TRUE(AppendTokens(0, 0, 3)(*pool).ok());
+  ASSERT_TRUE(pool->Open().ok());
+  const Status full = AppendTokens(1, 0, 3)(*pool);
+  EXPECT_EQ(full.code(), StatusCode::kCacheFull);
+  EXPECT_EQ(full.message(),
+            "there are not enough blocks for 3 tokens more: 1 are free, 0 "
+            "could be evicted");
 }
 
 // P1.

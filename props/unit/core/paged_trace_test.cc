@@ -247,7 +247,7 @@ TEST(PagedTrace, ShowsWhatLedToALine) {
 
 TEST(PagedTrace, RefusesMisuse) {
   ExpectBad({
-      {2, "[7,8,9]", "[7,-8,9]", "a token is -8"},
+      {2, "[7,8,9]", "[7,-8,9]", "token 1 is -8"},
       {3, R"("seq":0)", R"("seq":2)",
        "append: invalid_argument: sequence 2 does"},
       {3, R"("seq":0)", R"("seq":-1)", "sequence -1 does not exist"},
@@ -255,7 +255,7 @@ TEST(PagedTrace, RefusesMisuse) {
        "key has shape [1, 2, 3]"},
       {3, R"("shape":[1,1,3])", R"("shape":[1,3,1])", "value has shape"},
       {4, "[7,8,9]", "[7,8,9,9]", "new_tokens is 4, layer 0 of"},
-      {4, "[7,8,9]", "[7,8,-9]", "a token is -9"},
+      {4, "[7,8,9]", "[7,8,-9]", "token 2 is -9"},
       {4, R"("tokens":[7,8,9])", R"("new_tokens":-1)", "new_tokens is -1"},
       {5, R"("len":3)", R"("len":4)", "len is 4, sequence 0 has 3 tokens"},
       {5, R"("len":3)", R"("len":-1)", "len is -1"},

@@ -82,8 +82,8 @@ TEST(Rows, RefuseWhatDoesNotFit) {
     return status.message();
   };
   EXPECT_EQ(why(DType::kF32), "3 elements of f32 have 12 bytes, the row has 6");
-  EXPECT_EQ(why(DType::kQ4), "q4_0 has blocks of 32 elements, there are 3");
-  EXPECT_EQ(why(DType::kBits), "rows cannot have the dtype bits");
+  EXPECT_EQ(why(DType::kQ4), "q4_0 has blocks of 32 elements, the row has 3");
+  EXPECT_EQ(why(DType::kBits), "dtype is bits, which rows cannot have");
   // The bytes of so many elements would be 0 in 64 bits.
   const std::size_t count = std::size_t{1} << 62;
   EXPECT_EQ(RowToF32({}, DType::kF32, {numbers.data(), count}).message(),
