@@ -94,13 +94,14 @@ inline void LowerToDrafts(const std::vector<LedgerToken>& tokens,
 // Whether an ordinary token of the batch is of a sequence with drafts (D4).
 template <class Part>
 bool NeedsCommit(const std::vector<Part>& parts, const Batch& batch) {
-  std::set<int> drafting;
+  std::set<int> owners;
   for (const Part& part : parts) {
-    for (const auto& token : part.tokens()) drafting.insert(token.drafted_by);
+    // Most tokens are no drafts, and -1 comes first in the set.
+    for (auto& at : part.tokens()) owners.insert(owners.begin(), at.drafted_by);
   }
   for (std::size_t i = 0; i < batch.positions.size(); ++i) {
     const bool ordinary = ParentOf(batch, i) == kNotADraft;
-    if (ordinary && drafting.contains(batch.sequences[i])) return true;
+    if (ordinary && owners.contains(batch.sequences[i])) return true;
   }
   return false;
 }

@@ -448,11 +448,6 @@ void ReadFindPrefix(const JsonFields& fields, const TraceHeader& header,
   op.seq = fields.Int("seq");
   op.indices = fields.Ints("tokens");
   op.len = fields.Int("len");
-  const std::int64_t count = std::ssize(op.indices);
-  if (fields.ok() && op.len >= count) {
-    fields.Fail("len",
-                fmt::format("is {}, the prompt has {} tokens", op.len, count));
-  }
 }
 
 }  // namespace

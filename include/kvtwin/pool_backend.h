@@ -23,7 +23,8 @@ typedef enum kvtwin_pool_ability {
   KVTWIN_POOL_RECOMPUTES_LAST = 2,
   /* A token sees `window` positions before its own. Tokens that no later token
    * sees may be gone: views then begin at a later position, and entries of
-   * table, csr and slots for such blocks may be anything. */
+   * table, csr and slots for such blocks may be anything. Without groups, fork
+   * and truncate keep the length that they were asked for all the same. */
   KVTWIN_POOL_HAS_WINDOW = 4,
   /* `init` may get params with groups of layers (P12 to P18): each group has a
    * block size, and perhaps a window, or states in place of rows. Without this

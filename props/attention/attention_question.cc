@@ -25,8 +25,10 @@ using reference::LedgerToken;
 // The question keeps this number of removed tokens at most.
 constexpr std::int64_t kGoneMost = 4;
 // In a large batch, only some rows are judged, the last one among them.
-// Together they see about this number of tokens.
+// Together they see about this number of tokens in a search, which asks many
+// questions; in a recording, these take about this number of multiplications.
 constexpr std::int64_t kTermsMost = 256;
+constexpr std::int64_t kProductsMost = std::int64_t{1} << 27;
 // The last head of one row in this many has large scores.
 constexpr std::uint64_t kLargeEvery = 16;
 // No element of a query is larger, so f16 can hold it.
@@ -83,10 +85,12 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
       sinks_(pass.sinks) {
   AddTokens(pass, before);
   AddRows(pass);
+  JudgeSome(kTermsMost, seed);
   DrawQueries(group, seed);
 }
 
-AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query)
+AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query,
+                                     std::uint64_t turn)
     : dims_(pass.dims),
       shift_(pass.ledger.shift()),
       soft_cap_(pass.soft_cap),
@@ -94,6 +98,8 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query)
       query_(query) {
   AddTokens(pass, nullptr);
   AddRows(pass);
+  const std::int64_t products = heads() * (dims_.k_head_dim + dims_.v_head_dim);
+  JudgeSome(std::max(kProductsMost / products, kTermsMost), turn);
 }
 
 void AttentionQuestion::AddTokens(const Pass& pass,
@@ -164,11 +170,15 @@ void AttentionQuestion::AddRows(const Pass& pass) {
     }
     if (!row.judged) row.sees.clear();
   }
+}
+
+void AttentionQuestion::JudgeSome(std::int64_t terms_most, std::uint64_t turn) {
   std::int64_t terms = 0;
   for (const Row& row : rows_) terms += std::ssize(row.sees);
-  const std::int64_t step = 1 + terms / kTermsMost;
+  const std::int64_t step = 1 + terms / terms_most;
+  const auto first = static_cast<std::int64_t>(turn % AsSize(step));
   for (std::int64_t r = 0; r + 1 < std::ssize(rows_); ++r) {
-    if (r % step == 0) continue;
+    if (r % step == first) continue;
     At(rows_, r).judged = false;
     At(rows_, r).sees.clear();
   }
@@ -287,8 +297,8 @@ std::size_t AttentionQuestion::answer_size() const {
   return AsSize(dims_.v_head_dim * heads() * rows());
 }
 
-bool AttentionQuestion::judged() const {
-  return std::ranges::any_of(rows_, &Row::judged);
+std::int64_t AttentionQuestion::CountJudged() const {
+  return std::ranges::count(rows_, true, &Row::judged);
 }
 
 Eigen::MatrixXd AttentionQuestion::QueriesOf(std::int64_t row) const {

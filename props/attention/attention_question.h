@@ -86,7 +86,9 @@ class AttentionQuestion {
   AttentionQuestion(const Pass& pass, int group, std::uint64_t seed,
                     const AttentionQuestion* before);
   // A question that was asked: `query` is f32, [k_head_dim, heads, rows].
-  AttentionQuestion(const Pass& pass, const DenseTensor& query);
+  // `turn` chooses the rows that are judged, if these are not all.
+  AttentionQuestion(const Pass& pass, const DenseTensor& query,
+                    std::uint64_t turn);
 
   // [k_head_dim, heads, rows], f32
   TensorView query() const { return query_.view(); }
@@ -94,8 +96,8 @@ class AttentionQuestion {
   std::int64_t rows() const { return query_.shape[2]; }
   // The number of elements of an answer, [v_head_dim, heads, rows].
   std::size_t answer_size() const;
-  // Whether the output of any row is known.
-  bool judged() const;
+  // The number of rows whose output is known and judged.
+  std::int64_t CountJudged() const;
 
   // Returns the first row whose output is outside of the bound. Requires: `out`
   // is an answer, and has answer_size() elements.
@@ -139,6 +141,8 @@ class AttentionQuestion {
   Gathered Gather(std::span<const Term> terms) const;
   void AddTokens(const Pass& pass, const AttentionQuestion* before);
   void AddRows(const Pass& pass);
+  // Leaves the rows that see about `terms_most` tokens, and the last one.
+  void JudgeSome(std::int64_t terms_most, std::uint64_t turn);
   void DrawQueries(int group, std::uint64_t seed);
   std::vector<std::int64_t> TargetsOf(const Row& row, std::uint64_t draw) const;
   Eigen::Map<const Eigen::VectorXf> KeyOf(std::int64_t token,

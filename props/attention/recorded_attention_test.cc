@@ -1,21 +1,27 @@
 // Recordings with outputs of attention: `attend` lines.
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "core/index.h"
 #include "core/trace/trace.h"
 #include "core/trace/trace_reader.h"
 #include "props/oracle/judge.h"
+#include "props/testing/test_trace.h"
 
 namespace kvtwin::props {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 std::string Header(const std::string& version = "2",
                    const std::string& more = "") {
@@ -46,11 +52,6 @@ std::string Attend(const std::string& out,
          R"(,"out":{"shape":[1,2,3],"data":[)" + out + "]}}\n";
 }
 
-Judgement JudgeText(const std::string& text) {
-  std::istringstream in(text);
-  return Judge(in, {"reference", "optimized"});
-}
-
 TEST(RecordedAttention, OutputsAreJudged) {
   const Judgement right =
       JudgeText(Header() + kPass + Attend("1,1,2,2,5.5,5.5"));
@@ -69,6 +70,71 @@ TEST(RecordedAttention, OutputsAreJudged) {
   EXPECT_THAT(all.reason(), HasSubstr("row 2 (sequence 0, position 2)"));
   EXPECT_THAT(all.reason(), HasSubstr("position 0 were seen, or"));
   EXPECT_THAT(all.reason(), HasSubstr("the window were 2"));
+}
+
+// Returns a recording of a batch of 512 tokens whose V is their position. All
+// queries are 0, so that an output is the mean; that of row `wrong` is not.
+std::string LargeBatch(int wrong, int heads, int k_head_dim) {
+  constexpr int kRows = 512;
+  std::vector<int> positions(kRows);
+  std::iota(positions.begin(), positions.end(), 0);
+  const auto numbers = [](int count) {
+    return std::vector<int>(AsSize(count));
+  };
+  std::vector<double> out;
+  for (int row = 0; row < kRows; ++row) {
+    const double mean = 0.5 * row;
+    out.insert(out.end(), AsSize(heads), row == wrong ? mean + 1 : mean);
+  }
+  const std::string all = fmt::format("{}", fmt::join(positions, ","));
+  std::string header = Replaced(Header(), R"("swa","window":1)", R"("causal")");
+  header = Replaced(header, R"("capacity":8,"max_batch":8)",
+                    R"("capacity":512,"max_batch":512)");
+  header = Replaced(header, "\"k_head_dim\":2",
+                    fmt::format("\"k_head_dim\":{}", k_head_dim));
+  return header +
+         fmt::format(R"({{"op":"start_forward","positions":[{}],)"
+                     R"("sequences":[{}],"result":"ok"}})",
+                     all, fmt::join(numbers(kRows), ",")) +
+         fmt::format(
+             "\n"
+             R"({{"op":"put","layer":0,"key":{{"shape":[{},1,512],)"
+             R"("data":[{}]}},"value":{{"shape":[1,1,512],"data":[{}]}}}})",
+             k_head_dim, fmt::join(numbers(kRows * k_head_dim), ","), all) +
+         fmt::format(
+             "\n"
+             R"({{"op":"attend","layer":0,"query":{{"shape":[{},{},)"
+             R"(512],"data":[{}]}},"out":{{"shape":[1,{},512],)"
+             R"("data":[{}]}}}})"
+             "\n",
+             k_head_dim, heads,
+             fmt::join(numbers(kRows * heads * k_head_dim), ","), heads,
+             fmt::join(out, ","));
+}
+
+TEST(RecordedAttention, AllRowsOfALargeBatchAreJudged) {
+  const Judgement right = JudgeText(LargeBatch(-1, 1, 2));
+  EXPECT_EQ(right.verdict(), Verdict::kAccept) << right.reason();
+  EXPECT_EQ(right.judged.output_rows_judged, 512);
+  EXPECT_THAT(JudgedText(right.judged), HasSubstr("1 output"));
+  EXPECT_THAT(JudgedText(right.judged), Not(HasSubstr("judged: ")));
+  for (const int row : {0, 3, 17, 130, 255, 256, 510, 511}) {
+    const Judgement wrong = JudgeText(LargeBatch(row, 1, 2));
+    EXPECT_EQ(wrong.verdict(), Verdict::kReject) << row;
+    ASSERT_TRUE(wrong.failure);
+    EXPECT_EQ(wrong.failure->row, row);
+  }
+}
+
+// The rows see 131,328 tokens; with 16 heads of 64 and 1 elements these are 137
+// million products, a little more than 2^27.
+TEST(RecordedAttention, SomeRowsOfALongLineAreJudged) {
+  const Judgement some = JudgeText(LargeBatch(-1, 16, 64));
+  EXPECT_EQ(some.verdict(), Verdict::kAccept) << some.reason();
+  EXPECT_EQ(some.judged.output_rows, 512);
+  EXPECT_EQ(some.judged.output_rows_judged, 257);
+  EXPECT_THAT(JudgedText(some.judged),
+              HasSubstr("1 output (judged: 257 of their 512 rows)"));
 }
 
 TEST(RecordedAttention, LargeScoresAreJudged) {

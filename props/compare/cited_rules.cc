@@ -264,6 +264,7 @@ RowPast PastOf(const Failure& difference, const History& history) {
   RowPast past = RowPast::Of(history.setup.spec, history.setup.config);
   past.pins = Has(history, OpKind::kPin);
   past.copies = Has(history, OpKind::kCopy);
+  past.commits = Has(history, OpKind::kCommit);
   past.removes = Has(history, OpKind::kDrop) ||
                  std::ranges::any_of(difference.trace, &Step::by_client);
   past.reloads = Has(history, OpKind::kReload);
@@ -327,10 +328,12 @@ void AddRulesOfLeaving(const RowPast& past, RuleList& rules) {
     AddRule("S26", rules);
     AddRule("S27", rules);
   }
-  if (past.removes) {
+  if (past.removes && (past.several || !past.states)) {
     AddRule("S29", rules);
     AddRule("S30", rules);
   }
+  if (past.removes && past.states) AddRule("R10", rules);
+  if (past.commits) AddRule("D5", rules);
 }
 
 // Adds the rules of pinned states, and of what becomes of pins (R15).
@@ -434,6 +437,9 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
 // their rules to those of these caches.
 RuleList RulesOfCall(const TraceOp& op, const RowPast& past, bool of_row) {
   const std::optional<OpKind> operation = OperationOf(op.kind);
+  if (op.kind == TraceOpKind::kGet && of_row && past.states && !past.several) {
+    return SplitRules("S53, R1, R6, R7");
+  }
   const bool drafts = !op.parents.empty();
   RuleList rules = SplitRules(drafts ? kDraft : CitedRules(op.kind, of_row));
   if (!past.states || !operation) return rules;
@@ -478,6 +484,7 @@ void RowPast::Add(const TraceOp& op) {
   moves = moves || (removed && op.begin < op.end && op.end != kOpenEnd);
   if (op.result != StatusCode::kOk) return;
   copies = copies || op.kind == TraceOpKind::kCopyPrefix;
+  commits = commits || op.kind == TraceOpKind::kCommit;
   pins = pins || op.kind == TraceOpKind::kCheckpoint;
   removes = removes || removed;
 }
@@ -526,7 +533,7 @@ std::string_view CitedPoolRules(std::string_view call) {
       {"open", "P1, P4, P6, P16, P17, P18"},
       {"fork", "P2, P14"},
       {"append", "P3, P4, P13"},
-      {"commit", "P5, P6, P12, P15"},
+      {"commit", "P5, P6, P12, P13, P15"},
       {"commit_unknown", "P5, P6"},
       {"truncate", "P8, P14"},
       {"free", "P8"},

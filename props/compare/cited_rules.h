@@ -41,6 +41,7 @@ struct RowPast {
   bool rearranges = false;  // V is permuted or tiled.
   bool moves = false;       // Tokens have moved to other positions.
   bool copies = false;      // Prefixes were copied.
+  bool commits = false;     // Drafts were committed.
   bool pins = false;        // States were pinned.
   bool removes = false;     // Tokens were removed.
   bool reloads = false;     // The cache was restored from a snapshot.

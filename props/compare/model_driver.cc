@@ -552,7 +552,7 @@ void ModelDriver::CheckOutput() {
        .sinks = SinksOf(setup_.sinks ? group * setup_.rows.kv_heads : 0)},
       group, AsSize((rows_.empty() ? 0 : rows_.back().first) + layer_),
       before == questions_.end() ? nullptr : &before->second);
-  if (!question.judged()) return;
+  if (question.CountJudged() == 0) return;
   const auto call = [&] {
     return fmt::format("Attend(layer {}, {} queries)", layer_,
                        batch_.positions.size());

@@ -5,11 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -198,6 +200,47 @@ int CountHistories(History (*make)(std::uint64_t number),
     count += found ? 1 : 0;
   }
   return count;
+}
+
+// The most tokens of a batch, as far as they do not depend on free cells.
+int LargestBatch(const History& history) {
+  int largest = 0;
+  for (const Op& op : history.ops) {
+    if (op.kind != OpKind::kPut || op.reserve) continue;
+    int tokens = 0;
+    for (const Segment& segment : op.segments) {
+      if (segment.count < Segment::kMost) tokens += segment.count;
+    }
+    largest = std::max(largest, tokens);
+  }
+  return std::min(largest, history.setup.init.max_batch);
+}
+
+int LargestSequence(const History& history) {
+  int largest = 0;
+  for (const Op& op : history.ops) {
+    largest = std::max(largest, op.dst + op.more);
+    for (const Segment& segment : op.segments) {
+      largest = std::max(largest, segment.seq + segment.more);
+    }
+  }
+  return largest;
+}
+
+TEST(Histories, AreLargeInEachDimension) {
+  std::map<std::string, int> large;
+  for (std::uint64_t number = 0; number < 5000; ++number) {
+    const History history = MakeHistory(1, number, std::nullopt, 15, 0,
+                                        /*rarities=*/true);
+    large["batch"] += LargestBatch(history) >= 256 ? 1 : 0;
+    large["layers"] += history.setup.layers > 32 ? 1 : 0;
+    large["sequences"] += LargestSequence(history) >= 256 ? 1 : 0;
+    large["cells"] += history.setup.init.capacity >= 1024 ? 1 : 0;
+  }
+  EXPECT_GE(large["batch"], 15);
+  EXPECT_GE(large["layers"], 8);
+  EXPECT_GE(large["sequences"], 5);
+  EXPECT_GE(large["cells"], 8);
 }
 
 TEST(Histories, GoBackInForksOfPinnedSequences) {

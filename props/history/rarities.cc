@@ -415,9 +415,7 @@ void AddLongBatch(const Pick& pick, History& history) {
 }
 
 void AddReturns(const Pick& pick, History& history) {
-  const CacheSpec& spec = history.setup.spec;
-  const CacheSpec& part = spec.caches.empty() ? spec : spec.caches.front();
-  if (!part.window || Chance(pick, 70)) return;
+  if (!HasWindow(history.setup.spec) || Chance(pick, 70)) return;
   const int most = history.setup.init.max_batch;
   std::vector<Op> ops;
   for (Op& op : history.ops) {

@@ -2,6 +2,7 @@
 // See props/compare/faulty_twins_test.cc.
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -15,6 +16,8 @@ namespace kvtwin::props {
 namespace {
 
 using Recording = std::vector<std::string>;
+using testing::HasSubstr;
+using testing::Not;
 
 struct Case {
   std::size_t line;
@@ -265,6 +268,48 @@ TEST(FaultyRecordings, ATokenThatLeftIsNamed) {
   ExpectFound({OtherHeader(window), kStart, kPut, start, put, get},
               {{6, R"("10")", R"("11")",
                 "which it must not see; that token has left"}});
+}
+
+// The token at position 1 is removed, and another one comes to its position.
+TEST(FaultyRecordings, AReplacedTokenIsNamed) {
+  const std::string remove =
+      R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})";
+  const std::string start =
+      R"({"op":"start_forward","positions":[1],"sequences":[0],"result":"ok"})";
+  const std::string put = R"({"op":"put","layer":0,"key":{"shape":[2,1,1],)"
+                          R"("data":[300,1001]},)"
+                          R"("value":{"shape":[1,1,1],"data":[300]}})";
+  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,3],)"
+                          R"("data":[100,1000,200,1001,300,1001]},)"
+                          R"("value":{"shape":[1,1,3],"data":[100,200,300]},)"
+                          R"("mask":{"shape":[3,1],"rows":["101"]}})";
+  ExpectFound({OtherHeader(kHeader), kStart, kPut, remove, start, put, get},
+              {{7, R"("101")", R"("111")",
+                "which it must not see; that token has left"}});
+}
+
+// A row of line 4 sees three positions back, so that the window is right.
+TEST(FaultyRecordings, AWindowThatWasShownIsNotBlamed) {
+  const std::string window =
+      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":3)");
+  const auto start = [](int first, int second) {
+    return fmt::format(R"({{"op":"start_forward","positions":[{},{}],)"
+                       R"("sequences":[0,0],"result":"ok"}})",
+                       first, second);
+  };
+  const std::string put = R"({"op":"put","layer":0,"key":{"shape":[2,1,2],)"
+                          R"("data":[300,1006,400,1007]},)"
+                          R"("value":{"shape":[1,1,2],"data":[300,400]}})";
+  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,3],)"
+                          R"("data":[200,1001,300,1006,400,1007]},)"
+                          R"("value":{"shape":[1,1,3],"data":[200,300,400]},)"
+                          R"("mask":{"shape":[3,2],"rows":["010","011"]}})";
+  const Recording recording = {OtherHeader(window), start(0, 3), kPut, kGet,
+                               start(6, 7),         put,         get};
+  const Judgement judgement = JudgeText(Lines(recording));
+  EXPECT_EQ(judgement.line(), 7);
+  EXPECT_THAT(judgement.reason(), HasSubstr("misses the token"));
+  EXPECT_THAT(judgement.reason(), Not(HasSubstr("as if the window")));
 }
 
 TEST(FaultyRecordings, EncodersAreCompared) {

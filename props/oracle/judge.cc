@@ -45,6 +45,8 @@ void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
       if (!oracle.fresh() || !oracle.HasPut(op.layer)) return;
       ++judged.outputs;
       ++judged.answers;
+      judged.output_rows += op.key.shape[2];
+      judged.output_rows_judged += oracle.output_rows_judged();
       return;
     case TraceOpKind::kStartForward:
     case TraceOpKind::kRemove:
@@ -201,6 +203,10 @@ std::string JudgedText(const Judged& judged) {
                   Counted(judged.gets, "get"), Counted(judged.rows, "row"));
   if (judged.outputs > 0) {
     text += ", " + Counted(judged.outputs, "output");
+    if (judged.output_rows_judged < judged.output_rows) {
+      text += fmt::format(" (judged: {} of their {} rows)",
+                          judged.output_rows_judged, judged.output_rows);
+    }
   }
   if (judged.refusals > 0) {
     text += ", " + Counted(judged.refusals, "refusal");

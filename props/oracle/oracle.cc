@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/index.h"
+#include "props/base/counted.h"
 #include "props/compare/visibility.h"
 #include "props/oracle/recorded_cache.h"
 
@@ -292,14 +293,24 @@ void Oracle::RememberPromise(const TraceOp& op) {
 }
 
 // Whether the token of a put of the active cache has left its sequence: a token
-// that has not was put again.
+// that has not was put again. If tokens never move, it has also left if the
+// sequence lost tokens before another one came to its position.
 bool Oracle::Left(const PutRow& put) const {
-  return put.cache == active_ &&
-         std::ranges::none_of(ledger_->active().tokens(),
-                              [&](const LedgerToken& token) {
-                                return token.HeldBy(put.sequence) &&
-                                       token.position == put.position;
-                              });
+  if (put.cache != active_) return false;
+  const bool any = std::ranges::any_of(
+      ledger_->active().tokens(), [&](const LedgerToken& token) {
+        return token.HeldBy(put.sequence) && token.position == put.position;
+      });
+  if (!any) return true;
+  const auto cut = cuts_.find(put.sequence);
+  return !past_.moves && cut != cuts_.end() && put.line < cut->second &&
+         cut->second < puts_.Latest(put).line;
+}
+
+std::string Oracle::LayerText(int layer) const {
+  if (header_.layers == 1) return "";
+  if (!IsWrapper(header_.spec.kind)) return fmt::format("layer {}: ", layer);
+  return fmt::format("cache {}, layer {}: ", active_, layer);
 }
 
 std::string Oracle::ReasonText(const TraceOp& op,
@@ -330,6 +341,7 @@ std::string Oracle::ReasonText(const TraceOp& op,
   constexpr int kLeastWindow = 3;
   const std::int64_t window = ActiveSpec().window.value_or(0);
   const std::int64_t now = ledger_->active().batch()[row].position;
+  if (whole_window_.contains(active_)) return "";
   if (!IsWindowed(ActiveSpec().kind) || window < kLeastWindow ||
       missing.size() != 1 || missing[0].token->position != now - window) {
     return "";
@@ -340,7 +352,30 @@ std::string Oracle::ReasonText(const TraceOp& op,
       window - 1);
 }
 
+// Notes whether a row of a right view had to see the first token of its window:
+// then the window is as wide as it should be.
+void Oracle::RememberWindow(const TraceOp& op) {
+  if (!op.mask || !ActiveSpec().window || whole_window_.contains(active_)) {
+    return;
+  }
+  const CacheLedger& ledger = ledger_->active();
+  for (int row = 0; row < Size(ledger.batch()); ++row) {
+    const std::int64_t first =
+        At(ledger.batch(), row).position - *ActiveSpec().window;
+    for (const LedgerToken& token : ledger.tokens()) {
+      if (token.position == first && token.rows.contains(op.layer) &&
+          ledger.MaySee(row, token)) {
+        whole_window_.insert(active_);
+      }
+    }
+  }
+}
+
 void Oracle::Remember(const TraceOp& op) {
+  const bool cuts =
+      op.kind == TraceOpKind::kRemove || op.kind == TraceOpKind::kCommit;
+  if (cuts && op.result == StatusCode::kOk) cuts_[op.seq] = op.line;
+  if (op.kind == TraceOpKind::kCopyPrefix) cuts_[op.dst] = op.line;
   if (op.kind == TraceOpKind::kStartForward) {
     const bool ok = op.result == StatusCode::kOk;
     reserving_ = ok && op.reserve;
@@ -445,6 +480,12 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
 
 std::optional<Failure> Oracle::FollowPrompt(const TraceOp& op) {
   fresh_.assign(fresh_.size(), false);
+  if (op.len >= std::ssize(op.indices)) {
+    return WrongAnswer(
+        "len is {}, but the prompt has {}: its last token is "
+        "computed, for its output",
+        op.len, Counted(std::ssize(op.indices), "token"));
+  }
   const Status status = ledger_->FindPrefix(op.seq, op.indices, op.len);
   if (status.ok()) return std::nullopt;
   return WrongAnswer("len is {}, but {}", op.len, status.message());
@@ -543,7 +584,7 @@ std::optional<Failure> Oracle::CheckDims(const TraceOp& op) const {
   return differs("value", op.value->shape, expected);
 }
 
-std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
+std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) {
   if (auto failure = CheckDims(op)) return failure;
   if (!fresh_[active_]) return std::nullopt;
   KvView view = RecordedView(op);
@@ -571,8 +612,13 @@ std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
       }};
   std::optional<Failure> failure =
       FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout, names);
-  if (failure) failure->text += ReasonText(op, *failure);
-  if (failure && active.encoder()) failure->row = -1;  // It has no mask.
+  if (!failure) {
+    RememberWindow(op);
+    return std::nullopt;
+  }
+  failure->text =
+      LayerText(op.layer) + failure->text + ReasonText(op, *failure);
+  if (active.encoder()) failure->row = -1;  // It has no mask.
   return failure;
 }
 

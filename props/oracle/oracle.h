@@ -62,6 +62,8 @@ class Oracle {
   // Whether the ledger can judge the mask of a get: the mask is of this pass,
   // and no Remove or CopyPrefix came after it.
   bool fresh() const { return fresh_[active_]; }
+  // The number of rows of the last `attend` that were judged.
+  std::int64_t output_rows_judged() const { return output_rows_judged_; }
   // Whether the rows of the batch are known in a layer: a pass may put none.
   bool HasPut(int layer) const;
   const reference::Ledger& ledger() const { return *ledger_; }
@@ -106,9 +108,11 @@ class Oracle {
   std::string FindPromptExcess(const TraceOp& op);
   void Remember(const TraceOp& op);
   void RememberPromise(const TraceOp& op);
+  void RememberWindow(const TraceOp& op);
   // Returns " (can_resume on line 6 promised ...)" if a row misses a token
   // that its sequence was promised, " (as if the window were 4: ...)" if it
-  // misses the first of its window alone; otherwise an empty text.
+  // misses the first of its window alone, and no row showed that token before;
+  // otherwise an empty text.
   std::string ReasonText(const TraceOp& op, const Failure& failure) const;
   bool Left(const PutRow& put) const;
 
@@ -130,8 +134,11 @@ class Oracle {
   bool MovesShared(const TraceOp& op) const;
   std::optional<Failure> FollowRemove(const TraceOp& op);
   std::optional<Failure> CheckDims(const TraceOp& op) const;
-  std::optional<Failure> CheckVisibility(const TraceOp& op) const;
-  std::optional<Failure> CheckOutput(const TraceOp& op) const;
+  std::optional<Failure> CheckVisibility(const TraceOp& op);
+  std::optional<Failure> CheckOutput(const TraceOp& op);
+  // Returns "layer 2: ", in a wrapper "cache 1, layer 2: "; empty if the model
+  // has one layer.
+  std::string LayerText(int layer) const;
 
   std::string SightText(int layer, const KvView& actual, int row, int column,
                         int first_cell) const;
@@ -163,10 +170,14 @@ class Oracle {
     std::int64_t line = 0;
   };
   std::map<int, Promise> resumed_;
+  // By sequence: the last line that may have taken tokens from it.
+  std::map<int, std::int64_t> cuts_;
+  std::set<std::size_t> whole_window_;         // The caches of RememberWindow.
   std::set<std::pair<std::size_t, int>> put_;  // In this pass, as in dims_.
   RowDims rows_max_;
   std::set<int> all_sequences_;
   std::map<std::pair<std::size_t, int>, RowDims> dims_;  // By cache and layer.
+  std::int64_t output_rows_judged_ = 0;
   double put_bytes_ = 0;     // Bytes of all rows put so far.
   double ledger_bytes_ = 0;  // An upper bound on the ledgers' bytes.
   double prompt_bytes_ = 0;  // Bytes of the prefixes of all prompts.

@@ -47,7 +47,8 @@ std::string Oracle::FindWrongShape(const TraceOp& op) const {
   return differs("out", op.value->shape, {v_head_dim, heads, rows, 1});
 }
 
-std::optional<Failure> Oracle::CheckOutput(const TraceOp& op) const {
+std::optional<Failure> Oracle::CheckOutput(const TraceOp& op) {
+  output_rows_judged_ = 0;
   if (!fresh_[active_]) return std::nullopt;
   const AttentionQuestion question({.ledger = ledger_->active(),
                                     .layer = op.layer,
@@ -56,14 +57,16 @@ std::optional<Failure> Oracle::CheckOutput(const TraceOp& op) const {
                                     .sequences = sequences_,
                                     .soft_cap = header_.attend_soft_cap,
                                     .sinks = header_.attend_sinks},
-                                   op.key);
+                                   op.key, static_cast<std::uint64_t>(op.line));
+  output_rows_judged_ = question.CountJudged();
   const std::span<const float> out(
       reinterpret_cast<const float*>(op.value->bytes.data()),
       question.answer_size());
   auto wrong = question.FindWrong(out, {.dtype = header_.attend_dtype,
                                         .tolerance = header_.attend_tolerance});
   if (!wrong) return std::nullopt;
-  return Failure{.text = std::move(wrong->text), .row = wrong->row};
+  return Failure{.text = LayerText(op.layer) + std::move(wrong->text),
+                 .row = wrong->row};
 }
 
 }  // namespace kvtwin::props

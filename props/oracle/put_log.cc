@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <string_view>
 
@@ -41,6 +42,15 @@ const PutRow* PutLog::Find(const KvView& view, std::int64_t column,
                            VLayout v_layout, std::size_t cache,
                            int layer) const {
   return Best(view, column, v_layout, cache, layer, /*by_key=*/false).put;
+}
+
+const PutRow& PutLog::Latest(const PutRow& put) const {
+  const auto same = [&](const PutRow& other) {
+    return other.cache == put.cache && other.layer == put.layer &&
+           other.sequence == put.sequence && other.position == put.position;
+  };
+  const auto found = std::ranges::find_if(puts_.rbegin(), puts_.rend(), same);
+  return found == puts_.rend() ? put : *found;
 }
 
 PutMatch PutLog::Match(const KvView& view, std::int64_t column,

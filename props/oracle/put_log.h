@@ -42,7 +42,9 @@ class PutLog {
   // this cache and layer, then the latest; null if no row is similar.
   const PutRow* Find(const KvView& view, std::int64_t column, VLayout v_layout,
                      std::size_t cache, int layer) const;
-  // The same, but a row may also be found by K alone.
+  // Returns the latest put of the same token: of its layer and position.
+  const PutRow& Latest(const PutRow& put) const;
+  // The same as Find, but a row may also be found by K alone.
   PutMatch Match(const KvView& view, std::int64_t column, VLayout v_layout,
                  std::size_t cache, int layer) const;
 

@@ -2,6 +2,7 @@
 // pinned states and answers of can_resume.
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -15,6 +16,7 @@ namespace kvtwin::props {
 namespace {
 
 using Recording = std::vector<std::string>;
+using testing::HasSubstr;
 
 std::string Header(const std::string& cache, int layers = 1,
                    int sequences = 3) {
@@ -121,9 +123,16 @@ TEST(Prompts, OverAWindowNeedOnlyTheWindow) {
   ExpectReject(Lines(swa + Recording{Get({1, 2, 4}, 1)}), 8, Level::kNone);
 }
 
+// The last token of a prompt is computed, for its output (F1).
+TEST(Prompts, AreNeverFoundWhole) {
+  for (const int len : {1, 2, 1000}) {
+    ExpectReject(Lines(kFirst + Recording{Find(1, {7}, len)}), 6, Level::kNone);
+  }
+  EXPECT_THAT(JudgeText(Lines(kFirst + Recording{Find(1, {7}, 1)})).reason(),
+              HasSubstr("len is 1, but the prompt has 1 token: its last"));
+}
+
 TEST(Prompts, ThatCannotBeAreBadInput) {
-  ExpectBadInput(Lines(kFirst + Recording{Find(1, {7}, 1)}), 6,
-                 "len is 1, the prompt has 1 tokens");
   ExpectBadInput(Lines(kFirst + Recording{Find(0, {7, 8}, 1)}), 6,
                  "sequence 0 has tokens: remove them first");
   ExpectBadInput(Replaced(Lines(kFirst), R"("kvtrace":4)", R"("kvtrace":3)"), 2,

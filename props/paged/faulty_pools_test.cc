@@ -593,7 +593,7 @@ TEST(FaultyPools, RefusalsAreCompared) {
     cases.push_back({"another message",
                      misuse,
                      {.refusal = told},
-                     "invalid_argument: no by the optimized twin"});
+                     "invalid_argument: no by the pool under test"});
   }
   ExpectFound(cases);
 }

@@ -109,8 +109,8 @@ void PagedDriver::ExpectSame(const Status& reference, const Status& optimized,
              (!same_messages_ || reference.message() == optimized.message()),
          [&] {
            return fmt::format(
-               "{}: {} by the reference, {} by the optimized "
-               "twin",
+               "{}: {} by the reference, {} by the pool under "
+               "test",
                call, reference.ToString(), optimized.ToString());
          });
   const auto code = AsInt(reference.code());

@@ -236,8 +236,9 @@ void Enlarge(const Pick& pick, PagedSpec& spec) {
       break;
     case 1:
     case 6:
+      spec.block_size = pick(1, 2);
       spec.blocks = 4 * near;
-      spec.max_seq_len = pick(60, 300);
+      spec.max_seq_len = pick(60, spec.block_size * spec.blocks);
       break;
     case 2:
       spec.layers = near;
@@ -384,6 +385,27 @@ void UseStorage(const PoolStorage& storage, PagedSpec& spec) {
   Fit(spec);
 }
 
+namespace {
+
+// Adds a sequence of many tokens, and in most cases a fork of it that continues
+// in the middle of a block.
+void AddLongFork(const Pick& pick, const PagedNumbers& numbers,
+                 const PagedSpec& spec, std::vector<PagedOp>& ops) {
+  const auto append = [&](int sequence, int b) {
+    const int any = numbers.C(PagedOpKind::kAppend);
+    const int c = any % 5 == 0 ? std::max(any - 1, 1) : any;  // To all layers.
+    ops.push_back({PagedOpKind::kAppend, sequence, b, c});
+    ops.push_back({PagedOpKind::kCommit, sequence, 1, 0});
+  };
+  ops.push_back({PagedOpKind::kOpen, 0, 0, 0});
+  append(0, numbers.LongB(spec));
+  if (pick(0, 3) == 0) return;
+  ops.push_back({PagedOpKind::kFork, 0, pick(0, spec.max_seq_len), 0});
+  append(1, pick(0, kLongAppend - 1));
+}
+
+}  // namespace
+
 PagedHistory DrawPagedHistory(const Pick& pick) {
   PagedHistory history;
   PagedSpec& spec = history.spec;
@@ -394,7 +416,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   spec.kv_heads = pick(1, 3);
   spec.k_head_dim = pick(1, 3);
   spec.v_head_dim = pick(1, 3);
-  const bool large = pick(0, 49) == 0;
+  const bool large = pick(0, 15) == 0;
   if (large) Enlarge(pick, spec);
   const auto type = [&] { return kRowDTypes.at(AsSize(pick(0, 5))); };
   spec.dtype = type();
@@ -406,6 +428,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
       DrawKinds(pick, AsSize(PagedOpKind::kLayers), server);
   const PagedNumbers numbers(pick);
   const int ops = large ? pick(5, 20) : pick(5, 80);
+  if (large) AddLongFork(pick, numbers, spec, history.ops);
   for (int i = 0; i < ops; ++i) {
     const PagedOpKind kind = At(kinds, pick(0, Size(kinds) - 1));
     const int a = pick(0, 63);

@@ -306,6 +306,26 @@ TEST(PagedHistories, HavePromptsOfTruncationsWithUnknownTokens) {
       SeedsThatFind<RefusesMistakes<kMistake>>(10, 30000, /*groups=*/false), 6);
 }
 
+// Most of these histories begin with a long sequence and its fork.
+TEST(PagedHistories, ForkSequencesOfLargePools) {
+  int layers = 0;
+  int tokens = 0;
+  int blocks = 0;
+  for (std::uint64_t number = 0; number < 2000; ++number) {
+    const PagedHistory history = MakePagedHistory(1, number);
+    if (std::ranges::count(history.ops, PagedOpKind::kFork, &PagedOp::kind) ==
+        0) {
+      continue;
+    }
+    layers += history.spec.layers > 32 ? 1 : 0;
+    tokens += history.spec.block_size > 16 ? 1 : 0;
+    blocks += history.spec.blocks > 128 ? 1 : 0;
+  }
+  EXPECT_GE(layers, 5);
+  EXPECT_GE(tokens, 15);
+  EXPECT_GE(blocks, 15);
+}
+
 TEST(PagedHistories, AppendToTheLastLayerFirst) {
   EXPECT_TRUE(IsFound<NeedsTheFirstLayer>(100));
 }

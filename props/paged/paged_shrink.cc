@@ -143,6 +143,17 @@ void AddOp(std::size_t i, std::vector<Move>& moves) {
     };
     AddLower(number, 0, moves);
   }
+  // Numbers are taken modulo the lists or sequences that there are: the same
+  // item by its own number stays the same when there are fewer.
+  constexpr int kLists = 20;
+  constexpr int kSequences = 6;
+  for (int item = 3; item < kLists; ++item) {
+    moves.emplace_back([i, item](PagedHistory& h) {
+      if (i >= h.ops.size()) return;
+      const bool lists = h.ops[i].kind == PagedOpKind::kOpen;
+      if (lists || item < kSequences) h.ops[i].a = std::min(h.ops[i].a, item);
+    });
+  }
   // Without a sequence, every operation opens one.
   moves.emplace_back([i](PagedHistory& h) {
     if (i >= h.ops.size()) return;

@@ -545,6 +545,7 @@ std::string JudgementJson(const std::string& name, const Judgement& judgement) {
                     {"gets", judged.gets},
                     {"rows", judged.rows},
                     {"outputs", judged.outputs},
+                    {"output_rows", judged.output_rows_judged},
                     {"refusals", judged.refusals},
                     {"prefix_hits", judged.prefix_hits}};
   return json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
