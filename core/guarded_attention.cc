@@ -92,7 +92,7 @@ Status CheckTiles(VLayout layout, std::int64_t columns) {
                  columns);
 }
 
-// The size of V as it should be. Requires: CheckTiles.
+// Returns the shape that V must have. Requires: CheckTiles accepts the columns.
 Shape ValueShape(const TensorView& value, VLayout layout, std::int64_t kv_heads,
                  std::int64_t columns) {
   if (layout == VLayout::kPlain) return {value.shape[0], kv_heads, columns, 1};

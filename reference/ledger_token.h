@@ -96,7 +96,7 @@ template <class Part>
 bool NeedsCommit(const std::vector<Part>& parts, const Batch& batch) {
   std::set<int> owners;
   for (const Part& part : parts) {
-    // Most tokens are no drafts, and -1 comes first in the set.
+    // Most tokens have -1, as they are no drafts; it is the first in the set.
     for (auto& at : part.tokens()) owners.insert(owners.begin(), at.drafted_by);
   }
   for (std::size_t i = 0; i < batch.positions.size(); ++i) {

@@ -374,11 +374,11 @@ bool Refused(const Failure& difference, StatusCode code) {
   return std::ranges::count(difference.trace, code, &Step::code) > 0;
 }
 
-// Adds the rules by which refused calls change nothing, or little.
+// Adds the rules that say what a refused call may change.
 void AddRulesOfRefusals(const Failure& difference, const RowPast& past,
                         RuleList& rules) {
   if (rules.empty()) return;  // The failure breaks no rule.
-  // Only Remove answers shared_cells, and StartForward cache_full.
+  // Only Remove answers shared_cells, and only StartForward cache_full.
   if (past.removes && (Refused(difference, StatusCode::kSharedCells) ||
                        Refused(difference, StatusCode::kNotSupported))) {
     AddRule("S33", rules);

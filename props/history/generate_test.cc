@@ -202,7 +202,8 @@ int CountHistories(History (*make)(std::uint64_t number),
   return count;
 }
 
-// The most tokens of a batch, as far as they do not depend on free cells.
+// Returns the number of tokens of the largest batch; counts that depend on free
+// cells do not matter.
 int LargestBatch(const History& history) {
   int largest = 0;
   for (const Op& op : history.ops) {

@@ -9,7 +9,6 @@
 
 #include "core/index.h"
 #include "props/base/counted.h"
-#include "props/compare/visibility.h"
 #include "props/oracle/recorded_cache.h"
 
 namespace kvtwin::props {
@@ -316,40 +315,54 @@ std::string Oracle::LayerText(int layer) const {
 std::string Oracle::ReasonText(const TraceOp& op,
                                const Failure& failure) const {
   const auto row = AsSize(failure.row);
-  if (failure.row < 0 || failure.column >= 0 || !op.mask ||
-      row >= sequences_.size() || ActiveSpec().kind == Kind::kEncoder) {
+  if (failure.row < 0 || !op.mask || row >= sequences_.size() ||
+      ActiveSpec().kind == Kind::kEncoder) {
     return "";
   }
   const KvView view = RecordedView(op);
   const RowOwners owners(ledger_->active(), op.layer, view,
                          header_.config.v_layout);
   RowOwners::Torn torn;
-  const auto missing = owners.SightsOf(failure.row, torn).missing;
-  const auto resumed = resumed_.find(sequences_[row]);
-  const bool promised =
-      resumed != resumed_.end() &&
-      std::ranges::any_of(missing, [&](const RowSights::Missing& of) {
-        return of.token->position < resumed->second.position;
-      });
+  const RowSights sights = owners.SightsOf(failure.row, torn);
+  const bool promised = failure.column < 0 && IsPromised(row, sights);
   if (promised) {
+    const auto& [seq, promise] = *resumed_.find(sequences_[row]);
     return fmt::format(
         " (can_resume on line {} promised sequence {} the tokens before "
         "position {})",
-        resumed->second.line, resumed->first, resumed->second.position);
+        promise.line, seq, promise.position);
+  }
+  if (!IsWindowed(ActiveSpec().kind) || !ActiveSpec().window) return "";
+  const std::int64_t window = *ActiveSpec().window;
+  const std::int64_t now = ledger_->active().batch()[row].position;
+  const auto as_if = [](std::int64_t other) {
+    return fmt::format(
+        " (as if the window were {}: a recording's window does not count the "
+        "token itself, S16)",
+        other);
+  };
+  if (failure.column >= 0) {
+    const bool more =
+        sights.missing.empty() && sights.sights.find('x') == std::string::npos;
+    const PutRow* put = FindPut(op.layer, view, failure.column).put;
+    const bool before = put != nullptr && put->sequence == sequences_[row] &&
+                        put->position == now - window - 1;
+    return more && before && !failure.of_left ? as_if(window + 1) : "";
   }
   // In a shorter window, whichever token is lost is often the first one.
   constexpr int kLeastWindow = 3;
-  const std::int64_t window = ActiveSpec().window.value_or(0);
-  const std::int64_t now = ledger_->active().batch()[row].position;
-  if (whole_window_.contains(active_)) return "";
-  if (!IsWindowed(ActiveSpec().kind) || window < kLeastWindow ||
-      missing.size() != 1 || missing[0].token->position != now - window) {
-    return "";
-  }
-  return fmt::format(
-      " (as if the window were {}: a recording's window does not count the "
-      "token itself, S16)",
-      window - 1);
+  const bool first = sights.missing.size() == 1 &&
+                     sights.missing[0].token->position == now - window;
+  const bool shown = whole_window_.contains(active_);
+  return first && !shown && window >= kLeastWindow ? as_if(window - 1) : "";
+}
+
+bool Oracle::IsPromised(std::size_t row, const RowSights& sights) const {
+  const auto resumed = resumed_.find(sequences_[row]);
+  return resumed != resumed_.end() &&
+         std::ranges::any_of(sights.missing, [&](const auto& missing) {
+           return missing.token->position < resumed->second.position;
+         });
 }
 
 // Notes whether a row of a right view had to see the first token of its window:

@@ -22,6 +22,7 @@
 #include "core/trace/trace.h"
 #include "kvtwin/cache.h"
 #include "props/compare/cited_rules.h"
+#include "props/compare/visibility.h"
 #include "props/oracle/put_log.h"
 #include "props/oracle/wrong_answer.h"
 #include "reference/dialects.h"
@@ -110,10 +111,12 @@ class Oracle {
   void RememberPromise(const TraceOp& op);
   void RememberWindow(const TraceOp& op);
   // Returns " (can_resume on line 6 promised ...)" if a row misses a token
-  // that its sequence was promised, " (as if the window were 4: ...)" if it
-  // misses the first of its window alone, and no row showed that token before;
-  // otherwise an empty text.
+  // that its sequence was promised; " (as if the window were 4: ...)" if it
+  // misses the first of its window alone, and no row showed that token before,
+  // or sees the token before its window in addition; otherwise an empty text.
   std::string ReasonText(const TraceOp& op, const Failure& failure) const;
+  // Whether a row misses a token that its sequence was promised.
+  bool IsPromised(std::size_t row, const RowSights& sights) const;
   bool Left(const PutRow& put) const;
 
   std::optional<Failure> CompareTwins(const TraceOp& op);
@@ -172,7 +175,7 @@ class Oracle {
   std::map<int, Promise> resumed_;
   // By sequence: the last line that may have taken tokens from it.
   std::map<int, std::int64_t> cuts_;
-  std::set<std::size_t> whole_window_;         // The caches of RememberWindow.
+  std::set<std::size_t> whole_window_;         // Caches that showed all of it.
   std::set<std::pair<std::size_t, int>> put_;  // In this pass, as in dims_.
   RowDims rows_max_;
   std::set<int> all_sequences_;

@@ -143,8 +143,8 @@ void AddOp(std::size_t i, std::vector<Move>& moves) {
     };
     AddLower(number, 0, moves);
   }
-  // Numbers are taken modulo the lists or sequences that there are: the same
-  // item by its own number stays the same when there are fewer.
+  // A number is taken modulo the lists or sequences that there are. The own
+  // number of a list still means this list when a later step leaves others out.
   constexpr int kLists = 20;
   constexpr int kSequences = 6;
   for (int item = 3; item < kLists; ++item) {

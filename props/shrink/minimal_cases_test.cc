@@ -369,7 +369,7 @@ std::map<std::string, int> LinesOfLegalClients(int histories) {
 
 TEST(Shrink, GivesOneLineOfLegalClientsWhereNoStepLeadsToIt) {
   std::map<std::string, int> lines = LinesOfLegalClients(10);
-  // Some histories end where the sequence is cleared by an operation.
+  // In some histories, an operation clears the sequence: another line.
   EXPECT_GE(lines["kvt1 cap=2 legal=1 | put 0*2 | copy 0>1:1 | put 0*1 1*1"], 6)
       << testing::PrintToString(lines);
 }
