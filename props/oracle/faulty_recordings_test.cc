@@ -250,11 +250,11 @@ TEST(FaultyRecordings, AWindowThatCountsTheTokenIsNamed) {
   ExpectFound({OtherHeader(window), start, kPut, kGet},
               {{4, R"("11")", R"("01")", "(as if the window were 2: "},
                {4, R"("10")", R"("00")", "misses the token"}});
-  const std::string narrow =
-      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":2)");
+  const std::string later =
+      Replaced(kStart, R"("positions":[0,1])", R"("positions":[0,4])");
   const std::string get = Replaced(kGet, R"("11")", R"("01")");
-  ExpectFound({OtherHeader(narrow), start, kPut, get},
-              {{4, R"("01")", R"("11")", "(as if the window were 3: "}});
+  ExpectFound({OtherHeader(window), later, kPut, get},
+              {{4, R"("01")", R"("11")", "(as if the window were 4: "}});
 }
 
 // With a window of 0, the next batch evicts the tokens before it (S7).

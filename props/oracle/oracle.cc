@@ -332,8 +332,10 @@ std::string Oracle::ReasonText(const TraceOp& op,
         "position {})",
         promise.line, seq, promise.position);
   }
-  if (!IsWindowed(ActiveSpec().kind) || !ActiveSpec().window) return "";
-  const std::int64_t window = *ActiveSpec().window;
+  // In a shorter window, whichever token is wrong is often next to its edge.
+  constexpr int kLeastWindow = 3;
+  const std::int64_t window = ActiveSpec().window.value_or(0);
+  if (!IsWindowed(ActiveSpec().kind) || window < kLeastWindow) return "";
   const std::int64_t now = ledger_->active().batch()[row].position;
   const auto as_if = [](std::int64_t other) {
     return fmt::format(
@@ -349,12 +351,10 @@ std::string Oracle::ReasonText(const TraceOp& op,
                         put->position == now - window - 1;
     return more && before && !failure.of_left ? as_if(window + 1) : "";
   }
-  // In a shorter window, whichever token is lost is often the first one.
-  constexpr int kLeastWindow = 3;
   const bool first = sights.missing.size() == 1 &&
                      sights.missing[0].token->position == now - window;
   const bool shown = whole_window_.contains(active_);
-  return first && !shown && window >= kLeastWindow ? as_if(window - 1) : "";
+  return first && !shown ? as_if(window - 1) : "";
 }
 
 bool Oracle::IsPromised(std::size_t row, const RowSights& sights) const {
