@@ -220,6 +220,7 @@ std::vector<std::string> ShortHistories() {
       "| put 0*1:-1 1*2:-1,0 | commit 0: | commit 1:0,0 | put 0*1 1*1",
       "kind=swa window=2 | put 0*2 | put 0*2:-1,0 | drop 0:2- | put 0*1",
       "cells=3 firstid=1000 | put 0*1 | poison | get | put 0*1",
+      "kind=recurrent pins=1 | put 0*2 | pin 0 | put 0*1 | put 0*1",
       // Some columns are not drawn.
       "cells=140 | start 0*100 | store | put 0*3",
   };

@@ -130,6 +130,12 @@ class LoggingCache final : public ForwardingCache {
     op.indices = {path.begin(), path.end()};
     return Logged(op, [&] { return ForwardingCache::Commit(seq, path); });
   }
+  Status Checkpoint(int seq) override {
+    TraceOp op;
+    op.kind = TraceOpKind::kCheckpoint;
+    op.seq = seq;
+    return Logged(op, [&] { return ForwardingCache::Checkpoint(seq); });
+  }
 
  private:
   static const Status& StatusOf(const Status& status) { return status; }
