@@ -274,9 +274,9 @@ RowPast PastOf(const Failure& difference, const History& history) {
 }
 
 // Returns the rules that the failure breaks, as if there were drafts.
-RuleList RulesOfFailure(const Failure& difference, const History& history) {
+RuleList RulesOfFailure(const Failure& difference, const History& history,
+                        const RowPast& past) {
   const bool ran = difference.step < history.ops.size();
-  const RowPast past = PastOf(difference, history);
   if (difference.part != WrongPart::kMask) {
     RuleList rules = RulesOfRows(difference.part, past, "S53");
     if (difference.part != WrongPart::kRows) return rules;
@@ -395,7 +395,7 @@ void AddRulesOfRefusals(const Failure& difference, const RowPast& past,
 // of copies, and of found prefixes. The shortest history has such calls only
 // where they matter.
 void AddRulesOfEffects(const Failure& difference, const History& history,
-                       RuleList& rules) {
+                       const RowPast& past, RuleList& rules) {
   const bool room = difference.Is("subject: room");
   const bool result = difference.Is("subject: result");
   const bool resume = difference.Is("subject: resume");
@@ -405,7 +405,6 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
   if (!room && !result && !shows && !resume) return;
   const bool reserves = std::ranges::count(history.ops, true, &Op::reserve) > 0;
   if (reserves) AddRule("S18", rules);
-  const RowPast past = PastOf(difference, history);
   AddRulesOfPins(past, rules);
   if (past.windows && resume) AddRule("S28", rules);
   if (past.states && resume) AddRule("R4", rules);
@@ -490,18 +489,19 @@ void RowPast::Add(const TraceOp& op) {
 }
 
 std::string CitedRules(const Failure& difference, const History& history) {
-  RuleList rules = RulesOfFailure(difference, history);
+  const RowPast past = PastOf(difference, history);
+  RuleList rules = RulesOfFailure(difference, history, past);
   if (!HasDrafts(history)) {
     std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
   }
   if (difference.of_left) {
-    AddRulesOfLeaving(PastOf(difference, history), rules);
+    AddRulesOfLeaving(past, rules);
     if (HasDrafts(history) && DropsDrafts(difference, history)) {
       AddRule("D6", rules);
     }
   }
-  AddRulesOfEffects(difference, history, rules);
-  AddRulesOfRefusals(difference, PastOf(difference, history), rules);
+  AddRulesOfEffects(difference, history, past, rules);
+  AddRulesOfRefusals(difference, past, rules);
   return Joined(rules);
 }
 

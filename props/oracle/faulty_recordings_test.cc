@@ -257,20 +257,34 @@ TEST(FaultyRecordings, AWindowThatCountsTheTokenIsNamed) {
               {{4, R"("01")", R"("11")", "(as if the window were 4: "}});
 }
 
+// Lines of a pass of one token of sequence 0; its first K element is its V.
+std::string StartAt(int position) {
+  return fmt::format(
+      R"({{"op":"start_forward","positions":[{}],"sequences":[0],)"
+      R"("result":"ok"}})",
+      position);
+}
+std::string PutToken(int value, int position) {
+  return fmt::format(R"({{"op":"put","layer":0,"key":{{"shape":[2,1,1],)"
+                     R"("data":[{0},{1}]}},"value":{{"shape":[1,1,1],)"
+                     R"("data":[{0}]}}}})",
+                     value, 1000 + position);
+}
+std::string GetTokens(const std::string& keys, const std::string& values,
+                      const std::string& mask) {
+  return fmt::format(
+      R"({{"op":"get","layer":0,"key":{{"shape":[2,1,{0}],"data":[{1}]}},)"
+      R"("value":{{"shape":[1,1,{0}],"data":[{2}]}},)"
+      R"("mask":{{"shape":[{0},1],"rows":["{3}"]}}}})",
+      mask.size(), keys, values, mask);
+}
+
 // With a window of 0, the next batch evicts the tokens before it (S7).
 TEST(FaultyRecordings, ATokenThatLeftIsNamed) {
   const std::string window =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":0)");
-  const std::string start =
-      R"({"op":"start_forward","positions":[2],"sequences":[0],"result":"ok"})";
-  const std::string put = R"({"op":"put","layer":0,"key":{"shape":[2,1,1],)"
-                          R"("data":[300,1002]},)"
-                          R"("value":{"shape":[1,1,1],"data":[300]}})";
-  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,2],)"
-                          R"("data":[300,1002,200,1001]},)"
-                          R"("value":{"shape":[1,1,2],"data":[300,200]},)"
-                          R"("mask":{"shape":[2,1],"rows":["10"]}})";
-  ExpectFound({OtherHeader(window), kStart, kPut, start, put, get},
+  ExpectFound({OtherHeader(window), kStart, kPut, StartAt(2), PutToken(300, 2),
+               GetTokens("300,1002,200,1001", "300,200", "10")},
               {{6, R"("10")", R"("11")",
                 "which it must not see; that token has left"}});
 }
@@ -279,38 +293,26 @@ TEST(FaultyRecordings, ATokenThatLeftIsNamed) {
 TEST(FaultyRecordings, AReplacedTokenIsNamed) {
   const std::string remove =
       R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})";
-  const std::string start =
-      R"({"op":"start_forward","positions":[1],"sequences":[0],"result":"ok"})";
-  const std::string put = R"({"op":"put","layer":0,"key":{"shape":[2,1,1],)"
-                          R"("data":[300,1001]},)"
-                          R"("value":{"shape":[1,1,1],"data":[300]}})";
-  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,3],)"
-                          R"("data":[100,1000,200,1001,300,1001]},)"
-                          R"("value":{"shape":[1,1,3],"data":[100,200,300]},)"
-                          R"("mask":{"shape":[3,1],"rows":["101"]}})";
-  ExpectFound({OtherHeader(kHeader), kStart, kPut, remove, start, put, get},
-              {{7, R"("101")", R"("111")",
-                "which it must not see; that token has left"}});
+  ExpectFound(
+      {OtherHeader(kHeader), kStart, kPut, remove, StartAt(1), PutToken(300, 1),
+       GetTokens("100,1000,200,1001,300,1001", "100,200,300", "101")},
+      {{7, R"("101")", R"("111")",
+        "which it must not see; that token has left"}});
 }
 
 // A row of line 4 sees three positions back, so that the window is right.
 TEST(FaultyRecordings, AWindowThatWasShownIsNotBlamed) {
   const std::string window =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":3)");
-  const auto start = [](int first, int second) {
-    return fmt::format(R"({{"op":"start_forward","positions":[{},{}],)"
-                       R"("sequences":[0,0],"result":"ok"}})",
-                       first, second);
-  };
-  const std::string put = R"({"op":"put","layer":0,"key":{"shape":[2,1,2],)"
-                          R"("data":[300,1006,400,1007]},)"
-                          R"("value":{"shape":[1,1,2],"data":[300,400]}})";
-  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,3],)"
-                          R"("data":[200,1001,300,1006,400,1007]},)"
-                          R"("value":{"shape":[1,1,3],"data":[200,300,400]},)"
-                          R"("mask":{"shape":[3,2],"rows":["010","011"]}})";
-  const Recording recording = {OtherHeader(window), start(0, 3), kPut, kGet,
-                               start(6, 7),         put,         get};
+  const std::string start =
+      Replaced(kStart, R"("positions":[0,1])", R"("positions":[0,3])");
+  const Recording recording = {OtherHeader(window),
+                               start,
+                               kPut,
+                               kGet,
+                               StartAt(6),
+                               PutToken(300, 6),
+                               GetTokens("200,1001,300,1006", "200,300", "01")};
   const Judgement judgement = JudgeText(Lines(recording));
   EXPECT_EQ(judgement.line(), 7);
   EXPECT_THAT(judgement.reason(), HasSubstr("misses the token"));

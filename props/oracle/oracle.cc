@@ -375,12 +375,13 @@ void Oracle::RememberWindow(const TraceOp& op) {
   for (int row = 0; row < Size(ledger.batch()); ++row) {
     const std::int64_t first =
         At(ledger.batch(), row).position - *ActiveSpec().window;
-    for (const LedgerToken& token : ledger.tokens()) {
-      if (token.position == first && token.rows.contains(op.layer) &&
-          ledger.MaySee(row, token)) {
-        whole_window_.insert(active_);
-      }
-    }
+    const auto is_first = [&](const LedgerToken& token) {
+      return token.position == first && token.rows.contains(op.layer) &&
+             ledger.MaySee(row, token);
+    };
+    if (std::ranges::none_of(ledger.tokens(), is_first)) continue;
+    whole_window_.insert(active_);
+    return;
   }
 }
 

@@ -228,9 +228,8 @@ void PagedClient::Shorten(int len) {
 
 void Remember(const PagedClient& client, std::span<const std::int32_t> more,
               std::vector<PagedClient>& seen) {
-  constexpr std::size_t kMost = 20;
   const auto remember = [&](PagedClient to_remember) {
-    if (seen.size() == kMost) seen.erase(seen.begin());
+    if (seen.size() == kSeenClientsMost) seen.erase(seen.begin());
     std::vector<std::int32_t>& tokens = to_remember.tokens;
     tokens.insert(tokens.end(), more.begin(), more.end());
     seen.push_back(std::move(to_remember));

@@ -150,9 +150,12 @@ inline void UseRest(PagedClient& client) {
   client.pending.assign(client.rest.begin(), client.rest.begin() + most);
 }
 
-// Adds a client to the last 20 clients whose tokens later prompts are drawn
-// from, with more tokens; and the tokens as a pool would have them that takes
-// unknown tokens for 0.
+// The most sequences that are open, and the most clients that Remember keeps.
+inline constexpr int kOpenClientsMost = 6;
+inline constexpr int kSeenClientsMost = 20;
+// Adds a client to the last clients whose tokens later prompts are drawn from,
+// with more tokens; and the tokens as a pool would have them that takes unknown
+// tokens for 0.
 void Remember(const PagedClient& client, std::span<const std::int32_t> more,
               std::vector<PagedClient>& seen);
 

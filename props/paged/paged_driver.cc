@@ -156,7 +156,7 @@ std::string PagedDriver::StateText() const {
 }
 
 void PagedDriver::Open(const PagedOp& op) {
-  if (clients_.size() > 5) return;
+  if (clients_.size() == kOpenClientsMost) return;
   PagedClient client = DrawPrompt(op, seen_);
   const Result<int> reference = reference_->Open(client.tokens, client.key);
   const Result<int> optimized = optimized_->Open(client.tokens, client.key);
@@ -216,7 +216,7 @@ int PagedDriver::ResumeBefore(int sequence, int len, PagedTraceOpKind call) {
 }
 
 void PagedDriver::Fork(const PagedOp& op) {
-  if (clients_.size() > 5) return;
+  if (clients_.size() == kOpenClientsMost) return;
   const int from = Pick(op.a);
   const int asked = Mod(op.b, ledger_.SeqLen(from) + 1);
   const int len = ResumeBefore(from, asked, PagedTraceOpKind::kFork);

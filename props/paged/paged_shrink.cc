@@ -11,6 +11,7 @@
 
 #include "core/guarded_paged.h"
 #include "core/index.h"
+#include "props/paged/paged_client.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/finding_filter.h"
 #include "props/shrink/shrinker.h"
@@ -145,13 +146,12 @@ void AddOp(std::size_t i, std::vector<Move>& moves) {
   }
   // A number is taken modulo the lists or sequences that there are. The own
   // number of a list still means this list when a later step leaves others out.
-  constexpr int kLists = 20;
-  constexpr int kSequences = 6;
-  for (int item = 3; item < kLists; ++item) {
+  for (int item = 3; item < kSeenClientsMost; ++item) {
     moves.emplace_back([i, item](PagedHistory& h) {
       if (i >= h.ops.size()) return;
       const bool lists = h.ops[i].kind == PagedOpKind::kOpen;
-      if (lists || item < kSequences) h.ops[i].a = std::min(h.ops[i].a, item);
+      if (lists || item < kOpenClientsMost)
+        h.ops[i].a = std::min(h.ops[i].a, item);
     });
   }
   // Without a sequence, every operation opens one.
