@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -14,6 +15,7 @@
 #include "core/index.h"
 #include "core/json_line.h"
 #include "kvtwin/cache.h"
+#include "props/base/clock.h"
 #include "props/base/filter.h"
 #include "props/base/program.h"
 #include "props/base/text_file.h"
@@ -40,8 +42,22 @@ int RefuseToShrink(const std::string& text) {
   return 2;
 }
 
-void ShowShrinking(std::int64_t runs, std::size_t calls) {
-  fmt::print(stderr, "\r{:>8} runs, {} calls ", runs, calls);
+// Shows the number of runs: on a terminal after each run, in a log every ten
+// seconds.
+std::function<void(std::int64_t runs, std::size_t calls)> ShowShrinking(
+    bool terminal) {
+  if (terminal) {
+    return [](std::int64_t runs, std::size_t calls) {
+      fmt::print(stderr, "\r{:>8} runs, {} calls ", runs, calls);
+    };
+  }
+  constexpr double kSeconds = 10;
+  return
+      [next = Now() + kSeconds](std::int64_t runs, std::size_t calls) mutable {
+        if (Now() < next) return;
+        next = Now() + kSeconds;
+        fmt::print(stderr, "kvtwin shrink: {} runs, {} calls\n", runs, calls);
+      };
 }
 
 // Returns "bug.short.jsonl" for "bug.jsonl".
@@ -100,7 +116,7 @@ int RunShrink(const ShrinkArguments& arguments) {
           : std::vector<std::string>{arguments.twin};
   options.runs = arguments.runs;
   const bool terminal = isatty(STDERR_FILENO) == 1;
-  if (terminal) options.progress = ShowShrinking;
+  options.progress = ShowShrinking(terminal);
   const Recorder record = [&](const std::string& calls) {
     return Filter(arguments.command, calls, limits);
   };

@@ -415,7 +415,8 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
     if (past.moves) AddRule("S31", rules);
   }
   if (views) AddRulesOfViews(history, past, rules);
-  if (room && past.copies) AddRule("S26", rules);
+  if ((room || result || resume) && past.copies) AddRule("S26", rules);
+  if (result && past.states && past.removes) AddRule("R10", rules);
   for (const std::string_view rule : {"S31", "S34", "S35"}) {
     if (output && past.moves) AddRule(rule, rules);
   }
@@ -510,17 +511,23 @@ std::string CitedRules(const TraceOp& op, const Failure& finding,
   const bool of_row = finding.row >= 0;
   if (finding.part == WrongPart::kMask) {
     RuleList rules = RulesOfCall(op, past, of_row);
+    if (past.visibility) std::erase(rules, "S51");
     if (finding.of_left) AddRulesOfLeaving(past, rules);
     return Joined(rules);
   }
-  RuleList rules = RulesOfRows(finding.part, past, "S52, S53");
+  if (finding.part == WrongPart::kCells) {
+    return std::string(
+        CitedRules("subject: batch cells", OpKind::kPut, past.states));
+  }
+  RuleList rules =
+      RulesOfRows(finding.part, past, past.visibility ? "S53" : "S51, S53");
   if (finding.part == WrongPart::kRows) rules.insert(rules.begin(), "S16");
   return Joined(rules);
 }
 
 std::string_view CitedRules(TraceOpKind call, bool of_row) {
   if (call == TraceOpKind::kGet) {
-    return of_row ? "S16, S21, S52, S53" : "S14, S15, S23, S24";
+    return of_row ? "S16, S21, S51, S53" : "S14, S15, S23, S24";
   }
   if (call == TraceOpKind::kAttend) return "S2, S16, S17, S58";
   if (call == TraceOpKind::kReservedMask) return "S18";

@@ -45,6 +45,7 @@ struct RowPast {
   bool pins = false;        // States were pinned.
   bool removes = false;     // Tokens were removed.
   bool reloads = false;     // The cache was restored from a snapshot.
+  bool visibility = false;  // Only visibility is compared.
 
   // Returns the past of a cache without calls.
   static RowPast Of(const CacheSpec& spec, const CacheConfig& config);

@@ -154,7 +154,7 @@ TEST(CitedRules, DependOnTheOperationThatAnsweredWrong) {
   EXPECT_EQ(CitedRules("subject: result", OpKind::kAsk), "S28, S44");
   EXPECT_EQ(CitedRules("subject: view cells", OpKind::kAsk), "S14");
   EXPECT_EQ(CitedRules("backend: crash", OpKind::kAsk), "");
-  EXPECT_EQ(CitedRules(TraceOpKind::kGet, true), "S16, S21, S52, S53");
+  EXPECT_EQ(CitedRules(TraceOpKind::kGet, true), "S16, S21, S51, S53");
   EXPECT_EQ(CitedRules(TraceOpKind::kGet, false), "S14, S15, S23, S24");
   const History history = *ParseHistory("kvt1 | put 0*1 | ask 0@1");
   EXPECT_EQ(
@@ -267,7 +267,7 @@ TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
   EXPECT_EQ(cited("result", drafts + "| drop 0:0- | put 0*1"),
             start + ", D4, D6");
   EXPECT_EQ(cited("result", drafts + "| copy 1>0:1 | put 0*1"),
-            start + ", D4, D6");
+            start + ", S26, D4, D6");
   EXPECT_EQ(cited("result", drafts + "| commit 0:0 | put 0*1"),
             start + ", D4, D5");
   EXPECT_EQ(cited("result", drafts + "| drop 0:0- | put 0*1:-1"),

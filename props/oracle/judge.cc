@@ -40,6 +40,7 @@ void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
       ++judged.answers;
       judged.rows += op.key.shape[2];
       judged.without_v += op.key.shape[2] > 0 && !op.value;
+      judged.with_unknown += !identity && oracle.ShowsUnknown(op.layer);
       return;
     case TraceOpKind::kAttend:
       if (!oracle.fresh() || !oracle.HasPut(op.layer)) return;
@@ -218,6 +219,10 @@ std::string JudgedText(const Judged& judged) {
   if (judged.without_v > 0 && judged.without_v < judged.gets) {
     text += fmt::format("; V of {} was not recorded",
                         Counted(judged.without_v, "get"));
+  }
+  if (judged.with_unknown > 0) {
+    text += fmt::format("; in {}, tokens without a put could have any rows",
+                        Counted(judged.with_unknown, "get"));
   }
   return text;
 }

@@ -25,13 +25,14 @@ std::string_view VerdictName(Verdict verdict);
 
 // How much of a recording was judged, up to the line where judging ended.
 struct Judged {
-  std::int64_t calls = 0;        // Lines after the header.
-  std::int64_t answers = 0;      // Lines with an answer that was compared.
-  std::int64_t gets = 0;         // Lines with `get` or `views`.
-  std::int64_t without_v = 0;    // Those of them that have K rows alone.
-  std::int64_t rows = 0;         // K rows in these lines, of one layer each.
-  std::int64_t outputs = 0;      // Lines with `attend`.
-  std::int64_t output_rows = 0;  // Their rows, and those that were judged.
+  std::int64_t calls = 0;         // Lines after the header.
+  std::int64_t answers = 0;       // Lines with an answer that was compared.
+  std::int64_t gets = 0;          // Lines with `get` or `views`.
+  std::int64_t without_v = 0;     // Those of them that have K rows alone.
+  std::int64_t with_unknown = 0;  // Those with tokens that were never put.
+  std::int64_t rows = 0;          // K rows in these lines, of one layer each.
+  std::int64_t outputs = 0;       // Lines with `attend`.
+  std::int64_t output_rows = 0;   // Their rows, and those that were judged.
   std::int64_t output_rows_judged = 0;
   std::int64_t refusals = 0;     // Answers such as cache_full, compared or not.
   std::int64_t prefix_hits = 0;  // Lines with an `open` that found a prefix.

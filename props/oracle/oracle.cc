@@ -95,8 +95,14 @@ const CacheSpec& Oracle::ActiveSpec() const {
 Status Oracle::StartLedger() {
   TraceHeader header = header_;
   AllowShifts(header.spec);
-  if (header_.visibility_only) {  // It only matters whether there is padding.
+  if (header_.visibility_only) {
+    // It only matters whether there is padding. The number of cells (S4), which
+    // may be more than an int holds, does not.
     header.config.cache_padding = std::min(header.config.cache_padding, 2);
+    InitArgs& init = header.init;
+    init.max_sequences = std::min(init.max_sequences, 2);
+    init.capacity = std::min(init.capacity, kOpenEnd / 4);
+    init.max_batch = std::min(init.max_batch, kOpenEnd / 4);
   }
   ledger_.emplace(header.spec);
   Status status = ledger_->Init(header.config, header.init);
@@ -113,6 +119,7 @@ Status Oracle::Start(const TraceHeader& header,
                      const std::vector<std::string>& twins) {
   header_ = header;
   past_ = RowPast::Of(header.spec, header.config);
+  past_.visibility = header.visibility_only;
   fresh_.assign(std::max<std::size_t>(1, header.spec.caches.size()), false);
   for (const std::string& name : twins) {
     auto cache = MakeCache(header.spec, name);
@@ -234,6 +241,17 @@ void Oracle::FollowEnds(const TraceOp& op) {
 
 bool Oracle::HasPut(int layer) const {
   return ActiveSpec().kind == Kind::kEncoder || put_.contains({active_, layer});
+}
+
+bool Oracle::ShowsUnknown(int layer) const {
+  const CacheLedger& ledger = ledger_->active();
+  return std::ranges::any_of(ledger.tokens(), [&](const LedgerToken& token) {
+    if (token.rows.contains(layer)) return false;
+    for (int row = 0; row < Size(ledger.batch()); ++row) {
+      if (ledger.MaySee(row, token)) return true;
+    }
+    return false;
+  });
 }
 
 // Returns why no prompt may be given here (F1).

@@ -67,6 +67,9 @@ class Oracle {
   std::int64_t output_rows_judged() const { return output_rows_judged_; }
   // Whether the rows of the batch are known in a layer: a pass may put none.
   bool HasPut(int layer) const;
+  // Whether a row of the batch sees a token that has no rows in this layer, so
+  // that any row is right for the token.
+  bool ShowsUnknown(int layer) const;
   const reference::Ledger& ledger() const { return *ledger_; }
   // Returns "sequence 1, position 4" for a row of the mask, or "padding".
   std::string RowLabel(int row) const;

@@ -90,10 +90,12 @@ std::optional<Failure> Oracle::Compare(const TraceOp& op,
     constexpr std::size_t kShown = 16;
     failure =
         differs("cells", IntsText(*op.cells, kShown), IntsText(cells, kShown));
-    if (failure) return failure;
-    // The difference is after the cells that the message shows.
-    return WrongAnswer("cells[{}] is {}, expected {}", at - op.cells->begin(),
-                       *at, *expected_at);
+    if (!failure) {  // The difference is after the cells that a message shows.
+      failure = WrongAnswer("cells[{}] is {}, expected {}",
+                            at - op.cells->begin(), *at, *expected_at);
+    }
+    failure->part = WrongPart::kCells;
+    return failure;
   }
   if (!expected.status.ok())
     return WrongAnswer("{}", expected.status.ToString());

@@ -273,8 +273,9 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
     if (same && ledger_->ShareRows(sequence, other, p, group)) continue;
     return WrongAnswer(
         "block {} is shared by sequences {} and {}, whose {} at position {} "
-        "are not the same",
-        block, other, sequence, same ? "rows" : "tokens", p);
+        "are not the same (line {} shows the block for sequence {})",
+        block, other, sequence, same ? "rows" : "tokens", p,
+        blocks_.at(other).at(spot).line, other);
   }
   owners.by_end.emplace(end, sequence);
   if (owners.by_end.size() == 2) ++shared_;

@@ -70,6 +70,26 @@ Recording operator+(Recording a, const Recording& b) {
   return a;
 }
 
+// A cache of another kind may have no limits of its own.
+TEST(Headers, MayHaveTheLargestSizes) {
+  std::string header = Header(R"("type":"causal","shift":"none")", 1,
+                              /*sequences=*/2147483647);
+  header = Replaced(header, R"("capacity":9)", R"("capacity":2147483647)");
+  header = Replaced(header, R"("max_batch":9)", R"("max_batch":2147483647)");
+  ExpectAccept(Lines({header, Start(2147483646, 0, 1), Put({3}), Get({3}, 1)}),
+               Level::kVisibility);
+}
+
+// Nothing says which rows a pass without a put has.
+TEST(TokensWithoutAPut, AreCounted) {
+  const Recording recording = {kCausal, Start(0, 0, 2), Start(0, 2, 1),
+                               Put({3}), Get({8, 9, 3}, 1)};
+  ExpectAccept(Lines(recording), Level::kVisibility);
+  EXPECT_EQ(JudgedText(JudgeText(Lines(recording)).judged),
+            "4 calls: 1 get of 3 rows; in 1 get, tokens without a put could "
+            "have any rows");
+}
+
 const std::string kFrom1 =
     R"({"op":"remove","seq":0,"begin":1,"end":2147483647,"result":"ok"})";
 

@@ -271,11 +271,14 @@ std::string CallLine(const std::string& line) {
   for (const char* answer : {"result", "cells", "first_cell", "mask"}) {
     json.erase(answer);
   }
-  if (json.value("op", "") == "get") {
+  const std::string op = json.value("op", "");
+  if (op == "get") {
     json.erase("key");
     json.erase("value");
   }
-  if (json.value("op", "") == "reserved_mask") json.erase("shape");
+  if (op == "reserved_mask") json.erase("shape");
+  if (op == "attend") json.erase("out");
+  if (op == "find_prefix") json.erase("len");
   return json.dump();
 }
 

@@ -101,8 +101,8 @@ std::vector<Unit> UnitsOf(const Calls& calls) {
       }
       continue;
     }
-    const bool in_pass = Is(call, "put") || Is(call, "get") ||
-                         Is(call, "set_causal") || Is(call, "set_layer_type") ||
+    const bool in_pass = call.contains("layer") || Is(call, "set_causal") ||
+                         Is(call, "set_layer_type") ||
                          Is(call, "reserved_mask");
     if (!in_pass || units.empty()) units.emplace_back();
     units.back().push_back(i);
@@ -110,9 +110,25 @@ std::vector<Unit> UnitsOf(const Calls& calls) {
   return units;
 }
 
+// Returns the units: for each layer, its puts and all else of the layer.
+std::vector<Unit> LayersOf(const Calls& calls) {
+  std::map<Json, Unit> layers;
+  for (std::size_t i = 0; !calls.paged && i < calls.lines.size(); ++i) {
+    const auto layer = calls.lines[i].find("layer");
+    if (layer != calls.lines[i].end()) layers[*layer].push_back(i);
+  }
+  std::vector<Unit> units;
+  for (auto& [layer, unit] : layers) units.push_back(std::move(unit));
+  return units;
+}
+
+// Returns each call alone, but for the puts of a cache: a pass without a put
+// has tokens of unknown rows, and any row would do for them.
 std::vector<Unit> SinglesOf(const Calls& calls) {
   std::vector<Unit> units;
-  for (std::size_t i = 0; i < calls.lines.size(); ++i) units.push_back({i});
+  for (std::size_t i = 0; i < calls.lines.size(); ++i) {
+    if (!Is(calls.lines[i], "put")) units.push_back({i});
+  }
   return units;
 }
 
@@ -157,11 +173,13 @@ Calls WithoutToken(Calls calls, std::size_t pass, std::size_t token) {
   Json& start = calls.lines[pass];
   Drop(start["positions"], token);
   Drop(start["sequences"], token);
+  if (start.contains("parents")) Drop(start["parents"], token);
   if (start.contains("multimodal")) DropPlace(start["multimodal"], token);
   for (std::size_t i = pass + 1; i < calls.lines.size(); ++i) {
     Json& call = calls.lines[i];
     if (Is(call, "start_forward")) break;
     if (Is(call, "set_causal")) DropPlace(call["except"], token);
+    if (Is(call, "attend")) DropRow(call["query"], token);
     if (!Is(call, "put")) continue;
     DropRow(call["key"], token);
     DropRow(call["value"], token);
@@ -191,6 +209,8 @@ bool ContinuesSequences(const std::string& recording, std::int64_t lines) {
     } else if (Is(call, "copy_prefix")) {
       next[call.at("dst")] =
           std::min(call.at("len").get<std::int64_t>(), next[call.at("src")]);
+    } else if (Is(call, "find_prefix")) {
+      next[call.at("seq")] = call.at("len");
     } else if (Is(call, "remove") && taken) {
       std::int64_t& length = next[call.at("seq")];
       const auto begin = std::min(call.at("begin").get<std::int64_t>(), length);
@@ -225,6 +245,7 @@ class RecordingShrinker {
   ShrunkRecording Run() {
     for (bool goes_on = true; goes_on;) {
       goes_on = LeaveOut(UnitsOf);
+      goes_on = LeaveOut(LayersOf) || goes_on;
       goes_on = LeaveOut(SinglesOf) || goes_on;
       goes_on = LeaveOutTokens() || goes_on;
       goes_on = OpenForks() || goes_on;

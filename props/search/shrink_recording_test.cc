@@ -156,14 +156,15 @@ TEST(ShrinkRecording, FindsTheShortestRecordingOfAPool) {
   EXPECT_EQ(ShrinkRecording(text, Fork, {.twins = kTwins})->text, shrunk->text);
 }
 
-// Appends the rows of a tensor, each a list, to `rows`.
-void AppendRows(const Json& tensor, std::vector<Json>& rows) {
+// Replaces the last rows, each a list, by those of a tensor.
+void ReplaceRows(const Json& tensor, std::vector<Json>& rows) {
   const Json& shape = tensor.at("shape");
   const auto size = shape[0].get<int>() * shape[1].get<int>();
+  std::size_t to = rows.size() - shape[2].get<std::size_t>();
   for (auto at = tensor.at("data").begin(); at != tensor.at("data").end();) {
     Json row = Json::array();
     while (AsInt(row.size()) < size) row.push_back(*at++);
-    rows.push_back(std::move(row));
+    rows[to++] = std::move(row);
   }
 }
 
@@ -176,30 +177,42 @@ void SetRows(const std::vector<Json>& rows, Json& tensor) {
   }
 }
 
-// Answers as a program with one sequence, in lists: its positions are the
-// places in the lists, whatever positions a batch has. Its Remove keeps `extra`
-// tokens too many.
+// Answers as a program with one sequence and one layer, in lists: its positions
+// are the places in the lists, whatever positions a batch has. Rows are zeros
+// until they are put; a put without a pass ends the program. Its Remove keeps
+// `extra` tokens too many.
 std::string AnswerOfLists(const std::string& calls, std::size_t extra) {
   std::istringstream in(calls);
   std::string text;
   std::vector<Json> keys;
   std::vector<Json> values;
   std::size_t before = 0;
+  Json model;
   Json put;
   for (std::string line; std::getline(in, line);) {
     Json call = Json::parse(line);
     const std::string op = call.value("op", "");
     if (op.empty()) call["placement"] = "other";
     if (op == "start_forward" || op == "remove") call["result"] = "ok";
-    if (op == "start_forward") before = keys.size();
+    const auto zeros = [&](const char* head_dim) {
+      return Json(std::vector<int>(model.value(head_dim, 1U) *
+                                   model.value("kv_heads", 1U)));
+    };
+    if (op.empty()) model = call.at("model");
+    if (op == "start_forward") {
+      before = keys.size();
+      keys.resize(before + call.at("positions").size(), zeros("k_head_dim"));
+      values.resize(keys.size(), zeros("v_head_dim"));
+    }
     if (op == "remove") {
       const auto kept = call.at("begin").get<std::size_t>() + extra;
       keys.resize(std::min(keys.size(), kept));
       values.resize(keys.size());
     } else if (op == "put") {
       put = call;
-      AppendRows(call.at("key"), keys);
-      AppendRows(call.at("value"), values);
+      if (call["key"]["shape"][2] != keys.size() - before) return "";
+      ReplaceRows(call.at("key"), keys);
+      ReplaceRows(call.at("value"), values);
     } else if (op == "get") {
       if (put.is_null()) continue;
       call["key"] = put.at("key");
@@ -236,6 +249,85 @@ TEST(ShrinkRecording, ContinuesSequencesAsTheRecordingDoes) {
   EXPECT_NE(shrunk->text.find("remove"), std::string::npos) << shrunk->text;
   const Judgement right = JudgeText(AnswerOfLists(shrunk->text, 0));
   EXPECT_EQ(right.verdict(), Verdict::kAccept) << right.reason();
+}
+
+// A pass without a put has tokens that may have any rows: then one of these
+// tokens would be said to have the wrong row, and another one to be missing.
+TEST(ShrinkRecording, KeepsThePutsOfEachPass) {
+  const Recorder spoiled = [](const std::string& calls) -> Result<std::string> {
+    std::istringstream in(AnswerOfLists(calls, 0));
+    std::string text;
+    for (std::string line; std::getline(in, line);) {
+      Json call = Json::parse(line);
+      if (call.value("op", "") == "get" && call["key"]["shape"][2] > 4) {
+        call["key"]["data"][0] = 7;
+        call["value"]["data"][0] = 7;
+      }
+      text += call.dump() + "\n";
+    }
+    return text;
+  };
+  const Result<History> history = ParseHistory(
+      "kvt1 | put 0*2 | put 0*2 | drop 0:3- | put 0*1 | put 0*1 | put 0*1");
+  ASSERT_TRUE(history.ok()) << history.status().message();
+  std::ostringstream calls;
+  ASSERT_TRUE(WriteCalls(*history, calls).ok());
+  const std::string text = *spoiled(calls.str());
+  const auto shrunk = ShrinkRecording(text, spoiled, {.twins = kTwins});
+  ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
+  EXPECT_LT(shrunk->calls, shrunk->calls_before);
+  const auto count = [&](const std::string& op) {
+    std::istringstream in(shrunk->text);
+    int lines = 0;
+    for (std::string line; std::getline(in, line);) {
+      lines += AsInt(line.find("\"op\":\"" + op + "\"") != std::string::npos);
+    }
+    return lines;
+  };
+  EXPECT_GT(count("start_forward"), 0) << shrunk->text;
+  EXPECT_EQ(count("put"), count("start_forward")) << shrunk->text;
+}
+
+// The query of an attend has a row for each token of the batch. Its output and
+// the answer of a find_prefix are not among the calls.
+TEST(ShrinkRecording, ShortensBatchesThatAttend) {
+  const Recorder nines = [](const std::string& calls) -> Result<std::string> {
+    std::istringstream in(calls);
+    std::string text;
+    for (std::string line; std::getline(in, line);) {
+      Json call = Json::parse(line);
+      const std::string op = call.value("op", "");
+      if (call.contains("out") || call.contains("len")) return std::string();
+      if (op == "start_forward") call["result"] = "ok";
+      if (op == "find_prefix") call["len"] = 0;
+      if (op == "attend") {
+        const Json& shape = call["query"]["shape"];
+        call["out"] = {{"shape", shape},
+                       {"data", std::vector<int>(shape[2], 9)}};
+      }
+      text += call.dump() + "\n";
+    }
+    return text;
+  };
+  const std::string rows = R"({"shape":[1,1,3],"data":[1,2,3]})";
+  const std::string calls =
+      R"({"kvtrace":4,"placement":"other",)"
+      R"("cache":{"type":"causal","shift":"none"},"config":{},)"
+      R"("init":{"dtype":"f32","max_sequences":2,"capacity":4,"max_batch":4},)"
+      R"("model":{"layers":1,"k_head_dim":1,"kv_heads":1,"v_head_dim":1}})"
+      "\n"
+      R"({"op":"find_prefix","seq":1,"tokens":[5,6]})"
+      "\n"
+      R"({"op":"start_forward","positions":[0,1,2],"sequences":[0,0,0]})"
+      "\n"
+      R"({"op":"put","layer":0,"key":)" +
+      rows + R"(,"value":)" + rows + "}\n" +
+      R"({"op":"attend","layer":0,"query":)" + rows + "}\n";
+  const auto shrunk = ShrinkRecording(*nines(calls), nines, {.twins = kTwins});
+  ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
+  EXPECT_EQ(shrunk->calls, 3U) << shrunk->text;
+  EXPECT_NE(shrunk->text.find(R"("positions":[0])"), std::string::npos)
+      << shrunk->text;
 }
 
 // Returns a program whose recordings of fewer than `lines` lines fail in
