@@ -278,11 +278,8 @@ PagedClient DrawPrompt(const PagedOp& op,
 }
 
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec) {
-  const int count = op.b < kLongAppend
-                        ? 1 + Mod(op.b, 2 * spec.block_size)
-                        : 1 + (op.b - kLongAppend) % (TokensOf(spec) + 1);
   std::vector<std::int32_t> tokens;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < AppendedTokens(op, spec); ++i) {
     tokens.push_back(Token(op.c / 256, (op.c >> i % 8) & 1));
   }
   return tokens;

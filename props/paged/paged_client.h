@@ -4,9 +4,12 @@
 #ifndef KVTWIN_PROPS_PAGED_PAGED_CLIENT_H_
 #define KVTWIN_PROPS_PAGED_PAGED_CLIENT_H_
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,6 +57,21 @@ template <class Text>
 void Expect(bool holds, const Text& text,
             std::optional<PagedTraceOpKind> call = {}) {
   if (!holds) throw PoolFailure(Made(text), call);
+}
+
+// Throws a failure unless the twins give the same answer to `call`.
+template <class Answer>
+void ExpectEqual(std::string_view call, const Answer& reference,
+                 const Answer& tested,
+                 std::optional<PagedTraceOpKind> pool_call = {}) {
+  Expect(
+      reference == tested,
+      [&] {
+        return fmt::format(
+            "{} differs: {} by the reference, {} by the pool under test", call,
+            reference, tested);
+      },
+      pool_call);
 }
 
 // Throws a failure unless the call succeeded.
@@ -123,6 +141,12 @@ inline int TokensOf(const PagedSpec& spec) {
   return std::min(spec.max_seq_len, spec.blocks * spec.block_size);
 }
 
+// Returns the number of tokens of an append.
+inline int AppendedTokens(const PagedOp& op, const PagedSpec& spec) {
+  if (op.b < kLongAppend) return 1 + Mod(op.b, 2 * spec.block_size);
+  return 1 + (op.b - kLongAppend) % (TokensOf(spec) + 1);
+}
+
 // The hash of some media.
 std::string MediaHash(int number);
 
@@ -153,6 +177,24 @@ inline void UseRest(PagedClient& client) {
 // The most sequences that are open, and the most clients that Remember keeps.
 inline constexpr int kOpenClientsMost = 6;
 inline constexpr int kSeenClientsMost = 20;
+// As a number that is taken modulo a count up to twenty: the last item. As the
+// `b` of a fork: all tokens.
+constexpr int LastOf(int most) {
+  int multiple = 1;
+  for (int count = 2; count <= most; ++count) {
+    multiple = std::lcm(multiple, count);
+  }
+  return multiple - 1;
+}
+inline constexpr int kLastItem = LastOf(kSeenClientsMost);
+// An open or a fork whose `b` is not below kManyOpen may come where there are
+// six sequences, up to this many.
+inline constexpr int kManyOpen = 64;
+inline constexpr int kManyClientsMost = 72;
+// Whether an open or a fork may add a sequence to `count` sequences.
+inline bool MayAddClient(const PagedOp& op, std::size_t count) {
+  return count < AsSize(op.b < kManyOpen ? kOpenClientsMost : kManyClientsMost);
+}
 // Adds a client to the last clients whose tokens later prompts are drawn from,
 // with more tokens; and the tokens as a pool would have them that takes unknown
 // tokens for 0.

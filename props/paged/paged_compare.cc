@@ -2,6 +2,7 @@
 // against one another.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -18,6 +19,11 @@ namespace {
 
 std::vector<std::byte> BytesOf(const TensorView& view) {
   return CopyOf(view, view.dtype).bytes;
+}
+
+std::string UsageText(const PagedUsage& usage) {
+  return fmt::format("{} free, {} cached, {} used, {} shared", usage.free,
+                     usage.cached, usage.used, usage.shared);
 }
 
 // Returns whether the row at index `i` of `dimension` is equal to `expected`.
@@ -37,9 +43,15 @@ bool SameViews(const PagedView& a, const PagedView& b) {
 
 void PagedDriver::CompareSequence(int sequence) {
   const int len = ledger_.SeqLen(sequence);
-  Expect(Need(reference_->SeqLen(sequence), "SeqLen of the reference") == len &&
-             Need(optimized_->SeqLen(sequence), "SeqLen") == len,
-         "SeqLen differs");
+  const int reference =
+      Need(reference_->SeqLen(sequence), "SeqLen of the reference");
+  const int optimized = Need(optimized_->SeqLen(sequence), "SeqLen");
+  Expect(reference == len && optimized == len, [&] {
+    return fmt::format(
+        "SeqLen differs: {} by the reference, {} by the pool under test; the "
+        "sequence has {} committed tokens",
+        reference, optimized, len);
+  });
   for (int layer = 0; layer < spec_.layers; ++layer) {
     const auto rows = ledger_.RowsOf(sequence, layer);
     CompareViews(sequence, layer, rows);
@@ -56,9 +68,10 @@ void PagedDriver::CompareSequence(int sequence) {
     const auto slots =
         Need(GroupIn(*optimized_, group).SlotMapping(sequence, 0, len),
              "SlotMapping");
-    Expect(Need(GroupIn(*reference_, group).SlotMapping(sequence, 0, len),
-                kSlots) == slots,
-           "SlotMapping differs");
+    ExpectEqual(
+        "SlotMapping",
+        Need(GroupIn(*reference_, group).SlotMapping(sequence, 0, len), kSlots),
+        slots);
     CheckSlots(group, sequence);
   }
 }
@@ -316,7 +329,8 @@ void PagedDriver::CompareTables(int group, const std::vector<int>& sequences) {
 
 void PagedDriver::CompareUsage(int group) {
   const PagedUsage usage = GroupIn(*reference_, group).Usage();
-  Expect(usage == GroupIn(*optimized_, group).Usage(), "Usage differs");
+  ExpectEqual("Usage", UsageText(usage),
+              UsageText(GroupIn(*optimized_, group).Usage()));
   digest_ = HashBytes(&usage, sizeof(usage), digest_);
   Expect(usage.free + usage.cached + usage.used == SpecOfGroup(group).blocks,
          "Usage does not add up");

@@ -156,13 +156,13 @@ std::string PagedDriver::StateText() const {
 }
 
 void PagedDriver::Open(const PagedOp& op) {
-  if (clients_.size() == kOpenClientsMost) return;
+  if (!MayAddClient(op, clients_.size())) return;
   PagedClient client = DrawPrompt(op, seen_);
   const Result<int> reference = reference_->Open(client.tokens, client.key);
   const Result<int> optimized = optimized_->Open(client.tokens, client.key);
   ExpectSame(reference.status(), optimized.status(), "Open");
   if (!reference.ok()) return;
-  Expect(*reference == *optimized, "Open: other numbers");
+  ExpectEqual("Open: the number", *reference, *optimized);
   const int taken =
       Need(reference_->SeqLen(*reference), "SeqLen of the reference");
   Expect(ledger_.MayOpen(client.tokens, client.key, taken), [&] {
@@ -172,11 +172,10 @@ void PagedDriver::Open(const PagedOp& op) {
   ledger_.Open(*reference, client.tokens, client.key, taken);
   if (!spec_.groups.empty()) {
     const auto& key = client.key;
-    Expect(Need(reference_->Find(client.tokens, key),
-                "Find of the reference") >= 0 &&
-               Need(optimized_->Find(client.tokens, key), "Find") ==
-                   Need(reference_->Find(client.tokens, key), "Find"),
-           "Find differs");
+    ExpectEqual(
+        "Find",
+        Need(reference_->Find(client.tokens, key), "Find of the reference"),
+        Need(optimized_->Find(client.tokens, key), "Find"));
     client.rest.assign(client.tokens.begin() + taken, client.tokens.end());
   }
   client.tokens.resize(AsSize(taken));
@@ -207,8 +206,9 @@ int PagedDriver::ResumeBefore(int sequence, int len, PagedTraceOpKind call) {
   if (spec_.groups.empty()) return len;
   const int kept =
       Need(reference_->ResumeBefore(sequence, len), "ResumeBefore");
-  Expect(kept == Need(optimized_->ResumeBefore(sequence, len), "ResumeBefore"),
-         "ResumeBefore differs", call);
+  ExpectEqual("ResumeBefore", kept,
+              Need(optimized_->ResumeBefore(sequence, len), "ResumeBefore"),
+              call);
   Expect(kept >= 0 && kept <= len, "ResumeBefore: a later position", call);
   Expect(kept == len || len < ledger_.SeqLen(sequence),
          "ResumeBefore: the sequence cannot continue", call);
@@ -216,7 +216,7 @@ int PagedDriver::ResumeBefore(int sequence, int len, PagedTraceOpKind call) {
 }
 
 void PagedDriver::Fork(const PagedOp& op) {
-  if (clients_.size() == kOpenClientsMost) return;
+  if (!MayAddClient(op, clients_.size())) return;
   const int from = Pick(op.a);
   const int asked = Mod(op.b, ledger_.SeqLen(from) + 1);
   const int len = ResumeBefore(from, asked, PagedTraceOpKind::kFork);
@@ -224,7 +224,7 @@ void PagedDriver::Fork(const PagedOp& op) {
   const Result<int> optimized = optimized_->Fork(from, asked);
   ExpectSame(reference.status(), optimized.status(), "Fork");
   if (!reference.ok()) return;
-  Expect(*reference == *optimized, "Fork: other numbers");
+  ExpectEqual("Fork: the number", *reference, *optimized);
   ledger_.Fork(from, *reference, len);
   PagedClient client = clients_.at(from);
   client.Fork(len);
@@ -376,7 +376,7 @@ Status PagedDriver::MakeMisuse(PagedPool& pool, const PagedOp& op) const {
   const PagedSpec& first = SpecOfLayer(spec_, 0);
   const Shape shape = {first.k_head_dim + 1, first.kv_heads, 1, 1};
   TensorView wide = DenseView(&number, DType::kF32, shape);
-  wide.stride = {0, 0, 0, 0};
+  wide.stride = {0, 0, 0, 1};  // All elements are one.
   TensorView right = wide;
   right.shape[0] = first.k_head_dim;
   TensorView value = right;

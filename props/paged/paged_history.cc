@@ -224,8 +224,9 @@ PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
 
 namespace {
 
-// Makes one dimension of the pool large.
-void Enlarge(const Pick& pick, PagedSpec& spec) {
+// Makes one dimension of the pool large. Returns whether it is the number of
+// blocks.
+bool Enlarge(const Pick& pick, PagedSpec& spec) {
   const int power = 1 << pick(4, 6);
   const int near = power + pick(-1, 1);
   switch (pick(0, 6)) {
@@ -239,7 +240,7 @@ void Enlarge(const Pick& pick, PagedSpec& spec) {
       spec.block_size = pick(1, 2);
       spec.blocks = 4 * near;
       spec.max_seq_len = pick(60, spec.block_size * spec.blocks);
-      break;
+      return true;
     case 2:
       spec.layers = near;
       break;
@@ -250,6 +251,7 @@ void Enlarge(const Pick& pick, PagedSpec& spec) {
       spec.kv_heads = near;
       break;
   }
+  return false;
 }
 
 // Draws an alphabet of PagedToken: the first for half of the histories.
@@ -387,21 +389,43 @@ void UseStorage(const PoolStorage& storage, PagedSpec& spec) {
 
 namespace {
 
+// Adds an append to all layers, and a commit of its tokens.
+void AddTokens(const PagedNumbers& numbers, int sequence, int b,
+               std::vector<PagedOp>& ops) {
+  const int any = numbers.C(PagedOpKind::kAppend);
+  const int c = any % 5 == 0 ? std::max(any - 1, 1) : any;  // To all layers.
+  ops.push_back({PagedOpKind::kAppend, sequence, b, c});
+  ops.push_back({PagedOpKind::kCommit, sequence, 1, 0});
+}
+
 // Adds a sequence of many tokens, and in most cases a fork of it that continues
 // in the middle of a block.
 void AddLongFork(const Pick& pick, const PagedNumbers& numbers,
                  const PagedSpec& spec, std::vector<PagedOp>& ops) {
-  const auto append = [&](int sequence, int b) {
-    const int any = numbers.C(PagedOpKind::kAppend);
-    const int c = any % 5 == 0 ? std::max(any - 1, 1) : any;  // To all layers.
-    ops.push_back({PagedOpKind::kAppend, sequence, b, c});
-    ops.push_back({PagedOpKind::kCommit, sequence, 1, 0});
-  };
   ops.push_back({PagedOpKind::kOpen, 0, 0, 0});
-  append(0, numbers.LongB(spec));
+  AddTokens(numbers, 0, numbers.LongB(spec), ops);
   if (pick(0, 3) == 0) return;
   ops.push_back({PagedOpKind::kFork, 0, pick(0, spec.max_seq_len), 0});
-  append(1, pick(0, kLongAppend - 1));
+  AddTokens(numbers, 1, pick(0, kLongAppend - 1), ops);
+}
+
+// Adds some more than 8 to 64 sequences, or some fewer, of a few tokens each.
+// One in three is a fork.
+void AddManySequences(const Pick& pick, const PagedNumbers& numbers,
+                      std::vector<PagedOp>& ops) {
+  using enum PagedOpKind;
+  const int power = 1 << pick(3, 6);
+  for (int count = power + pick(-1, 3); count > 0; --count) {
+    const int b = kManyOpen + pick(0, 3);
+    if (pick(0, 2) == 0) {
+      ops.push_back({kFork, pick(0, 63), b, 0});
+    } else {
+      ops.push_back({kOpen, pick(0, 63), b, numbers.C(kOpen)});
+    }
+    if (pick(0, 1) == 0) continue;
+    const int sequence = pick(0, 63);
+    AddTokens(numbers, sequence, pick(0, 3), ops);
+  }
 }
 
 }  // namespace
@@ -417,7 +441,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   spec.k_head_dim = pick(1, 3);
   spec.v_head_dim = pick(1, 3);
   const bool large = pick(0, 15) == 0;
-  if (large) Enlarge(pick, spec);
+  const bool blocks = large && Enlarge(pick, spec);
   const auto type = [&] { return kRowDTypes.at(AsSize(pick(0, 5))); };
   spec.dtype = type();
   if (pick(0, 1) == 1) spec.v_dtype = type();
@@ -428,7 +452,11 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
       DrawKinds(pick, AsSize(PagedOpKind::kLayers), server);
   const PagedNumbers numbers(pick);
   const int ops = large ? pick(5, 20) : pick(5, 80);
-  if (large) AddLongFork(pick, numbers, spec, history.ops);
+  if (blocks && pick(0, 1) == 0) {
+    AddManySequences(pick, numbers, history.ops);
+  } else if (large) {
+    AddLongFork(pick, numbers, spec, history.ops);
+  }
   for (int i = 0; i < ops; ++i) {
     const PagedOpKind kind = At(kinds, pick(0, Size(kinds) - 1));
     const int a = pick(0, 63);
@@ -480,15 +508,16 @@ int DrawGroupsC(const Pick& pick, const PagedNumbers& numbers, bool salted,
 // images of either, or with one image fewer.
 void AddForkWithMedia(const Pick& pick, const PagedNumbers& numbers, int source,
                       std::vector<PagedOp>& ops) {
-  ops.push_back({PagedOpKind::kFork, source, pick(0, 63), 0});
+  const auto last = [&] { return pick(0, 1) == 0 ? kLastItem : pick(0, 63); };
+  ops.push_back({PagedOpKind::kFork, source, last(), 0});
   for (int appends = pick(1, 2); appends > 0; --appends) {
     constexpr auto kAppend = PagedOpKind::kAppend;
     ops.push_back(
-        {kAppend, pick(0, 63), pick(0, kLongAppend - 1), numbers.C(kAppend)});
+        {kAppend, last(), pick(0, kLongAppend - 1), numbers.C(kAppend)});
     CompleteCall(pick, ops);
   }
   for (int opens = pick(1, 4); opens > 0; --opens) {
-    ops.push_back({PagedOpKind::kOpen, pick(0, 63), 0,
+    ops.push_back({PagedOpKind::kOpen, last(), 0,
                    kSeenMedia * (pick(0, 1) == 0 ? 4 : 1)});
   }
 }
@@ -535,6 +564,9 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
     }
     history.ops.push_back(op);
     if (completes && op.kind == PagedOpKind::kMedia) {
+      if (pick(0, 2) == 0) {  // The same image again, a few tokens later.
+        history.ops.push_back({op.kind, op.a, op.b + pick(0, 2), op.c});
+      }
       op.kind = PagedOpKind::kAppend;  // It has the tokens with these media.
       op.c = numbers.C(op.kind);
       history.ops.push_back(op);

@@ -55,6 +55,34 @@ class IgnoresMedia : public ChangesKeys<ForgetHashes> {
   }
 };
 
+// A prompt has each image once.
+void ForgetRepeatedHashes(PrefixKey& key) {
+  std::set<std::string> seen;
+  std::erase_if(key.media, [&](const PrefixMedia& media) {
+    return !seen.insert(media.hash).second;
+  });
+}
+using IgnoresRepeatedMedia = ChangesKeys<ForgetRepeatedHashes>;
+
+// There are at most 64 sequences.
+class HasNoMoreSequences : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    return Within(pool_->Open(prompt, key));
+  }
+  Result<int> Fork(int sequence, int len) override {
+    return Within(pool_->Fork(sequence, len));
+  }
+
+ private:
+  static Result<int> Within(const Result<int>& made) {
+    if (!made.ok() || *made < 64) return made;
+    return Status(StatusCode::kCacheFull, "there are 64 sequences");
+  }
+};
+
 // Truncate keeps the media of the tokens that it drops (P17).
 class TruncationKeepsMedia : public ForwardingPool {
  public:
@@ -292,7 +320,7 @@ TEST(PagedHistories, HavePromptsOfUnknownTokens) {
 }
 
 TEST(PagedHistories, HavePromptsOfForksWithUnknownTokens) {
-  // 8 seeds find it; 6 if prompts had only the tokens of sequences.
+  // 7 seeds find it.
   constexpr auto kMistake = Mistake::kForkKnows;
   EXPECT_GE(
       SeedsThatFind<RefusesMistakes<kMistake>>(10, 30000, /*groups=*/false), 7);
@@ -340,10 +368,19 @@ TEST(PagedHistories, HavePromptsWithOtherSalts) {
   EXPECT_GE(SeedsThatFind<IgnoresSalts>(100, 500), 20);
 }
 
+TEST(PagedHistories, HaveAnImageTwice) {
+  // All 10 seeds find it; 1 if images were not drawn a second time.
+  EXPECT_GE(SeedsThatFind<IgnoresRepeatedMedia>(10, 20000), 7);
+}
+
+TEST(PagedHistories, HaveManySequences) {
+  EXPECT_TRUE(IsFound<HasNoMoreSequences>(10000));
+}
+
 TEST(PagedHistories, ForkSequencesWithMedia) {
-  // 6 seeds find it; 0 would if servers did not fork after media.
+  // 7 seeds find it; 0 would if servers did not fork after media.
   constexpr auto kMistake = Mistake::kForkWithoutMedia;
-  EXPECT_GE(SeedsThatFind<RefusesMistakes<kMistake>>(10, 20000), 3);
+  EXPECT_GE(SeedsThatFind<RefusesMistakes<kMistake>>(10, 20000), 5);
 }
 
 TEST(PagedHistories, TruncateTokensWithMedia) {

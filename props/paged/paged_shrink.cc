@@ -30,6 +30,26 @@ constexpr std::array kSizes = {&PagedSpec::block_size,  &PagedSpec::blocks,
 
 using Move = std::function<void(PagedHistory&)>;
 
+// Joins an append to a sequence, a commit and another append: the operations
+// from `i` on. Returns whether they are these.
+bool JoinAppends(PagedHistory& h, std::size_t i) {
+  if (i + 2 >= h.ops.size()) return false;
+  PagedOp& first = h.ops[i];
+  const PagedOp& commit = h.ops[i + 1];
+  const PagedOp& second = h.ops[i + 2];
+  if (first.kind != PagedOpKind::kAppend ||
+      commit.kind != PagedOpKind::kCommit ||
+      second.kind != PagedOpKind::kAppend || commit.a != first.a ||
+      second.a != first.a) {
+    return false;
+  }
+  const PagedSpec all = Completed(h.spec);
+  first.b = kLongAppend - 1 + AppendedTokens(first, all) +
+            AppendedTokens(second, all);
+  h.ops.erase(IteratorAt(h.ops, i + 1), IteratorAt(h.ops, i + 3));
+  return true;
+}
+
 // Steps that leave operations out.
 void AddLeavingOut(const PagedHistory& history, std::vector<Move>& moves) {
   const auto erase = [](PagedHistory& h, std::size_t i) {
@@ -49,6 +69,18 @@ void AddLeavingOut(const PagedHistory& history, std::vector<Move>& moves) {
         }
       });
     }
+  }
+  for (std::size_t i = 0; i < history.ops.size(); ++i) {
+    PagedHistory joined = history;
+    if (!JoinAppends(joined, i)) continue;
+    moves.emplace_back([=](PagedHistory& h) { JoinAppends(h, i); });
+    // There is a list of tokens less.
+    moves.emplace_back([=](PagedHistory& h) {
+      if (!JoinAppends(h, i)) return;
+      for (PagedOp& op : h.ops) {
+        if (op.kind == PagedOpKind::kOpen && op.a > 0) --op.a;
+      }
+    });
   }
   for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
     const auto kind = static_cast<PagedOpKind>(i);
