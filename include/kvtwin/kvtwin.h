@@ -1072,7 +1072,7 @@ typedef struct kvtwin_description_v1 {
   uint32_t shifts;       /* 1 << kvtwin_shift_kind. Default: none. */
   uint32_t mask_dtypes;  /* 1 << kvtwin_dtype. Default: f32. */
   int32_t max_sequences; /* 0: any number. Default: 1. */
-  int32_t max_layers;    /* 0: any number. */
+  int32_t max_layers;    /* 0: any number, up to 65 in histories. */
   int32_t max_padding;   /* Largest cache or mask padding; 0: any. Default: 1 */
   double tolerance;      /* For NUMERIC: largest error of an element of the
                             attention's output. Default: 0.01. */

@@ -142,6 +142,18 @@ int Client::CountDrafts(int seq) const {
   return AsInt(count);
 }
 
+// The position after the last token or draft of a sequence.
+std::int32_t Client::EndWithDrafts(int seq) {
+  std::int64_t end = Next(seq);
+  for (const auto& part : driver_.ledger().parts()) {
+    for (const auto& token : part.tokens()) {
+      if (token.drafted_by == seq)
+        end = std::max<std::int64_t>(end, token.position + 1);
+    }
+  }
+  return AsInt(end);
+}
+
 // The number of drafts of a sequence that a legal client may still store (R11).
 int Client::DraftRoom(int seq) const {
   int room = kOpenEnd;
@@ -473,8 +485,9 @@ void Client::CopyTo(int dst, const Op& op) {
   const int src = IdOf(op.seq);
   std::int32_t len = Resolve(src, op.end);
   if (!setup_.legal) return void(CopyPrefix(src, dst, len));
-  len = std::min(len, Next(src));
-  if (EndsInTheOpen(src, len)) return;
+  // The length may count the drafts, which stay with the sequence (D7).
+  len = std::min(len, EndWithDrafts(src));
+  if (EndsInTheOpen(src, std::min(len, Next(src)))) return;
   // A copy to itself cuts the sequence: as in Drop, the client asks before.
   const bool cuts = src == dst && len < Next(src) && !has_states_;
   if (cuts && len > 0 && !CanResume(src, len)) return;

@@ -63,6 +63,7 @@ class Client {
   void Commit(int seq, const std::vector<int>& choices);
   void CommitFirst(const Segment& segment);
   int CountDrafts(int seq) const;
+  std::int32_t EndWithDrafts(int seq);
   int DraftRoom(int seq) const;
   void PlaceDrafts(const Segment& segment, Tokens& batch);
   bool CanDraft(int seq) const;

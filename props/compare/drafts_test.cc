@@ -21,7 +21,7 @@ namespace {
 struct DraftFault {
   // Changes the path of a Commit.
   std::function<void(std::vector<int>&)> path = {};
-  std::function<void(Cache&, int src)> before_copy = {};
+  std::function<void(Cache&, int src, std::int32_t len)> before_copy = {};
   bool saves = false;  // Snapshots have the drafts, without their rows.
 };
 
@@ -36,7 +36,7 @@ class FaultyDrafts final : public ForwardingCache {
     return cache_->Commit(seq, changed);
   }
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
-    if (fault_.before_copy) fault_.before_copy(*cache_, src);
+    if (fault_.before_copy) fault_.before_copy(*cache_, src, len);
     return cache_->CopyPrefix(src, dst, len);
   }
   Status SnapshotTo(CacheState& state) const override {
@@ -78,9 +78,17 @@ TEST(FaultyDrafts, AreFound) {
           {"a copy has the drafts",
            "| put 0*2:-1 | copy 0>1:9",
            {.before_copy =
-                [](Cache& cache, int src) {
+                [](Cache& cache, int src, std::int32_t /*len*/) {
                   // It is also called before Init.
                   (void)cache.Commit(src, std::vector<int>{0, 1});
+                }},
+           "subject: cells"},
+          // Its length is within the tokens and drafts.
+          {"a copy of a legal client has the drafts",
+           "legal=1 | put 0*1 | put 0*1:-1 | copy 0>1:2",
+           {.before_copy =
+                [](Cache& cache, int src, std::int32_t len) {
+                  if (len == 2) (void)cache.Commit(src, std::vector<int>{0});
                 }},
            "subject: cells"},
           {"a draft is saved",

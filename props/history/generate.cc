@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/index.h"
+#include "props/history/abilities.h"
 #include "props/history/knobs.h"
 #include "props/history/misuse.h"
 #include "props/history/rarities.h"
@@ -33,11 +34,10 @@ CacheSpec DrawPart(const Pick& pick, Kind kind) {
   return spec;
 }
 
-// Draws the kind of a cache of a wrapper or a hybrid.
-Kind DrawKind(const Pick& pick, Kind wrapper) {
-  return OneOf(pick,
-               {Kind::kCausal, Kind::kSwa, Kind::kSwaMem, Kind::kChunked,
-                wrapper == Kind::kHybrid ? Kind::kRecurrent : Kind::kEncoder});
+// Draws the kind of a cache of a wrapper or a hybrid; `rare` is one more kind.
+Kind DrawKind(const Pick& pick, Kind rare) {
+  return OneOf(
+      pick, {Kind::kCausal, Kind::kSwa, Kind::kSwaMem, Kind::kChunked, rare});
 }
 
 Shift DrawShift(const Pick& pick) {
@@ -495,13 +495,18 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   DrawKnobs(pick, KnobGroup::kStorage, setup);
   bool encoder = drawn == Kind::kEncoder;
   if (IsWrapper(drawn)) {
-    // A hybrid has a recurrent cache at any place among the others.
+    // Most hybrids have a recurrent cache at any place among the others. Only
+    // those without states can remove from the middle (R10).
     const bool hybrid = drawn == Kind::kHybrid;
+    const bool states = hybrid && !Chance(pick, 20);
     const int parts = Chance(pick, 10) ? pick(4, 6) : pick(1, 3);
-    const int recurrent = hybrid ? pick(0, parts) : -1;
+    const int recurrent = states ? pick(0, parts) : -1;
     for (int i = 0; i < parts + (hybrid ? 1 : 0); ++i) {
+      const Kind rare = states   ? Kind::kRecurrent
+                        : hybrid ? Kind::kSwa
+                                 : Kind::kEncoder;
       const Kind part =
-          i == recurrent ? Kind::kRecurrent : DrawKind(pick, drawn);
+          i == recurrent ? Kind::kRecurrent : DrawKind(pick, rare);
       encoder = encoder || part == Kind::kEncoder;
       setup.spec.caches.push_back(DrawPart(pick, part));
       CacheSpec& inner = setup.spec.caches.back();
@@ -581,9 +586,7 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
   op.begin = DrawPos(pick, setup);
   op.end = DrawPos(pick, setup);
   // A state is removed to the open end only.
-  const bool states =
-      setup.spec.kind == Kind::kRecurrent || setup.spec.kind == Kind::kHybrid;
-  op.open = Chance(pick, states ? 85 : 40);
+  op.open = Chance(pick, HasStates(setup.spec) ? 85 : 40);
   if (op.kind == OpKind::kCausal && Chance(pick, 80)) {
     op.except.push_back(DrawIndex(pick, setup));
   }

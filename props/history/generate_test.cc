@@ -17,6 +17,7 @@
 
 #include "core/index.h"
 #include "props/base/forwarding_cache.h"
+#include "props/history/abilities.h"
 #include "props/history/speculate.h"
 #include "props/search/fuzz.h"
 
@@ -233,6 +234,9 @@ TEST(Histories, AreLargeInEachDimension) {
   for (std::uint64_t number = 0; number < 5000; ++number) {
     const History history = MakeHistory(1, number, std::nullopt, 15, 0,
                                         /*rarities=*/true);
+    // A backend gets the line of a history.
+    const Result<History> read = ParseHistory(ToText(history));
+    EXPECT_TRUE(read.ok()) << read.status().message();
     large["batch"] += LargestBatch(history) >= 256 ? 1 : 0;
     large["layers"] += history.setup.layers > 32 ? 1 : 0;
     large["sequences"] += LargestSequence(history) >= 256 ? 1 : 0;
@@ -242,6 +246,17 @@ TEST(Histories, AreLargeInEachDimension) {
   EXPECT_GE(large["layers"], 8);
   EXPECT_GE(large["sequences"], 5);
   EXPECT_GE(large["cells"], 8);
+}
+
+// Only hybrids without states can remove from the middle (R10).
+TEST(Histories, HaveHybridsWithoutStates) {
+  int without = 0;
+  for (std::uint64_t number = 0; number < 1000; ++number) {
+    const History history = MakeHistory(1, number, Kind::kHybrid, 15);
+    without += HasStates(history.setup.spec) ? 0 : 1;
+  }
+  EXPECT_GE(without, 150);
+  EXPECT_LE(without, 250);
 }
 
 TEST(Histories, GoBackInForksOfPinnedSequences) {

@@ -141,9 +141,9 @@ void CheckSizes(const Setup& setup, std::string_view where) {
   if (std::string why = WhyTooLarge(setup); !why.empty()) {
     throw BadLine{where, std::move(why)};
   }
-  if (setup.layers < 1 || setup.layers > 64) {
-    throw BadLine{
-        where, fmt::format("layers is {}, there can be 1 to 64", setup.layers)};
+  if (setup.layers < 1 || setup.layers > kLayersMax) {
+    throw BadLine{where, fmt::format("layers is {}, there can be 1 to {}",
+                                     setup.layers, kLayersMax)};
   }
   if (setup.group > kGroupMax) {
     throw BadLine{where, fmt::format("group is {}, there can be up to {} query "

@@ -224,7 +224,7 @@ TEST(Line, LimitsTheSizesOfACache) {
            // Queries and outputs have 128 * 128 * 4,096 elements.
            {"kvt1 seqs=1 cap=1 dims=4095,1,1 group=128 batch=", 127,
             " | put 0*1", "a cache of this size is too large for a test"},
-           {"kvt1 layers=", 64, " | put 0*1", "there can be 1 to 64"},
+           {"kvt1 layers=", 128, " | put 0*1", "there can be 1 to 128"},
            {"kvt1 group=", 128, " | put 0*1", "there can be up to 128"},
            {"kvp1 block=", 1 << 14, " | open 0 0 0", "must be from 1 to 16384"},
            {"kvp1 block=16384 kdim=1 vdim=1 layers=1 heads=1 blocks=", 64,

@@ -286,7 +286,7 @@ std::vector<Knob> MakeKnobs() {
                }),
       NumberKnob(
           "firstid", KnobGroup::kClient,
-          [](auto& setup) -> auto& { return setup.first_id; }, {0},
+          [](auto& setup) -> auto& { return setup.first_id; }, {0, 4, 64, 1024},
           /*counts=*/false,
           [](const Pick& pick) {  // Ids go up to the largest possible id.
             return Chance(pick, 10) ? OneOf(pick, {1000, 0x7FFFFFFF - 40}) : 0;

@@ -319,6 +319,7 @@ class MoveList {
       }
     });
     moves_.emplace_back([i](History& h) { Join(h, i); });
+    moves_.emplace_back([i](History& h) { LeaveOutTokens(h, i); });
     if (!all_) return;
     moves_.emplace_back([i](History& h) {
       if (i + 1 < h.ops.size()) std::swap(h.ops[i], h.ops[i + 1]);
@@ -417,6 +418,28 @@ class MoveList {
         for (int& draft : commit.path) draft = std::max(draft - 1, 0);
       }
     });
+  }
+
+  // Leaves out a pass of one sequence, and lowers the positions of the sequence
+  // that later operations name. Does nothing if no position is lowered.
+  static void LeaveOutTokens(History& h, std::size_t i) {
+    if (i >= h.ops.size() || h.ops[i].kind != OpKind::kPut) return;
+    const auto& segments = h.ops[i].segments;
+    if (segments.size() != 1 || segments[0].more > 0) return;
+    const auto [seq, count] = std::pair(segments[0].seq, segments[0].count);
+    bool lowers = false;
+    for (std::size_t j = i + 1; j < h.ops.size(); ++j) {
+      Op& op = h.ops[j];
+      const bool names = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk ||
+                         op.kind == OpKind::kCopy || op.kind == OpKind::kShift;
+      if (!names || op.seq != seq) continue;
+      for (RelativePos* pos : {&op.begin, &op.end}) {
+        if (pos->from_end || pos->offset < count) continue;
+        pos->offset -= count;
+        lowers = true;
+      }
+    }
+    if (lowers) h.ops.erase(IteratorAt(h.ops, i));
   }
 
   // Joins two consecutive passes into one.
