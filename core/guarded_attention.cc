@@ -54,7 +54,7 @@ Status CheckRows(std::string_view name, const TensorView& rows,
 
 Status CheckMask(const TensorView& mask) {
   Status status = CheckDims("mask", mask);
-  if (status.ok()) status = CheckDType("mask", mask.dtype);
+  if (status.ok()) status = CheckDType("the dtype of the mask", mask.dtype);
   if (!status.ok()) return status;
   if (!IsMaskDType(mask.dtype)) {
     return Invalid("mask is {}, masks are f32, f16, bf16 or bits",
@@ -269,6 +269,7 @@ Status GuardedAttention::CheckAttend(const TensorView& query,
     return Invalid("query is {}, it must be f32, f16 or bf16",
                    DTypeName(query.dtype));
   }
+  if (Status status = CheckStrides("query", query); !status.ok()) return status;
   const std::int64_t heads = query.shape[1];
   const Shape expected = {k_head_dim, heads, planned_.rows, 1};
   if (query.shape != expected) {

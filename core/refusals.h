@@ -76,10 +76,22 @@ inline Status CheckFirstStride(std::string_view name,
                  tensor.stride[0], DTypeName(tensor.dtype), element);
 }
 
-// Refuses rows to store that are neither of f32 nor of the dtype `stored`, and
-// blocks whose stride[0] is not 0. `taker`: "cache" or "pool".
+// Refuses several elements, or runs of blocks, without strides: they would all
+// be the same memory.
+inline Status CheckStrides(std::string_view name, const TensorView& tensor) {
+  const auto& [elements, runs, rows, more] = tensor.shape;
+  const bool several = (IsBlockDType(tensor.dtype) ? 1 : elements) != 1 ||
+                       runs != 1 || rows != 1 || more != 1;
+  if (!several || tensor.stride != Shape{0, 0, 0, 0}) return {};
+  return Invalid("{} has no strides: DenseView sets them", name);
+}
+
+// Refuses rows to store that are neither of f32 nor of the dtype `stored`,
+// blocks whose stride[0] is not 0, and rows without strides. `taker`: "cache"
+// or "pool".
 inline Status CheckRowsToStore(std::string_view name, const TensorView& rows,
                                std::string_view taker, DType stored) {
+  if (Status status = CheckStrides(name, rows); !status.ok()) return status;
   if (rows.dtype == DType::kF32 || rows.dtype == stored) {
     return IsBlockDType(rows.dtype) ? CheckFirstStride(name, rows) : Status();
   }

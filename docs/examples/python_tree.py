@@ -46,7 +46,8 @@ class TreeCache:
 
     def get(self, layer):
         key, value = zip(*(token.rows[layer] for token in self.shown))
-        mask = [[t in self.seen_by(row) for t in self.shown] for row in self.batch]
+        seen = [self.seen_by(row) for row in self.batch]
+        mask = [[token in row for token in self.shown] for row in seen]
         return np.array(key), np.array(value), np.array(mask)
 
     def commit(self, sequence, path):

@@ -18,13 +18,23 @@
 //
 // and heads / kv_heads consecutive query heads share a KV head. The result of a
 // row that sees no cell is zeros. K and V of cells that a row does not see may
-// hold anything, NaN as well. If a row sees K or V that is not finite, or its
-// scores overflow, its result is unspecified. docs/attention.md bounds the
-// error.
+// hold anything, NaN as well. The result of a row is unspecified, and may be
+// finite, if its query or K or V that it sees is not finite, or if its scores
+// or its query times the scale (and log2(e), or 1 / soft_cap) overflow.
+// docs/attention.md bounds the error.
 //
-// Not thread-safe: one call at a time on one Attention. The result depends on
-// the number of splits, and not on the number of threads. If memory runs out,
-// std::bad_alloc passes through, and the plan is gone.
+// A plan is of the mask or the table that it was made of, and of nothing else:
+// make it again after each StartForward, SetCausal or SetLayerType, and after
+// each call that changes the blocks of a sequence. Attend checks the shapes
+// alone. An Attention has one plan: layers with other masks (windows, groups of
+// a pool) need another Attention each.
+//
+// Not thread-safe: one call at a time on one Attention. It uses OpenMP's
+// threads, as many as the calling thread may have (OMP_NUM_THREADS, or
+// omp_set_num_threads in this thread). The result depends on the number of
+// splits, and not on the number of threads. If memory runs out, std::bad_alloc
+// passes through, and the plan is gone. An Attention keeps its memory for later
+// calls: with `splits`, v_head_dim + 2 floats for each head, row and split.
 
 #ifndef KVTWIN_ATTENTION_H_
 #define KVTWIN_ATTENTION_H_

@@ -265,8 +265,9 @@ class Cache {
 
   // Makes the cache hold exactly `state`, as right after Init: no pass, layer
   // and layer type 0. The state may come from a cache with another padding,
-  // placement, V layout (encoders: the same) or number of cells, if it fits.
-  // Errors: invalid_argument if it does not fit.
+  // placement, V layout (encoders: the same) or number of cells, if it fits:
+  // tokens keep their cells (AddSequence finds new ones). Errors:
+  // invalid_argument if it does not fit.
   virtual Status Restore(const CacheState& state);
 
   // Save one sequence, and load it beside others. SnapshotOf is SequenceOf of a

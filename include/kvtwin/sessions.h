@@ -240,7 +240,7 @@ class PoolSlots : public Cache {
 Result<std::unique_ptr<PoolSlots>> MakePoolSlots(PagedPool& pool,
                                                  const SessionsSpec& spec);
 
-// With this many blocks no batch is refused.
+// With this many blocks no batch is refused. Requires: block_size >= 1.
 constexpr std::int64_t BlocksFor(const SessionsSpec& spec, int block_size) {
   const std::int64_t context = spec.context;
   return spec.slots * ((context + block_size - 1) / block_size);

@@ -103,7 +103,7 @@ struct TensorView {
   DType dtype = DType::kF32;   // The type of the elements.
   Shape shape = {1, 1, 1, 1};  // Elements of each dimension.
   // In bytes; DenseView sets them. Along a stride of 0, all elements are the
-  // same memory: without strides, a tensor is its first element, repeated.
+  // same memory. Calls refuse several elements without strides.
   Shape stride = {0, 0, 0, 0};
 
   // The number of elements.

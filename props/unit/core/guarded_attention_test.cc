@@ -165,9 +165,10 @@ TEST_P(GuardedAttentionOf, RefusesMasks) {
           [](TensorView& mask, int&, int&) { mask.data = nullptr; });
   refuses("mask is q8_0, masks are f32, f16, bf16 or bits",
           [](TensorView& mask, int&, int&) { mask.dtype = DType::kQ8; });
-  refuses("mask is 77, it must be 0 to 6", [](TensorView& mask, int&, int&) {
-    mask.dtype = static_cast<DType>(77);
-  });
+  refuses("the dtype of the mask is 77, it must be 0 to 6",
+          [](TensorView& mask, int&, int&) {
+            mask.dtype = static_cast<DType>(77);
+          });
   refuses("mask has shape [4, 3, 2], it must be [columns, rows]",
           [](TensorView& mask, int&, int&) { mask.shape[2] = 2; });
   refuses("mask has shape [-1, 3, 1], each dimension must be 1 to 2147483647",
@@ -244,6 +245,8 @@ TEST_P(GuardedAttentionOf, RefusesTensors) {
           [](AttentionFixture& f) { f.query_view.shape[0] = 2; });
   Refuses("query has 3 heads, which 2 KV heads cannot share",
           [](AttentionFixture& f) { f.query_view.shape[1] = 3; });
+  Refuses("query has no strides: DenseView sets them",
+          [](AttentionFixture& f) { f.query_view.stride = {}; });
   Refuses("key has no data",
           [](AttentionFixture& f) { f.view.key.data = nullptr; });
   Refuses("key is bits, rows are of numbers",

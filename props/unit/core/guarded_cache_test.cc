@@ -52,17 +52,22 @@ Does PutOf(const Shape& key, const Shape& value, DType dtype = DType::kF32,
     static const std::array<double, 64> kZeros = {};
     TensorView k = DenseView(kZeros.data(), dtype, key);
     TensorView v = DenseView(kZeros.data(), v_dtype, value);
-    k.stride = v.stride = {};
+    k.stride = v.stride = {0, 0, 0, 1};
     return cache.Put(k, v);
   };
 }
 
-Does PutWithout(bool key) {
+enum class Without { kData, kStrides };
+void Remove(Without part, TensorView& view) {
+  if (part == Without::kData) view.data = nullptr;
+  if (part == Without::kStrides) view.stride = {};
+}
+Does PutWithout(bool key, Without part = Without::kData) {
   return [=](Cache& cache) {
     const std::array<float, 64> zeros = {};
     TensorView k = DenseView(zeros.data(), DType::kF32, kKey);
     TensorView v = DenseView(zeros.data(), DType::kF32, kValue);
-    (key ? k : v).data = nullptr;
+    Remove(part, key ? k : v);
     return cache.Put(k, v);
   };
 }
@@ -180,6 +185,10 @@ CacheBounds RowBounds() {
   CacheBounds bounds = {
       {"no key", PutWithout(true), "key has no data", right},
       {"no value", PutWithout(false), "value has no data", right},
+      {"no strides of K", PutWithout(true, Without::kStrides),
+       "key has no strides", right},
+      {"no strides of V", PutWithout(false, Without::kStrides),
+       "value has no strides", right},
       {"bits", PutOf(kKey, kValue, DType::kBits), "bits", right},
       {"heads of K alone", PutOf(With(kKey, 1, 1), kValue), "3", right},
       {"heads of V alone", PutOf(kKey, With(kValue, 1, 1)), "3", right},
@@ -566,7 +575,7 @@ TEST_P(GateOf, RefusesImpossibleTensors) {
     TensorView view = DenseView(elements.data(), DType::kF32, {1, 1, 1, 1});
     const TensorView key = view;
     view.shape = shape;  // All elements are the same one.
-    view.stride = {0, 0, 0, 0};
+    view.stride = {0, 0, 0, 1};
     return cache->Put(key, view).message();
   };
   const auto large = [](const std::string& message) {

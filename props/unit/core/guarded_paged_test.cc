@@ -84,6 +84,15 @@ Does AppendWithout(bool key) {
     return pool.Append(0, 0, k, v).status();
   };
 }
+Does AppendWithoutStrides() {
+  return [](PagedPool& pool) {
+    const std::array<float, 12> numbers = {};
+    const TensorView k = DenseView(numbers.data(), DType::kF32, {2, 2, 1, 1});
+    TensorView v = DenseView(numbers.data(), DType::kF32, {3, 2, 1, 1});
+    v.stride = {};
+    return pool.Append(0, 0, k, v).status();
+  };
+}
 Does Open(const Tokens& prompt) {
   return [=](PagedPool& pool) { return pool.Open(prompt).status(); };
 }
@@ -218,6 +227,8 @@ PoolBounds LengthBounds() {
       {"no rows", AppendTokens(0, 0, 0), "at least one", AppendTokens(0, 0, 1)},
       {"no key", AppendWithout(true), "key has no data", AppendTokens(0, 0, 1)},
       {"no value", AppendWithout(false), "value has no data",
+       AppendTokens(0, 0, 1)},
+      {"no strides", AppendWithoutStrides(), "value has no strides",
        AppendTokens(0, 0, 1)},
   };
 }

@@ -97,6 +97,7 @@ TEST(Documented, AttentionOverAPool) {
   const TensorView query =
       DenseView(ones.data(), DType::kF32, {k_head_dim, 1, 1, 1});
   const AttentionOptions options = {.scale = 0.5F};
+  const PagedSpec& spec = pool->spec();
   auto attention = *MakeAttention();
 
   // Sequence i has the blocks in row i, columns entries each, and lengths[i]
@@ -105,9 +106,9 @@ TEST(Documented, AttentionOverAPool) {
                                    .columns = columns,
                                    .lengths = lengths,
                                    .query_rows = query_rows,
-                                   .block_size = pool->spec().block_size});
+                                   .block_size = spec.block_size});
   if (status.ok()) {
-    status = attention->Attend(query, *pool->Blocks(layer), pool->spec().layout,
+    status = attention->Attend(query, *pool->Blocks(layer), spec.layout,
                                options, {.out = out.data()});
   }
 

@@ -119,7 +119,7 @@ void ExpectSamePass(Cache& a, Cache& b) {
   const float one = 1;
   const auto tokens = std::ssize(a.BatchCells());
   TensorView rows = DenseView(&one, DType::kF32, {1, 1, tokens, 1});
-  rows.stride = {0, 0, 0, 0};
+  rows.stride = {0, 0, 0, 1};  // Of one element.
   ASSERT_TRUE(a.Put(rows, rows).ok() && b.Put(rows, rows).ok());
   const KvView expected = *a.Get();
   const KvView actual = *b.Get();
