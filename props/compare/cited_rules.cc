@@ -376,8 +376,14 @@ bool Refused(const Failure& difference, StatusCode code) {
 
 // Adds the rules that say what a refused call may change.
 void AddRulesOfRefusals(const Failure& difference, const RowPast& past,
-                        RuleList& rules) {
+                        bool drafts, RuleList& rules) {
   if (rules.empty()) return;  // The failure breaks no rule.
+  // Caches before the cache that refuses drafts have evicted.
+  if (drafts && past.several &&
+      Refused(difference, StatusCode::kNotSupported)) {
+    AddRule("S43", rules);
+    AddRule("D8", rules);
+  }
   // Only Remove answers shared_cells, and only StartForward cache_full.
   if (past.removes && (Refused(difference, StatusCode::kSharedCells) ||
                        Refused(difference, StatusCode::kNotSupported))) {
@@ -502,7 +508,7 @@ std::string CitedRules(const Failure& difference, const History& history) {
     }
   }
   AddRulesOfEffects(difference, history, past, rules);
-  AddRulesOfRefusals(difference, past, rules);
+  AddRulesOfRefusals(difference, past, HasDrafts(history), rules);
   return Joined(rules);
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "props/base/forwarding_cache.h"
 #include "props/history/generate.h"
 #include "props/shrink/cost.h"
@@ -462,6 +463,26 @@ TEST(Shrink, LowersTheNumberOfSequences) {
                               !history.ops.empty();
                      }),
             "kvt1 seqs=5 cap=1 legal=1 | ask 0@0");
+}
+
+// A position in a later operation follows the tokens before it.
+TEST(Shrink, LeavesOutTokensBeforeAPosition) {
+  const auto wrong = [](const History& history) {
+    const auto& ops = history.ops;
+    const auto one = [](const Op& op) {
+      return op.kind == OpKind::kPut && op.segments.size() == 1 &&
+             op.segments[0].count == 1;
+    };
+    const auto puts = std::ranges::count_if(ops, one);
+    return puts > 8 && puts + 1 == std::ssize(ops) &&
+           ops.back().kind == OpKind::kDrop && ops.back().open &&
+           ops.back().begin == RelativePos{false, AsInt(puts) - 1};
+  };
+  std::string begin = "cap=16 ";
+  for (int i = 0; i < 12; ++i) begin += "| put 0*1 ";
+  std::string least = "kvt1 cells=1 ";
+  for (int i = 0; i < 9; ++i) least += "| put 0*1 ";
+  EXPECT_EQ(ShrunkIf(begin + "| drop 0:11-", wrong), least + "| drop 0:8-");
 }
 
 // A legal client takes the id of a sequence modulo max_sequences.
