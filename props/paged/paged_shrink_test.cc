@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "props/paged/faulty_pools.h"
+#include "props/paged/paged_client.h"
 #include "props/paged/paged_history.h"
 #include "props/paged/paged_runner.h"
 #include "props/testing/pools.h"
