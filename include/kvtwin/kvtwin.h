@@ -147,7 +147,7 @@ typedef struct kvtwin_tensor {
   const void* data;   /* NULL if the tensor is absent. */
   kvtwin_dtype dtype; /* The type of the elements. */
   int64_t shape[4];   /* Elements of each dimension. */
-  int64_t stride[4];  /* In bytes. */
+  int64_t stride[4];  /* In bytes; not all 0, except for one element. */
 } kvtwin_tensor;
 
 /* The tokens of one forward pass. Entry i of each list is for token i. */
