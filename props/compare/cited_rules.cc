@@ -497,18 +497,17 @@ void RowPast::Add(const TraceOp& op) {
 
 std::string CitedRules(const Failure& difference, const History& history) {
   const RowPast past = PastOf(difference, history);
+  const bool drafts = HasDrafts(history);
   RuleList rules = RulesOfFailure(difference, history, past);
-  if (!HasDrafts(history)) {
+  if (!drafts) {
     std::erase_if(rules, [](auto rule) { return rule.starts_with('D'); });
   }
   if (difference.of_left) {
     AddRulesOfLeaving(past, rules);
-    if (HasDrafts(history) && DropsDrafts(difference, history)) {
-      AddRule("D6", rules);
-    }
+    if (drafts && DropsDrafts(difference, history)) AddRule("D6", rules);
   }
   AddRulesOfEffects(difference, history, past, rules);
-  AddRulesOfRefusals(difference, past, HasDrafts(history), rules);
+  AddRulesOfRefusals(difference, past, drafts, rules);
   return Joined(rules);
 }
 

@@ -147,8 +147,8 @@ std::int32_t Client::EndWithDrafts(int seq) {
   std::int64_t end = Next(seq);
   for (const auto& part : driver_.ledger().parts()) {
     for (const auto& token : part.tokens()) {
-      if (token.drafted_by == seq)
-        end = std::max<std::int64_t>(end, token.position + 1);
+      if (token.drafted_by != seq) continue;
+      end = std::max<std::int64_t>(end, token.position + 1);
     }
   }
   return AsInt(end);

@@ -24,7 +24,7 @@ namespace kvtwin::props {
 
 // The part of a view, or of the answer to a batch, that is wrong.
 enum class WrongPart {
-  kMask,     // The mask: each column has the rows of a token. Or an answer.
+  kMask,     // The mask: each column has the rows of a token. Or no view.
   kKey,      // A column has a token's V row with another K row.
   kValue,    // A column has a token's K row with another V row.
   kRows,     // A token is missing, and a column has rows that are no token's.

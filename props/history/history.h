@@ -53,7 +53,8 @@ struct Setup {
 
 // The most query heads that share a KV head.
 inline constexpr int kGroupMax = 128;
-inline constexpr int kLayersMax = 128;  // Of a line.
+// The most layers of a line.
+inline constexpr int kLayersMax = 128;
 
 // Makes the setup valid for its storage. Rows in blocks need whole blocks:
 // widens the heads, and makes V plain. Tiled V needs whole tiles: raises the

@@ -278,8 +278,9 @@ PagedClient DrawPrompt(const PagedOp& op,
 }
 
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec) {
+  const int count = AppendedTokens(op, spec);
   std::vector<std::int32_t> tokens;
-  for (int i = 0; i < AppendedTokens(op, spec); ++i) {
+  for (int i = 0; i < count; ++i) {
     tokens.push_back(Token(op.c / 256, (op.c >> i % 8) & 1));
   }
   return tokens;

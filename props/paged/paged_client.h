@@ -177,8 +177,8 @@ inline void UseRest(PagedClient& client) {
 // The most sequences that are open, and the most clients that Remember keeps.
 inline constexpr int kOpenClientsMost = 6;
 inline constexpr int kSeenClientsMost = 20;
-// As a number that is taken modulo a count up to twenty: the last item. As the
-// `b` of a fork: all tokens.
+// Returns a number that names the last item of any list of up to `most` items,
+// since numbers are taken modulo the items.
 constexpr int LastOf(int most) {
   int multiple = 1;
   for (int count = 2; count <= most; ++count) {
@@ -187,8 +187,8 @@ constexpr int LastOf(int most) {
   return multiple - 1;
 }
 inline constexpr int kLastItem = LastOf(kSeenClientsMost);
-// An open or a fork whose `b` is not below kManyOpen may come where there are
-// six sequences, up to this many.
+// An open or a fork with a `b` of at least kManyOpen may add sequences beyond
+// kOpenClientsMost, up to kManyClientsMost.
 inline constexpr int kManyOpen = 64;
 inline constexpr int kManyClientsMost = 72;
 // Whether an open or a fork may add a sequence to `count` sequences.

@@ -329,8 +329,10 @@ void PagedDriver::CompareTables(int group, const std::vector<int>& sequences) {
 
 void PagedDriver::CompareUsage(int group) {
   const PagedUsage usage = GroupIn(*reference_, group).Usage();
-  ExpectEqual("Usage", UsageText(usage),
-              UsageText(GroupIn(*optimized_, group).Usage()));
+  const PagedUsage tested = GroupIn(*optimized_, group).Usage();
+  if (usage != tested) {  // Their texts are made for a failure alone.
+    ExpectEqual("Usage", UsageText(usage), UsageText(tested));
+  }
   digest_ = HashBytes(&usage, sizeof(usage), digest_);
   Expect(usage.free + usage.cached + usage.used == SpecOfGroup(group).blocks,
          "Usage does not add up");

@@ -409,7 +409,7 @@ void AddLongFork(const Pick& pick, const PagedNumbers& numbers,
   AddTokens(numbers, 1, pick(0, kLongAppend - 1), ops);
 }
 
-// Adds some more than 8 to 64 sequences, or some fewer, of a few tokens each.
+// Adds 7 to 67 sequences of a few tokens each: about as many as a power of two.
 // One in three is a fork.
 void AddManySequences(const Pick& pick, const PagedNumbers& numbers,
                       std::vector<PagedOp>& ops) {

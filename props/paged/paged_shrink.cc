@@ -30,24 +30,34 @@ constexpr std::array kSizes = {&PagedSpec::block_size,  &PagedSpec::blocks,
 
 using Move = std::function<void(PagedHistory&)>;
 
-// Joins an append to a sequence, a commit and another append: the operations
-// from `i` on. Returns whether they are these.
-bool JoinAppends(PagedHistory& h, std::size_t i) {
+// Whether the operations from `i` on are an append to a sequence, a commit and
+// another append.
+bool AreAppends(const PagedHistory& h, std::size_t i) {
   if (i + 2 >= h.ops.size()) return false;
-  PagedOp& first = h.ops[i];
-  const PagedOp& commit = h.ops[i + 1];
-  const PagedOp& second = h.ops[i + 2];
-  if (first.kind != PagedOpKind::kAppend ||
-      commit.kind != PagedOpKind::kCommit ||
-      second.kind != PagedOpKind::kAppend || commit.a != first.a ||
-      second.a != first.a) {
-    return false;
-  }
+  const int sequence = h.ops[i].a;
+  const auto is = [&](std::size_t at, PagedOpKind kind) {
+    return h.ops[at].kind == kind && h.ops[at].a == sequence;
+  };
+  return is(i, PagedOpKind::kAppend) && is(i + 1, PagedOpKind::kCommit) &&
+         is(i + 2, PagedOpKind::kAppend);
+}
+
+// Makes one append of these. Requires: AreAppends.
+void JoinAppends(PagedHistory& h, std::size_t i) {
   const PagedSpec all = Completed(h.spec);
+  PagedOp& first = h.ops[i];
   first.b = kLongAppend - 1 + AppendedTokens(first, all) +
-            AppendedTokens(second, all);
+            AppendedTokens(h.ops[i + 2], all);
   h.ops.erase(IteratorAt(h.ops, i + 1), IteratorAt(h.ops, i + 3));
-  return true;
+}
+
+// Lowers the numbers by which the operations from `begin` on name a list of
+// tokens, or a sequence.
+void LowerNames(PagedHistory& h, std::size_t begin, bool lists) {
+  for (std::size_t j = begin; j < h.ops.size(); ++j) {
+    PagedOp& op = h.ops[j];
+    if (op.a > 0 && (op.kind == PagedOpKind::kOpen) == lists) --op.a;
+  }
 }
 
 // Steps that leave operations out.
@@ -62,25 +72,19 @@ void AddLeavingOut(const PagedHistory& history, std::vector<Move>& moves) {
     // Later operations name a list of tokens, or a sequence, by its number.
     for (const bool lists : {true, false}) {
       moves.emplace_back([=](PagedHistory& h) {
-        if (!erase(h, i)) return;
-        for (std::size_t j = i; j < h.ops.size(); ++j) {
-          PagedOp& op = h.ops[j];
-          if (op.a > 0 && (op.kind == PagedOpKind::kOpen) == lists) --op.a;
-        }
+        if (erase(h, i)) LowerNames(h, i, lists);
       });
     }
   }
   for (std::size_t i = 0; i < history.ops.size(); ++i) {
-    PagedHistory joined = history;
-    if (!JoinAppends(joined, i)) continue;
-    moves.emplace_back([=](PagedHistory& h) { JoinAppends(h, i); });
-    // There is a list of tokens less.
-    moves.emplace_back([=](PagedHistory& h) {
-      if (!JoinAppends(h, i)) return;
-      for (PagedOp& op : h.ops) {
-        if (op.kind == PagedOpKind::kOpen && op.a > 0) --op.a;
-      }
-    });
+    if (!AreAppends(history, i)) continue;
+    for (const bool lowers : {false, true}) {  // There is a list less.
+      moves.emplace_back([=](PagedHistory& h) {
+        if (!AreAppends(h, i)) return;
+        JoinAppends(h, i);
+        if (lowers) LowerNames(h, i, /*lists=*/true);
+      });
+    }
   }
   for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
     const auto kind = static_cast<PagedOpKind>(i);

@@ -426,16 +426,16 @@ class MoveList {
     if (i >= h.ops.size() || h.ops[i].kind != OpKind::kPut) return;
     const auto& segments = h.ops[i].segments;
     if (segments.size() != 1 || segments[0].more > 0) return;
-    const auto [seq, count] = std::pair(segments[0].seq, segments[0].count);
+    const Segment pass = segments[0];
     bool lowers = false;
     for (std::size_t j = i + 1; j < h.ops.size(); ++j) {
       Op& op = h.ops[j];
       const bool names = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk ||
                          op.kind == OpKind::kCopy || op.kind == OpKind::kShift;
-      if (!names || op.seq != seq) continue;
+      if (!names || op.seq != pass.seq) continue;
       for (RelativePos* pos : {&op.begin, &op.end}) {
-        if (pos->from_end || pos->offset < count) continue;
-        pos->offset -= count;
+        if (pos->from_end || pos->offset < pass.count) continue;
+        pos->offset -= pass.count;
         lowers = true;
       }
     }

@@ -34,6 +34,10 @@ struct Bound {
   StatusCode expected = kInvalid;
 };
 
+// Make a tensor wrong.
+inline void NoData(TensorView& view) { view.data = nullptr; }
+inline void NoStrides(TensorView& view) { view.stride = {}; }
+
 inline std::vector<std::byte> Dense(const TensorView& view) {
   if (view.data == nullptr) return {};
   return CopyOf(view, view.dtype).bytes;

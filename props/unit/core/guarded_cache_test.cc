@@ -57,17 +57,12 @@ Does PutOf(const Shape& key, const Shape& value, DType dtype = DType::kF32,
   };
 }
 
-enum class Without { kData, kStrides };
-void Remove(Without part, TensorView& view) {
-  if (part == Without::kData) view.data = nullptr;
-  if (part == Without::kStrides) view.stride = {};
-}
-Does PutWithout(bool key, Without part = Without::kData) {
+Does PutWith(bool key, void (*change)(TensorView& view)) {
   return [=](Cache& cache) {
     const std::array<float, 64> zeros = {};
     TensorView k = DenseView(zeros.data(), DType::kF32, kKey);
     TensorView v = DenseView(zeros.data(), DType::kF32, kValue);
-    Remove(part, key ? k : v);
+    change(key ? k : v);
     return cache.Put(k, v);
   };
 }
@@ -183,12 +178,12 @@ Shape With(Shape shape, std::size_t extent, std::int64_t delta) {
 CacheBounds RowBounds() {
   const Does right = PutOf(kKey, kValue);
   CacheBounds bounds = {
-      {"no key", PutWithout(true), "key has no data", right},
-      {"no value", PutWithout(false), "value has no data", right},
-      {"no strides of K", PutWithout(true, Without::kStrides),
-       "key has no strides", right},
-      {"no strides of V", PutWithout(false, Without::kStrides),
-       "value has no strides", right},
+      {"no key", PutWith(true, NoData), "key has no data", right},
+      {"no value", PutWith(false, NoData), "value has no data", right},
+      {"no strides of K", PutWith(true, NoStrides), "key has no strides",
+       right},
+      {"no strides of V", PutWith(false, NoStrides), "value has no strides",
+       right},
       {"bits", PutOf(kKey, kValue, DType::kBits), "bits", right},
       {"heads of K alone", PutOf(With(kKey, 1, 1), kValue), "3", right},
       {"heads of V alone", PutOf(kKey, With(kValue, 1, 1)), "3", right},
@@ -522,7 +517,7 @@ TEST_P(GateOf, EncodersAtTheirBounds) {
   EXPECT_EQ(cache->Get().status().code(), kUntimely);
   EXPECT_EQ(PutOf(kKey, kValue, DType::kBF16)(*cache).code(), kInvalid);
   EXPECT_EQ(PutOf({0, 1, 1, 1}, kValue)(*cache).code(), kInvalid);
-  EXPECT_EQ(PutWithout(true)(*cache).code(), kInvalid);
+  EXPECT_EQ(PutWith(true, NoData)(*cache).code(), kInvalid);
   EXPECT_FALSE(*cache->EncoderCached());
   // An encoder takes any shape, in f32 or the stored dtype.
   for (const DType dtype : {DType::kF16, DType::kF32}) {

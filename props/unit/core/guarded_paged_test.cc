@@ -75,21 +75,12 @@ Does AppendRepeated(std::int64_t tokens) {
     return pool.Append(0, 0, k, v).status();
   };
 }
-Does AppendWithout(bool key) {
+Does AppendWith(bool key, void (*change)(TensorView& view)) {
   return [=](PagedPool& pool) {
     const std::array<float, 12> numbers = {};
     TensorView k = DenseView(numbers.data(), DType::kF32, {2, 2, 1, 1});
     TensorView v = DenseView(numbers.data(), DType::kF32, {3, 2, 1, 1});
-    (key ? k : v).data = nullptr;
-    return pool.Append(0, 0, k, v).status();
-  };
-}
-Does AppendWithoutStrides() {
-  return [](PagedPool& pool) {
-    const std::array<float, 12> numbers = {};
-    const TensorView k = DenseView(numbers.data(), DType::kF32, {2, 2, 1, 1});
-    TensorView v = DenseView(numbers.data(), DType::kF32, {3, 2, 1, 1});
-    v.stride = {};
+    change(key ? k : v);
     return pool.Append(0, 0, k, v).status();
   };
 }
@@ -225,10 +216,11 @@ PoolBounds LengthBounds() {
        "9223372036854775807 more are above max_seq_len 9", AppendRepeated(4),
        StatusCode::kCacheFull},
       {"no rows", AppendTokens(0, 0, 0), "at least one", AppendTokens(0, 0, 1)},
-      {"no key", AppendWithout(true), "key has no data", AppendTokens(0, 0, 1)},
-      {"no value", AppendWithout(false), "value has no data",
+      {"no key", AppendWith(true, NoData), "key has no data",
        AppendTokens(0, 0, 1)},
-      {"no strides", AppendWithoutStrides(), "value has no strides",
+      {"no value", AppendWith(false, NoData), "value has no data",
+       AppendTokens(0, 0, 1)},
+      {"no strides", AppendWith(false, NoStrides), "value has no strides",
        AppendTokens(0, 0, 1)},
   };
 }
