@@ -232,25 +232,27 @@ Status GuardedCache::CheckDrafts(const Batch& batch) const {
   });
 }
 
+Status GuardedCache::CheckTakesDrafts() const {
+  if (TakesDrafts()) return {};
+  return {StatusCode::kNotSupported, "this cache has no drafts"};
+}
+
 Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
   Status status = CheckBatch(batch, reserve);
+  if (!status.ok()) return status;
+  EndPass();
+  if (HasDrafts(batch)) status = CheckTakesDrafts();
   return status.ok() ? StartChecked(batch, reserve) : status;
 }
 
 Status GuardedCache::StartChecked(const Batch& batch, bool reserve) {
-  EndPass();
   reserving_ = reserve;
   batch_.clear();
   for (std::size_t i = 0; i < batch.positions.size(); ++i) {
     batch_.push_back({batch.positions[i], batch.sequences[i], false});
   }
   batch_cells_.clear();
-  if (HasDrafts(batch)) {
-    if (!TakesDrafts()) {
-      return {StatusCode::kNotSupported, "this cache has no drafts"};
-    }
-    if (!reserve) drafts_.Add(batch, batch_);
-  }
+  if (HasDrafts(batch) && !reserve) drafts_.Add(batch, batch_);
   Status status = DoStartForward(batch, reserve);
   active_ = status.ok();
   if (!active_) drafts_.TakeBack(batch_);
@@ -470,9 +472,7 @@ void GuardedCache::CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
 Status GuardedCache::CheckCommit(int seq, std::span<const int> path) const {
   Status status = CheckReady();
   if (status.ok()) status = NotNegative("seq", seq);
-  if (status.ok() && !TakesDrafts()) {
-    return {StatusCode::kNotSupported, "this cache has no drafts"};
-  }
+  if (status.ok()) status = CheckTakesDrafts();
   if (status.ok()) status = drafts_.CheckPath(seq, path);
   return status;
 }

@@ -72,11 +72,13 @@ class GuardedCache : public Cache {
   Status CheckConfig(const CacheConfig& config) const;
   Status CheckInit(const InitArgs& args);
   Status CheckBatch(const Batch& batch, bool reserve) const;
+  Status CheckTakesDrafts() const;
   Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
   Status CheckCommit(int seq, std::span<const int> path) const;
   Status CheckRestore(const CacheState& state) const;
   Status CheckAddSequence(int sequence, const CacheState& added) const;
-  // StartForward of a batch that CheckBatch accepted.
+  // The rest of StartForward after CheckBatch, EndPass and, for a batch with
+  // drafts, CheckTakesDrafts.
   Status StartChecked(const Batch& batch, bool reserve);
   // Remove in two steps: PrepareRemove returns the status and changes nothing;
   // if it is ok, CommitRemove with the same arguments removes.

@@ -58,13 +58,18 @@ Status WrapperCache::Put(const TensorView& key, const TensorView& value) {
 }
 
 Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
-  // Misuse changes nothing. One cache may refuse what
-  // others accept: states (R3), and drafts whose tokens it has evicted.
+  // Misuse changes nothing. One cache may refuse what others accept: positions
+  // (R3), drafts whose tokens it has evicted, and all drafts (D8).
   for (const auto& cache : caches_) {
     Status status = cache->CheckBatch(batch, reserve);
     if (!status.ok()) return status;
   }
   for (const auto& cache : caches_) cache->EndPass();
+  for (const auto& cache : caches_) {
+    if (!HasDrafts(batch)) break;
+    Status status = cache->CheckTakesDrafts();
+    if (!status.ok()) return status;
+  }
   for (const auto& cache : caches_) {
     Status status = cache->StartChecked(batch, reserve);
     if (status.ok()) continue;

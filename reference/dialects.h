@@ -19,23 +19,19 @@
 namespace kvtwin::reference {
 
 // `heard` is the answer of the cache under test.
-class Ledger final : public HybridLedgerOf<CacheLedger> {
+class Ledger final : public WrapperLedger<CacheLedger> {
  public:
   explicit Ledger(const CacheSpec& spec, const Rules& rules = {})
-      : HybridLedgerOf(spec, rules), hybrid_(spec.kind == Kind::kHybrid) {}
+      : WrapperLedger(spec, rules) {}
 
   void IgnoreCapacity() {
     for (CacheLedger& part : parts_) part.IgnoreCapacity();
   }
   Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
-    if (NeedsCommit(parts_, batch)) return {kFailedPrecondition, "has drafts"};
-    Status continues = CheckBatch(batch, reserve);
-    if (!continues.ok()) return continues;
     Hear(heard);
-    for (CacheLedger& part : parts_) part.EndPass();
     std::vector<CacheLedger> before;
     if (parts_.size() > 1 && parts_[0].RefusesPositions()) before = parts_;
-    Status status = HybridLedgerOf::StartForward(batch, reserve);
+    Status status = WrapperLedger::StartForward(batch, reserve);
     if (!before.empty() && status.code() == kInvalidArgument) {
       parts_ = std::move(before);  // No cache changes (S47).
     }
@@ -75,7 +71,7 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
         mixed_.contains(src) || (adds && (HasIds(src) || HasIds(dst)));
     Hear(heard);
     const std::int32_t surely = SurelyBefore(src, len);
-    Status status = HybridLedgerOf::CopyPrefix(src, dst, len);
+    Status status = WrapperLedger::CopyPrefix(src, dst, len);
     if (status.ok() && surely < len) MayEndAt(dst, surely);
     // A copy to itself is as a Remove with the open end (S27).
     if (status.ok() && (src != dst || len == 0)) {
@@ -93,7 +89,7 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     const bool moves = begin < end && end < Next(seq);
     Hear(heard);
     const std::int32_t surely = SurelyBefore(seq, begin);
-    Status status = HybridLedgerOf::Remove(seq, begin, end);
+    Status status = WrapperLedger::Remove(seq, begin, end);
     if (!status.ok()) return status;
     if (end == kOpenEnd && surely < begin) MayEndAt(seq, surely);
     const bool clears = begin == 0 && end == kOpenEnd;
@@ -182,7 +178,7 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     for (CacheLedger& part : parts_) part.Resumes(seq, pos);
   }
 
-  using HybridLedgerOf::CanResume;
+  using WrapperLedger::CanResume;
   bool CanResume(int seq, std::int32_t pos, bool surely) const {
     return std::ranges::all_of(
         parts_, [&](auto& part) { return part.CanResume(seq, pos, surely); });
@@ -258,7 +254,6 @@ class Ledger final : public HybridLedgerOf<CacheLedger> {
     for (CacheLedger& part : parts_) part.Hear(heard);
   }
 
-  bool hybrid_;
   PrefixBook prefixes_;
   // Sequences that got tokens of another sequence beside their own: some of
   // these are of a prompt.

@@ -91,13 +91,15 @@ class PlainLedger {
     return {kInvalidArgument, "more cells than can be counted"};
   }
 
-  // Evicts, and stores the tokens (S5, S6, S12, S13, S18, S39, D1, D8).
+  // Whether tokens of a batch may be drafts (D8).
+  virtual bool TakesDrafts() const { return !encoder(); }
+
+  // Evicts, and stores the tokens (S5, S6, S12, S13, S18, S39, D1).
   // The number of free cells decides: defrag makes one run of all of them (S9).
   virtual Status StartForward(const Batch& batch, bool reserve) {
     EndPass();
     reserve_ = reserve;
     if (encoder()) {
-      if (HasDrafts(batch)) return {kNotSupported, "there are no drafts"};
       if (reserve || batch.multimodal.empty()) return {};
       const auto last = AsSize(batch.multimodal.back());
       slots_.next_position = batch.positions[last];
@@ -121,9 +123,8 @@ class PlainLedger {
     return {};
   }
 
-  // Commits drafts (D5, D8).
+  // Commits drafts (D5).
   Status Commit(int seq, std::span<const int> path) {
-    if (encoder()) return {kNotSupported, "there are no drafts"};
     CommitDrafts(seq, path, tokens_);
     return {};
   }

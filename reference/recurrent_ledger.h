@@ -77,11 +77,15 @@ class StateLedger : public PlainLedger {
     return {};
   }
 
+  // States of drafts need cells (R11).
+  bool TakesDrafts() const override {
+    return recurrent() ? spec_.drafts > 0 : PlainLedger::TakesDrafts();
+  }
+
   // Stores some of the states of the batch, and drops others (R3 to R6, S18).
   Status StartForward(const Batch& batch, bool reserve) override {
     if (!recurrent()) return PlainLedger::StartForward(batch, reserve);
     EndPass();
-    if (HasDrafts(batch) && spec_.drafts == 0) return NoDrafts();
     reserve_ = reserve;
     read_.clear();
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
@@ -113,7 +117,6 @@ class StateLedger : public PlainLedger {
   // the earlier ones leave (R13).
   Status Commit(int seq, std::span<const int> path) {
     if (!recurrent()) return PlainLedger::Commit(seq, path);
-    if (spec_.drafts == 0) return NoDrafts();
     if (path.empty()) return PlainLedger::Commit(seq, path);
     const std::int64_t before = Next(seq);
     CommitDrafts(seq, path, tokens_);
@@ -173,8 +176,6 @@ class StateLedger : public PlainLedger {
   }
 
  private:
-  static Status NoDrafts() { return {kNotSupported, "there are no drafts"}; }
-
   // Drops the states of `seq` that the pass does not keep (R4), and adds those
   // of the batch that it keeps (R5).
   void Replace(int seq, std::vector<LedgerToken>& added) {

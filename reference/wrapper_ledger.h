@@ -14,13 +14,15 @@
 
 namespace kvtwin::reference {
 
-// The ledger of any cache: one `Part`, or one for each cache of a wrapper.
+// The ledger of any cache: one `Part`, or one for each cache of a wrapper or a
+// hybrid.
 template <class Part>
-class LedgerOf {
+class WrapperLedger {
  public:
   // `more` are the arguments of a Part after its spec.
   template <class... More>
-  explicit LedgerOf(const CacheSpec& spec, const More&... more) {
+  explicit WrapperLedger(const CacheSpec& spec, const More&... more)
+      : hybrid_(spec.kind == Kind::kHybrid) {
     for (const auto& inner : spec.caches) parts_.emplace_back(inner, more...);
     if (!IsWrapper(spec.kind)) parts_ = {Part(spec, more...)};
   }
@@ -43,10 +45,15 @@ class LedgerOf {
     return All([&](Part& part) { return part.Init(config, args); });
   }
 
-  // All parts take the batch, or give it back (S41 to S43).
+  // All parts take the batch, or give it back (S41 to S43, D4, D8, H2).
   Status StartForward(const Batch& batch, bool reserve) {
     if (NeedsCommit(parts_, batch)) return {kFailedPrecondition, "has drafts"};
+    for (const Part& part : parts_) {
+      Status status = reserve ? Status() : part.CheckBatch(batch);
+      if (!status.ok()) return status;
+    }
     for (Part& part : parts_) part.EndPass();
+    if (HasDrafts(batch) && !TakeDrafts()) return NoDrafts();
     for (Part& part : parts_) {
       Status status = part.StartForward(batch, reserve);
       if (status.ok()) continue;
@@ -57,9 +64,10 @@ class LedgerOf {
     return {};
   }
 
-  // All parts change, or none (S45). A sequence that changes drops its drafts
-  // (D6).
+  // All parts change, or none (S45, H4). A hybrid moves to a length that all of
+  // its caches have (H3). A sequence that changes drops its drafts (D6).
   Status CopyPrefix(int src, int dst, std::int32_t len) {
+    if (hybrid_) len = ResumeBefore(src, len);
     return All([&](Part& part) {
       Status status = part.CopyPrefix(src, dst, len);
       if (status.ok()) part.DropDrafts(dst);
@@ -67,6 +75,7 @@ class LedgerOf {
     });
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) {
+    if (hybrid_ && end == kOpenEnd) begin = ResumeBefore(seq, begin);
     return All([&](Part& part) {
       Status status = part.Remove(seq, begin, end);
       if (status.ok()) part.DropDrafts(seq);
@@ -74,6 +83,7 @@ class LedgerOf {
     });
   }
   Status Commit(int seq, std::span<const int> path) {
+    if (!TakeDrafts()) return NoDrafts();
     return All([&](Part& part) { return part.Commit(seq, path); });
   }
 
@@ -90,6 +100,21 @@ class LedgerOf {
         parts_, [&](const Part& part) { return part.CanResume(seq, pos); });
   }
 
+  // The greatest position up to `pos` where all parts can resume: `pos` itself,
+  // or the position after a token of some part (R9).
+  std::int32_t ResumeBefore(int seq, std::int32_t pos) const {
+    if (CanResume(seq, pos)) return pos;
+    std::int32_t best = 0;
+    for (const Part& part : parts()) {
+      for (const LedgerToken& token : part.tokens()) {
+        if (!token.HeldBy(seq) || token.position >= pos) continue;
+        const auto end = static_cast<std::int32_t>(token.position + 1);
+        if (end > best && CanResume(seq, end)) best = end;
+      }
+    }
+    return best;
+  }
+
   // Restores each part (S55).
   void Restore(const CacheState& state) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -99,6 +124,13 @@ class LedgerOf {
   }
 
  protected:
+  // Whether all parts take drafts (D8).
+  bool TakeDrafts() const {
+    return std::ranges::all_of(
+        parts_, [](const Part& part) { return part.TakesDrafts(); });
+  }
+  static Status NoDrafts() { return {kNotSupported, "there are no drafts"}; }
+
   // Makes the call to every part, or to none if one of them refuses (S45).
   template <class Call>
   Status All(const Call& call) {
@@ -112,57 +144,10 @@ class LedgerOf {
   }
 
   std::vector<Part> parts_;
+  bool hybrid_;
 
  private:
   std::size_t active_ = 0;
-};
-
-// The ledger of any cache, hybrids included.
-template <class Part>
-class HybridLedgerOf : public LedgerOf<Part> {
- public:
-  template <class... More>
-  explicit HybridLedgerOf(const CacheSpec& spec, const More&... more)
-      : LedgerOf<Part>(spec, more...),
-        one_length_(spec.kind == Kind::kHybrid) {}
-
-  // Whether no cache refuses the batch because of its positions (R3, H2).
-  Status CheckBatch(const Batch& batch, bool reserve) const {
-    for (const Part& part : this->parts()) {
-      Status status = reserve ? Status() : part.CheckBatch(batch);
-      if (!status.ok()) return status;
-    }
-    return {};
-  }
-
-  // The greatest position up to `pos` where all parts can resume: `pos` itself,
-  // or the position after a token of some part (R9).
-  std::int32_t ResumeBefore(int seq, std::int32_t pos) const {
-    if (this->CanResume(seq, pos)) return pos;
-    std::int32_t best = 0;
-    for (const Part& part : this->parts()) {
-      for (const LedgerToken& token : part.tokens()) {
-        if (!token.HeldBy(seq) || token.position >= pos) continue;
-        const auto end = static_cast<std::int32_t>(token.position + 1);
-        if (end > best && this->CanResume(seq, end)) best = end;
-      }
-    }
-    return best;
-  }
-
-  // A hybrid moves to a length that all of its caches have (H3). Any other
-  // Remove changes all or none (H4).
-  Status CopyPrefix(int src, int dst, std::int32_t len) {
-    if (one_length_) len = ResumeBefore(src, len);
-    return LedgerOf<Part>::CopyPrefix(src, dst, len);
-  }
-  Status Remove(int seq, std::int32_t begin, std::int32_t end) {
-    if (one_length_ && end == kOpenEnd) begin = ResumeBefore(seq, begin);
-    return LedgerOf<Part>::Remove(seq, begin, end);
-  }
-
- private:
-  bool one_length_;
 };
 
 }  // namespace kvtwin::reference

@@ -378,10 +378,8 @@ bool Refused(const Failure& difference, StatusCode code) {
 void AddRulesOfRefusals(const Failure& difference, const RowPast& past,
                         bool drafts, RuleList& rules) {
   if (rules.empty()) return;  // The failure breaks no rule.
-  // Caches before the cache that refuses drafts have evicted.
   if (drafts && past.several &&
       Refused(difference, StatusCode::kNotSupported)) {
-    AddRule("S43", rules);
     AddRule("D8", rules);
   }
   // Only Remove answers shared_cells, and only StartForward cache_full.

@@ -168,6 +168,23 @@ TEST_P(Drafts, AreDroppedByOtherChanges) {
   EXPECT_TRUE(cache->Commit(0, Ints{0}).ok());
 }
 
+// The window before the cache that refuses them evicts nothing (D8).
+TEST_P(Drafts, AreRefusedBeforeAnyCacheOfAWrapperChanges) {
+  for (const Kind kind : {Kind::kWrapper, Kind::kHybrid}) {
+    CacheSpec states;
+    states.kind = Kind::kRecurrent;
+    CacheSpec spec;
+    spec.kind = kind;
+    spec.caches = {Windowed(0), states};
+    TestCache cache = Begun(spec);
+    const CacheState before = *cache->Snapshot();
+    EXPECT_EQ(Draft(*cache, {2}, {-1}).code(), kNotSupported);
+    EXPECT_EQ(*cache->Snapshot(), before);
+    EXPECT_EQ(cache.Put({10}), kFailedPrecondition);  // No pass is left (S5).
+    EXPECT_EQ(cache->Commit(0, Ints{}).code(), kNotSupported);
+  }
+}
+
 TEST_P(Drafts, StayWhereTheyAreWhenACommitComesInAPass) {
   TestCache cache = Begun();
   ASSERT_TRUE(Draft(*cache, {2, 2}, {-1, -1}).ok());
