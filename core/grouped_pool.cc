@@ -193,6 +193,13 @@ Result<PagedTable> GroupedPool::ExportTable(std::span<const int>) const {
   return NoTables("ExportTable");
 }
 
+Result<PagedTable> GroupedPool::ExportLayerTable(std::span<const int> sequences,
+                                                 int layer) const {
+  const Result<Place> at = Find(layer);
+  if (!at.ok()) return at.status();
+  return at->group->ExportLayerTable(sequences, at->layer);
+}
+
 Result<std::vector<std::int64_t>> GroupedPool::SlotMapping(int, int,
                                                            int) const {
   return NoTables("SlotMapping");

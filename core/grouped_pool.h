@@ -47,6 +47,8 @@ class GroupedPool : public PagedPool {
   const PagedPool* Group(int group) const final;
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const final;
   Result<PagedTable> ExportTable(std::span<const int> sequences) const final;
+  Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                      int layer) const final;
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const final;
   Result<PagedKv> Blocks(int layer) const final;

@@ -107,9 +107,9 @@ std::span<const std::int32_t> SeenBlocks(const AttentionTable& table,
                                          int sequence) {
   const std::int64_t end = At(table.lengths, sequence);
   const std::int64_t rows = At(table.query_rows, sequence);
-  if (rows == 0) return {};
+  if (rows == 0 || end == 0) return {};
   const std::int64_t begin =
-      std::max<std::int64_t>(end - rows - table.window, 0);
+      table.sees_all ? 0 : std::max<std::int64_t>(end - rows - table.window, 0);
   const std::int64_t first = begin / table.block_size;
   const std::int64_t count = (end - 1) / table.block_size + 1 - first;
   return table.blocks.subspan(
@@ -124,9 +124,10 @@ Status CheckSequence(const AttentionTable& table, int sequence) {
     return Invalid("lengths[{}] is {}, it must be 0 to {}", sequence, length,
                    room);
   }
-  if (rows < 0 || rows > length) {
+  const std::int64_t most = table.sees_all ? kRowsMax : length;
+  if (rows < 0 || rows > most) {
     return Invalid("query_rows[{}] is {}, it must be 0 to {}", sequence, rows,
-                   length);
+                   most);
   }
   for (const std::int32_t& block : SeenBlocks(table, sequence)) {
     if (block >= 0) continue;
@@ -156,6 +157,9 @@ Status CheckTable(const AttentionTable& table) {
   }
   if (Status status = NotNegative("window", table.window); !status.ok()) {
     return status;
+  }
+  if (table.sees_all && table.window != kOpenEnd) {
+    return Invalid("window is {}, rows that see all have none", table.window);
   }
   std::int64_t rows = 0;
   for (int i = 0; i < sequences; ++i) {

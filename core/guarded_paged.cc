@@ -480,21 +480,43 @@ Result<PagedCsr> GuardedPaged::ExportCsr(std::span<const int> sequences) const {
   return csr;
 }
 
-Result<PagedTable> GuardedPaged::ExportTable(
-    std::span<const int> sequences) const {
-  if (Status status = CheckSequences(sequences); !status.ok()) return status;
+// Returns the blocks of the committed tokens, and of the rows that were
+// appended to `layer`, if it is given.
+PagedTable GuardedPaged::TableOf(std::span<const int> sequences,
+                                 std::optional<int> layer) const {
+  const auto appended = [&](int sequence) {
+    return layer ? At(sequences_.at(sequence).appended, *layer) : 0;
+  };
   PagedTable table;
   for (const int sequence : sequences) {
-    const int len = sequences_.at(sequence).len;
+    const int len = sequences_.at(sequence).len + appended(sequence);
     table.seq_lens.push_back(len);
     table.columns = std::max(table.columns, BlocksFor(len));
   }
-  for (const int sequence : sequences) {
-    const std::size_t row_end = table.blocks.size() + AsSize(table.columns);
-    Committed(sequence).AppendTo(table.blocks);
-    table.blocks.resize(row_end, -1);
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    CommittedBlocks blocks = Committed(sequences[i]);
+    if (appended(sequences[i]) > 0) {
+      const auto count = AsSize(BlocksFor(table.seq_lens[i]));
+      blocks = {DoBlocks(sequences[i]).first(count)};
+    }
+    blocks.AppendTo(table.blocks);
+    table.blocks.resize((i + 1) * AsSize(table.columns), -1);
   }
   return table;
+}
+
+Result<PagedTable> GuardedPaged::ExportTable(
+    std::span<const int> sequences) const {
+  if (Status status = CheckSequences(sequences); !status.ok()) return status;
+  return TableOf(sequences, std::nullopt);
+}
+
+Result<PagedTable> GuardedPaged::ExportLayerTable(
+    std::span<const int> sequences, int layer) const {
+  Status status = CheckSequences(sequences);
+  if (status.ok()) status = CheckLayer(layer);
+  if (!status.ok()) return status;
+  return TableOf(sequences, layer);
 }
 
 Result<PagedKv> GuardedPaged::Blocks(int layer) const {
@@ -540,6 +562,11 @@ Result<std::vector<std::int64_t>> GuardedPaged::SlotMapping(int sequence,
 Result<int> PagedPool::Find(std::span<const std::int32_t>,
                             const PrefixKey&) const {
   return Status(StatusCode::kNotSupported, "this pool has no Find");
+}
+
+Result<PagedTable> PagedPool::ExportLayerTable(std::span<const int>,
+                                               int) const {
+  return Status(StatusCode::kNotSupported, "this pool has no ExportLayerTable");
 }
 
 Status PagedPool::AddMedia(int, const PrefixMedia&) {

@@ -61,6 +61,8 @@ class GuardedPaged : public PagedPool {
   Result<Device> LayerDevice(int layer) const final;
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const final;
   Result<PagedTable> ExportTable(std::span<const int> sequences) const final;
+  Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                      int layer) const final;
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const final;
   Result<PagedKv> Blocks(int layer) const final;
@@ -156,6 +158,8 @@ class GuardedPaged : public PagedPool {
     }
   };
   CommittedBlocks Committed(int sequence) const;
+  PagedTable TableOf(std::span<const int> sequences,
+                     std::optional<int> layer) const;
   Length& Add(int sequence, int len);
 
   PagedSpec spec_;

@@ -164,12 +164,16 @@ void AttentionPlan::Make(const AttentionTable& table, std::size_t most_rows) {
       group.rows = AsSize(count);
       group.first_position = length - rows + first;
       group.first_run = runs_.size();
-      const Run run = {
+      Run run = {
           .begin = std::max<std::int64_t>(0, group.first_position - window_),
           .end = group.first_position + count};
-      group.cells = AsSize(run.end - run.begin);
       const bool last_sees_first = run.begin >= run.end - 1 - window_;
       if (last_sees_first) group.all_before = group.first_position + 1;
+      if (table.sees_all) {
+        run = {.begin = 0, .end = length};
+        group.all_before = length;
+      }
+      group.cells = AsSize(run.end - run.begin);
       runs_.push_back(run);
       groups_.push_back(group);
       row += group.rows;

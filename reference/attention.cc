@@ -72,8 +72,10 @@ class TwinAttention final : public GuardedAttention {
       if (rows == 0) continue;
       // Blocks before the window of the first row may be any: the gate accepts
       // entries that no row uses.
-      const auto first = AsInt(std::max<std::int64_t>(
-          0, std::int64_t{length} - rows - table.window));
+      const auto first =
+          table.sees_all ? 0
+                         : AsInt(std::max<std::int64_t>(
+                               0, std::int64_t{length} - rows - table.window));
       Seen seen = {.mask = HidingMask(DType::kF32, length - first, rows)};
       for (int position = first; position < length; ++position) {
         const int column = position / table.block_size;
@@ -82,7 +84,8 @@ class TwinAttention final : public GuardedAttention {
         seen.slots.push_back(position % table.block_size);
         for (int row = 0; row < rows; ++row) {
           const int behind = length - rows + row - position;
-          if (behind < 0 || behind > table.window) continue;
+          const bool sees = behind >= 0 && behind <= table.window;
+          if (!sees && !table.sees_all) continue;
           AllowInMask(seen.mask, position - first, row);
         }
       }

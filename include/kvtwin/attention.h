@@ -89,6 +89,9 @@ struct AttentionTable {
   std::span<const std::int32_t> query_rows = {};  // [sequences]
   int block_size = 0;                             // Tokens of a block.
   std::int32_t window = kOpenEnd;                 // >= 0. kOpenEnd: all.
+  // Whether each row sees all tokens of its sequence instead: rows after a
+  // prefix that they share. There may be any number of them, and no window.
+  bool sees_all = false;
 };
 
 // Attention on the CPU, as the top of the header defines it.

@@ -566,6 +566,14 @@ kvtwin_status kvtwin_pool_group_slots(kvtwin_pool* pool, int32_t group,
                                       size_t* count);
 kvtwin_status kvtwin_pool_group_usage(kvtwin_pool* pool, int32_t group,
                                       kvtwin_usage* usage);
+/* The table of one layer, with the rows that were appended to it since the last
+ * commit as well: what attention reads between append and commit. A table
+ * serves all layers of a group that have as many rows. */
+kvtwin_status kvtwin_pool_layer_table(kvtwin_pool* pool, int32_t layer,
+                                      const int32_t* sequences,
+                                      size_t sequence_count, int32_t* columns,
+                                      int32_t* blocks, size_t room,
+                                      size_t* count, int32_t* seq_lens);
 /* Sets *key and *value to K and V of all blocks of a layer: [head_dim,
  * kv_heads, block_size, blocks], or [head_dim, block_size, kv_heads, blocks] if
  * head-major. Slots without a token may hold anything. */
@@ -621,6 +629,9 @@ typedef struct kvtwin_attention_table {
   int32_t columns;           /* Entries of a row of `blocks`. */
   int32_t block_size;        /* Tokens of a block. */
   int32_t window;            /* >= 0. KVTWIN_OPEN_END: all tokens. */
+  int32_t sees_all; /* Not 0: each row sees all tokens of its sequence instead,
+                       as a row after a prefix does that several rows share.
+                       There may be any number of rows, and no window. */
 } kvtwin_attention_table;
 
 /* One part of an attention: the results over some of the cells. */

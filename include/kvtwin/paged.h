@@ -219,11 +219,17 @@ class PagedPool {
     return group == 0 ? this : nullptr;
   }
 
-  // For kernels that read by table. Only committed tokens are in the tables.
-  // -1 stands for a block that was given up.
+  // For kernels that read by table. Only committed tokens are in these two. -1
+  // stands for a block that was given up.
   virtual Result<PagedCsr> ExportCsr(std::span<const int> sequences) const = 0;
   virtual Result<PagedTable> ExportTable(
       std::span<const int> sequences) const = 0;
+  // The same for the rows of one layer: the committed ones, and those that were
+  // appended to it after them. Attention reads this table between Append and
+  // Commit; one table serves all layers of a group that have as many rows. The
+  // default is not_supported.
+  virtual Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                              int layer) const;
   // block * block_size + offset for each of the positions begin .. end - 1,
   // which may be appended ones. -1: the position has no row. With states, a
   // block has the row of one state: the slot is the block.

@@ -50,6 +50,7 @@ Status CheckSupported(const TensorView& query, const AttentionOptions& options,
 
 Status CheckSupported(const AttentionTable& table) {
   if (table.window != kOpenEnd) return NotSupported("a window of a table");
+  if (table.sees_all) return NotSupported("sees_all of a table");
   if (!table.query_rows.empty()) {
     return NotSupported("query_rows: each sequence has one row");
   }

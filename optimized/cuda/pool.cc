@@ -77,6 +77,10 @@ class DevicePool final : public PagedPool {
       std::span<const int> sequences) const override {
     return pool_->ExportTable(sequences);
   }
+  Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                      int layer) const override {
+    return pool_->ExportLayerTable(sequences, layer);
+  }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
     return pool_->SlotMapping(sequence, begin, end);

@@ -59,6 +59,10 @@ class ForwardingReads : public PagedPool {
       std::span<const int> sequences) const override {
     return reads_.ExportTable(sequences);
   }
+  Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                      int layer) const override {
+    return reads_.ExportLayerTable(sequences, layer);
+  }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
     return reads_.SlotMapping(sequence, begin, end);

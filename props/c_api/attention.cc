@@ -73,7 +73,8 @@ Result<AttentionTable> TableFromC(const kvtwin_attention_table* from) {
                         .lengths = *lengths,
                         .query_rows = *rows,
                         .block_size = read.block_size,
-                        .window = read.window};
+                        .window = read.window,
+                        .sees_all = read.sees_all != 0};
 }
 
 // Errors: the list has another number of entries than a result of this shape.

@@ -380,16 +380,17 @@ class PoolByC : public PagedPool {
   }
   Result<PagedTable> ExportTable(
       std::span<const int> sequences) const override {
-    PagedTable table;
-    table.seq_lens.resize(sequences.size());
-    auto blocks = ListByC<int>([&](int* list, auto room, auto* count) {
+    return TableByC(sequences, [&](auto... rest) {
       return kvtwin_pool_table(pool_.get(), sequences.data(), sequences.size(),
-                               &table.columns, list, room, count,
-                               table.seq_lens.data());
+                               rest...);
     });
-    if (!blocks.ok()) return blocks.status();
-    table.blocks = std::move(*blocks);
-    return table;
+  }
+  Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                      int layer) const override {
+    return TableByC(sequences, [&](auto... rest) {
+      return kvtwin_pool_layer_table(pool_.get(), layer, sequences.data(),
+                                     sequences.size(), rest...);
+    });
   }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
@@ -410,6 +411,19 @@ class PoolByC : public PagedPool {
   PoolByC(const PagedSpec& spec, kvtwin_pool* pool)
       : spec_(spec), pool_(pool) {}
 
+  // Calls with the arguments after the sequences.
+  template <class Call>
+  static Result<PagedTable> TableByC(std::span<const int> sequences,
+                                     const Call& call) {
+    PagedTable table;
+    table.seq_lens.resize(sequences.size());
+    auto blocks = ListByC<int>([&](int* list, auto room, auto* count) {
+      return call(&table.columns, list, room, count, table.seq_lens.data());
+    });
+    if (!blocks.ok()) return blocks.status();
+    table.blocks = std::move(*blocks);
+    return table;
+  }
   template <class Call>
   static Result<int> Number(const Call& call) {
     std::int32_t number = -1;

@@ -59,6 +59,7 @@ class AttentionByC : public Attention {
     to.columns = table.columns;
     to.block_size = table.block_size;
     if (table.window != kOpenEnd) to.window = table.window;
+    to.sees_all = table.sees_all ? 1 : 0;
     return FromC(kvtwin_attention_plan_table(attention_.get(), &to));
   }
   Status Attend(const TensorView& query, const KvView& view, VLayout v_layout,

@@ -105,6 +105,16 @@ TEST_F(GroupsInC, HaveTablesOfTheirOwn) {
   EXPECT_EQ(columns, 2);  // Two blocks of four tokens.
   EXPECT_EQ(seq_len, 7);
   EXPECT_EQ(blocks, (std::array<std::int32_t, 4>{0, 1, -2, -2}));
+  EXPECT_EQ(
+      kvtwin_pool_layer_table(pool, 0, &kFirst, 1, &columns, blocks.data(),
+                              blocks.size(), &count, &seq_len),
+      KVTWIN_OK);
+  EXPECT_EQ(columns, 4);  // Of two tokens.
+  EXPECT_EQ(
+      kvtwin_pool_layer_table(pool, 2, &kFirst, 1, &columns, blocks.data(),
+                              blocks.size(), &count, &seq_len),
+      KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("layer is 2, it must be 0 to 1"));
   std::array<std::int64_t, 3> slots = {};
   EXPECT_EQ(kvtwin_pool_group_slots(pool, 1, 0, 3, 6, slots.data(),
                                     slots.size(), &count),
@@ -122,8 +132,7 @@ TEST_F(GroupsInC, HaveTablesOfTheirOwn) {
   EXPECT_EQ(usage.known.used, 2);
   EXPECT_EQ(kvtwin_pool_group_usage(pool, 2, &usage.known),
             KVTWIN_INVALID_ARGUMENT);
-  EXPECT_THAT(kvtwin_last_error(),
-              HasSubstr("group is 2, it must be 0 to 1"));
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("group is 2, it must be 0 to 1"));
 }
 
 TEST_F(GroupsInC, HaveNoGroups) {

@@ -119,25 +119,35 @@ kvtwin_status UsageOf(kvtwin_pool* pool, std::optional<int> group,
   });
 }
 
+// Writes the table that `table_of` makes of the listed sequences.
+template <class TableOf>
+Status WriteTable(const int32_t* sequences, size_t sequence_count,
+                  int32_t* columns, int32_t* blocks, size_t room, size_t* count,
+                  int32_t* seq_lens, const TableOf& table_of) {
+  const auto list = ListFromC("sequences", sequences, sequence_count);
+  if (!list.ok()) return list.status();
+  Status status = CheckList("blocks", blocks, room, count);
+  if (status.ok()) status = NeedAll({{"columns", columns}});
+  if (status.ok()) {
+    status = CheckList("seq_lens", seq_lens, sequence_count, count);
+  }
+  if (!status.ok()) return status;
+  const Result<PagedTable> answer = table_of(*list);
+  if (!answer.ok()) return answer.status();
+  *columns = answer->columns;
+  WriteList(answer->blocks, blocks, room, count);
+  std::copy(answer->seq_lens.begin(), answer->seq_lens.end(), seq_lens);
+  return {};
+}
+
 kvtwin_status TableOf(kvtwin_pool* pool, std::optional<int> group,
                       const int32_t* sequences, size_t sequence_count,
                       int32_t* columns, int32_t* blocks, size_t room,
                       size_t* count, int32_t* seq_lens) {
-  return OnGroup(pool, group, [&](const PagedPool& target) -> Status {
-    const auto list = ListFromC("sequences", sequences, sequence_count);
-    if (!list.ok()) return list.status();
-    Status status = CheckList("blocks", blocks, room, count);
-    if (status.ok()) status = NeedAll({{"columns", columns}});
-    if (status.ok()) {
-      status = CheckList("seq_lens", seq_lens, sequence_count, count);
-    }
-    if (!status.ok()) return status;
-    const Result<PagedTable> answer = target.ExportTable(*list);
-    if (!answer.ok()) return answer.status();
-    *columns = answer->columns;
-    WriteList(answer->blocks, blocks, room, count);
-    std::copy(answer->seq_lens.begin(), answer->seq_lens.end(), seq_lens);
-    return {};
+  return OnGroup(pool, group, [&](const PagedPool& target) {
+    return WriteTable(
+        sequences, sequence_count, columns, blocks, room, count, seq_lens,
+        [&](std::span<const int> list) { return target.ExportTable(list); });
   });
 }
 
@@ -390,6 +400,19 @@ kvtwin_status kvtwin_pool_group_slots(kvtwin_pool* pool, int32_t group,
 kvtwin_status kvtwin_pool_group_usage(kvtwin_pool* pool, int32_t group,
                                       kvtwin_usage* usage) {
   return UsageOf(pool, group, usage);
+}
+
+kvtwin_status kvtwin_pool_layer_table(kvtwin_pool* pool, int32_t layer,
+                                      const int32_t* sequences,
+                                      size_t sequence_count, int32_t* columns,
+                                      int32_t* blocks, size_t room,
+                                      size_t* count, int32_t* seq_lens) {
+  return OnPool(pool, [&](PagedPool& target) {
+    return WriteTable(sequences, sequence_count, columns, blocks, room, count,
+                      seq_lens, [&](std::span<const int> list) {
+                        return target.ExportLayerTable(list, layer);
+                      });
+  });
 }
 
 kvtwin_status kvtwin_pool_blocks(kvtwin_pool* pool, int32_t layer,

@@ -112,6 +112,7 @@ TEST_F(CudaDecode, RefusesWhatOtherTwinsHave) {
   ExpectOverBlocks(StatusCode::kNotSupported, refused);
   ExpectOverBlocks(StatusCode::kNotSupported,
                    {{[](Arguments& a) { a.table.window = 5; }, "window"},
+                    {[](Arguments& a) { a.table.sees_all = true; }, "sees_all"},
                     {[&](Arguments& a) {
                        a.table.query_rows = {ints_, 2};
                      },

@@ -38,6 +38,7 @@ struct Wrong {
   std::function<void(std::optional<PagedKv>&)> whole = {};
   std::function<void(PagedCsr&)> csr = {};
   std::function<void(PagedTable&)> table = {};
+  std::function<void(PagedTable&)> layer_table = {};
   std::function<void(std::vector<std::int64_t>&)> slots = {};
   std::function<void(PagedKv&)> blocks = {};
   bool later_slots_only = false;  // Keep ranges from position 0.
@@ -131,6 +132,12 @@ class WrongPool final : public ForwardingPool {
       std::span<const int> sequences) const override {
     const auto taken = wrong_.Taken("ExportTable", sequences);
     return Changed("ExportTable", pool_->ExportTable(taken), wrong_.table);
+  }
+  Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                      int layer) const override {
+    return Changed("ExportLayerTable",
+                   pool_->ExportLayerTable(sequences, layer),
+                   wrong_.layer_table);
   }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {

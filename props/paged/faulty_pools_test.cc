@@ -439,6 +439,14 @@ TEST(FaultyPools, TablesAreCompared) {
        {.table = len},
        "ExportTable: not what",
        WrongIn::kBoth},
+      {"a block of a layer",
+       two,
+       {.layer_table = block},
+       "ExportLayerTable: not what"},
+      {"a length of a layer, with appended rows",
+       kPool + kAppend,
+       {.layer_table = len},
+       "ExportLayerTable: not what"},
   };
   ExpectFound(cases);
 }

@@ -32,6 +32,33 @@ bool IsRow(const TensorView& view, std::size_t dimension, int i,
   return BytesOf(Slice(view, dimension, i)) == expected.bytes;
 }
 
+// Returns the blocks of the first `tokens` tokens of the sequence that the
+// views show; -1 for a block of which no row is shown.
+std::vector<std::int32_t> BlocksIn(const std::vector<PagedView>& views,
+                                   int tokens, int block_size) {
+  std::vector<std::int32_t> blocks(
+      AsSize((tokens + block_size - 1) / block_size), -1);
+  for (const PagedView& view : views) {
+    if (view.start < tokens) At(blocks, view.start / block_size) = view.block;
+  }
+  return blocks;
+}
+
+// Returns the table of sequences that have these blocks and lengths.
+PagedTable TableOf(std::vector<std::vector<std::int32_t>> sequences,
+                   const std::vector<int>& lens) {
+  PagedTable table;
+  table.seq_lens = lens;
+  for (const auto& blocks : sequences) {
+    table.columns = std::max(table.columns, Size(blocks));
+  }
+  for (auto& blocks : sequences) {
+    blocks.resize(AsSize(table.columns), -1);
+    table.blocks.insert(table.blocks.end(), blocks.begin(), blocks.end());
+  }
+  return table;
+}
+
 }  // namespace
 
 bool SameViews(const PagedView& a, const PagedView& b) {
@@ -277,23 +304,20 @@ void PagedDriver::CompareContiguous(int sequence, int layer, const Rows& rows,
 
 // Both twins take the tables from core/, so they are checked by the views.
 void PagedDriver::CheckTables(int group, const std::vector<int>& sequences) {
-  const PagedSpec& spec = SpecOfGroup(group);
+  const int size = SpecOfGroup(group).block_size;
   const PagedPool& pool = GroupIn(*optimized_, group);
   PagedCsr expected;
-  PagedTable padded;
   expected.indptr.push_back(0);
+  std::vector<int> lens;
   std::vector<std::vector<std::int32_t>> all;
   for (const int sequence : sequences) {
     const int len = ledger_.SeqLen(sequence);
-    std::vector<std::int32_t>& blocks = all.emplace_back();
-    const int size = spec.block_size;
-    blocks.assign(AsSize((len + size - 1) / size), -1);
-    int last = 0;
     const auto views =
         Need(optimized_->Views(sequence, FirstLayer(group)), "Views");
+    const auto& blocks = all.emplace_back(BlocksIn(views, len, size));
+    int last = 0;
     for (const PagedView& view : views) {
       if (view.start >= len) break;  // Not committed.
-      At(blocks, view.start / size) = view.block;
       last = (std::min(view.start + view.length, len) - 1) % size + 1;
     }
     expected.indices.insert(expected.indices.end(), blocks.begin(),
@@ -301,17 +325,32 @@ void PagedDriver::CheckTables(int group, const std::vector<int>& sequences) {
     expected.indptr.push_back(
         static_cast<std::int32_t>(expected.indices.size()));
     expected.last_page_len.push_back(last);
-    padded.seq_lens.push_back(len);
-    padded.columns = std::max(padded.columns, Size(blocks));
-  }
-  for (std::vector<std::int32_t>& blocks : all) {
-    blocks.resize(AsSize(padded.columns), -1);
-    padded.blocks.insert(padded.blocks.end(), blocks.begin(), blocks.end());
+    lens.push_back(len);
   }
   Expect(Need(pool.ExportCsr(sequences), "ExportCsr") == expected,
          "ExportCsr: not what the views are");
-  Expect(Need(pool.ExportTable(sequences), "ExportTable") == padded,
+  Expect(Need(pool.ExportTable(sequences), "ExportTable") ==
+             TableOf(std::move(all), lens),
          "ExportTable: not what the views are");
+}
+
+// The same for the table of a layer. A backend has none.
+void PagedDriver::CheckLayerTable(int layer,
+                                  const std::vector<int>& sequences) {
+  std::vector<int> lens;
+  std::vector<std::vector<std::int32_t>> all;
+  for (const int sequence : sequences) {
+    lens.push_back(ledger_.RowCount(sequence, layer));
+    all.push_back(BlocksIn(Need(optimized_->Views(sequence, layer), "Views"),
+                           lens.back(), SpecOfLayer(spec_, layer).block_size));
+  }
+  const PagedTable expected = TableOf(std::move(all), lens);
+  for (const PagedPool* pool : {reference_.get(), optimized_.get()}) {
+    const auto table = pool->ExportLayerTable(sequences, layer);
+    if (table.status().code() == StatusCode::kNotSupported) continue;
+    Expect(Need(table, "ExportLayerTable") == expected,
+           "ExportLayerTable: not what the views are");
+  }
 }
 
 void PagedDriver::CompareTables(int group, const std::vector<int>& sequences) {
@@ -349,6 +388,10 @@ void PagedDriver::CompareAll() {
   for (int group = 0; group < GroupCount(); ++group) {
     for (const std::vector<int>& batch : batches) CompareTables(group, batch);
     CompareUsage(group);
+  }
+  for (int layer = 0; layer < spec_.layers; ++layer) {
+    CheckLayerTable(layer,
+                    At(batches, Mod(comparisons_ + layer, Size(batches))));
   }
 }
 

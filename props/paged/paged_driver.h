@@ -178,6 +178,7 @@ class PagedDriver {
   void CompareTables(int group, const std::vector<int>& sequences);
   void CompareUsage(int group);
   void CheckTables(int group, const std::vector<int>& sequences);
+  void CheckLayerTable(int layer, const std::vector<int>& sequences);
   void CompareAll();
 
   PagedSpec spec_;

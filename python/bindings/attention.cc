@@ -134,7 +134,7 @@ class PyAttention {
   void PlanTable(const std::vector<std::vector<std::int32_t>>& blocks,
                  const std::vector<std::int32_t>& lengths,
                  const std::vector<std::int32_t>& query_rows, int block_size,
-                 std::int32_t window) {
+                 std::int32_t window, bool sees_all) {
     std::size_t columns = 0;
     for (const auto& row : blocks) columns = std::max(columns, row.size());
     if (columns > kTableEntries / std::max<std::size_t>(blocks.size(), 1)) {
@@ -154,7 +154,8 @@ class PyAttention {
                             .lengths = lengths,
                             .query_rows = query_rows,
                             .block_size = block_size,
-                            .window = window}));
+                            .window = window,
+                            .sees_all = sees_all}));
   }
 
   nb::tuple Attend(nb::handle query, const Kv& kv, VLayout v_layout,
@@ -235,10 +236,10 @@ void BindAttention(nb::module_& m) {
                    "first_row: int) -> None"))
       .def("plan_table", &PyAttention::PlanTable, nb::arg("blocks"),
            nb::arg("lengths"), nb::arg("query_rows"), nb::arg("block_size"),
-           nb::arg("window"),
+           nb::arg("window"), nb::arg("sees_all"),
            nb::sig("def plan_table(self, blocks: typing.Any, lengths: "
                    "typing.Any, query_rows: typing.Any, block_size: int, "
-                   "window: int) -> None"))
+                   "window: int, sees_all: bool) -> None"))
       .def(
           "attend",
           [](PyAttention& self, nb::handle query, nb::handle key,

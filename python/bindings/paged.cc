@@ -94,6 +94,18 @@ class PyPool {
     }
     return table;
   }
+  std::pair<std::vector<std::vector<int>>, std::vector<int>> LayerTable(
+      const std::vector<int>& sequences, int layer) const {
+    PagedTable table = Value(pool_->ExportLayerTable(sequences, layer));
+    std::vector<std::vector<int>> rows;
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const auto columns = std::span(table.blocks)
+                               .subspan(i * AsSize(table.columns))
+                               .first(AsSize(table.columns));
+      rows.emplace_back(columns.begin(), columns.end());
+    }
+    return {std::move(rows), std::move(table.seq_lens)};
+  }
   std::vector<std::int64_t> Slots(int sequence, int begin, int end,
                                   std::optional<int> group) const {
     return Value(GroupOf(group).SlotMapping(sequence, begin, end));
@@ -213,6 +225,13 @@ void BindPagedPool(nb::module_& m) {
            nb::arg("group") = nb::none(),
            "The blocks of the committed tokens of each sequence, in a group if "
            "the pool has\ngroups; -1 for a block that was given up.")
+      .def(
+          "layer_table", &PyPool::LayerTable, nb::arg("sequences"),
+          nb::arg("layer"),
+          "The blocks of each sequence, padded with -1 to the longest, and the "
+          "lengths in\ntokens, of the rows that a layer has: the committed "
+          "ones, and those appended\nsince the last commit. What "
+          "Attention.plan_table needs before `commit`.")
       .def("slots", &PyPool::Slots, nb::arg("sequence"), nb::arg("begin"),
            nb::arg("end"), nb::arg("group") = nb::none(),
            "block * block_size + offset for each of the positions; -1: the "

@@ -186,6 +186,37 @@ def test_blocks_of_a_pool_agree_with_float64(layout, window, query_rows, twin):
     assert done == len(query)
 
 
+@pytest.mark.parametrize("layout", ["token_major", "head_major"])
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_shared_prompt_is_attended_once(layout, twin):
+    """Three sequences share the blocks 3 and 1, and have a block each after them."""
+    key, value = normal(9, 4, 2, 20, seed=5), normal(9, 4, 2, 12, seed=6)
+    query, lengths = normal(3, 6, 20, seed=7), [9, 12, 10]
+    blocks = (key, value)
+    if layout == "head_major":
+        blocks = tuple(np.ascontiguousarray(a.swapaxes(1, 2)) for a in blocks)
+
+    def attended(*table, **options):
+        attention = kvtwin.Attention(twin)
+        attention.plan_table(*table, block_size=4, **options)
+        return attention.attend_blocks(query, blocks, layout=layout, scale=0.25)
+
+    prompt = attended([[3, 1]], [8], [3], sees_all=True)
+    rest = attended([[7], [5], [6]], [length - 8 for length in lengths])
+    merged = kvtwin.Attention.merge([prompt, rest])
+    for i, (last, length) in enumerate(zip([7, 5, 6], lengths, strict=True)):
+        k, v = (a[[3, 1, last]].reshape(-1, *a.shape[2:]) for a in (key, value))
+        seen = np.arange(12)[None] < length
+        exact = attend(query[i : i + 1], k, v, seen, scale=0.25)
+        # Each of the parts, and the merged result, is rounded to float32 once more.
+        row = kvtwin.Attended(*(a[i : i + 1] for a in merged))
+        expect(row, (*exact[:2], 2 * exact[2], 2 * exact[3]))
+        alone = attend(query[i : i + 1], k, v, seen & (np.arange(12) < 8), scale=0.25)
+        expect(kvtwin.Attended(*(a[i : i + 1] for a in prompt)), alone)
+    with pytest.raises(ValueError, match="window is 2, rows that see all have none"):
+        attended([[3, 1]], [8], [3], sees_all=True, window=2)
+
+
 def rounded(numbers, dtype):
     """Returns the numbers as rows of this dtype hold them."""
     count = len(numbers)
@@ -224,10 +255,11 @@ def test_pools_agree_with_float64(dtype, layout, twin):
                     new = (layer, sequence, slice(first, first + count))
                     rows = key[new], value[new]
                     assert pool.append(sequence, layer, *rows) == first
-            # The views also have the rows that are not committed, as tables do not.
-            views = [pool.views(sequence, layer) for sequence in sequences]
-            table = [[block for _, _, block, _ in view] for view in views]
-            lengths = [a + b for a, b in zip(committed, counts, strict=True)]
+            table, lengths = pool.layer_table(sequences, layer)
+            assert lengths == [a + b for a, b in zip(committed, counts, strict=True)]
+            for row, sequence in zip(table, sequences, strict=True):
+                blocks = [block for _, _, block, _ in pool.views(sequence, layer)]
+                assert row == blocks + [-1] * (len(row) - len(blocks))
             attention.plan_table(table, lengths, counts, block_size=4)
             query = normal(sum(counts), 4, 32, seed=layer)
             got = attention.attend_blocks(
@@ -253,7 +285,7 @@ def test_pools_agree_with_float64(dtype, layout, twin):
         for sequence, count in zip(sequences, counts, strict=True):
             pool.commit(sequence, [*range(count)])
         committed = lengths
-        assert pool.table(sequences) == table
+        assert pool.layer_table(sequences, 1) == (table, lengths)
 
 
 def test_masks_are_bools_or_numbers():

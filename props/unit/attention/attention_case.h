@@ -271,9 +271,11 @@ inline void DrawSequences(const Pick& pick, Case& drawn) {
   drawn.columns = 0;
   drawn.lengths.clear();
   drawn.query_rows.clear();
+  drawn.table.sees_all = Chance(pick, 25);
   for (int i = 0; i < sequences; ++i) {
     const int length = OneOf(pick, {0, 1, pick(1, 70), pick(1, longest)});
-    const int most = std::min(length, Chance(pick, 90) ? 10 : 200);
+    int most = Chance(pick, 90) ? 10 : 200;
+    if (!drawn.table.sees_all) most = std::min(length, most);
     drawn.lengths.push_back(length);
     drawn.query_rows.push_back(OneOf(pick, {0, std::min(1, most), most}));
     drawn.rows += drawn.query_rows.back();
@@ -287,7 +289,7 @@ inline void DrawTable(const Pick& pick, Case& drawn, DType k_dtype,
       OneOf(pick, {PagedLayout::kTokenMajor, PagedLayout::kHeadMajor});
   AttentionTable& table = drawn.table;
   table.block_size = OneOf(pick, {1, 2, 3, 16, 32, 64, 100});
-  table.window = Chance(pick, 50) ? kOpenEnd : pick(0, 100);
+  table.window = table.sees_all || Chance(pick, 50) ? kOpenEnd : pick(0, 100);
   const int longest = *std::ranges::max_element(drawn.lengths);
   table.columns =
       std::max(1, (longest + table.block_size - 1) / table.block_size) +
@@ -306,8 +308,9 @@ inline void DrawTable(const Pick& pick, Case& drawn, DType k_dtype,
     }
     for (int j = 0; j < drawn.query_rows[i]; ++j, ++row) {
       const int self = length - drawn.query_rows[i] + j;
-      for (int token = 0; token <= self; ++token) {
-        if (self - token > table.window) continue;
+      for (int token = 0; token < length; ++token) {
+        const bool sees = token <= self && self - token <= table.window;
+        if (!sees && !table.sees_all) continue;
         AllowInMask(drawn.mask, begin + token, row);
       }
     }

@@ -217,21 +217,23 @@ TEST(AttentionPlan, GroupsTheRowsOfATable) {
     std::vector<std::int32_t> lengths;
     std::vector<std::int32_t> query_rows;
     std::vector<std::int32_t> blocks;
+    const bool sees_all = Chance(pick, 30);
     for (int i = 0; i < sequences; ++i) {
       lengths.push_back(OneOf(pick, {0, 64, 65, 129, pick(1, 200)}));
-      query_rows.push_back(pick(0, lengths.back()));
+      query_rows.push_back(pick(0, sees_all ? 200 : lengths.back()));
       for (int column = 0; column < 3; ++column) {
         blocks.push_back(3 * i + column);
       }
     }
-    const int window = Chance(pick, 50) ? kOpenEnd : pick(0, 100);
+    const int window = sees_all || Chance(pick, 50) ? kOpenEnd : pick(0, 100);
     const std::size_t most_rows = OneOf(pick, {64U, 128U});
     plan.Make(AttentionTable{.blocks = blocks,
                              .columns = 3,
                              .lengths = lengths,
                              .query_rows = query_rows,
                              .block_size = 100,
-                             .window = window},
+                             .window = window,
+                             .sees_all = sees_all},
               most_rows);
     std::size_t row = 0;
     ExpectOrder(plan);
@@ -241,8 +243,9 @@ TEST(AttentionPlan, GroupsTheRowsOfATable) {
       for (int position = lengths[i] - query_rows[i]; position < lengths[i];
            ++position) {
         Cells& cells = rows.emplace_back();
-        for (int cell = 0; cell <= position; ++cell) {
-          if (position - cell <= window) cells.insert(cell);
+        for (int cell = 0; cell < lengths[i]; ++cell) {
+          const bool sees = cell <= position && position - cell <= window;
+          if (sees || sees_all) cells.insert(cell);
         }
       }
       for (std::size_t first = 0; first < rows.size(); first += most_rows) {

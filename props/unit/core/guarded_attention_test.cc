@@ -341,6 +341,21 @@ TEST_P(GuardedAttentionOf, RefusesTables) {
                  f.table.block_size = 16777216;
                  f.lengths[0] = f.query_rows[0] = 16777216;
                });
+  RefusesTable("window is 1, rows that see all have none",
+               [](AttentionFixture& f) {
+                 f.table.window = 1;
+                 f.table.sees_all = true;
+               });
+  RefusesTable("query_rows[1] is 16777217, it must be 0 to 16777216",
+               [](AttentionFixture& f) {
+                 f.table.sees_all = true;
+                 f.query_rows[1] = 16777217;
+               });
+  RefusesTable("blocks[0] is -1, a row of sequence 0 sees it",
+               [](AttentionFixture& f) {
+                 f.table.sees_all = true;
+                 f.blocks[0] = -1;
+               });
   RefusesTable("key has 3 blocks, the table uses block 3",
                [](AttentionFixture& f) { f.blocks[1] = 3; });
   RefusesTable("layout is 2, it must be 0 to 1", [](AttentionFixture& f) {

@@ -121,6 +121,11 @@ Does Export(const Numbers& sequences, bool table) {
                  : pool.ExportCsr(sequences).status();
   };
 }
+Does LayerTable(const Numbers& sequences, int layer) {
+  return [=](PagedPool& pool) {
+    return pool.ExportLayerTable(sequences, layer).status();
+  };
+}
 Does Slots(int sequence, int begin, int end) {
   return [=](PagedPool& pool) {
     return pool.SlotMapping(sequence, begin, end).status();
@@ -157,6 +162,7 @@ PoolBounds SequenceBounds() {
     add("views", Views(none, 0, false), Views(1, 0, false));
     add("packed views", Views(none, 0, true), Views(1, 0, true));
     add("one tensor", Contiguous(none, 0, 1), Contiguous(0, 0, 1));
+    add("table of a layer", LayerTable({0, none}, 0), LayerTable({0, 1}, 0));
   }
   for (const int none : {-1, 2, kMax, kLeast}) {
     const std::string text = fmt::format("layer is {}", none);
@@ -167,6 +173,7 @@ PoolBounds SequenceBounds() {
     add(Views(0, none, false), Views(0, 1, false));
     add(Views(0, none, true), Views(0, 1, true));
     add(Contiguous(0, none, 1), Contiguous(0, 1, 1));
+    add(LayerTable({0}, none), LayerTable({0}, 1));
     add(LayerOf(none), LayerOf(1));
     add(AllBlocks(none), AllBlocks(1));
   }

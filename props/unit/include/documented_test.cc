@@ -90,9 +90,8 @@ TEST(Documented, AttentionOverAPool) {
       DenseView(ones.data(), DType::kF32, {k_head_dim, 1, 3, 1});
   const int layer = 0;
   ASSERT_TRUE(pool->Append(sequence, layer, rows, rows).ok());
-  ASSERT_TRUE(pool->Commit(sequence, 3).ok());
   const auto [columns, blocks, lengths] =
-      *pool->ExportTable(std::vector{sequence});
+      *pool->ExportLayerTable(std::vector{sequence}, layer);
   const std::vector<std::int32_t> query_rows = {1};
   const TensorView query =
       DenseView(ones.data(), DType::kF32, {k_head_dim, 1, 1, 1});
@@ -114,6 +113,119 @@ TEST(Documented, AttentionOverAPool) {
 
   EXPECT_TRUE(status.ok()) << status.ToString();
   EXPECT_EQ(out, std::vector<float>(k_head_dim, 1));
+}
+
+// Makes a pool of a prompt of 4 tokens that 3 sequences share. Sequence i has
+// i + 1 tokens more, which are not committed.
+std::unique_ptr<PagedPool> PoolOfSharedPrompt(std::vector<float>& numbers) {
+  const int head_dim = static_cast<int>(numbers.size()) / 7;
+  auto pool = *MakePagedPool({.block_size = 2,
+                              .blocks = 16,
+                              .max_seq_len = 16,
+                              .k_head_dim = head_dim,
+                              .v_head_dim = head_dim,
+                              .dtype = DType::kF32});
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = static_cast<float>(i * i % 17) / 4;
+  }
+  const auto Append = [&](int sequence, int tokens) {
+    const TensorView rows = DenseView(numbers.data() + sequence * head_dim,
+                                      DType::kF32, {head_dim, 1, tokens, 1});
+    EXPECT_TRUE(pool->Append(sequence, 0, rows, rows).ok());
+  };
+  EXPECT_EQ(*pool->Open(), 0);
+  Append(0, 4);
+  EXPECT_TRUE(pool->Commit(0, 4).ok());
+  EXPECT_EQ(*pool->Fork(0, 4), 1);
+  EXPECT_EQ(*pool->Fork(0, 4), 2);
+  for (int sequence = 0; sequence < 3; ++sequence) {
+    Append(sequence, sequence + 1);
+  }
+  return pool;
+}
+
+// Returns the attention of the last token of each sequence, by its formula.
+std::vector<float> AttendWhole(const PagedPool& pool, const PagedTable& table,
+                               const TensorView& query,
+                               const AttentionOptions& options) {
+  std::vector<float> out(
+      static_cast<std::size_t>(query.shape[0] * query.shape[2]));
+  const std::vector<std::int32_t> query_rows(table.seq_lens.size(), 1);
+  auto attention = *MakeAttention("reference");
+  EXPECT_TRUE(attention
+                  ->Plan({.blocks = table.blocks,
+                          .columns = table.columns,
+                          .lengths = table.seq_lens,
+                          .query_rows = query_rows,
+                          .block_size = pool.spec().block_size})
+                  .ok());
+  EXPECT_TRUE(attention
+                  ->Attend(query, *pool.Blocks(0), pool.spec().layout, options,
+                           {.out = out.data()})
+                  .ok());
+  return out;
+}
+
+// docs/attention.md
+TEST(Documented, AttentionOverASharedPrompt) {
+  constexpr int k_head_dim = 4, kSequences = 3;
+  std::vector<float> numbers(7 * k_head_dim);
+  const auto pool = PoolOfSharedPrompt(numbers);
+  const std::vector<int> sequences = {0, 1, 2};
+  const PagedTable table = *pool->ExportLayerTable(sequences, 0);
+  const int block_size = pool->spec().block_size, shared = 4;
+  const std::vector<std::int32_t> query_rows(kSequences, 1);
+  const std::vector<std::int32_t> all_rows = {kSequences};
+  const TensorView query =
+      DenseView(numbers.data(), DType::kF32, {k_head_dim, 1, kSequences, 1});
+  const PagedKv blocks = *pool->Blocks(0);
+  const PagedLayout layout = pool->spec().layout;
+  const AttentionOptions options = {.scale = 0.5F};
+  std::vector<float> out(kSequences * k_head_dim);
+  std::vector<float> out_of_rest = out, sums(kSequences), sums_of_rest = sums;
+  auto prompt = *MakeAttention(), rest = *MakeAttention();
+
+  // The first `shared` tokens, whole blocks, are the same for all sequences.
+  const int skip = shared / block_size, columns = table.columns - skip;
+  std::vector<std::int32_t> blocks_of_rest, lengths_of_rest;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const auto row = table.blocks.begin() + i * table.columns + skip;
+    blocks_of_rest.insert(blocks_of_rest.end(), row, row + columns);
+    lengths_of_rest.push_back(table.seq_lens[i] - shared);
+  }
+  Status status = prompt->Plan({.blocks = std::span(table.blocks).first(skip),
+                                .columns = skip,
+                                .lengths = {&shared, 1},
+                                .query_rows = all_rows,
+                                .block_size = block_size,
+                                .sees_all = true});
+  if (status.ok()) {
+    status = rest->Plan({.blocks = blocks_of_rest,
+                         .columns = columns,
+                         .lengths = lengths_of_rest,
+                         .query_rows = query_rows,
+                         .block_size = block_size});
+  }
+  // For each layer:
+  if (status.ok()) {
+    status = prompt->Attend(query, blocks, layout, options,
+                            {out.data(), sums.data()});
+  }
+  if (status.ok()) {
+    status = rest->Attend(query, blocks, layout, options,
+                          {out_of_rest.data(), sums_of_rest.data()});
+  }
+  const AttentionPart parts[] = {{out.data(), sums.data()},
+                                 {out_of_rest.data(), sums_of_rest.data()}};
+  if (status.ok()) {
+    status = MergeAttention(parts, k_head_dim, kSequences, {out.data()});
+  }
+
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  const auto expected = AttendWhole(*pool, table, query, options);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    EXPECT_NEAR(out[i], expected[i], 1e-5);  // Rounding: 2^-24 each step.
+  }
 }
 
 using Logits = int;

@@ -30,7 +30,7 @@ constexpr void Use(const Structs&... /*structs*/) {}
   KVTWIN_NAME_ONE_MEMBER(AttentionOptions, scale, bf16_products);
   KVTWIN_NAME_ONE_MEMBER(AttentionOut, out, log_sum_exp);
   KVTWIN_NAME_ONE_MEMBER(AttentionPart, out, log_sum_exp);
-  KVTWIN_NAME_ONE_MEMBER(AttentionTable, blocks, window);
+  KVTWIN_NAME_ONE_MEMBER(AttentionTable, blocks, sees_all);
   KVTWIN_NAME_ONE_MEMBER(AnswerPart, text, status);
   KVTWIN_NAME_ONE_MEMBER(Batch, positions, parents);
   KVTWIN_NAME_ONE_MEMBER(CacheConfig, cache_padding, v_dtype);

@@ -69,11 +69,13 @@ class Attention:
         *,
         block_size: int,
         window: int | None = None,
+        sees_all: bool = False,
     ) -> None:
         """Plans sequences of a pool: the blocks of each, and its length in tokens. Its
         query rows, one by default, are its last tokens. A row sees the tokens up to its
-        own, or only `window` tokens before its own. Raises ValueError for blocks that
-        make a table of over 256 MiB."""
+        own, or only `window` tokens before its own. With `sees_all`, each row sees all
+        tokens of its sequence: a prefix that any number of rows share. Raises
+        ValueError for blocks that make a table of over 256 MiB."""
         if query_rows is None:
             query_rows = [1] * len(lengths)
         self._twin.plan_table(
@@ -82,6 +84,7 @@ class Attention:
             query_rows,
             block_size,
             OPEN_END if window is None else window,
+            sees_all,
         )
 
     def attend(
