@@ -129,6 +129,11 @@ class LoggingPool final : public ForwardingPool {
     Note("slots", {{"seq", sequence}});
     return Said(ForwardingPool::SlotMapping(sequence, begin, end));
   }
+  Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                      int layer) const override {
+    Note("layer_table", {{"layer", layer}});
+    return Said(ForwardingPool::ExportLayerTable(sequences, layer));
+  }
   Result<PagedKv> Blocks(int layer) const override {
     Note("blocks", {{"layer", layer}});
     return Said(ForwardingPool::Blocks(layer));

@@ -554,6 +554,8 @@ TEST(FaultyPools, CiteTheRulesOfTheWrongCall) {
             "P9");
   EXPECT_EQ(cited(one, {.blocks = [](auto& blocks) { blocks.key.data = {}; }}),
             "P10");
+  EXPECT_EQ(cited(one, {.layer_table = [](auto& table) { ++table.columns; }}),
+            "P10");
   EXPECT_EQ(cited(one, {.call = "Append"}), "P3, P4");
   const auto less = [](int len) { return std::max(0, len - 1); };
   EXPECT_EQ(cited(kPool + kCommit + "| truncate 0 3 0", {.len = less}),

@@ -385,13 +385,13 @@ void PagedDriver::CompareAll() {
     CompareSequence(sequence);
   }
   const auto batches = BatchesOf(sequences);
-  for (int group = 0; group < GroupCount(); ++group) {
-    for (const std::vector<int>& batch : batches) CompareTables(group, batch);
-    CompareUsage(group);
-  }
   for (int layer = 0; layer < spec_.layers; ++layer) {
     CheckLayerTable(layer,
                     At(batches, Mod(comparisons_ + layer, Size(batches))));
+  }
+  for (int group = 0; group < GroupCount(); ++group) {
+    for (const std::vector<int>& batch : batches) CompareTables(group, batch);
+    CompareUsage(group);
   }
 }
 

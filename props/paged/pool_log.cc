@@ -295,7 +295,15 @@ Result<std::vector<std::int64_t>> PoolLog::SlotMapping(int sequence, int begin,
   return calls_.Said(pool_->SlotMapping(sequence, begin, end));
 }
 
-// A recording has no K and V of all blocks; a table says where they lie (P10).
+// A recording has neither the table of a layer nor K and V of all blocks; a
+// table says where they lie (P10).
+Result<PagedTable> PoolLog::ExportLayerTable(std::span<const int> sequences,
+                                             int layer) const {
+  calls_.Begin(PoolCalls::Read{
+      .name = "layer_table", .kind = Kind::kTable, .layer = layer});
+  return calls_.Said(pool_->ExportLayerTable(sequences, layer));
+}
+
 Result<PagedKv> PoolLog::Blocks(int layer) const {
   calls_.Begin(
       PoolCalls::Read{.name = "blocks", .kind = Kind::kTable, .layer = layer});

@@ -105,6 +105,8 @@ class PoolLog final : public ForwardingPool {
   PagedUsage Usage() const override;
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override;
   Result<PagedTable> ExportTable(std::span<const int> sequences) const override;
+  Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
+                                      int layer) const override;
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override;
   Result<PagedKv> Blocks(int layer) const override;
