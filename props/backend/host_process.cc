@@ -606,8 +606,7 @@ RunResult Host::Ask(const History& history, Level level,
       step.call = said->at("step").get<std::string>();
       step.code = EnumAt(*said, "code", StatusCode::kDeviceError);
       step.begins_pass = said->value("begins_pass", false);
-      step.by_client = said->value("by_client", false);
-      step.is_closed = said->value("is_closed", false);
+      step.own_call = EnumAt(*said, "own_call", OwnCall::kCommit);
       continue;
     }
     if (said->contains("error")) {

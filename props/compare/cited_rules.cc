@@ -244,6 +244,15 @@ RuleList RulesOfRows(WrongPart part, const RowPast& past,
   return rules;
 }
 
+// Whether a legal client made such a call by itself.
+bool HasOwn(const Failure& difference, OwnCall call) {
+  return std::ranges::count(difference.trace, call, &Step::own_call) > 0;
+}
+
+bool RemovesOwn(const Failure& difference) {
+  return std::ranges::any_of(difference.trace, IsRemove, &Step::own_call);
+}
+
 bool DraftsIn(const Op& op) {
   return std::ranges::any_of(op.segments, [](const Segment& segment) {
     return !segment.parents.empty();
@@ -264,12 +273,12 @@ RowPast PastOf(const Failure& difference, const History& history) {
   RowPast past = RowPast::Of(history.setup.spec, history.setup.config);
   past.pins = Has(history, OpKind::kPin);
   past.copies = Has(history, OpKind::kCopy);
-  past.commits = Has(history, OpKind::kCommit);
-  past.removes = Has(history, OpKind::kDrop) ||
-                 std::ranges::any_of(difference.trace, &Step::by_client);
+  past.commits =
+      Has(history, OpKind::kCommit) || HasOwn(difference, OwnCall::kCommit);
+  past.removes = Has(history, OpKind::kDrop) || RemovesOwn(difference);
   past.reloads = Has(history, OpKind::kReload);
   past.moves = std::ranges::any_of(history.ops, Moves) ||
-               std::ranges::any_of(difference.trace, &Step::is_closed);
+               HasOwn(difference, OwnCall::kRemoveRange);
   return past;
 }
 
@@ -318,7 +327,7 @@ bool HasDrafts(const History& history) {
 // Whether drafts must have left: by CopyPrefix or Remove (D6).
 bool DropsDrafts(const Failure& difference, const History& history) {
   return Has(history, OpKind::kCopy) || Has(history, OpKind::kDrop) ||
-         std::ranges::any_of(difference.trace, &Step::by_client);
+         RemovesOwn(difference);
 }
 
 // Adds the rules by which tokens left.
@@ -363,7 +372,7 @@ void AddRulesOfViews(const History& history, const RowPast& past,
     if (HasDrafts(history)) AddRule("D3", rules);
   }
   if (Has(history, OpKind::kCausal)) AddRule("S19", rules);
-  if (Has(history, OpKind::kCommit)) AddRule("D5", rules);
+  if (past.commits) AddRule("D5", rules);
   if (HasDrafts(history) && past.copies) AddRule("D7", rules);
   if (hybrid && (past.copies || past.removes)) AddRule("H3", rules);
   if (hybrid && past.removes) AddRule("H4", rules);
@@ -430,7 +439,7 @@ void AddRulesOfEffects(const Failure& difference, const History& history,
                           history.ops[difference.step].kind) == OpKind::kPut;
   if (room) AddRule("D3", rules);
   if (result && starts) AddRule("D4", rules);
-  if (Has(history, OpKind::kCommit)) {
+  if (past.commits) {
     AddRule("D5", rules);
     if (past.states) AddRule("R13", rules);
   }

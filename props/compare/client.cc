@@ -66,15 +66,15 @@ StatusCode Client::Remove(int seq, std::int32_t begin, std::int32_t end) {
   return code;
 }
 
+// Marks the next calls in the trace.
+void Client::Mark(OwnCall call) {
+  if (trace_ != nullptr) trace_->own_call = call;
+}
+
 StatusCode Client::RemoveOwn(int seq, std::int32_t begin, std::int32_t end) {
-  const auto mark = [&](bool own) {
-    if (trace_ == nullptr) return;
-    trace_->by_client = own;
-    trace_->is_closed = own && end != kOpenEnd;
-  };
-  mark(true);
+  Mark(end == kOpenEnd ? OwnCall::kRemoveToTheEnd : OwnCall::kRemoveRange);
   const StatusCode code = Remove(seq, begin, end);
-  mark(false);
+  Mark(OwnCall::kNone);
   return code;
 }
 
@@ -195,7 +195,9 @@ void Client::Commit(int seq, const std::vector<int>& choices) {
 void Client::CommitFirst(const Segment& segment) {
   const int drafts = CountDrafts(segment.seq);
   if (drafts == 0 || !segment.parents.empty()) return;
+  Mark(OwnCall::kCommit);
   Commit(segment.seq, std::vector<int>(AsSize(drafts % 3), 0));
+  Mark(OwnCall::kNone);
 }
 
 // Whether drafts of the sequence may come: all caches of a wrapper must have

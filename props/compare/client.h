@@ -36,6 +36,7 @@ class Client {
   StatusCode Remove(int seq, std::int32_t begin, std::int32_t end);
   // The same, where no operation says so: to make room, or to begin anew.
   StatusCode RemoveOwn(int seq, std::int32_t begin, std::int32_t end);
+  void Mark(OwnCall call);
   bool CanResume(int seq, std::int32_t pos);
   // Returns whether the client makes the call.
   bool CopyPrefix(int src, int dst, std::int32_t len);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "core/index.h"
@@ -547,28 +548,44 @@ bool Holds(const Cache& cache, const CacheState& expected) {
   return actual.ok() && *actual == expected;
 }
 
+// Returns the position after the last token of a sequence, in all caches.
+std::int32_t EndOf(const CacheState& state, int sequence) {
+  std::int32_t end = 0;
+  for (const CellEntry& entry : state.cells) {
+    if (entry.sequence == sequence) end = std::max(end, entry.position + 1);
+  }
+  for (const CacheState& part : state.caches) {
+    end = std::max(end, EndOf(part, sequence));
+  }
+  return end;
+}
+
+// Adds `added` to a cache that has the state `before`. Returns whether the
+// result equals that of WithSequence on whole snapshots.
+bool Adds(Cache& cache, const CacheState& before, int sequence,
+          const CacheState& added, const std::vector<int>& cells) {
+  const auto both = WithSequence(before, sequence, added, cells);
+  const StatusCode answer = cache.AddSequence(sequence, added).code();
+  if (answer == StatusCode::kNotSupported) return Holds(cache, before);
+  return answer == both.status().code() &&
+         Holds(cache, both.ok() ? *both : before);
+}
+
 // Takes a sequence out of the cache and adds it again. Returns whether the
 // results equal those of SequenceOf and WithSequence on whole snapshots.
 // `expected` is the cache's state.
-bool MovesSequence(Cache& cache, const CacheState& expected, int sequence) {
+bool MovesSequence(Cache& cache, const CacheState& expected, int sequence,
+                   const std::vector<int>& cells) {
   const Result<CacheState> parked = cache.SnapshotOf(sequence);
   if (!parked.ok() || *parked != SequenceOf(expected, sequence)) return false;
-  std::vector<int> cells;
-  for (int i = 0; i < std::ssize(expected.caches); ++i) {
-    if (!cache.SetLayerType(i).ok()) return false;
-    cells.push_back(cache.CellCount());
-  }
-  if (cells.empty()) cells.push_back(cache.CellCount());
   if (!cache.Remove(sequence, 0, kOpenEnd).ok()) return false;
   // The second round adds the sequence when it is there already, unless it is
   // empty.
   for (int i = 0; i < 2; ++i) {
     const Result<CacheState> before = cache.Snapshot();
-    if (!before.ok()) return false;
-    const auto both = WithSequence(*before, sequence, *parked, cells);
-    const Status added = cache.AddSequence(sequence, *parked);
-    if (added.code() != both.status().code()) return false;
-    if (!Holds(cache, both.ok() ? *both : *before)) return false;
+    if (!before.ok() || !Adds(cache, *before, sequence, *parked, cells)) {
+      return false;
+    }
   }
   return true;
 }
@@ -592,10 +609,52 @@ std::optional<CacheState> DifferentialDriver::SameSnapshot() {
              expected.status().code(), actual.status().code());
   Check(*expected == *actual, "subject: snapshot",
         [&] { return "the snapshots are not equal" + CellsText(*tested_); });
-  return std::move(*expected);
+  kept_ = std::move(*expected);
+  return kept_;
+}
+
+std::vector<int> DifferentialDriver::CellCounts() const {
+  std::vector<int> cells;
+  for (const auto& part : ledger_.parts()) {
+    cells.push_back(AsInt(part.cells()));
+  }
+  return cells;
+}
+
+// Restores an earlier state in place, adds a sequence of the present state to
+// it, and starts a batch there: neither may leave anything behind. The caller
+// restores the present state.
+void DifferentialDriver::GoBack(const CacheState& earlier, int sequence,
+                                const CacheState& added) {
+  const auto goes = [&](Cache& cache) {
+    return cache.Restore(earlier).ok() && Holds(cache, earlier) &&
+           Adds(cache, earlier, sequence, added, CellCounts());
+  };
+  constexpr std::string_view kText = "an earlier state cannot be restored";
+  Check(goes(*reference_), "reference: snapshot", kText);
+  Check(goes(*tested_), "subject: snapshot", kText);
+  // The largest batch needs all free cells.
+  const CacheState state = *reference_->Snapshot();
+  const std::int32_t first = EndOf(state, sequence);
+  if (first > kOpenEnd - setup_.init.max_batch) return;
+  std::vector<std::int32_t> positions(AsSize(setup_.init.max_batch));
+  std::iota(positions.begin(), positions.end(), first);
+  const std::vector<int> sequences(positions.size(), sequence);
+  const Batch batch = {.positions = positions, .sequences = sequences};
+  bool same = reference_->StartForward(batch, false).code() ==
+              tested_->StartForward(batch, false).code();
+  for (int type = 0; same && type < types(); ++type) {
+    if (wrapper_) {
+      (void)reference_->SetLayerType(type);
+      (void)tested_->SetLayerType(type);
+    }
+    same = std::ranges::equal(reference_->BatchCells(), tested_->BatchCells());
+  }
+  Check(same, "subject: snapshot", "a batch after Restore has other cells");
 }
 
 void DifferentialDriver::Reload() {
+  const std::optional<CacheState> earlier = kept_;
   const std::optional<CacheState> expected = SameSnapshot();
   if (!expected) return;
   Begin("Restore");
@@ -604,29 +663,38 @@ void DifferentialDriver::Reload() {
         [&] { return "bytes do not read back: " + read.status().ToString(); });
   Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
+  const int sequence = AsInt(serial_ / 2 % 3);
+  const std::vector<int> cells = CellCounts();
+  const CacheState added = SequenceOf(*expected, sequence);
+  if (earlier) GoBack(*earlier, sequence, added);
   const auto restored = [&](Cache& cache) {
     return cache.Restore(*read).ok() && Holds(cache, *expected);
   };
-  const auto renewed = [&](Cache& cache) {
-    const InitArgs& init = setup_.init;
-    return cache.SetConfig(setup_.config).ok() && cache.Init(init).ok() &&
-           restored(cache);
+  // A new cache gets the sequence before any layer was put (S57).
+  const auto takes = [&](Cache& cache) {
+    if (!cache.SetConfig(setup_.config).ok() || !cache.Init(setup_.init).ok()) {
+      return false;
+    }
+    const Result<CacheState> empty = cache.Snapshot();
+    return empty.ok() && Adds(cache, *empty, sequence, added, cells);
   };
-  Check(reference.ok() && restored(*reference_) && renewed(**reference),
-        "reference: snapshot", "what was restored is not what was saved");
-  Check(subject.ok() && restored(*tested_) && renewed(**subject),
-        "subject: snapshot", "what was restored is not what was saved");
+  constexpr std::string_view kTakes = "a new cache does not take the sequence";
+  Check(reference.ok() && takes(**reference), "reference: snapshot", kTakes);
+  Check(subject.ok() && takes(**subject), "subject: snapshot", kTakes);
+  Check(restored(*reference_) && restored(**reference), "reference: snapshot",
+        "what was restored is not what was saved");
+  Check(restored(*tested_) && restored(**subject), "subject: snapshot",
+        "what was restored is not what was saved");
   // Continues with the caches that were restored in place, or with the new
   // ones.
   const bool in_place = serial_ % 2 == 0;
   if (in_place) {
-    const int sequence = AsInt(serial_ / 2 % 3);
-    Check(MovesSequence(**reference, *expected, sequence),
+    Check(MovesSequence(**reference, *expected, sequence, cells),
           "reference: snapshot",
           "a sequence does not leave and come back as it should");
     // A sequence leaves by Remove.
     Check(!subject_.abilities.Can(KVTWIN_CAN_REMOVE_TAIL) ||
-              MovesSequence(**subject, *expected, sequence),
+              MovesSequence(**subject, *expected, sequence, cells),
           "subject: snapshot",
           "a sequence does not leave and come back as it should");
   } else {
@@ -672,11 +740,8 @@ void DifferentialDriver::Add(int seq, int dst) {
   CacheState added = SequenceOf(before, seq);
   // A layer that is missing from the state gets rows of zeros.
   if (serial_ % 3 == 0) LeaveOutALayer(added);
-  std::vector<int> cells;
-  for (const auto& part : ledger_.parts()) {
-    cells.push_back(AsInt(part.cells()));
-  }
-  const Result<CacheState> expected = WithSequence(before, dst, added, cells);
+  const Result<CacheState> expected =
+      WithSequence(before, dst, added, CellCounts());
   const auto call = [&] {
     return fmt::format("AddSequence({}, that of {})", dst, seq);
   };

@@ -111,6 +111,8 @@ class DifferentialDriver final : public Driver {
   // Compares the snapshots of both caches and returns the snapshot, or nullopt
   // if the subject has none.
   std::optional<CacheState> SameSnapshot();
+  void GoBack(const CacheState& earlier, int sequence, const CacheState& added);
+  std::vector<int> CellCounts() const;  // Of each cache of a wrapper.
   void CheckAllCells();
   void CheckCells();
   void CheckTokens();
@@ -180,6 +182,7 @@ class DifferentialDriver final : public Driver {
   std::set<Place> put_;
   RowBuffer keys_;
   RowBuffer values_;
+  std::optional<CacheState> kept_;  // The last snapshot.
   std::vector<CellEntry> reference_cells_;
   std::vector<CellEntry> tested_cells_;
 };

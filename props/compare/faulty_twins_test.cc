@@ -478,12 +478,40 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
   ExpectFound(cases, Level::kIdentity);
 }
 
+// Two snapshots: the first is restored before the second.
+TEST(FaultyTwins, EarlierSnapshotsAreRestored) {
+  const std::string twice = "| put 0*3 | snapshot 0 | put 1*2 | reload";
+  const Fault changed = Restores([](CacheState& state) {
+    if (state.cells.size() == 3) ChangeLastRow(state);
+  });
+  const auto restored = std::make_shared<bool>(false);
+  Fault placed;
+  placed.restored = [=](CacheState&) { *restored = true; };
+  placed.batch = [=](std::vector<int>& cells) {
+    if (*restored) ++cells.back();
+  };
+  const std::string not_earlier = "an earlier state cannot be restored";
+  ExpectFound(
+      {{"an earlier state", twice, changed, "subject: snapshot", not_earlier},
+       {"an earlier state of the reference", twice, changed,
+        "reference: snapshot", not_earlier, Who::kReference},
+       {"a batch after it", twice, placed, "subject: snapshot",
+        "a batch after Restore has other cells"},
+       {"a batch that is refused after it",
+        twice,
+        {.call = "StartForward after Restore"},
+        "subject: snapshot",
+        "a batch after Restore has other cells"}},
+      Level::kIdentity);
+}
+
 // After two tokens, the history continues with the caches that were restored in
 // place, and sequence 1 is taken out and added again.
 TEST(FaultyTwins, ASequenceThatComesBackIsCompared) {
   const std::string check = "subject: snapshot";
   const std::string by_reference = "reference: snapshot";
   const std::string not_back = "does not leave and come back";
+  const std::string not_taken = "a new cache does not take the sequence";
   const std::string in_place = "| put 1*1 0*1 | reload";
   std::vector<Case> cases = {
       {"SnapshotOf", in_place, Parks(ChangeLastRow), check, not_back},
@@ -493,37 +521,54 @@ TEST(FaultyTwins, ASequenceThatComesBackIsCompared) {
        not_back},
       {"a Remove that is refused", in_place, Refuses("Remove"), check,
        not_back},
-      {"an AddSequence that is refused", in_place, Refuses("AddSequence"),
-       check, not_back},
+      {"an AddSequence that is refused", in_place,
+       Refuses("AddSequence", StatusCode::kCacheFull), check, not_taken},
   };
-  const auto added = [&](const std::string& name, auto add) {
-    cases.push_back(
-        {"AddSequence: " + name, in_place, Adds(add), check, not_back});
+  const auto added = [&](const std::string& name, auto add,
+                         const std::string& text) {
+    cases.push_back({"AddSequence: " + name, in_place, Adds(add), check, text});
     cases.push_back({"AddSequence of the reference: " + name, in_place,
-                     Adds(add), by_reference, not_back, Who::kReference});
+                     Adds(add), by_reference, text, Who::kReference});
   };
-  added("nothing", [](Cache&, int, const CacheState&) { return Status(); });
-  added("other rows", [&](Cache& cache, int sequence, CacheState state) {
+  added(
+      "nothing", [](Cache&, int, const CacheState&) { return Status(); },
+      not_taken);
+  const auto other_rows = [](Cache& cache, int sequence, CacheState state) {
     ChangeLastRow(state);
     return cache.AddSequence(sequence, state);
-  });
-  added("another sequence",
-        [](Cache& cache, int sequence, const CacheState& state) {
-          return cache.AddSequence(sequence + 7, state);
-        });
+  };
+  added("other rows", other_rows, not_taken);
+  added(
+      "other rows beside other sequences",
+      [=](Cache& cache, int sequence, const CacheState& state) {
+        const bool empty = cache.Snapshot()->cells.empty();
+        return empty ? cache.AddSequence(sequence, state)
+                     : other_rows(cache, sequence, state);
+      },
+      not_back);
+  added(
+      "another sequence",
+      [](Cache& cache, int sequence, const CacheState& state) {
+        return cache.AddSequence(sequence + 7, state);
+      },
+      not_taken);
   // The second time, the sequence exists already: AddSequence refuses it and
   // changes nothing.
-  added("refused, but with a change",
-        [](Cache& cache, int sequence, const CacheState& state) {
-          Status status = cache.AddSequence(sequence, state);
-          if (!status.ok()) (void)cache.Remove(0, 0, kOpenEnd);
-          return status;
-        });
-  added("never refused",
-        [](Cache& cache, int sequence, const CacheState& state) {
-          (void)cache.AddSequence(sequence, state);
-          return Status();
-        });
+  added(
+      "refused, but with a change",
+      [](Cache& cache, int sequence, const CacheState& state) {
+        Status status = cache.AddSequence(sequence, state);
+        if (!status.ok()) (void)cache.Remove(0, 0, kOpenEnd);
+        return status;
+      },
+      not_back);
+  added(
+      "never refused",
+      [](Cache& cache, int sequence, const CacheState& state) {
+        (void)cache.AddSequence(sequence, state);
+        return Status();
+      },
+      not_back);
   ExpectFound(cases, Level::kIdentity);
 }
 

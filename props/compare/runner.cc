@@ -94,8 +94,7 @@ Step& CallTrace::Add(std::string call, std::string_view answer,
   step.answer = answer;
   step.code = code;
   step.begins_pass = std::exchange(calls_start_forward, false);
-  step.by_client = by_client;
-  step.is_closed = is_closed;
+  step.own_call = own_call;
   if (told) told(step);
   return step;
 }

@@ -118,9 +118,8 @@ struct CallTrace {
   // Called after each step, if set.
   std::function<void(const Step&)> told = {};
   std::string calling = {};  // The call that is not answered yet, or empty.
-  bool calls_start_forward = false;  // `calling` is StartForward.
-  bool by_client = false;            // The next steps are (Step::by_client).
-  bool is_closed = false;            // The same (Step::is_closed).
+  bool calls_start_forward = false;   // `calling` is StartForward.
+  OwnCall own_call = OwnCall::kNone;  // The next steps are such calls.
 
   // Names a call before it is made, because it may fail without an answer. An
   // empty name: no call is being made.

@@ -81,6 +81,12 @@ struct FoundToken {
                       // longer.
 };
 
+// A call that a legal client makes by itself: no operation says it.
+enum class OwnCall { kNone, kRemoveToTheEnd, kRemoveRange, kCommit };
+inline bool IsRemove(OwnCall call) {
+  return call == OwnCall::kRemoveToTheEnd || call == OwnCall::kRemoveRange;
+}
+
 struct Step {
   std::int64_t number = 0;  // The line of a recording, or counted from 1.
   std::string call;         // "get", or the call as C++ has it.
@@ -89,8 +95,7 @@ struct Step {
   StatusCode code = StatusCode::kOk;  // The code of the answer.
 
   bool begins_pass = false;
-  bool by_client = false;  // A legal client's own call: no operation says it.
-  bool is_closed = false;  // Such a call removes a range that is not open.
+  OwnCall own_call = OwnCall::kNone;
 
   // The drawing, as far as the frame goes.
   bool drawn = false;

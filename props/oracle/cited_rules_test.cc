@@ -274,9 +274,12 @@ TEST(CitedRules, NameTheCallsWhoseEffectAnAnswerShows) {
             "S5, S6, S7, S8, S9, S10, S11, S12, S13, S43, D1, D3, D4, D8, D6");
   Step by_client;
   by_client.call = "Remove(0, 0, open)";
-  by_client.by_client = true;
+  by_client.own_call = OwnCall::kRemoveToTheEnd;
   EXPECT_EQ(cited("result", "legal=1 " + drafts + "| put 0*1", {by_client}),
             start + ", D4, D6");
+  by_client.own_call = OwnCall::kCommit;
+  EXPECT_EQ(cited("result", "legal=1 " + drafts + "| put 0*1", {by_client}),
+            start + ", D4, D5");
   EXPECT_EQ(cited("result", "| put 0*1 | drop 0:0- | put 0*1"), start);
   EXPECT_EQ(cited("result", drafts + "| drop 0:0- | ask 0@1"), "S28, S44, D6");
   EXPECT_EQ(cited("room", drafts + "| drop 0:0- | put 0*1"), "S4, S12, D3, D6");

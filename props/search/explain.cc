@@ -72,7 +72,7 @@ void KeepLast(Failure& failure) {
 bool RemovesByItself(const History& history, const CallTrace& trace) {
   return history.setup.legal &&
          std::ranges::count(history.ops, OpKind::kDrop, &Op::kind) == 0 &&
-         std::ranges::any_of(trace.steps, &Step::by_client);
+         std::ranges::any_of(trace.steps, IsRemove, &Step::own_call);
 }
 
 // Returns the numbers and sizes of the heads, which matter at the level
@@ -227,10 +227,10 @@ std::string FailureText(const Failure& failure) {
     if (i >= 40 && i + 10 < calls) continue;  // Skips the middle.
     const bool then = i + 1 == calls && failure.note.empty();
     const Step& step = failure.trace[i];
-    text +=
-        fmt::format("  {:3} {}{}{}\n", NumberOf(failure, i), CallLineOf(step),
-                    step.by_client ? "   (by the client itself)" : "",
-                    then ? "   <- then" : "");
+    text += fmt::format(
+        "  {:3} {}{}{}\n", NumberOf(failure, i), CallLineOf(step),
+        step.own_call == OwnCall::kNone ? "" : "   (by the client itself)",
+        then ? "   <- then" : "");
   }
   if (calls > 0) text += "\n";
   text += fmt::format("  {}\n", failure.text);

@@ -231,6 +231,27 @@ TEST(Report, NamesTheCallWhoseAnswerVaries) {
             "yes.");
 }
 
+class CommitsNothing : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Commit(int seq, std::span<const int> /*path*/) override {
+    return cache_->Commit(seq, {});
+  }
+};
+
+TEST(Report, NamesTheCommitOfALegalClient) {
+  Subject faulty = SubjectOf<CommitsNothing>();
+  faulty.level = Level::kVisibility;
+  const History history =
+      *ParseHistory("kvt1 legal=1 | put 0*1 | put 0*1:-1 | put 0*1");
+  const auto difference = RunHistory(history, faulty).failure;
+  ASSERT_TRUE(difference);
+  const Failure failure = Explain(history, *difference, faulty);
+  EXPECT_THAT(failure.report,
+              HasSubstr("Commit(0, [0]) -> ok   (by the client itself)\n"));
+  EXPECT_THAT(failure.rules, HasSubstr("D5"));
+}
+
 // A legal client makes room by itself: no operation of the line is a removal.
 TEST(Bucket, NamesWhatALegalClientRemoves) {
   const std::string line = "kvt1 shift=add cells=4 legal=1 | put 0*4 | put 0*2";

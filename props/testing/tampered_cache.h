@@ -76,7 +76,8 @@ class TamperedCache : public ForwardingCache {
     if (status.ok()) type_ = 0;
     const bool misused = status.code() == StatusCode::kInvalidArgument;
     if (misused && fault_.misuse) return fault_.misuse(*cache_, status);
-    return Said("StartForward", std::move(status));
+    return Said(restored_ ? "StartForward after Restore" : "StartForward",
+                std::move(status));
   }
   Status SetCausal(std::span<const int> except) override {
     return Said("SetCausal", cache_->SetCausal(except));

@@ -114,8 +114,7 @@ Json RunCache(const Json& asked, Subject subject, HostState* state,
     Answer({{"step", CallLineOf(step)},
             {"code", step.code},
             {"begins_pass", step.begins_pass},
-            {"by_client", step.by_client},
-            {"is_closed", step.is_closed}});
+            {"own_call", step.own_call}});
   };
   memory.Forget();
   const std::size_t before = memory.Live();
