@@ -52,6 +52,8 @@ struct Wrong {
     return sequences;
   }
   std::function<void(PagedUsage&)> usage = {};
+  // The same, of a pool with groups, and not of the groups.
+  std::function<void(PagedUsage&)> usage_of_all = {};
   bool refusals_cost = false;  // Each uses up a block in Usage.
   // Gets the sequences and layers that Views is asked for.
   std::set<std::pair<int, int>>* viewed = nullptr;
@@ -118,6 +120,7 @@ class WrongPool final : public ForwardingPool {
   PagedUsage Usage() const override {
     PagedUsage usage = pool_->Usage();
     if (wrong_.usage) wrong_.usage(usage);
+    if (wrong_.usage_of_all) wrong_.usage_of_all(usage);
     if (wrong_.refusals_cost) {
       usage.free -= refused_;
       usage.cached += refused_;

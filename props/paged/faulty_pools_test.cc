@@ -17,6 +17,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -303,45 +304,42 @@ TEST(FaultyPools, AppendsAnswerWithTheRowsThatTheyStored) {
 TEST(FaultyPools, EveryResultIsCompared) {
   const std::string two = kPool + kCommit;
   std::vector<PoolCase> cases;
-  for (const auto& [call, more] :
-       std::vector<std::pair<std::string, std::string>>{
-           {"Open", ""},
-           {"Fork", "| fork 0 1 0"},
-           {"Append", ""},
-           {"Commit", ""},
-           {"CommitUnknown", "| append 0 0 2 | commit_unknown 0 1 0"},
-           {"Truncate", "| truncate 0 1 0"},
-           {"Free", "| free 0 0 0"}}) {
+  const auto add = [&](const std::string& history, const Wrong& wrong,
+                       const std::string& text,
+                       WrongIn who = WrongIn::kOptimized) {
+    cases.push_back({text, history, wrong, text, who});
+  };
+  for (const auto& [call, more, refused] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"Open", "", "Open: refused"},
+           {"Fork", "| fork 0 1 0", "Fork: refused"},
+           {"Append", "", "Append: refused, although there is room"},
+           {"Commit", "", "are refused"},
+           {"CommitUnknown", "| append 0 0 2 | commit_unknown 0 1 0",
+            "are refused"},
+           {"Truncate", "| truncate 0 1 0", ""},
+           {"Free", "| free 0 0 0", ""}}) {
     const std::string name = call == "CommitUnknown" ? "Commit" : call;
-    cases.push_back({call,
-                     two + more,
-                     {.call = call},
-                     name + ": ok by the reference, cache_full"});
-    cases.push_back({call,
-                     two + more,
-                     {.call = call},
-                     name + ": cache_full: so it is by the reference, ok",
-                     WrongIn::kReference});
+    add(two + more, {.call = call}, name + ": ok by the reference, cache_full");
+    add(two + more, {.call = call},
+        name + ": cache_full: so it is by the reference, ok",
+        WrongIn::kReference);
+    if (refused.empty()) continue;
+    add(two + more, {.call = call}, refused, WrongIn::kBoth);
   }
-  for (const char* call : {"SeqLen", "Views", "ContiguousKV", "SlotMapping",
-                           "ExportCsr", "ExportTable", "Blocks"}) {
-    cases.push_back({call,
-                     two,
-                     {.call = call},
-                     fmt::format("{} is cache_full: so it is", call)});
-    cases.push_back({call,
-                     two,
-                     {.call = call},
-                     fmt::format("{} of the reference is cache_full", call),
-                     WrongIn::kReference});
+  add(kPool + kAppend + "| commit 0 0 4", {.refusal = Status()}, "are accepted",
+      WrongIn::kBoth);
+  for (const std::string call :
+       {"SeqLen", "Views", "ContiguousKV", "SlotMapping", "ExportCsr",
+        "ExportTable", "Blocks"}) {
+    add(two, {.call = call}, call + " is cache_full: so it is");
+    add(two, {.call = call}, call + " of the reference is cache_full",
+        WrongIn::kReference);
   }
-  for (const char* call : {"Open", "Views", "Free", "SlotMapping"}) {
-    cases.push_back({call, two, {.call = call, .throws = true}, "exception: "});
-    cases.push_back({call,
-                     two,
-                     {.call = call, .throws = true},
-                     ": no such block",
-                     WrongIn::kReference});
+  for (const std::string call : {"Open", "Views", "Free", "SlotMapping"}) {
+    add(two, {.call = call, .throws = true}, "exception: ");
+    add(two, {.call = call, .throws = true}, ": no such block",
+        WrongIn::kReference);
   }
   const auto next = [](int number) { return number + 1; };
   cases.push_back({"Open",
@@ -491,6 +489,10 @@ TEST(FaultyPools, GroupsAreCompared) {
        groups,
        {.slots = [](std::vector<std::int64_t>& slots) { AddToLast(slots); }},
        "SlotMapping"},
+      {"a count of all groups",
+       groups,
+       {.usage_of_all = [](PagedUsage& usage) { ++usage.cached; }},
+       "Usage: "},
       {"an index",
        groups,
        {.csr = [](PagedCsr& csr) { AddToLast(csr.indices); }},

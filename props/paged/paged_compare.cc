@@ -377,6 +377,24 @@ void PagedDriver::CompareUsage(int group) {
          "Usage does not add up");
 }
 
+// The usage of a pool with groups is the sum of theirs (P15).
+void PagedDriver::CheckUsageOfAll(const PagedPool& pool) {
+  if (spec_.groups.empty()) return;
+  PagedUsage all;
+  for (int group = 0; group < GroupCount(); ++group) {
+    const PagedUsage usage = GroupIn(pool, group).Usage();
+    all.free += usage.free;
+    all.cached += usage.cached;
+    all.used += usage.used;
+    all.shared += usage.shared;
+  }
+  const PagedUsage usage = pool.Usage();
+  Expect(usage == all, [&] {
+    return fmt::format("Usage: {}, the groups have {}", UsageText(usage),
+                       UsageText(all));
+  });
+}
+
 void PagedDriver::CompareAll() {
   ++comparisons_;
   std::vector<int> sequences;
@@ -393,6 +411,8 @@ void PagedDriver::CompareAll() {
     for (const std::vector<int>& batch : batches) CompareTables(group, batch);
     CompareUsage(group);
   }
+  CheckUsageOfAll(*reference_);
+  CheckUsageOfAll(*optimized_);
 }
 
 }  // namespace kvtwin::props

@@ -161,7 +161,7 @@ void PagedDriver::Open(const PagedOp& op) {
   const Result<int> reference = reference_->Open(client.tokens, client.key);
   const Result<int> optimized = optimized_->Open(client.tokens, client.key);
   ExpectSame(reference.status(), optimized.status(), "Open");
-  if (!reference.ok()) return;
+  Expect(reference.ok(), "Open: refused");
   ExpectEqual("Open: the number", *reference, *optimized);
   const int taken =
       Need(reference_->SeqLen(*reference), "SeqLen of the reference");
@@ -223,7 +223,7 @@ void PagedDriver::Fork(const PagedOp& op) {
   const Result<int> reference = reference_->Fork(from, asked);
   const Result<int> optimized = optimized_->Fork(from, asked);
   ExpectSame(reference.status(), optimized.status(), "Fork");
-  if (!reference.ok()) return;
+  Expect(reference.ok(), "Fork: refused");
   ExpectEqual("Fork: the number", *reference, *optimized);
   ledger_.Fork(from, *reference, len);
   PagedClient client = clients_.at(from);
@@ -256,6 +256,14 @@ bool PagedDriver::AppendTo(int sequence, int layer, bool as_stored) {
   ExpectSame(reference.status(), optimized.status(), "Append");
   if (!reference.ok()) {
     if (counts_ != nullptr) ++counts_->full;
+    const PagedUsage room =
+        spec_.groups.empty() ? usage : GroupIn(*reference_, group).Usage();
+    const int end = len + Size(client.pending);
+    // The last block may be copied (P2); a state is written beside another.
+    const int needed = (end + spec.block_size - 1) / spec.block_size -
+                       len / spec.block_size + 1;
+    Expect(end > spec_.max_seq_len || needed > room.free + room.cached,
+           "Append: refused, although there is room");
     Expect(reference_->Usage() == usage, "Append: refused, but not nothing");
     return false;
   }
@@ -328,6 +336,21 @@ void PagedDriver::AddMedia(const PagedOp& op) {
   client.Add(media);
 }
 
+// Whether each layer has rows of so many tokens; of states, those after them
+// (P13).
+bool PagedDriver::MayCommit(int sequence, int count) const {
+  const int end = ledger_.SeqLen(sequence) + count;
+  for (int layer = 0; layer < spec_.layers; ++layer) {
+    const int rows = ledger_.RowCount(sequence, layer);
+    if (end > rows) return false;
+    const PagedSpec& spec = SpecOfLayer(spec_, layer);
+    const bool has_state =
+        count == 0 || end == rows || end % spec.block_size == 0;
+    if (spec.states && !has_state) return false;
+  }
+  return true;
+}
+
 void PagedDriver::Commit(const PagedOp& op, bool known) {
   const int sequence = Pick(op.a);
   PagedClient& client = clients_.at(sequence);
@@ -342,6 +365,10 @@ void PagedDriver::Commit(const PagedOp& op, bool known) {
   const Status reference = commit(*reference_);
   const Status optimized = commit(*optimized_);
   ExpectSame(reference, optimized, "Commit");
+  Expect(reference.ok() == MayCommit(sequence, count), [&] {
+    return fmt::format("Commit: {} tokens are {}", count,
+                       reference.ok() ? "accepted" : "refused");
+  });
   if (!reference.ok()) return;
   ledger_.Commit(sequence, count,
                  known ? std::span<const std::int32_t>(tokens)

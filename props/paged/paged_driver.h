@@ -153,6 +153,7 @@ class PagedDriver {
   void AddMedia(const PagedOp& op);
   bool AppendTo(int sequence, int layer, bool as_stored);
   void Commit(const PagedOp& op, bool known);
+  bool MayCommit(int sequence, int count) const;
   void Truncate(const PagedOp& op);
   void Free(int sequence);
   void Misuse(const PagedOp& op);
@@ -177,6 +178,7 @@ class PagedDriver {
   void CheckSlots(int group, int sequence);
   void CompareTables(int group, const std::vector<int>& sequences);
   void CompareUsage(int group);
+  void CheckUsageOfAll(const PagedPool& pool);
   void CheckTables(int group, const std::vector<int>& sequences);
   void CheckLayerTable(int layer, const std::vector<int>& sequences);
   void CompareAll();
