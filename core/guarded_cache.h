@@ -69,7 +69,6 @@ class GuardedCache : public Cache {
   // Makes each of the two caches refuse calls while the other one removes.
   void BusyWith(const GuardedCache& other) { busy_ = other.busy_; }
   // These return what the call without "Check" would, and change nothing.
-  Status CheckConfig(const CacheConfig& config) const;
   Status CheckInit(const InitArgs& args);
   Status CheckBatch(const Batch& batch, bool reserve) const;
   Status CheckTakesDrafts() const;
@@ -173,6 +172,7 @@ class GuardedCache : public Cache {
  private:
   enum class Life { kNew, kReady, kClosed };
 
+  Status CheckConfig(const CacheConfig& config) const;
   Status CheckPass() const;
   Status CheckDrafts(const Batch& batch) const;
   // The drafts in `path` become tokens, the other drafts are dropped (D5, D6).

@@ -93,6 +93,8 @@ class BatchService : public Service {
     job->shown = AnswerText(std::move(request.stops));
     job->request = std::move(request);
     job->keep = std::max(spec_.keep, 0);
+    // Nothing may fail once the request waits: it would run for nobody.
+    auto answer = std::make_unique<JobAnswer>(board_, job);
     if (std::vector<SessionInput>& prompt = job->request.prompt;
         std::ssize(prompt) > sizes.context) {
       job->keep = CutMiddle(prompt, job->keep, sizes.context);
@@ -111,7 +113,7 @@ class BatchService : public Service {
       End(*job, Finish::kFailed, status_);
     }
     board_->changed.notify_all();
-    return std::unique_ptr<Answer>(std::make_unique<JobAnswer>(board_, job));
+    return std::unique_ptr<Answer>(std::move(answer));
   }
 
   std::string Metrics() const override {
@@ -176,8 +178,10 @@ class BatchService : public Service {
         ParkEnded(lock);
         return Status();
       }));
+      DropEnded(lock);
     }
     Report(Try(lock, [] { return Untimely("the service has ended"); }));
+    DropEnded(lock);
     lock.unlock();
     try {
       if (parking_) Log(parking_->Wait());
@@ -233,12 +237,26 @@ class BatchService : public Service {
     for (const auto& [number, job] : running_) {
       End(*job, Finish::kFailed, status_);
     }
-    waiting_.clear();
-    running_.clear();
+    ended_waiting_.splice(ended_waiting_.end(), waiting_);
+    ended_running_.merge(running_);
   }
 
+  // What the log throws does not end the answers.
   void Log(const Status& status) const {
-    if (!status.ok() && spec_.log) spec_.log(status);
+    if (status.ok() || !spec_.log) return;
+    try {
+      spec_.log(status);
+    } catch (...) {
+      return;
+    }
+  }
+
+  // Destroys what ended requests captured, which may call the service.
+  void DropEnded(std::unique_lock<std::mutex>& lock) {
+    lock.unlock();
+    ended_waiting_.clear();
+    ended_running_.clear();
+    lock.lock();
   }
 
   // Ends the requests whose answers were dropped.
@@ -246,7 +264,14 @@ class BatchService : public Service {
     const auto dropped = [](const JobPointer& job) -> bool {
       return job->dropped;
     };
-    cancelled_ += AsInt(std::erase_if(waiting_, dropped));
+    for (auto job = waiting_.begin(); job != waiting_.end();) {
+      const auto next = std::next(job);
+      if (dropped(*job)) {
+        ended_waiting_.splice(ended_waiting_.end(), waiting_, job);
+        ++cancelled_;
+      }
+      job = next;
+    }
     for (const int number : sessions_->Requests()) {
       if (!dropped(running_.at(number))) continue;
       End(number, Finish::kStop);
@@ -275,8 +300,9 @@ class BatchService : public Service {
     if (spec_.share) {
       const auto [stored, unused] = Stored(prompt);
       const int wanted = stored + std::min(spec_.worth, INT_MAX - stored);
+      // Nothing is taken from a slot that is in use with kOwnPrefix.
       for (const auto& [number, other] : running_) {
-        if (other->part.tokens == 0 &&
+        if (!OwnPrefix() && other->part.tokens == 0 &&
             CommonInputs(other->request.prompt, prompt) >= wanted) {
           return false;
         }
@@ -304,15 +330,24 @@ class BatchService : public Service {
     return true;
   }
 
-  // Returns how much of a prompt a slot has, at most, and the free slot that
-  // holds least. Requires: a slot is free.
+  bool OwnPrefix() const {
+    return spec_.sessions.choice == SlotChoice::kOwnPrefix;
+  }
+
+  // Returns how much of a prompt can be taken from a slot, at most, and the
+  // free slot that holds least. Requires: a slot is free.
   std::pair<int, int> Stored(std::span<const SessionInput> prompt) const {
     int stored = 0, unused = -1;
     std::size_t least = SIZE_MAX;
     for (int i = 0; i < spec_.sessions.slots; ++i) {
       const SlotInfo slot = *sessions_->Slot(i);
-      stored = std::max(
-          stored, std::min(slot.reusable, CommonInputs(slot.record, prompt)));
+      const int common =
+          std::min(slot.reusable, CommonInputs(slot.record, prompt));
+      // As Sessions choose (Q6): the last token of a prompt is computed.
+      const Result<bool> can =
+          cache_.CanResume(i, std::min(common, Size(prompt) - 1));
+      const bool taken = slot.request >= 0 && OwnPrefix();
+      if (can.ok() && *can && !taken) stored = std::max(stored, common);
       if (slot.request < 0 && slot.record.size() < least) {
         least = slot.record.size();
         unused = i;
@@ -396,7 +431,7 @@ class BatchService : public Service {
     }
     // If memory runs out above, the answer still runs, and FailAll ends it.
     End(*job, finish, status);
-    running_.erase(number);
+    ended_running_.insert(running_.extract(number));
   }
 
   // Parks the conversations of the slots that became free. Others do not wait:
@@ -420,6 +455,9 @@ class BatchService : public Service {
   const std::unique_ptr<ParkingLot> parking_;  // Null: nothing is parked.
   std::vector<int> ended_;                     // Slots to be parked.
   bool waits_for_disk_ = false;                // A request does, in this round.
+  // Ended requests, until the mutex is released.
+  std::list<JobPointer> ended_waiting_;
+  std::map<int, JobPointer> ended_running_;
   const std::shared_ptr<Board> board_ = std::make_shared<Board>();
   // The mutex of the board guards the rest, which the thread alone changes,
   // except that others add to waiting_, requests_ and refused_.

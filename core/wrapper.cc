@@ -10,11 +10,7 @@
 namespace kvtwin {
 
 Status WrapperCache::SetConfig(const CacheConfig& config) {
-  for (const auto& cache : caches_) {
-    Status status = cache->CheckConfig(config);
-    if (!status.ok()) return status;
-  }
-  Status status;  // All of them will say ok.
+  Status status;  // All caches return the same.
   for (const auto& cache : caches_) status = cache->SetConfig(config);
   return status;
 }

@@ -275,12 +275,16 @@ class Parking : public ParkingLot {
     const Result<SlotInfo> info = FreeSlot(sessions, slot);
     if (!info.ok()) return info.status();
     auto [best, common] = Best(prompt);
-    while (best != files_.end() && IsWriting(best->first)) {
+    const auto usable = [&] {
+      return std::min(common, sessions.spec().context);
+    };
+    // Only a file of use is waited for.
+    while (usable() > 0 && usable() >= least && IsWriting(best->first)) {
       SettleFirst();  // If it fails, the files that it would replace are back.
       std::tie(best, common) = Best(prompt);
     }
-    prompt = prompt.first(AsSize(std::min(common, sessions.spec().context)));
-    if (prompt.empty() || Size(prompt) < least) return 0;
+    if (usable() == 0 || usable() < least) return 0;
+    prompt = prompt.first(AsSize(usable()));
     const std::string path = best->first;
     const Result<CacheState> state =
         CatchFor(path, [&, &inputs = best->second.inputs] {
@@ -393,8 +397,10 @@ class Parking : public ParkingLot {
     for (const auto& [path, file] : files_) {
       time = std::max(time, TimeOf(path));
     }
+    // As List finds it, so that the paths are in the order of the names.
     const auto path = [&] {
-      return fmt::format("{}/{:020}.safetensors", spec_.folder, time);
+      return (fs::path(spec_.folder) / fmt::format("{:020}.safetensors", time))
+          .string();
     };
     std::error_code error;
     while (files_.contains(path()) || fs::exists(path(), error)) ++time;

@@ -193,7 +193,8 @@ struct ServiceSpec {
   int worth = 32;
   ParkingSpec parking = {};  // Without a folder, nothing is parked.
   // Gets the errors of files of conversations: the service continues without
-  // them. Called by the service's thread; must not call the service.
+  // them, also if this throws. Called by the service's thread; must not call
+  // the service.
   std::function<void(const Status&)> log = {};
 };
 

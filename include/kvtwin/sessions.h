@@ -203,6 +203,11 @@ class Sessions {
   // AddSequence of a saved one: it now holds exactly these inputs, which a
   // prompt may reuse. Errors: a slot that is in use; a negative token; more
   // inputs than the context has; groups as in Submit.
+  //
+  // If the model fails in a pass, the records of its slots have tokens without
+  // rows: Cancel its requests, Remove the tokens of the pass from the cache
+  // (from the slot's first position of the pass on), and Adopt the rest of each
+  // record.
   virtual Status Adopt(int slot, std::span<const SessionInput> record) = 0;
 
   // Errors: a request that has ended, or never was.
@@ -224,10 +229,10 @@ Result<std::unique_ptr<Sessions>> MakeSessions(
 // for each layer SetLayer, Put and attention over the pool's Views; the rows
 // are committed by the next call of StartForward, CopyPrefix or Remove. If a
 // layer lacks its rows then, as after an error of the model, that call drops
-// the tokens of the pass and is a failed_precondition; the next call works,
-// once the requests of the pass are cancelled. CanResume is true up to the end
-// of a slot. Shifts are refused, and the tokens that stay are computed again.
-// Drafts, reserving passes, Get and SetCausal are not_supported.
+// the tokens of the pass and is a failed_precondition; the next call works (see
+// Adopt). CanResume is true up to the end of a slot. Shifts are refused, and
+// the tokens that stay are computed again. Drafts, reserving passes, Get and
+// SetCausal are not_supported.
 class PoolSlots : public Cache {
  public:
   // The pool's sequence of a slot. Errors: a slot that does not exist.

@@ -501,17 +501,25 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
     const bool states = hybrid && !Chance(pick, 20);
     const int parts = Chance(pick, 10) ? pick(4, 6) : pick(1, 3);
     const int recurrent = states ? pick(0, parts) : -1;
+    // Some have several, whose states are rarely at the same lengths: the
+    // length of a fork is found in several rounds (R9).
+    const bool many_states = states && Chance(pick, 12);
     for (int i = 0; i < parts + (hybrid ? 1 : 0); ++i) {
       const Kind rare = states   ? Kind::kRecurrent
                         : hybrid ? Kind::kSwa
                                  : Kind::kEncoder;
-      const Kind part =
-          i == recurrent ? Kind::kRecurrent : DrawKind(pick, rare);
+      const Kind part = i == recurrent || (many_states && Chance(pick, 70))
+                            ? Kind::kRecurrent
+                            : DrawKind(pick, rare);
       encoder = encoder || part == Kind::kEncoder;
       setup.spec.caches.push_back(DrawPart(pick, part));
       CacheSpec& inner = setup.spec.caches.back();
       inner.placement = setup.spec.placement;
       inner.shift = setup.spec.shift;
+      if (many_states && part == Kind::kRecurrent) {
+        inner.checkpoint_every = OneOf(pick, {2, 3, 5, 7});
+        inner.checkpoints = pick(2, 6);
+      }
       if (Chance(pick, 10)) {
         inner.placement = inner.placement == Placement::kScatter
                               ? Placement::kContiguous

@@ -26,6 +26,8 @@ kvtwin_faulty_sessions(leaves_the_tail_of_a_stop_string
   "if (!cache_->Remove(choice.slot, reused, kOpenEnd).ok()) {"
   "if (choice.source != choice.slot &&
         !cache_->Remove(choice.slot, reused, kOpenEnd).ok()) {")
+kvtwin_faulty_sessions(leaves_out_the_media
+  "if (planned.input.multimodal != 0) multimodal.push_back(i);" "")
 kvtwin_faulty_sessions(reuses_one_token_too_many
   "std::min(prefix, Size(asked.prompt) - 1)" "std::min(prefix + 1, Size(asked.prompt) - 1)")
 kvtwin_faulty_sessions(copies_one_token_too_few

@@ -10,6 +10,7 @@
 
 #include "core/index.h"
 #include "core/names.h"
+#include "props/base/forwarding_cache.h"
 #include "props/base/gauge_totals.h"
 #include "props/sessions/session_judge.h"
 #include "props/sessions/stand_in_model.h"
@@ -107,6 +108,25 @@ std::unique_ptr<Cache> MakeOf(const Setup& setup, std::string_view twin,
   return status.ok() ? std::move(cache) : nullptr;
 }
 
+// Notes which tokens of its last batch have media. Only an encoder beside
+// others would show them.
+class MediaNotes : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    media_.assign(batch.multimodal.begin(), batch.multimodal.end());
+    return ForwardingCache::StartForward(batch, reserve);
+  }
+  Cache* UnderlyingCache() override {
+    Cache* const underlying = cache_->UnderlyingCache();
+    return underlying == cache_.get() ? this : underlying;
+  }
+  const std::vector<int>& media() const { return media_; }
+
+ private:
+  std::vector<int> media_;
+};
+
 class Player {
  public:
   Player(const Pick& pick, const SessionsMaker& make,
@@ -121,7 +141,8 @@ class Player {
             options.cache_twin)),
         slots_(*MakePoolSlots(*pool_, setup_.sessions)),
         cells_(MakeOf(setup_, options.cache_twin, setup_.sessions.slots)),
-        cache_(setup_.block_size > 0 ? slots_.get() : cells_.get()),
+        cache_(setup_.block_size > 0 ? static_cast<Cache*>(slots_.get())
+                                     : &cells_),
         plain_cache_(MakeOf(setup_, "reference", setup_.sessions.slots)),
         sessions_(make(*cache_, setup_.sessions)),
         plain_(SessionsOf("reference")(*plain_cache_, setup_.sessions)),
@@ -384,6 +405,19 @@ class Player {
                     batch_.outputs, Text(batch_.inputs)));
     if (!options_.alone) CompareNext();
     if (wrong_.empty()) Wrong(judge_.Plan(*sessions_, batch_));
+    if (wrong_.empty()) CompareMedia();
+  }
+
+  // The cache is told which tokens have media; slots of a pool ignore them.
+  void CompareMedia() {
+    if (setup_.block_size > 0 || batch_.inputs.empty()) return;
+    std::vector<int> expected;
+    for (int i = 0; i < Size(batch_.inputs); ++i) {
+      if (At(batch_.inputs, i).multimodal != 0) expected.push_back(i);
+    }
+    if (cells_.media() == expected) return;
+    Wrong(fmt::format("StartForward has media {}, the batch has them at {}",
+                      cells_.media(), expected));
   }
 
   void CompareNext() {
@@ -426,7 +460,7 @@ class Player {
   std::vector<Sight> sights_;
   std::unique_ptr<PagedPool> pool_;
   std::unique_ptr<PoolSlots> slots_;
-  std::unique_ptr<Cache> cells_;
+  MediaNotes cells_;
   Cache* cache_;  // The slots of the pool, or the cells.
   std::unique_ptr<Cache> plain_cache_;
   std::unique_ptr<Sessions> sessions_;

@@ -434,6 +434,41 @@ TEST_P(SessionsTest, APassOverAPoolContinuesAfterARefusedOne) {
   EXPECT_EQ(*pool->SeqLen(*slots->Sequence(0)), 2);
 }
 
+// The recovery that sessions.h describes, over cells and over a pool.
+TEST_P(SessionsTest, AModelThatFailsLosesItsPassAlone) {
+  const SessionsSpec spec = {.slots = 2, .context = 16, .batch = 4};
+  const auto pool = *MakePagedPool(PoolOf(spec, 2), GetParam());
+  const auto slots = *MakePoolSlots(*pool, spec);
+  const auto cells = *MakeCache({}, GetParam());
+  ASSERT_TRUE(cells->Init(InitOf(spec, DType::kF32)).ok());
+  const std::vector<float> zeros(2 * 4);
+  for (Cache* cache : {cells.get(), static_cast<Cache*>(slots.get())}) {
+    const bool over_pool = cache != cells.get();
+    const auto sessions = *MakeSessions(*cache, spec, GetParam());
+    const std::vector<SessionInput> prompt(10, SessionInput{.token = 5});
+    const int request = *sessions->Submit(prompt);
+    ASSERT_EQ(sessions->NextBatch()->inputs.size(), 4U);
+    const std::int64_t head_dim = over_pool ? 2 : 1;
+    const TensorView rows =
+        DenseView(zeros.data(), DType::kF32, {head_dim, 1, 4, 1});
+    for (int layer = 0; layer < kModelLayers; ++layer) {
+      ASSERT_TRUE(cache->SetLayer(layer).ok());
+      ASSERT_TRUE(cache->Put(rows, rows).ok());
+    }
+    ASSERT_EQ(sessions->NextBatch()->inputs.size(), 4U);  // It has no rows.
+    ASSERT_TRUE(sessions->Cancel(request).ok());
+    const auto record = sessions->Slot(0)->record;
+    const std::vector<SessionInput> left(record.begin(), record.begin() + 4);
+    EXPECT_EQ(cache->Remove(0, 4, kOpenEnd).code(),
+              over_pool ? StatusCode::kFailedPrecondition : StatusCode::kOk);
+    ASSERT_TRUE(sessions->Adopt(0, left).ok());
+    EXPECT_EQ(CheckSessions(*sessions, *cache).message(), "");
+    const int again = *sessions->Submit(prompt);
+    EXPECT_EQ(sessions->NextBatch()->positions.front(), 4);
+    EXPECT_EQ(sessions->Request(again)->reused, 4);
+  }
+}
+
 // S1.
 TEST_P(SessionsTest, SlotsOfAPoolAreNotUsedAfterClose) {
   const SessionsSpec spec = {.slots = 2, .context = 8, .batch = 8};

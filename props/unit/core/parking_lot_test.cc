@@ -236,6 +236,21 @@ TEST_F(Parked, TheOldestLeavesOverTheLimit) {
   EXPECT_EQ(Unparked(*parking, PromptOf({5})), 1);
 }
 
+TEST_F(Parked, AFolderMayEndWithASlash) {
+  ParkingSpec spec = Spec();
+  spec.folder += "/";
+  spec.limit = 2;
+  for (const int first : {1, 3}) {
+    const auto parking = *MakeParkingLot(spec);
+    ParkAll(*parking, {PromptOf({first}), PromptOf({first + 1})});
+  }
+  const auto parking = *MakeParkingLot(spec);
+  EXPECT_EQ(Unparked(*parking, PromptOf({1})), 0);
+  EXPECT_EQ(Unparked(*parking, PromptOf({2})), 0);
+  EXPECT_EQ(Unparked(*parking, PromptOf({3})), 1);
+  EXPECT_EQ(Unparked(*parking, PromptOf({4})), 1);
+}
+
 // Files that were written before the clock was set back are the older ones.
 TEST_F(Parked, TheClockMayBeSetBack) {
   {

@@ -606,5 +606,25 @@ TEST_P(Wrappers, BeginAndEndAsTheirCachesDo) {
   expect_untimely();
 }
 
+// What the state held before is gone.
+TEST_P(Wrappers, ASnapshotReplacesAnotherState) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches = {Of(Kind::kCausal), Of(Kind::kSwa)};
+  TestCache wrapper(spec, GetParam());
+  ASSERT_EQ(wrapper.Init(2, 8, 8), StatusCode::kOk);
+  wrapper.Append(0, 0, {1, 2});
+  TestCache single({}, GetParam());
+  ASSERT_EQ(single.Init(2, 8, 8), StatusCode::kOk);
+  single.Append(1, 0, {3});
+  const CacheState of_wrapper = *wrapper->Snapshot();
+  const CacheState of_single = *single->Snapshot();
+  CacheState state = of_single;
+  ASSERT_TRUE(wrapper->SnapshotTo(state).ok());
+  EXPECT_TRUE(state == of_wrapper);
+  ASSERT_TRUE(single->SnapshotTo(state).ok());
+  EXPECT_TRUE(state == of_single);
+}
+
 }  // namespace
 }  // namespace kvtwin::props

@@ -168,7 +168,8 @@ std::vector<float> AttendWhole(const PagedPool& pool, const PagedTable& table,
 
 // docs/attention.md
 TEST(Documented, AttentionOverASharedPrompt) {
-  constexpr int k_head_dim = 4, kSequences = 3;
+  constexpr int v_head_dim = 4, heads = 1, rows = 3, kSequences = 3;
+  constexpr int k_head_dim = v_head_dim;
   std::vector<float> numbers(7 * k_head_dim);
   const auto pool = PoolOfSharedPrompt(numbers);
   const std::vector<int> sequences = {0, 1, 2};
@@ -218,7 +219,7 @@ TEST(Documented, AttentionOverASharedPrompt) {
   const AttentionPart parts[] = {{out.data(), sums.data()},
                                  {out_of_rest.data(), sums_of_rest.data()}};
   if (status.ok()) {
-    status = MergeAttention(parts, k_head_dim, kSequences, {out.data()});
+    status = MergeAttention(parts, v_head_dim, heads * rows, {out.data()});
   }
 
   EXPECT_TRUE(status.ok()) << status.ToString();

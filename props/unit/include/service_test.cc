@@ -52,7 +52,8 @@ void PutTokens(Cache& cache, const SessionBatch& batch) {
 // token sees, so that a wrong row changes the answer.
 class Letters {
  public:
-  explicit Letters(const ServiceSpec& spec) {
+  explicit Letters(const ServiceSpec& spec, const CacheSpec& cache = {})
+      : cache_(*MakeCache(cache)) {
     EXPECT_TRUE(cache_->Init(InitOf(spec.sessions, DType::kF32)).ok());
     names_.resize(kLetters + 1);
     for (int i = 0; i < kLetters; ++i) At(names_, i) = AsLetter(i);
@@ -102,7 +103,7 @@ class Letters {
     return logits_;
   }
 
-  std::unique_ptr<Cache> cache_ = *MakeCache({});
+  std::unique_ptr<Cache> cache_;
   std::vector<std::string> names_;
   std::vector<float> logits_;
   std::unique_ptr<Service> service_;
@@ -298,6 +299,37 @@ TEST(Service, ADroppedAnswerEnds) {
             ExpectedText("hello", 3));
 }
 
+// Asks for metrics when it goes.
+struct LooksBack {
+  ~LooksBack() { looked = !service->Metrics().empty(); }
+  Service* service;
+  std::atomic<bool>& looked;
+};
+
+// What a request captured may call the service when it is destroyed.
+TEST(Service, ADroppedRequestMayCallTheService) {
+  for (const bool waits : {false, true}) {
+    ServiceSpec spec = SpecOf(1);
+    spec.keep = 2;
+    Letters letters(spec);
+    letters.hold = true;
+    std::atomic<bool> looked = false;
+    const auto other = letters.Ask(RequestOf("other", waits ? 0 : 1));
+    ServiceRequest request = RequestOf("hello", 0);
+    request.sample = [kept = std::shared_ptr<LooksBack>(new LooksBack{
+                          &letters.service(), looked})](auto) { return 0; };
+    auto answer = letters.Ask(std::move(request));
+    letters.hold = false;
+    if (!waits) WaitFor(letters.service(), "answer_tokens_total", 2);
+    answer.reset();
+    WaitFor(letters.service(), "cancelled_total", 1);
+    for (int i = 0; i < 1000 && !looked; ++i) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    EXPECT_TRUE(looked);
+  }
+}
+
 // The second request waits for the first one, and then shares its prefix.
 TEST(Service, ARequestWaitsForItsPrefix) {
   for (const bool share : {true, false}) {
@@ -371,6 +403,33 @@ TEST(Service, AConversationIsParkedAndLoaded) {
   EXPECT_EQ(part.reused, 5 + 7);  // The last token was not computed.
 }
 
+// A slot has the prompt, but the second request cannot take it: the slot is in
+// use, or it cannot resume there. The file serves both.
+TEST(Service, AFileServesWhereASlotCannot) {
+  CacheSpec window;
+  window.kind = Kind::kSwa;
+  window.window = 4;
+  for (const bool own : {true, false}) {
+    const ScratchFolder folder("service");
+    ServiceSpec spec = SpecOf();
+    if (own) spec.sessions.choice = SlotChoice::kOwnPrefix;
+    spec.parking = {.folder = folder.path(), .model = "letters"};
+    const CacheSpec cache = own ? CacheSpec() : window;
+    {
+      Letters letters(spec, cache);
+      WholeOf(letters.service(), RequestOf("thesameprefix", 1));
+      WaitFor(letters.service(), "conversations_parked", 1);
+    }
+    Letters letters(spec, cache);
+    letters.hold = true;
+    const auto first = letters.Ask(RequestOf("thesameprefixanditsend", 9));
+    WaitFor(letters.service(), "requests_running", 1);
+    const auto second = letters.Ask(RequestOf("thesameprefixother", 1));
+    letters.hold = false;
+    EXPECT_EQ(Whole(*second).reused, 13) << own;
+  }
+}
+
 TEST(Service, ThePromptThatIsComputedIsLoaded) {
   const ScratchFolder folder("service");
   ServiceSpec spec = SpecOf();
@@ -382,6 +441,19 @@ TEST(Service, ThePromptThatIsComputedIsLoaded) {
     EXPECT_EQ(WholeOf(letters.service(), RequestOf(prompt, 1)).reused, reused);
     WaitFor(letters.service(), "conversations_parked", 1);
   }
+}
+
+TEST(Service, ContinuesWithALogThatThrows) {
+  const ScratchFolder folder("service");
+  ServiceSpec spec = SpecOf();
+  spec.parking = {.folder = folder.File("parked"), .model = "letters"};
+  spec.log = [](const Status&) { throw std::runtime_error("it is full"); };
+  Letters letters(spec);
+  std::filesystem::remove(spec.parking.folder);
+  WholeOf(letters.service(), RequestOf("hello", 8));
+  WaitFor(letters.service(), "parking_failures_total", 1);
+  EXPECT_EQ(WholeOf(letters.service(), RequestOf("world", 8)).text,
+            ExpectedText("world", 8));
 }
 
 TEST(Service, SaysWhatWentWrongWithAFile) {

@@ -109,9 +109,9 @@ class SlowDisk : public testing::Test {
     stands = true;
   }
 
-  // Asks for an answer to four equal tokens, and others.
-  std::unique_ptr<Answer> Ask(int token, int others = 0) {
-    std::vector<SessionInput> prompt(4, SessionInput{token});
+  // Asks for an answer to four equal tokens, or other many, and others.
+  std::unique_ptr<Answer> Ask(int token, int others = 0, int equal = 4) {
+    std::vector<SessionInput> prompt(AsSize(equal), SessionInput{token});
     prompt.insert(prompt.end(), AsSize(others), SessionInput{0});
     return *service_->Ask(
         {.prompt = prompt, .limit = 1, .stops = {}, .sample = [](auto) {
@@ -180,6 +180,15 @@ TEST_F(SlowDisk, BatchesContinueWhileAFileIsRead) {
   stands = false;
   EXPECT_EQ(Whole(*first).reused, 4);
   EXPECT_EQ(Whole(*second).reused, 4);
+}
+
+// The prompt shares its first token alone with the file that is being written.
+TEST_F(SlowDisk, OnlyAFileOfUseIsWaitedFor) {
+  MakeService();
+  stands = true;
+  EXPECT_EQ(Whole(*Ask(1)).finish, Finish::kLength);
+  ExpectMetricSoon("conversations_writing 1");
+  EXPECT_EQ(Whole(*Ask(1, 3, 1), 2000).finish, Finish::kLength);
 }
 
 // A file that was read for a request that was dropped gives place to another.
