@@ -606,7 +606,9 @@ RunResult Host::Ask(const History& history, Level level,
       step.call = said->at("step").get<std::string>();
       step.code = EnumAt(*said, "code", StatusCode::kDeviceError);
       step.begins_pass = said->value("begins_pass", false);
-      step.own_call = EnumAt(*said, "own_call", OwnCall::kCommit);
+      if (said->contains("own_call")) {
+        step.own_call = EnumAt(*said, "own_call", OwnCall::kCommit);
+      }
       continue;
     }
     if (said->contains("error")) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 #include "core/index.h"
@@ -549,10 +548,11 @@ bool Holds(const Cache& cache, const CacheState& expected) {
 }
 
 // Returns the position after the last token of a sequence, in all caches.
-std::int32_t EndOf(const CacheState& state, int sequence) {
-  std::int32_t end = 0;
+std::int64_t EndOf(const CacheState& state, int sequence) {
+  std::int64_t end = 0;
   for (const CellEntry& entry : state.cells) {
-    if (entry.sequence == sequence) end = std::max(end, entry.position + 1);
+    if (entry.sequence != sequence) continue;
+    end = std::max(end, std::int64_t{entry.position} + 1);
   }
   for (const CacheState& part : state.caches) {
     end = std::max(end, EndOf(part, sequence));
@@ -633,12 +633,15 @@ void DifferentialDriver::GoBack(const CacheState& earlier, int sequence,
   constexpr std::string_view kText = "an earlier state cannot be restored";
   Check(goes(*reference_), "reference: snapshot", kText);
   Check(goes(*tested_), "subject: snapshot", kText);
+  if (subject_.abilities.OnlyGoesOn()) return;
   // The largest batch needs all free cells.
-  const CacheState state = *reference_->Snapshot();
-  const std::int32_t first = EndOf(state, sequence);
-  if (first > kOpenEnd - setup_.init.max_batch) return;
-  std::vector<std::int32_t> positions(AsSize(setup_.init.max_batch));
-  std::iota(positions.begin(), positions.end(), first);
+  std::vector<std::int32_t> positions;
+  std::int64_t next = EndOf(*reference_->Snapshot(), sequence);
+  for (int i = 0; i < setup_.init.max_batch; ++i, ++next) {
+    if (next > subject_.abilities.LastPosition()) break;
+    positions.push_back(static_cast<std::int32_t>(next));
+  }
+  if (positions.empty()) return;
   const std::vector<int> sequences(positions.size(), sequence);
   const Batch batch = {.positions = positions, .sequences = sequences};
   bool same = reference_->StartForward(batch, false).code() ==
@@ -666,7 +669,9 @@ void DifferentialDriver::Reload() {
   const int sequence = AsInt(serial_ / 2 % 3);
   const std::vector<int> cells = CellCounts();
   const CacheState added = SequenceOf(*expected, sequence);
-  if (earlier) GoBack(*earlier, sequence, added);
+  if (earlier && subject_.gets_other_states) {
+    GoBack(*earlier, sequence, added);
+  }
   const auto restored = [&](Cache& cache) {
     return cache.Restore(*read).ok() && Holds(cache, *expected);
   };
@@ -675,6 +680,7 @@ void DifferentialDriver::Reload() {
     if (!cache.SetConfig(setup_.config).ok() || !cache.Init(setup_.init).ok()) {
       return false;
     }
+    if (!subject_.gets_other_states) return true;
     const Result<CacheState> empty = cache.Snapshot();
     return empty.ok() && Adds(cache, *empty, sequence, added, cells);
   };
