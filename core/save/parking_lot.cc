@@ -274,7 +274,9 @@ class Parking : public ParkingLot {
                      std::span<const SessionInput> prompt, int least) override {
     const Result<SlotInfo> info = FreeSlot(sessions, slot);
     if (!info.ok()) return info.status();
-    auto [best, common] = Best(prompt);
+    auto best = files_.end();
+    int common = 0;
+    std::tie(best, common) = Best(prompt);
     const auto usable = [&] {
       return std::min(common, sessions.spec().context);
     };
