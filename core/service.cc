@@ -343,7 +343,7 @@ class BatchService : public Service {
       const SlotInfo slot = *sessions_->Slot(i);
       const int common =
           std::min(slot.reusable, CommonInputs(slot.record, prompt));
-      // As Sessions choose (Q6): the last token of a prompt is computed.
+      // As Sessions choose (Q5): the last token of a prompt is computed.
       const Result<bool> can =
           cache_.CanResume(i, std::min(common, Size(prompt) - 1));
       const bool taken = slot.request >= 0 && OwnPrefix();
