@@ -241,7 +241,7 @@ class BatchService : public Service {
     ended_running_.merge(running_);
   }
 
-  // What the log throws does not end the answers.
+  // An exception of the log is dropped.
   void Log(const Status& status) const {
     if (status.ok() || !spec_.log) return;
     try {
@@ -251,7 +251,8 @@ class BatchService : public Service {
     }
   }
 
-  // Destroys what ended requests captured, which may call the service.
+  // Destroys the ended requests, and what they captured, which may call the
+  // service.
   void DropEnded(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     ended_waiting_.clear();
@@ -298,15 +299,19 @@ class BatchService : public Service {
       return false;
     }
     if (spec_.share) {
-      const auto [stored, unused] = Stored(prompt);
-      const int wanted = stored + std::min(spec_.worth, INT_MAX - stored);
-      // Nothing is taken from a slot that is in use with kOwnPrefix.
+      const Found found = Find(prompt);
+      const auto more = [&](int than) {
+        return than + std::min(spec_.worth, INT_MAX - than);
+      };
+      // With kOwnPrefix, a request takes nothing from a slot in use.
+      const bool waits = !OwnPrefix();
       for (const auto& [number, other] : running_) {
-        if (!OwnPrefix() && other->part.tokens == 0 &&
-            CommonInputs(other->request.prompt, prompt) >= wanted) {
+        if (waits && other->part.tokens == 0 &&
+            CommonInputs(other->request.prompt, prompt) >= more(found.held)) {
           return false;
         }
       }
+      const int wanted = more(found.stored);
       if (parking_) {
         // Only the first request that waits for a file may replace another.
         const Fetched file = parking_->Fetch(prompt, wanted, !waits_for_disk_);
@@ -317,7 +322,7 @@ class BatchService : public Service {
           return false;
         }
         lock.unlock();
-        Log(parking_->Unpark(*sessions_, cache_, unused, prompt, wanted)
+        Log(parking_->Unpark(*sessions_, cache_, found.unused, prompt, wanted)
                 .status());
         lock.lock();
       }
@@ -334,26 +339,38 @@ class BatchService : public Service {
     return spec_.sessions.choice == SlotChoice::kOwnPrefix;
   }
 
-  // Returns how much of a prompt can be taken from a slot, at most, and the
-  // free slot that holds least. Requires: a slot is free.
-  std::pair<int, int> Stored(std::span<const SessionInput> prompt) const {
-    int stored = 0, unused = -1;
+  // What the slots have of a prompt.
+  struct Found {
+    int held = 0;     // Its first inputs that a slot has, at most.
+    int stored = 0;   // The same of a slot from which they can be taken.
+    int unused = -1;  // The free slot that holds least.
+  };
+  // Requires: a slot is free.
+  Found Find(std::span<const SessionInput> prompt) const {
+    Found found;
     std::size_t least = SIZE_MAX;
     for (int i = 0; i < spec_.sessions.slots; ++i) {
       const SlotInfo slot = *sessions_->Slot(i);
       const int common =
           std::min(slot.reusable, CommonInputs(slot.record, prompt));
-      // As Sessions choose (Q5): the last token of a prompt is computed.
-      const Result<bool> can =
-          cache_.CanResume(i, std::min(common, Size(prompt) - 1));
-      const bool taken = slot.request >= 0 && OwnPrefix();
-      if (can.ok() && *can && !taken) stored = std::max(stored, common);
-      if (slot.request < 0 && slot.record.size() < least) {
+      found.held = std::max(found.held, common);
+      const bool in_use = slot.request >= 0;
+      if (common > found.stored && !(in_use && OwnPrefix()) &&
+          CanResume(i, std::min(common, Size(prompt) - 1))) {
+        found.stored = common;
+      }
+      if (!in_use && slot.record.size() < least) {
         least = slot.record.size();
-        unused = i;
+        found.unused = i;
       }
     }
-    return {stored, unused};
+    return found;
+  }
+
+  // Sessions reuse a prefix only where the cache can resume (Q5).
+  bool CanResume(int slot, int position) const {
+    const Result<bool> can = cache_.CanResume(slot, position);
+    return can.ok() && *can;
   }
 
   // Draws the next token of a request.
@@ -455,7 +472,7 @@ class BatchService : public Service {
   const std::unique_ptr<ParkingLot> parking_;  // Null: nothing is parked.
   std::vector<int> ended_;                     // Slots to be parked.
   bool waits_for_disk_ = false;                // A request does, in this round.
-  // Ended requests, until the mutex is released.
+  // Ended requests, which DropEnded destroys without the mutex.
   std::list<JobPointer> ended_waiting_;
   std::map<int, JobPointer> ended_running_;
   const std::shared_ptr<Board> board_ = std::make_shared<Board>();

@@ -61,10 +61,11 @@ Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
     if (!status.ok()) return status;
   }
   for (const auto& cache : caches_) cache->EndPass();
-  for (const auto& cache : caches_) {
-    if (!HasDrafts(batch)) break;
-    Status status = cache->CheckTakesDrafts();
-    if (!status.ok()) return status;
+  if (HasDrafts(batch)) {
+    for (const auto& cache : caches_) {
+      Status status = cache->CheckTakesDrafts();
+      if (!status.ok()) return status;
+    }
   }
   for (const auto& cache : caches_) {
     Status status = cache->StartChecked(batch, reserve);

@@ -33,6 +33,7 @@ class Ledger final : public WrapperLedger<CacheLedger> {
     if (parts_.size() > 1 && parts_[0].RefusesPositions()) before = parts_;
     Status status = WrapperLedger::StartForward(batch, reserve);
     if (!before.empty() && status.code() == kInvalidArgument) {
+      for (CacheLedger& part : before) part.EndPass();
       parts_ = std::move(before);  // No cache changes (S47).
     }
     // The ids of drafts are unknown (F2).

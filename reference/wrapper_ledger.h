@@ -53,7 +53,7 @@ class WrapperLedger {
       if (!status.ok()) return status;
     }
     for (Part& part : parts_) part.EndPass();
-    if (HasDrafts(batch) && !TakeDrafts()) return NoDrafts();
+    if (HasDrafts(batch) && !AllTakeDrafts()) return NoDrafts();
     for (Part& part : parts_) {
       Status status = part.StartForward(batch, reserve);
       if (status.ok()) continue;
@@ -83,7 +83,7 @@ class WrapperLedger {
     });
   }
   Status Commit(int seq, std::span<const int> path) {
-    if (!TakeDrafts()) return NoDrafts();
+    if (!AllTakeDrafts()) return NoDrafts();
     return All([&](Part& part) { return part.Commit(seq, path); });
   }
 
@@ -105,7 +105,7 @@ class WrapperLedger {
   std::int32_t ResumeBefore(int seq, std::int32_t pos) const {
     if (CanResume(seq, pos)) return pos;
     std::int32_t best = 0;
-    for (const Part& part : parts()) {
+    for (const Part& part : parts_) {
       for (const LedgerToken& token : part.tokens()) {
         if (!token.HeldBy(seq) || token.position >= pos) continue;
         const auto end = static_cast<std::int32_t>(token.position + 1);
@@ -125,7 +125,7 @@ class WrapperLedger {
 
  protected:
   // Whether all parts take drafts (D8).
-  bool TakeDrafts() const {
+  bool AllTakeDrafts() const {
     return std::ranges::all_of(
         parts_, [](const Part& part) { return part.TakesDrafts(); });
   }

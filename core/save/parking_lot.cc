@@ -280,12 +280,13 @@ class Parking : public ParkingLot {
     const auto usable = [&] {
       return std::min(common, sessions.spec().context);
     };
-    // Only a file of use is waited for.
-    while (usable() > 0 && usable() >= least && IsWriting(best->first)) {
+    least = std::max(least, 1);
+    // A request waits for a file of use alone.
+    while (usable() >= least && IsWriting(best->first)) {
       SettleFirst();  // If it fails, the files that it would replace are back.
       std::tie(best, common) = Best(prompt);
     }
-    if (usable() == 0 || usable() < least) return 0;
+    if (usable() < least) return 0;
     prompt = prompt.first(AsSize(usable()));
     const std::string path = best->first;
     const Result<CacheState> state =
@@ -299,7 +300,7 @@ class Parking : public ParkingLot {
       loaded = Load(*state, Size(best->second.inputs), sessions, cache, slot,
                     prompt, least);
     }
-    if (loaded.ok() && *loaded > 0 && *loaded >= least) {
+    if (loaded.ok() && *loaded >= least) {
       ++loaded_;
       return loaded;
     }
@@ -399,7 +400,8 @@ class Parking : public ParkingLot {
     for (const auto& [path, file] : files_) {
       time = std::max(time, TimeOf(path));
     }
-    // As List finds it, so that the paths are in the order of the names.
+    // The path equals the one that List finds, so that paths sort by name even
+    // if the folder ends with a slash.
     const auto path = [&] {
       return (fs::path(spec_.folder) / fmt::format("{:020}.safetensors", time))
           .string();

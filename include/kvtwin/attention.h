@@ -89,8 +89,10 @@ struct AttentionTable {
   std::span<const std::int32_t> query_rows = {};  // [sequences]
   int block_size = 0;                             // Tokens of a block.
   std::int32_t window = kOpenEnd;                 // >= 0. kOpenEnd: all.
-  // Whether each row sees all tokens of its sequence instead: rows after a
-  // prefix that they share. There may be any number of them, and no window.
+  // Whether each row sees all tokens of its sequence. The rows are then not its
+  // tokens, but come after them, as after a prompt that several rows share:
+  // there may be up to 2^24, also of a sequence without tokens, whose result is
+  // zeros and -infinity. `window` must be kOpenEnd.
   bool sees_all = false;
 };
 
@@ -104,11 +106,11 @@ class Attention {
   // the lists of the table. Errors: invalid_argument: no row, or more than 2^24
   // rows; a mask without data; a dtype that masks cannot have; an element that
   // is neither 0 nor -inf in these rows; rows beyond the last row of the mask;
-  // a table whose lists have other sizes, whose length is shorter than its
-  // query rows or longer than its blocks, or that has a negative block where a
-  // row sees it; a mask whose elements do not lie one after another, or whose
-  // rows of bits are not on 8-byte boundaries. After an error the plan is
-  // unchanged.
+  // a table whose lists have other sizes, whose length is longer than its
+  // blocks or, without sees_all, shorter than its query rows, that has a window
+  // with sees_all, or a negative block where a row sees it; a mask whose
+  // elements do not lie one after another, or whose rows of bits are not on
+  // 8-byte boundaries. After an error the plan is unchanged.
   virtual Status Plan(const TensorView& mask, int rows, int first_row = 0) = 0;
   virtual Status Plan(const AttentionTable& table) = 0;
 

@@ -87,10 +87,10 @@ class CudaPool {
 //
 // query = [k_head_dim, heads, rows], dense f32; `heads` is a multiple of the KV
 // heads. Of the options, `scale` and `splits` are taken. Errors: not_supported:
-// soft_cap, sinks, log_sum_exp, a window, query_rows, or a query of another
-// dtype or other strides, which the other twins have; invalid_argument: a view
-// in host memory; a null pointer; shapes that do not fit to each other; a scale
-// or splits outside of their range.
+// soft_cap, sinks, log_sum_exp, a window, sees_all, query_rows, or a query of
+// another dtype or other strides, which the other twins have; invalid_argument:
+// a view in host memory; a null pointer; shapes that do not fit to each other;
+// a scale or splits outside of their range.
 
 // Bytes of scratch in device memory, 256-byte aligned, that Decode needs for a
 // query of this shape. `cells`: cells of the view, or columns * block_size of

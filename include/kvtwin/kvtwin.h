@@ -629,9 +629,10 @@ typedef struct kvtwin_attention_table {
   int32_t columns;           /* Entries of a row of `blocks`. */
   int32_t block_size;        /* Tokens of a block. */
   int32_t window;            /* >= 0. KVTWIN_OPEN_END: all tokens. */
-  int32_t sees_all; /* Not 0: each row sees all tokens of its sequence instead,
-                       as a row after a prefix does that several rows share.
-                       There may be any number of rows, and no window. */
+  int32_t sees_all; /* Not 0: each row sees all tokens of its sequence. The rows
+                       are then not its tokens, but come after them, as after a
+                       prompt that several rows share: up to 2^24. There is no
+                       window. */
 } kvtwin_attention_table;
 
 /* One part of an attention: the results over some of the cells. */
@@ -661,8 +662,9 @@ kvtwin_status kvtwin_attention_default_table(kvtwin_attention_table* table,
                                              size_t size);
 /* Plans the rows of sequences of a pool, up to 2^24 in all. The lists are not
  * needed after the call. An error leaves the plan unchanged: lists of
- * invalid lengths, a length that is shorter than its query rows or longer than
- * its blocks, a negative block where a row sees it. */
+ * invalid lengths, a length that is longer than its blocks or, without
+ * sees_all, shorter than its query rows, a window with sees_all, a negative
+ * block where a row sees it. */
 kvtwin_status kvtwin_attention_plan_table(kvtwin_attention* attention,
                                           const kvtwin_attention_table* table);
 

@@ -219,15 +219,18 @@ class PagedPool {
     return group == 0 ? this : nullptr;
   }
 
-  // For kernels that read by table. Only committed tokens are in these two. -1
+  // For kernels that read by table. ExportCsr and ExportTable have committed
+  // tokens only. -1
   // stands for a block that was given up.
   virtual Result<PagedCsr> ExportCsr(std::span<const int> sequences) const = 0;
   virtual Result<PagedTable> ExportTable(
       std::span<const int> sequences) const = 0;
-  // The same for the rows of one layer: the committed ones, and those that were
-  // appended to it after them. Attention reads this table between Append and
-  // Commit; one table serves all layers of a group that have as many rows. The
-  // default is not_supported.
+  // The table of one layer, also of a pool with groups: the blocks of the rows
+  // that Views shows, committed and appended. Attention reads it between Append
+  // and Commit; one table serves all layers of a group that have as many rows.
+  // With states, the block that a pass writes takes the place of the block of
+  // the state that it reads; Views has both. Errors: a sequence or a layer that
+  // does not exist. The default is not_supported.
   virtual Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
                                               int layer) const;
   // block * block_size + offset for each of the positions begin .. end - 1,

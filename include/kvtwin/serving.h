@@ -193,7 +193,7 @@ struct ServiceSpec {
   int worth = 32;
   ParkingSpec parking = {};  // Without a folder, nothing is parked.
   // Gets the errors of files of conversations: the service continues without
-  // them, also if this throws. Called by the service's thread; must not call
+  // them, even if `log` throws. Called by the service's thread; must not call
   // the service.
   std::function<void(const Status&)> log = {};
 };
@@ -217,7 +217,9 @@ struct ServiceRequest {
   std::int64_t limit = 0;  // Tokens of the answer, at most; 0: no limit.
   std::vector<std::string> stops = {};  // Strings before which the answer ends.
   // Draws a token from its logits. Called by the service's thread. A negative
-  // token or an exception ends this answer with Finish::kError.
+  // token or an exception ends this answer with Finish::kError. The service's
+  // thread may destroy it: a destructor of what it captured may call the
+  // service, but must not destroy it.
   std::function<std::int32_t(std::span<const float> logits)> sample = {};
 };
 

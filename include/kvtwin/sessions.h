@@ -205,9 +205,11 @@ class Sessions {
   // inputs than the context has; groups as in Submit.
   //
   // If the model fails in a pass, the records of its slots have tokens without
-  // rows: Cancel its requests, Remove the tokens of the pass from the cache
-  // (from the slot's first position of the pass on), and Adopt the rest of each
-  // record.
+  // rows. Cancel the requests of the pass. Then for each slot of the batch,
+  // with its first position p there: Remove(slot, p, kOpenEnd) from the cache,
+  // and Adopt(slot, the first p inputs of its record). Over a pool, the first
+  // Remove drops the whole pass and returns failed_precondition: call it again.
+  // A cache of states may have kept less: ResumeBefore(slot, p) says how much.
   virtual Status Adopt(int slot, std::span<const SessionInput> record) = 0;
 
   // Errors: a request that has ended, or never was.

@@ -1,5 +1,5 @@
 // The comparisons that a DifferentialDriver makes after each call (identity,
-// S51), and the texts that describe a difference.
+// S51), those of snapshots, and the texts that describe a difference.
 
 #include <fmt/format.h>
 
@@ -7,11 +7,13 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
+#include "kvtwin/save.h"
 #include "props/compare/differential_driver.h"
 #include "props/compare/visibility.h"
 
@@ -374,6 +376,245 @@ void DifferentialDriver::CheckViews() {
     }
     throw;
   }
+}
+
+namespace {
+
+// Whether the snapshot of the cache equals `expected`.
+bool Holds(const Cache& cache, const CacheState& expected) {
+  const Result<CacheState> actual = cache.Snapshot();
+  return actual.ok() && *actual == expected;
+}
+
+// Returns the position after the last token of a sequence, in all caches.
+std::int64_t EndOf(const CacheState& state, int sequence) {
+  std::int64_t end = 0;
+  for (const CellEntry& entry : state.cells) {
+    if (entry.sequence != sequence) continue;
+    end = std::max(end, std::int64_t{entry.position} + 1);
+  }
+  for (const CacheState& part : state.caches) {
+    end = std::max(end, EndOf(part, sequence));
+  }
+  return end;
+}
+
+// Adds `added` to a cache that has the state `before`. Returns whether the
+// result equals that of WithSequence on whole snapshots.
+bool AddsAsDefined(Cache& cache, const CacheState& before, int sequence,
+                   const CacheState& added, const std::vector<int>& cells) {
+  const auto both = WithSequence(before, sequence, added, cells);
+  const StatusCode answer = cache.AddSequence(sequence, added).code();
+  if (answer == StatusCode::kNotSupported) return Holds(cache, before);
+  return answer == both.status().code() &&
+         Holds(cache, both.ok() ? *both : before);
+}
+
+// Takes a sequence out of the cache and adds it again. Returns whether the
+// results equal those of SequenceOf and WithSequence on whole snapshots.
+// `expected` is the cache's state.
+bool MovesSequence(Cache& cache, const CacheState& expected, int sequence,
+                   const std::vector<int>& cells) {
+  const Result<CacheState> parked = cache.SnapshotOf(sequence);
+  if (!parked.ok() || *parked != SequenceOf(expected, sequence)) return false;
+  if (!cache.Remove(sequence, 0, kOpenEnd).ok()) return false;
+  // The second round adds the sequence when it is there already, unless it is
+  // empty.
+  for (int i = 0; i < 2; ++i) {
+    const Result<CacheState> before = cache.Snapshot();
+    if (!before.ok() ||
+        !AddsAsDefined(cache, *before, sequence, *parked, cells)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void LeaveOutALayer(CacheState& state) {
+  if (!state.layers.empty()) state.layers.erase(state.layers.begin());
+  for (CacheState& part : state.caches) LeaveOutALayer(part);
+}
+
+std::optional<CacheState> DifferentialDriver::SameSnapshot() {
+  Begin("Snapshot");
+  Result<CacheState> expected = reference_->Snapshot();
+  const Result<CacheState> actual = tested_->Snapshot();
+  if (actual.status().code() == StatusCode::kNotSupported) {
+    Begin("");
+    return std::nullopt;
+  }
+  CheckCodes(OpKind::kSnapshot, "Snapshot", StatusCode::kOk,
+             expected.status().code(), actual.status().code());
+  Check(*expected == *actual, "subject: snapshot",
+        [&] { return "the snapshots are not equal" + CellsText(*tested_); });
+  last_snapshot_ = std::move(*expected);
+  return last_snapshot_;
+}
+
+std::vector<int> DifferentialDriver::CellCounts() const {
+  std::vector<int> cells;
+  for (const auto& part : ledger_.parts()) {
+    cells.push_back(AsInt(part.cells()));
+  }
+  return cells;
+}
+
+// Restores an earlier state in place, adds a sequence of the present state to
+// it, and starts a batch there: neither may leave anything behind. The caller
+// restores the present state.
+void DifferentialDriver::GoBack(const CacheState& earlier, int sequence,
+                                const CacheState& added,
+                                const std::vector<int>& cells) {
+  const auto restores = [&](Cache& cache) {
+    return cache.Restore(earlier).ok() && Holds(cache, earlier);
+  };
+  constexpr std::string_view kRestores = "an earlier state is not restored";
+  Check(restores(*reference_), "reference: snapshot", kRestores);
+  Check(restores(*tested_), "subject: snapshot", kRestores);
+  Begin("AddSequence");
+  const auto adds = [&](Cache& cache) {
+    return AddsAsDefined(cache, earlier, sequence, added, cells);
+  };
+  constexpr std::string_view kAdds =
+      "an earlier state does not take the sequence";
+  Check(adds(*reference_), "reference: snapshot", kAdds);
+  Check(adds(*tested_), "subject: snapshot", kAdds);
+  if (subject_.abilities.OnlyGoesOn()) return;
+  // A batch of max_batch tokens shows which cells are free.
+  std::vector<std::int32_t> positions;
+  std::int64_t next = EndOf(*reference_->Snapshot(), sequence);
+  for (int i = 0; i < setup_.init.max_batch; ++i, ++next) {
+    if (next > subject_.abilities.LastPosition()) break;
+    positions.push_back(static_cast<std::int32_t>(next));
+  }
+  if (positions.empty()) return;
+  const std::vector<int> sequences(positions.size(), sequence);
+  const Batch batch = {.positions = positions, .sequences = sequences};
+  Begin("StartForward");
+  bool same = reference_->StartForward(batch, false).code() ==
+              tested_->StartForward(batch, false).code();
+  for (int type = 0; same && type < types(); ++type) {
+    if (wrapper_) {
+      (void)reference_->SetLayerType(type);
+      (void)tested_->SetLayerType(type);
+    }
+    same = std::ranges::equal(reference_->BatchCells(), tested_->BatchCells());
+  }
+  Check(same, "subject: snapshot", "a batch after Restore has other cells");
+}
+
+void DifferentialDriver::Reload() {
+  const auto earlier = std::exchange(last_snapshot_, std::nullopt);
+  const std::optional<CacheState> expected = SameSnapshot();
+  if (!expected) return;
+  Begin("Restore");
+  const Result<CacheState> read = StateFromBytes(StateToBytes(*expected));
+  Check(read.ok() && *read == *expected, "reference: saved state",
+        [&] { return "bytes do not read back: " + read.status().ToString(); });
+  Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
+  Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
+  // As for a client: some backends take the sequences of Init alone.
+  const bool any = subject_.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE);
+  const int count = any ? 3 : std::min(3, setup_.init.max_sequences);
+  const std::int64_t id = setup_.first_id + serial_ / 2 % count;
+  const int sequence = AsInt(std::min<std::int64_t>(id, kOpenEnd));
+  const std::vector<int> cells = CellCounts();
+  const CacheState added = SequenceOf(*expected, sequence);
+  if (earlier && subject_.restores_earlier_states) {
+    GoBack(*earlier, sequence, added, cells);
+    Begin("Restore");
+  }
+  const auto restored = [&](Cache& cache) {
+    return cache.Restore(*read).ok() && Holds(cache, *expected);
+  };
+  // A new cache gets the sequence before any layer was put (S57).
+  const auto takes_sequence = [&](Cache& cache) {
+    if (!cache.SetConfig(setup_.config).ok() || !cache.Init(setup_.init).ok()) {
+      return false;
+    }
+    if (!subject_.restores_earlier_states) return true;
+    const Result<CacheState> empty = cache.Snapshot();
+    return empty.ok() && AddsAsDefined(cache, *empty, sequence, added, cells);
+  };
+  constexpr std::string_view kTakes = "a new cache does not take the sequence";
+  Check(reference.ok() && takes_sequence(**reference), "reference: snapshot",
+        kTakes);
+  Check(subject.ok() && takes_sequence(**subject), "subject: snapshot", kTakes);
+  constexpr std::string_view kRestored =
+      "what was restored is not what was saved";
+  Check(restored(*reference_) && restored(**reference), "reference: snapshot",
+        kRestored);
+  Check(restored(*tested_) && restored(**subject), "subject: snapshot",
+        kRestored);
+  // Continues with the caches that were restored in place, or with the new
+  // ones.
+  const bool in_place = serial_ % 2 == 0;
+  if (in_place) {
+    Check(MovesSequence(**reference, *expected, sequence, cells),
+          "reference: snapshot",
+          "a sequence does not leave and come back as it should");
+    // A sequence leaves by Remove.
+    Check(!subject_.abilities.Can(KVTWIN_CAN_REMOVE_TAIL) ||
+              MovesSequence(**subject, *expected, sequence, cells),
+          "subject: snapshot",
+          "a sequence does not leave and come back as it should");
+  } else {
+    reference_ = std::move(*reference);
+    tested_ = std::move(*subject);
+  }
+  AddStep(in_place ? "Restore in place" : "Restore into new caches", "");
+  result_.operations += 6;  // The calls above that have no step of their own.
+  ledger_.DropAllDrafts();
+  ledger_.DropPins();
+  EndPass();
+}
+
+// Snapshots do not end the pass.
+void DifferentialDriver::Snapshot(int seq) {
+  const std::optional<CacheState> expected = SameSnapshot();
+  if (!expected) return;
+  const auto call = [&] { return fmt::format("SnapshotOf({})", seq); };
+  Begin(call);
+  const Result<CacheState> expected_state = reference_->SnapshotOf(seq);
+  const Result<CacheState> found_one = tested_->SnapshotOf(seq);
+  CheckCodes(OpKind::kSnapshot, call, StatusCode::kOk,
+             expected_state.status().code(), found_one.status().code());
+  const CacheState state = SequenceOf(*expected, seq);
+  Check(*expected_state == state, "reference: snapshot",
+        [&] { return call() + " is not what the snapshot has of it"; });
+  Check(*found_one == state, "subject: snapshot",
+        [&] { return call() + " is not what the snapshot has of it"; });
+  if (observer_ != nullptr) observer_->Snapshot();
+}
+
+void DifferentialDriver::Add(int seq, int dst) {
+  Snapshot(seq);
+  const CacheState before = *reference_->Snapshot();
+  CacheState added = SequenceOf(before, seq);
+  // A layer that is missing from the state gets rows of zeros.
+  if (serial_ % 3 == 0) LeaveOutALayer(added);
+  const Result<CacheState> expected =
+      WithSequence(before, dst, added, CellCounts());
+  const auto call = [&] {
+    return fmt::format("AddSequence({}, that of {})", dst, seq);
+  };
+  Begin(call);
+  const Status reference = reference_->AddSequence(dst, added);
+  const Status subject = tested_->AddSequence(dst, added);
+  if (subject.code() == StatusCode::kNotSupported) return Begin("");
+  CheckCodes(OpKind::kAdd, call, expected.status().code(), reference.code(),
+             subject.code());
+  const CacheState& after = expected.ok() ? *expected : before;
+  Check(*reference_->Snapshot() == after, "reference: snapshot",
+        [&] { return call() + " does not make what WithSequence makes"; });
+  Check(*tested_->Snapshot() == after, "subject: snapshot",
+        [&] { return call() + " does not make what WithSequence makes"; });
+  if (!expected.ok()) return;  // A refusal does not end the pass.
+  if (observer_ != nullptr) observer_->Add(!added.cells.empty());
+  ledger_.Restore(after);
+  EndPass();
 }
 
 }  // namespace kvtwin::props

@@ -111,7 +111,8 @@ class DifferentialDriver final : public Driver {
   // Compares the snapshots of both caches and returns the snapshot, or nullopt
   // if the subject has none.
   std::optional<CacheState> SameSnapshot();
-  void GoBack(const CacheState& earlier, int sequence, const CacheState& added);
+  void GoBack(const CacheState& earlier, int sequence, const CacheState& added,
+              const std::vector<int>& cells);
   std::vector<int> CellCounts() const;  // Of each cache of a wrapper.
   void CheckAllCells();
   void CheckCells();
@@ -182,7 +183,7 @@ class DifferentialDriver final : public Driver {
   std::set<Place> put_;
   RowBuffer keys_;
   RowBuffer values_;
-  std::optional<CacheState> kept_;  // The last snapshot.
+  std::optional<CacheState> last_snapshot_;
   std::vector<CellEntry> reference_cells_;
   std::vector<CellEntry> tested_cells_;
 };

@@ -490,13 +490,18 @@ TEST(FaultyTwins, EarlierSnapshotsAreRestored) {
   placed.batch = [=](std::vector<int>& cells) {
     if (*restored) ++cells.back();
   };
-  const std::string not_earlier = "an earlier state cannot be restored";
+  Fault in_the_last = placed;  // Of a wrapper.
+  in_the_last.type = 1;
+  const std::string not_earlier = "an earlier state is not restored";
   ExpectFound(
       {{"an earlier state", twice, changed, "subject: snapshot", not_earlier},
        {"an earlier state of the reference", twice, changed,
         "reference: snapshot", not_earlier, Who::kReference},
        {"a batch after it", twice, placed, "subject: snapshot",
         "a batch after Restore has other cells"},
+       {"a batch of a wrapper after it",
+        "kind=wrapper caches=causal/swa " + twice, in_the_last,
+        "subject: snapshot", "a batch after Restore has other cells"},
        {"a batch that is refused after it",
         twice,
         {.call = "StartForward after Restore"},

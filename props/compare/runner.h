@@ -50,8 +50,9 @@ struct Subject {
   // Whether misuse before Init and after Close is tried. This takes as long as
   // a short history.
   bool tried_outside_of_life = true;
-  // Whether Restore and AddSequence get states of other times as well.
-  bool gets_other_states = true;
+  // Whether `reload` also restores an earlier snapshot, and adds a sequence to
+  // a new cache.
+  bool restores_earlier_states = true;
   // The approximate duration of a run without operations, in nanoseconds. The
   // search for the shortest history counts runs by it.
   std::int64_t start_work = 2'500;

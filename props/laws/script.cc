@@ -253,7 +253,7 @@ Script Resolve(const History& history, const Subject& subject) {
   Subject recorder = {.name = "recorder", .make = [&](const CacheSpec& spec) {
                         return recorded(MakeCache(spec, "reference"));
                       }};
-  recorder.gets_other_states = false;  // No call of a script has a state.
+  recorder.restores_earlier_states = false;  // No call of a script has a state.
   if (!subject.is_twin()) {
     const bool by_reference = subject.level == Level::kIdentity;
     recorder.make_of = [&recorded, &subject, by_reference](const Setup& setup) {

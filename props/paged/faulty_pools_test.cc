@@ -327,11 +327,14 @@ TEST(FaultyPools, EveryResultIsCompared) {
     if (refused.empty()) continue;
     add(two + more, {.call = call}, refused, WrongIn::kBoth);
   }
+  // There is one block, and the append needs it.
+  add("block=1 blocks=1 most=1 layers=1 | open 0 0 0 | append 0 0 0",
+      {.call = "Append"}, "Append: refused, although", WrongIn::kBoth);
   add(kPool + kAppend + "| commit 0 0 4", {.refusal = Status()}, "are accepted",
       WrongIn::kBoth);
   for (const std::string call :
        {"SeqLen", "Views", "ContiguousKV", "SlotMapping", "ExportCsr",
-        "ExportTable", "Blocks"}) {
+        "ExportTable", "ExportLayerTable", "Blocks"}) {
     add(two, {.call = call}, call + " is cache_full: so it is");
     add(two, {.call = call}, call + " of the reference is cache_full",
         WrongIn::kReference);
@@ -484,15 +487,18 @@ TEST(FaultyPools, GroupsAreCompared) {
       "block:4,blocks:6,states:1 | open 0 0 0 | append 0 2 2 | commit 0 1 0 ";
   const auto less = [](int len) { return std::max(0, len - 1); };
   const auto more = [](int number) { return number + 1; };
+  const auto count = [](PagedUsage& usage) { ++usage.cached; };
   const std::vector<PoolCase> cases = {
       {"a slot",
        groups,
        {.slots = [](std::vector<std::int64_t>& slots) { AddToLast(slots); }},
        "SlotMapping"},
-      {"a count of all groups",
+      {"a count of all groups", groups, {.usage_of_all = count}, "Usage: "},
+      {"the same of both",
        groups,
-       {.usage_of_all = [](PagedUsage& usage) { ++usage.cached; }},
-       "Usage: "},
+       {.usage_of_all = count},
+       "Usage: ",
+       WrongIn::kBoth},
       {"an index",
        groups,
        {.csr = [](PagedCsr& csr) { AddToLast(csr.indices); }},

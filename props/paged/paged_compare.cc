@@ -347,7 +347,8 @@ void PagedDriver::CheckLayerTable(int layer,
   const PagedTable expected = TableOf(std::move(all), lens);
   for (const PagedPool* pool : {reference_.get(), optimized_.get()}) {
     const auto table = pool->ExportLayerTable(sequences, layer);
-    if (table.status().code() == StatusCode::kNotSupported) continue;
+    const StatusCode code = table.status().code();
+    if (!same_messages_ && code == StatusCode::kNotSupported) continue;
     Expect(Need(table, "ExportLayerTable") == expected,
            "ExportLayerTable: not what the views are");
   }
@@ -412,7 +413,7 @@ void PagedDriver::CompareAll() {
     CompareUsage(group);
   }
   CheckUsageOfAll(*reference_);
-  CheckUsageOfAll(*optimized_);
+  if (same_messages_) CheckUsageOfAll(*optimized_);  // A backend may have none.
 }
 
 }  // namespace kvtwin::props

@@ -256,12 +256,12 @@ bool PagedDriver::AppendTo(int sequence, int layer, bool as_stored) {
   ExpectSame(reference.status(), optimized.status(), "Append");
   if (!reference.ok()) {
     if (counts_ != nullptr) ++counts_->full;
-    const PagedUsage room =
-        spec_.groups.empty() ? usage : GroupIn(*reference_, group).Usage();
+    const PagedUsage room = GroupIn(*reference_, group).Usage();
     const int end = len + Size(client.pending);
-    // The last block may be copied (P2); a state is written beside another.
-    const int needed = (end + spec.block_size - 1) / spec.block_size -
-                       len / spec.block_size + 1;
+    // A last block that is not full may be copied (P2); a state is written
+    // beside another.
+    const int needed =
+        (end + spec.block_size - 1) / spec.block_size - len / spec.block_size;
     Expect(end > spec_.max_seq_len || needed > room.free + room.cached,
            "Append: refused, although there is room");
     Expect(reference_->Usage() == usage, "Append: refused, but not nothing");

@@ -108,8 +108,8 @@ std::unique_ptr<Cache> MakeOf(const Setup& setup, std::string_view twin,
   return status.ok() ? std::move(cache) : nullptr;
 }
 
-// Notes which tokens of its last batch have media. Only an encoder beside
-// others would show them.
+// Records which tokens of the last batch have media: without an encoder, no
+// result depends on them.
 class MediaNotes : public ForwardingCache {
  public:
   using ForwardingCache::ForwardingCache;
@@ -117,6 +117,7 @@ class MediaNotes : public ForwardingCache {
     media_.assign(batch.multimodal.begin(), batch.multimodal.end());
     return ForwardingCache::StartForward(batch, reserve);
   }
+  // A cache without layer types is its own (stand_in_model.cc).
   Cache* UnderlyingCache() override {
     Cache* const underlying = cache_->UnderlyingCache();
     return underlying == cache_.get() ? this : underlying;

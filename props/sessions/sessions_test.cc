@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -434,7 +435,8 @@ TEST_P(SessionsTest, APassOverAPoolContinuesAfterARefusedOne) {
   EXPECT_EQ(*pool->SeqLen(*slots->Sequence(0)), 2);
 }
 
-// The recovery that sessions.h describes, over cells and over a pool.
+// The recovery that sessions.h describes, over cells and over a pool: two
+// requests of six tokens, each of which has two tokens in a batch.
 TEST_P(SessionsTest, AModelThatFailsLosesItsPassAlone) {
   const SessionsSpec spec = {.slots = 2, .context = 16, .batch = 4};
   const auto pool = *MakePagedPool(PoolOf(spec, 2), GetParam());
@@ -445,8 +447,10 @@ TEST_P(SessionsTest, AModelThatFailsLosesItsPassAlone) {
   for (Cache* cache : {cells.get(), static_cast<Cache*>(slots.get())}) {
     const bool over_pool = cache != cells.get();
     const auto sessions = *MakeSessions(*cache, spec, GetParam());
-    const std::vector<SessionInput> prompt(10, SessionInput{.token = 5});
-    const int request = *sessions->Submit(prompt);
+    const std::vector<SessionInput> first(6, SessionInput{.token = 5});
+    const std::vector<SessionInput> second(6, SessionInput{.token = 7});
+    const int requests[] = {*sessions->Submit(first),
+                            *sessions->Submit(second)};
     ASSERT_EQ(sessions->NextBatch()->inputs.size(), 4U);
     const std::int64_t head_dim = over_pool ? 2 : 1;
     const TensorView rows =
@@ -455,17 +459,31 @@ TEST_P(SessionsTest, AModelThatFailsLosesItsPassAlone) {
       ASSERT_TRUE(cache->SetLayer(layer).ok());
       ASSERT_TRUE(cache->Put(rows, rows).ok());
     }
-    ASSERT_EQ(sessions->NextBatch()->inputs.size(), 4U);  // It has no rows.
-    ASSERT_TRUE(sessions->Cancel(request).ok());
-    const auto record = sessions->Slot(0)->record;
-    const std::vector<SessionInput> left(record.begin(), record.begin() + 4);
-    EXPECT_EQ(cache->Remove(0, 4, kOpenEnd).code(),
-              over_pool ? StatusCode::kFailedPrecondition : StatusCode::kOk);
-    ASSERT_TRUE(sessions->Adopt(0, left).ok());
+    const SessionBatch lost = *sessions->NextBatch();  // It gets no rows.
+    std::map<int, int> begins;  // By slot: its first position in the batch.
+    for (int i = 0; i < Size(lost.inputs); ++i) {
+      begins.try_emplace(At(lost.sequences, i), At(lost.positions, i));
+    }
+    ASSERT_EQ(begins.size(), 2U);
+    for (const int request : requests) {
+      ASSERT_TRUE(sessions->Cancel(request).ok());
+    }
+    if (over_pool) {
+      EXPECT_EQ(cache->Remove(0, begins.at(0), kOpenEnd).code(),
+                StatusCode::kFailedPrecondition);
+    }
+    for (const auto& [slot, begin] : begins) {
+      EXPECT_TRUE(cache->Remove(slot, begin, kOpenEnd).ok());
+      const auto record = sessions->Slot(slot)->record;
+      const std::vector<SessionInput> left(record.begin(),
+                                           record.begin() + begin);
+      ASSERT_TRUE(sessions->Adopt(slot, left).ok());
+    }
     EXPECT_EQ(CheckSessions(*sessions, *cache).message(), "");
-    const int again = *sessions->Submit(prompt);
-    EXPECT_EQ(sessions->NextBatch()->positions.front(), 4);
-    EXPECT_EQ(sessions->Request(again)->reused, 4);
+    const int again = *sessions->Submit(second);
+    ASSERT_TRUE(sessions->NextBatch().ok());
+    EXPECT_EQ(sessions->Request(again)->reused, begins.at(1));
+    EXPECT_GT(begins.at(1), 0);
   }
 }
 

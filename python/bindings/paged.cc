@@ -230,8 +230,8 @@ void BindPagedPool(nb::module_& m) {
           nb::arg("layer"),
           "The blocks of each sequence, padded with -1 to the longest, and the "
           "lengths in\ntokens, of the rows that a layer has: the committed "
-          "ones, and those appended\nsince the last commit. What "
-          "Attention.plan_table needs before `commit`.")
+          "ones, and those appended\nsince the last commit. "
+          "Attention.plan_table takes both before `commit`.")
       .def("slots", &PyPool::Slots, nb::arg("sequence"), nb::arg("begin"),
            nb::arg("end"), nb::arg("group") = nb::none(),
            "block * block_size + offset for each of the positions; -1: the "

@@ -299,30 +299,38 @@ TEST(Service, ADroppedAnswerEnds) {
             ExpectedText("hello", 3));
 }
 
-// Asks for metrics when it goes.
+// Its destructor asks for metrics.
 struct LooksBack {
   ~LooksBack() { looked = !service->Metrics().empty(); }
   Service* service;
   std::atomic<bool>& looked;
 };
 
-// What a request captured may call the service when it is destroyed.
+// What a request captured may call the service when it is destroyed, whether
+// the request runs, waits, or ends with its model.
 TEST(Service, ADroppedRequestMayCallTheService) {
-  for (const bool waits : {false, true}) {
+  for (const std::string when : {"it runs", "it waits", "the model fails"}) {
+    SCOPED_TRACE(when);
     ServiceSpec spec = SpecOf(1);
     spec.keep = 2;
     Letters letters(spec);
     letters.hold = true;
     std::atomic<bool> looked = false;
-    const auto other = letters.Ask(RequestOf("other", waits ? 0 : 1));
+    const auto other =
+        letters.Ask(RequestOf("other", when == "it waits" ? 0 : 1));
     ServiceRequest request = RequestOf("hello", 0);
     request.sample = [kept = std::shared_ptr<LooksBack>(new LooksBack{
                           &letters.service(), looked})](auto) { return 0; };
     auto answer = letters.Ask(std::move(request));
     letters.hold = false;
-    if (!waits) WaitFor(letters.service(), "answer_tokens_total", 2);
+    if (when != "it waits")
+      WaitFor(letters.service(), "answer_tokens_total", 2);
+    if (when == "the model fails") {
+      letters.hold = true;
+      letters.fails = true;
+    }
     answer.reset();
-    WaitFor(letters.service(), "cancelled_total", 1);
+    letters.hold = false;
     for (int i = 0; i < 1000 && !looked; ++i) {
       std::this_thread::sleep_for(milliseconds(5));
     }

@@ -109,7 +109,7 @@ class SlowDisk : public testing::Test {
     stands = true;
   }
 
-  // Asks for an answer to four equal tokens, or other many, and others.
+  // Asks for an answer to `equal` tokens that are equal, and `others` more.
   std::unique_ptr<Answer> Ask(int token, int others = 0, int equal = 4) {
     std::vector<SessionInput> prompt(AsSize(equal), SessionInput{token});
     prompt.insert(prompt.end(), AsSize(others), SessionInput{0});
