@@ -13,29 +13,6 @@
 
 namespace kvtwin::props {
 
-template <class Call>
-void DifferentialDriver::CheckCodes(std::optional<OpKind> kind,
-                                    const Call& call, StatusCode ledger,
-                                    StatusCode reference, StatusCode subject,
-                                    std::string_view answer,
-                                    std::string_view message) {
-  ++result_.operations;
-  HashInt(static_cast<std::int64_t>(subject));
-  if (observer_ != nullptr) observer_->Outcome(subject);
-  if (trace_ != nullptr) {
-    AddStep(Made(call), answer.empty() ? StatusName(subject) : answer, subject);
-  }
-  Check(ledger == reference, "reference: result", [&] {
-    return fmt::format("{} is {} by the ledger, {} by the reference",
-                       Made(call), StatusName(ledger), StatusName(reference));
-  });
-  if (reference == subject) return;
-  throw WrongResult(
-      kind, fmt::format("{} is {} by the reference, {} by {}{}{}", Made(call),
-                        StatusName(reference), StatusName(subject),
-                        subject_.name, message.empty() ? "" : ": ", message));
-}
-
 bool DifferentialDriver::SetUp() {
   Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
   Begin("making the cache");

@@ -4,6 +4,8 @@
 #ifndef KVTWIN_PROPS_COMPARE_DIFFERENTIAL_DRIVER_H_
 #define KVTWIN_PROPS_COMPARE_DIFFERENTIAL_DRIVER_H_
 
+#include <fmt/format.h>
+
 #include <bitset>
 #include <cstdint>
 #include <functional>
@@ -187,6 +189,29 @@ class DifferentialDriver final : public Driver {
   std::vector<CellEntry> reference_cells_;
   std::vector<CellEntry> tested_cells_;
 };
+
+template <class Call>
+void DifferentialDriver::CheckCodes(std::optional<OpKind> kind,
+                                    const Call& call, StatusCode ledger,
+                                    StatusCode reference, StatusCode subject,
+                                    std::string_view answer,
+                                    std::string_view message) {
+  ++result_.operations;
+  HashInt(static_cast<std::int64_t>(subject));
+  if (observer_ != nullptr) observer_->Outcome(subject);
+  if (trace_ != nullptr) {
+    AddStep(Made(call), answer.empty() ? StatusName(subject) : answer, subject);
+  }
+  Check(ledger == reference, "reference: result", [&] {
+    return fmt::format("{} is {} by the ledger, {} by the reference",
+                       Made(call), StatusName(ledger), StatusName(reference));
+  });
+  if (reference == subject) return;
+  throw WrongResult(
+      kind, fmt::format("{} is {} by the reference, {} by {}{}{}", Made(call),
+                        StatusName(reference), StatusName(subject),
+                        subject_.name, message.empty() ? "" : ": ", message));
+}
 
 // As RunHistory at identity, with this reference in place of kvtwin's.
 RunResult RunAgainst(const CacheMaker& make_reference, const History& history,

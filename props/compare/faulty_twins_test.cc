@@ -484,23 +484,26 @@ TEST(FaultyTwins, EarlierSnapshotsAreRestored) {
   const Fault changed = Restores([](CacheState& state) {
     if (state.cells.size() == 3) ChangeLastRow(state);
   });
-  const auto restored = std::make_shared<bool>(false);
-  Fault placed;
-  placed.restored = [=](CacheState&) { *restored = true; };
-  placed.batch = [=](std::vector<int>& cells) {
-    if (*restored) ++cells.back();
+  // A fault from the first Restore on, in the batch of a wrapper's cache.
+  const auto placed = [](int type) {
+    const auto restored = std::make_shared<bool>(false);
+    Fault fault;
+    fault.restored = [=](CacheState&) { *restored = true; };
+    fault.batch = [=](std::vector<int>& cells) {
+      if (*restored) ++cells.back();
+    };
+    fault.type = type;
+    return fault;
   };
-  Fault in_the_last = placed;  // Of a wrapper.
-  in_the_last.type = 1;
   const std::string not_earlier = "an earlier state is not restored";
   ExpectFound(
       {{"an earlier state", twice, changed, "subject: snapshot", not_earlier},
        {"an earlier state of the reference", twice, changed,
         "reference: snapshot", not_earlier, Who::kReference},
-       {"a batch after it", twice, placed, "subject: snapshot",
+       {"a batch after it", twice, placed(-1), "subject: snapshot",
         "a batch after Restore has other cells"},
        {"a batch of a wrapper after it",
-        "kind=wrapper caches=causal/swa " + twice, in_the_last,
+        "kind=wrapper caches=causal/swa " + twice, placed(1),
         "subject: snapshot", "a batch after Restore has other cells"},
        {"a batch that is refused after it",
         twice,

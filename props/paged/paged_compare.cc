@@ -345,11 +345,13 @@ void PagedDriver::CheckLayerTable(int layer,
                            lens.back(), SpecOfLayer(spec_, layer).block_size));
   }
   const PagedTable expected = TableOf(std::move(all), lens);
-  for (const PagedPool* pool : {reference_.get(), optimized_.get()}) {
+  for (const auto& [pool, name] :
+       {std::pair(reference_.get(), "ExportLayerTable of the reference"),
+        std::pair(optimized_.get(), "ExportLayerTable")}) {
     const auto table = pool->ExportLayerTable(sequences, layer);
     const StatusCode code = table.status().code();
     if (!same_messages_ && code == StatusCode::kNotSupported) continue;
-    Expect(Need(table, "ExportLayerTable") == expected,
+    Expect(Need(table, name) == expected,
            "ExportLayerTable: not what the views are");
   }
 }

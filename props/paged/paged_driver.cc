@@ -256,7 +256,9 @@ bool PagedDriver::AppendTo(int sequence, int layer, bool as_stored) {
   ExpectSame(reference.status(), optimized.status(), "Append");
   if (!reference.ok()) {
     if (counts_ != nullptr) ++counts_->full;
-    const PagedUsage room = GroupIn(*reference_, group).Usage();
+    // Recordings have one usage of an append.
+    const PagedUsage room =
+        spec_.groups.empty() ? usage : GroupIn(*reference_, group).Usage();
     const int end = len + Size(client.pending);
     // A last block that is not full may be copied (P2); a state is written
     // beside another.

@@ -435,15 +435,15 @@ TEST_P(SessionsTest, APassOverAPoolContinuesAfterARefusedOne) {
   EXPECT_EQ(*pool->SeqLen(*slots->Sequence(0)), 2);
 }
 
-// The recovery that sessions.h describes, over cells and over a pool: two
-// requests of six tokens, each of which has two tokens in a batch.
+// The recovery that sessions.h describes, over cells and over a pool, for two
+// slots in a batch.
 TEST_P(SessionsTest, AModelThatFailsLosesItsPassAlone) {
-  const SessionsSpec spec = {.slots = 2, .context = 16, .batch = 4};
+  const SessionsSpec spec = {.slots = 2, .context = 16, .batch = 8};
   const auto pool = *MakePagedPool(PoolOf(spec, 2), GetParam());
   const auto slots = *MakePoolSlots(*pool, spec);
   const auto cells = *MakeCache({}, GetParam());
   ASSERT_TRUE(cells->Init(InitOf(spec, DType::kF32)).ok());
-  const std::vector<float> zeros(2 * 4);
+  const std::vector<float> zeros(2 * 8);
   for (Cache* cache : {cells.get(), static_cast<Cache*>(slots.get())}) {
     const bool over_pool = cache != cells.get();
     const auto sessions = *MakeSessions(*cache, spec, GetParam());
@@ -451,14 +451,15 @@ TEST_P(SessionsTest, AModelThatFailsLosesItsPassAlone) {
     const std::vector<SessionInput> second(6, SessionInput{.token = 7});
     const int requests[] = {*sessions->Submit(first),
                             *sessions->Submit(second)};
-    ASSERT_EQ(sessions->NextBatch()->inputs.size(), 4U);
+    ASSERT_EQ(sessions->NextBatch()->inputs.size(), 8U);
     const std::int64_t head_dim = over_pool ? 2 : 1;
     const TensorView rows =
-        DenseView(zeros.data(), DType::kF32, {head_dim, 1, 4, 1});
+        DenseView(zeros.data(), DType::kF32, {head_dim, 1, 8, 1});
     for (int layer = 0; layer < kModelLayers; ++layer) {
       ASSERT_TRUE(cache->SetLayer(layer).ok());
       ASSERT_TRUE(cache->Put(rows, rows).ok());
     }
+    ASSERT_TRUE(sessions->Sampled(requests[0], 3).ok());
     const SessionBatch lost = *sessions->NextBatch();  // It gets no rows.
     std::map<int, int> begins;  // By slot: its first position in the batch.
     for (int i = 0; i < Size(lost.inputs); ++i) {
