@@ -93,7 +93,8 @@ class BatchService : public Service {
     job->shown = AnswerText(std::move(request.stops));
     job->request = std::move(request);
     job->keep = std::max(spec_.keep, 0);
-    // Nothing may fail once the request waits: it would run for nobody.
+    // The answer is made first: without it, a request would run and no caller
+    // could read or drop it.
     auto answer = std::make_unique<JobAnswer>(board_, job);
     if (std::vector<SessionInput>& prompt = job->request.prompt;
         std::ssize(prompt) > sizes.context) {
@@ -251,8 +252,8 @@ class BatchService : public Service {
     }
   }
 
-  // Destroys the ended requests, and what they captured, which may call the
-  // service.
+  // Destroys the ended requests. A destructor of their captures may call the
+  // service, which would wait for the mutex.
   void DropEnded(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     ended_waiting_.clear();
@@ -339,10 +340,10 @@ class BatchService : public Service {
     return spec_.sessions.choice == SlotChoice::kOwnPrefix;
   }
 
-  // What the slots have of a prompt.
+  // The prefixes of a prompt that slots have.
   struct Found {
-    int held = 0;     // Its first inputs that a slot has, at most.
-    int stored = 0;   // The same of a slot from which they can be taken.
+    int held = 0;     // The length of the longest prefix.
+    int stored = 0;   // The length of the longest that can be reused.
     int unused = -1;  // The free slot that holds least.
   };
   // Requires: a slot is free.

@@ -281,7 +281,7 @@ class Parking : public ParkingLot {
       return std::min(common, sessions.spec().context);
     };
     least = std::max(least, 1);
-    // A request waits for a file of use alone.
+    // A request waits only for a file that it can reuse.
     while (usable() >= least && IsWriting(best->first)) {
       SettleFirst();  // If it fails, the files that it would replace are back.
       std::tie(best, common) = Best(prompt);

@@ -566,9 +566,9 @@ kvtwin_status kvtwin_pool_group_slots(kvtwin_pool* pool, int32_t group,
                                       size_t* count);
 kvtwin_status kvtwin_pool_group_usage(kvtwin_pool* pool, int32_t group,
                                       kvtwin_usage* usage);
-/* The table of one layer, with the rows that were appended to it since the last
- * commit as well: what attention reads between append and commit. A table
- * serves all layers of a group that have as many rows. */
+/* The table of one layer: its committed rows, and the rows that were appended
+ * to it since the last commit. Attention reads this table between append and
+ * commit. A table serves all layers of a group that have as many rows. */
 kvtwin_status kvtwin_pool_layer_table(kvtwin_pool* pool, int32_t layer,
                                       const int32_t* sequences,
                                       size_t sequence_count, int32_t* columns,

@@ -218,7 +218,7 @@ struct ServiceRequest {
   std::vector<std::string> stops = {};  // Strings before which the answer ends.
   // Draws a token from its logits. Called by the service's thread. A negative
   // token or an exception ends this answer with Finish::kError. The service's
-  // thread may destroy it: a destructor of what it captured may call the
+  // thread may destroy it: the destructors of its captures may call the
   // service, but must not destroy it.
   std::function<std::int32_t(std::span<const float> logits)> sample = {};
 };

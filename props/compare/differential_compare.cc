@@ -437,20 +437,20 @@ void LeaveOutALayer(CacheState& state) {
   for (CacheState& part : state.caches) LeaveOutALayer(part);
 }
 
-std::optional<CacheState> DifferentialDriver::SameSnapshot() {
+const CacheState* DifferentialDriver::SameSnapshot() {
   Begin("Snapshot");
   Result<CacheState> expected = reference_->Snapshot();
   const Result<CacheState> actual = tested_->Snapshot();
   if (actual.status().code() == StatusCode::kNotSupported) {
     Begin("");
-    return std::nullopt;
+    return nullptr;
   }
   CheckCodes(OpKind::kSnapshot, "Snapshot", StatusCode::kOk,
              expected.status().code(), actual.status().code());
   Check(*expected == *actual, "subject: snapshot",
         [&] { return "the snapshots are not equal" + CellsText(*tested_); });
   last_snapshot_ = std::move(*expected);
-  return last_snapshot_;
+  return &*last_snapshot_;
 }
 
 std::vector<int> DifferentialDriver::CellCounts() const {
@@ -462,8 +462,8 @@ std::vector<int> DifferentialDriver::CellCounts() const {
 }
 
 // Restores an earlier state in place, adds a sequence of the present state to
-// it, and starts a batch there: neither may leave anything behind. The caller
-// restores the present state.
+// it, and starts a batch there. The caller restores the present state; no trace
+// of the earlier state may remain.
 void DifferentialDriver::GoBack(const CacheState& earlier, int sequence,
                                 const CacheState& added,
                                 const std::vector<int>& cells) {
@@ -507,7 +507,7 @@ void DifferentialDriver::GoBack(const CacheState& earlier, int sequence,
 
 void DifferentialDriver::Reload() {
   const auto earlier = std::exchange(last_snapshot_, std::nullopt);
-  const std::optional<CacheState> expected = SameSnapshot();
+  const CacheState* const expected = SameSnapshot();
   if (!expected) return;
   Begin("Restore");
   const Result<CacheState> read = StateFromBytes(StateToBytes(*expected));
@@ -515,7 +515,7 @@ void DifferentialDriver::Reload() {
         [&] { return "bytes do not read back: " + read.status().ToString(); });
   Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
-  // As for a client: some backends take the sequences of Init alone.
+  // Some backends take only the sequences that Init declares (Client::IdOf).
   const bool any = subject_.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE);
   const int count = any ? 3 : std::min(3, setup_.init.max_sequences);
   const std::int64_t id = setup_.first_id + serial_ / 2 % count;
@@ -573,7 +573,7 @@ void DifferentialDriver::Reload() {
 
 // Snapshots do not end the pass.
 void DifferentialDriver::Snapshot(int seq) {
-  const std::optional<CacheState> expected = SameSnapshot();
+  const CacheState* const expected = SameSnapshot();
   if (!expected) return;
   const auto call = [&] { return fmt::format("SnapshotOf({})", seq); };
   Begin(call);

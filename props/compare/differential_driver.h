@@ -110,9 +110,9 @@ class DifferentialDriver final : public Driver {
                   StatusCode ledger, StatusCode reference, StatusCode subject,
                   std::string_view answer = {}, std::string_view message = {});
   void CheckOutsideOfLife(CheckName check);
-  // Compares the snapshots of both caches and returns the snapshot, or nullopt
-  // if the subject has none.
-  std::optional<CacheState> SameSnapshot();
+  // Compares the snapshots of both caches and returns the snapshot, which stays
+  // valid until the next call; null if the subject has none.
+  const CacheState* SameSnapshot();
   void GoBack(const CacheState& earlier, int sequence, const CacheState& added,
               const std::vector<int>& cells);
   std::vector<int> CellCounts() const;  // Of each cache of a wrapper.

@@ -52,7 +52,7 @@ struct Wrong {
     return sequences;
   }
   std::function<void(PagedUsage&)> usage = {};
-  // The same, of a pool with groups, and not of the groups.
+  // Changes the usage of a pool with groups, and leaves that of each group.
   std::function<void(PagedUsage&)> usage_of_all = {};
   bool refusals_cost = false;  // Each uses up a block in Usage.
   // Gets the sequences and layers that Views is asked for.

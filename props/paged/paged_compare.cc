@@ -334,7 +334,7 @@ void PagedDriver::CheckTables(int group, const std::vector<int>& sequences) {
          "ExportTable: not what the views are");
 }
 
-// The same for the table of a layer. A backend has none.
+// Checks the table of a layer by the views. A backend has no such table.
 void PagedDriver::CheckLayerTable(int layer,
                                   const std::vector<int>& sequences) {
   std::vector<int> lens;

@@ -606,7 +606,7 @@ TEST_P(Wrappers, BeginAndEndAsTheirCachesDo) {
   expect_untimely();
 }
 
-// What the state held before is gone.
+// A snapshot overwrites every member of the state that it is given.
 TEST_P(Wrappers, ASnapshotReplacesAnotherState) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;

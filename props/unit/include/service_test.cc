@@ -306,7 +306,7 @@ struct LooksBack {
   std::atomic<bool>& looked;
 };
 
-// What a request captured may call the service when it is destroyed, whether
+// The captures of a request may call the service in their destructors, whether
 // the request runs, waits, or ends with its model.
 TEST(Service, ADroppedRequestMayCallTheService) {
   for (const std::string when : {"it runs", "it waits", "the model fails"}) {
