@@ -213,6 +213,11 @@ class PagedLedger {
   }
 
   bool Has(int sequence) const { return sequences_.contains(sequence); }
+  std::vector<int> Sequences() const {
+    std::vector<int> all;
+    for (const auto& [sequence, of] : sequences_) all.push_back(sequence);
+    return all;
+  }
   int SeqLen(int sequence) const {
     return Size(sequences_.at(sequence).tokens);
   }
@@ -308,6 +313,23 @@ class PagedLedger {
     const auto& computed = again->second.at(layer);
     rows.insert(rows.end(), computed.begin(), computed.end());
     return rows;
+  }
+
+  // Whether the layer must have one row, and no other, at `position`.
+  bool HasOneRow(int sequence, int layer, int position) const {
+    const Sequence& of = sequences_.at(sequence);
+    if (position < Low(sequence, GroupAt(layer))) return false;
+    if (position == Size(of.tokens) && ComputesAgain(of)) return false;
+    const std::vector<KvRows> rows = Candidates(sequence, layer, position);
+    return std::ranges::all_of(
+        rows, [&](const KvRows& row) { return row == rows.front(); });
+  }
+
+  // The first position that a token at `position` sees (P12, P19).
+  int FirstSeenBy(int layer, int position) const {
+    const PagedSpec& spec = SpecOfLayer(spec_, layer);
+    const std::optional<int> window = spec.window ? spec.window : rules_.window;
+    return window ? std::max(0, position - *window) : 0;
   }
 
   // Whether the two sequences have the same token at `position`: after the same

@@ -13,9 +13,9 @@
 namespace kvtwin {
 namespace {
 
-constexpr std::array<std::string_view, 13> kOpNames = {
-    "open",  "fork",  "append", "commit", "truncate", "free", "seq_len",
-    "views", "slots", "table",  "csr",    "usage",    "media"};
+constexpr std::array<std::string_view, 14> kOpNames = {
+    "open",  "fork",  "append", "commit", "truncate", "free",  "seq_len",
+    "views", "slots", "table",  "csr",    "usage",    "media", "attend"};
 constexpr std::array<std::string_view, 2> kPlacementNames = {"lowest", "other"};
 constexpr std::array<std::string_view, 2> kLayoutNames = {"token_major",
                                                           "head_major"};
@@ -165,6 +165,14 @@ void ReadCsr(const JsonFields& fields, PagedTraceOp& op) {
   NeedCount(fields, "last_page_len", op.csr.last_page_len.size(), rows);
 }
 
+void ReadAttend(const JsonFields& fields, PagedTraceOp& op) {
+  op.sequences = fields.Ints("seqs");
+  op.query_rows = fields.Ints("rows");
+  op.key = ReadTensor(fields, "query", DType::kF32);
+  op.value = ReadTensor(fields, "out", DType::kF32);
+  NeedCount(fields, "rows", op.query_rows.size(), op.sequences.size());
+}
+
 template <class Numbers>
 void AppendNumbers(std::string_view key, const Numbers& numbers,
                    std::string& text) {
@@ -220,6 +228,14 @@ Status AppendRows(const PagedTraceOp& op, std::string& text) {
   Status status = AppendTensor("key", *op.key, text);
   if (!status.ok() || !op.value) return status;
   return AppendTensor("value", *op.value, text);
+}
+
+Status AppendAttend(const PagedTraceOp& op, std::string& text) {
+  text += fmt::format(R"(,"layer":{})", op.layer);
+  AppendNumbers("seqs", op.sequences, text);
+  AppendNumbers("rows", op.query_rows, text);
+  Status status = AppendTensor("query", *op.key, text);
+  return status.ok() ? AppendTensor("out", *op.value, text) : status;
 }
 
 void AppendGroup(const PagedTraceOp& op, std::string& text) {
@@ -281,6 +297,8 @@ Status AppendFields(const PagedTraceOp& op, std::string& text) {
     case PagedTraceOpKind::kCsr:
       AppendTables(op, text);
       return {};
+    case PagedTraceOpKind::kAttend:
+      return AppendAttend(op, text);
     default:
       AppendPlain(op, text);
       return {};
@@ -428,7 +446,7 @@ std::string_view TraceOpName(PagedTraceOpKind kind) {
   return At(kOpNames, kind);
 }
 
-PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
+PagedTraceHeader ReadPagedHeader(const JsonFields& fields, int version,
                                  std::string& problem) {
   PagedTraceHeader header;
   if (const JsonValue* producer = fields.Find("producer")) {
@@ -436,6 +454,11 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
   }
   header.visibility_only = fields.Name("placement", kPlacementNames) == 1;
   header.rules = ReadRules(fields.Object("cache"), header.visibility_only);
+  if (version == 2) {
+    header.attention = fields.Find("attend") == nullptr
+                           ? TraceAttention()
+                           : ReadTraceAttention(fields.Object("attend"));
+  }
   const JsonFields pool = fields.Object("pool");
   PagedSpec& spec = header.spec;
   const JsonValue* const groups = pool.Find("groups");
@@ -458,17 +481,21 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
   return header;
 }
 
-PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec) {
+PagedTraceOp ReadPagedOp(const JsonFields& fields,
+                         const PagedTraceHeader& header) {
+  const PagedSpec& spec = header.spec;
   PagedTraceOp op;
   op.kind = static_cast<PagedTraceOpKind>(fields.Name("op", kOpNames));
   if (!fields.ok()) return op;
   const bool of_all = op.kind == PagedTraceOpKind::kOpen ||
                       op.kind == PagedTraceOpKind::kTable ||
                       op.kind == PagedTraceOpKind::kCsr ||
-                      op.kind == PagedTraceOpKind::kUsage;
+                      op.kind == PagedTraceOpKind::kUsage ||
+                      op.kind == PagedTraceOpKind::kAttend;
   if (!of_all) op.seq = fields.Int("seq");
   const bool of_layer = op.kind == PagedTraceOpKind::kAppend ||
-                        op.kind == PagedTraceOpKind::kViews;
+                        op.kind == PagedTraceOpKind::kViews ||
+                        op.kind == PagedTraceOpKind::kAttend;
   if (of_layer) op.layer = fields.Int("layer", 0, spec.layers - 1);
   ReadOfGroups(fields, spec, op);
   if (!fields.ok()) return op;
@@ -510,6 +537,10 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec) {
     case PagedTraceOpKind::kCsr:
       ReadCsr(fields, op);
       break;
+    case PagedTraceOpKind::kAttend:
+      if (!header.attention) fields.Fail("op", "attend needs kvtrace 2");
+      ReadAttend(fields, op);
+      break;
     case PagedTraceOpKind::kUsage:
       for (const Count& count : kCounts) {
         op.usage.*count.number = fields.Int(count.name, 0);
@@ -521,11 +552,17 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec) {
 
 Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out) {
   const PagedSpec& spec = header.spec;
-  out << fmt::format(R"({{"kvtrace":1,"producer":{},"placement":"{}",)"
-                     R"("cache":{{"type":"paged"{}}},"pool":{{)",
-                     JsonString(header.producer),
+  const std::string attend =
+      header.attention
+          ? fmt::format(R"("attend":{{"dtype":"{}","tolerance":{}}},)",
+                        DTypeName(header.attention->dtype),
+                        header.attention->tolerance)
+          : "";
+  out << fmt::format(R"({{"kvtrace":{},"producer":{},"placement":"{}",)"
+                     R"("cache":{{"type":"paged"{}}},{}"pool":{{)",
+                     header.attention ? 2 : 1, JsonString(header.producer),
                      kPlacementNames[header.visibility_only ? 1 : 0],
-                     RulesText(header.rules));
+                     RulesText(header.rules), attend);
   if (spec.groups.empty()) {
     out << PoolSpecText(spec, /*is_group=*/false);
   } else {

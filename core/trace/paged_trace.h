@@ -14,6 +14,7 @@
 
 #include "core/dialects/pool_rules.h"
 #include "core/json_line.h"
+#include "core/trace/trace_fields.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/tensor.h"
 
@@ -31,6 +32,8 @@ struct PagedTraceHeader {
   bool visibility_only = false;  // Placement "other".
   PagedSpec spec;                // With groups, completed.
   PoolRules rules = {};          // None, unless the placement is "other".
+  // Version 2: the recording may have `attend`. Version 1: none.
+  std::optional<TraceAttention> attention = {};
 };
 
 enum class PagedTraceOpKind {
@@ -46,7 +49,8 @@ enum class PagedTraceOpKind {
   kTable,
   kCsr,
   kUsage,
-  kMedia,  // Only in pools with groups.
+  kMedia,   // Only in pools with groups.
+  kAttend,  // From version 2 on.
 };
 
 // "open", ...
@@ -65,10 +69,12 @@ struct PagedTraceOp {
   int new_tokens = 0;                           // commit, without `tokens`.
   int len = 0;                                  // open, fork, truncate, seq_len
   std::optional<int> kept = {};   // fork, truncate: where it took effect (P14).
-  int layer = 0;                  // append, views
+  int layer = 0;                  // append, views, attend
   std::optional<int> start = {};  // append, views: first position.
-  std::optional<DenseTensor> key = {};          // append; views with rows.
-  std::optional<DenseTensor> value = {};        // As `key`.
+  // append; views with rows. attend: the queries, [k_head_dim, heads, rows].
+  std::optional<DenseTensor> key = {};
+  // As `key`. attend: the outputs. Both are then f32.
+  std::optional<DenseTensor> value = {};
   std::optional<std::vector<int>> blocks = {};  // views
   // views of states: the position of each.
   std::optional<std::vector<int>> positions = {};
@@ -76,16 +82,18 @@ struct PagedTraceOp {
   PrefixMedia media = {};  // media
   int begin = 0;           // slots
   std::vector<int> slots = {};
-  std::vector<int> sequences = {};  // table, csr
+  std::vector<int> sequences = {};   // table, csr, attend
+  std::vector<int> query_rows = {};  // attend: of each sequence.
   PagedTable table = {};
   PagedCsr csr = {};
   PagedUsage usage = {};
 };
 
 // Read the first line, and an operation, for TraceReader.
-PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
+PagedTraceHeader ReadPagedHeader(const JsonFields& fields, int version,
                                  std::string& problem);
-PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec);
+PagedTraceOp ReadPagedOp(const JsonFields& fields,
+                         const PagedTraceHeader& header);
 
 // Write lines, like the functions for caches (core/trace/trace.h). Errors: a
 // number that is not finite, a prefix key that is not text.

@@ -174,21 +174,17 @@ CacheConfig ReadConfig(const JsonFields& fields) {
 }
 
 void ReadAttend(const JsonFields& fields, TraceHeader& header) {
-  constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
-  constexpr std::array<std::string_view, 3> kNames = {"f32", "f16", "bf16"};
   const JsonFields attend = fields.Object("attend");
-  if (attend.Find("dtype") != nullptr) {
-    header.attend_dtype = At(kDTypes, attend.Name("dtype", kNames));
-  }
-  const auto read = [&](std::string_view key, double& number) {
-    if (attend.Find(key) == nullptr) return;
-    number = attend.Real(key);
-    if (!(number >= 0)) {
-      attend.Fail(key, fmt::format("is {}, it must not be negative", number));
+  const TraceAttention attention = ReadTraceAttention(attend);
+  header.attend_dtype = attention.dtype;
+  header.attend_tolerance = attention.tolerance;
+  if (attend.Find("soft_cap") != nullptr) {
+    header.attend_soft_cap = attend.Real("soft_cap");
+    if (!(header.attend_soft_cap >= 0)) {
+      attend.Fail("soft_cap", fmt::format("is {}, it must not be negative",
+                                          header.attend_soft_cap));
     }
-  };
-  read("tolerance", header.attend_tolerance);
-  read("soft_cap", header.attend_soft_cap);
+  }
   const JsonValue* sinks = attend.Find("sinks");
   if (sinks == nullptr) return;
   if (!sinks->IsNumbers()) {

@@ -99,4 +99,20 @@ Status AppendTensor(std::string_view key, const DenseTensor& tensor,
   return {status.code(), fmt::format("{}: {}", key, status.message())};
 }
 
+TraceAttention ReadTraceAttention(const JsonFields& attend) {
+  constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
+  constexpr std::array<std::string_view, 3> kNames = {"f32", "f16", "bf16"};
+  TraceAttention attention;
+  if (attend.Find("dtype") != nullptr) {
+    attention.dtype = At(kDTypes, attend.Name("dtype", kNames));
+  }
+  if (attend.Find("tolerance") == nullptr) return attention;
+  attention.tolerance = attend.Real("tolerance");
+  if (!(attention.tolerance >= 0)) {
+    attend.Fail("tolerance", fmt::format("is {}, it must not be negative",
+                                         attention.tolerance));
+  }
+  return attention;
+}
+
 }  // namespace kvtwin

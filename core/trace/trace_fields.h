@@ -27,6 +27,17 @@ StatusCode ReadResult(const JsonFields& fields,
 DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
                        DType stored);
 
+// How the attention of a recording computes.
+struct TraceAttention {
+  DType dtype = DType::kF32;  // f32, f16 or bf16
+  double tolerance = 0;
+
+  bool operator==(const TraceAttention&) const = default;
+};
+// Reads `dtype` and `tolerance` of the object `attend` of the first line. Both
+// may be absent.
+TraceAttention ReadTraceAttention(const JsonFields& attend);
+
 // Errors: a number that is not finite.
 Status AppendTensor(std::string_view key, const DenseTensor& tensor,
                     std::string& text);

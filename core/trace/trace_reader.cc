@@ -90,14 +90,15 @@ bool TraceReader::ReadHeader() {
     return Fail("an op comes before the header");
   }
   const JsonValue* version = fields.Need("kvtrace");
-  const double latest = IsPaged(fields) ? 1 : 4;  // Pools do not attend.
+  const double latest = IsPaged(fields) ? 2 : 4;
   if (version != nullptr && (version->type != JsonValue::Type::kInteger ||
                              version->number < 1 || version->number > latest)) {
-    fields.Wrong("kvtrace", *version, latest == 1 ? "1" : "1, 2, 3 or 4");
+    fields.Wrong("kvtrace", *version, latest == 2 ? "1 or 2" : "1, 2, 3 or 4");
   }
   paged_.reset();
   if (problem.empty() && IsPaged(fields)) {
-    paged_ = ReadPagedHeader(fields, problem);
+    paged_ =
+        ReadPagedHeader(fields, static_cast<int>(version->number), problem);
   } else if (problem.empty()) {
     header_ = ReadHeaderFields(fields, problem);
     header_.version = static_cast<int>(version->number);
@@ -115,7 +116,7 @@ bool TraceReader::ReadOp(TraceOp& op) {
 
 bool TraceReader::ReadOp(PagedTraceOp& op) {
   return ReadObject([&](const JsonFields& fields) {
-    op = ReadPagedOp(fields, paged_->spec);
+    op = ReadPagedOp(fields, *paged_);
     op.line = line_;
   });
 }

@@ -47,10 +47,19 @@ typedef struct kvtwin_pool_description_v1 {
   const char* name; /* For reports. */
   /* Default: VISIBILITY, which does not check what a prompt finds, which blocks
    * are taken and when the pool is full. IDENTITY: everything is as P1 to P18
-   * say, misuse is refused, and the table has every function. */
+   * say, misuse is refused, and the table has every function above `attend`.
+   * ATTENTION: as VISIBILITY, but the outputs of `attend` are compared in place
+   * of views. */
   kvtwin_level level;
   uint32_t can;   /* Flags of kvtwin_pool_ability. */
   int32_t window; /* Positions, with KVTWIN_POOL_HAS_WINDOW. */
+
+  /* For `attend`, as in kvtwin_description_v1. (Newer than 0.1.0.) */
+  kvtwin_dtype attend_dtype; /* F32, or the F16 or BF16 to which it rounds
+                                queries, scores, weights or outputs. */
+  int32_t max_query_heads;   /* For each KV head. 0: any number. */
+  double attend_tolerance;   /* The error of the pool's own number formats. It
+                                is added to the bound of rounding. */
 } kvtwin_pool_description_v1;
 
 /* Your own pool as a table, used like kvtwin_backend_v1 for caches. Each
@@ -76,7 +85,8 @@ typedef struct kvtwin_pool_backend_v1 {
                 size_t count);
   /* Views may have any lengths. `block` is -1 if the pool has no blocks. In a
    * group with states, a view has one row, the state after the token at
-   * `start`; views of earlier states may be left out. */
+   * `start`; views of earlier states may be left out. May be NULL if there is
+   * an `attend`; the level is then ATTENTION. */
   int (*views)(void* pool, int32_t sequence, int32_t layer,
                kvtwin_paged_view* views, size_t room, size_t* count);
   int (*free)(void* pool, int32_t sequence);
@@ -117,6 +127,17 @@ typedef struct kvtwin_pool_backend_v1 {
   int (*find)(void* pool, const kvtwin_prompt* prompt, int32_t* length);
   int (*resume_before)(void* pool, int32_t sequence, int32_t length,
                        int32_t* resume);
+  /* Optional. Computes attention over a layer (P19), which is compared at every
+   * level. Of each sequence, the queries are those of its last query_rows[i]
+   * tokens, which were appended to the layer after the last commit; the rows of
+   * one sequence come after those of another. query = [k_head_dim, heads,
+   * rows], f32 and dense; `out` has room for [v_head_dim, heads, rows], dense.
+   * heads / kv_heads heads share a KV head; scores are multiplied by 1 /
+   * sqrt(k_head_dim). A token sees the tokens of its sequence up to itself, or
+   * up to its window. */
+  int (*attend)(void* pool, int32_t layer, const int32_t* sequences,
+                const int32_t* query_rows, size_t sequence_count,
+                const kvtwin_tensor* query, float* out);
 } kvtwin_pool_backend_v1;
 
 /* The function that your shared library exports. */

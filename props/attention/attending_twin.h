@@ -1,4 +1,4 @@
-// A twin's cache that answers with kvtwin's own attention over its views.
+// A twin's cache and pool that answer with kvtwin's own attention.
 
 #ifndef KVTWIN_PROPS_ATTENTION_ATTENDING_TWIN_H_
 #define KVTWIN_PROPS_ATTENTION_ATTENDING_TWIN_H_
@@ -8,10 +8,13 @@
 
 #include "kvtwin/attention.h"
 #include "props/base/forwarding_cache.h"
+#include "props/base/forwarding_pool.h"
 #include "props/base/optional_calls.h"
 
 namespace kvtwin::props {
 
+// Attends over the views of the cache, to all rows at once or in two parts, and
+// in several numbers of splits.
 class AttendingTwin : public ForwardingCache, public Attending {
  public:
   // `soft_cap`: 0 for none; `sinks`: each head has one (SinksOf). Requires:
@@ -31,6 +34,31 @@ class AttendingTwin : public ForwardingCache, public Attending {
   const float soft_cap_;
   const bool has_sinks_;
   const std::unique_ptr<Attention> attention_;
+};
+
+// Attends over the blocks of the pool, in one of several ways that give the
+// same result: at once, in splits, or in two parts that are merged.
+class AttendingPool : public ForwardingPool, public PoolAttending {
+ public:
+  // Requires: neither attention is null. `begin` attends over the first blocks,
+  // where there are two parts.
+  AttendingPool(std::unique_ptr<PagedPool> pool,
+                std::unique_ptr<Attention> attention,
+                std::unique_ptr<Attention> begin)
+      : ForwardingPool(std::move(pool)),
+        attention_(std::move(attention)),
+        begin_(std::move(begin)) {}
+
+  Status AttendLast(std::span<const int> sequences,
+                    std::span<const int> query_rows, int layer,
+                    const TensorView& query, std::span<float> out) override;
+
+ private:
+  Status AttendInParts(const PagedTable& table, AttentionTable rest, int layer,
+                       const TensorView& query, std::span<float> out);
+
+  const std::unique_ptr<Attention> attention_;
+  const std::unique_ptr<Attention> begin_;
 };
 
 }  // namespace kvtwin::props

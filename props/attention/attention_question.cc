@@ -11,6 +11,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/guarded_paged.h"
 #include "core/index.h"
 #include "core/shift_row.h"
 #include "props/attention/explanation.h"
@@ -24,6 +25,9 @@ using reference::LedgerToken;
 
 // The question keeps this number of removed tokens at most.
 constexpr std::int64_t kGoneMost = 4;
+// The question to a pool has this number of tokens, at most, of each sequence
+// that is not asked.
+constexpr std::int64_t kOthersMost = 4;
 // In a large batch, only some rows are judged, the last one among them.
 // Together they see about this number of tokens in a search, which asks many
 // questions; in a recording, these take about this number of multiplications.
@@ -68,6 +72,12 @@ double UnitOf(DType dtype) {
 
 }  // namespace
 
+RowDims DimsOf(const PagedSpec& spec) {
+  return {.k_head_dim = spec.k_head_dim,
+          .kv_heads = spec.kv_heads,
+          .v_head_dim = spec.v_head_dim};
+}
+
 // The terms as columns, which one row sees.
 struct AttentionQuestion::Gathered {
   std::vector<float> key;
@@ -83,10 +93,20 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
       shift_(pass.ledger.shift()),
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks) {
-  AddTokens(pass, before);
+  AddTokens(pass);
+  if (before != nullptr) AddGone(*before);
   AddRows(pass);
-  JudgeSome(kTermsMost, seed);
-  DrawQueries(group, seed);
+  Ask(group, seed);
+}
+
+AttentionQuestion::AttentionQuestion(const PoolPass& pass, int group,
+                                     std::uint64_t seed,
+                                     const AttentionQuestion* before)
+    : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))) {
+  AddTokens(pass);
+  if (before != nullptr) AddGone(*before);
+  AddRows(pass);
+  Ask(group, seed);
 }
 
 AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query,
@@ -96,19 +116,39 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query,
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks),
       query_(query) {
-  AddTokens(pass, nullptr);
+  AddTokens(pass);
   AddRows(pass);
+  Judge(turn);
+}
+
+AttentionQuestion::AttentionQuestion(const PoolPass& pass,
+                                     const DenseTensor& query,
+                                     std::uint64_t turn)
+    : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))), query_(query) {
+  AddTokens(pass);
+  AddRows(pass);
+  Judge(turn);
+}
+
+void AttentionQuestion::Ask(int group, std::uint64_t seed) {
+  JudgeSome(kTermsMost, seed);
+  DrawQueries(group, seed);
+}
+
+void AttentionQuestion::Judge(std::uint64_t turn) {
   const std::int64_t products = heads() * (dims_.k_head_dim + dims_.v_head_dim);
   JudgeSome(std::max(kProductsMost / products, kTermsMost), turn);
 }
 
-void AttentionQuestion::AddTokens(const Pass& pass,
-                                  const AttentionQuestion* before) {
+void AttentionQuestion::Reserve(std::size_t tokens) {
+  tokens_.reserve(tokens);
+  keys_.reserve(tokens * AsSize(dims_.k_head_dim * dims_.kv_heads));
+  values_.reserve(tokens * AsSize(dims_.v_head_dim * dims_.kv_heads));
+}
+
+void AttentionQuestion::AddTokens(const Pass& pass) {
   const std::vector<LedgerToken>& stored = pass.ledger.tokens();
-  const std::size_t most = stored.size() + kGoneMost;
-  tokens_.reserve(most);
-  keys_.reserve(most * AsSize(dims_.k_head_dim * dims_.kv_heads));
-  values_.reserve(most * AsSize(dims_.v_head_dim * dims_.kv_heads));
+  Reserve(stored.size() + kGoneMost);
   for (const LedgerToken& token : stored) {
     const auto rows = token.rows.find(pass.layer);
     if (rows == token.rows.end()) continue;
@@ -120,13 +160,44 @@ void AttentionQuestion::AddTokens(const Pass& pass,
     AppendRow(rows->second.key.view(), keys_);
     AppendRow(rows->second.value.view(), values_);
   }
-  if (before == nullptr) return;
-  std::int64_t gone = 0;
-  for (std::size_t i = before->tokens_.size(); i-- > 0 && gone < kGoneMost;) {
-    const AskedToken& token = before->tokens_[i];
-    if (std::ranges::count(stored, token.number, &LedgerToken::number) > 0) {
-      continue;
+}
+
+// The tokens of the sequences that are asked, and the last ones of others.
+void AttentionQuestion::AddTokens(const PoolPass& pass) {
+  std::vector<int> sequences = pass.sequences;
+  for (const int sequence : pass.ledger.Sequences()) {
+    if (std::ranges::count(pass.sequences, sequence) == 0) {
+      sequences.push_back(sequence);
     }
+  }
+  for (std::size_t s = 0; s < sequences.size(); ++s) {
+    const int sequence = sequences[s];
+    const auto rows = pass.ledger.RowsOf(sequence, pass.layer);
+    const bool asked = s < pass.sequences.size();
+    const std::int64_t first =
+        asked ? 0 : std::max(std::ssize(rows) - kOthersMost, std::int64_t{0});
+    for (std::int64_t i = first; i < std::ssize(rows); ++i) {
+      const KvRows& row = At(rows, i);
+      std::uint64_t number = Mix(static_cast<std::uint64_t>(sequence), i);
+      for (const auto* bytes : {&row.key.bytes, &row.value.bytes}) {
+        number = HashBytes(bytes->data(), bytes->size(), number);
+      }
+      tokens_.push_back({.number = static_cast<std::int64_t>(number),
+                         .position = i,
+                         .sequence = sequence});
+      AppendRow(row.key.view(), keys_);
+      AppendRow(row.value.view(), values_);
+    }
+  }
+}
+
+void AttentionQuestion::AddGone(const AttentionQuestion& before) {
+  std::set<std::int64_t> stored;
+  for (const AskedToken& token : tokens_) stored.insert(token.number);
+  std::int64_t gone = 0;
+  for (std::size_t i = before.tokens_.size(); i-- > 0 && gone < kGoneMost;) {
+    const AskedToken& token = before.tokens_[i];
+    if (stored.contains(token.number)) continue;
     ++gone;
     tokens_.push_back(token);
     tokens_.back().gone = true;
@@ -134,23 +205,27 @@ void AttentionQuestion::AddTokens(const Pass& pass,
                             std::vector<float>& to) {
       const std::int64_t size = std::int64_t{head_dim} * dims_.kv_heads;
       const auto row =
-          IteratorAt(from, std::ssize(from) / std::ssize(before->tokens_) *
+          IteratorAt(from, std::ssize(from) / std::ssize(before.tokens_) *
                                static_cast<std::ptrdiff_t>(i));
       to.insert(to.end(), row, row + size);
     };
-    append(before->keys_, dims_.k_head_dim, keys_);
-    append(before->values_, dims_.v_head_dim, values_);
+    append(before.keys_, dims_.k_head_dim, keys_);
+    append(before.values_, dims_.v_head_dim, values_);
   }
 }
 
-void AttentionQuestion::AddRows(const Pass& pass) {
-  // A shift may make a K row infinite; attention over it has no right output.
+std::vector<char> AttentionQuestion::FiniteKeys() const {
   std::vector<char> finite(tokens_.size(), 1);
   for (std::int64_t i = 0; i < std::ssize(tokens_); ++i) {
     for (std::int64_t h = 0; h < dims_.kv_heads; ++h) {
       if (!KeyOf(i, h).allFinite()) At(finite, i) = 0;
     }
   }
+  return finite;
+}
+
+void AttentionQuestion::AddRows(const Pass& pass) {
+  const std::vector<char> finite = FiniteKeys();
   rows_.reserve(pass.positions.size());
   for (std::size_t i = 0; i < pass.positions.size(); ++i) {
     Row& row = rows_.emplace_back();
@@ -169,6 +244,38 @@ void AttentionQuestion::AddRows(const Pass& pass) {
       index += known ? 1 : 0;
     }
     if (!row.judged) row.sees.clear();
+  }
+}
+
+// The tokens of a sequence are in order, one sequence after another.
+void AttentionQuestion::AddRows(const PoolPass& pass) {
+  const std::vector<char> finite = FiniteKeys();
+  std::int64_t first = 0;  // The token at position 0 of the sequence.
+  for (std::size_t s = 0; s < pass.sequences.size(); ++s) {
+    const int sequence = pass.sequences[s];
+    const int end = pass.ledger.RowCount(sequence, pass.layer);
+    // Rows of the positions before are right or not, whichever they are.
+    std::vector<char> known;
+    for (int position = 0; position < end; ++position) {
+      known.push_back(
+          At(finite, first + position) != 0 &&
+                  pass.ledger.HasOneRow(sequence, pass.layer, position)
+              ? 1
+              : 0);
+    }
+    for (int position = end - pass.query_rows[s]; position < end; ++position) {
+      Row& row = rows_.emplace_back();
+      row.position = position;
+      row.sequence = sequence;
+      row.judged = true;
+      for (int seen = pass.ledger.FirstSeenBy(pass.layer, position);
+           seen <= position; ++seen) {
+        row.judged = row.judged && At(known, seen) != 0;
+        row.sees.push_back({first + seen, first + seen});
+      }
+      if (!row.judged) row.sees.clear();
+    }
+    first += end;
   }
 }
 

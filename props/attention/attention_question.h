@@ -1,5 +1,6 @@
 // A question of the level `attention`: queries for the batch of a pass over one
-// layer, and the outputs that the ledger's tokens make.
+// layer of a cache, or for the last tokens of sequences of a pool, and the
+// outputs that the ledger's tokens make.
 //
 // The queries point at tokens: at the first and the last one that a row sees,
 // at those that are hidden just before and just after them, and at others. So a
@@ -19,21 +20,24 @@
 #include <vector>
 
 #include "core/guarded_cache.h"
+#include "kvtwin/paged.h"
 #include "kvtwin/shift.h"
 #include "kvtwin/tensor.h"
 #include "props/attention/attention_bound.h"
 #include "reference/attention.h"
 #include "reference/dialects.h"
+#include "reference/paged_ledger.h"
 
 namespace kvtwin::props {
 
 // A token whose rows a layer has, or had.
 struct AskedToken {
-  std::int64_t number = 0;  // As in the ledger.
+  // As in the ledger of caches. In a pool, a hash of its place and its rows.
+  std::int64_t number = 0;
   std::int64_t position = 0;
-  int sequence = 0;       // The first that holds it.
-  std::vector<int> more;  // The others.
-  bool gone = false;      // The ledger does not have it anymore.
+  int sequence = 0;            // The first that holds it.
+  std::vector<int> more = {};  // The others.
+  bool gone = false;           // The ledger does not have it anymore.
   bool HeldBy(int seq) const {
     return seq == sequence || std::ranges::count(more, seq) > 0;
   }
@@ -63,6 +67,9 @@ int QueriesPerKvHead(DType dtype, int kv_heads, int group, int most);
 // head. Those of heads next to each other differ.
 std::vector<float> SinksOf(std::int64_t heads);
 
+// Returns the dimensions of the rows of a layer of a pool.
+RowDims DimsOf(const PagedSpec& spec);
+
 struct WrongOutput {
   int row = -1;
   std::string text;
@@ -79,15 +86,29 @@ class AttentionQuestion {
     double soft_cap = 0;            // 0: none.
     std::vector<float> sinks = {};  // Empty: none; else one for each head.
   };
+  // Rows of sequences of a pool, one sequence after another: of each, its last
+  // query_rows[i] tokens, appended ones included (P19). `layer` has rows, not
+  // states.
+  struct PoolPass {
+    const reference::PagedLedger& ledger;
+    const PagedSpec& spec;  // Of the pool.
+    int layer = 0;
+    const std::vector<int>& sequences;
+    const std::vector<int>& query_rows;
+  };
 
   // Asks with `group` query heads for each KV head. `seed` chooses the
   // tokens that queries point at. `before` is the question before in this
   // layer, if there is one, whose tokens may be gone since.
   AttentionQuestion(const Pass& pass, int group, std::uint64_t seed,
                     const AttentionQuestion* before);
+  AttentionQuestion(const PoolPass& pass, int group, std::uint64_t seed,
+                    const AttentionQuestion* before);
   // A question that was asked: `query` is f32, [k_head_dim, heads, rows].
   // `turn` chooses the rows that are judged, if these are not all.
   AttentionQuestion(const Pass& pass, const DenseTensor& query,
+                    std::uint64_t turn);
+  AttentionQuestion(const PoolPass& pass, const DenseTensor& query,
                     std::uint64_t turn);
 
   // [k_head_dim, heads, rows], f32
@@ -139,8 +160,18 @@ class AttentionQuestion {
  private:
   struct Gathered;  // The rows of terms as a view.
   Gathered Gather(std::span<const Term> terms) const;
-  void AddTokens(const Pass& pass, const AttentionQuestion* before);
+  void Reserve(std::size_t tokens);
+  void AddTokens(const Pass& pass);
+  void AddTokens(const PoolPass& pass);
+  // Adds the last tokens of `before` that are gone.
+  void AddGone(const AttentionQuestion& before);
+  // Whether each K row is finite, by token. A shift may make it infinite;
+  // attention over it has no right output.
+  std::vector<char> FiniteKeys() const;
   void AddRows(const Pass& pass);
+  void AddRows(const PoolPass& pass);
+  void Ask(int group, std::uint64_t seed);
+  void Judge(std::uint64_t turn);
   // Leaves the rows that see about `terms_most` tokens, and the last one.
   void JudgeSome(std::int64_t terms_most, std::uint64_t turn);
   void DrawQueries(int group, std::uint64_t seed);
@@ -155,7 +186,7 @@ class AttentionQuestion {
 
   RowDims dims_;
   Shift shift_;
-  double soft_cap_;
+  double soft_cap_ = 0;
   std::vector<float> sinks_;
   std::vector<AskedToken> tokens_;
   std::vector<float> keys_;    // [k_head_dim, kv_heads, tokens]

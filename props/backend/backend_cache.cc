@@ -559,19 +559,14 @@ void BackendCache::FillColumns(kvtwin_view& view) const {
 
 Status BackendCache::Attend(const TensorView& query, std::span<float> out) {
   if (table_.attend == nullptr) return Missing("attend");
-  // Numbers before and after the output show whether the backend writes there.
-  constexpr std::size_t kMargin = 64;
-  constexpr float kMark = -0x1.5a5a5ap-99F;
-  std::vector<float> numbers(out.size() + 2 * kMargin, kMark);
-  const auto answer = std::span(numbers).subspan(kMargin, out.size());
-  std::ranges::copy(out, answer.begin());
   const kvtwin_tensor c = CTensor(query);
-  const Status status = Call("attend", [&] {
-    return table_.attend(cache_, layer_, &c, answer.data());
-  });
-  std::ranges::copy(answer, out.begin());
-  std::ranges::fill(answer, kMark);
-  if (std::ranges::count(numbers, kMark) != std::ssize(numbers)) {
+  bool outside = false;
+  const auto attend = [&](float* answer) {
+    return Call("attend",
+                [&] { return table_.attend(cache_, layer_, &c, answer); });
+  };
+  Status status = AttendInMargins(out, attend, outside);
+  if (outside) {
     ThrowWrong(
         "backend: out of bounds",
         fmt::format("attend wrote outside of the {} numbers of its output",

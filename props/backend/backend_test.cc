@@ -601,7 +601,7 @@ TEST(Host, SendsWhatIsWrong) {
                         .call = OpKind::kFind,
                         .part = WrongPart::kRows,
                         .of_left = true,
-                        .pool_call = PagedTraceOpKind::kMedia,
+                        .pool_call = PagedTraceOpKind::kAttend,
                         .pool_change = PagedTraceOpKind::kFork,
                         .of_window = true};
   const auto fields = [](const Failure& failure) {
@@ -617,7 +617,7 @@ TEST(Host, SendsWhatIsWrong) {
   EXPECT_ANY_THROW(FailureFromJson(json));
   json = ToJson(sent);
   for (const char* call : {"pool_call", "pool_change"}) {
-    json[call] = AsInt(PagedTraceOpKind::kMedia) + 1;  // No call has it.
+    json[call] = AsInt(PagedTraceOpKind::kAttend) + 1;  // No call has it.
     EXPECT_ANY_THROW(FailureFromJson(json));
     json = ToJson(sent);
   }

@@ -34,7 +34,7 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
     {"loading", "init", "close", "start_forward", "put", "get",
      "get (reading what it returned)", "remove", "copy_prefix", "can_resume",
      "shift", "set_causal", "set_layer_type", "encoder_cached", "cells",
-     "snapshot", "restore",
+     "snapshot", "restore", "attend", "find_prefix", "checkpoint",
      // Functions of pools.
      "open", "fork", "seq_len", "append", "commit", "commit_unknown", "views",
      "views_packed", "contiguous_kv", "truncate", "free", "usage", "table",
@@ -143,10 +143,11 @@ Failure FailureFromJson(const Json& json) {
     failure.call = EnumAt(json, "call", OpKind::kFind);
   }
   if (json.contains("pool_call")) {
-    failure.pool_call = EnumAt(json, "pool_call", PagedTraceOpKind::kMedia);
+    failure.pool_call = EnumAt(json, "pool_call", PagedTraceOpKind::kAttend);
   }
   if (json.contains("pool_change")) {
-    failure.pool_change = EnumAt(json, "pool_change", PagedTraceOpKind::kMedia);
+    failure.pool_change =
+        EnumAt(json, "pool_change", PagedTraceOpKind::kAttend);
   }
   return failure;
 }
@@ -411,6 +412,7 @@ Result<PoolInfo> Host::DescribePool() {
   return ReadGreeting(said->at("pool"), [](const Json& pool) {
     return PoolInfo{pool.at("name").get<std::string>(),
                     EnumAt(pool, "claims", Level::kAttention),
+                    pool.at("levels").get<std::vector<Level>>(),
                     pool.at("groups").get<bool>(),
                     pool.at("laws").get<std::vector<std::string>>(),
                     pool.at("not_declared").get<std::vector<std::string>>()};

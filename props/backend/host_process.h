@@ -42,6 +42,7 @@ Expansion ExpansionFromJson(const nlohmann::ordered_json& json);
 struct PoolInfo {
   std::string name;
   Level claims = Level::kVisibility;
+  std::vector<Level> levels = {};              // At which it can be compared.
   bool groups = false;                         // Pools may have groups.
   std::vector<std::string> laws = {};          // Laws that can judge it.
   std::vector<std::string> not_declared = {};  // "fork", "groups", ...

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <optional>
@@ -19,7 +20,6 @@
 #include "props/base/hash.h"
 #include "props/paged/paged_client.h"
 #include "props/paged/pool_recorder.h"
-#include "props/paged/pool_workload.h"
 #include "props/report/show_pool.h"
 
 namespace kvtwin::props {
@@ -34,7 +34,7 @@ template <class... Args>
   throw PoolFailure(fmt::format(format, std::forward<Args>(args)...));
 }
 
-class BackendPool final : public PagedPool {
+class BackendPool final : public PagedPool, public PoolAttending {
  public:
   BackendPool(const PoolBackend& backend, const PagedSpec& spec, void* pool)
       : backend_(backend), spec_(Completed(spec)), pool_(pool) {
@@ -148,6 +148,9 @@ class BackendPool final : public PagedPool {
   Result<PagedKv> Blocks(int /*layer*/) const override {
     return Missing("blocks");
   }
+  Status AttendLast(std::span<const int> sequences,
+                    std::span<const int> query_rows, int layer,
+                    const TensorView& query, std::span<float> out) override;
 
  private:
   // A group of `whole`, which owns it.
@@ -294,6 +297,7 @@ Result<PagedAppend> BackendPool::Append(int sequence, int layer,
   if (!status.ok()) return status;
   const Result<int> start = SeqLen(sequence);
   if (!start.ok()) return start.status();
+  if (table().views == nullptr) return PagedAppend{*start, {}};
   auto views = Views(sequence, layer);
   if (!views.ok()) return views.status();
   PagedAppend append{*start, {}};
@@ -391,6 +395,27 @@ Result<PagedTable> BackendPool::ExportTable(
   return answer;
 }
 
+Status BackendPool::AttendLast(std::span<const int> sequences,
+                               std::span<const int> query_rows, int layer,
+                               const TensorView& query, std::span<float> out) {
+  if (table().attend == nullptr) return Missing("attend");
+  const kvtwin_tensor c = CTensor(query);
+  bool outside = false;
+  const auto attend = [&](float* answer) {
+    return Said("attend", In("attend").attend(pool_, layer, sequences.data(),
+                                              query_rows.data(),
+                                              sequences.size(), &c, answer));
+  };
+  Status status = AttendInMargins(out, attend, outside);
+  if (outside) {
+    throw MakeFailure(
+        "backend: out of bounds",
+        fmt::format("attend wrote outside of the {} numbers of its output",
+                    out.size()));
+  }
+  return status;
+}
+
 PoolAbilities AbilitiesOf(const PoolBackend& backend, bool has_groups) {
   const kvtwin_pool_backend_v1& table = backend.table;
   PoolAbilities abilities = {.fork = table.fork != nullptr,
@@ -399,7 +424,9 @@ PoolAbilities AbilitiesOf(const PoolBackend& backend, bool has_groups) {
                              .usage = table.usage != nullptr,
                              .table = table.table != nullptr,
                              .csr = table.csr != nullptr,
-                             .slots = table.slots != nullptr};
+                             .slots = table.slots != nullptr,
+                             .views = table.views != nullptr,
+                             .attention = backend.attention};
   if (!has_groups) return abilities;
   abilities.table = table.group_table != nullptr;
   abilities.csr = table.group_csr != nullptr;
@@ -415,25 +442,34 @@ RunResult RunIdentity(const PoolBackend& backend, const PagedHistory& history,
     return twin == "reference" ? MakePagedPool(spec, twin)
                                : MakeBackendPool(backend, spec);
   };
-  return RunPaged(history, counts, make, /*same_messages=*/false, &calls);
+  return RunPaged(history, counts, make, /*same_messages=*/false, &calls,
+                  backend.attention);
+}
+
+std::optional<TraceAttention> TraceOf(
+    const std::optional<PoolAttention>& attention) {
+  if (!attention) return std::nullopt;
+  return TraceAttention{attention->precision.dtype,
+                        attention->precision.tolerance};
 }
 
 // Returns what is wrong in a recording of the history, or why it could not be
 // recorded.
-RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
-                        PagedCoverageCounts* counts, PoolCalls& calls,
-                        std::unique_ptr<PagedPool> pool) {
+RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
+                      Level level, PagedCoverageCounts* counts,
+                      PoolCalls& calls, std::unique_ptr<PagedPool> pool) {
   RunResult result = {.ran = true};
   std::stringstream lines;
   PoolRecorder recorder(std::make_unique<PoolLog>(std::move(pool), calls),
                         backend.name, lines, /*own_placement=*/true,
-                        backend.rules);
+                        backend.rules, TraceOf(backend.attention));
   auto& failure = result.failure;
   std::size_t step = 0;
   try {
     const bool has_groups = !history.spec.groups.empty();
-    PoolWorkload workload(recorder, AbilitiesOf(backend, has_groups),
-                          backend.rules, counts);
+    PoolAbilities abilities = AbilitiesOf(backend, has_groups);
+    if (level == Level::kAttention) abilities.views = false;
+    PoolWorkload workload(recorder, abilities, backend.rules, counts);
     for (; step < history.ops.size(); ++step, ++result.operations) {
       workload.Do(history.ops[step]);
     }
@@ -476,8 +512,42 @@ Status CheckTable(const kvtwin_pool_backend_v1& table) {
                   {"seq_len", reinterpret_cast<const void*>(table.seq_len)},
                   {"append", reinterpret_cast<const void*>(table.append)},
                   {"commit", reinterpret_cast<const void*>(table.commit)},
-                  {"views", reinterpret_cast<const void*>(table.views)},
                   {"free", reinterpret_cast<const void*>(table.free)}});
+}
+
+// Reads how the pool attends. Errors: a level without the function that it
+// needs; a dtype that is not one to compute in; numbers out of range.
+Result<std::optional<PoolAttention>> DeclaredAttention(
+    const kvtwin_pool_description_v1& said,
+    const kvtwin_pool_backend_v1& table) {
+  const bool claims = RawEnum(said.level) == KVTWIN_ATTENTION;
+  if (claims && table.attend == nullptr) {
+    return Invalid("the backend claims ATTENTION, but its table has no attend");
+  }
+  if (!claims && table.views == nullptr) {
+    return Invalid(
+        "the backend has no views: it needs an attend, and the level "
+        "ATTENTION");
+  }
+  if (table.attend == nullptr) return std::optional<PoolAttention>();
+  const int dtype = RawEnum(said.attend_dtype);
+  if (dtype != KVTWIN_F32 && dtype != KVTWIN_F16 && dtype != KVTWIN_BF16) {
+    return Invalid("attend_dtype of the backend's description is {}", dtype);
+  }
+  if (said.max_query_heads < 0) {
+    return Invalid("max_query_heads is {}, it must not be negative",
+                   said.max_query_heads);
+  }
+  if (!(said.attend_tolerance >= 0) || !std::isfinite(said.attend_tolerance)) {
+    return Invalid("attend_tolerance is {}, it must be finite and not negative",
+                   said.attend_tolerance);
+  }
+  PoolAttention attention = {.precision = {.dtype = static_cast<DType>(dtype),
+                                           .tolerance = said.attend_tolerance}};
+  if (said.max_query_heads > 0) {
+    attention.query_heads = said.max_query_heads;
+  }
+  return std::optional(attention);
 }
 
 Result<PoolRules> DeclaredRules(const kvtwin_pool_description_v1& said) {
@@ -531,11 +601,17 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   }
   if (said.name == nullptr) return Invalid("name is NULL");
   const int level = RawEnum(said.level);
-  if (level != KVTWIN_VISIBILITY && level != KVTWIN_IDENTITY) {
-    return Invalid("level is {}, pools have visibility and identity", level);
+  if (level != KVTWIN_VISIBILITY && level != KVTWIN_IDENTITY &&
+      level != KVTWIN_ATTENTION) {
+    return Invalid("level is {}, pools have visibility, identity and attention",
+                   level);
   }
   backend.name = Printable(said.name, 200);
   if (level == KVTWIN_IDENTITY) backend.level = Level::kIdentity;
+  if (level == KVTWIN_ATTENTION) backend.level = Level::kAttention;
+  const auto attention = DeclaredAttention(said, backend.table);
+  if (!attention.ok()) return attention.status();
+  backend.attention = *attention;
   const Result<PoolRules> rules = DeclaredRules(said);
   if (!rules.ok()) return rules.status();
   backend.rules = *rules;
@@ -549,6 +625,14 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
                    said.can);
   }
   return backend;
+}
+
+std::vector<Level> LevelsOf(const PoolBackend& backend) {
+  std::vector<Level> levels;
+  if (backend.level == Level::kIdentity) levels.push_back(Level::kIdentity);
+  if (backend.table.views != nullptr) levels.push_back(Level::kVisibility);
+  if (backend.attention) levels.push_back(Level::kAttention);
+  return levels;
 }
 
 Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
@@ -621,7 +705,9 @@ std::vector<std::string> NotDeclared(const PoolBackend& backend) {
   return missing;
 }
 
+// Laws read views.
 bool MayBeJudged(const PoolBackend& backend, const PoolLaw& law) {
+  if (backend.table.views == nullptr) return false;
   return law.applies(AbilitiesOf(backend, /*has_groups=*/false),
                      backend.rules) ||
          (backend.groups &&
@@ -661,7 +747,7 @@ Subject BackendSubject(const PoolBackend& backend, Level level,
     if (counts != nullptr) {
       AddDTypes(history.spec, *counts);
     }
-    return RunVisibility(backend, history, counts, noted, std::move(pool));
+    return RunRecorded(backend, history, level, counts, noted, std::move(pool));
   };
   return {.name = backend.name, .run_pool = run, .level = level};
 }

@@ -6,6 +6,7 @@
 #define KVTWIN_PROPS_BACKEND_POOL_BACKEND_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "props/backend/backend.h"
 #include "props/laws/pool_laws.h"
 #include "props/oracle/judge.h"
+#include "props/paged/pool_workload.h"
 
 namespace kvtwin::props {
 
@@ -23,8 +25,10 @@ struct PoolBackend {
   std::string name;
   Level level = Level::kVisibility;  // The level that it claims.
   PoolRules rules;
-  bool groups = false;           // Pools may have groups of layers.
-  bool media = false;            // Prompts may have media.
+  bool groups = false;  // Pools may have groups of layers.
+  bool media = false;   // Prompts may have media.
+  // How it attends, if it does.
+  std::optional<PoolAttention> attention = {};
   MemoryWatch* watch = nullptr;  // Outlives its pools.
 };
 
@@ -32,9 +36,12 @@ struct PoolBackend {
 // lacks a function; an invalid description.
 Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given);
 
+// Returns the levels at which the backend can be compared.
+std::vector<Level> LevelsOf(const PoolBackend& backend);
+
 // Errors: those of the backend's init. Calls of the pool throw a Failure for an
 // answer that no pool may give: a number that is not a status, views of other
-// shapes, a list without end.
+// shapes, a list without end. The pool is a PoolAttending.
 Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
                                                    const PagedSpec& spec);
 
@@ -51,9 +58,10 @@ Subject LawSubject(const PoolBackend& backend, const PoolLaw& law,
 
 // Returns the pools of the backend, in this process, as a subject. At
 // Level::kIdentity they are compared with the ledger and the reference twin
-// after each call; at kVisibility they are recorded, and the recording is
-// judged. Histories whose pool the backend does not support are skipped.
-// `calls`, if given, gets the calls of each run, and outlives the subject.
+// after each call; at kVisibility and kAttention they are recorded, and the
+// recording is judged. Histories whose pool the backend does not support are
+// skipped. `calls`, if given, gets the calls of each run, and outlives the
+// subject.
 Subject BackendSubject(const PoolBackend& backend, Level level,
                        PoolCalls* calls = nullptr);
 

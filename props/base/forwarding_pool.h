@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kvtwin/paged.h"
+#include "props/base/optional_calls.h"
 
 namespace kvtwin::props {
 
@@ -108,6 +109,18 @@ class ForwardingPool : public ForwardingReads {
  protected:
   std::unique_ptr<PagedPool> pool_;
 };
+
+// Calls AttendLast of a pool. Errors: not_supported if it computes no
+// attention.
+inline Status AttendBy(PagedPool& pool, std::span<const int> sequences,
+                       std::span<const int> query_rows, int layer,
+                       const TensorView& query, std::span<float> out) {
+  auto* const attending = dynamic_cast<PoolAttending*>(&pool);
+  if (attending == nullptr) {
+    return {StatusCode::kNotSupported, "the pool computes no attention"};
+  }
+  return attending->AttendLast(sequences, query_rows, layer, query, out);
+}
 
 // A group of a pool with groups changes only with its pool.
 class ForwardingGroup : public ForwardingReads {

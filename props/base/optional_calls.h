@@ -1,5 +1,5 @@
-// Calls that a cache may have in addition to those of kvtwin::Cache: a class
-// for each call, which the cache inherits as well.
+// Calls that a cache or a pool may have in addition to those of kvtwin::Cache
+// and kvtwin::PagedPool: a class for each call, which it inherits as well.
 
 #ifndef KVTWIN_PROPS_BASE_OPTIONAL_CALLS_H_
 #define KVTWIN_PROPS_BASE_OPTIONAL_CALLS_H_
@@ -23,6 +23,19 @@ class Attending {
   // / sqrt(k_head_dim); the soft cap and the sinks are those of the setup
   // (S58).
   virtual Status Attend(const TensorView& query, std::span<float> out) = 0;
+};
+
+// A pool that computes attention itself.
+class PoolAttending {
+ public:
+  virtual ~PoolAttending() = default;
+  // Writes the attention of the last query_rows[i] tokens of each sequence over
+  // a layer, appended ones included (P19), to `out`, [v_head_dim, heads, rows],
+  // dense. `query` is [k_head_dim, heads, rows], f32 and dense: the rows of one
+  // sequence after another. Scores are as in Attending.
+  virtual Status AttendLast(std::span<const int> sequences,
+                            std::span<const int> query_rows, int layer,
+                            const TensorView& query, std::span<float> out) = 0;
 };
 
 // A cache that finds prefixes of prompts.

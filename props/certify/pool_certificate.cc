@@ -106,8 +106,11 @@ Certificate CertifyPool(
                           .seed = static_cast<std::int64_t>(options.fuzz.seed),
                           .not_declared = info.not_declared};
   Tried claimed;
-  for (const Level level : {Level::kIdentity, Level::kVisibility}) {
-    if (level < info.claims) {
+  for (const Level level :
+       {Level::kIdentity, Level::kVisibility, Level::kAttention}) {
+    const bool can = std::ranges::count(info.levels, level) > 0;
+    if (level == Level::kAttention && !can) continue;
+    if (!can) {
       certificate.levels.push_back({std::string(LevelName(level)),
                                     Outcome::kNotJudged,
                                     "not judged: it is not claimed"});
@@ -127,6 +130,9 @@ Certificate CertifyPool(
     const int last = claimed.of_groups ? 18 : 11;
     for (int rule = 1; rule <= last; ++rule) {
       certificate.rules.push_back(fmt::format("P{}", rule));
+    }
+    if (std::ranges::count(info.levels, Level::kAttention) > 0) {
+      certificate.rules.emplace_back("P19");
     }
   }
   FuzzOptions of_laws = options.fuzz;

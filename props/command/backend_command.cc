@@ -340,7 +340,7 @@ int OnPoolHost(const BackendArguments& arguments, bool groups,
   if (!info.ok()) return Complain(info.status().message());
   const Level level =
       FromName<Level>(kLevelNames, arguments.level).value_or(info->claims);
-  if (level > Level::kVisibility) {
+  if (level == Level::kNumeric) {
     return Complain(fmt::format("pools have no {} level", LevelName(level)));
   }
   if (groups && !info->groups) {
@@ -348,8 +348,13 @@ int OnPoolHost(const BackendArguments& arguments, bool groups,
         "--kind groups: {} does not declare groups (KVTWIN_POOL_HAS_GROUPS)",
         info->name));
   }
-  if (level < info->claims) {
-    return Complain(fmt::format("{} does not claim identity", info->name));
+  if (std::ranges::count(info->levels, level) == 0) {
+    return Complain(
+        level == Level::kIdentity
+            ? fmt::format("{} does not claim identity", info->name)
+            : fmt::format("--level {}: the table of {} has no {}",
+                          LevelName(level), info->name,
+                          level == Level::kAttention ? "attend" : "views"));
   }
   return act(*info, level, [&](Level at, const PoolLaw* law) {
     return host.SubjectAt(*info, at, ArgumentsText(arguments), law);

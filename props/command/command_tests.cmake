@@ -525,8 +525,12 @@ kvtwin_command_test(fuzz_attention_of_the_reference EXIT 0 PRINTS " 0 difference
   ARGS fuzz --level attention --twin reference --ops 20000)
 kvtwin_command_test(fuzz_attention_no_encoder EXIT 2 PRINTS "not for encoders"
   ARGS fuzz --level attention --kind encoder)
-kvtwin_command_test(fuzz_attention_no_pools EXIT 2 PRINTS "for caches, not for pools"
-  ARGS fuzz --level attention --kind paged)
+foreach(kind paged groups)
+  kvtwin_command_test(fuzz_attention_${kind} EXIT 0 PRINTS " 0 differences"
+    ARGS fuzz --level attention --kind ${kind} --ops 20000)
+endforeach()
+kvtwin_command_test(fuzz_numeric_no_pools EXIT 2 PRINTS "have identity and attention"
+  ARGS fuzz --level numeric --kind paged)
 kvtwin_command_test(fuzz_twin_visibility EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --level visibility --ops 50000)
 kvtwin_backend(faulty_backend props/testing/faulty_backend.c)
@@ -973,6 +977,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "hang/append did not return in 1 seconds"
               "memory/append has allocated more than 64 MiB"
               "behind/after append: it wrote past"
+              "attend/attend ended its process with SIGSEGV"
               "close/after close: it wrote beyond a")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
@@ -1073,7 +1078,7 @@ endforeach()
 
 # The descriptions of this host are right, its answers are wrong.
 set(garbage_host "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh")
-string(CONCAT host_pool "HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,"
+string(CONCAT host_pool "HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,\"levels\":[1],"
   "\"groups\":false,\"laws\":[],\"not_declared\":[]}}")
 string(CONCAT host_cache "HOST_SAYS={\"cache\":{\"name\":\"c\",\"profile\":\"\","
   "\"claims\":0,\"kinds\":1,\"can\":255,\"dtypes\":1,\"v_layouts\":1,\"shifts\":1,"

@@ -405,9 +405,19 @@ void RefuseForPools(const CLI::App& command,
   }
 }
 
-// The pools of the twins are compared at identity only.
-void RefuseLevelOfTwin(const CLI::App& command) {
-  if (command.count("--backend") == 0) RefuseForPools(command, {"--level"});
+// Returns the pools of a twin: they are always compared at identity, and at the
+// level attention they attend, too. Throws for any other level.
+Subject PoolTwinAtLevel(const FuzzArguments& arguments) {
+  const Level level = FromName<Level>(kLevelNames, arguments.backend.level)
+                          .value_or(Level::kIdentity);
+  if (level != Level::kIdentity && level != Level::kAttention) {
+    throw CLI::ValidationError(
+        "--level", "the pools of twins have identity and attention");
+  }
+  if (level == Level::kAttention && arguments.twin == "cuda") {
+    throw CLI::ValidationError("--level", "attention is not for the twin cuda");
+  }
+  return TwinSubject(arguments.twin, level);
 }
 
 // Calls `act` with the pools of a twin, or of a backend in its own process.
@@ -417,7 +427,7 @@ int OnPools(const FuzzArguments& arguments, const Do& act) {
     return OnPoolBackend(arguments.backend, arguments.kind == "groups", act);
   }
   ReportCrashes();
-  return act(TwinSubject(arguments.twin));
+  return act(PoolTwinAtLevel(arguments));
 }
 
 // Returns the twin at the level that the user gave. Throws if it has no such
@@ -589,7 +599,6 @@ void RefuseOptions(CLI::App& command, const FuzzArguments& arguments,
                    bool pools, bool sessions) {
   if (pools) {
     RefuseForPools(command, {"--profile"});
-    RefuseLevelOfTwin(command);
   }
   if (sessions) RefuseForSessions(command, arguments.twin);
 }

@@ -565,6 +565,7 @@ std::string_view CitedPoolRules(std::string_view call) {
       {"table", "P10"},
       {"csr", "P10"},
       {"usage", "P9"},
+      {"attend", "P7, P12, P19"},
   });
   const auto* found = std::ranges::find(kRules, call, &CheckRules::check);
   return found == kRules.end() ? "" : found->rules;

@@ -89,6 +89,12 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
       judged.rows += op.key ? op.key->shape[2] : 0;
       judged.without_v += op.key && op.key->shape[2] > 0 && !op.value;
       return;
+    case PagedTraceOpKind::kAttend:
+      ++judged.outputs;
+      ++judged.answers;
+      judged.output_rows += op.key->shape[2];
+      judged.output_rows_judged += oracle.output_rows_judged();
+      return;
     case PagedTraceOpKind::kSeqLen:
     case PagedTraceOpKind::kSlots:
     case PagedTraceOpKind::kTable:

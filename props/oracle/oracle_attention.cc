@@ -2,18 +2,50 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "core/guarded_paged.h"
+#include "core/index.h"
 #include "props/attention/attention_question.h"
 #include "props/oracle/oracle.h"
+#include "props/oracle/paged_oracle.h"
 
 namespace kvtwin::props {
 namespace {
 
 // More query heads of an output would take long to judge.
 constexpr std::int64_t kQueryHeadsMax = 1024;
+
+// Returns why queries and outputs have other shapes than these rows need, or
+// "".
+std::string WrongShape(const TensorView& query, const TensorView& out,
+                       const RowDims& dims, std::int64_t rows) {
+  const auto& [k_head_dim, kv_heads, v_head_dim] = dims;
+  const std::int64_t heads = query.shape[1];
+  if (heads < 1 || heads % kv_heads != 0 || heads > kQueryHeadsMax) {
+    return fmt::format(
+        "query has {} heads, which are not a multiple of {}, up to {}", heads,
+        kv_heads, kQueryHeadsMax);
+  }
+  const auto differs = [](std::string_view what, const Shape& actual,
+                          const Shape& expected) -> std::string {
+    if (actual == expected) return "";
+    return fmt::format("the shape of {} is {}, expected {}", what,
+                       ShapeText(actual), ShapeText(expected));
+  };
+  const std::string wrong =
+      differs("query", query.shape, {k_head_dim, heads, rows, 1});
+  if (!wrong.empty()) return wrong;
+  return differs("out", out.shape, {v_head_dim, heads, rows, 1});
+}
+
+std::span<const float> FloatsOf(const DenseTensor& tensor) {
+  return {reinterpret_cast<const float*>(tensor.bytes.data()),
+          tensor.bytes.size() / sizeof(float)};
+}
 
 }  // namespace
 
@@ -23,28 +55,16 @@ std::string Oracle::FindWrongShape(const TraceOp& op) const {
   if (rows == 0) return "no pass has started";
   const auto dims = dims_.find({active_, op.layer});
   if (dims == dims_.end()) return "nothing was put into this layer";
-  const auto& [k_head_dim, kv_heads, v_head_dim] = dims->second;
+  const std::string wrong =
+      WrongShape(op.key.view(), op.value->view(), dims->second, rows);
+  if (!wrong.empty()) return wrong;
   const std::int64_t heads = op.key.shape[1];
-  if (heads < 1 || heads % kv_heads != 0 || heads > kQueryHeadsMax) {
-    return fmt::format(
-        "query has {} heads, which are not a multiple of {}, up to {}", heads,
-        kv_heads, kQueryHeadsMax);
-  }
   const std::vector<float>& sinks = header_.attend_sinks;
   if (!sinks.empty() && std::ssize(sinks) != heads) {
     return fmt::format("query has {} heads, attend.sinks has {} numbers", heads,
                        sinks.size());
   }
-  const auto differs = [](std::string_view what, const Shape& actual,
-                          const Shape& expected) -> std::string {
-    if (actual == expected) return "";
-    return fmt::format("the shape of {} is {}, expected {}", what,
-                       ShapeText(actual), ShapeText(expected));
-  };
-  const std::string wrong =
-      differs("query", op.key.shape, {k_head_dim, heads, rows, 1});
-  if (!wrong.empty()) return wrong;
-  return differs("out", op.value->shape, {v_head_dim, heads, rows, 1});
+  return "";
 }
 
 std::optional<Failure> Oracle::CheckOutput(const TraceOp& op) {
@@ -59,14 +79,54 @@ std::optional<Failure> Oracle::CheckOutput(const TraceOp& op) {
                                     .sinks = header_.attend_sinks},
                                    op.key, static_cast<std::uint64_t>(op.line));
   output_rows_judged_ = question.CountJudged();
-  const std::span<const float> out(
-      reinterpret_cast<const float*>(op.value->bytes.data()),
-      question.answer_size());
-  auto wrong = question.FindWrong(out, {.dtype = header_.attend_dtype,
-                                        .tolerance = header_.attend_tolerance});
+  auto wrong = question.FindWrong(
+      FloatsOf(*op.value),
+      {.dtype = header_.attend_dtype, .tolerance = header_.attend_tolerance});
   if (!wrong) return std::nullopt;
   return Failure{.text = LayerText(op.layer) + std::move(wrong->text),
                  .row = wrong->row};
+}
+
+std::string PagedOracle::FindWrongQuery(const PagedTraceOp& op) const {
+  const PagedSpec& spec = SpecOfLayer(header_.spec, op.layer);
+  if (spec.states) {
+    return fmt::format("layer {} has states, to which no token attends",
+                       op.layer);
+  }
+  std::int64_t rows = 0;
+  for (std::size_t i = 0; i < op.sequences.size(); ++i) {
+    const int count = op.query_rows[i];
+    const int sequence = op.sequences[i];
+    // After a wrong line, the ledger no longer follows.
+    const int most = ledger_holds_ ? ledger_->RowCount(sequence, op.layer)
+                                   : std::numeric_limits<int>::max();
+    if (count < 1 || count > most) {
+      return fmt::format("rows[{}] is {}, sequence {} has {} rows in layer {}",
+                         i, count, sequence, most, op.layer);
+    }
+    rows += count;
+  }
+  if (rows == 0) return "seqs is empty";
+  return WrongShape(op.key->view(), op.value->view(), DimsOf(spec), rows);
+}
+
+std::optional<Failure> PagedOracle::CheckOutput(const PagedTraceOp& op) {
+  const AttentionQuestion question({.ledger = *ledger_,
+                                    .spec = header_.spec,
+                                    .layer = op.layer,
+                                    .sequences = op.sequences,
+                                    .query_rows = op.query_rows},
+                                   *op.key,
+                                   static_cast<std::uint64_t>(op.line));
+  output_rows_judged_ = question.CountJudged();
+  const TraceAttention attention = *header_.attention;
+  auto wrong = question.FindWrong(
+      FloatsOf(*op.value),
+      {.dtype = attention.dtype, .tolerance = attention.tolerance});
+  if (!wrong) return std::nullopt;
+  return Failure{
+      .text = fmt::format("layer {}: {}", op.layer, std::move(wrong->text)),
+      .row = wrong->row};
 }
 
 }  // namespace kvtwin::props

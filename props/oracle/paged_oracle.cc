@@ -156,6 +156,7 @@ PagedOracle::Answer PagedOracle::Ask(PagedPool& pool, const PagedTraceOp& op) {
       return answer(pool.SeqLen(op.seq));
     case Kind::kTable:
     case Kind::kCsr:
+    case Kind::kAttend:
       for (const int sequence : op.sequences) {
         const auto len = pool.SeqLen(sequence);
         if (!len.ok()) return {len.status()};
@@ -173,6 +174,7 @@ std::string PagedOracle::FindMisuse(const PagedTraceOp& op) {
   if (!status.ok() && status.code() != StatusCode::kCacheFull) {
     return status.ToString();
   }
+  if (op.kind == Kind::kAttend) return FindWrongQuery(op);
   if (op.kind != Kind::kSlots || !ledger_holds_) return "";
   const std::int64_t end = std::int64_t{op.begin} + std::ssize(op.slots);
   const int most = ledger_->End(op.seq, op.group);
@@ -500,6 +502,8 @@ std::optional<Failure> PagedOracle::FollowLedger(
       return WrongUnlessEqual("len", op.len, ledger_->SeqLen(op.seq));
     case Kind::kUsage:
       return CheckUsage(op.usage);
+    case Kind::kAttend:
+      return CheckOutput(op);
     case Kind::kViews:
       if (auto failure = CheckViews(op)) return failure;
       break;

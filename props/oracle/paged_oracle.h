@@ -1,5 +1,5 @@
 // The oracle for recordings of pools checks whether a recording shows a pool
-// that obeys the rules (docs/semantics.md, P1 to P18).
+// that obeys the rules (docs/semantics.md, P1 to P19).
 //
 // Like the oracle of caches (props/oracle/oracle.h), it replays the calls on
 // one or two twins, for identity, and on the ledger, for visibility: which rows
@@ -79,6 +79,8 @@ class PagedOracle {
   };
   // The blocks that the last line shows.
   const std::vector<Place>& places() const { return places_; }
+  // The number of rows of the last `attend` that were judged.
+  std::int64_t output_rows_judged() const { return output_rows_judged_; }
 
  private:
   struct Twin {
@@ -97,6 +99,9 @@ class PagedOracle {
 
   static Answer Ask(PagedPool& pool, const PagedTraceOp& op);
   std::string FindMisuse(const PagedTraceOp& op);
+  // Returns why an `attend` is misuse, or "".
+  std::string FindWrongQuery(const PagedTraceOp& op) const;
+  std::optional<Failure> CheckOutput(const PagedTraceOp& op);
   std::string FindExcess(const PagedTraceOp& op);
   void Remember(const PagedTraceOp& op);
   void RememberReach(const PagedTraceOp& op);
@@ -203,6 +208,7 @@ class PagedOracle {
   double kept_bytes_ = 0;  // All rows and prefix keys so far.
   PutLog puts_;
   std::vector<Place> places_;
+  std::int64_t output_rows_judged_ = 0;
 };
 
 }  // namespace kvtwin::props

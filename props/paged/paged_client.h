@@ -19,6 +19,7 @@
 #include "core/index.h"
 #include "core/trace/paged_trace.h"
 #include "kvtwin/paged.h"
+#include "props/attention/pool_asker.h"
 #include "props/paged/paged_driver.h"
 
 namespace kvtwin::props {
@@ -80,6 +81,30 @@ template <class T>
 T Need(Result<T> answer, std::string_view call) {
   Need(answer.status(), call);
   return std::move(*answer);
+}
+
+// Calls `ask` with each layer of which outputs are asked, and each batch of the
+// sequences that have rows there that are not committed.
+template <class Ask>
+void ForEachAsked(const PoolAsker& asker, const reference::PagedLedger& ledger,
+                  const Ask& ask) {
+  for (const int layer : asker.Layers()) {
+    const std::vector<int> appended = PoolAsker::Appended(ledger, layer);
+    if (appended.empty()) continue;
+    for (const auto& batch : BatchesOf(appended)) ask(layer, batch);
+  }
+}
+
+// Asks for outputs, and compares them with the rows of the ledger (P19); throws
+// a failure if the pool refuses, or an output is wrong.
+inline void AskOutputs(PoolAsker& asker, const reference::PagedLedger& ledger,
+                       int layer, const std::vector<int>& sequences,
+                       PagedPool& pool) {
+  Need(asker.Ask(ledger, layer, sequences, pool), "Attend");
+  const auto wrong = asker.FindWrong();
+  Expect(!wrong, [&] {
+    return fmt::format("Attend: layer {}: {}", layer, wrong->text);
+  });
 }
 
 // Returns whether the views have the same block and equal rows.

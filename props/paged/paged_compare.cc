@@ -356,6 +356,13 @@ void PagedDriver::CheckLayerTable(int layer,
   }
 }
 
+void PagedDriver::CheckAttention() {
+  if (!asker_) return;
+  ForEachAsked(*asker_, ledger_, [&](int layer, const std::vector<int>& batch) {
+    AskOutputs(*asker_, ledger_, layer, batch, *optimized_);
+  });
+}
+
 void PagedDriver::CompareTables(int group, const std::vector<int>& sequences) {
   const PagedPool& reference = GroupIn(*reference_, group);
   const PagedPool& optimized = GroupIn(*optimized_, group);
@@ -416,6 +423,7 @@ void PagedDriver::CompareAll() {
   }
   CheckUsageOfAll(*reference_);
   if (same_messages_) CheckUsageOfAll(*optimized_);  // A backend may have none.
+  CheckAttention();
 }
 
 }  // namespace kvtwin::props

@@ -76,10 +76,12 @@ void AddDTypes(const PagedSpec& spec, PagedCoverageCounts& counts) {
 }
 
 PagedDriver::PagedDriver(const PagedSpec& spec, PagedCoverageCounts* counts,
-                         const PagedMaker& make, bool same_messages)
+                         const PagedMaker& make, bool same_messages,
+                         const std::optional<PoolAsker>& asker)
     : spec_(Completed(spec)),
       make_(make),
       same_messages_(same_messages),
+      asker_(asker),
       ledger_(spec),
       counts_(counts) {}
 

@@ -12,6 +12,7 @@
 #include <iosfwd>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "kvtwin/paged.h"
+#include "props/attention/pool_asker.h"
 #include "props/compare/failure.h"
 #include "reference/paged_ledger.h"
 
@@ -112,11 +114,13 @@ using PagedMaker = std::function<Result<std::unique_ptr<PagedPool>>(
 
 class PagedDriver {
  public:
-  // Without `same_messages`, only the codes of refusals must be equal.
+  // Without `same_messages`, only the codes of refusals must be equal. With an
+  // asker, the optimized pool computes attention.
   explicit PagedDriver(const PagedSpec& spec,
                        PagedCoverageCounts* counts = nullptr,
                        const PagedMaker& make = MakePagedPool,
-                       bool same_messages = true);
+                       bool same_messages = true,
+                       const std::optional<PoolAsker>& asker = std::nullopt);
 
   // Makes the pools. This and the calls below throw a Failure if answers
   // differ, a pool throws, or a pool refuses a call that it must not refuse.
@@ -181,11 +185,13 @@ class PagedDriver {
   void CheckUsageOfAll(const PagedPool& pool);
   void CheckTables(int group, const std::vector<int>& sequences);
   void CheckLayerTable(int layer, const std::vector<int>& sequences);
+  void CheckAttention();
   void CompareAll();
 
   PagedSpec spec_;
   PagedMaker make_;
   bool same_messages_;
+  std::optional<PoolAsker> asker_;
   std::unique_ptr<PagedPool> reference_;
   std::unique_ptr<PagedPool> optimized_;
   reference::PagedLedger ledger_;

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "core/guarded_paged.h"
+#include "kvtwin/attention.h"
+#include "props/attention/attending_twin.h"
 #include "props/paged/pool_recorder.h"
 
 namespace kvtwin::props {
@@ -37,8 +39,8 @@ RunResult PlayOnPools(const PagedHistory& history, PagedDriver& driver) {
 }  // namespace
 
 RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
-                   const PagedMaker& make, bool same_messages,
-                   PoolCalls* calls) {
+                   const PagedMaker& make, bool same_messages, PoolCalls* calls,
+                   const std::optional<PoolAttention>& attention) {
   PoolCalls own;
   PoolCalls& noted = calls == nullptr ? own : *calls;
   const PagedMaker make_noted =
@@ -49,7 +51,9 @@ RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
     return std::unique_ptr<PagedPool>(
         std::make_unique<PoolLog>(std::move(*pool), noted));
   };
-  PagedDriver driver(history.spec, counts, make_noted, same_messages);
+  std::optional<PoolAsker> asker;
+  if (attention) asker.emplace(history.spec, *attention);
+  PagedDriver driver(history.spec, counts, make_noted, same_messages, asker);
   if (counts != nullptr) AddDTypes(history.spec, *counts);
   RunResult result = PlayOnPools(history, driver);
   if (!result.failure) return result;
@@ -64,10 +68,21 @@ RunResult RunHistory(const PagedHistory& history, const Subject& subject,
   options.known_to_hang = options.known_to_hang || subject.known_to_hang;
   if (subject.run_pool) return subject.run_pool(history, options);
   // The twin takes the place of the optimized pool.
-  const auto make = [&](const PagedSpec& spec, std::string_view name) {
-    return MakePagedPool(spec, name == "optimized" ? subject.name : name);
+  const bool attends = subject.level == Level::kAttention;
+  const auto make =
+      [&](const PagedSpec& spec,
+          std::string_view name) -> Result<std::unique_ptr<PagedPool>> {
+    const bool tested = name == "optimized";
+    auto pool = MakePagedPool(spec, tested ? subject.name : name);
+    if (!pool.ok() || !tested || !attends) return pool;
+    return std::unique_ptr<PagedPool>(std::make_unique<AttendingPool>(
+        std::move(*pool), *MakeAttention(subject.name),
+        *MakeAttention(subject.name)));
   };
-  return RunPaged(history, options.counts, make);
+  return RunPaged(
+      history, options.counts, make, /*same_messages=*/true,
+      /*calls=*/nullptr,
+      attends ? std::optional<PoolAttention>(std::in_place) : std::nullopt);
 }
 
 Result<std::int64_t> WritePagedRecording(PagedHistory history,

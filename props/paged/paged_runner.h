@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <ostream>
 #include <string_view>
 
@@ -18,10 +19,12 @@ namespace kvtwin::props {
 // Runs a history on the ledger, the reference and the optimized twin. `ran` in
 // the result is always true. A failure has the calls to the latter pool as its
 // trace; they are also left in `calls`, if given.
+// With `attention`, the latter pool attends.
 RunResult RunPaged(const PagedHistory& history,
                    PagedCoverageCounts* counts = nullptr,
                    const PagedMaker& make = MakePagedPool,
-                   bool same_messages = true, PoolCalls* calls = nullptr);
+                   bool same_messages = true, PoolCalls* calls = nullptr,
+                   const std::optional<PoolAttention>& attention = {});
 
 // Runs a history on the subject's pool.
 RunResult RunHistory(const PagedHistory& history, const Subject& subject,

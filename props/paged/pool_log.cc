@@ -310,4 +310,21 @@ Result<PagedKv> PoolLog::Blocks(int layer) const {
   return calls_.Said(pool_->Blocks(layer));
 }
 
+Status PoolLog::AttendLast(std::span<const int> sequences,
+                           std::span<const int> query_rows, int layer,
+                           const TensorView& query, std::span<float> out) {
+  calls_.Begin(PoolCalls::Read{.name = "attend",
+                               .kind = Kind::kAttend,
+                               .sequence = sequences.size() == 1
+                                               ? std::optional(sequences[0])
+                                               : std::nullopt,
+                               .layer = layer});
+  const Result<int> answer = calls_.Said([&]() -> Result<int> {
+    Status status = AttendBy(*pool_, sequences, query_rows, layer, query, out);
+    if (!status.ok()) return status;
+    return 0;
+  }());
+  return answer.status();
+}
+
 }  // namespace kvtwin::props

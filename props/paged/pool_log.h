@@ -17,6 +17,7 @@
 
 #include "core/trace/paged_trace.h"
 #include "props/base/forwarding_pool.h"
+#include "props/base/optional_calls.h"
 #include "props/compare/step.h"
 
 namespace kvtwin::props {
@@ -77,7 +78,7 @@ class PoolCalls {
 };
 
 // Notes the calls to a pool.
-class PoolLog final : public ForwardingPool {
+class PoolLog final : public ForwardingPool, public PoolAttending {
  public:
   // Clears `calls`, which must outlive the log.
   PoolLog(std::unique_ptr<PagedPool> pool, PoolCalls& calls);
@@ -110,6 +111,10 @@ class PoolLog final : public ForwardingPool {
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override;
   Result<PagedKv> Blocks(int layer) const override;
+  // Errors: not_supported if the pool computes no attention.
+  Status AttendLast(std::span<const int> sequences,
+                    std::span<const int> query_rows, int layer,
+                    const TensorView& query, std::span<float> out) override;
   const PagedPool* Group(int group) const override;
 
  private:

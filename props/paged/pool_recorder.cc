@@ -58,7 +58,8 @@ class PoolRecorder::RecordedGroup final : public ForwardingGroup {
 
 PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
                            std::string producer, std::ostream& out,
-                           bool own_placement, const PoolRules& rules)
+                           bool own_placement, const PoolRules& rules,
+                           const std::optional<TraceAttention>& attention)
     : ForwardingPool(std::move(pool)), out_(out) {
   for (int group = 0; group < Size(pool_->spec().groups); ++group) {
     groups_.push_back(std::make_unique<RecordedGroup>(*this, group));
@@ -66,7 +67,8 @@ PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
   status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
                                               .visibility_only = own_placement,
                                               .spec = pool_->spec(),
-                                              .rules = rules},
+                                              .rules = rules,
+                                              .attention = attention},
                              out_);
 }
 
@@ -195,6 +197,22 @@ PagedUsage PoolRecorder::Usage() const {
   op.usage = pool_->Usage();
   Write(op);
   return op.usage;
+}
+
+Status PoolRecorder::AttendLast(std::span<const int> sequences,
+                                std::span<const int> query_rows, int layer,
+                                const TensorView& query, std::span<float> out) {
+  PagedTraceOp op{.kind = Kind::kAttend, .layer = layer};
+  op.sequences.assign(sequences.begin(), sequences.end());
+  op.query_rows.assign(query_rows.begin(), query_rows.end());
+  Status status = AttendBy(*pool_, sequences, query_rows, layer, query, out);
+  if (!status.ok()) return status;
+  op.key = CopyOf(query, DType::kF32);
+  const PagedSpec& spec = SpecOfLayer(pool_->spec(), layer);
+  const Shape shape = {spec.v_head_dim, query.shape[1], query.shape[2], 1};
+  op.value = CopyOf(DenseView(out.data(), DType::kF32, shape), DType::kF32);
+  Write(op);
+  return status;
 }
 
 Status PoolRecorder::AddMedia(int sequence, const PrefixMedia& media) {

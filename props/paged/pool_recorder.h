@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -18,14 +19,16 @@ namespace kvtwin::props {
 
 // Wraps a pool. It does not record refused misuse, because recordings have
 // none, or ViewsPacked and ContiguousKV, whose rows are those of Views.
-class PoolRecorder final : public ForwardingPool {
+class PoolRecorder final : public ForwardingPool, public PoolAttending {
  public:
   // `own_placement`: the pool places blocks by its own rules, or has none, in
   // which case its views say block -1; only such a pool may have `rules`.
+  // `attention`: how it computes, if it attends.
   // Requires: `out` outlives the recorder.
   PoolRecorder(std::unique_ptr<PagedPool> pool, std::string producer,
                std::ostream& out, bool own_placement = false,
-               const PoolRules& rules = {});
+               const PoolRules& rules = {},
+               const std::optional<TraceAttention>& attention = std::nullopt);
 
   // Returns the first error of writing a line: a number that is not finite.
   const Status& status() const { return status_; }
@@ -43,6 +46,9 @@ class PoolRecorder final : public ForwardingPool {
   Status Free(int sequence) override;
   Status AddMedia(int sequence, const PrefixMedia& media) override;
   PagedUsage Usage() const override;
+  Status AttendLast(std::span<const int> sequences,
+                    std::span<const int> query_rows, int layer,
+                    const TensorView& query, std::span<float> out) override;
   // Records the tables and slots of the group.
   const PagedPool* Group(int group) const override;
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override;

@@ -54,7 +54,16 @@ void PoolWorkload::Open(const PagedOp& op) {
   if (!abilities_.media) client.key.media.clear();
   const std::vector<std::int32_t> prompt = client.tokens;
   const int made = Need(pool_.Open(prompt, client.key), "Open");
+  const PrefixKey key = client.key;
   Add("Open", made, std::move(client));
+  if (ledger_) {
+    const int taken = Size(sequences_.at(made).client.tokens);
+    if (ledger_->MayOpen(prompt, key, taken)) {
+      ledger_->Open(made, prompt, key, taken);
+    } else {
+      ledger_.reset();
+    }
+  }
   Sequence& opened = sequences_.at(made);
   const bool last = prompt.size() == opened.client.tokens.size() + 1;
   if (rules_.recomputes_last && last) opened.again = prompt.back();
@@ -77,6 +86,7 @@ void PoolWorkload::Fork(const PagedOp& op) {
   Add("Fork", made, std::move(client));
   PagedClient& forked = sequences_.at(made).client;
   forked.Fork(Size(forked.tokens));  // The pool may keep fewer tokens (P14).
+  if (ledger_) ledger_->Fork(from, made, Size(forked.tokens));
 }
 
 // Returns false if the pool is full.
@@ -102,6 +112,9 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   const int count = Size(to.client.pending);
   counts_.longest = std::max<std::int64_t>(counts_.longest, count);
   At(to.appended, layer) = count;
+  if (ledger_) {
+    ledger_->Append(sequence, layer, rows.key.view(), rows.value.view());
+  }
   return true;
 }
 
@@ -151,6 +164,7 @@ void PoolWorkload::AddMedia(const PagedOp& op) {
   const PrefixMedia media = DrawMedia(op, client, pool_.spec());
   Need(pool_.AddMedia(sequence, media), "AddMedia");
   client.Add(media);
+  if (ledger_) ledger_->AddMedia(sequence, media);
 }
 
 bool PoolWorkload::MayGiveUp(const Sequence& of) const {
@@ -173,6 +187,7 @@ void PoolWorkload::GiveUp(int sequence) {
   Sequence& of = sequences_.at(sequence);
   if (!MayGiveUp(of)) return Free(sequence);
   Need(pool_.Commit(sequence, std::span<const std::int32_t>()), "Commit");
+  if (ledger_) ledger_->Commit(sequence, 0, {});
   Keep(sequence, Size(of.client.tokens));
 }
 
@@ -209,6 +224,11 @@ void PoolWorkload::Commit(const PagedOp& op, bool known) {
   tokens.resize(AsSize(count));
   Need(known ? pool_.Commit(sequence, tokens) : pool_.Commit(sequence, count),
        "Commit");
+  if (ledger_) {
+    ledger_->Commit(sequence, count,
+                    known ? std::span<const std::int32_t>(tokens)
+                          : std::span<const std::int32_t>());
+  }
   client.Commit(tokens, known);
   if (count > 0) of.again.reset();
   std::fill(of.appended.begin(), of.appended.end(), 0);
@@ -228,11 +248,13 @@ void PoolWorkload::Truncate(const PagedOp& op) {
                        sequence, kept, len);
   });
   if (Size(of.client.tokens) > kept) ++counts_.truncated;
+  if (ledger_) ledger_->Truncate(sequence, kept);
   Keep(sequence, kept);
 }
 
 void PoolWorkload::Free(int sequence) {
   Need(pool_.Free(sequence), "Free");
+  if (ledger_) ledger_->Free(sequence);
   sequences_.erase(sequence);
 }
 
@@ -242,7 +264,7 @@ void PoolWorkload::Look() {
     all.push_back(sequence);
     Need(pool_.SeqLen(sequence), "SeqLen");
     for (int layer = 0; layer < pool_.spec().layers; ++layer) {
-      Need(pool_.Views(sequence, layer), "Views");
+      if (abilities_.views) Need(pool_.Views(sequence, layer), "Views");
     }
     for (int group = 0; const PagedPool* in = pool_.Group(group); ++group) {
       LookAtSlots(*in, sequence);
@@ -252,6 +274,15 @@ void PoolWorkload::Look() {
     for (const auto& batch : BatchesOf(all)) LookAtTables(*in, batch);
   }
   if (abilities_.usage) static_cast<void>(pool_.Usage());
+  if (ledger_) LookAtOutputs();
+}
+
+// A recording has no output that is not a number, so that each output is judged
+// here, too.
+void PoolWorkload::LookAtOutputs() {
+  ForEachAsked(*asker_, *ledger_, [&](int layer, const auto& batch) {
+    AskOutputs(*asker_, *ledger_, layer, batch, pool_);
+  });
 }
 
 void PoolWorkload::LookAtSlots(const PagedPool& of, int sequence) {

@@ -27,7 +27,10 @@ struct PoolAbilities {
   bool table = true;
   bool csr = true;
   bool slots = true;
+  bool views = true;
   bool media = false;  // Prompts may have media.
+  // How it attends, if it does.
+  std::optional<PoolAttention> attention = {};
 };
 
 // Every call throws a Failure if the pool refuses a call that it must not
@@ -41,7 +44,11 @@ class PoolWorkload {
       : pool_(pool),
         abilities_(abilities),
         rules_(rules),
-        counts_(counts == nullptr ? own_counts_ : *counts) {}
+        counts_(counts == nullptr ? own_counts_ : *counts) {
+    if (!abilities.attention) return;
+    asker_.emplace(pool.spec(), *abilities.attention);
+    ledger_.emplace(pool.spec(), rules);
+  }
 
   // Executes the operation, then reads everything that the pool shows.
   void Do(const PagedOp& op);
@@ -83,6 +90,7 @@ class PoolWorkload {
   void Look();
   void LookAtSlots(const PagedPool& of, int sequence);
   void LookAtTables(const PagedPool& of, const std::vector<int>& sequences);
+  void LookAtOutputs();
   bool has_groups() const { return !pool_.spec().groups.empty(); }
 
   PagedPool& pool_;
@@ -93,6 +101,10 @@ class PoolWorkload {
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
   std::vector<PagedClient> seen_;  // Past sequences.
+  // For a pool that attends. The ledger is gone once the pool has found tokens
+  // that it must not find.
+  std::optional<PoolAsker> asker_;
+  std::optional<reference::PagedLedger> ledger_;
 };
 
 }  // namespace kvtwin::props

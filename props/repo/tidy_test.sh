@@ -182,7 +182,7 @@ room oracle base attention compare
 room shrink base history compare
 room report base compare oracle
 room page_judge base compare oracle report
-room paged base history compare shrink report
+room paged base history attention compare shrink report
 room laws base history compare shrink paged
 room sessions base compare shrink report
 room search base history compare oracle shrink report page_judge paged sessions

@@ -229,6 +229,9 @@ std::string PoolCallText(const PagedTraceOp& op) {
           "sequences {}{}: {}, indptr {}, last_page_len {}",
           NumbersText(op.sequences), GroupText(op), NumbersText(op.csr.indices),
           NumbersText(op.csr.indptr), NumbersText(op.csr.last_page_len));
+    case PagedTraceOpKind::kAttend:
+      return fmt::format("layer {}, the last {} rows of sequences {}", op.layer,
+                         NumbersText(op.query_rows), NumbersText(op.sequences));
     case PagedTraceOpKind::kUsage:
       return fmt::format("free {}, cached {}, used {}, shared {}",
                          op.usage.free, op.usage.cached, op.usage.used,

@@ -1,7 +1,7 @@
 /* docs/examples/c_pool.c with faults that can end a process. KVTWIN_FAULT names
  * the fault: crash, behind (writes past a buffer's end), hang, memory, close
- * (writes past a buffer's end when no answer is expected any more) or none (it
- * has no pool). */
+ * (writes past a buffer's end when no answer is expected any more), attend (a
+ * crash in attend) or none (it has no pool). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"
@@ -10,7 +10,7 @@
 static char* volatile kept;
 
 static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
-                      const kvtwin_tensor* key, const kvtwin_tensor* value) {
+                        const kvtwin_tensor* key, const kvtwin_tensor* value) {
   const char* name = getenv("KVTWIN_FAULT");
   volatile int spin = 1;
   if (name != NULL && key->shape[2] > 1) {
@@ -47,6 +47,16 @@ static void FaultyClose(void* pool) {
   Close(pool);
 }
 
+static int FaultyAttend(void* pool, int32_t layer, const int32_t* sequences,
+                        const int32_t* query_rows, size_t sequence_count,
+                        const kvtwin_tensor* query, float* out) {
+  (void)pool, (void)layer, (void)sequences, (void)query_rows;
+  (void)sequence_count, (void)query, (void)out;
+  kept = NULL;
+  *kept = 1;
+  return KVTWIN_OK;
+}
+
 static kvtwin_pool_backend_v1 faulty;
 
 const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
@@ -54,5 +64,7 @@ const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
   faulty.init = FaultyInit;
   faulty.append = FaultyAppend;
   faulty.close = FaultyClose;
+  const char* name = getenv("KVTWIN_FAULT");
+  if (name != NULL && strcmp(name, "attend") == 0) faulty.attend = FaultyAttend;
   return &faulty;
 }

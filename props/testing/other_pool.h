@@ -5,6 +5,7 @@
 #define KVTWIN_PROPS_TESTING_OTHER_POOL_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -37,12 +38,30 @@ enum class OtherPoolFault {
   kCountsAllAsShared,  // With several sequences, all used blocks are shared.
 };
 
+enum class OtherAttentionFault {
+  kNone,
+  kSeesLater,        // A row sees the later tokens of its batch.
+  kMissesAppended,   // A row sees no other token of its batch.
+  kMissesFirst,      // A row does not see the first token that it should see.
+  kSeesBeforeFirst,  // A row sees the token before the window, if it is there.
+  kSeesStale,        // A row sees the slot after the last token of a block.
+  kSwapsSequences,   // Each sequence gets the queries of another.
+  kOtherLayer,       // Outputs are those of another layer.
+  kOtherHead,        // A query head reads another KV head.
+  kNoScale,          // Scores are not scaled.
+  kNextValue,        // Each token has the V row of the next one.
+  kNotANumber,
+  kRefuses,
+  kWritesBehind,  // Writes a number after the output.
+};
+
 // A pool for all three rules: a hash table of blocks, as in Python engines. New
 // blocks have the highest free number.
 class OtherPool {
  public:
   inline static PoolRules rules;  // The rules of the pools that are made next.
   inline static OtherPoolFault fault = OtherPoolFault::kNone;
+  inline static OtherAttentionFault attention = OtherAttentionFault::kNone;
 
   explicit OtherPool(const kvtwin_pool_params& params) : is_(params) {
     blocks_.resize(AsSize(is_.blocks));
@@ -190,6 +209,36 @@ class OtherPool {
     return views;
   }
 
+  // Computes attention in double, row by row.
+  int Attend(int layer, const int* sequences, const int* query_rows,
+             std::size_t count, const kvtwin_tensor& query, float* out) {
+    using Fault = OtherAttentionFault;
+    if (attention == Fault::kRefuses) return KVTWIN_NOT_SUPPORTED;
+    const auto heads = AsInt(query.shape[1]);
+    const auto rows = AsInt(query.shape[2]);
+    const auto* queries = static_cast<const float*>(query.data);
+    if (attention == Fault::kOtherLayer) layer = (layer + 1) % is_.layers;
+    int row = 0;
+    for (std::size_t s = 0; s < count; ++s) {
+      for (int i = 0; i < query_rows[s]; ++i, ++row) {
+        const int asked = attention == Fault::kSwapsSequences
+                              ? (row + query_rows[0]) % rows
+                              : row;
+        for (int h = 0; h < heads; ++h) {
+          AttendRow(layer, sequences[s], query_rows[s] - 1 - i,
+                    h * is_.kv_heads / heads,
+                    queries + (asked * heads + h) * is_.k_head_dim,
+                    out + (row * heads + h) * is_.v_head_dim);
+        }
+      }
+    }
+    if (attention == Fault::kNotANumber) out[0] = NAN;
+    if (attention == Fault::kWritesBehind) {
+      out[rows * heads * is_.v_head_dim] = 1;
+    }
+    return KVTWIN_OK;
+  }
+
   std::vector<std::int64_t> Slots(int sequence, int begin, int end) const {
     const Sequence& of = sequences_.at(sequence);
     std::vector<std::int64_t> slots;
@@ -240,6 +289,50 @@ class OtherPool {
     const int row = part == 0 ? KeyRow() : ValueRow();
     return At(BlockAt(block).rows, part).data() +
            (layer * size() + offset) * row;
+  }
+
+  // Writes the output of a query of the token that is `back` tokens before the
+  // last one.
+  void AttendRow(int layer, int sequence, int back, int kv_head,
+                 const float* query, float* out) {
+    using Fault = OtherAttentionFault;
+    const Sequence& of = sequences_.at(sequence);
+    const int end = of.len + At(of.appended, layer);
+    const int position = end - 1 - back;
+    int first = std::max(rules.FirstSeen(position), of.from);
+    if (attention == Fault::kMissesFirst) ++first;
+    if (attention == Fault::kSeesBeforeFirst && first > of.from) --first;
+    int last = position;
+    if (attention == Fault::kSeesLater) last = end - 1;
+    if (attention == Fault::kSeesStale && end % size() != 0) ++last;
+    if (attention == Fault::kOtherHead) kv_head = (kv_head + 1) % is_.kv_heads;
+    const double scale =
+        attention == Fault::kNoScale ? 1 : 1 / std::sqrt(is_.k_head_dim);
+    double sum = 0;
+    std::vector<double> all(AsSize(is_.v_head_dim), 0);
+    for (int at = first; at <= last; ++at) {
+      const bool other = at >= of.len && at != position;
+      if (attention == Fault::kMissesAppended && other) continue;
+      const auto row = [&](int part, int place, int dim) {
+        const int block = At(of.table, place / size());
+        return Row(block, part, layer, place % size()) + kv_head * dim;
+      };
+      const float* key = row(0, at, is_.k_head_dim);
+      const bool next = attention == Fault::kNextValue && at < last;
+      const float* value = row(1, at + (next ? 1 : 0), is_.v_head_dim);
+      double score = 0;
+      for (int i = 0; i < is_.k_head_dim; ++i) {
+        score += double{query[i]} * double{key[i]};
+      }
+      const double weight = std::exp(score * scale);
+      sum += weight;
+      for (int i = 0; i < is_.v_head_dim; ++i) {
+        At(all, i) += weight * double{value[i]};
+      }
+    }
+    for (int i = 0; i < is_.v_head_dim; ++i) {
+      out[i] = sum == 0 ? 0 : static_cast<float>(At(all, i) / sum);
+    }
   }
 
   kvtwin_tensor TensorOf(int block, int part, int layer, int offset,
@@ -423,7 +516,31 @@ int Give(const std::vector<T>& list, T* to, std::size_t room,
   return KVTWIN_OK;
 }
 
-inline const kvtwin_pool_backend_v1& Table() {
+inline void AddOptional(kvtwin_pool_backend_v1& t) {
+  t.fork = [](void* pool, int32_t sequence, int32_t len, int32_t* id) {
+    *id = Of(pool).Fork(sequence, len);
+    return AsInt(KVTWIN_OK);
+  };
+  t.truncate = [](void* pool, int32_t sequence, int32_t len) {
+    Of(pool).Truncate(sequence, len);
+    return AsInt(KVTWIN_OK);
+  };
+  t.usage = [](void* pool, kvtwin_usage* usage) {
+    *usage = Of(pool).Usage();
+    return AsInt(KVTWIN_OK);
+  };
+  t.slots = [](void* pool, int32_t sequence, int32_t begin, int32_t end,
+               int64_t* slots, std::size_t room, std::size_t* count) {
+    return Give(Of(pool).Slots(sequence, begin, end), slots, room, count);
+  };
+  t.attend = [](void* pool, int32_t layer, const int32_t* sequences,
+                const int32_t* query_rows, std::size_t count,
+                const kvtwin_tensor* query, float* out) {
+    return Of(pool).Attend(layer, sequences, query_rows, count, *query, out);
+  };
+}
+
+inline const kvtwin_pool_backend_v1& OtherPoolTable() {
   static const kvtwin_pool_backend_v1 table = [] {
     kvtwin_pool_backend_v1 t{};
     t.size = sizeof(t);
@@ -472,22 +589,7 @@ inline const kvtwin_pool_backend_v1& Table() {
       Of(pool).Free(sequence);
       return AsInt(KVTWIN_OK);
     };
-    t.fork = [](void* pool, int32_t sequence, int32_t len, int32_t* id) {
-      *id = Of(pool).Fork(sequence, len);
-      return AsInt(KVTWIN_OK);
-    };
-    t.truncate = [](void* pool, int32_t sequence, int32_t len) {
-      Of(pool).Truncate(sequence, len);
-      return AsInt(KVTWIN_OK);
-    };
-    t.usage = [](void* pool, kvtwin_usage* usage) {
-      *usage = Of(pool).Usage();
-      return AsInt(KVTWIN_OK);
-    };
-    t.slots = [](void* pool, int32_t sequence, int32_t begin, int32_t end,
-                 int64_t* slots, std::size_t room, std::size_t* count) {
-      return Give(Of(pool).Slots(sequence, begin, end), slots, room, count);
-    };
+    AddOptional(t);
     return t;
   }();
   return table;

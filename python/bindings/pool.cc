@@ -62,6 +62,9 @@ class Pools {
     name_ = TextOf(said[0]);
     can_ = nb::cast<std::uint32_t>(said[1]);
     window_ = nb::cast<std::int32_t>(said[2]);
+    attend_dtype_ = nb::cast<int>(said[3]);
+    max_query_heads_ = nb::cast<std::int32_t>(said[4]);
+    attend_tolerance_ = nb::cast<double>(said[5]);
     FillNeeded();
     FillOptional();
   }
@@ -82,6 +85,10 @@ class Pools {
   }
   void FillNeeded();
   void FillOptional();
+  static int Attend(void* pool, std::int32_t layer,
+                    const std::int32_t* sequences,
+                    const std::int32_t* query_rows, std::size_t sequence_count,
+                    const kvtwin_tensor* query, float* out);
   int Init(const kvtwin_pool_params* params, void** pool);
   static int Open(void* pool, const kvtwin_prompt* prompt,
                   std::int32_t* sequence);
@@ -105,6 +112,9 @@ class Pools {
   std::string name_;
   std::uint32_t can_ = 0;
   std::int32_t window_ = 0;
+  int attend_dtype_ = 0;
+  std::int32_t max_query_heads_ = 0;
+  double attend_tolerance_ = 0;
   std::string init_error_;
   bool made_one_ = false;
 };
@@ -117,6 +127,11 @@ void Pools::FillNeeded() {
     out->name = current_->name_.c_str();
     out->can = current_->can_;
     out->window = current_->window_;
+    const bool shows = current_->table_.views != nullptr;
+    out->level = shows ? KVTWIN_VISIBILITY : KVTWIN_ATTENTION;
+    out->attend_dtype = static_cast<kvtwin_dtype>(current_->attend_dtype_);
+    out->max_query_heads = current_->max_query_heads_;
+    out->attend_tolerance = current_->attend_tolerance_;
     return AsInt(KVTWIN_OK);
   };
   table_.init = [](const kvtwin_pool_params* params, void** pool) {
@@ -148,7 +163,6 @@ void Pools::FillNeeded() {
       instance.attr("commit")(sequence, Ints(tokens, count));
     });
   };
-  table_.views = Views;
   table_.free = [](void* pool, std::int32_t sequence) {
     return On(pool,
               [&](nb::object& instance) { instance.attr("free")(sequence); });
@@ -163,6 +177,8 @@ void Pools::FillOptional() {
   const auto has = [&](const char* name) {
     return nb::cast<bool>(methods.attr("__contains__")(name));
   };
+  if (has("views")) table_.views = Views;
+  if (has("attend")) table_.attend = Attend;
   if (has("fork")) {
     table_.fork = [](void* pool, std::int32_t sequence, std::int32_t length,
                      std::int32_t* made) {
@@ -218,6 +234,18 @@ void Pools::FillOptional() {
   table_.group_slots = [](void* pool, std::int32_t group, auto... rest) {
     return Slots(pool, group, rest...);
   };
+}
+
+int Pools::Attend(void* pool, std::int32_t layer, const std::int32_t* sequences,
+                  const std::int32_t* query_rows, std::size_t sequence_count,
+                  const kvtwin_tensor* query, float* out) {
+  return On(pool, [&](nb::object& instance) {
+    const nb::object answer =
+        instance.attr("attend")(layer, Ints(sequences, sequence_count),
+                                Ints(query_rows, sequence_count), Rows(*query));
+    const auto numbers = nb::cast<Numbers>(answer);
+    std::copy_n(numbers.data(), numbers.size(), out);
+  });
 }
 
 int Pools::Slots(void* pool, std::optional<int> group, std::int32_t sequence,
@@ -377,7 +405,7 @@ class PoolDriver {
   bool groups() const { return backend_.groups; }
 
   props::Subject Subject() const {
-    return props::BackendSubject(backend_, props::Level::kVisibility);
+    return props::BackendSubject(backend_, backend_.level);
   }
   // Returns the class as a subject, which `law` judges if it is not null.
   // Interrupts are seen between histories.
@@ -395,6 +423,7 @@ class PoolDriver {
   props::PoolInfo Info() const {
     props::PoolInfo info{.name = backend_.name,
                          .claims = backend_.level,
+                         .levels = {backend_.level},
                          .groups = backend_.groups,
                          .laws = {},
                          .not_declared = props::NotDeclared(backend_)};
@@ -411,8 +440,11 @@ class PoolDriver {
     failure.rerun = TextOf(rerun_(failure.history));
     failure.report.clear();
     failure.report = props::FailureText(failure);
-    return {"visibility", failure.check, failure.history, failure.text,
+    return {level(), failure.check, failure.history, failure.text,
             failure.report};
+  }
+  std::string level() const {
+    return std::string(props::LevelName(backend_.level));
   }
 
  private:
@@ -463,7 +495,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
       refuse_if_vain();
     }
     const bool right = findings.empty();
-    return {right ? "visibility" : "none",
+    return {right ? driver.level() : "none",
             right,
             /*not judged*/ false,
             result.counts.operations,

@@ -5,6 +5,7 @@ import importlib.util
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import kvtwin
@@ -336,6 +337,64 @@ def test_pools_may_recompute_the_last_token(pool):
     assert not found, str(found)
     result = kvtwin.fuzz(with_rules(Finds, can={"recomputes_last"}), operations=8000)
     assert result, str(result)
+
+
+def attending(cls, first=lambda position: 0):
+    """Returns the class with an `attend` whose rows see the positions from
+    `first(position)` on."""
+
+    class Attends(cls):
+        def attend(self, layer, sequences, query_rows, query):
+            heads = query.shape[1] // self.setup.kv_heads
+            outputs = []
+            for sequence, rows in zip(sequences, query_rows):
+                views = cls.views(self, sequence, layer)
+                # [heads, tokens, head_dim]
+                key, value = (
+                    np.concatenate([view[i] for view in views])
+                    .repeat(heads, axis=1)
+                    .transpose(1, 0, 2)
+                    for i in (0, 1)
+                )
+                end = key.shape[1]
+                for position in range(end - rows, end):
+                    seen = slice(first(position), position + 1)
+                    scores = (key[:, seen] @ query[len(outputs)][:, :, None])[..., 0]
+                    weights = np.exp(scores / np.sqrt(key.shape[2]))
+                    weights /= weights.sum(axis=1, keepdims=True)
+                    outputs.append((weights[:, None] @ value[:, seen])[:, 0])
+            return np.stack(outputs)
+
+    return Attends
+
+
+def test_pools_that_attend(pool):
+    result = kvtwin.fuzz(attending(pool), operations=2000)
+    assert result and result.level == "visibility", str(result)
+    # A pool that attends need not show its rows.
+    description = dataclasses.replace(pool.kvtwin, attend_dtype="bf16", max_query_heads=2)
+    without = {"views": None, "kvtwin": description}
+    hidden = type("Hidden", (attending(pool),), without)
+    result = kvtwin.fuzz(hidden, operations=2000)
+    assert result and result.level == "attention", str(result)
+    for shows in ({}, without):
+        wrong = attending(pool, first=lambda position: min(position, 1))
+        found = kvtwin.fuzz(type("Wrong", (wrong,), shows), operations=1000)
+        assert not found
+        [finding] = found.findings
+        assert finding.level == ("attention" if shows else "visibility")
+        assert "as if position 0 were missing" in finding.reason
+        assert "P19" in str(found)
+    with pytest.raises(TypeError, match="no method views, and no attend"):
+        kvtwin.fuzz(type("Nothing", (pool,), {"views": None}))
+    narrow = attending(pool)
+    narrow.attend = lambda *given: np.zeros((1, 1))
+    found = kvtwin.fuzz(narrow, operations=100)
+    assert not found and "the output has shape (1, 1), expected" in str(found)
+    with pytest.raises(ValueError, match="attend_dtype"):
+        dataclasses.replace(description, attend_dtype="f8_e4m3")
+    with pytest.raises(ValueError, match="max_query_heads is -1"):
+        dataclasses.replace(description, max_query_heads=-1)
 
 
 def test_invalid_rules(pool):

@@ -201,6 +201,7 @@ Json DeclarationsOf(const PoolBackend& pool) {
   }
   return {{"name", pool.name},
           {"claims", pool.level},
+          {"levels", LevelsOf(pool)},
           {"groups", pool.groups},
           {"laws", laws},
           {"not_declared", NotDeclared(pool)}};

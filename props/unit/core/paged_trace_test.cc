@@ -109,7 +109,7 @@ TEST(PagedTrace, RefusesBadFirstLines) {
       {1, R"("dtype":"f32")", R"("dtype":"f32","v_dtype":1)", "v_dtype is 1"},
       {1, R"("dtype":"f32")", R"("dtype":"q8_0")", "blocks of 32"},
       {1, "token_major", "flat", "pool.layout is 'flat'"},
-      {1, R"("kvtrace":1)", R"("kvtrace":2)", "kvtrace is 2"},
+      {1, R"("kvtrace":1)", R"("kvtrace":3)", "kvtrace is 3"},
   });
   ExpectBadInput(Changed(1, R"("paged")", R"("page")", "other"), 1,
                  "cache.type is 'page'");

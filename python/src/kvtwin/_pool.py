@@ -9,6 +9,7 @@ import numpy as np
 from kvtwin import _arrays
 from kvtwin._errors import NotSupported
 from kvtwin._setup import (
+    DTYPES,
     POOL_ABILITIES,
     POOL_HAS_WINDOW,
     PoolDescription,
@@ -16,7 +17,8 @@ from kvtwin._setup import (
 )
 from kvtwin._types import Array
 
-NEEDED = ("open", "seq_len", "append", "commit", "views", "free")
+NEEDED = ("open", "seq_len", "append", "commit", "free")
+SHOWN = ("views", "attend")  # At least one of them.
 OPTIONAL = ("fork", "truncate", "commit_unknown", "usage", "table", "slots", "add_media")
 
 
@@ -31,20 +33,29 @@ class PoolBackend:
         for name in NEEDED:
             if not callable(getattr(cls, name, None)):
                 raise TypeError(f"{cls.__name__} has no method {name}")
-        self.has = {name for name in OPTIONAL if hasattr(cls, name)}
+        self.has = {n for n in SHOWN + OPTIONAL if callable(getattr(cls, n, None))}
+        if self.has.isdisjoint(SHOWN):
+            raise TypeError(f"{cls.__name__} has no method views, and no attend")
         if "media" in self.description.can and "add_media" not in self.has:
             raise TypeError(
                 f"{cls.__name__} declares the ability media, but has no method add_media"
             )
         self.has_media = "media" in self.description.can
 
-    def describe(self) -> tuple[str, int, int]:
-        """Returns name, can, window."""
+    def describe(self) -> tuple[str, int, int, int, int, float]:
+        """Returns name, can, window, attend_dtype, max_query_heads, attend_tolerance."""
         said = self.description
         can = sum(1 << POOL_ABILITIES[name] for name in said.can)
         if said.window is not None:
             can |= POOL_HAS_WINDOW
-        return said.name, can, said.window or 0
+        return (
+            said.name,
+            can,
+            said.window or 0,
+            DTYPES.index(said.attend_dtype),
+            said.max_query_heads,
+            said.attend_tolerance,
+        )
 
     def init(self, fields: dict[str, Any]) -> PoolInstance:
         groups = tuple(PoolSetup(**group) for group in fields.pop("groups"))
@@ -117,6 +128,17 @@ class PoolInstance:
             start += tokens
         self.shown = shown
         return shown
+
+    def attend(
+        self, layer: int, sequences: list[int], query_rows: list[int], query: Array
+    ) -> Array:
+        """Returns the outputs, (rows, heads, v_head_dim), as dense float32."""
+        # A copy, which the class may write to.
+        answer = self.pool.attend(layer, sequences, query_rows, np.array(query))
+        found = _arrays.outputs(answer)
+        width = self.setup.of_layer(layer).v_head_dim
+        _arrays.check_shape(found, "the output", (*query.shape[:2], width))
+        return found
 
     def free(self, sequence: int) -> None:
         self.pool.free(sequence)

@@ -189,6 +189,20 @@ def _check_limits(description: Description | PoolDescription, *names: str) -> No
             raise ValueError(f"{name} is {value!r}, it must be an int from 0 to 2147483647")
 
 
+def _check_tolerance(description: Description | PoolDescription, name: str) -> None:
+    """Raises ValueError unless the field is a finite number, 0 or more."""
+    value = getattr(description, name)
+    if not (isinstance(value, numbers.Real) and 0 <= float(value) < math.inf):
+        raise ValueError(f"{name} is {value!r}, it must be finite, 0 or more")
+
+
+def _check_attention(description: Description | PoolDescription) -> None:
+    """Raises ValueError unless the fields for `attend` are valid."""
+    _known("attend_dtype", [description.attend_dtype], ("f32", "f16", "bf16"))
+    _check_limits(description, "max_query_heads")
+    _check_tolerance(description, "attend_tolerance")
+
+
 def _check_texts(description: Description | PoolDescription, *names: str) -> None:
     """Raises ValueError unless each field is a str."""
     for name in names:
@@ -264,10 +278,15 @@ class PoolDescription:
     #: How many positions before its own a token sees. Rows that no later token sees
     #: may be gone, and views begin after them. None: all.
     window: int | None = None
+    #: For `attend`, as in `Description`.
+    attend_dtype: str = "f32"
+    max_query_heads: int = 0
+    attend_tolerance: float = 0
 
     def __post_init__(self) -> None:
         _check_texts(self, "name")
         _known("can", self.can, POOL_ABILITIES)
+        _check_attention(self)
         for ability in ("states_in_place", "one_stock"):
             if ability in self.can and "groups" not in self.can:
                 raise ValueError(f"{ability} is for pools with groups")
@@ -343,7 +362,6 @@ class Description:
             object.__setattr__(self, "level", "visibility")
         _check_texts(self, "name", "profile")
         _known("level", [self.level], LEVELS)
-        _known("attend_dtype", [self.attend_dtype], ("f32", "f16", "bf16"))
         _known("kinds", self.kinds, KINDS)
         _known("can", self.can, ABILITIES)
         if "share" in self.can and "copy_prefix" not in self.can:
@@ -354,8 +372,6 @@ class Description:
         _known("v_layouts", self.v_layouts, V_LAYOUTS)
         _known("shifts", self.shifts, SHIFTS)
         _check_limits(self, "max_sequences", "max_layers", "max_padding", "max_mask_padding")
-        _check_limits(self, "max_position", "max_query_heads")
-        for name in ("tolerance", "attend_tolerance"):
-            value = getattr(self, name)
-            if not (isinstance(value, numbers.Real) and 0 <= float(value) < math.inf):
-                raise ValueError(f"{name} is {value!r}, it must be finite, 0 or more")
+        _check_limits(self, "max_position")
+        _check_tolerance(self, "tolerance")
+        _check_attention(self)

@@ -1,0 +1,67 @@
+#include "props/attention/pool_asker.h"
+
+#include <limits>
+#include <utility>
+
+#include "core/guarded_paged.h"
+#include "core/index.h"
+#include "props/base/forwarding_pool.h"
+
+namespace kvtwin::props {
+
+std::vector<int> PoolAsker::Layers() const {
+  std::vector<int> layers;
+  for (int layer = 0; layer < spec_.layers; ++layer) {
+    if (!SpecOfLayer(spec_, layer).states) layers.push_back(layer);
+  }
+  return layers;
+}
+
+std::vector<int> PoolAsker::Appended(const reference::PagedLedger& ledger,
+                                     int layer) {
+  std::vector<int> sequences;
+  for (const int sequence : ledger.Sequences()) {
+    const bool appended =
+        ledger.RowCount(sequence, layer) > ledger.SeqLen(sequence);
+    if (appended) sequences.push_back(sequence);
+  }
+  return sequences;
+}
+
+Status PoolAsker::Ask(const reference::PagedLedger& ledger, int layer,
+                      const std::vector<int>& sequences, PagedPool& pool) {
+  out_.clear();
+  layer_ = layer;
+  std::vector<int> query_rows;
+  std::uint64_t seed = AsSize(layer);
+  for (const int sequence : sequences) {
+    const int rows = ledger.RowCount(sequence, layer);
+    query_rows.push_back(rows - ledger.SeqLen(sequence));
+    seed = 31 * seed + AsSize(rows);
+  }
+  const auto before = questions_.find(layer);
+  AttentionQuestion question(
+      {.ledger = ledger,
+       .spec = spec_,
+       .layer = layer,
+       .sequences = sequences,
+       .query_rows = query_rows},
+      QueriesPerKvHead(attention_.precision.dtype,
+                       SpecOfLayer(spec_, layer).kv_heads, /*group=*/0,
+                       attention_.query_heads),
+      seed, before == questions_.end() ? nullptr : &before->second);
+  if (question.CountJudged() == 0) return {};
+  out_.assign(question.answer_size(), std::numeric_limits<float>::quiet_NaN());
+  Status status =
+      AttendBy(pool, sequences, query_rows, layer, question.query(), out_);
+  if (!status.ok()) out_.clear();
+  questions_.insert_or_assign(layer, std::move(question));
+  return status;
+}
+
+std::optional<WrongOutput> PoolAsker::FindWrong() const {
+  if (out_.empty()) return std::nullopt;
+  return questions_.at(layer_).FindWrong(out_, attention_.precision);
+}
+
+}  // namespace kvtwin::props

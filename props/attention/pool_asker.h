@@ -1,0 +1,54 @@
+// Asks a pool that computes attention for its outputs, after each append.
+
+#ifndef KVTWIN_PROPS_ATTENTION_POOL_ASKER_H_
+#define KVTWIN_PROPS_ATTENTION_POOL_ASKER_H_
+
+#include <limits>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "core/guarded_paged.h"
+#include "kvtwin/paged.h"
+#include "kvtwin/status.h"
+#include "props/attention/attention_question.h"
+#include "reference/paged_ledger.h"
+
+namespace kvtwin::props {
+
+// How a pool attends.
+struct PoolAttention {
+  AttentionPrecision precision;
+  int query_heads = std::numeric_limits<int>::max();  // For each KV head.
+};
+
+class PoolAsker {
+ public:
+  PoolAsker(const PagedSpec& spec, const PoolAttention& attention)
+      : spec_(Completed(spec)), attention_(attention) {}
+
+  // Returns the layers that have rows, not states.
+  std::vector<int> Layers() const;
+  // Returns the sequences that have rows in a layer that are not committed.
+  static std::vector<int> Appended(const reference::PagedLedger& ledger,
+                                   int layer);
+
+  // Asks for the outputs of all tokens of the sequences that have rows in the
+  // layer and are not committed. Returns what the pool answers; ok if no row
+  // has an output that is known.
+  Status Ask(const reference::PagedLedger& ledger, int layer,
+             const std::vector<int>& sequences, PagedPool& pool);
+  // Returns what is wrong with the last outputs.
+  std::optional<WrongOutput> FindWrong() const;
+
+ private:
+  PagedSpec spec_;
+  PoolAttention attention_;
+  std::map<int, AttentionQuestion> questions_;  // The last ones, by layer.
+  int layer_ = 0;                               // Of the last question.
+  std::vector<float> out_;                      // Empty: none was asked for.
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_ATTENTION_POOL_ASKER_H_
