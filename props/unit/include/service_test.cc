@@ -6,12 +6,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <latch>
 #include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/index.h"
@@ -66,12 +68,14 @@ class Letters {
   }
 
   Service& service() { return *service_; }
+  void End() { service_.reset(); }
   std::unique_ptr<Answer> Ask(ServiceRequest request) {
     return *service_->Ask(std::move(request));
   }
   std::atomic<bool> hold = false;     // The model waits.
   std::atomic<bool> fails = false;    // The model throws.
   std::atomic<bool> odd = false;      // It throws a number.
+  std::atomic<bool> closes = false;   // It closes the cache.
   std::atomic<bool> mute = false;     // It has no logits.
   std::atomic<bool> lies = false;     // It has too few for several outputs.
   std::atomic<int> passes = 1000000;  // After these the model throws.
@@ -100,6 +104,7 @@ class Letters {
       const int next = static_cast<int>(sum) % kLetters;
       At(logits_, i * (kLetters + 1) + next) = 1;
     }
+    if (closes) cache.Close();
     return logits_;
   }
 
@@ -130,6 +135,25 @@ ServiceRequest RequestOf(const std::string& prompt, int limit,
           .limit = limit,
           .stops = std::move(stops),
           .sample = Sampler(0, 1, 0)};
+}
+
+// A token takes a millisecond at least.
+ServiceRequest SlowRequestOf(const std::string& prompt) {
+  ServiceRequest request = RequestOf(prompt, 0);
+  request.sample = [](auto) {
+    std::this_thread::sleep_for(milliseconds(1));
+    return 0;
+  };
+  return request;
+}
+
+// The model waits after this many tokens of the request.
+void HoldAfter(int tokens, Letters& letters, ServiceRequest& request) {
+  request.sample = [&letters, tokens,
+                    draw = request.sample](auto logits) mutable {
+    if (--tokens == 0) letters.hold = true;
+    return draw(logits);
+  };
 }
 
 AnswerPart Whole(Answer& answer) {
@@ -250,6 +274,24 @@ TEST(Service, StreamsTheText) {
   EXPECT_EQ(answer->Next(true, milliseconds(0)).finish, Finish::kLength);
 }
 
+// The text is there at once, and not only with the end of the answer.
+TEST(Service, StreamsTheTextWhileTheModelComputes) {
+  Letters letters(SpecOf());
+  ServiceRequest request = RequestOf("hello", 12);
+  HoldAfter(1, letters, request);
+  const auto answer = letters.Ask(std::move(request));
+  const auto begin = std::chrono::steady_clock::now();
+  const auto waited = [&] { return std::chrono::steady_clock::now() - begin; };
+  const AnswerPart part = answer->Next(false, std::chrono::minutes(1));
+  EXPECT_EQ(part.text, ExpectedText("hello", 1));
+  EXPECT_EQ(part.finish, Finish::kNone);
+  EXPECT_LT(waited(), std::chrono::seconds(30));
+  // Without more text it waits as long as it is told.
+  EXPECT_EQ(answer->Next(false, milliseconds(20)).text, "");
+  EXPECT_GE(waited(), milliseconds(20));
+  letters.hold = false;
+}
+
 TEST(Service, StopsBeforeAStopString) {
   Letters letters(SpecOf());
   const std::string text = ExpectedText("hello", 12);
@@ -265,6 +307,16 @@ TEST(Service, StopsBeforeAStopString) {
   EXPECT_EQ(next.text, ExpectedText(prompt, 3));
 }
 
+// Text that might begin a stop string is shown when the answer ends.
+TEST(Service, EndsWithTheBeginningOfAStopString) {
+  Letters letters(SpecOf());
+  const std::string text = ExpectedText("hello", 6);
+  const AnswerPart part = WholeOf(
+      letters.service(), RequestOf("hello", 6, {text.substr(4) + "??"}));
+  EXPECT_EQ(part.text, text);
+  EXPECT_EQ(part.finish, Finish::kLength);
+}
+
 TEST(Service, AFullSlotEndsTheAnswerOrShifts) {
   ServiceSpec spec = SpecOf();
   {
@@ -278,18 +330,26 @@ TEST(Service, AFullSlotEndsTheAnswerOrShifts) {
     EXPECT_EQ(WholeOf(letters.service(), RequestOf("b", 2)).text,
               ExpectedText("b", 2));
   }
-  spec.keep = 2;
-  Letters letters(spec);
-  EXPECT_EQ(WholeOf(letters.service(), RequestOf("hello", 100)).tokens, 100);
-  EXPECT_GT(Metric(letters.service(), "shifts_total"), 1);
-  EXPECT_EQ(
-      WholeOf(letters.service(), RequestOf(std::string(99, 'b'), 3)).tokens, 3);
+  for (const int keep : {0, 2}) {
+    spec.keep = keep;
+    Letters letters(spec);
+    EXPECT_EQ(WholeOf(letters.service(), RequestOf("hello", 100)).tokens, 100);
+    EXPECT_GT(Metric(letters.service(), "shifts_total"), 1);
+    // The beginning of a prompt that is too long is kept, too.
+    const std::string begin(30, 'b'), end(40, 'd');
+    EXPECT_EQ(WholeOf(letters.service(), RequestOf(begin + end, 1)).text,
+              ExpectedText(begin.substr(0, AsSize(keep)) +
+                               end.substr(0, AsSize(32 - keep)),
+                           1));
+    EXPECT_EQ(WholeOf(letters.service(), RequestOf(begin + end, 3)).tokens, 3);
+  }
 }
 
 TEST(Service, ADroppedAnswerEnds) {
   Letters letters(SpecOf(1));
   letters.hold = true;
   auto running = letters.Ask(RequestOf("hello", 0));
+  WaitFor(letters.service(), "requests_running", 1);
   auto waiting = letters.Ask(RequestOf("other", 3));
   running.reset();
   waiting.reset();
@@ -297,6 +357,21 @@ TEST(Service, ADroppedAnswerEnds) {
   WaitFor(letters.service(), "cancelled_total", 2);
   EXPECT_EQ(WholeOf(letters.service(), RequestOf("hello", 3)).text,
             ExpectedText("hello", 3));
+}
+
+// A request that waits does not wait until it is computed to be dropped: the
+// one that runs never ends.
+TEST(Service, AWaitingRequestMayBeDropped) {
+  ServiceSpec spec = SpecOf(1);
+  spec.keep = 2;
+  Letters letters(spec);
+  const auto running = letters.Ask(RequestOf("hello", 0));
+  WaitFor(letters.service(), "requests_running", 1);
+  auto waiting = letters.Ask(RequestOf("other", 3));
+  waiting.reset();
+  WaitFor(letters.service(), "cancelled_total", 1);
+  EXPECT_EQ(Metric(letters.service(), "requests_waiting"), 0);
+  EXPECT_EQ(Metric(letters.service(), "requests_running"), 1);
 }
 
 // Its destructor asks for metrics.
@@ -336,6 +411,30 @@ TEST(Service, ADroppedRequestMayCallTheService) {
     }
     EXPECT_TRUE(looked);
   }
+}
+
+// The service ends while its model computes for a request that was dropped. The
+// thread destroys the request, as its destructor may still call the service.
+TEST(Service, ADroppedRequestEndsBeforeItsService) {
+  std::thread::id destroyer;
+  {
+    Letters letters(SpecOf());
+    letters.hold = true;
+    ServiceRequest request = RequestOf("hello", 0);
+    request.sample = [kept = std::shared_ptr<int>(nullptr, [&](int*) {
+                        destroyer = std::this_thread::get_id();
+                      })](auto) { return 0; };
+    auto dropped = letters.Ask(std::exchange(request, {}));
+    WaitFor(letters.service(), "requests_running", 1);
+    dropped.reset();
+    const std::jthread release([&] {
+      std::this_thread::sleep_for(milliseconds(30));
+      letters.hold = false;
+    });
+    letters.End();
+  }
+  EXPECT_NE(destroyer, std::thread::id());
+  EXPECT_NE(destroyer, std::this_thread::get_id());
 }
 
 // The second request waits for the first one, and then shares its prefix.
@@ -411,8 +510,91 @@ TEST(Service, AConversationIsParkedAndLoaded) {
   EXPECT_EQ(part.reused, 5 + 7);  // The last token was not computed.
 }
 
+// Conversations of `worth` tokens are parked, and shorter ones are not.
+TEST(Service, AShortConversationIsNotParked) {
+  const ScratchFolder folder("service");
+  ServiceSpec spec = SpecOf();
+  spec.parking = {.folder = folder.path(), .model = "letters"};
+  for (const std::string prompt : {"the", "word"}) {
+    Letters letters(spec);
+    WholeOf(letters.service(), RequestOf(prompt, 1));
+    letters.End();  // It has written all files.
+    EXPECT_EQ(std::filesystem::is_empty(folder.path()), prompt == "the");
+  }
+}
+
+// The conversation of an answer that is dropped is parked before another
+// request takes its slot. One without a computed prompt is not.
+TEST(Service, ADroppedConversationIsParked) {
+  const ScratchFolder folder("service");
+  ServiceSpec spec = SpecOf(1);
+  spec.parking = {.folder = folder.path(), .model = "letters"};
+  std::vector<std::string> said;
+  spec.log = [&](const Status& status) { said.push_back(status.message()); };
+  {
+    Letters letters(spec);
+    ServiceRequest request = RequestOf("hello", 0);
+    HoldAfter(2, letters, request);
+    auto dropped = letters.Ask(std::move(request));
+    WaitFor(letters.service(), "answer_tokens_total", 2);
+    auto other = letters.Ask(RequestOf("other", 1));
+    dropped.reset();
+    letters.hold = false;
+    Whole(*other);
+
+    letters.hold = true;
+    dropped = letters.Ask(RequestOf("itneedsmorethanabatch", 1));
+    WaitFor(letters.service(), "requests_running", 1);
+    dropped.reset();
+    letters.hold = false;
+    WaitFor(letters.service(), "cancelled_total", 2);
+  }
+  EXPECT_THAT(said, testing::IsEmpty());
+  Letters letters(spec);
+  EXPECT_EQ(Metric(letters.service(), "conversations_parked"), 2);
+  const std::string prompt = "hello" + ExpectedText("hello", 2);
+  EXPECT_EQ(WholeOf(letters.service(), RequestOf(prompt + "x", 1)).reused, 7);
+}
+
+// A file is loaded into the free slot that holds least, although another one,
+// which is in use, holds less.
+TEST(Service, AFileTakesThePlaceOfLittle) {
+  const ScratchFolder folder("service");
+  ServiceSpec spec = SpecOf();
+  spec.sessions.context = 4096;
+  spec.parking = {.folder = folder.path(), .model = "letters"};
+  {
+    Letters letters(spec);
+    WholeOf(letters.service(), RequestOf("thesameprefix", 1));
+  }
+  std::vector<std::string> said;
+  spec.log = [&](const Status& status) { said.push_back(status.message()); };
+  Letters letters(spec);
+  const std::string first(300, 'c'), little(200, 'e'), second(300, 'd');
+  for (const std::string& prompt : {first, little, second}) {
+    WholeOf(letters.service(), RequestOf(prompt, 1));
+  }
+  WaitFor(letters.service(), "conversations_parked", 4);
+  auto running = letters.Ask(SlowRequestOf("b"));
+  WaitFor(letters.service(), "requests_running", 1);
+  EXPECT_EQ(
+      WholeOf(letters.service(), RequestOf("thesameprefixother", 1)).reused,
+      13);
+  running.reset();
+  WaitFor(letters.service(), "cancelled_total", 1);
+  while (Metric(letters.service(), "conversations_writing") > 0) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
+    std::filesystem::remove(file.path());
+  }
+  EXPECT_EQ(WholeOf(letters.service(), RequestOf(first + "x", 1)).reused, 300);
+  EXPECT_EQ(WholeOf(letters.service(), RequestOf(second + "x", 1)).reused, 300);
+  EXPECT_THAT(said, testing::IsEmpty());
+}
+
 // A slot has the prompt, but the second request cannot take it: the slot is in
-// use, or it cannot resume there. The file serves both.
+// use, or its window has left the prefix. The file serves both.
 TEST(Service, AFileServesWhereASlotCannot) {
   CacheSpec window;
   window.kind = Kind::kSwa;
@@ -420,6 +602,7 @@ TEST(Service, AFileServesWhereASlotCannot) {
   for (const bool own : {true, false}) {
     const ScratchFolder folder("service");
     ServiceSpec spec = SpecOf();
+    spec.sessions.context = 4096;  // The first request still runs at the end.
     if (own) spec.sessions.choice = SlotChoice::kOwnPrefix;
     spec.parking = {.folder = folder.path(), .model = "letters"};
     const CacheSpec cache = own ? CacheSpec() : window;
@@ -429,11 +612,9 @@ TEST(Service, AFileServesWhereASlotCannot) {
       WaitFor(letters.service(), "conversations_parked", 1);
     }
     Letters letters(spec, cache);
-    letters.hold = true;
-    const auto first = letters.Ask(RequestOf("thesameprefixanditsend", 9));
-    WaitFor(letters.service(), "requests_running", 1);
+    const auto first = letters.Ask(SlowRequestOf("thesameprefixanditsend"));
+    WaitFor(letters.service(), "answer_tokens_total", 3);
     const auto second = letters.Ask(RequestOf("thesameprefixother", 1));
-    letters.hold = false;
     EXPECT_EQ(Whole(*second).reused, 13) << own;
   }
 }
@@ -526,6 +707,55 @@ TEST(Service, SaysAtItsEndWhatWentWrongWithAFile) {
   EXPECT_THAT(said[0], HasSubstr("cannot be opened"));
 }
 
+TEST(Service, MetricsHaveTypes) {
+  Letters letters(SpecOf());
+  const auto begin = std::chrono::steady_clock::now();
+  ServiceRequest request = RequestOf("hello", 4);
+  request.sample = [](auto) {
+    std::this_thread::sleep_for(milliseconds(5));
+    return 0;
+  };
+  WholeOf(letters.service(), std::move(request));
+  WaitFor(letters.service(), "batches_total", 4);
+  const std::chrono::duration<double> time =
+      std::chrono::steady_clock::now() - begin;
+  const std::string text = letters.service().Metrics();
+  for (const std::string name :
+       {"requests", "requests_refused", "cancelled", "prompt_tokens",
+        "hit_tokens", "evicted_tokens", "shifts", "answer_tokens", "batches",
+        "refusals", "forward_seconds", "first_token_seconds",
+        "parking_failures"}) {
+    EXPECT_THAT(text, HasSubstr("# TYPE kvtwin_" + name +
+                                "_total counter\nkvtwin_" + name + "_total "));
+  }
+  for (const std::string name :
+       {"requests_waiting", "requests_running", "cells_used", "cells_free",
+        "conversations_parked", "conversations_writing"}) {
+    EXPECT_THAT(text, HasSubstr("# TYPE kvtwin_" + name + " gauge\nkvtwin_" +
+                                name + " "));
+  }
+  EXPECT_EQ(Metric(letters.service(), "prompt_tokens_total"), 5);
+  EXPECT_GE(Metric(letters.service(), "forward_seconds_total"), 0.02);
+  EXPECT_LE(Metric(letters.service(), "forward_seconds_total"), time.count());
+  // Only the first of the four tokens counts.
+  EXPECT_GE(Metric(letters.service(), "first_token_seconds_total"), 0.005);
+  EXPECT_LE(Metric(letters.service(), "first_token_seconds_total"),
+            time.count() - 0.015);
+}
+
+// A service without work leaves the processor to others, also after its model
+// has failed.
+TEST(Service, AnIdleServiceTakesNoTime) {
+  Letters letters(SpecOf());
+  for (const bool fails : {false, true}) {
+    letters.fails = fails;
+    WholeOf(letters.service(), RequestOf("hello", 3));
+    const std::clock_t before = std::clock();  // Of all threads.
+    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_LT(std::clock() - before, CLOCKS_PER_SEC / 20);
+  }
+}
+
 // Metrics count the cells of a wrapper's first cache, whichever the model
 // leaves active.
 TEST(Service, MetricsOfAWrapperCountItsFirstCache) {
@@ -562,10 +792,11 @@ TEST(Service, FailsWithItsModel) {
   const std::vector<std::pair<std::atomic<bool> Letters::*, const char*>>
       faults = {{&Letters::fails, "out of order"},
                 {&Letters::odd, "the model failed"},
+                {&Letters::closes, "used after Close"},
                 {&Letters::mute, "logits for"},
                 {&Letters::lies, "logits for"}};
   for (const auto& [fault, message] : faults) {
-    Letters letters(SpecOf());
+    Letters letters(SpecOf(2));  // The third request waits.
     letters.*fault = true;
     letters.hold = true;  // Until a batch can have several outputs.
     std::vector<std::unique_ptr<Answer>> answers;
@@ -578,6 +809,8 @@ TEST(Service, FailsWithItsModel) {
       EXPECT_EQ(part.finish, Finish::kFailed);
       EXPECT_THAT(part.status.message(), HasSubstr(message));
     }
+    EXPECT_EQ(Metric(letters.service(), "requests_waiting"), 0);
+    EXPECT_EQ(Metric(letters.service(), "requests_running"), 0);
     letters.*fault = false;
     const AnswerPart later = WholeOf(letters.service(), RequestOf("hello", 3));
     EXPECT_EQ(later.finish, Finish::kFailed);
@@ -595,6 +828,7 @@ TEST(Service, AFullQueueRefusesRequests) {
   std::vector<std::unique_ptr<Answer>> answers;
   for (const std::string prompt : {"hello", "world", "three"}) {
     answers.push_back(letters.Ask(RequestOf(prompt, 0)));
+    WaitFor(letters.service(), "requests_running", 1);
   }
   for (int i = 0; i < 2; ++i) {
     ExpectRefused(letters.service(), RequestOf("other", 1),
@@ -748,8 +982,10 @@ TEST(Service, MisuseIsRefused) {
   expect_refused("prompt[0].token is -2");
   EXPECT_EQ(Metric(letters.service(), "requests_total"), 0);
   request = RequestOf("a", 1);
-  request.sample = [](auto) { return -5; };
-  EXPECT_EQ(WholeOf(letters.service(), request).finish, Finish::kError);
+  for (const int token : {-1, -5}) {
+    request.sample = [token](auto) { return token; };
+    EXPECT_EQ(WholeOf(letters.service(), request).finish, Finish::kError);
+  }
   request.sample = [](auto) { return kEnd; };
   const AnswerPart ended = WholeOf(letters.service(), request);
   EXPECT_EQ(ended.finish, Finish::kStop);
@@ -761,7 +997,8 @@ TEST(Service, MisuseIsRefused) {
       .forward = [](auto&, auto&) { return std::span<const float>(); },
       .bytes = [](auto) { return std::string(); }};
   ServiceSpec spec = SpecOf();
-  EXPECT_FALSE(MakeService(*cache, spec, {}).ok());
+  EXPECT_FALSE(MakeService(*cache, spec, {.forward = model.forward}).ok());
+  EXPECT_FALSE(MakeService(*cache, spec, {.bytes = model.bytes}).ok());
   spec.keep = -2;
   EXPECT_FALSE(MakeService(*cache, spec, model).ok());
   spec = SpecOf();

@@ -10,7 +10,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdarg>
+#include <ctime>
 #include <filesystem>
+#include <future>
 #include <iterator>
 #include <memory>
 #include <new>
@@ -123,6 +125,13 @@ class SlowDisk : public testing::Test {
     return answer.Next(true, milliseconds(wait));
   }
 
+  // The service leaves the processor to others while an answer waits.
+  static void ExpectWaits(Answer& answer) {
+    const std::clock_t before = std::clock();  // Of all threads.
+    EXPECT_EQ(Whole(answer, 100).finish, Finish::kNone);
+    EXPECT_LT(std::clock() - before, CLOCKS_PER_SEC / 20);
+  }
+
   bool HasMetric(const std::string& line) const {
     return service_->Metrics().find("\nkvtwin_" + line + "\n") !=
            std::string::npos;
@@ -155,7 +164,7 @@ TEST_F(SlowDisk, BatchesContinueWhileFilesAreWritten) {
     EXPECT_EQ(Whole(*Ask(token)).finish, Finish::kLength) << token;
   }
   const auto answer = Ask(4);
-  EXPECT_EQ(Whole(*answer, 100).finish, Finish::kNone);
+  ExpectWaits(*answer);
   ExpectMetric("conversations_writing 3");
   while (writers == 0) std::this_thread::yield();
   EXPECT_EQ(writers, 1);
@@ -174,12 +183,30 @@ TEST_F(SlowDisk, BatchesContinueWhileAFileIsRead) {
   auto dropped = Ask(1, 5);
   EXPECT_EQ(Whole(*Ask(5)).finish, Finish::kLength);
   EXPECT_EQ(Whole(*Ask(6)).finish, Finish::kLength);
-  EXPECT_EQ(Whole(*first, 0).finish, Finish::kNone);
-  EXPECT_EQ(Whole(*second, 0).finish, Finish::kNone);
+  ExpectWaits(*first);
+  ExpectWaits(*second);
   dropped.reset();
   stands = false;
   EXPECT_EQ(Whole(*first).reused, 4);
   EXPECT_EQ(Whole(*second).reused, 4);
+}
+
+// Nobody who reads an answer waits for the files of a service that ends.
+TEST_F(SlowDisk, AnswersEndBeforeTheFilesAreWritten) {
+  MakeService();
+  stands = true;
+  for (const int token : {1, 2, 3}) Whole(*Ask(token));
+  const auto answer = Ask(4);
+  ExpectMetricSoon("conversations_writing 3");
+  const auto end = std::async(std::launch::async, [&] { service_.reset(); });
+  auto read = std::async(std::launch::async, [&] {
+    Whole(*answer);
+    std::this_thread::sleep_for(milliseconds(20));
+    return Whole(*answer).finish;  // While the service waits for the disk.
+  });
+  EXPECT_EQ(read.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  stands = false;
+  EXPECT_EQ(read.get(), Finish::kFailed);
 }
 
 // The prompt shares its first token alone with the file that is being written.
