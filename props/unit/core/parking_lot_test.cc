@@ -20,6 +20,7 @@
 #include <system_error>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/index.h"
@@ -286,6 +287,21 @@ TEST_F(Parked, InputsThatAreNotTextAreKept) {
   EXPECT_EQ(Unparked(*parking, other), 1);
 }
 
+// An input with one of the two numbers is not the plain token either.
+TEST_F(Parked, AnImageIsNotAToken) {
+  const Prompt text = PromptOf({1, 2, 3, 4});
+  Prompt image = text, group = text;
+  image[2].multimodal = 7;
+  group[2].same_batch = 1;
+  for (const Prompt& prompt : {image, group}) {
+    fs::remove_all(Spec().folder);
+    ParkedFile(prompt);
+    const auto parking = Open();
+    EXPECT_EQ(Unparked(*parking, text), 2);
+    EXPECT_EQ(Unparked(*parking, prompt), 4);
+  }
+}
+
 TEST_F(Parked, OtherModelsAndRowsAreLeftAlone) {
   const Prompt prompt = PromptOf({1, 2, 3});
   ParkedFile(prompt);
@@ -314,6 +330,14 @@ TEST_F(Parked, OtherModelsAndRowsAreLeftAlone) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(status.message(), HasSubstr(found));
   }
+  ParkingServer server(
+      {.kind = Kind::kWrapper,
+       .caches = {{.kind = Kind::kCausal}, {.kind = Kind::kSwa, .window = 3}}},
+      DType::kF16);
+  const int slot = server.Compute(PromptOf({4}));
+  const Status status = Open()->Park(server.sessions(), server.cache(), slot);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Files().size(), 1);
 }
 
 TEST_F(Parked, VRowsMayHaveAnotherDType) {
@@ -409,7 +433,9 @@ TEST_F(Parked, AConversationThatNeverFitsIsLeftAlone) {
   const Prompt longer = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9});
   const Prompt shorter = PromptOf({1, 2, 3, 9}), part = PromptOf({1, 2, 3, 4});
   for (const CacheSpec& spec : std::vector<CacheSpec>{
-           causal, {.kind = Kind::kWrapper, .caches = {swa, causal}}}) {
+           causal,
+           {.kind = Kind::kWrapper, .caches = {swa, causal}},
+           {.kind = Kind::kWrapper, .caches = {causal, swa}}}) {
     fs::remove_all(Spec().folder);
     const auto parking = Open();
     for (const Prompt& prompt : {longer, shorter}) {
@@ -460,6 +486,18 @@ TEST_F(Parked, StatesAreLoaded) {
       EXPECT_TRUE(*after.cache().CanResume(1, loaded));
     }
   }
+}
+
+// The only state is that of a stop string: nothing is left to be parked.
+TEST_F(Parked, NoTokensMakeNoFile) {
+  const auto parking = Open();
+  ParkingServer server(
+      {.kind = Kind::kRecurrent, .checkpoint_every = 4, .checkpoints = 4});
+  const int slot = server.Compute(PromptOf({1, 2}), 2);
+  EXPECT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+  EXPECT_TRUE(parking->Wait().ok());
+  EXPECT_EQ(parking->Gauges(), ParkingGauges());
+  EXPECT_TRUE(Files().empty());
 }
 
 // An encoder takes one sequence, which cannot be copied.
@@ -578,28 +616,32 @@ TEST_F(Parked, AFolderMayHoldAnything) {
   EXPECT_EQ(Files().size(), files);
 }
 
+// Returns a state, whose rows are single floats, without a position.
+CacheState Without(CacheState state, int position) {
+  const auto cell =
+      std::ranges::find(state.cells, position, &CellEntry::position);
+  const auto index = cell - state.cells.begin();
+  for (auto& [layer, rows] : state.layers) {
+    for (DenseTensor* tensor : {&rows.key, &rows.value}) {
+      --tensor->shape[2];
+      const auto at = IteratorAt(tensor->bytes, 4 * index);
+      tensor->bytes.erase(at, at + 4);
+    }
+  }
+  state.cells.erase(cell);
+  return state;
+}
+
 // Files that are whole, but do not hold what their labels say.
 TEST_F(Parked, AForgedLabelIsNoticed) {
   const std::string file = ParkedFile(PromptOf({1, 2, 3}));
   const CacheState whole = *LoadState(file, *ModelOf(file));
-  const auto without = [&](int position) {
-    CacheState part = whole;
-    for (auto& [layer, rows] : part.layers) {
-      for (DenseTensor* tensor : {&rows.key, &rows.value}) {
-        tensor->shape[2] = 2;
-        const auto at = IteratorAt(tensor->bytes, 4 * position);
-        tensor->bytes.erase(at, at + 4);
-      }
-    }
-    part.cells.erase(IteratorAt(part.cells, position));
-    return part;
-  };
   CacheState twice = whole;
   twice.cells[2].position = 1;
   for (const auto& [state, label] :
        std::vector<std::pair<CacheState, int>>{{whole, 5},
-                                               {without(0), 3},
-                                               {without(1), 3},
+                                               {Without(whole, 0), 3},
+                                               {Without(whole, 1), 3},
                                                {twice, 2},
                                                {CacheState(), 3}}) {
     std::string tokens;
@@ -610,6 +652,58 @@ TEST_F(Parked, AForgedLabelIsNoticed) {
     EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3, 4, 5})), -1) << tokens;
     EXPECT_EQ(parking->Gauges().failed, 1);
   }
+}
+
+// A state without one of its tokens in the middle, of a window or of a cache of
+// a wrapper.
+TEST_F(Parked, AHoleIsNoticed) {
+  const CacheSpec causal, swa = {.kind = Kind::kSwa, .window = 4};
+  const Prompt prompt = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  for (const CacheSpec& spec : std::vector<CacheSpec>{
+           swa,
+           {.kind = Kind::kWrapper, .caches = {causal, swa}},
+           {.kind = Kind::kWrapper, .caches = {swa, causal}}}) {
+    // Of the last, number -1, all are whole.
+    for (int part = std::max(Size(spec.caches), 1) - 1; part >= -1; --part) {
+      fs::remove_all(Spec().folder);
+      ParkingServer before(spec), after(spec);
+      const int slot = before.Compute(prompt);
+      ASSERT_TRUE(Open()->Park(before.sessions(), before.cache(), slot).ok());
+      const std::string file = Files().front(), label = *ModelOf(file);
+      CacheState state = *LoadState(file, label);
+      if (part >= 0) {
+        CacheState& holed =
+            state.caches.empty() ? state : At(state.caches, part);
+        holed = Without(std::move(holed), 10);
+      }
+      ASSERT_TRUE(SaveState(state, file, label).ok());
+      EXPECT_EQ(TokensOf(Open()->Unpark(after.sessions(), after.cache(), 1,
+                                        prompt, 1)),
+                part < 0 ? 12 : -1)
+          << part;
+    }
+  }
+}
+
+// A label names fewer tokens than its file has, as after a stop string.
+TEST_F(Parked, AFileMayHaveMoreThanItsLabel) {
+  constexpr SessionsSpec kLong = {.slots = 2, .context = 512, .batch = 512};
+  const Prompt prompt(500, SessionInput{3});
+  ParkingServer before({}, DType::kF32, {}, kLong);
+  {
+    const auto parking = Open();
+    const int slot = before.Compute(prompt);
+    ASSERT_TRUE(parking->Park(before.sessions(), before.cache(), slot).ok());
+  }
+  const std::string file = Files().front();
+  ASSERT_TRUE(
+      SaveState(*LoadState(file, *ModelOf(file)), file, "m 1\nf32\n3 3 3 ")
+          .ok());
+  ParkingServer after({}, DType::kF32, {}, kLong);
+  EXPECT_EQ(TokensOf(Open()->Unpark(after.sessions(), after.cache(), 1,
+                                    PromptOf({3, 3, 3, 4}), 1)),
+            3);
+  EXPECT_EQ(after.Rows(1).size(), 3);
 }
 
 // The state of a server with a larger context.
@@ -739,6 +833,19 @@ TEST_F(Parked, FilesAreWrittenAndReadWithoutThreads) {
             (ParkingGauges{.parked = 1, .written = 2, .loaded = 1}));
 }
 
+// The last file is written by the destructor.
+TEST_F(Parked, TheEndWritesWithoutThreads) {
+  const Prompt prompt = PromptOf({1, 2, 3});
+  ParkingServer server;
+  const int slot = server.Compute(prompt);
+  {
+    const NoThreads none;
+    const auto parking = Open();
+    ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+  }
+  EXPECT_EQ(Unparked(*Open(), prompt), 3);
+}
+
 TEST_F(Parked, AServiceNeedsAThread) {
   ParkingServer server;
   const NoThreads none;
@@ -783,6 +890,25 @@ TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
   EXPECT_TRUE(park(PromptOf({1, 2, 3})).ok());
   EXPECT_EQ(Files().size(), 1);
   EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
+}
+
+// A conversation is parked again when its file has failed, though nobody has
+// waited for the file.
+TEST_F(Parked, AFileThatFailedIsWrittenAgain) {
+  const auto parking = Open();
+  const Prompt prompt = PromptOf({1, 2, 3});
+  ParkingServer server;
+  const int slot = server.Compute(prompt);
+  {
+    const NoThreads none;  // The file is written by the second Park.
+    const FullDisk full;
+    ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+    ASSERT_TRUE(parking->Park(server.sessions(), server.cache(), slot).ok());
+  }
+  EXPECT_FALSE(parking->Wait().ok());  // The first file.
+  EXPECT_EQ(parking->Gauges(),
+            (ParkingGauges{.parked = 1, .written = 1, .failed = 1}));
+  EXPECT_EQ(Unparked(*parking, prompt), 3);
 }
 
 // A conversation is wanted before its file has failed: what the file would have
@@ -839,7 +965,10 @@ TEST_F(Parked, AFileIsReadInTheBackground) {
   const auto fetch = [&](const Prompt& wanted) {
     while (parking->Fetch(wanted, 1, true) != Fetched::kReady) usleep(1000);
   };
-  EXPECT_EQ(parking->Fetch(PromptOf({9}), 1, true), Fetched::kNothing);
+  for (const int least : {0, 1}) {
+    EXPECT_EQ(parking->Fetch(PromptOf({9}), least, true), Fetched::kNothing);
+    EXPECT_EQ(Unparked(*parking, PromptOf({9}), least), 0);
+  }
   EXPECT_EQ(parking->Fetch(prompt, 4, true), Fetched::kNothing);
   fetch(prompt);
   EXPECT_EQ(parking->Fetch(other, 1, false), Fetched::kReading);
@@ -849,6 +978,44 @@ TEST_F(Parked, AFileIsReadInTheBackground) {
   fetch(other);
   EXPECT_EQ(Unparked(*parking, other), 2);
   EXPECT_EQ(Unparked(*parking, prompt), -1);
+}
+
+// A file that was read for one prompt is not loaded for another.
+TEST_F(Parked, AnotherFileThanTheLastIsLoaded) {
+  const Prompt first = PromptOf({1, 2, 3}), second = PromptOf({4, 5, 6});
+  for (const auto& [read, wanted] :
+       {std::pair(first, second), std::pair(second, first)}) {
+    fs::remove_all(Spec().folder);
+    const auto parking = Open();
+    ParkAll(*parking, {first, second});
+    while (parking->Fetch(read, 1, true) != Fetched::kReady) usleep(1000);
+    EXPECT_EQ(Unparked(*parking, wanted), 3);
+    EXPECT_EQ(Unparked(*parking, read), 3);
+  }
+}
+
+// Fetch alone finds out that a file is written, and then reads it. Unpark waits
+// for it.
+TEST_F(Parked, AFileIsWantedWhileItIsWritten) {
+  const Prompt prompt = PromptOf({1, 2, 3});
+  const auto parking = Open();
+  ParkingServer server;
+  const int slot = server.Compute(prompt);
+  const auto park = [&] {
+    return parking->Park(server.sessions(), server.cache(), slot).ok();
+  };
+  ASSERT_TRUE(park());
+  EXPECT_EQ(Unparked(*parking, prompt, 3), 3);
+  fs::remove(Files().front());
+  EXPECT_EQ(Unparked(*parking, prompt), -1);
+  ASSERT_TRUE(park());
+  Fetched fetched = Fetched::kReading;
+  for (int i = 0; i < 5000 && fetched == Fetched::kReading; ++i) {
+    usleep(1000);
+    fetched = parking->Fetch(prompt, 3, true);
+  }
+  EXPECT_EQ(fetched, Fetched::kReady);
+  EXPECT_EQ(Unparked(*parking, prompt, 3), 3);
 }
 
 // The part file of a writer that was killed.

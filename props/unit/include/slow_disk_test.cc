@@ -69,6 +69,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Puts rows of a pass.
+void PutOnes(Cache& cache, int tokens) {
+  const std::vector<float> ones(AsSize(tokens), 1);
+  const TensorView rows =
+      DenseView(ones.data(), DType::kF32, {1, 1, tokens, 1});
+  EXPECT_TRUE(cache.SetLayer(0).ok());
+  EXPECT_TRUE(cache.Put(rows, rows).ok());
+}
+
 // A service whose answers are of one token.
 class SlowDisk : public testing::Test {
  protected:
@@ -90,11 +99,7 @@ class SlowDisk : public testing::Test {
          .log = [this](const Status& status) { log_ = status.message(); }},
         {.forward =
              [this](Cache& cache, const SessionBatch& batch) {
-               const std::vector<float> ones(batch.inputs.size(), 1);
-               const TensorView rows =
-                   DenseView(ones.data(), DType::kF32,
-                             {1, 1, std::ssize(batch.inputs), 1});
-               EXPECT_TRUE(cache.Put(rows, rows).ok());
+               PutOnes(cache, Size(batch.inputs));
                logits_.assign(batch.outputs.size(), 0);
                return std::span<const float>(logits_);
              },
@@ -216,6 +221,32 @@ TEST_F(SlowDisk, OnlyAFileOfUseIsWaitedFor) {
   EXPECT_EQ(Whole(*Ask(1)).finish, Finish::kLength);
   ExpectMetricSoon("conversations_writing 1");
   EXPECT_EQ(Whole(*Ask(1, 3, 1), 2000).finish, Finish::kLength);
+}
+
+// A file is not read before it is written.
+TEST_F(SlowDisk, AFileIsFetchedAfterItIsWritten) {
+  cache_ = *MakeCache({});
+  const SessionsSpec sizes = {.slots = 2, .context = 8, .batch = 8};
+  ASSERT_TRUE(cache_->Init(InitOf(sizes, DType::kF32)).ok());
+  const auto sessions = *MakeSessions(*cache_, sizes);
+  const std::vector<SessionInput> prompt(3, SessionInput{1});
+  const int request = *sessions->Submit(prompt);
+  ASSERT_TRUE(sessions->NextBatch().ok());
+  PutOnes(*cache_, 3);
+  const int slot = sessions->Request(request)->slot;
+  ASSERT_TRUE(sessions->Finish(request).ok());
+  const auto parking =
+      *MakeParkingLot({.folder = folder_.File("parked"), .model = "m"});
+  stands = true;
+  ASSERT_TRUE(parking->Park(*sessions, *cache_, slot).ok());
+  EXPECT_EQ(parking->Fetch(prompt, 1, true), Fetched::kReading);
+  std::this_thread::sleep_for(milliseconds(20));
+  stands = false;
+  EXPECT_TRUE(parking->Wait().ok());
+  while (parking->Fetch(prompt, 1, true) != Fetched::kReady) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(*parking->Unpark(*sessions, *cache_, 1 - slot, prompt, 1), 3);
 }
 
 // A file that was read for a request that was dropped gives place to another.
