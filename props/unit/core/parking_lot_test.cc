@@ -282,6 +282,7 @@ TEST_F(Parked, InputsThatAreNotTextAreKept) {
   Prompt other = prompt;
   other[3].token = 9;
   EXPECT_EQ(Unparked(*parking, other), 1);
+  EXPECT_EQ(Unparked(*parking, other, 2), 0);
   other = prompt;
   other[1].multimodal = 5;
   EXPECT_EQ(Unparked(*parking, other), 1);

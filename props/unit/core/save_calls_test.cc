@@ -59,6 +59,7 @@ struct Recorder {
   std::vector<Call> calls;
   std::optional<Fault> fault;
   bool known_names = false;  // Random bits are zeros.
+  int lock_error = 0;        // No file can be locked.
   std::function<void(const std::string&)>
       on_lock;  // Gets the last path opened.
   std::string last_opened;
@@ -189,7 +190,11 @@ int __wrap_flock(int file, int operation) {
   if (recorder.on && recorder.on_lock) {
     std::exchange(recorder.on_lock, nullptr)(recorder.last_opened);
   }
-  return Simple("flock", file, [&] { return __real_flock(file, operation); });
+  return Simple("flock", file, [&] {
+    if (recorder.lock_error == 0) return __real_flock(file, operation);
+    errno = recorder.lock_error;
+    return -1;
+  });
 }
 int __wrap_fstat(int file, struct stat* about) {
   return Simple("fstat", file, [&] { return __real_fstat(file, about); });
@@ -583,6 +588,53 @@ TEST_F(SaveCalls, MayWriteLessThanRequested) {
       EXPECT_EQ(Found(), writes > 0 ? 1 : 0);
       EXPECT_EQ(Names(), (std::set<std::string>{"state"}));
     }
+  }
+}
+
+// A program that is started meanwhile gets none of the files: it would hold the
+// lock of a part file for as long as it runs.
+TEST_F(SaveCalls, KeepTheirFilesFromOtherPrograms) {
+  recorder.known_names = true;
+  ASSERT_TRUE(Save().ok());
+  const std::string part = PartOpened().path;
+  recorder.known_names = false;
+  std::ofstream(folder_ / part) << "of a dead saver";
+  ASSERT_TRUE(Save().ok());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / part));
+  int opened = 0;
+  for (const Call& call : calls_) {
+    if (call.name != "open" && call.name != "openat") continue;
+    EXPECT_NE(call.flags & O_CLOEXEC, 0) << call.path;
+    ++opened;
+  }
+  EXPECT_EQ(opened, 4);  // The folder, its list and both part files.
+}
+
+// Others may not read the new state of a private file, even before it is
+// complete.
+TEST_F(SaveCalls, APartFileIsPrivate) {
+  const mode_t before = ::umask(0);
+  ASSERT_EQ(::chmod(Path().c_str(), 0600), 0);
+  mode_t mode = 0;
+  recorder.on_lock = [&](const std::string& part) {
+    struct stat about = {};
+    EXPECT_EQ(::stat((folder_ / part).c_str(), &about), 0);
+    mode = about.st_mode & 07777;
+  };
+  EXPECT_TRUE(Save().ok());
+  ::umask(before);
+  EXPECT_EQ(mode, 0600U);
+}
+
+// Some file systems have no locks.
+TEST_F(SaveCalls, NeedNoLocks) {
+  for (const int error : {EIO, ENOLCK}) {
+    ASSERT_TRUE(SaveState(states_[0], Path()).ok());
+    recorder.lock_error = error;
+    EXPECT_TRUE(Save().ok());
+    recorder.lock_error = 0;
+    EXPECT_EQ(Found(), 1);
+    EXPECT_EQ(Names(), (std::set<std::string>{"state"}));
   }
 }
 

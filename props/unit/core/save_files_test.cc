@@ -242,8 +242,10 @@ TEST_F(SavedFiles, OtherFilesStay) {
       if (name != "state") part = name;
     }
   }
-  const NameSet others = {part + "x", "x" + part, part.substr(1),
-                          part.substr(0, part.size() - 1), "state.1.1.part"};
+  const NameSet others = {
+      part + "x",       "x" + part,
+      part.substr(1),   part.substr(0, part.size() - 1),
+      "state.1.1.part", part.substr(0, part.size() - 5) + ".keep"};
   for (const std::string& name : others) fs::copy_file(At(part), At(name));
   const std::string pipe = part.substr(0, part.size() - 6) + "x.part";
   ASSERT_EQ(::mkfifo(At(pipe).c_str(), 0666), 0);
@@ -354,9 +356,12 @@ struct stat About(const std::string& path) {
 
 TEST_F(SavedFiles, KeepTheModeOfTheFileBefore) {
   const CacheState state = SomeState(1, 1);
-  const mode_t before = ::umask(027);
+  const mode_t before = ::umask(0);
+  EXPECT_TRUE(SaveState(state, At("open")).ok());
+  EXPECT_EQ(About(At("open")).st_mode & 07777, 0666U);  // Like any new file.
+  ::umask(027);
   EXPECT_TRUE(SaveState(state, Path()).ok());
-  EXPECT_EQ(About(Path()).st_mode & 07777, 0640U);  // Like any new file.
+  EXPECT_EQ(About(Path()).st_mode & 07777, 0640U);
   for (const mode_t mode : {0600U, 0666U, 0444U, 0757U}) {
     ASSERT_EQ(::chmod(Path().c_str(), mode), 0);
     EXPECT_TRUE(SaveState(state, Path()).ok());
