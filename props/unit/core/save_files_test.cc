@@ -26,6 +26,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "props/testing/test_states.h"
@@ -377,19 +378,26 @@ TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
   // Only root may give a file to another user: without that there is no owner
   // to keep.
   if (::chown(Path().c_str(), 1234, 4321) != 0) GTEST_SKIP() << "not as root";
-  ASSERT_EQ(::chmod(Path().c_str(), 0640), 0);
-  ASSERT_TRUE(SaveState(state, Path()).ok());
-  EXPECT_EQ(About(Path()).st_uid, 1234U);
-  EXPECT_EQ(About(Path()).st_gid, 4321U);
-  EXPECT_EQ(About(Path()).st_mode & 07777, 0640U);
-  // Two users who may write to the folder: in the group of the file, and in
-  // another group.
+  for (const auto& [user, group] :
+       {std::pair(1234U, 4321U), std::pair(1234U, ::getegid()),
+        std::pair(::geteuid(), 4321U)}) {
+    ASSERT_EQ(::chown(Path().c_str(), user, group), 0);
+    ASSERT_EQ(::chmod(Path().c_str(), 0640), 0);
+    ASSERT_TRUE(SaveState(state, Path()).ok());
+    EXPECT_EQ(About(Path()).st_uid, user);
+    EXPECT_EQ(About(Path()).st_gid, group);
+    EXPECT_EQ(About(Path()).st_mode & 07777, 0640U);
+  }
+  // Users who may write to the folder: in the group of the file, in another
+  // group, and in both.
   ASSERT_EQ(::chmod(folder_.c_str(), 0777), 0);
-  for (const gid_t group : {4321U, 77U}) {
+  const gid_t file_group = 4321;
+  for (const auto& [group, groups] :
+       {std::pair(4321U, 0U), std::pair(77U, 0U), std::pair(77U, 1U)}) {
     ASSERT_EQ(::chown(Path().c_str(), 1234, 4321), 0);
     ASSERT_EQ(::chmod(Path().c_str(), 0664), 0);
     Child child([&] {
-      const bool changed = ::setgroups(0, nullptr) == 0 &&
+      const bool changed = ::setgroups(groups, &file_group) == 0 &&
                            ::setgid(group) == 0 && ::setuid(99) == 0;
       if (!changed || ::access(folder_.c_str(), W_OK) != 0) ::_exit(77);
       ::_exit(SaveState(state, Path()).ok() ? 0 : 1);
@@ -400,9 +408,10 @@ TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
     if (code == 77) GTEST_SKIP() << "other users cannot reach the temp folder";
     ASSERT_EQ(code, 0);
     EXPECT_EQ(About(Path()).st_uid, 99U);
-    EXPECT_EQ(About(Path()).st_gid, group);
+    const bool kept = group == file_group || groups > 0;
+    EXPECT_EQ(About(Path()).st_gid, kept ? file_group : group);
     // Another group gets no more access than all other users.
-    EXPECT_EQ(About(Path()).st_mode & 07777, group == 77 ? 0644U : 0664U);
+    EXPECT_EQ(About(Path()).st_mode & 07777, kept ? 0664U : 0644U);
   }
 }
 
