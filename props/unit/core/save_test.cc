@@ -94,9 +94,14 @@ TEST_F(Save, NamesTheModelOfAFile) {
 
 // No cache has these states: reading them would go past the ends of arrays.
 TEST_F(Save, RefusesImpossibleStates) {
-  const auto refused = [](CacheState state, const auto& damage) {
+  const auto refused = [this](CacheState state, const auto& damage) {
     damage(state);
-    return !StateFromBytes(StateToBytes(state)).ok();
+    const bool read = StateFromBytes(StateToBytes(state)).ok();
+    const Status status = SaveState(state, Path());
+    EXPECT_EQ(status.code(),
+              read ? StatusCode::kOk : StatusCode::kInvalidArgument);
+    EXPECT_EQ(std::filesystem::remove(Path()), read);
+    return !read;
   };
   const auto whole = [](CacheState&) {};
   const CacheState state = SomeState(3, 1);
@@ -121,6 +126,13 @@ TEST_F(Save, RefusesImpossibleStates) {
     const Shape huge = {kOpenEnd, kOpenEnd, 0, kOpenEnd};
     s.layers[0] = {{DType::kF32, huge, {}}, {DType::kF32, huge, {}}};
   }));
+  // A tensor has other bytes than its shape says.
+  CacheState half = state;
+  half.layers[7].value.bytes.pop_back();
+  EXPECT_TRUE(StateToBytes(half).empty());
+  EXPECT_TRUE(refused(half, whole));
+  // A sequence may have no tokens yet.
+  EXPECT_FALSE(refused(SomeState(0, 1), whole));
   EXPECT_FALSE(refused(OfAWrapper(), whole));
   EXPECT_TRUE(
       refused(OfAWrapper(), [](State s) { s.caches[0].cells.pop_back(); }));
@@ -149,6 +161,19 @@ TEST_F(Save, KeepsItsFormat) {
   wrapper.caches = {cache, encoder};
   ASSERT_TRUE(SaveState(wrapper, Path(), "a model").ok());
   EXPECT_EQ(ReadFile(Path()), ReadFile(KVTWIN_RECORDINGS "/state.safetensors"));
+}
+
+// The header is padded to a multiple of 8 bytes, and no further.
+TEST_F(Save, PadsItsHeader) {
+  for (std::size_t name = 0; name < 8; ++name) {
+    const std::vector<std::byte> bytes =
+        StateToBytes(CacheState(), std::string(name, 'm'));
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    ASSERT_EQ(bytes.size(), 8 + length);
+    EXPECT_EQ(length % 8, 0U);
+    EXPECT_NE(bytes[bytes.size() - 8], std::byte{' '}) << name;
+  }
 }
 
 // A byte that is changed, missing or extra is refused.
@@ -204,6 +229,23 @@ TEST_F(Save, RefusesHostileHeaders) {
               HasSubstr("its header is of 18446744073709551615 bytes"));
 }
 
+TEST_F(Save, RefusesHostileMetadata) {
+  const std::string header =
+      R"({{"__metadata__":{{"kvtwin_state":"2","model":"","{}":"{}"}}}})";
+  for (const auto& [name, value] : {std::pair("caches.9.encoder", "0 0 0"),
+                                    {"encoder", "0 x 0"},
+                                    {"encoder", "0 0"},
+                                    {"layers.0.rows", "q8_0"},
+                                    {"layers.0.key", "q9"},
+                                    {"layers.0.key", "f32"},
+                                    {"layers.x.key", "q8_0"},
+                                    {"other", "1"}}) {
+    EXPECT_EQ(RefusalOf(fmt::format(fmt::runtime(header), name, value)),
+              fmt::format("its metadata has a wrong '{}'", name))
+        << value;
+  }
+}
+
 TEST_F(Save, RefusesHostileTensors) {
   const std::string unsure = "its checksum does not hold";
   // A cache that is named twice must not be read by two threads.
@@ -248,7 +290,9 @@ TEST_F(Save, RefusesHostileTensors) {
                             "[1,1,1,2]", "[65536,65536,65536,65536]"}) {
     EXPECT_EQ(key(0, "F32", shape), "its tensor 'layers.0.key' is wrong");
   }
-  EXPECT_EQ(key(0, "U8", "[1,1,1,4]"), "its tensor 'layers.0.key' is wrong");
+  for (const char* dtype : {"U8", "I8"}) {
+    EXPECT_EQ(key(0, dtype, "[1,1,1,4]"), "its tensor 'layers.0.key' is wrong");
+  }
 }
 
 // Headers have a largest size, and a largest number of names.
