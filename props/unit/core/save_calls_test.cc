@@ -60,6 +60,7 @@ struct Recorder {
   std::optional<Fault> fault;
   bool known_names = false;  // Random bits are zeros.
   int lock_error = 0;        // No file can be locked.
+  int syncfs_error = 0;      // No file system can be synced.
   std::function<void(const std::string&)>
       on_lock;  // Gets the last path opened.
   std::string last_opened;
@@ -163,7 +164,11 @@ int __wrap_sync_file_range(int file, off_t at, off_t size, unsigned flags) {
                 [&] { return __real_sync_file_range(file, at, size, flags); });
 }
 int __wrap_syncfs(int file) {
-  return Simple("syncfs", file, [&] { return __real_syncfs(file); });
+  return Simple("syncfs", file, [&] {
+    if (recorder.syncfs_error == 0) return __real_syncfs(file);
+    errno = recorder.syncfs_error;
+    return -1;
+  });
 }
 int __wrap_renameat(int from, const char* path, int to, const char* name) {
   Call call{.name = "renameat", .path = path, .to = name};
@@ -646,6 +651,10 @@ TEST_F(SaveCalls, SyncAllWhereAFolderCannotBeSynced) {
   for (const int error : {EINVAL, EBADF, ENOTSUP}) {
     ASSERT_TRUE(Save(Fault{last, error, {}}).ok());
     EXPECT_GT(Only("syncfs"), Only("renameat"));
+    recorder.syncfs_error = EIO;
+    const Status status = Save(Fault{last, error, {}});
+    recorder.syncfs_error = 0;
+    EXPECT_NE(status.message().find("perhaps not on disk"), std::string::npos);
   }
 }
 
