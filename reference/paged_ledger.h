@@ -247,17 +247,20 @@ class PagedLedger {
     return SeqLen(sequence) + (rows == appended.end() ? 0 : Size(rows->second));
   }
 
-  // Returns the rows of a layer, in order: the committed rows, then the
-  // appended ones. If a token may have several rows, returns the last of them.
-  std::vector<KvRows> RowsOf(int sequence, int layer) const {
+  // Returns the rows of a layer from position `first` on, in order: the
+  // committed rows, then the appended ones. If a token may have several rows,
+  // returns the last of them.
+  std::vector<KvRows> RowsOf(int sequence, int layer, int first = 0) const {
     const Sequence& of = sequences_.at(sequence);
     std::vector<KvRows> rows;
-    for (const Token& token : of.tokens) {
-      rows.push_back(At((*OfLayer(token, layer).back()), layer));
+    for (int i = first; i < Size(of.tokens); ++i) {
+      rows.push_back(At((*OfLayer(At(of.tokens, i), layer).back()), layer));
     }
     const auto appended = of.appended.find(layer);
     if (appended == of.appended.end()) return rows;
-    rows.insert(rows.end(), appended->second.begin(), appended->second.end());
+    const int skipped = std::max(first - Size(of.tokens), 0);
+    rows.insert(rows.end(), IteratorAt(appended->second, skipped),
+                appended->second.end());
     return rows;
   }
 
@@ -320,16 +323,20 @@ class PagedLedger {
     const Sequence& of = sequences_.at(sequence);
     if (position < Low(sequence, GroupAt(layer))) return false;
     if (position == Size(of.tokens) && ComputesAgain(of)) return false;
-    const std::vector<KvRows> rows = Candidates(sequence, layer, position);
-    return std::ranges::all_of(
-        rows, [&](const KvRows& row) { return row == rows.front(); });
+    if (position >= Size(of.tokens)) return true;
+    const Token& token = At(of.tokens, position);
+    if (again_.contains(token.prefix)) return false;
+    const Commits& rows = OfLayer(token, layer);
+    return std::ranges::all_of(rows, [&](const auto& row) {
+      return At(*row, layer) == At(*rows.front(), layer);
+    });
   }
 
   // The first position that a token at `position` sees (P12, P19).
   int FirstSeenBy(int layer, int position) const {
-    const PagedSpec& spec = SpecOfLayer(spec_, layer);
-    const std::optional<int> window = spec.window ? spec.window : rules_.window;
-    return window ? std::max(0, position - *window) : 0;
+    const std::optional<int> window = SpecOfLayer(spec_, layer).window;
+    if (!window) return rules_.FirstSeen(position);
+    return PoolRules{.window = window}.FirstSeen(position);
   }
 
   // Whether the two sequences have the same token at `position`: after the same

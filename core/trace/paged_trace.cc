@@ -455,9 +455,14 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields, int version,
   header.visibility_only = fields.Name("placement", kPlacementNames) == 1;
   header.rules = ReadRules(fields.Object("cache"), header.visibility_only);
   if (version == 2) {
-    header.attention = fields.Find("attend") == nullptr
-                           ? TraceAttention()
-                           : ReadTraceAttention(fields.Object("attend"));
+    header.attention.emplace();
+    if (fields.Find("attend") != nullptr) {
+      const JsonFields attend = fields.Object("attend");
+      header.attention = ReadTraceAttention(attend);
+      for (const char* key : {"soft_cap", "sinks"}) {
+        if (attend.Find(key) != nullptr) attend.Fail(key, "is for caches");
+      }
+    }
   }
   const JsonFields pool = fields.Object("pool");
   PagedSpec& spec = header.spec;

@@ -79,14 +79,16 @@ typedef struct kvtwin_pool_backend_v1 {
    * sequence begins without tokens. */
   int (*open)(void* pool, const kvtwin_prompt* prompt, int32_t* sequence);
   int (*seq_len)(void* pool, int32_t sequence, int32_t* length);
+  /* The rows are f32, or of the dtypes of the pool, and dense. Other rows than
+   * the pool's are converted, as kvtwin_pool_append does it. */
   int (*append)(void* pool, int32_t sequence, int32_t layer,
                 const kvtwin_tensor* key, const kvtwin_tensor* value);
   int (*commit)(void* pool, int32_t sequence, const int32_t* tokens,
                 size_t count);
-  /* Views may have any lengths. `block` is -1 if the pool has no blocks. In a
-   * group with states, a view has one row, the state after the token at
-   * `start`; views of earlier states may be left out. May be NULL if there is
-   * an `attend`; the level is then ATTENTION. */
+  /* Views may have any lengths, and have the dtypes of the pool. `block` is -1
+   * if the pool has no blocks. In a group with states, a view has one row, the
+   * state after the token at `start`; views of earlier states may be left out.
+   * May be NULL if there is an `attend`; the level is then ATTENTION. */
   int (*views)(void* pool, int32_t sequence, int32_t layer,
                kvtwin_paged_view* views, size_t room, size_t* count);
   int (*free)(void* pool, int32_t sequence);
@@ -127,14 +129,14 @@ typedef struct kvtwin_pool_backend_v1 {
   int (*find)(void* pool, const kvtwin_prompt* prompt, int32_t* length);
   int (*resume_before)(void* pool, int32_t sequence, int32_t length,
                        int32_t* resume);
-  /* Optional. Computes attention over a layer (P19), which is compared at every
-   * level. Of each sequence, the queries are those of its last query_rows[i]
-   * tokens, which were appended to the layer after the last commit; the rows of
-   * one sequence come after those of another. query = [k_head_dim, heads,
-   * rows], f32 and dense; `out` has room for [v_head_dim, heads, rows], dense.
-   * heads / kv_heads heads share a KV head; scores are multiplied by 1 /
-   * sqrt(k_head_dim). A token sees the tokens of its sequence up to itself, or
-   * up to its window. */
+  /* Optional. Computes attention over a layer (P19); the harness compares the
+   * outputs at every level. query = [k_head_dim, heads, rows], f32 and dense,
+   * has a row for each of the last query_rows[i] tokens of sequences[i], one
+   * sequence after another; these tokens were appended to the layer and are not
+   * committed. `out` has room for [v_head_dim, heads, rows], dense. heads /
+   * kv_heads heads share a KV head; scores are multiplied by 1 /
+   * sqrt(k_head_dim). A token sees itself and the tokens of its sequence before
+   * it; with a window, only the `window` positions before it. */
   int (*attend)(void* pool, int32_t layer, const int32_t* sequences,
                 const int32_t* query_rows, size_t sequence_count,
                 const kvtwin_tensor* query, float* out);

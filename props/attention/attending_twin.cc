@@ -30,7 +30,7 @@ Status AttendingTwin::Attend(const TensorView& query, std::span<float> out) {
   const int splits = way == 1 ? 1 + turn / 4 % 7 : 0;
   const std::int64_t size = std::ssize(out) / rows;
   // The rows are planned at once, or in two parts.
-  const std::int64_t part = way == 0 && rows > 1 ? rows / 2 : rows;
+  const std::int64_t part = way == 0 ? (rows + 1) / 2 : rows;
   for (std::int64_t first = 0; first < rows; first += part) {
     const std::int64_t count = std::min(part, rows - first);
     Status status = attention_->Plan(view->mask, AsInt(count), AsInt(first));

@@ -25,9 +25,9 @@ using reference::LedgerToken;
 
 // The question keeps this number of removed tokens at most.
 constexpr std::int64_t kGoneMost = 4;
-// The question to a pool has this number of tokens, at most, of each sequence
-// that is not asked.
-constexpr std::int64_t kOthersMost = 4;
+// The question to a pool has this number of the sequences that are not asked,
+// at most, and as many tokens of each.
+constexpr int kOthersMost = 8;
 // In a large batch, only some rows are judged, the last one among them.
 // Together they see about this number of tokens in a search, which asks many
 // questions; in a recording, these take about this number of multiplications.
@@ -94,9 +94,14 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks) {
   AddTokens(pass);
-  if (before != nullptr) AddGone(*before);
-  AddRows(pass);
-  Ask(group, seed);
+  const auto& stored = pass.ledger.tokens();
+  if (before != nullptr) {
+    AddGone(*before, [&](const AskedToken& token) {
+      return std::ranges::count(stored, token.number, &LedgerToken::number) > 0;
+    });
+  }
+  AddRows(pass, kTermsMost, seed);
+  DrawQueries(group, seed);
 }
 
 AttentionQuestion::AttentionQuestion(const PoolPass& pass, int group,
@@ -104,9 +109,18 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass, int group,
                                      const AttentionQuestion* before)
     : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))) {
   AddTokens(pass);
-  if (before != nullptr) AddGone(*before);
-  AddRows(pass);
-  Ask(group, seed);
+  if (before != nullptr) {
+    std::set<std::int64_t> numbers;
+    for (const AskedToken& token : tokens_) numbers.insert(token.number);
+    AddGone(*before, [&](const AskedToken& token) {
+      // Of other sequences, only the last tokens are here.
+      const bool asked = std::ranges::count(pass.sequences, token.sequence) > 0;
+      return numbers.contains(token.number) ||
+             (!asked && pass.ledger.Has(token.sequence));
+    });
+  }
+  AddRows(pass, kTermsMost, seed);
+  DrawQueries(group, seed);
 }
 
 AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query,
@@ -117,8 +131,7 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query,
       sinks_(pass.sinks),
       query_(query) {
   AddTokens(pass);
-  AddRows(pass);
-  Judge(turn);
+  AddRows(pass, RecordedTermsMost(), turn);
 }
 
 AttentionQuestion::AttentionQuestion(const PoolPass& pass,
@@ -126,29 +139,20 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass,
                                      std::uint64_t turn)
     : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))), query_(query) {
   AddTokens(pass);
-  AddRows(pass);
-  Judge(turn);
+  AddRows(pass, RecordedTermsMost(), turn);
 }
 
-void AttentionQuestion::Ask(int group, std::uint64_t seed) {
-  JudgeSome(kTermsMost, seed);
-  DrawQueries(group, seed);
-}
-
-void AttentionQuestion::Judge(std::uint64_t turn) {
+std::int64_t AttentionQuestion::RecordedTermsMost() const {
   const std::int64_t products = heads() * (dims_.k_head_dim + dims_.v_head_dim);
-  JudgeSome(std::max(kProductsMost / products, kTermsMost), turn);
-}
-
-void AttentionQuestion::Reserve(std::size_t tokens) {
-  tokens_.reserve(tokens);
-  keys_.reserve(tokens * AsSize(dims_.k_head_dim * dims_.kv_heads));
-  values_.reserve(tokens * AsSize(dims_.v_head_dim * dims_.kv_heads));
+  return std::max(kProductsMost / products, kTermsMost);
 }
 
 void AttentionQuestion::AddTokens(const Pass& pass) {
   const std::vector<LedgerToken>& stored = pass.ledger.tokens();
-  Reserve(stored.size() + kGoneMost);
+  const std::size_t most = stored.size() + kGoneMost;
+  tokens_.reserve(most);
+  keys_.reserve(most * AsSize(dims_.k_head_dim * dims_.kv_heads));
+  values_.reserve(most * AsSize(dims_.v_head_dim * dims_.kv_heads));
   for (const LedgerToken& token : stored) {
     const auto rows = token.rows.find(pass.layer);
     if (rows == token.rows.end()) continue;
@@ -162,42 +166,43 @@ void AttentionQuestion::AddTokens(const Pass& pass) {
   }
 }
 
-// The tokens of the sequences that are asked, and the last ones of others.
+// Adds the tokens of the sequences that are asked, then the last tokens of some
+// of the others.
 void AttentionQuestion::AddTokens(const PoolPass& pass) {
-  std::vector<int> sequences = pass.sequences;
-  for (const int sequence : pass.ledger.Sequences()) {
-    if (std::ranges::count(pass.sequences, sequence) == 0) {
-      sequences.push_back(sequence);
-    }
-  }
-  for (std::size_t s = 0; s < sequences.size(); ++s) {
-    const int sequence = sequences[s];
-    const auto rows = pass.ledger.RowsOf(sequence, pass.layer);
-    const bool asked = s < pass.sequences.size();
-    const std::int64_t first =
-        asked ? 0 : std::max(std::ssize(rows) - kOthersMost, std::int64_t{0});
-    for (std::int64_t i = first; i < std::ssize(rows); ++i) {
+  const auto add = [&](int sequence, int first) {
+    const auto rows = pass.ledger.RowsOf(sequence, pass.layer, first);
+    for (std::int64_t i = 0; i < std::ssize(rows); ++i) {
       const KvRows& row = At(rows, i);
-      std::uint64_t number = Mix(static_cast<std::uint64_t>(sequence), i);
+      const std::int64_t position = first + i;
+      std::uint64_t number = Mix(AsSize(sequence), position);
       for (const auto* bytes : {&row.key.bytes, &row.value.bytes}) {
         number = HashBytes(bytes->data(), bytes->size(), number);
       }
       tokens_.push_back({.number = static_cast<std::int64_t>(number),
-                         .position = i,
+                         .position = position,
                          .sequence = sequence});
       AppendRow(row.key.view(), keys_);
       AppendRow(row.value.view(), values_);
     }
+  };
+  for (const int sequence : pass.sequences) add(sequence, 0);
+  const std::set<int> asked(pass.sequences.begin(), pass.sequences.end());
+  int others = 0;
+  for (const int sequence : pass.ledger.Sequences()) {
+    if (asked.contains(sequence) || others == kOthersMost) continue;
+    ++others;
+    const int end = pass.ledger.RowCount(sequence, pass.layer);
+    add(sequence, std::max(end - kOthersMost, 0));
   }
 }
 
-void AttentionQuestion::AddGone(const AttentionQuestion& before) {
-  std::set<std::int64_t> stored;
-  for (const AskedToken& token : tokens_) stored.insert(token.number);
+template <class IsStored>
+void AttentionQuestion::AddGone(const AttentionQuestion& before,
+                                const IsStored& is_stored) {
   std::int64_t gone = 0;
   for (std::size_t i = before.tokens_.size(); i-- > 0 && gone < kGoneMost;) {
     const AskedToken& token = before.tokens_[i];
-    if (stored.contains(token.number)) continue;
+    if (is_stored(token)) continue;
     ++gone;
     tokens_.push_back(token);
     tokens_.back().gone = true;
@@ -224,7 +229,8 @@ std::vector<char> AttentionQuestion::FiniteKeys() const {
   return finite;
 }
 
-void AttentionQuestion::AddRows(const Pass& pass) {
+void AttentionQuestion::AddRows(const Pass& pass, std::int64_t terms_most,
+                                std::uint64_t turn) {
   const std::vector<char> finite = FiniteKeys();
   rows_.reserve(pass.positions.size());
   for (std::size_t i = 0; i < pass.positions.size(); ++i) {
@@ -245,43 +251,54 @@ void AttentionQuestion::AddRows(const Pass& pass) {
     }
     if (!row.judged) row.sees.clear();
   }
+  std::vector<std::int64_t> counts;
+  for (const Row& row : rows_) counts.push_back(std::ssize(row.sees));
+  JudgeSome(counts, terms_most, turn);
 }
 
 // The tokens of a sequence are in order, one sequence after another.
-void AttentionQuestion::AddRows(const PoolPass& pass) {
+void AttentionQuestion::AddRows(const PoolPass& pass, std::int64_t terms_most,
+                                std::uint64_t turn) {
   const std::vector<char> finite = FiniteKeys();
-  std::int64_t first = 0;  // The token at position 0 of the sequence.
+  std::vector<std::int64_t> firsts;  // The first token that each row may see.
+  std::vector<std::int64_t> counts;
+  std::int64_t start = 0;  // The token at position 0 of the sequence.
   for (std::size_t s = 0; s < pass.sequences.size(); ++s) {
     const int sequence = pass.sequences[s];
     const int end = pass.ledger.RowCount(sequence, pass.layer);
-    // Rows of the positions before are right or not, whichever they are.
-    std::vector<char> known;
-    for (int position = 0; position < end; ++position) {
-      known.push_back(
-          At(finite, first + position) != 0 &&
-                  pass.ledger.HasOneRow(sequence, pass.layer, position)
-              ? 1
-              : 0);
-    }
-    for (int position = end - pass.query_rows[s]; position < end; ++position) {
+    const int first_row = end - pass.query_rows[s];
+    // The last position before a row whose K and V are not known.
+    int unknown = -1;
+    for (int position = pass.ledger.FirstSeenBy(pass.layer, first_row);
+         position < end; ++position) {
+      const bool known = At(finite, start + position) != 0 &&
+                         pass.ledger.HasOneRow(sequence, pass.layer, position);
+      if (!known) unknown = position;
+      if (position < first_row) continue;
+      const int first = pass.ledger.FirstSeenBy(pass.layer, position);
       Row& row = rows_.emplace_back();
       row.position = position;
       row.sequence = sequence;
-      row.judged = true;
-      for (int seen = pass.ledger.FirstSeenBy(pass.layer, position);
-           seen <= position; ++seen) {
-        row.judged = row.judged && At(known, seen) != 0;
-        row.sees.push_back({first + seen, first + seen});
-      }
-      if (!row.judged) row.sees.clear();
+      row.judged = unknown < first;
+      firsts.push_back(start + first);
+      counts.push_back(row.judged ? position - first + 1 : 0);
     }
-    first += end;
+    start += end;
+  }
+  JudgeSome(counts, terms_most, turn);
+  for (std::int64_t r = 0; r < std::ssize(rows_); ++r) {
+    Row& row = At(rows_, r);
+    if (!row.judged) continue;
+    for (std::int64_t i = 0; i < At(counts, r); ++i) {
+      row.sees.push_back({At(firsts, r) + i, At(firsts, r) + i});
+    }
   }
 }
 
-void AttentionQuestion::JudgeSome(std::int64_t terms_most, std::uint64_t turn) {
+void AttentionQuestion::JudgeSome(std::span<const std::int64_t> counts,
+                                  std::int64_t terms_most, std::uint64_t turn) {
   std::int64_t terms = 0;
-  for (const Row& row : rows_) terms += std::ssize(row.sees);
+  for (const std::int64_t count : counts) terms += count;
   const std::int64_t step = 1 + terms / terms_most;
   const auto first = static_cast<std::int64_t>(turn % AsSize(step));
   for (std::int64_t r = 0; r + 1 < std::ssize(rows_); ++r) {
@@ -466,7 +483,53 @@ Eigen::MatrixXd AttentionQuestion::Expected(std::int64_t row,
   // The output of a row that sees nothing is zeros; no rounding adds to its
   // bound.
   allowed.array() += precision.tolerance + std::numeric_limits<double>::min();
-  return exact.out;
+  if (allowed.allFinite()) return exact.out;
+  return BetweenValues(row, precision, exact.out, allowed);
+}
+
+// Rounding may take all digits of large scores. Outputs then lie between the
+// least and the largest V that is seen, and 0 if there are sinks.
+Eigen::MatrixXd AttentionQuestion::BetweenValues(
+    std::int64_t row, const AttentionPrecision& precision,
+    const Eigen::MatrixXd& exact, Eigen::MatrixXd& allowed) const {
+  Eigen::MatrixXd expected = exact;
+  const std::vector<Term>& sees = At(rows_, row).sees;
+  const std::int64_t group = heads() / dims_.kv_heads;
+  // The weights and their sum may be rounded apart from each other.
+  const double rounding = 8 * UnitOf(precision.dtype) +
+                          8 * static_cast<double>(sees.size() + 1) * 0x1p-24;
+  for (std::int64_t h = 0; h < heads(); ++h) {
+    Eigen::ArrayXd least = Eigen::ArrayXd::Constant(
+        dims_.v_head_dim,
+        sinks_.empty() ? std::numeric_limits<double>::infinity() : 0);
+    Eigen::ArrayXd most = sinks_.empty() ? (-least).eval() : least;
+    for (const Term& term : sees) {
+      const auto value = ValueOf(term.value, h / group).cast<double>();
+      least = least.min(value);
+      most = most.max(value);
+    }
+    for (std::int64_t i = 0; i < dims_.v_head_dim; ++i) {
+      if (std::isfinite(allowed(i, h))) continue;
+      const double size = std::max(std::abs(least[i]), std::abs(most[i]));
+      expected(i, h) = (least[i] + most[i]) / 2;
+      allowed(i, h) = (most[i] - least[i]) / 2 + size * rounding +
+                      precision.tolerance + 0x1p-24;
+    }
+  }
+  return expected;
+}
+
+bool AttentionQuestion::MayOverflow(std::int64_t row, DType dtype) const {
+  const double most = dtype == DType::kF16 ? 0x1p14 : 0x1p120;
+  const Eigen::MatrixXd queries = QueriesOf(row).cwiseAbs();
+  const std::int64_t group = heads() / dims_.kv_heads;
+  for (const Term& term : At(rows_, row).sees) {
+    for (std::int64_t h = 0; h < heads(); ++h) {
+      const auto key = KeyOf(term.key, h / group).cast<double>().cwiseAbs();
+      if (!(key.dot(queries.col(h)) <= most)) return true;
+    }
+  }
+  return false;
 }
 
 bool AttentionQuestion::IsSurelyRight(std::int64_t row,
@@ -532,7 +595,7 @@ std::optional<WrongOutput> AttentionQuestion::FindWrong(
     if (!row.judged) continue;
     const std::span<const float> answer =
         out.subspan(AsSize(r * size), AsSize(size));
-    if (IsSurelyRight(r, answer)) continue;
+    if (IsSurelyRight(r, answer) || MayOverflow(r, precision.dtype)) continue;
     const Eigen::MatrixXd actual = Eigen::Map<const Eigen::MatrixXf>(
                                        answer.data(), dims_.v_head_dim, heads())
                                        .cast<double>();

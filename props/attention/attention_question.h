@@ -51,8 +51,8 @@ struct Term {
   std::int32_t moved = 0;  // The K row is shifted by this number of positions.
 };
 
-// How a cache computes: the dtype to which it rounds queries, weights and
-// results, and what its own number formats may add.
+// How a cache or a pool computes: the dtype to which it rounds queries, weights
+// and results, and what its own number formats may add.
 struct AttentionPrecision {
   DType dtype = DType::kF32;  // f32, f16 or bf16
   double tolerance = 0;
@@ -160,26 +160,39 @@ class AttentionQuestion {
  private:
   struct Gathered;  // The rows of terms as a view.
   Gathered Gather(std::span<const Term> terms) const;
-  void Reserve(std::size_t tokens);
   void AddTokens(const Pass& pass);
   void AddTokens(const PoolPass& pass);
-  // Adds the last tokens of `before` that are gone.
-  void AddGone(const AttentionQuestion& before);
+  // Adds the last tokens of `before` that are not stored anymore.
+  template <class IsStored>
+  void AddGone(const AttentionQuestion& before, const IsStored& is_stored);
   // Whether each K row is finite, by token. A shift may make it infinite;
   // attention over it has no right output.
   std::vector<char> FiniteKeys() const;
-  void AddRows(const Pass& pass);
-  void AddRows(const PoolPass& pass);
-  void Ask(int group, std::uint64_t seed);
-  void Judge(std::uint64_t turn);
-  // Leaves the rows that see about `terms_most` tokens, and the last one.
-  void JudgeSome(std::int64_t terms_most, std::uint64_t turn);
+  // Add the rows, and what those see that are judged.
+  void AddRows(const Pass& pass, std::int64_t terms_most, std::uint64_t turn);
+  void AddRows(const PoolPass& pass, std::int64_t terms_most,
+               std::uint64_t turn);
+  // Returns about how many tokens the judged rows of a recording see in all.
+  std::int64_t RecordedTermsMost() const;
+  // Leaves the rows that see about `terms_most` tokens, and the last row.
+  // `counts`: the number of tokens that each row sees.
+  void JudgeSome(std::span<const std::int64_t> counts, std::int64_t terms_most,
+                 std::uint64_t turn);
   void DrawQueries(int group, std::uint64_t seed);
   std::vector<std::int64_t> TargetsOf(const Row& row, std::uint64_t draw) const;
   Eigen::Map<const Eigen::VectorXf> KeyOf(std::int64_t token,
                                           std::int64_t kv_head) const;
   Eigen::Map<const Eigen::ArrayXf> ValueOf(std::int64_t token,
                                            std::int64_t kv_head) const;
+  // Returns outputs, and sets `allowed` where it is not finite: the output of a
+  // right cache lies between V that the row sees.
+  Eigen::MatrixXd BetweenValues(std::int64_t row,
+                                const AttentionPrecision& precision,
+                                const Eigen::MatrixXd& exact,
+                                Eigen::MatrixXd& allowed) const;
+  // Whether a product of a query and a key of the row may be larger than the
+  // largest number of the dtype, so that the output is unspecified.
+  bool MayOverflow(std::int64_t row, DType dtype) const;
   // Whether the output of a row is within a part of the bound that takes little
   // time to compute.
   bool IsSurelyRight(std::int64_t row, std::span<const float> out) const;

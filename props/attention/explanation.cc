@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <numbers>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -16,8 +17,10 @@
 namespace kvtwin::props {
 namespace {
 
-// This number of faults of each kind is tried.
+// At most this number of faults of each kind is tried, and fewer of long rows,
+// so that they take about this number of multiplications.
 constexpr std::size_t kFaultsMost = 1'000;
+constexpr std::int64_t kFaultProductsMost = std::int64_t{1} << 27;
 // A token's K is tried for this number of positions before and after its own.
 constexpr std::int32_t kMovedMost = 64;
 // This number of faults is named if several make the same output.
@@ -42,6 +45,16 @@ std::vector<std::int64_t> HiddenFrom(const AttentionQuestion& question,
     if (!seen.contains(i)) hidden.push_back(i);
   }
   return hidden;
+}
+
+std::size_t FaultsMost(const AttentionQuestion& question, std::int64_t row) {
+  const RowDims& dims = question.dims();
+  const std::int64_t products = std::ssize(question.row(row).sees) *
+                                question.heads() *
+                                (dims.k_head_dim + dims.v_head_dim);
+  const std::int64_t most =
+      kFaultProductsMost / std::max<std::int64_t>(products, 1);
+  return AsSize(std::clamp<std::int64_t>(most, 16, kFaultsMost));
 }
 
 // Returns the number of pairs of a token that the row sees and any other.
@@ -147,7 +160,7 @@ class FaultSearch {
         actual_(actual),
         allowed_(allowed),
         right_(question.OutputOf(queries_, question.row(row).sees)),
-        all_pairs_(PairCount(question, row) <= kFaultsMost) {}
+        all_pairs_(PairCount(question, row) <= FaultsMost(question, row)) {}
 
   void Try(const std::string& text, const Eigen::MatrixXd& output,
            bool may_be_nearest = true) {
@@ -229,7 +242,7 @@ void FaultSearch::TryWindows() {
     own.push_back({i, i});
   }
   std::ranges::stable_sort(own, std::ranges::greater(), position);
-  if (own.size() > kFaultsMost) return;
+  if (own.size() > FaultsMost(question_, row_)) return;
   for (std::size_t count = 1; count <= own.size(); ++count) {
     const std::int64_t window = row.position - position(own[count - 1]);
     if (count < own.size() && row.position - position(own[count]) == window) {
@@ -272,6 +285,9 @@ void FaultSearch::TryOtherRows() {
     Try(fmt::format("the mask were that of row {}", other), row.sees);
     Try(fmt::format("it were the output of row {}", other),
         question_.OutputOf(question_.QueriesOf(other), row.sees));
+    Try(fmt::format("the query were that of row {}", other),
+        question_.OutputOf(question_.QueriesOf(other),
+                           question_.row(row_).sees));
   }
 }
 
@@ -286,6 +302,23 @@ void FaultSearch::TryOthers() {
       question_.OutputOf(queries_ * std::sqrt(question_.dims().k_head_dim),
                          sees));
   const reference::Weighing weighing = question_.weighing();
+  if (question_.dims().v_head_dim != question_.dims().k_head_dim) {
+    reference::Weighing changed = weighing;
+    changed.scale = 1 / std::sqrt(question_.dims().v_head_dim);
+    Try("the scale were 1 / sqrt(v_head_dim)",
+        question_.OutputOf(queries_, sees, changed));
+  }
+  if (weighing.soft_cap == 0 && weighing.sinks.empty()) {
+    reference::Weighing changed = weighing;
+    changed.scale *= std::numbers::ln2;
+    Try("the weights were powers of 2",
+        question_.OutputOf(queries_, sees, changed));
+    const std::vector<float> zeros(AsSize(queries_.cols()), 0.0F);
+    changed = weighing;
+    changed.sinks = zeros;
+    Try("1 were added to the sum of the weights",
+        question_.OutputOf(queries_, sees, changed));
+  }
   if (weighing.soft_cap != 0) {
     reference::Weighing changed = weighing;
     changed.soft_cap = 0;
@@ -352,14 +385,15 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
   if (!actual.allFinite()) return "it is not a number";
   FaultSearch search(question, row, actual, allowed);
   // The first pairs lack those of later tokens.
-  if (PairCount(question, row) > kFaultsMost) {
-    for (const auto& pair : NearPairs(question, row, kFaultsMost)) {
+  const std::size_t most = FaultsMost(question, row);
+  if (PairCount(question, row) > most) {
+    for (const auto& pair : NearPairs(question, row, most)) {
       std::vector<TokenFault> faults;
       AddPairs(question, row, {pair}, faults);
       for (const TokenFault& fault : faults) search.Try(fault);
     }
   }
-  for (const TokenFault& fault : FaultsOfOneToken(question, row, kFaultsMost)) {
+  for (const TokenFault& fault : FaultsOfOneToken(question, row, most)) {
     search.Try(fault);
   }
   search.TryWindows();

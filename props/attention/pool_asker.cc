@@ -1,13 +1,32 @@
 #include "props/attention/pool_asker.h"
 
+#include <array>
+#include <cstdint>
 #include <limits>
 #include <utility>
 
 #include "core/guarded_paged.h"
 #include "core/index.h"
 #include "props/base/forwarding_pool.h"
+#include "props/base/hash.h"
 
 namespace kvtwin::props {
+
+namespace {
+
+// One question in this many is about half of the appended tokens.
+constexpr std::uint64_t kFewerEvery = 5;
+
+}  // namespace
+
+// As in histories of caches, three pools of ten have 3 to 16 query heads for
+// each KV head, which their sizes choose.
+int PoolAsker::Group() const {
+  const std::array sizes = {spec_.block_size, spec_.blocks, spec_.layers,
+                            spec_.max_seq_len};
+  const std::uint64_t drawn = HashBytes(sizes.data(), sizeof(sizes), 0);
+  return drawn % 10 < 3 ? 3 + AsInt(drawn / 10 % 14) : 0;
+}
 
 std::vector<int> PoolAsker::Layers() const {
   std::vector<int> layers;
@@ -32,12 +51,15 @@ Status PoolAsker::Ask(const reference::PagedLedger& ledger, int layer,
                       const std::vector<int>& sequences, PagedPool& pool) {
   out_.clear();
   layer_ = layer;
-  std::vector<int> query_rows;
   std::uint64_t seed = AsSize(layer);
   for (const int sequence : sequences) {
-    const int rows = ledger.RowCount(sequence, layer);
-    query_rows.push_back(rows - ledger.SeqLen(sequence));
-    seed = 31 * seed + AsSize(rows);
+    seed = 31 * seed + AsSize(ledger.RowCount(sequence, layer));
+  }
+  std::vector<int> query_rows;
+  for (const int sequence : sequences) {
+    int rows = ledger.RowCount(sequence, layer) - ledger.SeqLen(sequence);
+    if (seed % kFewerEvery == 0) rows = (rows + 1) / 2;
+    query_rows.push_back(rows);
   }
   const auto before = questions_.find(layer);
   AttentionQuestion question(
@@ -47,7 +69,7 @@ Status PoolAsker::Ask(const reference::PagedLedger& ledger, int layer,
        .sequences = sequences,
        .query_rows = query_rows},
       QueriesPerKvHead(attention_.precision.dtype,
-                       SpecOfLayer(spec_, layer).kv_heads, /*group=*/0,
+                       SpecOfLayer(spec_, layer).kv_heads, Group(),
                        attention_.query_heads),
       seed, before == questions_.end() ? nullptr : &before->second);
   if (question.CountJudged() == 0) return {};

@@ -1,8 +1,9 @@
-// Asks a pool that computes attention for its outputs, after each append.
+// Asks a pool that computes attention for its outputs.
 
 #ifndef KVTWIN_PROPS_ATTENTION_POOL_ASKER_H_
 #define KVTWIN_PROPS_ATTENTION_POOL_ASKER_H_
 
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <optional>
@@ -33,15 +34,22 @@ class PoolAsker {
   static std::vector<int> Appended(const reference::PagedLedger& ledger,
                                    int layer);
 
-  // Asks for the outputs of all tokens of the sequences that have rows in the
-  // layer and are not committed. Returns what the pool answers; ok if no row
-  // has an output that is known.
+  // Asks for the outputs of the last tokens of the sequences that have rows in
+  // the layer and are not committed: usually all of them. Returns what the pool
+  // answers; ok if no row has an output that is known.
   Status Ask(const reference::PagedLedger& ledger, int layer,
              const std::vector<int>& sequences, PagedPool& pool);
+  // Returns the number of rows of the last outputs that are compared.
+  std::int64_t CountJudged() const {
+    return out_.empty() ? 0 : questions_.at(layer_).CountJudged();
+  }
   // Returns what is wrong with the last outputs.
   std::optional<WrongOutput> FindWrong() const;
 
  private:
+  // Returns the number of query heads for each KV head; 0: enough of them.
+  int Group() const;
+
   PagedSpec spec_;
   PoolAttention attention_;
   std::map<int, AttentionQuestion> questions_;  // The last ones, by layer.

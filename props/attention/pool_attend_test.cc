@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -40,13 +41,14 @@ PagedHistory F32History(int number) {
   history.spec.dtype = DType::kF32;
   history.spec.v_dtype.reset();
   history.spec.k_head_dim = 1 + history.spec.k_head_dim % 6;
-  history.spec.v_head_dim = 1 + history.spec.v_head_dim % 3;
+  history.spec.v_head_dim = 1 + history.spec.v_head_dim % 9;
   return history;
 }
 
-// Returns the first failure of a pool with this fault.
+// Returns the first failure of a pool with this fault. Adds to `counts`.
 std::optional<Failure> FindFault(const PoolRules& rules, OutputFault fault,
                                  Level level,
+                                 PagedCoverageCounts* counts = nullptr,
                                  int histories = kAttendHistories) {
   OtherPool::rules = rules;
   OtherPool::fault = OtherPoolFault::kNone;
@@ -56,7 +58,7 @@ std::optional<Failure> FindFault(const PoolRules& rules, OutputFault fault,
   std::optional<Failure> found;
   for (int i = 0; i < histories && !found; ++i) {
     PagedHistory history = F32History(i);
-    found = RunHistory(history, subject).failure;
+    found = RunHistory(history, subject, {.counts = counts}).failure;
     if (!found) continue;
     history.ops.resize(std::min(history.ops.size(), found->step + 1));
     found = Explain(history, *found, subject);
@@ -77,7 +79,10 @@ TEST(PoolAttend, RightPoolsAreAccepted) {
   for (const PoolRules& rules : {kOurPoolRules, kSwapsBlocks, kComputesAgain,
                                  WindowOf(0), WindowOf(1), WindowOf(5), all}) {
     for (const Level level : {Level::kVisibility, Level::kAttention}) {
-      EXPECT_EQ(TextOf(FindFault(rules, OutputFault::kNone, level)), "");
+      PagedCoverageCounts counts;
+      EXPECT_EQ(TextOf(FindFault(rules, OutputFault::kNone, level, &counts)),
+                "");
+      EXPECT_GT(counts.outputs, 1000);
     }
   }
 }
@@ -113,10 +118,23 @@ INSTANTIATE_TEST_SUITE_P(
                    "the window were 2"},
         OutputCase{OutputFault::kSeesStale, kOurPoolRules, "the output of row"},
         OutputCase{OutputFault::kSwapsSequences, kOurPoolRules,
+                   "the query were that of row"},
+        OutputCase{OutputFault::kBaseTwo, kOurPoolRules,
+                   "the weights were powers of 2"},
+        OutputCase{OutputFault::kPlusOne, kOurPoolRules,
+                   "1 were added to the sum of the weights"},
+        OutputCase{OutputFault::kHeadsBelow, kOurPoolRules,
+                   "the output of row"},
+        OutputCase{OutputFault::kNarrowV, kOurPoolRules, "the output of row"},
+        OutputCase{OutputFault::kFromLength, kOurPoolRules,
                    "the output of row"},
         OutputCase{OutputFault::kOtherLayer, kOurPoolRules,
                    "the output of row"},
         OutputCase{OutputFault::kOtherHead, kOurPoolRules, "the output of row"},
+        OutputCase{OutputFault::kMissesFirst, kSwapsBlocks,
+                   "position 0 were missing"},
+        OutputCase{OutputFault::kMissesFirst, kComputesAgain,
+                   "position 0 were missing"},
         OutputCase{OutputFault::kNoScale, kOurPoolRules, "the scale were 1"},
         OutputCase{OutputFault::kNextValue, kOurPoolRules, "V of"},
         OutputCase{OutputFault::kNotANumber, kOurPoolRules,
@@ -129,6 +147,13 @@ TEST(PoolAttend, AnOutputThatIsTooLongIsFound) {
       FindFault(kOurPoolRules, OutputFault::kWritesBehind, Level::kVisibility);
   ASSERT_TRUE(failure);
   EXPECT_THAT(failure->text, HasSubstr("attend wrote outside of the"));
+}
+
+TEST(PoolAttend, AQueryMayNotChange) {
+  const auto failure =
+      FindFault(kOurPoolRules, OutputFault::kWritesQuery, Level::kAttention);
+  ASSERT_TRUE(failure);
+  EXPECT_THAT(failure->text, HasSubstr("attend wrote to its query"));
 }
 
 // A pool that shows no rows is compared by its outputs alone.
@@ -179,10 +204,13 @@ TEST(PoolAttend, DescriptionsAreChecked) {
   EXPECT_EQ(why([](auto&) {}), "");
   EXPECT_EQ(why([](auto& d) { d.attend_dtype = KVTWIN_Q8_0; }),
             "attend_dtype of the backend's description is 4");
-  EXPECT_EQ(why([](auto& d) { d.max_query_heads = -1; }),
-            "max_query_heads is -1, it must not be negative");
+  EXPECT_EQ(
+      why([](auto& d) { d.max_query_heads = -1; }),
+      "max_query_heads of the backend's description is -1, it must not be "
+      "negative");
   EXPECT_EQ(why([](auto& d) { d.attend_tolerance = NAN; }),
-            "attend_tolerance is nan, it must be finite and not negative");
+            "attend_tolerance of the backend's description is nan, it must be "
+            "finite and not negative");
   table.attend = nullptr;
   EXPECT_EQ(why([](auto&) {}),
             "the backend claims ATTENTION, but its table has no attend");
@@ -199,8 +227,44 @@ TEST(PoolAttend, OurTwinsAreRight) {
       const auto result =
           FuzzPools(options, TwinSubject(twin, Level::kAttention));
       EXPECT_EQ(TextOf(result.failure), "");
+      EXPECT_GT(result.counts.outputs, 3000);
     }
   }
+}
+
+// A token of a sequence that is not asked now is not gone.
+TEST(PoolAttend, OnlyTokensOfFreedSequencesAreGone) {
+  PagedSpec spec;
+  spec.block_size = 4;
+  spec.blocks = 10;
+  spec.max_seq_len = 20;
+  spec.layers = spec.kv_heads = spec.k_head_dim = spec.v_head_dim = 1;
+  reference::PagedLedger ledger(spec);
+  for (const int sequence : {0, 1}) {
+    ledger.Open(sequence, {}, {}, 0);
+    std::vector<float> numbers(12);
+    std::iota(numbers.begin(), numbers.end(), sequence == 0 ? 100.0F : 200.0F);
+    const TensorView rows =
+        DenseView(numbers.data(), DType::kF32, {1, 1, 12, 1});
+    ledger.Append(sequence, 0, rows, rows);
+  }
+  const auto ask = [&](const std::vector<int>& sequences,
+                       const AttentionQuestion* before) {
+    const std::vector<int> rows(sequences.size(), 1);
+    return AttentionQuestion({.ledger = ledger,
+                              .spec = spec,
+                              .layer = 0,
+                              .sequences = sequences,
+                              .query_rows = rows},
+                             /*group=*/1, /*seed=*/1, before);
+  };
+  const auto gone = [](const AttentionQuestion& question) {
+    return std::ranges::count(question.tokens(), true, &AskedToken::gone);
+  };
+  const AttentionQuestion both = ask({0, 1}, nullptr);
+  EXPECT_EQ(gone(ask({0}, &both)), 0);
+  ledger.Free(1);
+  EXPECT_EQ(gone(ask({0}, &both)), 4);
 }
 
 constexpr const char* kPoolHead =
@@ -245,6 +309,26 @@ TEST(PoolAttend, RecordingsAreJudged) {
   EXPECT_THAT(wrong.reason(), HasSubstr("as if position 0 were missing"));
 }
 
+// Rounding takes all digits of scores of a million, so that a right output may
+// be anywhere between the V rows that the token sees. Nothing is said about
+// queries whose products with K are not finite in f32.
+TEST(PoolAttend, LargeScoresLeaveTheRangeOfV) {
+  const auto verdict = [](const std::string& query, const std::string& out) {
+    return JudgeText(std::string(kPoolHead) + kTwoPoolTokens +
+                     PoolAttendLine("1", query, out, 1))
+        .verdict();
+  };
+  EXPECT_EQ(verdict("0", "15"), Verdict::kAccept);
+  EXPECT_EQ(verdict("0", "16"), Verdict::kReject);
+  for (const char* query : {"1e6", "-1e6"}) {
+    EXPECT_EQ(verdict(query, "10"), Verdict::kAccept) << query;
+    EXPECT_EQ(verdict(query, "20"), Verdict::kAccept) << query;
+    EXPECT_EQ(verdict(query, "9.9"), Verdict::kReject) << query;
+    EXPECT_EQ(verdict(query, "20.1"), Verdict::kReject) << query;
+  }
+  EXPECT_EQ(verdict("3e38", "50"), Verdict::kAccept);
+}
+
 TEST(PoolAttend, BadLinesAreNamed) {
   const auto why = [](const std::string& head, const std::string& line) {
     const Judgement judgement = JudgeText(head + kTwoPoolTokens + line);
@@ -252,13 +336,50 @@ TEST(PoolAttend, BadLinesAreNamed) {
     return judgement.reason();
   };
   EXPECT_THAT(why(kPoolHead, PoolAttendLine("3", "0,0,0", "1,1,1", 3)),
-              HasSubstr("rows[0] is 3, sequence 0 has 2 rows in layer 0"));
+              HasSubstr("rows[0] is 3, but sequence 0 has 2 rows in layer 0"));
   EXPECT_THAT(why(kPoolHead, PoolAttendLine("0", "0", "1", 1)),
-              HasSubstr("rows[0] is 0"));
+              HasSubstr("rows[0] is 0, it must be at least 1"));
   EXPECT_THAT(why(kPoolHead, PoolAttendLine("2", "0", "1", 1)),
               HasSubstr("the shape of query is [1, 1, 1], expected [1, 1, 2]"));
   EXPECT_THAT(why(kPoolHead, PoolAttendLine("1,1", "0,0", "1,1", 2)),
               HasSubstr("rows has 2 numbers, expected 1"));
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::string line = PoolAttendLine("1", "0", "15", 1);
+    return line.replace(line.find(from), from.size(), to);
+  };
+  EXPECT_THAT(why(kPoolHead, changed(R"("seqs":[0],"rows":[1])",
+                                     R"("seqs":[],"rows":[])")),
+              HasSubstr("seqs is empty"));
+  EXPECT_THAT(why(kPoolHead, changed(R"("seqs":[0],"rows":[1])",
+                                     R"("seqs":[0,0],"rows":[1,1])")),
+              HasSubstr("sequence 0 is listed twice"));
+  EXPECT_THAT(why(kPoolHead, changed(R"("seqs":[0])", R"("seqs":[5])")),
+              HasSubstr("sequence 5 does not exist"));
+  EXPECT_THAT(why(kPoolHead, changed(R"("layer":0)", R"("layer":1)")),
+              HasSubstr("layer is 1"));
+  std::string wide = kPoolHead;
+  wide.replace(wide.find(R"("kv_heads":1)"), 12, R"("kv_heads":2)");
+  std::string narrow = kTwoPoolTokens;
+  for (std::size_t at; (at = narrow.find("[1,1,2]")) != std::string::npos;) {
+    narrow.replace(at, 7, "[1,2,1]");
+  }
+  EXPECT_THAT(
+      JudgeText(wide + narrow + PoolAttendLine("1", "0", "15", 1)).reason(),
+      HasSubstr("query has 1 heads, which are not a multiple of 2"));
+  for (const auto& [key, value, text] :
+       {std::tuple("dtype", R"("f64")", "attend.dtype is 'f64'"),
+        std::tuple("soft_cap", "8", "attend.soft_cap is for caches"),
+        std::tuple("sinks", "[1]", "attend.sinks is for caches"),
+        std::tuple("tolerance", "-1", "attend.tolerance is -1")}) {
+    std::string head = kPoolHead;
+    head.insert(head.find(R"("pool")"),
+                fmt::format(R"("attend":{{"{}":{}}},)", key, value));
+    EXPECT_THAT(why(head, ""), HasSubstr(text));
+  }
+  // An unknown key of version 1.
+  std::string before = kPoolHead;
+  before.replace(before.find("2"), 1, R"(1,"attend":7)");
+  EXPECT_EQ(JudgeText(before + kTwoPoolTokens).verdict(), Verdict::kAccept);
   std::string first = kPoolHead;
   first.replace(first.find("2"), 1, "1");
   EXPECT_THAT(why(first, PoolAttendLine("1", "0", "15", 1)),

@@ -83,30 +83,23 @@ Status CheckFlags(const kvtwin_description_v1& said) {
 
 // Errors: a number that is negative or not finite.
 Status CheckNumbers(const kvtwin_description_v1& said) {
-  const std::array<std::pair<const char*, std::int32_t>, 6> limits = {
+  const std::array<std::pair<const char*, std::int32_t>, 5> limits = {
       {{"max_sequences", said.max_sequences},
        {"max_layers", said.max_layers},
        {"max_padding", said.max_padding},
        {"max_position", said.max_position},
-       {"max_mask_padding", said.max_mask_padding},
-       {"max_query_heads", said.max_query_heads}}};
+       {"max_mask_padding", said.max_mask_padding}}};
   for (const auto& [name, limit] : limits) {
     if (limit >= 0) continue;
     return Invalid(
         "{} of the backend's description is {}, it must not be negative", name,
         limit);
   }
-  const std::array<std::pair<const char*, double>, 2> tolerances = {
-      {{"tolerance", said.tolerance},
-       {"attend_tolerance", said.attend_tolerance}}};
-  for (const auto& [name, tolerance] : tolerances) {
-    if (tolerance >= 0 && std::isfinite(tolerance)) continue;
-    return Invalid(
-        "{} of the backend's description is {}, it must be finite and not "
-        "negative",
-        name, tolerance);
-  }
-  return {};
+  if (said.tolerance >= 0 && std::isfinite(said.tolerance)) return {};
+  return Invalid(
+      "tolerance of the backend's description is {}, it must be finite and not "
+      "negative",
+      said.tolerance);
 }
 
 // Errors: flags or numbers that describe no backend. The profile is read
@@ -129,8 +122,8 @@ Status CheckDescription(const kvtwin_description_v1& said) {
   return CheckNumbers(said);
 }
 
-// Errors: a level without the function that it needs; a dtype that is not one
-// to compute in.
+// Errors: a level without the function that it needs; those of
+// CheckAttendFields.
 Status CheckAttend(const kvtwin_description_v1& said,
                    const kvtwin_backend_v1& table) {
   if (said.level == KVTWIN_ATTENTION && table.attend == nullptr) {
@@ -140,12 +133,7 @@ Status CheckAttend(const kvtwin_description_v1& said,
     return Invalid(
         "the backend has no get: it can claim the level ATTENTION only");
   }
-  if (said.attend_dtype != KVTWIN_F32 && said.attend_dtype != KVTWIN_F16 &&
-      said.attend_dtype != KVTWIN_BF16) {
-    return Invalid("attend_dtype of the backend's description is {}",
-                   AsInt(said.attend_dtype));
-  }
-  return {};
+  return CheckAttendFields(said);
 }
 
 // Errors: an ability without the function, or the ability, that it needs.

@@ -4,12 +4,15 @@
 #ifndef KVTWIN_PROPS_BACKEND_BACKEND_H_
 #define KVTWIN_PROPS_BACKEND_BACKEND_H_
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/refusals.h"
 #include "kvtwin/kvtwin.h"
 #include "props/backend/backend_cache.h"
+#include "props/backend/c_conversions.h"
 #include "props/compare/runner.h"
 #include "props/history/abilities.h"
 
@@ -21,6 +24,30 @@ struct AttendInfo {
   int query_heads = 0;  // At most, for each KV head; 0: any number.
   double tolerance = 0;
 };
+
+// Checks the fields for `attend` of a description of a cache or of a pool.
+// Errors: a dtype that is not f32, f16 or bf16; a number of heads that is
+// negative; a tolerance that is negative or not finite.
+template <class Description>
+Status CheckAttendFields(const Description& said) {
+  const int dtype = RawEnum(said.attend_dtype);
+  if (dtype != KVTWIN_F32 && dtype != KVTWIN_F16 && dtype != KVTWIN_BF16) {
+    return Invalid("attend_dtype of the backend's description is {}", dtype);
+  }
+  if (said.max_query_heads < 0) {
+    return Invalid(
+        "max_query_heads of the backend's description is {}, it must not be "
+        "negative",
+        said.max_query_heads);
+  }
+  if (said.attend_tolerance >= 0 && std::isfinite(said.attend_tolerance)) {
+    return {};
+  }
+  return Invalid(
+      "attend_tolerance of the backend's description is {}, it must be finite "
+      "and not negative",
+      said.attend_tolerance);
+}
 
 // A backend's description of itself.
 struct BackendInfo {

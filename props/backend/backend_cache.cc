@@ -559,20 +559,10 @@ void BackendCache::FillColumns(kvtwin_view& view) const {
 
 Status BackendCache::Attend(const TensorView& query, std::span<float> out) {
   if (table_.attend == nullptr) return Missing("attend");
-  const kvtwin_tensor c = CTensor(query);
-  bool outside = false;
-  const auto attend = [&](float* answer) {
+  return CallAttend(query, out, [&](const kvtwin_tensor* asked, float* to) {
     return Call("attend",
-                [&] { return table_.attend(cache_, layer_, &c, answer); });
-  };
-  Status status = AttendInMargins(out, attend, outside);
-  if (outside) {
-    ThrowWrong(
-        "backend: out of bounds",
-        fmt::format("attend wrote outside of the {} numbers of its output",
-                    out.size()));
-  }
-  return status;
+                [&] { return table_.attend(cache_, layer_, asked, to); });
+  });
 }
 
 Result<KvView> BackendCache::Get() {
@@ -621,6 +611,30 @@ Result<KvView> BackendCache::Get() {
 }
 
 }  // namespace
+
+Status CallAttend(const TensorView& query, std::span<float> out,
+                  const AttendCall& attend) {
+  constexpr std::size_t kMargin = 64;
+  constexpr float kMark = -0x1.5a5a5ap-99F;
+  std::vector<float> numbers(out.size() + 2 * kMargin, kMark);
+  const auto answer = std::span(numbers).subspan(kMargin, out.size());
+  std::ranges::copy(out, answer.begin());
+  const DenseTensor asked = CopyOf(query, query.dtype);
+  const kvtwin_tensor c = CTensor(asked.view());
+  Status status = attend(&c, answer.data());
+  std::ranges::copy(answer, out.begin());
+  std::ranges::fill(answer, kMark);
+  if (std::ranges::count(numbers, kMark) != std::ssize(numbers)) {
+    ThrowWrong(
+        "backend: out of bounds",
+        fmt::format("attend wrote outside of the {} numbers of its output",
+                    out.size()));
+  }
+  if (asked.bytes != CopyOf(query, query.dtype).bytes) {
+    ThrowWrong("backend: out of bounds", "attend wrote to its query");
+  }
+  return status;
+}
 
 std::unique_ptr<Cache> MakeBackendCache(const kvtwin_backend_v1& table,
                                         const Setup& setup,

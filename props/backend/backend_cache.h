@@ -4,8 +4,10 @@
 #define KVTWIN_PROPS_BACKEND_BACKEND_CACHE_H_
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,14 @@ class MemoryWatch {
   // if the buffer is unknown.
   virtual std::optional<std::size_t> BytesFrom(const void* data) = 0;
 };
+
+// Calls `attend` with copies of the query and of `out`, which lies between two
+// margins, copies the numbers back, and returns the status. Throws a Failure if
+// the query or a margin changed.
+using AttendCall =
+    std::function<Status(const kvtwin_tensor* query, float* out)>;
+Status CallAttend(const TensorView& query, std::span<float> out,
+                  const AttendCall& attend);
 
 // Returns a cache whose calls are calls of the table. A call that damages
 // memory, or whose answer makes no sense, throws a Failure. `sinks`: for each

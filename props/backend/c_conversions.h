@@ -100,23 +100,6 @@ Result<TensorView> TensorFromC(std::string_view name,
                                const kvtwin_tensor* tensor);
 kvtwin_tensor CTensor(const TensorView& tensor);
 
-// Has `attend` write an output, and returns its answer. Sets `outside` if it
-// wrote before or after the numbers of `out`.
-template <class Attend>
-Status AttendInMargins(std::span<float> out, const Attend& attend,
-                       bool& outside) {
-  constexpr std::size_t kMargin = 64;
-  constexpr float kMark = -0x1.5a5a5ap-99F;
-  std::vector<float> numbers(out.size() + 2 * kMargin, kMark);
-  const auto answer = std::span(numbers).subspan(kMargin, out.size());
-  std::ranges::copy(out, answer.begin());
-  const Status status = attend(answer.data());
-  std::ranges::copy(answer, out.begin());
-  std::ranges::fill(answer, kMark);
-  outside = std::ranges::count(numbers, kMark) != std::ssize(numbers);
-  return status;
-}
-
 // The pointers stay the caller's. Errors: a count that is negative or larger
 // than any list can be, or that has no list.
 Result<Batch> BatchFromC(const kvtwin_batch* batch);

@@ -97,6 +97,15 @@ Enum EnumAt(const Json& json, const char* key, Enum last) {
   return static_cast<Enum>(IntegerAt(json, key, 0, AsInt(last)));
 }
 
+std::vector<Level> LevelsAt(const Json& json, const char* key) {
+  std::vector<Level> levels;
+  for (const Json& one : json.at(key).get_ref<const Json::array_t&>()) {
+    const int level = IntegerOf(one, key, 0, AsInt(Level::kAttention));
+    levels.push_back(static_cast<Level>(level));
+  }
+  return levels;
+}
+
 std::vector<int> IntegersOf(const Json& json, std::string_view name) {
   std::vector<int> integers;
   for (const Json& one : json.get_ref<const Json::array_t&>()) {
@@ -193,7 +202,8 @@ constexpr auto kPoolCounts =
          {"evicted", &PagedCoverageCounts::evicted},
          {"truncated", &PagedCoverageCounts::truncated},
          {"full", &PagedCoverageCounts::full},
-         {"longest", &PagedCoverageCounts::longest}});
+         {"longest", &PagedCoverageCounts::longest},
+         {"outputs", &PagedCoverageCounts::outputs}});
 
 }  // namespace
 
@@ -412,7 +422,7 @@ Result<PoolInfo> Host::DescribePool() {
   return ReadGreeting(said->at("pool"), [](const Json& pool) {
     return PoolInfo{pool.at("name").get<std::string>(),
                     EnumAt(pool, "claims", Level::kAttention),
-                    pool.at("levels").get<std::vector<Level>>(),
+                    LevelsAt(pool, "levels"),
                     pool.at("groups").get<bool>(),
                     pool.at("laws").get<std::vector<std::string>>(),
                     pool.at("not_declared").get<std::vector<std::string>>()};

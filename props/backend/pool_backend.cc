@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <optional>
@@ -399,21 +398,11 @@ Status BackendPool::AttendLast(std::span<const int> sequences,
                                std::span<const int> query_rows, int layer,
                                const TensorView& query, std::span<float> out) {
   if (table().attend == nullptr) return Missing("attend");
-  const kvtwin_tensor c = CTensor(query);
-  bool outside = false;
-  const auto attend = [&](float* answer) {
+  return CallAttend(query, out, [&](const kvtwin_tensor* asked, float* to) {
     return Said("attend", In("attend").attend(pool_, layer, sequences.data(),
                                               query_rows.data(),
-                                              sequences.size(), &c, answer));
-  };
-  Status status = AttendInMargins(out, attend, outside);
-  if (outside) {
-    throw MakeFailure(
-        "backend: out of bounds",
-        fmt::format("attend wrote outside of the {} numbers of its output",
-                    out.size()));
-  }
-  return status;
+                                              sequences.size(), asked, to));
+  });
 }
 
 PoolAbilities AbilitiesOf(const PoolBackend& backend, bool has_groups) {
@@ -456,8 +445,8 @@ std::optional<TraceAttention> TraceOf(
 // Returns what is wrong in a recording of the history, or why it could not be
 // recorded.
 RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
-                      Level level, PagedCoverageCounts* counts,
-                      PoolCalls& calls, std::unique_ptr<PagedPool> pool) {
+                      PagedCoverageCounts* counts, PoolCalls& calls,
+                      std::unique_ptr<PagedPool> pool) {
   RunResult result = {.ran = true};
   std::stringstream lines;
   PoolRecorder recorder(std::make_unique<PoolLog>(std::move(pool), calls),
@@ -467,9 +456,8 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
   std::size_t step = 0;
   try {
     const bool has_groups = !history.spec.groups.empty();
-    PoolAbilities abilities = AbilitiesOf(backend, has_groups);
-    if (level == Level::kAttention) abilities.views = false;
-    PoolWorkload workload(recorder, abilities, backend.rules, counts);
+    PoolWorkload workload(recorder, AbilitiesOf(backend, has_groups),
+                          backend.rules, counts);
     for (; step < history.ops.size(); ++step, ++result.operations) {
       workload.Do(history.ops[step]);
     }
@@ -516,7 +504,7 @@ Status CheckTable(const kvtwin_pool_backend_v1& table) {
 }
 
 // Reads how the pool attends. Errors: a level without the function that it
-// needs; a dtype that is not one to compute in; numbers out of range.
+// needs; those of CheckAttendFields.
 Result<std::optional<PoolAttention>> DeclaredAttention(
     const kvtwin_pool_description_v1& said,
     const kvtwin_pool_backend_v1& table) {
@@ -530,20 +518,11 @@ Result<std::optional<PoolAttention>> DeclaredAttention(
         "ATTENTION");
   }
   if (table.attend == nullptr) return std::optional<PoolAttention>();
-  const int dtype = RawEnum(said.attend_dtype);
-  if (dtype != KVTWIN_F32 && dtype != KVTWIN_F16 && dtype != KVTWIN_BF16) {
-    return Invalid("attend_dtype of the backend's description is {}", dtype);
-  }
-  if (said.max_query_heads < 0) {
-    return Invalid("max_query_heads is {}, it must not be negative",
-                   said.max_query_heads);
-  }
-  if (!(said.attend_tolerance >= 0) || !std::isfinite(said.attend_tolerance)) {
-    return Invalid("attend_tolerance is {}, it must be finite and not negative",
-                   said.attend_tolerance);
-  }
-  PoolAttention attention = {.precision = {.dtype = static_cast<DType>(dtype),
-                                           .tolerance = said.attend_tolerance}};
+  Status status = CheckAttendFields(said);
+  if (!status.ok()) return status;
+  PoolAttention attention = {
+      .precision = {.dtype = static_cast<DType>(said.attend_dtype),
+                    .tolerance = said.attend_tolerance}};
   if (said.max_query_heads > 0) {
     attention.query_heads = said.max_query_heads;
   }
@@ -705,7 +684,7 @@ std::vector<std::string> NotDeclared(const PoolBackend& backend) {
   return missing;
 }
 
-// Laws read views.
+// Laws compare views, so they cannot judge a pool without views.
 bool MayBeJudged(const PoolBackend& backend, const PoolLaw& law) {
   if (backend.table.views == nullptr) return false;
   return law.applies(AbilitiesOf(backend, /*has_groups=*/false),
@@ -732,8 +711,11 @@ Subject LawSubject(const PoolBackend& backend, const PoolLaw& law,
 
 Subject BackendSubject(const PoolBackend& backend, Level level,
                        PoolCalls* calls) {
-  const auto run = [backend, level, calls](const PagedHistory& history,
-                                           const PoolRunOptions& options) {
+  PoolBackend compared = backend;
+  if (level == Level::kAttention) compared.table.views = nullptr;
+  const auto run = [backend = compared, level, calls](
+                       const PagedHistory& history,
+                       const PoolRunOptions& options) {
     PagedCoverageCounts* const counts = options.counts;
     RunResult result;
     auto pool = PoolFor(backend, history.spec, result, counts);
@@ -747,7 +729,7 @@ Subject BackendSubject(const PoolBackend& backend, Level level,
     if (counts != nullptr) {
       AddDTypes(history.spec, *counts);
     }
-    return RunRecorded(backend, history, level, counts, noted, std::move(pool));
+    return RunRecorded(backend, history, counts, noted, std::move(pool));
   };
   return {.name = backend.name, .run_pool = run, .level = level};
 }

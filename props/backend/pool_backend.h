@@ -27,7 +27,7 @@ struct PoolBackend {
   PoolRules rules;
   bool groups = false;  // Pools may have groups of layers.
   bool media = false;   // Prompts may have media.
-  // How it attends, if it does.
+  // Set if the pool has `attend`.
   std::optional<PoolAttention> attention = {};
   MemoryWatch* watch = nullptr;  // Outlives its pools.
 };

@@ -94,6 +94,34 @@ TEST(PoolBackend, ATwinWithGroupsIsIdentical) {
   }
 }
 
+// The twin's outputs are compared at each level, also those of groups.
+TEST(PoolBackend, AWrongOutputIsFound) {
+  kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+  table.attend = [](void* pool, std::int32_t layer,
+                    const std::int32_t* sequences,
+                    const std::int32_t* query_rows, std::size_t count,
+                    const kvtwin_tensor* query, float* out) -> int {
+    const int code =
+        twin::Attend(pool, layer, sequences, query_rows, count, query, out);
+    out[0] += 1;
+    return code;
+  };
+  for (const Level level :
+       {Level::kIdentity, Level::kVisibility, Level::kAttention}) {
+    for (const bool groups : {false, true}) {
+      const PagedFuzzResult result = FuzzAt(level, table, 3, groups);
+      EXPECT_THAT(TextOf(result.failure), HasSubstr("the output of row 0"));
+    }
+  }
+  // At the level attention, views are not asked for.
+  table = *twin::kvtwin_get_pool_backend_v1();
+  table.views = [](void*, std::int32_t, std::int32_t, kvtwin_paged_view*,
+                   std::size_t,
+                   std::size_t*) -> int { return KVTWIN_INTERNAL; };
+  EXPECT_EQ(TextOf(FuzzAt(Level::kAttention, table).failure), "");
+  EXPECT_NE(TextOf(FuzzAt(Level::kVisibility, table).failure), "");
+}
+
 // A library that declares no groups never sees any.
 TEST(PoolBackend, GroupsMustBeDeclared) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();

@@ -281,6 +281,7 @@ Json CountsJson(const Subject& subject, const PagedFuzzResult& result) {
   json["truncations"] = counts.truncated;
   json["refused"] = counts.full;
   json["longest_append"] = counts.longest;
+  json["outputs"] = counts.outputs;
   json["dtype_pairs"] = counts.dtypes.size();
   return json;
 }
@@ -405,17 +406,24 @@ void RefuseForPools(const CLI::App& command,
   }
 }
 
-// Returns the pools of a twin: they are always compared at identity, and at the
-// level attention they attend, too. Throws for any other level.
-Subject PoolTwinAtLevel(const FuzzArguments& arguments) {
+// Returns the level that the user gave for a twin. Throws if it has no such
+// level.
+Level LevelOfTwin(const FuzzArguments& arguments) {
   const Level level = FromName<Level>(kLevelNames, arguments.backend.level)
                           .value_or(Level::kIdentity);
+  if (level == Level::kAttention && arguments.twin == "cuda") {
+    throw CLI::ValidationError("--level", "attention is not for the twin cuda");
+  }
+  return level;
+}
+
+// Returns the pools of a twin at the level that the user gave: identity, or
+// attention, where they also attend.
+Subject PoolTwinAtLevel(const FuzzArguments& arguments) {
+  const Level level = LevelOfTwin(arguments);
   if (level != Level::kIdentity && level != Level::kAttention) {
     throw CLI::ValidationError(
         "--level", "the pools of twins have identity and attention");
-  }
-  if (level == Level::kAttention && arguments.twin == "cuda") {
-    throw CLI::ValidationError("--level", "attention is not for the twin cuda");
   }
   return TwinSubject(arguments.twin, level);
 }
@@ -433,11 +441,7 @@ int OnPools(const FuzzArguments& arguments, const Do& act) {
 // Returns the twin at the level that the user gave. Throws if it has no such
 // level.
 Subject TwinAtLevel(const FuzzArguments& arguments) {
-  const Level level = FromName<Level>(kLevelNames, arguments.backend.level)
-                          .value_or(Level::kIdentity);
-  if (level == Level::kAttention && arguments.twin == "cuda") {
-    throw CLI::ValidationError("--level", "attention is not for the twin cuda");
-  }
+  const Level level = LevelOfTwin(arguments);
   if (level == Level::kAttention && arguments.kind == "encoder") {
     throw CLI::ValidationError("--level", "attention is not for encoders");
   }

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <limits>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -94,15 +94,23 @@ std::string PagedOracle::FindWrongQuery(const PagedTraceOp& op) const {
                        op.layer);
   }
   std::int64_t rows = 0;
+  std::set<int> asked;
   for (std::size_t i = 0; i < op.sequences.size(); ++i) {
     const int count = op.query_rows[i];
     const int sequence = op.sequences[i];
+    if (!asked.insert(sequence).second) {
+      return fmt::format("sequence {} is listed twice", sequence);
+    }
+    if (count < 1) {
+      return fmt::format("rows[{}] is {}, it must be at least 1", i, count);
+    }
     // After a wrong line, the ledger no longer follows.
-    const int most = ledger_holds_ ? ledger_->RowCount(sequence, op.layer)
-                                   : std::numeric_limits<int>::max();
-    if (count < 1 || count > most) {
-      return fmt::format("rows[{}] is {}, sequence {} has {} rows in layer {}",
-                         i, count, sequence, most, op.layer);
+    const int most =
+        ledger_holds_ ? ledger_->RowCount(sequence, op.layer) : count;
+    if (count > most) {
+      return fmt::format(
+          "rows[{}] is {}, but sequence {} has {} rows in layer {}", i, count,
+          sequence, most, op.layer);
     }
     rows += count;
   }

@@ -275,6 +275,7 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
   if (ChangesPool(op.kind)) last_change_ = op.kind;
   if (!twins_hold_) twins_.clear();
   places_.clear();
+  output_rows_judged_ = 0;
   const std::optional<Failure> malformed = ReadPlaces(op, places_);
   if (!twins_.empty()) {
     step.identity = malformed ? malformed : CompareTwins(op, places_);

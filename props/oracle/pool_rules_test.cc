@@ -34,7 +34,7 @@ Tried Try(const PoolRules& rules, OtherPoolFault fault, int histories,
   OtherPool::rules = said.value_or(rules);
   OtherPool::fault = fault;
   kvtwin_pool_backend_v1 table = OtherPoolTable();
-  table.attend = nullptr;  // Outputs show a window before blocks are gone.
+  table.attend = nullptr;  // Outputs show a window before any block is gone.
   const auto backend = DescribePoolBackend(&table);
   OtherPool::rules = rules;
   EXPECT_TRUE(backend.ok()) << backend.status().message();

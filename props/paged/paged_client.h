@@ -83,8 +83,8 @@ T Need(Result<T> answer, std::string_view call) {
   return std::move(*answer);
 }
 
-// Calls `ask` with each layer of which outputs are asked, and each batch of the
-// sequences that have rows there that are not committed.
+// Calls ask(layer, batch) for each layer with rows, and each batch of the
+// sequences that have uncommitted rows in it.
 template <class Ask>
 void ForEachAsked(const PoolAsker& asker, const reference::PagedLedger& ledger,
                   const Ask& ask) {
@@ -96,15 +96,18 @@ void ForEachAsked(const PoolAsker& asker, const reference::PagedLedger& ledger,
 }
 
 // Asks for outputs, and compares them with the rows of the ledger (P19); throws
-// a failure if the pool refuses, or an output is wrong.
-inline void AskOutputs(PoolAsker& asker, const reference::PagedLedger& ledger,
-                       int layer, const std::vector<int>& sequences,
-                       PagedPool& pool) {
+// a failure if the pool refuses, or an output is wrong. Returns the number of
+// rows that were compared.
+inline std::int64_t AskOutputs(PoolAsker& asker,
+                               const reference::PagedLedger& ledger, int layer,
+                               const std::vector<int>& sequences,
+                               PagedPool& pool) {
   Need(asker.Ask(ledger, layer, sequences, pool), "Attend");
   const auto wrong = asker.FindWrong();
   Expect(!wrong, [&] {
-    return fmt::format("Attend: layer {}: {}", layer, wrong->text);
+    return fmt::format("attend: layer {}: {}", layer, wrong->text);
   });
+  return asker.CountJudged();
 }
 
 // Returns whether the views have the same block and equal rows.

@@ -359,7 +359,9 @@ void PagedDriver::CheckLayerTable(int layer,
 void PagedDriver::CheckAttention() {
   if (!asker_) return;
   ForEachAsked(*asker_, ledger_, [&](int layer, const std::vector<int>& batch) {
-    AskOutputs(*asker_, ledger_, layer, batch, *optimized_);
+    const std::int64_t judged =
+        AskOutputs(*asker_, ledger_, layer, batch, *optimized_);
+    if (counts_ != nullptr) counts_->outputs += judged;
   });
 }
 

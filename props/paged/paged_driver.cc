@@ -64,6 +64,7 @@ void PagedCoverageCounts::Add(const PagedCoverageCounts& other) {
   truncated += other.truncated;
   full += other.full;
   longest = std::max(longest, other.longest);
+  outputs += other.outputs;
   dtypes.insert(other.dtypes.begin(), other.dtypes.end());
 }
 
@@ -77,13 +78,14 @@ void AddDTypes(const PagedSpec& spec, PagedCoverageCounts& counts) {
 
 PagedDriver::PagedDriver(const PagedSpec& spec, PagedCoverageCounts* counts,
                          const PagedMaker& make, bool same_messages,
-                         const std::optional<PoolAsker>& asker)
+                         const std::optional<PoolAttention>& attention)
     : spec_(Completed(spec)),
       make_(make),
       same_messages_(same_messages),
-      asker_(asker),
       ledger_(spec),
-      counts_(counts) {}
+      counts_(counts) {
+  if (attention) asker_.emplace(spec, *attention);
+}
 
 void PagedDriver::SetUp() {
   Guarded("init", [&] {

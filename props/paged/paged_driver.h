@@ -100,6 +100,7 @@ struct PagedCoverageCounts {
   std::int64_t truncated = 0;  // Truncations that took tokens away.
   std::int64_t full = 0;       // Appends that were refused.
   std::int64_t longest = 0;    // Most tokens of a successful append.
+  std::int64_t outputs = 0;    // Rows of attention that were compared.
   std::set<std::pair<DType, DType>> dtypes;  // Dtypes of K and V that ran.
 
   void Add(const PagedCoverageCounts& other);
@@ -114,13 +115,13 @@ using PagedMaker = std::function<Result<std::unique_ptr<PagedPool>>(
 
 class PagedDriver {
  public:
-  // Without `same_messages`, only the codes of refusals must be equal. With an
-  // asker, the optimized pool computes attention.
+  // Without `same_messages`, only the codes of refusals must be equal. With
+  // `attention`, the optimized pool attends.
   explicit PagedDriver(const PagedSpec& spec,
                        PagedCoverageCounts* counts = nullptr,
                        const PagedMaker& make = MakePagedPool,
                        bool same_messages = true,
-                       const std::optional<PoolAsker>& asker = std::nullopt);
+                       const std::optional<PoolAttention>& attention = {});
 
   // Makes the pools. This and the calls below throw a Failure if answers
   // differ, a pool throws, or a pool refuses a call that it must not refuse.

@@ -11,6 +11,7 @@
 #include "core/index.h"
 #include "core/names.h"
 #include "props/base/did_you_mean.h"
+#include "props/base/hash.h"
 #include "props/history/line_reader.h"
 #include "props/paged/paged_client.h"
 
@@ -430,6 +431,18 @@ void AddManySequences(const Pick& pick, const PagedNumbers& numbers,
 
 }  // namespace
 
+// Gives one pool in eight rows with more than three elements in a head, which
+// its other sizes choose.
+void WidenSome(PagedSpec& spec) {
+  constexpr std::array kWide = {4, 8, 17, 33, 64};
+  const std::array sizes = {spec.block_size, spec.blocks,     spec.layers,
+                            spec.kv_heads,   spec.k_head_dim, spec.v_head_dim};
+  const std::uint64_t drawn = HashBytes(sizes.data(), sizeof(sizes), 0);
+  if (drawn % 8 != 0) return;
+  spec.k_head_dim = kWide[drawn / 8 % kWide.size()];
+  spec.v_head_dim = kWide[drawn / 64 % kWide.size()];
+}
+
 PagedHistory DrawPagedHistory(const Pick& pick) {
   PagedHistory history;
   PagedSpec& spec = history.spec;
@@ -445,6 +458,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   const auto type = [&] { return kRowDTypes.at(AsSize(pick(0, 5))); };
   spec.dtype = type();
   if (pick(0, 1) == 1) spec.v_dtype = type();
+  if (!large) WidenSome(spec);
   Fit(spec);
   if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
   const bool server = !large && pick(0, 1) == 1;
@@ -479,6 +493,7 @@ PagedSpec DrawGroup(const Pick& pick, int unit) {
   group.kv_heads = pick(1, 2);
   group.k_head_dim = pick(1, 3);
   group.v_head_dim = pick(1, 3);
+  WidenSome(group);
   group.dtype = kRowDTypes.at(AsSize(pick(0, 5)));
   if (pick(0, 3) == 0) group.v_dtype = kRowDTypes.at(AsSize(pick(0, 5)));
   if (pick(0, 3) == 0) group.layout = PagedLayout::kHeadMajor;

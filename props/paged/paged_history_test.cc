@@ -286,6 +286,23 @@ int SeedsThatFind(int seeds, std::int64_t operations, bool groups = true) {
   return found;
 }
 
+// Kernels divide rows of a head into vectors.
+TEST(PagedHistories, SomeHaveWideRows) {
+  int wide = 0;
+  int wide_groups = 0;
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    const PagedSpec spec = MakePagedHistory(1, i).spec;
+    const bool f32 = spec.v_dtype.value_or(spec.dtype) == DType::kF32;
+    wide += f32 && spec.v_head_dim > 3 ? 1 : 0;
+    for (const PagedSpec& group : MakeGroupsHistory(1, i).spec.groups) {
+      const bool plain = group.v_dtype.value_or(group.dtype) == DType::kF32;
+      wide_groups += plain && group.v_head_dim > 3 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(wide, 2);
+  EXPECT_GT(wide_groups, 5);
+}
+
 TEST(PagedHistories, LinesSuggestNames) {
   const auto why = [](const std::string& line) {
     return ParsePagedHistory("kvp1 " + line).status().message();

@@ -51,9 +51,8 @@ RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
     return std::unique_ptr<PagedPool>(
         std::make_unique<PoolLog>(std::move(*pool), noted));
   };
-  std::optional<PoolAsker> asker;
-  if (attention) asker.emplace(history.spec, *attention);
-  PagedDriver driver(history.spec, counts, make_noted, same_messages, asker);
+  PagedDriver driver(history.spec, counts, make_noted, same_messages,
+                     attention);
   if (counts != nullptr) AddDTypes(history.spec, *counts);
   RunResult result = PlayOnPools(history, driver);
   if (!result.failure) return result;

@@ -42,6 +42,7 @@ std::string PoolCalls::TextOf(const Read& read) {
   if (read.group) {
     text += fmt::format("{}group {}", read.sequence ? ", " : "  ", *read.group);
   }
+  text += read.more;
   if (read.answer.value_or(StatusCode::kOk) != StatusCode::kOk) {
     text += fmt::format(": {}", StatusName(*read.answer));
   }
@@ -313,18 +314,14 @@ Result<PagedKv> PoolLog::Blocks(int layer) const {
 Status PoolLog::AttendLast(std::span<const int> sequences,
                            std::span<const int> query_rows, int layer,
                            const TensorView& query, std::span<float> out) {
+  PagedTraceOp op{.kind = Kind::kAttend, .layer = layer};
+  op.sequences.assign(sequences.begin(), sequences.end());
+  op.query_rows.assign(query_rows.begin(), query_rows.end());
   calls_.Begin(PoolCalls::Read{.name = "attend",
                                .kind = Kind::kAttend,
-                               .sequence = sequences.size() == 1
-                                               ? std::optional(sequences[0])
-                                               : std::nullopt,
-                               .layer = layer});
-  const Result<int> answer = calls_.Said([&]() -> Result<int> {
-    Status status = AttendBy(*pool_, sequences, query_rows, layer, query, out);
-    if (!status.ok()) return status;
-    return 0;
-  }());
-  return answer.status();
+                               .more = "  " + PoolCallText(op)});
+  return calls_.Said(
+      AttendBy(*pool_, sequences, query_rows, layer, query, out));
 }
 
 }  // namespace kvtwin::props

@@ -52,6 +52,7 @@ class PoolCalls {
     std::optional<int> sequence = {};
     std::optional<int> layer = {};
     std::optional<int> group = {};
+    std::string more = {};  // What else the call is about.
     std::optional<StatusCode> answer = {};
   };
 
@@ -67,6 +68,11 @@ class PoolCalls {
   template <class T>
   Result<T> Said(Result<T> answer) {
     read_->answer = answer.status().code();
+    if (told_ && !answer.ok()) told_(changes_.size(), TextOf(*read_));
+    return answer;
+  }
+  Status Said(Status answer) {
+    read_->answer = answer.code();
     if (told_ && !answer.ok()) told_(changes_.size(), TextOf(*read_));
     return answer;
   }

@@ -277,11 +277,11 @@ void PoolWorkload::Look() {
   if (ledger_) LookAtOutputs();
 }
 
-// A recording has no output that is not a number, so that each output is judged
-// here, too.
+// The recorder cannot write a NaN. So each output is judged here, before the
+// recording is.
 void PoolWorkload::LookAtOutputs() {
   ForEachAsked(*asker_, *ledger_, [&](int layer, const auto& batch) {
-    AskOutputs(*asker_, *ledger_, layer, batch, pool_);
+    counts_.outputs += AskOutputs(*asker_, *ledger_, layer, batch, pool_);
   });
 }
 

@@ -29,7 +29,7 @@ struct PoolAbilities {
   bool slots = true;
   bool views = true;
   bool media = false;  // Prompts may have media.
-  // How it attends, if it does.
+  // Set if the pool attends.
   std::optional<PoolAttention> attention = {};
 };
 
@@ -101,8 +101,8 @@ class PoolWorkload {
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
   std::vector<PagedClient> seen_;  // Past sequences.
-  // For a pool that attends. The ledger is gone once the pool has found tokens
-  // that it must not find.
+  // Set if the pool attends. `ledger_` is reset when the pool finds tokens that
+  // were never committed.
   std::optional<PoolAsker> asker_;
   std::optional<reference::PagedLedger> ledger_;
 };

@@ -66,6 +66,15 @@ kvtwin_faulty_sessions(shifts_without_room
   "if (!plan.empty() && room < FirstAgain(place, asked)) return {};" "")
 kvtwin_faulty_sessions(forgets_what_it_adopted
   "place.reusable = Size(place.record);" "place.reusable = 0;")
+kvtwin_faulty_sessions(believes_a_copy_that_was_refused
+  "if (!copied.ok() || !CanResume(choice.slot, reused)) reused = 0;"
+  "if (copied.ok() && !CanResume(choice.slot, reused)) reused = 0;")
+kvtwin_faulty_sessions(believes_a_removal_that_was_refused
+  "if (!cache_->Remove(choice.slot, reused, kOpenEnd).ok()) {"
+  "if (!cache_->Remove(choice.slot, reused, kOpenEnd).ok() && reused == 0) {")
+kvtwin_faulty_sessions(believes_a_shift_that_was_refused
+  "if (cache_->Remove(slot, keep, end).ok() && CanResume(slot, Size(rest))) {"
+  "(void)cache_->Remove(slot, keep, end);\n    if (CanResume(slot, Size(rest))) {")
 
 file(CONFIGURE OUTPUT faulty_sessions/all.cc @ONLY CONTENT
 "#include \"props/sessions/faulty_sessions.h\"

@@ -27,6 +27,8 @@ struct Setup {
   CacheSpec cache;
   CacheConfig config;
   int block_size = 0;  // 0: over cells; else the subject is over a pool.
+  // The cache refuses each of so many copies and removals of a part; 0: none.
+  int refuses_every = 0;
 };
 
 void DrawWindow(const Pick& pick, CacheSpec& spec) {
@@ -63,6 +65,11 @@ Setup DrawSetup(const Pick& pick) {
     spec.shift.kind = ShiftKind::kNone;  // Pools have none.
   }
   setup.config.cache_padding = OneOf(pick, {1, 1, 4, 8});
+  // The least and the largest number are those of histories that are cut short.
+  const int drawn = pick(0, 9);
+  if (setup.block_size == 0 && drawn > 3 && drawn < 7) {
+    setup.refuses_every = drawn - 2;
+  }
   return setup;
 }
 
@@ -85,6 +92,9 @@ std::string Text(const Setup& setup) {
     text += fmt::format(" block_size={}", setup.block_size);
   }
   if (cache.chunk > 0) text += fmt::format(" chunk={}", cache.chunk);
+  if (setup.refuses_every > 0) {
+    text += fmt::format(" refuses_every={}", setup.refuses_every);
+  }
   return text;
 }
 
@@ -109,10 +119,12 @@ std::unique_ptr<Cache> MakeOf(const Setup& setup, std::string_view twin,
 }
 
 // Records which tokens of the last batch have media: without an encoder, no
-// result depends on them.
-class MediaNotes : public ForwardingCache {
+// result depends on them. Refuses some copies, and some removals of a part of a
+// sequence, as a cache may (Q7, Q10).
+class PlayedCache : public ForwardingCache {
  public:
-  using ForwardingCache::ForwardingCache;
+  PlayedCache(std::unique_ptr<Cache> cache, int refuses_every)
+      : ForwardingCache(std::move(cache)), refuses_every_(refuses_every) {}
   Status StartForward(const Batch& batch, bool reserve) override {
     media_.assign(batch.multimodal.begin(), batch.multimodal.end());
     return ForwardingCache::StartForward(batch, reserve);
@@ -122,9 +134,26 @@ class MediaNotes : public ForwardingCache {
     Cache* const underlying = cache_->UnderlyingCache();
     return underlying == cache_.get() ? this : underlying;
   }
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    if (Refuses()) return Refusal();
+    return ForwardingCache::CopyPrefix(src, dst, len);
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    if (begin > 0 && Refuses()) return Refusal();
+    return ForwardingCache::Remove(seq, begin, end);
+  }
   const std::vector<int>& media() const { return media_; }
 
  private:
+  bool Refuses() {
+    return refuses_every_ > 0 && ++calls_ % refuses_every_ == 0;
+  }
+  static Status Refusal() {
+    return {StatusCode::kNotSupported, "this call is refused"};
+  }
+
+  const int refuses_every_;
+  int calls_ = 0;
   std::vector<int> media_;
 };
 
@@ -141,13 +170,15 @@ class Player {
             PoolOf(setup_.sessions, std::max(setup_.block_size, 1)),
             options.cache_twin)),
         slots_(*MakePoolSlots(*pool_, setup_.sessions)),
-        cells_(MakeOf(setup_, options.cache_twin, setup_.sessions.slots)),
+        cells_(MakeOf(setup_, options.cache_twin, setup_.sessions.slots),
+               setup_.refuses_every),
         cache_(setup_.block_size > 0 ? static_cast<Cache*>(slots_.get())
                                      : &cells_),
-        plain_cache_(MakeOf(setup_, "reference", setup_.sessions.slots)),
+        plain_cache_(MakeOf(setup_, "reference", setup_.sessions.slots),
+                     setup_.refuses_every),
         sessions_(make(*cache_, setup_.sessions)),
-        plain_(SessionsOf("reference")(*plain_cache_, setup_.sessions)),
-        judge_(setup_.sessions, sights_, KeepsAll(setup_.cache)) {
+        plain_(SessionsOf("reference")(plain_cache_, setup_.sessions)),
+        judge_(setup_.sessions, sights_, KeepsAll(setup_)) {
     Log(Text(setup_));
   }
 
@@ -163,8 +194,10 @@ class Player {
   }
 
  private:
-  static bool KeepsAll(const CacheSpec& spec) {
-    return spec.kind == Kind::kCausal || spec.kind == Kind::kChunked;
+  static bool KeepsAll(const Setup& setup) {
+    const Kind kind = setup.cache.kind;
+    return setup.refuses_every == 0 &&
+           (kind == Kind::kCausal || kind == Kind::kChunked);
   }
 
   void Wrong(const std::string& text) {
@@ -287,7 +320,7 @@ class Player {
     if (status.ok()) status = sessions_->Adopt(slot, record);
     if (!options_.alone) {
       if (status.ok()) {
-        status = Give(*plain_cache_, source, slot, Size(record));
+        status = Give(plain_cache_, source, slot, Size(record));
       }
       if (status.ok()) status = plain_->Adopt(slot, record);
     }
@@ -296,10 +329,14 @@ class Player {
     ++counts_->adopted;
   }
 
-  // Makes `slot` hold the first tokens of `source`, and no others.
+  // Makes `slot` hold the first tokens of `source`, and no others. A copy that
+  // is refused is made again: no two calls in a row are refused.
   static Status Give(Cache& cache, int source, int slot, int tokens) {
     Status status = cache.Remove(slot, 0, kOpenEnd);
     if (status.ok()) status = cache.CopyPrefix(source, slot, tokens);
+    if (status.code() == StatusCode::kNotSupported) {
+      status = cache.CopyPrefix(source, slot, tokens);
+    }
     return status;
   }
 
@@ -461,9 +498,9 @@ class Player {
   std::vector<Sight> sights_;
   std::unique_ptr<PagedPool> pool_;
   std::unique_ptr<PoolSlots> slots_;
-  MediaNotes cells_;
+  PlayedCache cells_;
   Cache* cache_;  // The slots of the pool, or the cells.
-  std::unique_ptr<Cache> plain_cache_;
+  PlayedCache plain_cache_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<Sessions> plain_;
   SessionJudge judge_;

@@ -50,6 +50,12 @@ enum class OtherAttentionFault {
   kOtherHead,        // A query head reads another KV head.
   kNoScale,          // Scores are not scaled.
   kNextValue,        // Each token has the V row of the next one.
+  kBaseTwo,          // Weights are powers of 2.
+  kPlusOne,          // 1 is added to the sum of the weights.
+  kHeadsBelow,       // Query heads from the 5th of a KV head on have no output.
+  kNarrowV,          // Elements of V from the 5th on have no output.
+  kFromLength,       // The positions of rows count from the committed length.
+  kWritesQuery,
   kNotANumber,
   kRefuses,
   kWritesBehind,  // Writes a number after the output.
@@ -225,14 +231,25 @@ class OtherPool {
                               ? (row + query_rows[0]) % rows
                               : row;
         for (int h = 0; h < heads; ++h) {
-          AttendRow(layer, sequences[s], query_rows[s] - 1 - i,
-                    h * is_.kv_heads / heads,
-                    queries + (asked * heads + h) * is_.k_head_dim,
-                    out + (row * heads + h) * is_.v_head_dim);
+          AttendRow(
+              layer, sequences[s],
+              attention == Fault::kFromLength
+                  ? At(sequences_.at(sequences[s]).appended, layer) - 1 - i
+                  : query_rows[s] - 1 - i,
+              h * is_.kv_heads / heads,
+              queries + (asked * heads + h) * is_.k_head_dim,
+              out + (row * heads + h) * is_.v_head_dim);
         }
       }
     }
     if (attention == Fault::kNotANumber) out[0] = NAN;
+    if (attention == Fault::kWritesQuery) const_cast<float*>(queries)[0] = 7;
+    const int per_head = heads / is_.kv_heads;
+    for (int i = 0; i < rows * heads * is_.v_head_dim; ++i) {
+      const bool high = i / is_.v_head_dim % heads % per_head > 3;
+      if (attention == Fault::kHeadsBelow && high) out[i] = 0;
+      if (attention == Fault::kNarrowV && i % is_.v_head_dim > 3) out[i] = 0;
+    }
     if (attention == Fault::kWritesBehind) {
       out[rows * heads * is_.v_head_dim] = 1;
     }
@@ -308,7 +325,7 @@ class OtherPool {
     if (attention == Fault::kOtherHead) kv_head = (kv_head + 1) % is_.kv_heads;
     const double scale =
         attention == Fault::kNoScale ? 1 : 1 / std::sqrt(is_.k_head_dim);
-    double sum = 0;
+    double sum = attention == Fault::kPlusOne ? 1 : 0;
     std::vector<double> all(AsSize(is_.v_head_dim), 0);
     for (int at = first; at <= last; ++at) {
       const bool other = at >= of.len && at != position;
@@ -324,7 +341,9 @@ class OtherPool {
       for (int i = 0; i < is_.k_head_dim; ++i) {
         score += double{query[i]} * double{key[i]};
       }
-      const double weight = std::exp(score * scale);
+      const double weight = attention == Fault::kBaseTwo
+                                ? std::exp2(score * scale)
+                                : std::exp(score * scale);
       sum += weight;
       for (int i = 0; i < is_.v_head_dim; ++i) {
         At(all, i) += weight * double{value[i]};

@@ -185,8 +185,8 @@ static int ResumeBefore(void* pool, int32_t sequence, int32_t length,
   return kvtwin_pool_resume_before(PoolOf(pool), sequence, length, resume);
 }
 
-/* The attention over the blocks of a layer, by the table that has the appended
- * tokens. */
+/* Attends over the blocks of a layer. Its table has the appended tokens, too.
+ */
 static int Attend(void* pool, int32_t layer, const int32_t* sequences,
                   const int32_t* query_rows, size_t sequence_count,
                   const kvtwin_tensor* query, float* out) {

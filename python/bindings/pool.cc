@@ -404,14 +404,19 @@ class PoolDriver {
   const Pools& pools() const { return pools_; }
   bool groups() const { return backend_.groups; }
 
-  props::Subject Subject() const {
-    return props::BackendSubject(backend_, backend_.level);
+  props::Subject Subject() const { return SubjectAt(backend_.level); }
+  props::Subject SubjectAt(props::Level level) const {
+    return props::BackendSubject(backend_, level);
   }
   // Returns the class as a subject, which `law` judges if it is not null.
   // Interrupts are seen between histories.
   props::Subject SubjectOf(const props::PoolLaw* law) const {
+    return SubjectOf(law, backend_.level);
+  }
+  props::Subject SubjectOf(const props::PoolLaw* law,
+                           props::Level level) const {
     props::Subject subject =
-        law == nullptr ? Subject() : props::LawSubject(backend_, *law);
+        law == nullptr ? SubjectAt(level) : props::LawSubject(backend_, *law);
     subject.run_pool = [run = subject.run_pool](
                            const props::PagedHistory& history,
                            const props::PoolRunOptions& options) {
@@ -423,7 +428,7 @@ class PoolDriver {
   props::PoolInfo Info() const {
     props::PoolInfo info{.name = backend_.name,
                          .claims = backend_.level,
-                         .levels = {backend_.level},
+                         .levels = props::LevelsOf(backend_),
                          .groups = backend_.groups,
                          .laws = {},
                          .not_declared = props::NotDeclared(backend_)};
@@ -597,8 +602,8 @@ nb::typed<nb::dict, nb::str, nb::any> CertifyPools(
     options.laws.count = histories;
     props::Certificate certificate = props::CertifyPool(
         driver.Info(), options,
-        [&](props::Level /*level*/, const props::PoolLaw* law) {
-          return driver.SubjectOf(law);
+        [&](props::Level level, const props::PoolLaw* law) {
+          return driver.SubjectOf(law, level);
         },
         [&](const props::PoolLaw& law, const props::PagedHistory& history,
             const props::Subject& /*subject*/) {

@@ -196,7 +196,7 @@ def test_descriptions(pool):
         kvtwin = kvtwin.PoolDescription(name="x")
         open = seq_len = append = commit = free = print
 
-    with pytest.raises(TypeError, match="no method views"):
+    with pytest.raises(TypeError, match="neither views nor attend"):
         kvtwin.fuzz(NoViews)
     with pytest.raises(TypeError, match="cls is an instance of NoViews"):
         kvtwin.fuzz(NoViews())
@@ -385,7 +385,7 @@ def test_pools_that_attend(pool):
         assert finding.level == ("attention" if shows else "visibility")
         assert "as if position 0 were missing" in finding.reason
         assert "P19" in str(found)
-    with pytest.raises(TypeError, match="no method views, and no attend"):
+    with pytest.raises(TypeError, match="neither views nor attend"):
         kvtwin.fuzz(type("Nothing", (pool,), {"views": None}))
     narrow = attending(pool)
     narrow.attend = lambda *given: np.zeros((1, 1))

@@ -288,7 +288,7 @@ TEST_F(Parked, InputsThatAreNotTextAreKept) {
   EXPECT_EQ(Unparked(*parking, other), 1);
 }
 
-// An input with one of the two numbers is not the plain token either.
+// An input with `multimodal` or `same_batch` differs from the plain token.
 TEST_F(Parked, AnImageIsNotAToken) {
   const Prompt text = PromptOf({1, 2, 3, 4});
   Prompt image = text, group = text;
@@ -655,8 +655,8 @@ TEST_F(Parked, AForgedLabelIsNoticed) {
   }
 }
 
-// A state without one of its tokens in the middle, of a window or of a cache of
-// a wrapper.
+// A state lacks a position in the middle: in a window, or in one cache of a
+// wrapper.
 TEST_F(Parked, AHoleIsNoticed) {
   const CacheSpec causal, swa = {.kind = Kind::kSwa, .window = 4};
   const Prompt prompt = PromptOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
@@ -664,7 +664,7 @@ TEST_F(Parked, AHoleIsNoticed) {
            swa,
            {.kind = Kind::kWrapper, .caches = {causal, swa}},
            {.kind = Kind::kWrapper, .caches = {swa, causal}}}) {
-    // Of the last, number -1, all are whole.
+    // Without a part to damage, -1, every cache is whole.
     for (int part = std::max(Size(spec.caches), 1) - 1; part >= -1; --part) {
       fs::remove_all(Spec().folder);
       ParkingServer before(spec), after(spec);

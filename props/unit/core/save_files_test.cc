@@ -396,7 +396,7 @@ TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
        {std::pair(4321U, 0U), std::pair(77U, 0U), std::pair(77U, 1U)}) {
     ASSERT_EQ(::chown(Path().c_str(), 1234, 4321), 0);
     ASSERT_EQ(::chmod(Path().c_str(), 0664), 0);
-    Child child([&] {
+    Child child([&, group = group, groups = groups] {
       const bool changed = ::setgroups(groups, &file_group) == 0 &&
                            ::setgid(group) == 0 && ::setuid(99) == 0;
       if (!changed || ::access(folder_.c_str(), W_OK) != 0) ::_exit(77);

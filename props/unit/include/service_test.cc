@@ -359,8 +359,8 @@ TEST(Service, ADroppedAnswerEnds) {
             ExpectedText("hello", 3));
 }
 
-// A request that waits does not wait until it is computed to be dropped: the
-// one that runs never ends.
+// A waiting request is dropped at once, although the running request never
+// ends.
 TEST(Service, AWaitingRequestMayBeDropped) {
   ServiceSpec spec = SpecOf(1);
   spec.keep = 2;
@@ -524,7 +524,8 @@ TEST(Service, AShortConversationIsNotParked) {
 }
 
 // The conversation of an answer that is dropped is parked before another
-// request takes its slot. One without a computed prompt is not.
+// request takes its slot. A conversation whose prompt was not computed is not
+// parked.
 TEST(Service, ADroppedConversationIsParked) {
   const ScratchFolder folder("service");
   ServiceSpec spec = SpecOf(1);
@@ -556,12 +557,13 @@ TEST(Service, ADroppedConversationIsParked) {
   EXPECT_EQ(WholeOf(letters.service(), RequestOf(prompt + "x", 1)).reused, 7);
 }
 
-// A file is loaded into the free slot that holds least, although another one,
-// which is in use, holds less.
+// A file is loaded into the free slot with the fewest tokens. The slot in use
+// has fewer, but is not taken.
 TEST(Service, AFileTakesThePlaceOfLittle) {
   const ScratchFolder folder("service");
   ServiceSpec spec = SpecOf();
   spec.sessions.context = 4096;
+  spec.keep = 2;  // The running request never ends.
   spec.parking = {.folder = folder.path(), .model = "letters"};
   {
     Letters letters(spec);
@@ -582,7 +584,8 @@ TEST(Service, AFileTakesThePlaceOfLittle) {
       13);
   running.reset();
   WaitFor(letters.service(), "cancelled_total", 1);
-  while (Metric(letters.service(), "conversations_writing") > 0) {
+  for (int i = 0; i < 5000; ++i) {
+    if (Metric(letters.service(), "conversations_writing") == 0) break;
     std::this_thread::sleep_for(milliseconds(1));
   }
   for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
@@ -602,7 +605,8 @@ TEST(Service, AFileServesWhereASlotCannot) {
   for (const bool own : {true, false}) {
     const ScratchFolder folder("service");
     ServiceSpec spec = SpecOf();
-    spec.sessions.context = 4096;  // The first request still runs at the end.
+    spec.sessions.context = 4096;
+    spec.keep = 2;  // The first request never ends.
     if (own) spec.sessions.choice = SlotChoice::kOwnPrefix;
     spec.parking = {.folder = folder.path(), .model = "letters"};
     const CacheSpec cache = own ? CacheSpec() : window;

@@ -196,7 +196,7 @@ TEST_F(SlowDisk, BatchesContinueWhileAFileIsRead) {
   EXPECT_EQ(Whole(*second).reused, 4);
 }
 
-// Nobody who reads an answer waits for the files of a service that ends.
+// An answer of an ending service ends before the service has written its files.
 TEST_F(SlowDisk, AnswersEndBeforeTheFilesAreWritten) {
   MakeService();
   stands = true;

@@ -35,7 +35,7 @@ class PoolBackend:
                 raise TypeError(f"{cls.__name__} has no method {name}")
         self.has = {n for n in SHOWN + OPTIONAL if callable(getattr(cls, n, None))}
         if self.has.isdisjoint(SHOWN):
-            raise TypeError(f"{cls.__name__} has no method views, and no attend")
+            raise TypeError(f"{cls.__name__} has neither views nor attend")
         if "media" in self.description.can and "add_media" not in self.has:
             raise TypeError(
                 f"{cls.__name__} declares the ability media, but has no method add_media"
