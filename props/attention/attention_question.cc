@@ -25,8 +25,8 @@ using reference::LedgerToken;
 
 // The question keeps this number of removed tokens at most.
 constexpr std::int64_t kGoneMost = 4;
-// The question to a pool has this number of the sequences that are not asked,
-// at most, and as many tokens of each.
+// A question to a pool has tokens of at most this number of sequences that are
+// not asked, and at most this number of tokens of each of them.
 constexpr int kOthersMost = 8;
 // In a large batch, only some rows are judged, the last one among them.
 // Together they see about this number of tokens in a search, which asks many
@@ -113,7 +113,7 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass, int group,
     std::set<std::int64_t> numbers;
     for (const AskedToken& token : tokens_) numbers.insert(token.number);
     AddGone(*before, [&](const AskedToken& token) {
-      // Of other sequences, only the last tokens are here.
+      // `tokens_` has only the last tokens of other sequences.
       const bool asked = std::ranges::count(pass.sequences, token.sequence) > 0;
       return numbers.contains(token.number) ||
              (!asked && pass.ledger.Has(token.sequence));
@@ -267,7 +267,7 @@ void AttentionQuestion::AddRows(const PoolPass& pass, std::int64_t terms_most,
     const int sequence = pass.sequences[s];
     const int end = pass.ledger.RowCount(sequence, pass.layer);
     const int first_row = end - pass.query_rows[s];
-    // The last position before a row whose K and V are not known.
+    // The last position whose K and V are not known.
     int unknown = -1;
     for (int position = pass.ledger.FirstSeenBy(pass.layer, first_row);
          position < end; ++position) {
@@ -495,7 +495,7 @@ Eigen::MatrixXd AttentionQuestion::BetweenValues(
   Eigen::MatrixXd expected = exact;
   const std::vector<Term>& sees = At(rows_, row).sees;
   const std::int64_t group = heads() / dims_.kv_heads;
-  // The weights and their sum may be rounded apart from each other.
+  // The weights are rounded separately from their sum (docs/attention.md).
   const double rounding = 8 * UnitOf(precision.dtype) +
                           8 * static_cast<double>(sees.size() + 1) * 0x1p-24;
   for (std::int64_t h = 0; h < heads(); ++h) {

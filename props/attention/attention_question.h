@@ -86,9 +86,8 @@ class AttentionQuestion {
     double soft_cap = 0;            // 0: none.
     std::vector<float> sinks = {};  // Empty: none; else one for each head.
   };
-  // Rows of sequences of a pool, one sequence after another: of each, its last
-  // query_rows[i] tokens, appended ones included (P19). `layer` has rows, not
-  // states.
+  // The last query_rows[i] tokens of sequences[i] of a pool, one sequence after
+  // another, appended tokens included (P19). `layer` has rows, not states.
   struct PoolPass {
     const reference::PagedLedger& ledger;
     const PagedSpec& spec;  // Of the pool.
@@ -168,11 +167,12 @@ class AttentionQuestion {
   // Whether each K row is finite, by token. A shift may make it infinite;
   // attention over it has no right output.
   std::vector<char> FiniteKeys() const;
-  // Add the rows, and what those see that are judged.
+  // Adds the rows, and the tokens that each judged row sees.
   void AddRows(const Pass& pass, std::int64_t terms_most, std::uint64_t turn);
   void AddRows(const PoolPass& pass, std::int64_t terms_most,
                std::uint64_t turn);
-  // Returns about how many tokens the judged rows of a recording see in all.
+  // Returns the number of tokens that the judged rows of a recording may see in
+  // all, about.
   std::int64_t RecordedTermsMost() const;
   // Leaves the rows that see about `terms_most` tokens, and the last row.
   // `counts`: the number of tokens that each row sees.
@@ -184,8 +184,8 @@ class AttentionQuestion {
                                           std::int64_t kv_head) const;
   Eigen::Map<const Eigen::ArrayXf> ValueOf(std::int64_t token,
                                            std::int64_t kv_head) const;
-  // Returns outputs, and sets `allowed` where it is not finite: the output of a
-  // right cache lies between V that the row sees.
+  // Returns the expected outputs, and sets `allowed` where it is not finite, so
+  // that an output may be anywhere between the V that the row sees.
   Eigen::MatrixXd BetweenValues(std::int64_t row,
                                 const AttentionPrecision& precision,
                                 const Eigen::MatrixXd& exact,

@@ -14,13 +14,13 @@ namespace kvtwin::props {
 
 namespace {
 
-// One question in this many is about half of the appended tokens.
+// One question in this many asks for the last half of the appended tokens.
 constexpr std::uint64_t kFewerEvery = 5;
 
 }  // namespace
 
-// As in histories of caches, three pools of ten have 3 to 16 query heads for
-// each KV head, which their sizes choose.
+// As in histories of caches, three pools of ten, chosen by their sizes, have 3
+// to 16 query heads for each KV head.
 int PoolAsker::Group() const {
   const std::array sizes = {spec_.block_size, spec_.blocks, spec_.layers,
                             spec_.max_seq_len};

@@ -34,9 +34,9 @@ class PoolAsker {
   static std::vector<int> Appended(const reference::PagedLedger& ledger,
                                    int layer);
 
-  // Asks for the outputs of the last tokens of the sequences that have rows in
-  // the layer and are not committed: usually all of them. Returns what the pool
-  // answers; ok if no row has an output that is known.
+  // Asks for the outputs of tokens of these sequences that have rows in the
+  // layer and are not committed: usually of all of them. Returns the pool's
+  // answer, or ok without a call if no output is known.
   Status Ask(const reference::PagedLedger& ledger, int layer,
              const std::vector<int>& sequences, PagedPool& pool);
   // Returns the number of rows of the last outputs that are compared.
@@ -54,7 +54,7 @@ class PoolAsker {
   PoolAttention attention_;
   std::map<int, AttentionQuestion> questions_;  // The last ones, by layer.
   int layer_ = 0;                               // Of the last question.
-  std::vector<float> out_;                      // Empty: none was asked for.
+  std::vector<float> out_;  // Empty if no output was asked for.
 };
 
 }  // namespace kvtwin::props

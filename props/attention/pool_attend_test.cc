@@ -27,7 +27,7 @@ namespace {
 using ::testing::HasSubstr;
 using OutputFault = OtherAttentionFault;
 
-constexpr int kAttendHistories = 60;
+constexpr int kAttendHistories = 50;
 
 PoolBackend DescribedPool(const kvtwin_pool_backend_v1& table) {
   const auto backend = DescribePoolBackend(&table);

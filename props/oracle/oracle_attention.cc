@@ -19,7 +19,8 @@ namespace {
 // More query heads of an output would take long to judge.
 constexpr std::int64_t kQueryHeadsMax = 1024;
 
-// Returns why queries and outputs have other shapes than these rows need, or
+// Returns why the shape of the query or of the output is wrong for these rows,
+// or
 // "".
 std::string WrongShape(const TensorView& query, const TensorView& out,
                        const RowDims& dims, std::int64_t rows) {

@@ -83,15 +83,20 @@ T Need(Result<T> answer, std::string_view call) {
   return std::move(*answer);
 }
 
-// Calls ask(layer, batch) for each layer with rows, and each batch of the
-// sequences that have uncommitted rows in it.
+// Calls ask(layer, batch) for each layer with rows, with one of the batches of
+// the sequences that have uncommitted rows in it.
 template <class Ask>
 void ForEachAsked(const PoolAsker& asker, const reference::PagedLedger& ledger,
                   const Ask& ask) {
   for (const int layer : asker.Layers()) {
     const std::vector<int> appended = PoolAsker::Appended(ledger, layer);
     if (appended.empty()) continue;
-    for (const auto& batch : BatchesOf(appended)) ask(layer, batch);
+    int turn = layer;
+    for (const int sequence : appended) {
+      turn += ledger.RowCount(sequence, layer);
+    }
+    const auto batches = BatchesOf(appended);
+    ask(layer, At(batches, turn % Size(batches)));
   }
 }
 

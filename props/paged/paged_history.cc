@@ -431,8 +431,8 @@ void AddManySequences(const Pick& pick, const PagedNumbers& numbers,
 
 }  // namespace
 
-// Gives one pool in eight rows with more than three elements in a head, which
-// its other sizes choose.
+// Widens the rows of one pool in eight, chosen by its other sizes: a head has
+// more than three elements.
 void WidenSome(PagedSpec& spec) {
   constexpr std::array kWide = {4, 8, 17, 33, 64};
   const std::array sizes = {spec.block_size, spec.blocks,     spec.layers,

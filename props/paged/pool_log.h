@@ -52,7 +52,7 @@ class PoolCalls {
     std::optional<int> sequence = {};
     std::optional<int> layer = {};
     std::optional<int> group = {};
-    std::string more = {};  // What else the call is about.
+    std::string more = {};  // The rest of the call's text.
     std::optional<StatusCode> answer = {};
   };
 
