@@ -1,5 +1,5 @@
-// Pools that compute attention: right ones are accepted, whichever rules they
-// have, and each fault is found, at each level that they have.
+// Pools that compute attention: right pools of all rules are accepted, and each
+// fault is found, at each level of the pool.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The description of a third-party cache (include/kvtwin/kvtwin.h), and the
-// cache as a subject.
+// The descriptions of third-party caches (include/kvtwin/kvtwin.h) and pools,
+// and the cache as a subject.
 
 #ifndef KVTWIN_PROPS_BACKEND_BACKEND_H_
 #define KVTWIN_PROPS_BACKEND_BACKEND_H_

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -492,119 +491,7 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
   return result;
 }
 
-Status CheckTable(const kvtwin_pool_backend_v1& table) {
-  return NeedAll({{"describe", reinterpret_cast<const void*>(table.describe)},
-                  {"init", reinterpret_cast<const void*>(table.init)},
-                  {"close", reinterpret_cast<const void*>(table.close)},
-                  {"open", reinterpret_cast<const void*>(table.open)},
-                  {"seq_len", reinterpret_cast<const void*>(table.seq_len)},
-                  {"append", reinterpret_cast<const void*>(table.append)},
-                  {"commit", reinterpret_cast<const void*>(table.commit)},
-                  {"free", reinterpret_cast<const void*>(table.free)}});
-}
-
-// Reads how the pool attends. Errors: a level without the function that it
-// needs; those of CheckAttendFields.
-Result<std::optional<PoolAttention>> DeclaredAttention(
-    const kvtwin_pool_description_v1& said,
-    const kvtwin_pool_backend_v1& table) {
-  const bool claims = RawEnum(said.level) == KVTWIN_ATTENTION;
-  if (claims && table.attend == nullptr) {
-    return Invalid("the backend claims ATTENTION, but its table has no attend");
-  }
-  if (!claims && table.views == nullptr) {
-    return Invalid(
-        "the backend has no views: it needs an attend, and the level "
-        "ATTENTION");
-  }
-  if (table.attend == nullptr) return std::optional<PoolAttention>();
-  Status status = CheckAttendFields(said);
-  if (!status.ok()) return status;
-  PoolAttention attention = {
-      .precision = {.dtype = static_cast<DType>(said.attend_dtype),
-                    .tolerance = said.attend_tolerance}};
-  if (said.max_query_heads > 0) {
-    attention.query_heads = said.max_query_heads;
-  }
-  return std::optional(attention);
-}
-
-Result<PoolRules> DeclaredRules(const kvtwin_pool_description_v1& said) {
-  constexpr std::uint32_t kAll =
-      KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
-      KVTWIN_POOL_HAS_WINDOW | KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA |
-      KVTWIN_POOL_STATES_IN_PLACE | KVTWIN_POOL_ONE_STOCK;
-  if ((said.can & ~kAll) != 0) {
-    return Invalid("can is {:#x}, which has unknown flags", said.can);
-  }
-  PoolRules rules;
-  rules.deduplicates = (said.can & KVTWIN_POOL_DEDUPLICATES) != 0;
-  rules.recomputes_last = (said.can & KVTWIN_POOL_RECOMPUTES_LAST) != 0;
-  rules.states_in_place = (said.can & KVTWIN_POOL_STATES_IN_PLACE) != 0;
-  rules.one_stock = (said.can & KVTWIN_POOL_ONE_STOCK) != 0;
-  const bool has_groups = (said.can & KVTWIN_POOL_HAS_GROUPS) != 0;
-  const bool differs =
-      (said.can & (KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
-                   KVTWIN_POOL_HAS_WINDOW)) != 0;
-  if (has_groups ? differs : rules.need_groups()) {
-    return Invalid("can is {:#x}, which is {} groups", said.can,
-                   has_groups ? "not for pools with" : "for pools with");
-  }
-  if ((said.can & KVTWIN_POOL_HAS_WINDOW) == 0) return rules;
-  if (said.window < 0) {
-    return Invalid("window is {}, it must not be negative", said.window);
-  }
-  rules.window = said.window;
-  return rules;
-}
-
 }  // namespace
-
-Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
-  constexpr std::size_t kNeeded = offsetof(kvtwin_pool_backend_v1, message);
-  const auto size = SizeOfStruct("backend", given, kNeeded);
-  if (!size.ok()) return size.status();
-  Status status =
-      CheckRest("backend", given, sizeof(kvtwin_pool_backend_v1), *size);
-  if (!status.ok()) return status;
-  PoolBackend backend;
-  std::memcpy(&backend.table, given, std::min(*size, sizeof(backend.table)));
-  status = CheckTable(backend.table);
-  if (!status.ok()) return status;
-  kvtwin_pool_description_v1 said{};
-  said.size = sizeof(said);
-  said.name = "pool";
-  said.level = KVTWIN_VISIBILITY;
-  if (const int code = backend.table.describe(&said); code != KVTWIN_OK) {
-    return Invalid("describe answers {}", code);
-  }
-  if (said.name == nullptr) return Invalid("name is NULL");
-  const int level = RawEnum(said.level);
-  if (level != KVTWIN_VISIBILITY && level != KVTWIN_IDENTITY &&
-      level != KVTWIN_ATTENTION) {
-    return Invalid("level is {}, pools have visibility, identity and attention",
-                   level);
-  }
-  backend.name = Printable(said.name, 200);
-  if (level == KVTWIN_IDENTITY) backend.level = Level::kIdentity;
-  if (level == KVTWIN_ATTENTION) backend.level = Level::kAttention;
-  const auto attention = DeclaredAttention(said, backend.table);
-  if (!attention.ok()) return attention.status();
-  backend.attention = *attention;
-  const Result<PoolRules> rules = DeclaredRules(said);
-  if (!rules.ok()) return rules.status();
-  backend.rules = *rules;
-  backend.groups = (said.can & KVTWIN_POOL_HAS_GROUPS) != 0;
-  backend.media = (said.can & KVTWIN_POOL_HAS_MEDIA) != 0;
-  if (backend.media && backend.table.add_media == nullptr) {
-    return Invalid("can is {:#x}, but the table lacks add_media", said.can);
-  }
-  if (rules->any() && level == KVTWIN_IDENTITY) {
-    return Invalid("can is {:#x}, at identity a pool does as P1 to P18 say",
-                   said.can);
-  }
-  return backend;
-}
 
 std::vector<Level> LevelsOf(const PoolBackend& backend) {
   std::vector<Level> levels;

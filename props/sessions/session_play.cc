@@ -65,7 +65,7 @@ Setup DrawSetup(const Pick& pick) {
     spec.shift.kind = ShiftKind::kNone;  // Pools have none.
   }
   setup.config.cache_padding = OneOf(pick, {1, 1, 4, 8});
-  // The least and the largest number are those of histories that are cut short.
+  // Histories that are cut short draw the least or the largest number.
   const int drawn = pick(0, 9);
   if (setup.block_size == 0 && drawn > 3 && drawn < 7) {
     setup.refuses_every = drawn - 2;

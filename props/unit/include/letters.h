@@ -47,8 +47,8 @@ inline void PutTokens(Cache& cache, const SessionBatch& batch) {
   EXPECT_TRUE(cache.Put(view, view).ok());
 }
 
-// A cache, and a model of letters: the next letter is the sum of those that its
-// token sees, so that a wrong row changes the answer.
+// A cache, and a model of letters: the next letter is the sum of the letters
+// that its token sees, so that a wrong row changes the answer.
 class Letters {
  public:
   explicit Letters(const ServiceSpec& spec, const CacheSpec& cache = {})

@@ -146,8 +146,8 @@ TEST_F(Parked, AFileThatCannotBeWrittenIsForgotten) {
   EXPECT_EQ(Unparked(*parking, PromptOf({1, 2, 3})), 3);
 }
 
-// A conversation is parked again when its file has failed, though nobody has
-// waited for the file.
+// Park writes a conversation again after its file has failed, also without a
+// Wait in between.
 TEST_F(Parked, AFileThatFailedIsWrittenAgain) {
   const auto parking = Open();
   const Prompt prompt = PromptOf({1, 2, 3});

@@ -118,7 +118,7 @@ TEST(Service, StreamsTheTextWhileTheModelComputes) {
   EXPECT_EQ(part.text, ExpectedText("hello", 1));
   EXPECT_EQ(part.finish, Finish::kNone);
   EXPECT_LT(waited(), std::chrono::seconds(30));
-  // Without more text it waits as long as it is told.
+  // Without more text, Next waits for the given time.
   EXPECT_EQ(answer->Next(false, milliseconds(20)).text, "");
   EXPECT_GE(waited(), milliseconds(20));
   letters.hold = false;
