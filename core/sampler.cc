@@ -1,41 +1,66 @@
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/assert.h"
 #include "core/index.h"
 #include "kvtwin/serving.h"
 
 namespace kvtwin {
+namespace {
+
+// Returns the index of the weight that has `part` of the sum of all weights
+// before it: of these, or of `likeliest`, if rounding leaves none.
+Eigen::Index IndexAt(const Eigen::ArrayXd& weights, double part,
+                     Eigen::Index likeliest) {
+  constexpr Eigen::Index kBlock = 256;  // Whose sum takes few instructions.
+  for (Eigen::Index i = 0; i < weights.size(); i += kBlock) {
+    const auto block = weights.segment(i, std::min(kBlock, weights.size() - i));
+    if (const double sum = block.sum(); part >= sum) {
+      part -= sum;
+      continue;
+    }
+    for (Eigen::Index j = 0; j < block.size(); ++j) {
+      if (part < block[j]) return i + j;
+      part -= block[j];
+    }
+  }
+  return likeliest;
+}
+
+}  // namespace
 
 std::int32_t Sampler::operator()(std::span<const float> logits) {
   KVTWIN_ASSERT(!logits.empty());
-  const auto less = [](float left, float right) {
-    return std::isnan(left) ? !std::isnan(right) : left < right;
-  };
-  const auto likeliest = std::ranges::max_element(logits, less);
-  const auto first = static_cast<std::int32_t>(likeliest - logits.begin());
-  if (!(temperature_ > 0) || !std::isfinite(*likeliest)) return first;
-  std::vector<double> weights;
-  double sum = 0;
-  for (const float logit : logits) {
-    const double weight =
-        std::exp((double{logit} - double{*likeliest}) / temperature_);
-    weights.push_back(std::isnan(weight) ? 0 : weight);
-    sum += weights.back();
+  float largest = -std::numeric_limits<float>::infinity();
+  for (const float logit : logits) largest = std::max(largest, logit);
+  // The end if all are NaN.
+  const auto at = std::ranges::find(logits, largest);
+  const std::int64_t likeliest = at == logits.end() ? 0 : at - logits.begin();
+  if (!(temperature_ > 0) || !std::isfinite(largest)) {
+    return static_cast<std::int32_t>(likeliest);
   }
-  const double most = top_p_ * sum;
+  // In steps, so that each of them is vectorized.
+  const Eigen::Map<const Eigen::ArrayXf> all(logits.data(), std::ssize(logits));
+  Eigen::ArrayXd weights =
+      (all.cast<double>() - double{largest}) / temperature_;
+  weights = weights.exp();
+  // Eigen's exp has no 0. A NaN is not above it, either.
+  weights = (weights > 1e-300).select(weights, 0);
+  const double most = top_p_ * weights.sum();
   for (;;) {
-    const std::int32_t token = std::discrete_distribution<std::int32_t>(
-        weights.begin(), weights.end())(random_);
+    const double part =
+        std::uniform_real_distribution<double>(0, weights.sum())(random_);
+    const Eigen::Index token = IndexAt(weights, part, likeliest);
     // A token is refused, with all less likely ones, if the likelier tokens
     // have the weight top_p.
-    const double weight = At(weights, token);
-    double likelier = 0;
-    for (double& other : weights) {
-      if (other <= weight) other = 0;
-      likelier += other;
+    const double weight = weights[token];
+    weights = (weights <= weight).select(0, weights);
+    const double likelier = weights.sum();
+    if (!(likelier >= most) || likelier == 0) {
+      return static_cast<std::int32_t>(token);
     }
-    if (!(likelier >= most) || likelier == 0) return token;
   }
 }
 

@@ -170,6 +170,8 @@ void ReadAttend(const JsonFields& fields, PagedTraceOp& op) {
   op.query_rows = fields.Ints("rows");
   op.key = ReadTensor(fields, "query", DType::kF32);
   op.value = ReadTensor(fields, "out", DType::kF32);
+  op.soft_cap = ReadSoftCap(fields);
+  op.sinks = ReadSinks(fields);
   NeedCount(fields, "rows", op.query_rows.size(), op.sequences.size());
 }
 
@@ -234,6 +236,8 @@ Status AppendAttend(const PagedTraceOp& op, std::string& text) {
   text += fmt::format(R"(,"layer":{})", op.layer);
   AppendNumbers("seqs", op.sequences, text);
   AppendNumbers("rows", op.query_rows, text);
+  if (op.soft_cap > 0) text += fmt::format(R"(,"soft_cap":{})", op.soft_cap);
+  if (!op.sinks.empty()) AppendNumbers("sinks", op.sinks, text);
   Status status = AppendTensor("query", *op.key, text);
   return status.ok() ? AppendTensor("out", *op.value, text) : status;
 }
@@ -460,7 +464,8 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields, int version,
       const JsonFields attend = fields.Object("attend");
       header.attention = ReadTraceAttention(attend);
       for (const char* key : {"soft_cap", "sinks"}) {
-        if (attend.Find(key) != nullptr) attend.Fail(key, "is for caches");
+        if (attend.Find(key) == nullptr) continue;
+        attend.Fail(key, "is a field of each line");
       }
     }
   }

@@ -84,6 +84,8 @@ struct PagedTraceOp {
   std::vector<int> slots = {};
   std::vector<int> sequences = {};   // table, csr, attend
   std::vector<int> query_rows = {};  // attend: of each sequence.
+  double soft_cap = 0;               // attend; 0: none.
+  std::vector<float> sinks = {};     // attend, of each head; empty: none.
   PagedTable table = {};
   PagedCsr csr = {};
   PagedUsage usage = {};

@@ -178,19 +178,8 @@ void ReadAttend(const JsonFields& fields, TraceHeader& header) {
   const TraceAttention attention = ReadTraceAttention(attend);
   header.attend_dtype = attention.dtype;
   header.attend_tolerance = attention.tolerance;
-  if (attend.Find("soft_cap") != nullptr) {
-    header.attend_soft_cap = attend.Real("soft_cap");
-    if (!(header.attend_soft_cap >= 0)) {
-      attend.Fail("soft_cap", fmt::format("is {}, it must not be negative",
-                                          header.attend_soft_cap));
-    }
-  }
-  const JsonValue* sinks = attend.Find("sinks");
-  if (sinks == nullptr) return;
-  if (!sinks->IsNumbers()) {
-    return attend.WrongList("sinks", *sinks, "a number");
-  }
-  header.attend_sinks.assign(sinks->numbers.begin(), sinks->numbers.end());
+  header.attend_soft_cap = ReadSoftCap(attend);
+  header.attend_sinks = ReadSinks(attend);
 }
 
 // K, V and the mask, if they are there, must have equal numbers of columns.

@@ -115,4 +115,21 @@ TraceAttention ReadTraceAttention(const JsonFields& attend) {
   return attention;
 }
 
+double ReadSoftCap(const JsonFields& fields) {
+  if (fields.Find("soft_cap") == nullptr) return 0;
+  const double soft_cap = fields.Real("soft_cap");
+  if (!(soft_cap >= 0)) {
+    fields.Fail("soft_cap",
+                fmt::format("is {}, it must not be negative", soft_cap));
+  }
+  return soft_cap;
+}
+
+std::vector<float> ReadSinks(const JsonFields& fields) {
+  const JsonValue* const sinks = fields.Find("sinks");
+  if (sinks == nullptr) return {};
+  if (!sinks->IsNumbers()) fields.WrongList("sinks", *sinks, "a number");
+  return {sinks->numbers.begin(), sinks->numbers.end()};
+}
+
 }  // namespace kvtwin

@@ -7,6 +7,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/json_line.h"
 #include "kvtwin/status.h"
@@ -37,6 +38,10 @@ struct TraceAttention {
 // Reads `dtype` and `tolerance` of the object `attend` of the first line. Both
 // may be absent.
 TraceAttention ReadTraceAttention(const JsonFields& attend);
+// Read the fields `soft_cap` and `sinks`. Return 0 and an empty list if they
+// are absent.
+double ReadSoftCap(const JsonFields& fields);
+std::vector<float> ReadSinks(const JsonFields& fields);
 
 // Errors: a number that is not finite.
 Status AppendTensor(std::string_view key, const DenseTensor& tensor,

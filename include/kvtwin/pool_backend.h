@@ -38,7 +38,10 @@ typedef enum kvtwin_pool_ability {
   KVTWIN_POOL_STATES_IN_PLACE = 32,
   /* All groups take their blocks from one stock, and number them alike. A block
    * must be in one group at a time. */
-  KVTWIN_POOL_ONE_STOCK = 64
+  KVTWIN_POOL_ONE_STOCK = 64,
+  /* `attend` follows the soft cap, or the sinks, of its options. */
+  KVTWIN_POOL_HAS_SOFT_CAP = 128,
+  KVTWIN_POOL_HAS_SINKS = 256
 } kvtwin_pool_ability;
 
 /* The abilities of your pool. */
@@ -134,12 +137,14 @@ typedef struct kvtwin_pool_backend_v1 {
    * has a row for each of the last query_rows[i] tokens of sequences[i], one
    * sequence after another; these tokens were appended to the layer and are not
    * committed. `out` has room for [v_head_dim, heads, rows], dense. heads /
-   * kv_heads heads share a KV head; scores are multiplied by 1 /
-   * sqrt(k_head_dim). A token sees itself and the tokens of its sequence before
-   * it; with a window, only the `window` positions before it. */
+   * kv_heads heads share a KV head. A token sees itself and the tokens of its
+   * sequence before it; with a window, only the `window` positions before it.
+   * `options` has the scale, 1 / sqrt(k_head_dim), and, if `can` declares them,
+   * a soft cap or sinks; its other fields are 0. */
   int (*attend)(void* pool, int32_t layer, const int32_t* sequences,
                 const int32_t* query_rows, size_t sequence_count,
-                const kvtwin_tensor* query, float* out);
+                const kvtwin_tensor* query,
+                const kvtwin_attention_options* options, float* out);
 } kvtwin_pool_backend_v1;
 
 /* The function that your shared library exports. */

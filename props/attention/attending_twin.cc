@@ -53,6 +53,7 @@ Status AttendingTwin::Attend(const TensorView& query, std::span<float> out) {
 Status AttendingPool::AttendLast(std::span<const int> sequences,
                                  std::span<const int> query_rows, int layer,
                                  const TensorView& query,
+                                 const AttentionOptions& options,
                                  std::span<float> out) {
   const auto table = pool_->ExportLayerTable(sequences, layer);
   if (!table.ok()) return table.status();
@@ -69,23 +70,24 @@ Status AttendingPool::AttendLast(std::span<const int> sequences,
   for (const int len : table->seq_lens) turn += len;
   const int way = turn % 4;
   if (way == 0 && !spec.window) {
-    return AttendInParts(*table, plan, layer, query, out);
+    return AttendInParts(*table, plan, layer, query, options, out);
   }
   Status status = attention_->Plan(plan);
   if (!status.ok()) return status;
   const auto blocks = pool_->Blocks(layer);
   if (!blocks.ok()) return blocks.status();
-  return attention_->Attend(
-      query, *blocks, spec.layout,
-      {.scale = ScaleOf(query), .splits = way == 1 ? 1 + turn / 4 % 7 : 0},
-      {.out = out.data()});
+  AttentionOptions in_splits = options;
+  if (way == 1) in_splits.splits = 1 + turn / 4 % 7;
+  return attention_->Attend(query, *blocks, spec.layout, in_splits,
+                            {.out = out.data()});
 }
 
 // The first part has half of the whole blocks before the query rows of each
-// sequence, the second part has the others.
+// sequence, the second part has the others, and the sinks.
 Status AttendingPool::AttendInParts(const PagedTable& table,
                                     AttentionTable rest, int layer,
                                     const TensorView& query,
+                                    const AttentionOptions& options,
                                     std::span<float> out) {
   const PagedSpec& spec = SpecOfLayer(pool_->spec(), layer);
   std::vector<std::int32_t> first_lengths;
@@ -115,8 +117,9 @@ Status AttendingPool::AttendInParts(const PagedTable& table,
   std::vector<float> rest_out(out.size());
   std::vector<float> sums(AsSize(count));
   std::vector<float> rest_sums(AsSize(count));
-  const AttentionOptions options = {.scale = ScaleOf(query)};
-  status = begin_->Attend(query, *kv, spec.layout, options,
+  AttentionOptions without_sinks = options;
+  without_sinks.sinks = {};
+  status = begin_->Attend(query, *kv, spec.layout, without_sinks,
                           {.out = out.data(), .log_sum_exp = sums.data()});
   if (!status.ok()) return status;
   status = attention_->Attend(

@@ -51,11 +51,13 @@ class AttendingPool : public ForwardingPool, public PoolAttending {
 
   Status AttendLast(std::span<const int> sequences,
                     std::span<const int> query_rows, int layer,
-                    const TensorView& query, std::span<float> out) override;
+                    const TensorView& query, const AttentionOptions& options,
+                    std::span<float> out) override;
 
  private:
   Status AttendInParts(const PagedTable& table, AttentionTable rest, int layer,
-                       const TensorView& query, std::span<float> out);
+                       const TensorView& query, const AttentionOptions& options,
+                       std::span<float> out);
 
   const std::unique_ptr<Attention> attention_;
   const std::unique_ptr<Attention> begin_;

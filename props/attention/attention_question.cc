@@ -107,7 +107,9 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
 AttentionQuestion::AttentionQuestion(const PoolPass& pass, int group,
                                      std::uint64_t seed,
                                      const AttentionQuestion* before)
-    : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))) {
+    : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))),
+      soft_cap_(pass.soft_cap),
+      sinks_(pass.sinks) {
   AddTokens(pass);
   if (before != nullptr) {
     std::set<std::int64_t> numbers;
@@ -137,7 +139,10 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query,
 AttentionQuestion::AttentionQuestion(const PoolPass& pass,
                                      const DenseTensor& query,
                                      std::uint64_t turn)
-    : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))), query_(query) {
+    : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))),
+      soft_cap_(pass.soft_cap),
+      sinks_(pass.sinks),
+      query_(query) {
   AddTokens(pass);
   AddRows(pass, RecordedTermsMost(), turn);
 }

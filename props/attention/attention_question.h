@@ -94,6 +94,8 @@ class AttentionQuestion {
     int layer = 0;
     const std::vector<int>& sequences;
     const std::vector<int>& query_rows;
+    double soft_cap = 0;            // As in Pass.
+    std::vector<float> sinks = {};  // As in Pass.
   };
 
   // Asks with `group` query heads for each KV head. `seed` chooses the

@@ -163,13 +163,14 @@ class FaultSearch {
         all_pairs_(PairCount(question, row) <= FaultsMost(question, row)) {}
 
   void Try(const std::string& text, const Eigen::MatrixXd& output,
-           bool may_be_nearest = true) {
+           bool of_token = false, bool may_be_nearest = true) {
     // A fault that hardly changes the output explains nothing.
     if (Distance(output, right_) < 0.5) return;
     const double distance = Distance(output, actual_);
     if (distance <= kNear) {
-      const bool known = std::ranges::count(within_, text) > 0;
-      if (!known && within_.size() < kNamedMost) within_.push_back(text);
+      std::vector<std::string>& within = of_token ? of_tokens_ : of_all_;
+      const bool known = std::ranges::count(within, text) > 0;
+      if (!known && within.size() < kNamedMost) within.push_back(text);
     } else if (may_be_nearest && distance < nearest_) {
       nearest_ = distance;
       nearest_text_ = text;
@@ -182,17 +183,26 @@ class FaultSearch {
   // A pair is not named as nearest if there are pairs that are not tried.
   void Try(const TokenFault& fault) {
     Try(fault.text, question_.OutputOf(queries_, fault.terms),
-        !fault.of_pair || all_pairs_);
+        /*of_token=*/true, !fault.of_pair || all_pairs_);
   }
 
   void TryWindows();
   void TryMasks();
   void TryOtherRows();
   void TryOthers();
+  void TryOtherHeads();
 
+  // Names a fault of each sort, if there are some: where much is allowed, many
+  // faults of one token are within it by chance.
   std::string Text() const {
-    if (!within_.empty()) {
-      return fmt::format("as if {}", fmt::join(within_, ", or "));
+    std::vector<std::string> named = of_tokens_;
+    const std::size_t room = of_all_.empty() ? kNamedMost : kNamedMost - 1;
+    named.resize(std::min(named.size(), room));
+    for (const std::string& text : of_all_) {
+      if (named.size() < kNamedMost) named.push_back(text);
+    }
+    if (!named.empty()) {
+      return fmt::format("as if {}", fmt::join(named, ", or "));
     }
     if (nearest_ < Distance(right_, actual_) / 8) {
       return fmt::format("as if {}, nearly", nearest_text_);
@@ -224,7 +234,9 @@ class FaultSearch {
   const Eigen::MatrixXd& allowed_;
   const Eigen::MatrixXd right_;  // The right output.
   const bool all_pairs_;         // All pairs of tokens are tried.
-  std::vector<std::string> within_;
+  // The faults within the bound: of one token, and of all of them.
+  std::vector<std::string> of_tokens_;
+  std::vector<std::string> of_all_;
   double nearest_ = std::numeric_limits<double>::infinity();
   std::string nearest_text_;
 };
@@ -249,7 +261,9 @@ void FaultSearch::TryWindows() {
       continue;
     }
     const std::vector<Term> terms(own.begin(), IteratorAt(own, count));
-    Try(fmt::format("the window were {}", window), terms);
+    Try(fmt::format("the window were {}{}", window,
+                    count == own.size() ? " or more" : ""),
+        terms);
   }
 }
 
@@ -308,13 +322,17 @@ void FaultSearch::TryOthers() {
     Try("the scale were 1 / sqrt(v_head_dim)",
         question_.OutputOf(queries_, sees, changed));
   }
-  if (weighing.soft_cap == 0 && weighing.sinks.empty()) {
-    reference::Weighing changed = weighing;
-    changed.scale *= std::numbers::ln2;
-    Try("the weights were powers of 2",
-        question_.OutputOf(queries_, sees, changed));
+  reference::Weighing binary = weighing;
+  binary.scale *= std::numbers::ln2;
+  binary.soft_cap *= std::numbers::ln2;
+  std::vector<float> sinks(weighing.sinks.begin(), weighing.sinks.end());
+  for (float& sink : sinks) sink *= std::numbers::ln2_v<float>;
+  binary.sinks = sinks;
+  Try("the weights were powers of 2",
+      question_.OutputOf(queries_, sees, binary));
+  if (weighing.sinks.empty()) {
     const std::vector<float> zeros(AsSize(queries_.cols()), 0.0F);
-    changed = weighing;
+    reference::Weighing changed = weighing;
     changed.sinks = zeros;
     Try("1 were added to the sum of the weights",
         question_.OutputOf(queries_, sees, changed));
@@ -345,6 +363,29 @@ void FaultSearch::TryOthers() {
     output.col(h) = outputs.col(h % kv_heads * group + h / kv_heads);
   }
   Try("head h read KV head h % kv_heads", output);
+}
+
+// Tries whether each head has the output of some head.
+void FaultSearch::TryOtherHeads() {
+  Eigen::MatrixXd output = right_;
+  std::string first;
+  for (std::int64_t h = 0; h < output.cols(); ++h) {
+    const auto near = [&](std::int64_t other) {
+      return ((right_.col(other) - actual_.col(h)).cwiseAbs().array() <=
+              kNear * allowed_.col(h).array())
+          .all();
+    };
+    std::int64_t found = h;
+    for (std::int64_t other = 0; !near(found); ++other) {
+      if (other == output.cols()) return;
+      found = other;
+    }
+    output.col(h) = right_.col(found);
+    if (found != h && first.empty()) {
+      first = fmt::format("head {} had the output of head {}", h, found);
+    }
+  }
+  Try(first, output);
 }
 
 }  // namespace
@@ -400,6 +441,7 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
   search.TryMasks();
   search.TryOtherRows();
   search.TryOthers();
+  search.TryOtherHeads();
   return search.Text();
 }
 

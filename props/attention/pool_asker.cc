@@ -1,6 +1,7 @@
 #include "props/attention/pool_asker.h"
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -62,20 +63,28 @@ Status PoolAsker::Ask(const reference::PagedLedger& ledger, int layer,
     query_rows.push_back(rows);
   }
   const auto before = questions_.find(layer);
+  const PagedSpec& spec = SpecOfLayer(spec_, layer);
+  const int group = QueriesPerKvHead(attention_.precision.dtype, spec.kv_heads,
+                                     Group(), attention_.query_heads);
+  const std::vector<float> sinks =
+      SinksOf(attention_.sinks ? group * spec.kv_heads : 0);
   AttentionQuestion question(
       {.ledger = ledger,
        .spec = spec_,
        .layer = layer,
        .sequences = sequences,
-       .query_rows = query_rows},
-      QueriesPerKvHead(attention_.precision.dtype,
-                       SpecOfLayer(spec_, layer).kv_heads, Group(),
-                       attention_.query_heads),
-      seed, before == questions_.end() ? nullptr : &before->second);
+       .query_rows = query_rows,
+       .soft_cap = static_cast<double>(attention_.soft_cap),
+       .sinks = sinks},
+      group, seed, before == questions_.end() ? nullptr : &before->second);
   if (question.CountJudged() == 0) return {};
   out_.assign(question.answer_size(), std::numeric_limits<float>::quiet_NaN());
   Status status =
-      AttendBy(pool, sequences, query_rows, layer, question.query(), out_);
+      AttendBy(pool, sequences, query_rows, layer, question.query(),
+               {.scale = 1 / std::sqrt(static_cast<float>(spec.k_head_dim)),
+                .soft_cap = static_cast<float>(attention_.soft_cap),
+                .sinks = sinks},
+               out_);
   if (!status.ok()) out_.clear();
   questions_.insert_or_assign(layer, std::move(question));
   return status;

@@ -19,8 +19,10 @@ namespace kvtwin::props {
 
 // How a pool attends.
 struct PoolAttention {
-  AttentionPrecision precision;
+  AttentionPrecision precision = {};
   int query_heads = std::numeric_limits<int>::max();  // For each KV head.
+  int soft_cap = 0;                                   // 0: none.
+  bool sinks = false;                                 // Those of SinksOf.
 };
 
 class PoolAsker {

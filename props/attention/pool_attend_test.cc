@@ -17,6 +17,7 @@
 #include "props/oracle/judge.h"
 #include "props/paged/paged_runner.h"
 #include "props/search/explain.h"
+#include "props/search/fuzz.h"
 #include "props/testing/other_pool.h"
 #include "props/testing/pools.h"
 #include "props/testing/test_trace.h"
@@ -42,6 +43,7 @@ PagedHistory F32History(int number) {
   history.spec.v_dtype.reset();
   history.spec.k_head_dim = 1 + history.spec.k_head_dim % 6;
   history.spec.v_head_dim = 1 + history.spec.v_head_dim % 9;
+  DrawWeighing(SeededPick(6, AsSize(number)), {}, history);
   return history;
 }
 
@@ -49,14 +51,15 @@ PagedHistory F32History(int number) {
 std::optional<Failure> FindFault(const PoolRules& rules, OutputFault fault,
                                  Level level,
                                  PagedCoverageCounts* counts = nullptr,
-                                 int histories = kAttendHistories) {
+                                 bool weighs = true) {
   OtherPool::rules = rules;
+  OtherPool::weighs = weighs;
   OtherPool::fault = OtherPoolFault::kNone;
   OtherPool::attention = fault;
   kvtwin_pool_backend_v1 table = OtherPoolTable();
   const Subject subject = BackendSubject(DescribedPool(table), level);
   std::optional<Failure> found;
-  for (int i = 0; i < histories && !found; ++i) {
+  for (int i = 0; i < kAttendHistories && !found; ++i) {
     PagedHistory history = F32History(i);
     found = RunHistory(history, subject, {.counts = counts}).failure;
     if (!found) continue;
@@ -65,6 +68,7 @@ std::optional<Failure> FindFault(const PoolRules& rules, OutputFault fault,
   }
   OtherPool::attention = OutputFault::kNone;
   OtherPool::rules = {};
+  OtherPool::weighs = false;
   return found;
 }
 
@@ -116,6 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
         OutputCase{OutputFault::kMissesFirst, WindowOf(2), "the output of row"},
         OutputCase{OutputFault::kSeesBeforeFirst, WindowOf(1),
                    "the window were 2"},
+        OutputCase{OutputFault::kNoWindow, WindowOf(2), " or more"},
         OutputCase{OutputFault::kSeesStale, kOurPoolRules, "the output of row"},
         OutputCase{OutputFault::kSwapsSequences, kOurPoolRules,
                    "the query were that of row"},
@@ -126,6 +131,15 @@ INSTANTIATE_TEST_SUITE_P(
         OutputCase{OutputFault::kHeadsBelow, kOurPoolRules,
                    "the output of row"},
         OutputCase{OutputFault::kNarrowV, kOurPoolRules, "the output of row"},
+        OutputCase{OutputFault::kHeadsReversed, kOurPoolRules,
+                   "head 0 had the output of head"},
+        OutputCase{OutputFault::kNoSoftCap, kOurPoolRules,
+                   "the soft cap were absent"},
+        OutputCase{OutputFault::kCapsUnscaled, kOurPoolRules,
+                   "the output of row"},
+        OutputCase{OutputFault::kNoSinks, kOurPoolRules,
+                   "the sinks were absent"},
+        OutputCase{OutputFault::kFirstSink, kOurPoolRules, "the output of row"},
         OutputCase{OutputFault::kFromLength, kOurPoolRules,
                    "the output of row"},
         OutputCase{OutputFault::kOtherLayer, kOurPoolRules,
@@ -184,12 +198,53 @@ TEST(PoolAttend, ViewsMayBeAbsent) {
   EXPECT_GT(failures(OutputFault::kMissesFirst), 25);
 }
 
+// A pool without these abilities is never asked with a soft cap or sinks.
+TEST(PoolAttend, OnlyDeclaredWeighingIsAsked) {
+  for (const OutputFault fault :
+       {OutputFault::kNoSoftCap, OutputFault::kNoSinks}) {
+    EXPECT_EQ(TextOf(FindFault(kOurPoolRules, fault, Level::kAttention,
+                               /*counts=*/nullptr, /*weighs=*/false)),
+              "");
+  }
+}
+
+TEST(PoolAttend, TheSearchDrawsWeighing) {
+  OtherPool::rules = {};
+  OtherPool::weighs = true;
+  kvtwin_pool_backend_v1 table = OtherPoolTable();
+  table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
+    const bool f32 =
+        params->dtype == KVTWIN_F32 && params->v_dtype == KVTWIN_F32;
+    return f32 ? OtherPoolTable().init(params, pool) : KVTWIN_NOT_SUPPORTED;
+  };
+  const Subject subject =
+      BackendSubject(DescribedPool(table), Level::kAttention);
+  OtherPool::weighs = false;
+  for (const OutputFault fault :
+       {OutputFault::kNoSoftCap, OutputFault::kNoSinks}) {
+    OtherPool::attention = fault;
+    FuzzOptions options;
+    options.operations = 50000;
+    const PagedHistory shrunk = FuzzPools(options, subject).shrunk;
+    // The shrunk history, and its line, have only what the fault needs.
+    EXPECT_EQ(shrunk.soft_cap > 0, fault == OutputFault::kNoSoftCap);
+    EXPECT_EQ(shrunk.sinks, fault == OutputFault::kNoSinks);
+    const auto again = ParsePagedHistory(ToText(shrunk));
+    ASSERT_TRUE(again.ok());
+    EXPECT_EQ(again->soft_cap, shrunk.soft_cap);
+    EXPECT_EQ(again->sinks, shrunk.sinks);
+    EXPECT_TRUE(RunHistory(*again, subject).failure);
+  }
+  OtherPool::attention = OutputFault::kNone;
+}
+
 // The description of a pool that attends.
 TEST(PoolAttend, DescriptionsAreChecked) {
   static kvtwin_pool_description_v1 said;
   kvtwin_pool_backend_v1 table = OtherPoolTable();
   table.describe = [](kvtwin_pool_description_v1* out) -> int {
     out->level = said.level;
+    out->can = said.can;
     out->attend_dtype = said.attend_dtype;
     out->max_query_heads = said.max_query_heads;
     out->attend_tolerance = said.attend_tolerance;
@@ -212,6 +267,12 @@ TEST(PoolAttend, DescriptionsAreChecked) {
             "attend_tolerance of the backend's description is nan, it must be "
             "finite and not negative");
   table.attend = nullptr;
+  EXPECT_EQ(why([](auto& d) {
+              d.level = KVTWIN_VISIBILITY;
+              d.can = KVTWIN_POOL_HAS_SINKS;
+            }),
+            "the backend declares HAS_SOFT_CAP or HAS_SINKS, but its table has "
+            "no attend");
   EXPECT_EQ(why([](auto&) {}),
             "the backend claims ATTENTION, but its table has no attend");
 }
@@ -309,6 +370,25 @@ TEST(PoolAttend, RecordingsAreJudged) {
   EXPECT_THAT(wrong.reason(), HasSubstr("as if position 0 were missing"));
 }
 
+// exp(0) is the weight of each token and of a sink of 0. With a soft cap of 1,
+// the scores 100 and 200 are alike.
+TEST(PoolAttend, LinesMayHaveASoftCapAndSinks) {
+  const auto judge = [](const std::string& fields, const std::string& query,
+                        const std::string& out) {
+    std::string line = PoolAttendLine("1", query, out, 1);
+    return JudgeText(std::string(kPoolHead) + kTwoPoolTokens +
+                     line.insert(line.find(R"("seqs")"), fields));
+  };
+  const std::string sinks = R"("sinks":[0],)";
+  const std::string cap = R"("soft_cap":1,)";
+  EXPECT_EQ(judge(sinks, "0", "10").verdict(), Verdict::kAccept);
+  EXPECT_THAT(judge(sinks, "0", "15").reason(),
+              HasSubstr("as if the sinks were absent"));
+  EXPECT_EQ(judge(cap, "100", "15").verdict(), Verdict::kAccept);
+  EXPECT_EQ(judge(cap, "100", "20").verdict(), Verdict::kReject);
+  EXPECT_EQ(judge("", "100", "20").verdict(), Verdict::kAccept);
+}
+
 // Rounding takes all digits of scores of a million, so that a right output may
 // be anywhere between the V rows that the token sees. Nothing is said about
 // queries whose products with K are not finite in f32.
@@ -357,6 +437,17 @@ TEST(PoolAttend, BadLinesAreNamed) {
               HasSubstr("sequence 5 does not exist"));
   EXPECT_THAT(why(kPoolHead, changed(R"("layer":0)", R"("layer":1)")),
               HasSubstr("layer is 1"));
+  for (const auto& [field, text] :
+       {std::pair(R"("soft_cap":-1)",
+                  "soft_cap is -1, it must not be negative"),
+        {R"("soft_cap":"4")", "soft_cap is '4'"},
+        {R"("sinks":[0.5,1])", "query has 1 heads, sinks has 2 numbers"},
+        {R"("sinks":[[1]])", "sinks[0] is a list, it must be a number"},
+        {R"("sinks":3)", "sinks is 3"}}) {
+    EXPECT_THAT(why(kPoolHead, changed(R"("layer":0)",
+                                       fmt::format(R"("layer":0,{})", field))),
+                HasSubstr(text));
+  }
   std::string wide = kPoolHead;
   wide.replace(wide.find(R"("kv_heads":1)"), 12, R"("kv_heads":2)");
   std::string narrow = kTwoPoolTokens;
@@ -368,8 +459,8 @@ TEST(PoolAttend, BadLinesAreNamed) {
       HasSubstr("query has 1 heads, which are not a multiple of 2"));
   for (const auto& [key, value, text] :
        {std::tuple("dtype", R"("f64")", "attend.dtype is 'f64'"),
-        std::tuple("soft_cap", "8", "attend.soft_cap is for caches"),
-        std::tuple("sinks", "[1]", "attend.sinks is for caches"),
+        std::tuple("soft_cap", "8", "attend.soft_cap is a field of each line"),
+        std::tuple("sinks", "[1]", "attend.sinks is a field of each line"),
         std::tuple("tolerance", "-1", "attend.tolerance is -1")}) {
     std::string head = kPoolHead;
     head.insert(head.find(R"("pool")"),

@@ -228,7 +228,7 @@ TEST(RecordedAttention, TheHeaderHasTheSoftCapAndTheSinks) {
   EXPECT_THAT(reason(R"("attend":{"sinks":["1"]},)"),
               HasSubstr("attend.sinks[0] is '1', it must be a number"));
   EXPECT_THAT(reason(R"("attend":{"sinks":[1]},)"),
-              HasSubstr("query has 2 heads, attend.sinks has 1 numbers"));
+              HasSubstr("query has 2 heads, sinks has 1 numbers"));
 }
 
 TEST(RecordedAttention, OnlyThePassIsJudged) {

@@ -259,7 +259,8 @@ Result<PoolRules> DeclaredRules(const kvtwin_pool_description_v1& said) {
   constexpr std::uint32_t kAll =
       KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
       KVTWIN_POOL_HAS_WINDOW | KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA |
-      KVTWIN_POOL_STATES_IN_PLACE | KVTWIN_POOL_ONE_STOCK;
+      KVTWIN_POOL_STATES_IN_PLACE | KVTWIN_POOL_ONE_STOCK |
+      KVTWIN_POOL_HAS_SOFT_CAP | KVTWIN_POOL_HAS_SINKS;
   if ((said.can & ~kAll) != 0) {
     return Invalid("can is {:#x}, which has unknown flags", said.can);
   }
@@ -444,6 +445,17 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   const auto attention = DeclaredAttention(said, backend.table);
   if (!attention.ok()) return attention.status();
   backend.attention = *attention;
+  constexpr std::pair<std::uint32_t, std::uint32_t> kWeighs[] = {
+      {KVTWIN_POOL_HAS_SOFT_CAP, KVTWIN_CAN_SOFT_CAP},
+      {KVTWIN_POOL_HAS_SINKS, KVTWIN_CAN_SINKS}};
+  for (const auto& [said_bit, bit] : kWeighs) {
+    if ((said.can & said_bit) != 0) backend.weighs |= bit;
+  }
+  if (backend.weighs != 0 && !backend.attention) {
+    return Invalid(
+        "the backend declares HAS_SOFT_CAP or HAS_SINKS, but its table has no "
+        "attend");
+  }
   const Result<PoolRules> rules = DeclaredRules(said);
   if (!rules.ok()) return rules.status();
   backend.rules = *rules;

@@ -425,7 +425,8 @@ Result<PoolInfo> Host::DescribePool() {
                     LevelsAt(pool, "levels"),
                     pool.at("groups").get<bool>(),
                     pool.at("laws").get<std::vector<std::string>>(),
-                    pool.at("not_declared").get<std::vector<std::string>>()};
+                    pool.at("not_declared").get<std::vector<std::string>>(),
+                    IntegerOf(pool.at("weighs"), "weighs", 0U, ~0U)};
   });
 }
 
@@ -547,11 +548,13 @@ Subject Host::SubjectAt(const PoolInfo& info, Level level,
       return EndedByNonsense(history.ops.size(), error);
     }
   };
-  return {.name = info.name,
-          .run_pool = run,
-          .shrink_seconds = options_.shrink_seconds,
-          .level = level,
-          .arguments = std::move(arguments)};
+  Subject subject = {.name = info.name,
+                     .run_pool = run,
+                     .shrink_seconds = options_.shrink_seconds,
+                     .level = level,
+                     .arguments = std::move(arguments)};
+  subject.abilities.can = info.weighs;
+  return subject;
 }
 
 double Host::Patience(bool known_to_hang) const {

@@ -46,6 +46,7 @@ struct PoolInfo {
   bool groups = false;                         // Pools may have groups.
   std::vector<std::string> laws = {};          // Laws that can judge it.
   std::vector<std::string> not_declared = {};  // "fork", "groups", ...
+  std::uint32_t weighs = 0;                    // As in PoolBackend.
 };
 
 struct HostOptions {

@@ -148,7 +148,8 @@ class BackendPool final : public PagedPool, public PoolAttending {
   }
   Status AttendLast(std::span<const int> sequences,
                     std::span<const int> query_rows, int layer,
-                    const TensorView& query, std::span<float> out) override;
+                    const TensorView& query, const AttentionOptions& options,
+                    std::span<float> out) override;
 
  private:
   // A group of `whole`, which owns it.
@@ -395,12 +396,22 @@ Result<PagedTable> BackendPool::ExportTable(
 
 Status BackendPool::AttendLast(std::span<const int> sequences,
                                std::span<const int> query_rows, int layer,
-                               const TensorView& query, std::span<float> out) {
+                               const TensorView& query,
+                               const AttentionOptions& options,
+                               std::span<float> out) {
   if (table().attend == nullptr) return Missing("attend");
+  const kvtwin_attention_options in_c = {
+      .size = sizeof(in_c),
+      .scale = options.scale,
+      .soft_cap = options.soft_cap,
+      .sinks = options.sinks.empty() ? nullptr : options.sinks.data(),
+      .sink_count = options.sinks.size(),
+      .splits = options.splits,
+      .bf16_products = options.bf16_products ? 1 : 0};
   return CallAttend(query, out, [&](const kvtwin_tensor* asked, float* to) {
-    return Said("attend", In("attend").attend(pool_, layer, sequences.data(),
-                                              query_rows.data(),
-                                              sequences.size(), asked, to));
+    return Said("attend", In("attend").attend(
+                              pool_, layer, sequences.data(), query_rows.data(),
+                              sequences.size(), asked, &in_c, to));
   });
 }
 
@@ -421,6 +432,26 @@ PoolAbilities AbilitiesOf(const PoolBackend& backend, bool has_groups) {
   abilities.slots = table.group_slots != nullptr;
   abilities.media = backend.media;
   return abilities;
+}
+
+// Returns the backend with the attention that a history asks for.
+PoolBackend WithAttention(const PoolBackend& backend,
+                          const PagedHistory& history) {
+  PoolBackend with = backend;
+  if (!with.attention) return with;
+  const auto can = [&](std::uint32_t bit) {
+    return (backend.weighs & bit) != 0;
+  };
+  with.attention->soft_cap = can(KVTWIN_CAN_SOFT_CAP) ? history.soft_cap : 0;
+  with.attention->sinks = history.sinks && can(KVTWIN_CAN_SINKS);
+  return with;
+}
+
+// Returns the pools of the backend, which `run` runs, as a subject.
+Subject SubjectOf(const PoolBackend& backend, Level level, auto run) {
+  Subject subject = {.name = backend.name, .run_pool = run, .level = level};
+  subject.abilities.can = backend.weighs;
+  return subject;
 }
 
 // Runs the backend in place of the optimized twin.
@@ -582,8 +613,10 @@ bool MayBeJudged(const PoolBackend& backend, const PoolLaw& law) {
 
 Subject LawSubject(const PoolBackend& backend, const PoolLaw& law,
                    PoolCalls* calls) {
-  const auto run = [backend, &law, calls](const PagedHistory& history,
-                                          const PoolRunOptions& options) {
+  const auto run = [given = backend, &law, calls](
+                       const PagedHistory& history,
+                       const PoolRunOptions& options) {
+    const PoolBackend backend = WithAttention(given, history);
     RunResult result;
     auto pool = PoolFor(backend, history.spec, result, options.counts);
     if (pool == nullptr) return result;
@@ -593,16 +626,16 @@ Subject LawSubject(const PoolBackend& backend, const PoolLaw& law,
     return JudgePool(law, history, std::move(pool), abilities, backend.rules,
                      options.counts, calls);
   };
-  return {.name = backend.name, .run_pool = run, .level = backend.level};
+  return SubjectOf(backend, backend.level, run);
 }
 
 Subject BackendSubject(const PoolBackend& backend, Level level,
                        PoolCalls* calls) {
   PoolBackend compared = backend;
   if (level == Level::kAttention) compared.table.views = nullptr;
-  const auto run = [backend = compared, level, calls](
-                       const PagedHistory& history,
-                       const PoolRunOptions& options) {
+  const auto run = [compared, level, calls](const PagedHistory& history,
+                                            const PoolRunOptions& options) {
+    const PoolBackend backend = WithAttention(compared, history);
     PagedCoverageCounts* const counts = options.counts;
     RunResult result;
     auto pool = PoolFor(backend, history.spec, result, counts);
@@ -618,7 +651,7 @@ Subject BackendSubject(const PoolBackend& backend, Level level,
     }
     return RunRecorded(backend, history, counts, noted, std::move(pool));
   };
-  return {.name = backend.name, .run_pool = run, .level = level};
+  return SubjectOf(backend, level, run);
 }
 
 }  // namespace kvtwin::props

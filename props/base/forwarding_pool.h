@@ -114,12 +114,14 @@ class ForwardingPool : public ForwardingReads {
 // attention.
 inline Status AttendBy(PagedPool& pool, std::span<const int> sequences,
                        std::span<const int> query_rows, int layer,
-                       const TensorView& query, std::span<float> out) {
+                       const TensorView& query, const AttentionOptions& options,
+                       std::span<float> out) {
   auto* const attending = dynamic_cast<PoolAttending*>(&pool);
   if (attending == nullptr) {
     return {StatusCode::kNotSupported, "the pool computes no attention"};
   }
-  return attending->AttendLast(sequences, query_rows, layer, query, out);
+  return attending->AttendLast(sequences, query_rows, layer, query, options,
+                               out);
 }
 
 // A group of a pool with groups changes only with its pool.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kvtwin/attention.h"
 #include "kvtwin/status.h"
 #include "kvtwin/tensor.h"
 
@@ -32,10 +33,12 @@ class PoolAttending {
   // Writes the attention of the last query_rows[i] tokens of each sequence over
   // a layer, appended ones included (P19), to `out`, [v_head_dim, heads, rows],
   // dense. `query` is [k_head_dim, heads, rows], f32 and dense: the rows of one
-  // sequence after another. Scores are as in Attending.
+  // sequence after another. `options` has a scale, a soft cap and sinks.
   virtual Status AttendLast(std::span<const int> sequences,
                             std::span<const int> query_rows, int layer,
-                            const TensorView& query, std::span<float> out) = 0;
+                            const TensorView& query,
+                            const AttentionOptions& options,
+                            std::span<float> out) = 0;
 };
 
 // A cache that finds prefixes of prompts.

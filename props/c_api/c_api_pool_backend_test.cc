@@ -55,6 +55,11 @@ PagedFuzzResult FuzzGroupsAt(Level level, const kvtwin_pool_backend_v1& table) {
 kvtwin_pool_backend_v1 TwinThatShowsRows() {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.attend = nullptr;
+  table.describe = [](kvtwin_pool_description_v1* out) -> int {
+    const int code = twin::Describe(out);
+    out->can &= ~(KVTWIN_POOL_HAS_SOFT_CAP | KVTWIN_POOL_HAS_SINKS);
+    return code;
+  };
   return table;
 }
 
@@ -97,12 +102,13 @@ TEST(PoolBackend, ATwinWithGroupsIsIdentical) {
 // The twin's outputs are compared at each level, also those of groups.
 TEST(PoolBackend, AWrongOutputIsFound) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
-  table.attend = [](void* pool, std::int32_t layer,
-                    const std::int32_t* sequences,
-                    const std::int32_t* query_rows, std::size_t count,
-                    const kvtwin_tensor* query, float* out) -> int {
-    const int code =
-        twin::Attend(pool, layer, sequences, query_rows, count, query, out);
+  table.attend =
+      [](void* pool, std::int32_t layer, const std::int32_t* sequences,
+         const std::int32_t* query_rows, std::size_t count,
+         const kvtwin_tensor* query, const kvtwin_attention_options* options,
+         float* out) -> int {
+    const int code = twin::Attend(pool, layer, sequences, query_rows, count,
+                                  query, options, out);
     out[0] += 1;
     return code;
   };

@@ -20,10 +20,10 @@ namespace {
 constexpr std::int64_t kQueryHeadsMax = 1024;
 
 // Returns why the shape of the query or of the output is wrong for these rows,
-// or
-// "".
+// or the number of sinks; or "".
 std::string WrongShape(const TensorView& query, const TensorView& out,
-                       const RowDims& dims, std::int64_t rows) {
+                       std::span<const float> sinks, const RowDims& dims,
+                       std::int64_t rows) {
   const auto& [k_head_dim, kv_heads, v_head_dim] = dims;
   const std::int64_t heads = query.shape[1];
   if (heads < 1 || heads % kv_heads != 0 || heads > kQueryHeadsMax) {
@@ -40,6 +40,10 @@ std::string WrongShape(const TensorView& query, const TensorView& out,
   const std::string wrong =
       differs("query", query.shape, {k_head_dim, heads, rows, 1});
   if (!wrong.empty()) return wrong;
+  if (!sinks.empty() && std::ssize(sinks) != heads) {
+    return fmt::format("query has {} heads, sinks has {} numbers", heads,
+                       sinks.size());
+  }
   return differs("out", out.shape, {v_head_dim, heads, rows, 1});
 }
 
@@ -56,16 +60,8 @@ std::string Oracle::FindWrongShape(const TraceOp& op) const {
   if (rows == 0) return "no pass has started";
   const auto dims = dims_.find({active_, op.layer});
   if (dims == dims_.end()) return "nothing was put into this layer";
-  const std::string wrong =
-      WrongShape(op.key.view(), op.value->view(), dims->second, rows);
-  if (!wrong.empty()) return wrong;
-  const std::int64_t heads = op.key.shape[1];
-  const std::vector<float>& sinks = header_.attend_sinks;
-  if (!sinks.empty() && std::ssize(sinks) != heads) {
-    return fmt::format("query has {} heads, attend.sinks has {} numbers", heads,
-                       sinks.size());
-  }
-  return "";
+  return WrongShape(op.key.view(), op.value->view(), header_.attend_sinks,
+                    dims->second, rows);
 }
 
 std::optional<Failure> Oracle::CheckOutput(const TraceOp& op) {
@@ -116,7 +112,8 @@ std::string PagedOracle::FindWrongQuery(const PagedTraceOp& op) const {
     rows += count;
   }
   if (rows == 0) return "seqs is empty";
-  return WrongShape(op.key->view(), op.value->view(), DimsOf(spec), rows);
+  return WrongShape(op.key->view(), op.value->view(), op.sinks, DimsOf(spec),
+                    rows);
 }
 
 std::optional<Failure> PagedOracle::CheckOutput(const PagedTraceOp& op) {
@@ -124,7 +121,9 @@ std::optional<Failure> PagedOracle::CheckOutput(const PagedTraceOp& op) {
                                     .spec = header_.spec,
                                     .layer = op.layer,
                                     .sequences = op.sequences,
-                                    .query_rows = op.query_rows},
+                                    .query_rows = op.query_rows,
+                                    .soft_cap = op.soft_cap,
+                                    .sinks = op.sinks},
                                    *op.key,
                                    static_cast<std::uint64_t>(op.line));
   output_rows_judged_ = question.CountJudged();

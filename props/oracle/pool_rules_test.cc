@@ -282,8 +282,8 @@ TEST(PoolRules, ADescriptionMayNameThem) {
     return DescribePoolBackend(&table).status().message();
   };
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_VISIBILITY), "");
-  EXPECT_EQ(said(2 * KVTWIN_POOL_ONE_STOCK, 0, KVTWIN_VISIBILITY),
-            "can is 0x80, which has unknown flags");
+  EXPECT_EQ(said(2 * KVTWIN_POOL_HAS_SINKS, 0, KVTWIN_VISIBILITY),
+            "can is 0x200, which has unknown flags");
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_VISIBILITY),
             "window is -1, it must not be negative");
   EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),

@@ -91,7 +91,7 @@ std::string NearestSetting(std::string_view key, bool of_group) {
     std::erase(names, "most");
     names.insert(names.end(), {"window", "states"});
   } else {
-    names.emplace_back("groups");
+    names.insert(names.end(), {"groups", "softcap", "sinks"});
   }
   return DidYouMean(key, names);
 }
@@ -187,6 +187,9 @@ std::string ToText(const PagedHistory& history) {
       text += SettingsText(group, ",", ":");
     }
   }
+  if (history.soft_cap > 0)
+    text += fmt::format(" softcap={}", history.soft_cap);
+  if (history.sinks) text += " sinks=1";
   std::ostringstream ops;
   ops.imbue(std::locale::classic());  // 1000 is not 1,000.
   for (const PagedOp& op : history.ops) ops << " | " << op;
@@ -202,7 +205,13 @@ Result<PagedHistory> ParsePagedHistory(std::string_view text) {
     PagedHistory history;
     ReadSettings(parts.settings,
                  [&](std::string_view key, std::string_view value) {
-                   ReadSetting(key, value, history.spec, /*of_group=*/false);
+                   if (key == "softcap") {
+                     history.soft_cap = ReadCount(key, value);
+                   } else if (key == "sinks") {
+                     history.sinks = ReadCount(key, value) == 1;
+                   } else {
+                     ReadSetting(key, value, history.spec, /*of_group=*/false);
+                   }
                  });
     for (const std::string_view operation : parts.operations) {
       history.ops.push_back(ReadOp(operation));
@@ -598,6 +607,15 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
     if (completes) CompleteCall(pick, history.ops);
   }
   return history;
+}
+
+void DrawWeighing(const Pick& pick, const Abilities& can,
+                  PagedHistory& history) {
+  // A smaller cap makes all tokens alike.
+  const int soft_cap = Chance(pick, 25) ? OneOf(pick, {4, 8, 30}) : 0;
+  const bool sinks = Chance(pick, 25);
+  if (can.Can(KVTWIN_CAN_SOFT_CAP)) history.soft_cap = soft_cap;
+  history.sinks = sinks && can.Can(KVTWIN_CAN_SINKS);
 }
 
 PagedHistory MakeGroupsHistory(std::uint64_t seed, std::uint64_t number) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "props/history/abilities.h"
 #include "props/history/generate.h"
 #include "props/paged/paged_driver.h"
 
@@ -18,6 +19,9 @@ namespace kvtwin::props {
 struct PagedHistory {
   PagedSpec spec;
   std::vector<PagedOp> ops;
+  // For pools that attend. Others ignore these.
+  int soft_cap = 0;    // Of the scores; 0: none.
+  bool sinks = false;  // Each query head has one (SinksOf).
 };
 
 // Returns an empty list: pools are of one kind.
@@ -42,6 +46,11 @@ PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
 // media, and passes that are planned but not computed.
 PagedHistory DrawGroupsHistory(const Pick& pick);
 PagedHistory MakeGroupsHistory(std::uint64_t seed, std::uint64_t number);
+
+// Gives one history in four a soft cap, and one in four sinks, if the pool has
+// these abilities (KVTWIN_CAN_SOFT_CAP, KVTWIN_CAN_SINKS).
+void DrawWeighing(const Pick& pick, const Abilities& can,
+                  PagedHistory& history);
 
 // How a pool stores its rows.
 struct PoolStorage {

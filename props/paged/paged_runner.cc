@@ -78,10 +78,11 @@ RunResult RunHistory(const PagedHistory& history, const Subject& subject,
         std::move(*pool), *MakeAttention(subject.name),
         *MakeAttention(subject.name)));
   };
-  return RunPaged(
-      history, options.counts, make, /*same_messages=*/true,
-      /*calls=*/nullptr,
-      attends ? std::optional<PoolAttention>(std::in_place) : std::nullopt);
+  std::optional<PoolAttention> attention;
+  if (attends)
+    attention = {.soft_cap = history.soft_cap, .sinks = history.sinks};
+  return RunPaged(history, options.counts, make, /*same_messages=*/true,
+                  /*calls=*/nullptr, attention);
 }
 
 Result<std::int64_t> WritePagedRecording(PagedHistory history,

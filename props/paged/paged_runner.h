@@ -19,7 +19,8 @@ namespace kvtwin::props {
 // Runs a history on the ledger, the reference and the optimized twin. `ran` in
 // the result is always true. A failure has the calls to the latter pool as its
 // trace; they are also left in `calls`, if given.
-// With `attention`, the pool under test attends.
+// With `attention`, the pool under test attends, with the soft cap and the
+// sinks of `attention`.
 RunResult RunPaged(const PagedHistory& history,
                    PagedCoverageCounts* counts = nullptr,
                    const PagedMaker& make = MakePagedPool,

@@ -113,6 +113,8 @@ void AddLower(const Number& number, int least, std::vector<Move>& moves) {
 }
 
 void AddSpec(std::vector<Move>& moves) {
+  moves.emplace_back([](PagedHistory& h) { h.soft_cap = 0; });
+  moves.emplace_back([](PagedHistory& h) { h.sinks = false; });
   const auto add = [&](auto change) {
     moves.emplace_back([change](PagedHistory& h) { change(h.spec); });
   };

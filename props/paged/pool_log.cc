@@ -313,15 +313,19 @@ Result<PagedKv> PoolLog::Blocks(int layer) const {
 
 Status PoolLog::AttendLast(std::span<const int> sequences,
                            std::span<const int> query_rows, int layer,
-                           const TensorView& query, std::span<float> out) {
+                           const TensorView& query,
+                           const AttentionOptions& options,
+                           std::span<float> out) {
   PagedTraceOp op{.kind = Kind::kAttend, .layer = layer};
   op.sequences.assign(sequences.begin(), sequences.end());
   op.query_rows.assign(query_rows.begin(), query_rows.end());
+  op.soft_cap = options.soft_cap;
+  op.sinks.assign(options.sinks.begin(), options.sinks.end());
   calls_.Begin(PoolCalls::Read{.name = "attend",
                                .kind = Kind::kAttend,
                                .more = "  " + PoolCallText(op)});
   return calls_.Said(
-      AttendBy(*pool_, sequences, query_rows, layer, query, out));
+      AttendBy(*pool_, sequences, query_rows, layer, query, options, out));
 }
 
 }  // namespace kvtwin::props

@@ -120,7 +120,8 @@ class PoolLog final : public ForwardingPool, public PoolAttending {
   // Errors: not_supported if the pool computes no attention.
   Status AttendLast(std::span<const int> sequences,
                     std::span<const int> query_rows, int layer,
-                    const TensorView& query, std::span<float> out) override;
+                    const TensorView& query, const AttentionOptions& options,
+                    std::span<float> out) override;
   const PagedPool* Group(int group) const override;
 
  private:

@@ -201,11 +201,16 @@ PagedUsage PoolRecorder::Usage() const {
 
 Status PoolRecorder::AttendLast(std::span<const int> sequences,
                                 std::span<const int> query_rows, int layer,
-                                const TensorView& query, std::span<float> out) {
+                                const TensorView& query,
+                                const AttentionOptions& options,
+                                std::span<float> out) {
   PagedTraceOp op{.kind = Kind::kAttend, .layer = layer};
   op.sequences.assign(sequences.begin(), sequences.end());
   op.query_rows.assign(query_rows.begin(), query_rows.end());
-  Status status = AttendBy(*pool_, sequences, query_rows, layer, query, out);
+  op.soft_cap = options.soft_cap;
+  op.sinks.assign(options.sinks.begin(), options.sinks.end());
+  Status status =
+      AttendBy(*pool_, sequences, query_rows, layer, query, options, out);
   if (!status.ok()) return status;
   op.key = CopyOf(query, DType::kF32);
   const PagedSpec& spec = SpecOfLayer(pool_->spec(), layer);

@@ -48,7 +48,8 @@ class PoolRecorder final : public ForwardingPool, public PoolAttending {
   PagedUsage Usage() const override;
   Status AttendLast(std::span<const int> sequences,
                     std::span<const int> query_rows, int layer,
-                    const TensorView& query, std::span<float> out) override;
+                    const TensorView& query, const AttentionOptions& options,
+                    std::span<float> out) override;
   // Records the tables and slots of the group.
   const PagedPool* Group(int group) const override;
   Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override;

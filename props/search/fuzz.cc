@@ -163,10 +163,31 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
   // Few: after each block, the storage is picked that the pool accepts.
   static constexpr std::size_t kBlock = 8;
 
-  explicit PoolSource(const FuzzOptions& options) : options_(options) {}
+  PoolSource(const FuzzOptions& options, const Subject& subject)
+      : options_(options), subject_(subject) {}
   virtual ~PoolSource() = default;
 
   virtual std::optional<History> At(std::uint64_t number) const {
+    History history = OfNumber(number);
+    if (subject_.run_pool || subject_.level == Level::kAttention) {
+      DrawWeighing(SeededPick(~options_.seed, number), subject_.abilities,
+                   history);
+    }
+    return history;
+  }
+
+  // After the subject has refused a pool, picks the storage of every other
+  // history: the plainest, or, if the subject refuses that, one that it
+  // accepted.
+  void Tell(const History& history, bool ran) {
+    const PoolStorage storage = StorageOf(history.spec);
+    if (ran && (!had_ || storage == PoolStorage())) had_ = storage;
+    refuses_ = refuses_ || !ran;
+    if (!ran && had_ && storage == used_) used_ = *had_;
+  }
+
+ private:
+  History OfNumber(std::uint64_t number) const {
     if (options_.groups) {
       History history = MakeGroupsHistory(options_.seed, number);
       if (!refuses_ || number % 2 == 0) return history;
@@ -189,18 +210,8 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
     return history;
   }
 
-  // After the subject has refused a pool, picks the storage of every other
-  // history: the plainest, or, if the subject refuses that, one that it
-  // accepted.
-  void Tell(const History& history, bool ran) {
-    const PoolStorage storage = StorageOf(history.spec);
-    if (ran && (!had_ || storage == PoolStorage())) had_ = storage;
-    refuses_ = refuses_ || !ran;
-    if (!ran && had_ && storage == used_) used_ = *had_;
-  }
-
- private:
   const FuzzOptions& options_;
+  const Subject& subject_;
   bool refuses_ = false;
   PoolStorage used_;
   std::optional<PoolStorage> had_;
@@ -469,8 +480,8 @@ constexpr std::array kExplored = {
 // its operations.
 class AllPools : public PoolSource {
  public:
-  AllPools(int depth, const FuzzOptions& options)
-      : PoolSource(options), depth_(depth), groups_(options.groups) {}
+  AllPools(int depth, const FuzzOptions& options, const Subject& subject)
+      : PoolSource(options, subject), depth_(depth), groups_(options.groups) {}
 
   std::optional<PagedHistory> At(std::uint64_t number) const override {
     // Each history begins with a sequence of three tokens.
@@ -513,7 +524,7 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
 }
 
 PagedFuzzResult FuzzPools(const FuzzOptions& options, const Subject& subject) {
-  PoolSource source(options);
+  PoolSource source(options, subject);
   return Search(options, subject, source).Run();
 }
 
@@ -543,7 +554,7 @@ PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,
                              const Subject& subject) {
   FuzzOptions all = options;
   all.operations = std::numeric_limits<std::int64_t>::max();
-  AllPools source(depth, all);
+  AllPools source(depth, all, subject);
   return Search<PoolSource>(all, subject, source).Run();
 }
 

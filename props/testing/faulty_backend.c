@@ -128,7 +128,7 @@ static int FaultyInit(const kvtwin_setup_v1* setup, void** cache) {
 }
 
 static int FaultyStartForward(void* cache, const kvtwin_batch* batch,
-                            int reserve) {
+                              int reserve) {
   int code = StartForward(cache, batch, reserve);
   Mine* c = cache;
   if (c->length[c->sequence] < 3) return code;
@@ -138,7 +138,7 @@ static int FaultyStartForward(void* cache, const kvtwin_batch* batch,
 }
 
 static int FaultyPut(void* cache, int32_t layer, const kvtwin_tensor* key,
-                   const kvtwin_tensor* value) {
+                     const kvtwin_tensor* value) {
   int code = Put(cache, layer, key, value);
   Mine* c = cache;
   float* values = c->v[c->sequence][layer];

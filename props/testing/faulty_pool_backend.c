@@ -49,9 +49,10 @@ static void FaultyClose(void* pool) {
 
 static int FaultyAttend(void* pool, int32_t layer, const int32_t* sequences,
                         const int32_t* query_rows, size_t sequence_count,
-                        const kvtwin_tensor* query, float* out) {
+                        const kvtwin_tensor* query,
+                        const kvtwin_attention_options* options, float* out) {
   (void)pool, (void)layer, (void)sequences, (void)query_rows;
-  (void)sequence_count, (void)query, (void)out;
+  (void)sequence_count, (void)query, (void)options, (void)out;
   kept = NULL;
   *kept = 1;
   return KVTWIN_OK;

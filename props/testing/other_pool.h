@@ -44,6 +44,7 @@ enum class OtherAttentionFault {
   kMissesAppended,   // A row sees no other token of its batch.
   kMissesFirst,      // A row does not see the first token that it should see.
   kSeesBeforeFirst,  // A row sees the token before the window, if it is there.
+  kNoWindow,         // A row sees all tokens that have blocks.
   kSeesStale,        // A row sees the slot after the last token of a block.
   kSwapsSequences,   // Each sequence gets the queries of another.
   kOtherLayer,       // Outputs are those of another layer.
@@ -54,6 +55,11 @@ enum class OtherAttentionFault {
   kPlusOne,          // 1 is added to the sum of the weights.
   kHeadsBelow,       // Query heads from the 5th of a KV head on have no output.
   kNarrowV,          // Elements of V from the 5th on have no output.
+  kHeadsReversed,    // The last head has the output of the first, and so on.
+  kNoSoftCap,        // Scores are not capped.
+  kCapsUnscaled,     // Scores are capped, and then scaled.
+  kNoSinks,          // The sinks are ignored.
+  kFirstSink,        // Each head has the sink of the first head.
   kFromLength,       // The positions of rows count from the committed length.
   kWritesQuery,
   kNotANumber,
@@ -68,6 +74,7 @@ class OtherPool {
   inline static PoolRules rules;  // The rules of the pools that are made next.
   inline static OtherPoolFault fault = OtherPoolFault::kNone;
   inline static OtherAttentionFault attention = OtherAttentionFault::kNone;
+  inline static bool weighs = false;  // With a soft cap, and with sinks.
 
   explicit OtherPool(const kvtwin_pool_params& params) : is_(params) {
     blocks_.resize(AsSize(is_.blocks));
@@ -217,9 +224,11 @@ class OtherPool {
 
   // Computes attention in double, row by row.
   int Attend(int layer, const int* sequences, const int* query_rows,
-             std::size_t count, const kvtwin_tensor& query, float* out) {
+             std::size_t count, const kvtwin_tensor& query,
+             const kvtwin_attention_options& options, float* out) {
     using Fault = OtherAttentionFault;
     if (attention == Fault::kRefuses) return KVTWIN_NOT_SUPPORTED;
+    const bool reversed = attention == Fault::kHeadsReversed;
     const auto heads = AsInt(query.shape[1]);
     const auto rows = AsInt(query.shape[2]);
     const auto* queries = static_cast<const float*>(query.data);
@@ -236,9 +245,10 @@ class OtherPool {
               attention == Fault::kFromLength
                   ? At(sequences_.at(sequences[s]).appended, layer) - 1 - i
                   : query_rows[s] - 1 - i,
-              h * is_.kv_heads / heads,
+              h * is_.kv_heads / heads, options, SinkOf(options, h),
               queries + (asked * heads + h) * is_.k_head_dim,
-              out + (row * heads + h) * is_.v_head_dim);
+              out + (row * heads + (reversed ? heads - 1 - h : h)) *
+                        is_.v_head_dim);
         }
       }
     }
@@ -308,24 +318,50 @@ class OtherPool {
            (layer * size() + offset) * row;
   }
 
+  static double SinkOf(const kvtwin_attention_options& options, int head) {
+    using Fault = OtherAttentionFault;
+    if (options.sinks == nullptr || attention == Fault::kNoSinks) {
+      return -INFINITY;
+    }
+    return double{options.sinks[attention == Fault::kFirstSink ? 0 : head]};
+  }
+
+  // Returns the scaled and capped score.
+  double Weighed(double score, const kvtwin_attention_options& options) const {
+    using Fault = OtherAttentionFault;
+    const double scale =
+        attention == Fault::kNoScale ? 1 : double{options.scale};
+    const double cap =
+        attention == Fault::kNoSoftCap ? 0 : double{options.soft_cap};
+    if (cap == 0) return score * scale;
+    if (attention == Fault::kCapsUnscaled) {
+      return cap * std::tanh(score / cap) * scale;
+    }
+    return cap * std::tanh(score * scale / cap);
+  }
+
   // Writes the output of a query of the token that is `back` tokens before the
   // last one.
   void AttendRow(int layer, int sequence, int back, int kv_head,
+                 const kvtwin_attention_options& options, double sink,
                  const float* query, float* out) {
     using Fault = OtherAttentionFault;
     const Sequence& of = sequences_.at(sequence);
     const int end = of.len + At(of.appended, layer);
     const int position = end - 1 - back;
     int first = std::max(rules.FirstSeen(position), of.from);
+    if (attention == Fault::kNoWindow) first = of.from;
     if (attention == Fault::kMissesFirst) ++first;
     if (attention == Fault::kSeesBeforeFirst && first > of.from) --first;
     int last = position;
     if (attention == Fault::kSeesLater) last = end - 1;
     if (attention == Fault::kSeesStale && end % size() != 0) ++last;
     if (attention == Fault::kOtherHead) kv_head = (kv_head + 1) % is_.kv_heads;
-    const double scale =
-        attention == Fault::kNoScale ? 1 : 1 / std::sqrt(is_.k_head_dim);
-    double sum = attention == Fault::kPlusOne ? 1 : 0;
+    const auto weight_of = [](double exponent) {
+      return attention == Fault::kBaseTwo ? std::exp2(exponent)
+                                          : std::exp(exponent);
+    };
+    double sum = weight_of(sink) + (attention == Fault::kPlusOne ? 1 : 0);
     std::vector<double> all(AsSize(is_.v_head_dim), 0);
     for (int at = first; at <= last; ++at) {
       const bool other = at >= of.len && at != position;
@@ -341,9 +377,7 @@ class OtherPool {
       for (int i = 0; i < is_.k_head_dim; ++i) {
         score += double{query[i]} * double{key[i]};
       }
-      const double weight = attention == Fault::kBaseTwo
-                                ? std::exp2(score * scale)
-                                : std::exp(score * scale);
+      const double weight = weight_of(Weighed(score, options));
       sum += weight;
       for (int i = 0; i < is_.v_head_dim; ++i) {
         At(all, i) += weight * double{value[i]};
@@ -554,8 +588,10 @@ inline void AddOptional(kvtwin_pool_backend_v1& t) {
   };
   t.attend = [](void* pool, int32_t layer, const int32_t* sequences,
                 const int32_t* query_rows, std::size_t count,
-                const kvtwin_tensor* query, float* out) {
-    return Of(pool).Attend(layer, sequences, query_rows, count, *query, out);
+                const kvtwin_tensor* query,
+                const kvtwin_attention_options* options, float* out) {
+    return Of(pool).Attend(layer, sequences, query_rows, count, *query,
+                           *options, out);
   };
 }
 
@@ -569,6 +605,8 @@ inline const kvtwin_pool_backend_v1& OtherPoolTable() {
       if (rules.deduplicates) out->can |= KVTWIN_POOL_DEDUPLICATES;
       if (rules.recomputes_last) out->can |= KVTWIN_POOL_RECOMPUTES_LAST;
       if (rules.window) out->can |= KVTWIN_POOL_HAS_WINDOW;
+      if (OtherPool::weighs)
+        out->can |= KVTWIN_POOL_HAS_SOFT_CAP | KVTWIN_POOL_HAS_SINKS;
       out->window = rules.window.value_or(0);
       return KVTWIN_OK;
     };

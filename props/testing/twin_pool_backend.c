@@ -26,7 +26,8 @@ static int Describe(kvtwin_pool_description_v1* out) {
   out->name = "twin";
   out->level = KVTWIN_IDENTITY;
 #ifndef OLD_POOL
-  out->can = KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA;
+  out->can = KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA |
+             KVTWIN_POOL_HAS_SOFT_CAP | KVTWIN_POOL_HAS_SINKS;
 #endif
   return KVTWIN_OK;
 }
@@ -189,7 +190,8 @@ static int ResumeBefore(void* pool, int32_t sequence, int32_t length,
  */
 static int Attend(void* pool, int32_t layer, const int32_t* sequences,
                   const int32_t* query_rows, size_t sequence_count,
-                  const kvtwin_tensor* query, float* out) {
+                  const kvtwin_tensor* query,
+                  const kvtwin_attention_options* options, float* out) {
   TwinPool* twin = (TwinPool*)pool;
   const kvtwin_pool_params* of = &twin->params;
   int32_t before = layer;
@@ -224,15 +226,12 @@ static int Attend(void* pool, int32_t layer, const int32_t* sequences,
   if (code == KVTWIN_OK) {
     code = kvtwin_pool_blocks(twin->pool, layer, &key, &value);
   }
-  kvtwin_attention_options options;
-  kvtwin_attention_default_options(&options, sizeof(options));
-  options.scale = 1 / sqrtf((float)of->k_head_dim);
   kvtwin_attention_out result = {sizeof(result), out, 0, NULL, 0};
   result.out_count =
       (size_t)(of->v_head_dim * query->shape[1] * query->shape[2]);
   if (code == KVTWIN_OK) {
     code = kvtwin_attention_attend_blocks(twin->attention, query, &key, &value,
-                                          of->layout, &options, &result);
+                                          of->layout, options, &result);
   }
   free(blocks);
   free(lengths);

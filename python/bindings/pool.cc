@@ -88,7 +88,8 @@ class Pools {
   static int Attend(void* pool, std::int32_t layer,
                     const std::int32_t* sequences,
                     const std::int32_t* query_rows, std::size_t sequence_count,
-                    const kvtwin_tensor* query, float* out);
+                    const kvtwin_tensor* query,
+                    const kvtwin_attention_options* options, float* out);
   int Init(const kvtwin_pool_params* params, void** pool);
   static int Open(void* pool, const kvtwin_prompt* prompt,
                   std::int32_t* sequence);
@@ -238,11 +239,15 @@ void Pools::FillOptional() {
 
 int Pools::Attend(void* pool, std::int32_t layer, const std::int32_t* sequences,
                   const std::int32_t* query_rows, std::size_t sequence_count,
-                  const kvtwin_tensor* query, float* out) {
+                  const kvtwin_tensor* query,
+                  const kvtwin_attention_options* options, float* out) {
   return On(pool, [&](nb::object& instance) {
+    const std::vector<float> sinks(options->sinks,
+                                   options->sinks + options->sink_count);
     const nb::object answer =
         instance.attr("attend")(layer, Ints(sequences, sequence_count),
-                                Ints(query_rows, sequence_count), Rows(*query));
+                                Ints(query_rows, sequence_count), Rows(*query),
+                                options->soft_cap, sinks);
     const auto numbers = nb::cast<Numbers>(answer);
     std::copy_n(numbers.data(), numbers.size(), out);
   });

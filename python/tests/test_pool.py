@@ -341,10 +341,12 @@ def test_pools_may_recompute_the_last_token(pool):
 
 def attending(cls, first=lambda position: 0):
     """Returns the class with an `attend` whose rows see the positions from
-    `first(position)` on."""
+    `first(position)` on, with a soft cap and sinks if the class declares them."""
 
     class Attends(cls):
-        def attend(self, layer, sequences, query_rows, query):
+        def attend(
+            self, layer, sequences, query_rows, query, soft_cap=0, sinks=None
+        ):
             heads = query.shape[1] // self.setup.kv_heads
             outputs = []
             for sequence, rows in zip(sequences, query_rows):
@@ -360,8 +362,12 @@ def attending(cls, first=lambda position: 0):
                 for position in range(end - rows, end):
                     seen = slice(first(position), position + 1)
                     scores = (key[:, seen] @ query[len(outputs)][:, :, None])[..., 0]
-                    weights = np.exp(scores / np.sqrt(key.shape[2]))
-                    weights /= weights.sum(axis=1, keepdims=True)
+                    scores /= np.sqrt(key.shape[2])
+                    if soft_cap:
+                        scores = soft_cap * np.tanh(scores / soft_cap)
+                    weights = np.exp(scores)
+                    sums = weights.sum(axis=1, keepdims=True)
+                    weights /= sums if sinks is None else sums + np.exp(sinks)[:, None]
                     outputs.append((weights[:, None] @ value[:, seen])[:, 0])
             return np.stack(outputs)
 
@@ -395,6 +401,33 @@ def test_pools_that_attend(pool):
         dataclasses.replace(description, attend_dtype="f8_e4m3")
     with pytest.raises(ValueError, match="max_query_heads is -1"):
         dataclasses.replace(description, max_query_heads=-1)
+
+
+def test_pools_with_soft_cap_and_sinks(pool):
+    both = {"soft_cap", "sinks"}
+
+    class Weighs(attending(pool)):
+        kvtwin = dataclasses.replace(pool.kvtwin, can=both)
+
+    assert (result := kvtwin.fuzz(Weighs, operations=2000)), str(result)
+    for ignored in both:
+
+        class Ignores(Weighs):
+            def attend(self, *given, **options):
+                assert options.keys() == both
+                if ignored == "sinks" and options["sinks"] is not None:
+                    assert options["sinks"].shape == given[3].shape[1:2]
+                return super().attend(*given, **{**options, ignored: None})
+
+        found = kvtwin.fuzz(Ignores, operations=4000)
+        assert not found
+        name = ignored.replace("_", " ")
+        assert f"the {name} were absent" in str(found), str(found)
+        Ignores.kvtwin = dataclasses.replace(pool.kvtwin, can=set())
+        Ignores.attend = lambda self, *given: Weighs.attend(self, *given)
+        assert kvtwin.fuzz(Ignores, operations=2000)
+    with pytest.raises(ValueError, match="no attend"):
+        kvtwin.fuzz(type("None", (pool,), {"kvtwin": Weighs.kvtwin}))
 
 
 def test_invalid_rules(pool):

@@ -204,7 +204,8 @@ Json DeclarationsOf(const PoolBackend& pool) {
           {"levels", LevelsOf(pool)},
           {"groups", pool.groups},
           {"laws", laws},
-          {"not_declared", NotDeclared(pool)}};
+          {"not_declared", NotDeclared(pool)},
+          {"weighs", pool.weighs}};
 }
 
 // Runs a history of a pool. A leak is reported only if nothing else is wrong.

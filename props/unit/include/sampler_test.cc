@@ -57,6 +57,22 @@ TEST(Sampler, EqualSamplersDrawEqualTokens) {
   EXPECT_NE(drawn(1), drawn(2));
 }
 
+// Weights are summed in blocks of 256. Tokens that a grammar excludes have
+// -infinity.
+TEST(Sampler, DrawsFromAllBlocks) {
+  std::vector<float> logits(700, -std::numeric_limits<float>::infinity());
+  const std::vector<std::int64_t> allowed = {0, 255, 256, 511, 512, 699};
+  for (const std::int64_t token : allowed) At(logits, token) = 3;
+  Sampler sampler(1, 1, 1);
+  std::vector<int> drawn(logits.size());
+  for (int i = 0; i < 6000; ++i) ++At(drawn, sampler(logits));
+  for (const std::int64_t token : allowed) {
+    EXPECT_NEAR(At(drawn, token), 1000, 150) << token;
+    At(drawn, token) = 0;
+  }
+  EXPECT_EQ(drawn, std::vector<int>(logits.size()));
+}
+
 TEST(Sampler, HasAnAnswerToAnyLogits) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinite = std::numeric_limits<float>::infinity();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ class PoolBackend:
             raise TypeError(
                 f"{cls.__name__} declares the ability media, but has no method add_media"
             )
-        self.has_media = "media" in self.description.can
 
     def describe(self) -> tuple[str, int, int, int, int, float]:
         """Returns name, can, window, attend_dtype, max_query_heads, attend_tolerance."""
@@ -61,15 +61,16 @@ class PoolBackend:
         groups = tuple(PoolSetup(**group) for group in fields.pop("groups"))
         if "groups" in self.description.can and not groups:
             raise NotSupported("the class has pools with groups only")
-        return PoolInstance(self.cls, PoolSetup(**fields, groups=groups), self.has_media)
+        setup = PoolSetup(**fields, groups=groups)
+        return PoolInstance(self.cls, setup, self.description.can)
 
 
 class PoolInstance:
     """One pool of the user's class."""
 
-    def __init__(self, cls: type, setup: PoolSetup, has_media: bool) -> None:
+    def __init__(self, cls: type, setup: PoolSetup, can: Collection[str]) -> None:
         self.setup = setup
-        self.has_media = has_media
+        self.can = can
         self.pool: Any = cls(setup)
         self.shown: list[tuple[Array, Array, int, int]] = []
 
@@ -81,7 +82,7 @@ class PoolInstance:
     def open(
         self, prompt: list[int], salt: str, extra: list[str], media: list[tuple[int, str]]
     ) -> int:
-        more: dict[str, Any] = {"media": tuple(media)} if self.has_media else {}
+        more: dict[str, Any] = {"media": tuple(media)} if "media" in self.can else {}
         made = self.pool.open(prompt, salt=salt, extra=tuple(extra), **more)
         return _arrays.integer(made, "the sequence")
 
@@ -130,11 +131,24 @@ class PoolInstance:
         return shown
 
     def attend(
-        self, layer: int, sequences: list[int], query_rows: list[int], query: Array
+        self,
+        layer: int,
+        sequences: list[int],
+        query_rows: list[int],
+        query: Array,
+        soft_cap: float,
+        sinks: list[float],
     ) -> Array:
         """Returns the outputs, (rows, heads, v_head_dim), as dense float32."""
+        given = {
+            "soft_cap": soft_cap,
+            "sinks": np.array(sinks, np.float32) if sinks else None,
+        }
+        declared = {name: value for name, value in given.items() if name in self.can}
         # A copy, which the class may write to.
-        answer = self.pool.attend(layer, sequences, query_rows, np.array(query))
+        answer = self.pool.attend(
+            layer, sequences, query_rows, np.array(query), **declared
+        )
         found = _arrays.outputs(answer)
         width = self.setup.of_layer(layer).v_head_dim
         _arrays.check_shape(found, "the output", (*query.shape[:2], width))

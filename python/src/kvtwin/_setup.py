@@ -86,6 +86,8 @@ POOL_ABILITIES = {
     "media": 4,
     "states_in_place": 5,
     "one_stock": 6,
+    "soft_cap": 7,
+    "sinks": 8,
 }
 POOL_HAS_WINDOW = 1 << 2
 CANNOT = ("window_0", "copy_to_itself", "undo_remove", "bound_memory")
@@ -270,7 +272,9 @@ class PoolDescription:
     `media`, and there is a method `add_media`), `states_in_place` (in groups with
     states, a pass may write over the state that it reads; a pass is then committed as a
     whole, or its sequence is freed), `one_stock` (all groups take their blocks from one
-    stock, so that a block is in one group at a time).
+    stock, so that a block is in one group at a time), `soft_cap` and `sinks` (`attend`
+    gets an argument of this name: the cap of the scaled scores, or 0, and a float32
+    array with a logit for each query head, or None).
     """
 
     name: str
