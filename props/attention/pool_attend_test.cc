@@ -221,14 +221,23 @@ TEST(PoolAttend, TheSearchDrawsWeighing) {
       BackendSubject(DescribedPool(table), Level::kAttention);
   OtherPool::weighs = false;
   for (const OutputFault fault :
-       {OutputFault::kNoSoftCap, OutputFault::kNoSinks}) {
+       {OutputFault::kNoSoftCap, OutputFault::kNoSinks,
+        OutputFault::kPlusOne}) {
     OtherPool::attention = fault;
     FuzzOptions options;
     options.operations = 50000;
-    const PagedHistory shrunk = FuzzPools(options, subject).shrunk;
-    // The shrunk history, and its line, have only what the fault needs.
+    PagedHistory history = FuzzPools(options, subject).shrunk;
+    // Begins with more than the fault needs.
+    history.soft_cap = std::max(history.soft_cap, 30);
+    history.sinks = true;
+    ASSERT_TRUE(RunHistory(history, subject).failure);
+    const PagedHistory shrunk = Shrink(history, subject);
+    // The shrunk history, and its line, have only what the fault needs. Two
+    // tokens, or one token and a sink, show a soft cap.
     EXPECT_EQ(shrunk.soft_cap > 0, fault == OutputFault::kNoSoftCap);
-    EXPECT_EQ(shrunk.sinks, fault == OutputFault::kNoSinks);
+    if (fault != OutputFault::kNoSoftCap) {
+      EXPECT_EQ(shrunk.sinks, fault == OutputFault::kNoSinks);
+    }
     const auto again = ParsePagedHistory(ToText(shrunk));
     ASSERT_TRUE(again.ok());
     EXPECT_EQ(again->soft_cap, shrunk.soft_cap);
