@@ -234,7 +234,7 @@ TEST(PoolAttend, TheSearchDrawsWeighing) {
     const PagedHistory shrunk = Shrink(history, subject);
     // The shrunk history, and its line, have only what the fault needs. Two
     // tokens, or one token and a sink, show a soft cap.
-    EXPECT_EQ(shrunk.soft_cap > 0, fault == OutputFault::kNoSoftCap);
+    EXPECT_EQ(shrunk.soft_cap, fault == OutputFault::kNoSoftCap ? 4 : 0);
     if (fault != OutputFault::kNoSoftCap) {
       EXPECT_EQ(shrunk.sinks, fault == OutputFault::kNoSinks);
     }

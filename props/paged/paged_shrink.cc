@@ -113,7 +113,10 @@ void AddLower(const Number& number, int least, std::vector<Move>& moves) {
 }
 
 void AddSpec(std::vector<Move>& moves) {
-  moves.emplace_back([](PagedHistory& h) { h.soft_cap = 0; });
+  for (const int cap : {0, 4}) {
+    moves.emplace_back(
+        [cap](PagedHistory& h) { h.soft_cap = std::min(h.soft_cap, cap); });
+  }
   moves.emplace_back([](PagedHistory& h) { h.sinks = false; });
   const auto add = [&](auto change) {
     moves.emplace_back([change](PagedHistory& h) { change(h.spec); });
@@ -230,7 +233,8 @@ class PlainHistories {
     for (std::size_t size = 1; size <= model_.ops.size(); ++size) {
       for (const auto& [block, blocks, most] :
            {std::array{1, 2, 2}, {2, 3, 5}}) {
-        PagedHistory history = {model_.spec, {{PagedOpKind::kOpen, 0, 0, 0}}};
+        PagedHistory history = model_;
+        history.ops = {{PagedOpKind::kOpen, 0, 0, 0}};
         history.spec.block_size = block;
         history.spec.blocks = blocks;
         history.spec.max_seq_len = most;
@@ -360,6 +364,8 @@ class PoolDomain {
   static Cost CostOf(const History& history) {
     Cost cost = {.operations = history.ops.size()};
     AddCost(history.spec, cost);
+    cost.special += (history.soft_cap > 0 ? 1 : 0) + (history.sinks ? 1 : 0);
+    cost.numbers += history.soft_cap;
     for (const PagedSpec& group : history.spec.groups) {
       cost.special += 4;
       AddCost(group, cost);
