@@ -374,16 +374,26 @@ class BatchService : public Service {
     return can.ok() && *can;
   }
 
+  struct Drawn {
+    std::int32_t token = 0;
+    std::string bytes = {};  // None of the token that ends an answer.
+  };
+
   // Draws the next token of a request.
-  static Result<std::int32_t> Draw(const Job& job,
-                                   std::span<const float> logits) try {
-    const std::int32_t token = job.request.sample(logits);
-    if (token < 0) return Invalid("the token {} was drawn", token);
-    return token;
-  } catch (const std::exception& error) {
-    return Untimely("sample failed: {}", error.what());
-  } catch (...) {
-    return Untimely("sample failed");
+  Result<Drawn> Draw(const Job& job, std::span<const float> logits) const {
+    std::string_view called = "sample";
+    try {
+      Drawn drawn{.token = job.request.sample(logits)};
+      if (drawn.token < 0)
+        return Invalid("the token {} was drawn", drawn.token);
+      called = "bytes";
+      if (drawn.token != model_.end) drawn.bytes = model_.bytes(drawn.token);
+      return drawn;
+    } catch (const std::exception& error) {
+      return Untimely("{} failed: {}", called, error.what());
+    } catch (...) {
+      return Untimely("{} failed", called);
+    }
   }
 
   // Computes a batch, and gives its requests a token each.
@@ -402,7 +412,7 @@ class BatchService : public Service {
       return Invalid("the model has {} logits for {} outputs", logits.size(),
                      outputs);
     }
-    std::vector<std::pair<int, Result<std::int32_t>>> drawn;
+    std::vector<std::pair<int, Result<Drawn>>> drawn;
     for (std::size_t i = 0; i < outputs; ++i) {
       const int number = At(batch->requests, batch->outputs[i]);
       drawn.emplace_back(
@@ -410,12 +420,12 @@ class BatchService : public Service {
     }
     lock.lock();
     forward_ += Clock::now() - begin;
-    for (const auto& [number, token] : drawn) Add(number, token);
+    for (const auto& [number, one] : drawn) Add(number, one);
     return {};
   }
 
   // Adds a token to an answer, which may end it. An error ends it.
-  void Add(int number, const Result<std::int32_t>& token) {
+  void Add(int number, const Result<Drawn>& drawn) {
     Job& job = *running_.at(number);
     if (job.part.tokens == 0) {
       const RequestInfo info = *sessions_->Request(number);
@@ -423,13 +433,13 @@ class BatchService : public Service {
       job.part.reused = info.reused;
       job.slot = info.slot;
     }
-    if (!token.ok()) return End(number, Finish::kError, token.status());
+    if (!drawn.ok()) return End(number, Finish::kError, drawn.status());
     ++job.part.tokens;
     ++tokens_;
-    if (*token == model_.end) return End(number, Finish::kStop);
-    job.part.text += job.shown.Add(model_.bytes(*token));
+    if (drawn->token == model_.end) return End(number, Finish::kStop);
+    job.part.text += job.shown.Add(drawn->bytes);
     if (job.shown.stopped()) return End(number, Finish::kStop);
-    if (*sessions_->Sampled(number, *token) != Ending::kNone) {
+    if (*sessions_->Sampled(number, drawn->token) != Ending::kNone) {
       End(number, Finish::kLength);
     }
   }

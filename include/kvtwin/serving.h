@@ -199,14 +199,15 @@ struct ServiceSpec {
 };
 
 // The model of a service, whose thread calls it. It must not call the service.
-// An exception fails the service.
+// An exception of `forward` fails the service.
 struct ServiceModel {
   // Computes a batch, for which StartForward was called, and puts its rows into
   // the cache. Returns the logits after its outputs, one after another; they
   // are read until the next call.
   std::function<std::span<const float>(Cache&, const SessionBatch&)> forward =
       {};
-  // Returns the bytes of a token.
+  // Returns the bytes of a token. An exception ends the answer that has the
+  // token, with Finish::kError.
   std::function<std::string(std::int32_t token)> bytes = {};
   std::int32_t end = -1;  // The token that ends an answer.
 };
@@ -228,7 +229,7 @@ enum class Finish {
   kNone,    // It has not ended.
   kStop,    // The token that ends an answer, or a stop string.
   kLength,  // It is as long as it may be.
-  kError,   // Its `sample` failed: AnswerPart::status says why.
+  kError,   // Its `sample`, or `bytes`, failed: AnswerPart::status says why.
   kFailed,  // The service has failed or ended: AnswerPart::status says why.
 };
 
@@ -259,7 +260,7 @@ class Service {
 
   // Queues a request. Errors: failed_precondition if the queue is full;
   // invalid_argument for a request without `sample`, or that sessions refuse
-  // (Sessions::Submit). If the cache refuses a batch, or the model throws, all
+  // (Sessions::Submit). If the cache refuses a batch, or `forward` throws, all
   // answers end with Finish::kFailed, and later ones, too.
   virtual Result<std::unique_ptr<Answer>> Ask(ServiceRequest request) = 0;
 

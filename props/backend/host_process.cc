@@ -584,12 +584,13 @@ RunResult Host::Ask(const History& history, Level level,
   CallTrace* const trace = options.trace;
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
+  std::string begun;  // The call that is not answered yet.
   const auto died = [&] {
     result.failure = process->died();
     if (trace != nullptr) {  // The call that did not return.
       Step& step = trace->steps.emplace_back();
       step.number = std::ssize(trace->steps);
-      step.call = process->function();
+      step.call = begun.empty() ? process->function() : begun;
     }
     const std::int64_t step = process->step();
     result.failure->step = step < 0 ? history.ops.size() : AsSize(step);
@@ -614,7 +615,12 @@ RunResult Host::Ask(const History& history, Level level,
     const std::optional<Json> said =
         process->Answer(Patience(options.known_to_hang));
     if (!said) return died();
+    if (said->contains("begun")) {
+      begun = said->value("begun", "");
+      continue;
+    }
     if (said->contains("step")) {
+      begun.clear();
       if (trace == nullptr) continue;
       Step& step = trace->steps.emplace_back();
       step.number = std::ssize(trace->steps);

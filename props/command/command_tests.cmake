@@ -710,6 +710,11 @@ if(TARGET kvtwin_shared)
          --level visibility)
   kvtwin_script_test(interrupt_backend command/scripts/interrupt_test.sh
     $<TARGET_FILE:kvtwin_twin_backend>)
+  # The call that did not return, with its arguments.
+  kvtwin_command_test(backend_crash_call EXIT 1 BACKEND faulty_backend
+    ENV KVTWIN_FAULT=crash
+    PRINTS "^ +1 StartForward\\(positions \\[0 1 2\\], sequences \\[0 0 0\\]\\) +<- then"
+    ARGS run "kvt1 cells=3 legal=1 | put 0*3")
   kvtwin_command_test(backend_of_nothing EXIT 2 BACKEND faulty_backend
     ENV KVTWIN_FAULT=nothing PRINTS "none of the caches" ARGS fuzz --ops 500)
   # Every history fails, so no level is reported to hold.

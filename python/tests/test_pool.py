@@ -362,7 +362,7 @@ def attending(cls, first=lambda position: 0):
                 for position in range(end - rows, end):
                     seen = slice(first(position), position + 1)
                     scores = (key[:, seen] @ query[len(outputs)][:, :, None])[..., 0]
-                    scores /= np.sqrt(key.shape[2])
+                    scores = scores / np.sqrt(key.shape[2])  # float64
                     if soft_cap:
                         scores = soft_cap * np.tanh(scores / soft_cap)
                     weights = np.exp(scores)

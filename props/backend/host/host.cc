@@ -110,6 +110,7 @@ Json RunCache(const Json& asked, Subject subject, HostState* state,
   state->step.store(-1);
   CallTrace trace;
   const bool with_trace = asked.value("with_trace", false);
+  trace.begun = [](const std::string& call) { Answer({{"begun", call}}); };
   trace.told = [](const Step& step) {
     Answer({{"step", CallLineOf(step)},
             {"code", step.code},

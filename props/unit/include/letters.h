@@ -28,6 +28,7 @@ using Prompt = std::vector<SessionInput>;
 
 inline constexpr int kLetters = 26;
 inline constexpr std::int32_t kEnd = kLetters;
+inline constexpr std::int32_t kUnreadable = 1000;  // Has no bytes.
 
 inline Prompt PromptOf(const std::string& text) {
   Prompt prompt;
@@ -60,7 +61,11 @@ class Letters {
         *cache_, spec,
         {.forward = [this](Cache& cache,
                            const auto& batch) { return Forward(cache, batch); },
-         .bytes = [this](int token) { return At(names_, token); },
+         .bytes =
+             [this](int token) {
+               if (token == kUnreadable) throw std::out_of_range("no bytes");
+               return At(names_, token);
+             },
          .end = kEnd});
   }
 

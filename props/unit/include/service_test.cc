@@ -469,6 +469,23 @@ TEST(Service, AFullQueueRefusesRequests) {
   EXPECT_EQ(Whole(*answers.back()).text, ExpectedText("hello", 1));
 }
 
+// A token without bytes ends the answer that has it, and no other answer.
+TEST(Service, FailsARequestWithItsBytes) {
+  Letters letters(SpecOf());
+  letters.hold = true;
+  const auto other = letters.Ask(RequestOf("hello", 9));
+  ServiceRequest request = RequestOf("world", 9);
+  int drawn = 0;
+  request.sample = [&drawn](auto) { return drawn++ < 2 ? 3 : kUnreadable; };
+  const auto first = letters.Ask(request);
+  letters.hold = false;
+  const AnswerPart part = Whole(*first);
+  EXPECT_EQ(part.finish, Finish::kError);
+  EXPECT_EQ(part.tokens, 2);
+  EXPECT_EQ(part.status.message(), "bytes failed: no bytes");
+  EXPECT_EQ(Whole(*other).text, ExpectedText("hello", 9));
+}
+
 // A sampler that throws ends the answer to its request, and no other answer.
 TEST(Service, FailsARequestWithItsSampler) {
   Letters letters(SpecOf());
