@@ -405,9 +405,8 @@ Result<BackendInfo> Host::Describe() {
     });
   }
   return Status(StatusCode::kInvalidArgument,
-                fmt::format("{} is a pool of blocks: use fuzz or explore with "
-                            "--kind paged or --kind groups, or run with a "
-                            "history of pools",
+                fmt::format("{} is a pool of blocks, not a cache; a history of "
+                            "a pool begins with kvp1",
                             options_.library));
 }
 

@@ -323,6 +323,10 @@ bool IsPool(const BackendArguments& arguments) {
   return !host.Describe().ok() && host.DescribePool().ok();
 }
 
+void SetKindOfPool(const BackendArguments& arguments, std::string& kind) {
+  if (kind.empty() && arguments.given() && IsPool(arguments)) kind = "paged";
+}
+
 int OnPoolBackend(const BackendArguments& arguments, bool groups,
                   const std::function<int(const Subject&)>& act) {
   return OnPoolHost(arguments, groups,

@@ -53,6 +53,8 @@ int OnPoolBackend(const BackendArguments& arguments, bool groups,
                   const std::function<int(const Subject&)>& act);
 // Whether the library has a pool and no cache.
 bool IsPool(const BackendArguments& arguments);
+// Sets an empty kind to "paged" if the backend is a pool.
+void SetKindOfPool(const BackendArguments& arguments, std::string& kind);
 // Calls `act` with the declarations of the backend's pool, its level, and a
 // function that makes the subject, which the law judges if it is not null.
 using PoolSubjectAt = std::function<Subject(Level, const PoolLaw*)>;

@@ -921,8 +921,15 @@ kvtwin_command_test(backend_no_cells EXIT 2 BACKEND c_cache PRINTS "lists its ce
   ARGS fuzz --level identity)
 kvtwin_command_test(backend_is_no_pool EXIT 2 BACKEND c_cache PRINTS "is not a pool"
   ARGS fuzz --kind paged)
+# A library that has a pool alone needs no --kind, except for a profile.
 kvtwin_command_test(backend_is_a_pool EXIT 2 BACKEND c_pool
-  PRINTS "is a pool of blocks: use fuzz or explore with --kind paged" ARGS fuzz)
+  PRINTS "is a pool of blocks, not a cache" ARGS profile)
+foreach(command "fuzz --ops 3000" "explore --depth 2" "laws --runs 20")
+  string(REPLACE " " ";" command "${command}")
+  list(GET command 0 name)
+  kvtwin_command_test(backend_pool_needs_no_kind_${name} EXIT 0 BACKEND c_pool
+    PRINTS "histories" ARGS ${command})
+endforeach()
 kvtwin_command_test(backend_pool_holds EXIT 0 BACKEND c_pool PRINTS " 0 differences"
   ARGS fuzz --kind paged --ops 5000)
 # The rules of the call whose answer is wrong, and of the fork that it shows.

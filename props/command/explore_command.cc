@@ -585,6 +585,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       ->excludes("--seconds");
   explore->add_flag("--json", arguments->json, "print one JSON object");
   explore->callback([arguments, explore, &exit_code] {
+    SetKindOfPool(arguments->backend, arguments->kind);
     RefuseOtherKind(*explore, *arguments);
     CatchInterrupts();
     exit_code = RunExplore(*arguments);

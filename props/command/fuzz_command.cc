@@ -652,6 +652,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
     fuzz_arguments->options.known_buckets.erase("");  // --known without names.
+    SetKindOfPool(fuzz_arguments->backend, fuzz_arguments->kind);
     CheckSpeculation(*fuzz_arguments);
     const std::string& kind = fuzz_arguments->kind;
     RefuseOptions(*fuzz, *fuzz_arguments, kind == "paged" || kind == "groups",

@@ -325,6 +325,9 @@ void AddLawsCommand(CLI::App& app, int& exit_code) {
   AddProfileOption(*command, arguments->backend);
   command->add_flag("--json", arguments->json, "print one JSON object");
   command->callback([arguments, &exit_code] {
+    if (arguments->history.empty()) {
+      SetKindOfPool(arguments->backend, arguments->kind);
+    }
     CatchInterrupts();
     exit_code = RunLaws(*arguments);
   });
