@@ -108,7 +108,8 @@ void AddMargins(const AttentionQuestion& question, std::int64_t row,
       question.Expected(row, {.dtype = dtype}, allowed);
   const Eigen::MatrixXd queries = question.QueriesOf(row);
   for (const TokenFault& fault : FaultsOfOneToken(question, row, most)) {
-    const Eigen::MatrixXd wrong = question.OutputOf(queries, fault.terms);
+    const Eigen::MatrixXd wrong =
+        question.OutputOf(queries, fault.Applied(question.row(row).sees));
     const Eigen::MatrixXd moved = (wrong - right).cwiseAbs();
     // The only token that a row sees has all of the weight, whatever its K.
     if (question.row(row).sees.size() == 1 && moved.maxCoeff() < 1e-12)

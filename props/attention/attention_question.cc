@@ -438,6 +438,21 @@ Eigen::MatrixXd AttentionQuestion::QueriesOf(std::int64_t row) const {
       .cast<double>();
 }
 
+Eigen::VectorXd AttentionQuestion::ScoresOf(const Eigen::MatrixXd& queries,
+                                            const Term& term) const {
+  const std::int64_t group = heads() / dims_.kv_heads;
+  const Gathered gathered = Gather(std::span(&term, 1));
+  const Eigen::Map<const Eigen::MatrixXf> keys(
+      gathered.key.data(), dims_.k_head_dim, dims_.kv_heads);
+  Eigen::VectorXd scores(heads());
+  for (std::int64_t h = 0; h < heads(); ++h) {
+    scores[h] = keys.col(h / group).cast<double>().dot(queries.col(h));
+  }
+  scores *= weighing().scale;
+  if (soft_cap_ == 0) return scores;
+  return soft_cap_ * (scores.array() / soft_cap_).tanh();
+}
+
 AttentionQuestion::Gathered AttentionQuestion::Gather(
     std::span<const Term> terms) const {
   Gathered all;

@@ -144,6 +144,11 @@ class AttentionQuestion {
             .sinks = sinks_};
   }
   Eigen::MatrixXd QueriesOf(std::int64_t row) const;
+  // Returns the scaled and capped scores of a term, of each head.
+  Eigen::VectorXd ScoresOf(const Eigen::MatrixXd& queries,
+                           const Term& term) const;
+  Eigen::Map<const Eigen::ArrayXf> ValueOf(std::int64_t token,
+                                           std::int64_t kv_head) const;
   // Returns the output, [v_head_dim, heads], of queries over these terms.
   Eigen::MatrixXd OutputOf(const Eigen::MatrixXd& queries,
                            std::span<const Term> terms) const {
@@ -184,8 +189,6 @@ class AttentionQuestion {
   std::vector<std::int64_t> TargetsOf(const Row& row, std::uint64_t draw) const;
   Eigen::Map<const Eigen::VectorXf> KeyOf(std::int64_t token,
                                           std::int64_t kv_head) const;
-  Eigen::Map<const Eigen::ArrayXf> ValueOf(std::int64_t token,
-                                           std::int64_t kv_head) const;
   // Returns the expected outputs, and sets `allowed` where it is not finite, so
   // that an output may be anywhere between the V that the row sees.
   Eigen::MatrixXd BetweenValues(std::int64_t row,

@@ -9,6 +9,8 @@
 #include <limits>
 #include <numbers>
 #include <set>
+#include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -17,10 +19,12 @@
 namespace kvtwin::props {
 namespace {
 
-// At most this number of faults of each kind is tried, and fewer of long rows,
-// so that they take about this number of multiplications.
-constexpr std::size_t kFaultsMost = 1'000;
-constexpr std::int64_t kFaultProductsMost = std::int64_t{1} << 27;
+// At most this number of faults of each kind of one token is tried, this number
+// of pairs of tokens, and this number of windows and of lists of last tokens.
+constexpr std::size_t kSinglesMost = std::size_t{1} << 14;
+constexpr std::size_t kPairsMost = 1'000;
+// The outputs of other rows take about this number of multiplications.
+constexpr std::int64_t kRowProductsMost = std::int64_t{1} << 28;
 // A token's K is tried for this number of positions before and after its own.
 constexpr std::int32_t kMovedMost = 64;
 // This number of faults is named if several make the same output.
@@ -45,16 +49,6 @@ std::vector<std::int64_t> HiddenFrom(const AttentionQuestion& question,
     if (!seen.contains(i)) hidden.push_back(i);
   }
   return hidden;
-}
-
-std::size_t FaultsMost(const AttentionQuestion& question, std::int64_t row) {
-  const RowDims& dims = question.dims();
-  const std::int64_t products = std::ssize(question.row(row).sees) *
-                                question.heads() *
-                                (dims.k_head_dim + dims.v_head_dim);
-  const std::int64_t most =
-      kFaultProductsMost / std::max<std::int64_t>(products, 1);
-  return AsSize(std::clamp<std::int64_t>(most, 16, kFaultsMost));
 }
 
 // Returns the number of pairs of a token that the row sees and any other.
@@ -108,12 +102,10 @@ void AddPairs(const AttentionQuestion& question, std::int64_t row,
   for (const auto& [i, other] : pairs) {
     const auto add = [&, i = i, other = other](std::string_view what,
                                                const Term& term) {
-      std::vector<Term> terms = sees;
-      terms[i] = term;
       faults.push_back(
           {fmt::format("{} had {} of {}", TokenText(question, row, sees[i].key),
                        what, TokenText(question, row, other)),
-           std::move(terms), /*of_pair=*/true});
+           i, term, /*of_pair=*/true});
     };
     add("K and V", {other, other});
     add("V", {sees[i].key, other});
@@ -136,85 +128,59 @@ void AddMovedKeys(const AttentionQuestion& question, std::int64_t row,
     for (const std::int32_t moved : {distance, -distance}) {
       for (std::size_t i = 0; i < sees.size(); ++i) {
         if (faults.size() == last) return;
-        std::vector<Term> terms = sees;
-        terms[i].moved = moved;
+        Term term = sees[i];
+        term.moved = moved;
         faults.push_back(
             {fmt::format("K of {} were {} for position {}",
                          TokenText(question, row, sees[i].key),
                          kind == ShiftKind::kRope ? "rotated" : "shifted",
                          At(question.tokens(), sees[i].key).position + moved),
-             std::move(terms)});
+             i, term});
       }
     }
   }
 }
 
+// Sums over terms, from which an output follows.
+struct Sums {
+  Eigen::MatrixXd values;   // [v_head_dim, heads], with their weights.
+  Eigen::VectorXd weights;  // [heads]
+};
+
 // Tries faults, and keeps those that are nearest to the output.
 class FaultSearch {
  public:
   FaultSearch(const AttentionQuestion& question, std::int64_t row,
-              const Eigen::MatrixXd& actual, const Eigen::MatrixXd& allowed)
-      : question_(question),
-        row_(row),
-        queries_(question.QueriesOf(row)),
-        actual_(actual),
-        allowed_(allowed),
-        right_(question.OutputOf(queries_, question.row(row).sees)),
-        all_pairs_(PairCount(question, row) <= FaultsMost(question, row)) {}
+              const Eigen::MatrixXd& actual, const Eigen::MatrixXd& allowed);
 
   void Try(const std::string& text, const Eigen::MatrixXd& output,
-           bool of_token = false, bool may_be_nearest = true) {
-    // A fault that hardly changes the output explains nothing.
-    if (Distance(output, right_) < 0.5) return;
-    const double distance = Distance(output, actual_);
-    if (distance <= kNear) {
-      std::vector<std::string>& within = of_token ? of_tokens_ : of_all_;
-      const bool known = std::ranges::count(within, text) > 0;
-      if (!known && within.size() < kNamedMost) within.push_back(text);
-    } else if (may_be_nearest && distance < nearest_) {
-      nearest_ = distance;
-      nearest_text_ = text;
-    }
+           bool of_token = false, bool may_be_nearest = true);
+  void Try(const std::string& text, std::span<const Term> terms) {
+    Try(text, OutputOf(SumsOf(terms)));
   }
-  void Try(const std::string& text, const std::vector<Term>& terms) {
-    Try(text, question_.OutputOf(queries_, terms));
-  }
-
   // A pair is not named as nearest if there are pairs that are not tried.
-  void Try(const TokenFault& fault) {
-    Try(fault.text, question_.OutputOf(queries_, fault.terms),
-        /*of_token=*/true, !fault.of_pair || all_pairs_);
-  }
+  void Try(const TokenFault& fault);
 
   void TryWindows();
   void TryMasks();
+  void TryLastTokens();
+  void TryZeros();
   void TryOtherRows();
   void TryOthers();
   void TryOtherHeads();
 
-  // Names a fault of each sort, if there are some: where much is allowed, many
-  // faults of one token are within it by chance.
-  std::string Text() const {
-    std::vector<std::string> named = of_tokens_;
-    const std::size_t room = of_all_.empty() ? kNamedMost : kNamedMost - 1;
-    named.resize(std::min(named.size(), room));
-    for (const std::string& text : of_all_) {
-      if (named.size() < kNamedMost) named.push_back(text);
-    }
-    if (!named.empty()) {
-      return fmt::format("as if {}", fmt::join(named, ", or "));
-    }
-    if (nearest_ < Distance(right_, actual_) / 8) {
-      return fmt::format("as if {}, nearly", nearest_text_);
-    }
-    return all_pairs_ ? "no fault of one token explains it"
-                      : "no fault of one token that was tried explains it";
-  }
+  std::string Text() const;
 
  private:
   // The output of a cache with a fault is rounded, too, so that it may differ
   // from the expected output of the fault by another bound.
   static constexpr double kNear = 4;
+
+  // Distances that differ by less than a quarter count as equal.
+  struct Named {
+    std::int64_t quarters = 0;
+    std::string text;
+  };
 
   // Returns the distance in units of what is allowed. Infinity for a NaN.
   double Distance(const Eigen::MatrixXd& output,
@@ -226,44 +192,182 @@ class FaultSearch {
     return std::isnan(distance) ? std::numeric_limits<double>::infinity()
                                 : distance;
   }
+  // Adds a term to the sums, or subtracts it.
+  void Add(const Term& term, double sign, Sums& sums) const;
+  // Puts rows of zeros in the place of those of a term.
+  void SetZero(const Term& term, Sums& sums) const;
+  Sums SumsOf(std::span<const Term> terms) const;
+  static Eigen::MatrixXd OutputOf(const Sums& sums);
+  // Whether differences from the sums of the row have enough digits.
+  bool HasDigits(const Sums& sums) const {
+    return (sums.weights.array() > 1e-6 * all_.weights.array()).all();
+  }
+  std::int64_t PositionOf(const Term& term) const {
+    return At(question_.tokens(), term.key).position;
+  }
+  // Returns the terms of tokens that the row could see, from the last position
+  // on.
+  std::vector<Term> OwnTerms() const;
 
   const AttentionQuestion& question_;
   const std::int64_t row_;
+  const std::vector<Term>& sees_;
   const Eigen::MatrixXd queries_;
   const Eigen::MatrixXd& actual_;
   const Eigen::MatrixXd& allowed_;
-  const Eigen::MatrixXd right_;  // The right output.
-  const bool all_pairs_;         // All pairs of tokens are tried.
+  Eigen::MatrixXd scores_;   // [heads, tokens]
+  Eigen::VectorXd largest_;  // The largest score of each head.
+  Sums all_;                 // Of the terms that the row sees.
+  Eigen::MatrixXd right_;    // The right output.
+  const bool all_pairs_;     // All pairs of tokens are tried.
   // The faults within the bound: of one token, and of all of them.
-  std::vector<std::string> of_tokens_;
-  std::vector<std::string> of_all_;
+  std::vector<Named> of_tokens_;
+  std::vector<Named> of_all_;
   double nearest_ = std::numeric_limits<double>::infinity();
   std::string nearest_text_;
 };
 
-// Tries windows over the tokens of the row's sequence.
-void FaultSearch::TryWindows() {
+FaultSearch::FaultSearch(const AttentionQuestion& question, std::int64_t row,
+                         const Eigen::MatrixXd& actual,
+                         const Eigen::MatrixXd& allowed)
+    : question_(question),
+      row_(row),
+      sees_(question.row(row).sees),
+      queries_(question.QueriesOf(row)),
+      actual_(actual),
+      allowed_(allowed),
+      scores_(question.heads(), std::ssize(question.tokens())),
+      largest_(Eigen::VectorXd::Zero(question.heads())),
+      right_(question.OutputOf(queries_, sees_)),
+      all_pairs_(PairCount(question, row) <= kPairsMost) {
+  for (std::int64_t i = 0; i < scores_.cols(); ++i) {
+    scores_.col(i) = question.ScoresOf(queries_, {i, i});
+    for (std::int64_t h = 0; h < scores_.rows(); ++h) {
+      const double score = scores_(h, i);
+      if (std::isfinite(score)) largest_[h] = std::max(largest_[h], score);
+    }
+  }
+  all_ = SumsOf(sees_);
+}
+
+void FaultSearch::Add(const Term& term, double sign, Sums& sums) const {
+  const std::int64_t group = question_.heads() / question_.dims().kv_heads;
+  const Eigen::VectorXd scores = term.moved == 0
+                                     ? Eigen::VectorXd(scores_.col(term.key))
+                                     : question_.ScoresOf(queries_, term);
+  for (std::int64_t h = 0; h < scores.size(); ++h) {
+    const double weight = sign * std::exp(scores[h] - largest_[h]);
+    sums.weights[h] += weight;
+    sums.values.col(h) +=
+        (weight * question_.ValueOf(term.value, h / group).cast<double>())
+            .matrix();
+  }
+}
+
+void FaultSearch::SetZero(const Term& term, Sums& sums) const {
+  Add(term, -1, sums);
+  sums.weights += (-largest_).array().exp().matrix();
+}
+
+Sums FaultSearch::SumsOf(std::span<const Term> terms) const {
+  Sums sums = {.values = Eigen::MatrixXd::Zero(actual_.rows(), actual_.cols()),
+               .weights = Eigen::VectorXd::Zero(actual_.cols())};
+  const std::span<const float> sinks = question_.weighing().sinks;
+  for (std::size_t h = 0; h < sinks.size(); ++h) {
+    const auto at = static_cast<std::int64_t>(h);
+    sums.weights[at] = std::exp(double{sinks[h]} - largest_[at]);
+  }
+  for (const Term& term : terms) Add(term, 1, sums);
+  return sums;
+}
+
+Eigen::MatrixXd FaultSearch::OutputOf(const Sums& sums) {
+  Eigen::MatrixXd output = sums.values;
+  for (std::int64_t h = 0; h < output.cols(); ++h) {
+    if (sums.weights[h] != 0) output.col(h) /= sums.weights[h];
+  }
+  return output;
+}
+
+void FaultSearch::Try(const std::string& text, const Eigen::MatrixXd& output,
+                      bool of_token, bool may_be_nearest) {
+  // A fault that hardly changes the output explains nothing.
+  if (Distance(output, right_) < 0.5) return;
+  const double distance = Distance(output, actual_);
+  if (distance > kNear) {
+    if (!may_be_nearest || distance >= nearest_) return;
+    nearest_ = distance;
+    nearest_text_ = text;
+    return;
+  }
+  std::vector<Named>& within = of_token ? of_tokens_ : of_all_;
+  if (std::ranges::count(within, text, &Named::text) > 0) return;
+  const auto quarters = static_cast<std::int64_t>(4 * distance);
+  within.insert(
+      std::ranges::upper_bound(within, quarters, {}, &Named::quarters),
+      {quarters, text});
+  if (within.size() > kNamedMost) within.pop_back();
+}
+
+void FaultSearch::Try(const TokenFault& fault) {
+  Sums sums = all_;
+  if (fault.without) Add(sees_[*fault.without], -1, sums);
+  if (fault.with) Add(*fault.with, 1, sums);
+  Try(fault.text,
+      HasDigits(sums) ? OutputOf(sums)
+                      : question_.OutputOf(queries_, fault.Applied(sees_)),
+      /*of_token=*/true, !fault.of_pair || all_pairs_);
+}
+
+// Names a fault of each sort, if there are some: where much is allowed, many
+// faults of one token are within it by chance.
+std::string FaultSearch::Text() const {
+  std::vector<std::string_view> named;
+  const std::size_t room = of_all_.empty() ? kNamedMost : kNamedMost - 1;
+  for (const Named& fault : of_tokens_) {
+    if (named.size() < room) named.push_back(fault.text);
+  }
+  for (const Named& fault : of_all_) {
+    if (named.size() < kNamedMost) named.push_back(fault.text);
+  }
+  if (!named.empty()) {
+    return fmt::format("as if {}", fmt::join(named, ", or "));
+  }
+  if (nearest_ < Distance(right_, actual_) / 8) {
+    return fmt::format("as if {}, nearly", nearest_text_);
+  }
+  return all_pairs_ ? "no fault of one token explains it"
+                    : "no fault of one token that was tried explains it";
+}
+
+std::vector<Term> FaultSearch::OwnTerms() const {
   const AttentionQuestion::Row& row = question_.row(row_);
-  const auto position = [&](const Term& term) {
-    return At(question_.tokens(), term.key).position;
-  };
-  std::vector<Term> own;  // From the last position on.
+  std::vector<Term> own;
   for (std::int64_t i = 0; i < std::ssize(question_.tokens()); ++i) {
     const AskedToken& token = At(question_.tokens(), i);
     if (!token.HeldBy(row.sequence) || token.position > row.position) continue;
     own.push_back({i, i});
   }
-  std::ranges::stable_sort(own, std::ranges::greater(), position);
-  if (own.size() > FaultsMost(question_, row_)) return;
-  for (std::size_t count = 1; count <= own.size(); ++count) {
-    const std::int64_t window = row.position - position(own[count - 1]);
-    if (count < own.size() && row.position - position(own[count]) == window) {
+  std::ranges::stable_sort(own, std::ranges::greater(),
+                           [&](const Term& term) { return PositionOf(term); });
+  return own;
+}
+
+// Tries windows over the tokens of the row's sequence.
+void FaultSearch::TryWindows() {
+  const AttentionQuestion::Row& row = question_.row(row_);
+  const std::vector<Term> own = OwnTerms();
+  Sums sums = SumsOf({});
+  for (std::size_t count = 1; count <= std::min(own.size(), kSinglesMost);
+       ++count) {
+    Add(own[count - 1], 1, sums);
+    const std::int64_t window = row.position - PositionOf(own[count - 1]);
+    if (count < own.size() && row.position - PositionOf(own[count]) == window) {
       continue;
     }
-    const std::vector<Term> terms(own.begin(), IteratorAt(own, count));
     Try(fmt::format("the window were {}{}", window,
                     count == own.size() ? " or more" : ""),
-        terms);
+        OutputOf(sums));
   }
 }
 
@@ -291,8 +395,46 @@ void FaultSearch::TryMasks() {
   attempt("all stored tokens were seen", all(true, true));
 }
 
+// Tries whether the last tokens that the row sees are missing, or have rows of
+// zeros, as in a block that was not written.
+void FaultSearch::TryLastTokens() {
+  std::vector<Term> last = sees_;
+  std::ranges::stable_sort(last, std::ranges::greater(),
+                           [&](const Term& term) { return PositionOf(term); });
+  if (last.size() > kSinglesMost) last.resize(kSinglesMost);
+  Sums without = all_;
+  Sums zeros = all_;
+  for (std::size_t count = 1; count <= last.size(); ++count) {
+    const Term& term = last[count - 1];
+    Add(term, -1, without);
+    SetZero(term, zeros);
+    if (count == 1) continue;  // A fault of one token.
+    const std::string text = fmt::format("positions {} to {}", PositionOf(term),
+                                         PositionOf(last.front()));
+    if (count < sees_.size() && HasDigits(without)) {
+      Try(text + " were missing", OutputOf(without));
+    }
+    if (HasDigits(zeros)) Try(text + " had rows of zeros", OutputOf(zeros));
+  }
+}
+
+void FaultSearch::TryZeros() {
+  for (std::size_t i = 0; i < std::min(sees_.size(), kSinglesMost); ++i) {
+    Sums sums = all_;
+    SetZero(sees_[i], sums);
+    if (!HasDigits(sums)) continue;
+    Try(TokenText(question_, row_, sees_[i].key) + " had rows of zeros",
+        OutputOf(sums), /*of_token=*/true);
+  }
+}
+
 void FaultSearch::TryOtherRows() {
-  const std::int64_t count = std::min<std::int64_t>(question_.rows(), 64);
+  const std::int64_t products =
+      std::ssize(question_.tokens()) * question_.heads() *
+      (question_.dims().k_head_dim + question_.dims().v_head_dim);
+  const std::int64_t most =
+      std::clamp<std::int64_t>(kRowProductsMost / products, 4, 64);
+  const std::int64_t count = std::min(question_.rows(), most);
   for (std::int64_t other = 0; other < count; ++other) {
     const AttentionQuestion::Row& row = question_.row(other);
     if (other == row_ || !row.judged) continue;
@@ -300,13 +442,12 @@ void FaultSearch::TryOtherRows() {
     Try(fmt::format("it were the output of row {}", other),
         question_.OutputOf(question_.QueriesOf(other), row.sees));
     Try(fmt::format("the query were that of row {}", other),
-        question_.OutputOf(question_.QueriesOf(other),
-                           question_.row(row_).sees));
+        question_.OutputOf(question_.QueriesOf(other), sees_));
   }
 }
 
 void FaultSearch::TryOthers() {
-  const std::vector<Term>& sees = question_.row(row_).sees;
+  const std::vector<Term>& sees = sees_;
   std::vector<Term> shifted = sees;
   for (std::size_t i = 0; i < sees.size(); ++i) {
     shifted[i].value = sees[(i + 1) % sees.size()].value;
@@ -390,6 +531,12 @@ void FaultSearch::TryOtherHeads() {
 
 }  // namespace
 
+std::vector<Term> TokenFault::Applied(std::vector<Term> sees) const {
+  if (without) sees.erase(IteratorAt(sees, *without));
+  if (with) sees.push_back(*with);
+  return sees;
+}
+
 std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
                                          std::int64_t row, std::size_t most) {
   std::vector<TokenFault> faults;
@@ -399,24 +546,22 @@ std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
   };
   const auto count = std::min(sees.size(), most);
   for (std::size_t i = 0; i < count; ++i) {
-    std::vector<Term> terms = sees;
-    terms.erase(IteratorAt(terms, i));
-    faults.push_back({text(sees[i].key) + " were missing", terms});
+    faults.push_back(
+        {.text = text(sees[i].key) + " were missing", .without = i});
   }
   std::vector<std::int64_t> hidden = HiddenFrom(question, row);
   hidden.resize(std::min(hidden.size(), most));
   for (const std::int64_t token : hidden) {
-    std::vector<Term> terms = sees;
-    terms.push_back({token, token});
-    faults.push_back({text(token) + " were seen", terms});
+    faults.push_back(
+        {.text = text(token) + " were seen", .with = Term{token, token}});
   }
   for (std::size_t i = 0; i < count; ++i) {
-    std::vector<Term> terms = sees;
-    terms.push_back(sees[i]);
-    faults.push_back({text(sees[i].key) + " were there twice", terms});
+    faults.push_back(
+        {.text = text(sees[i].key) + " were there twice", .with = sees[i]});
   }
-  AddPairs(question, row, FirstPairs(question, row, most), faults);
-  AddMovedKeys(question, row, most, faults);
+  AddPairs(question, row, FirstPairs(question, row, std::min(most, kPairsMost)),
+           faults);
+  AddMovedKeys(question, row, std::min(most, kPairsMost), faults);
   return faults;
 }
 
@@ -425,20 +570,20 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
                           const Eigen::MatrixXd& allowed) {
   if (!actual.allFinite()) return "it is not a number";
   FaultSearch search(question, row, actual, allowed);
-  // The first pairs lack those of later tokens.
-  const std::size_t most = FaultsMost(question, row);
-  if (PairCount(question, row) > most) {
-    for (const auto& pair : NearPairs(question, row, most)) {
-      std::vector<TokenFault> faults;
-      AddPairs(question, row, {pair}, faults);
-      for (const TokenFault& fault : faults) search.Try(fault);
-    }
-  }
-  for (const TokenFault& fault : FaultsOfOneToken(question, row, most)) {
+  for (const TokenFault& fault :
+       FaultsOfOneToken(question, row, kSinglesMost)) {
     search.Try(fault);
   }
+  // The first pairs lack those of later tokens.
+  if (PairCount(question, row) > kPairsMost) {
+    std::vector<TokenFault> faults;
+    AddPairs(question, row, NearPairs(question, row, kPairsMost), faults);
+    for (const TokenFault& fault : faults) search.Try(fault);
+  }
+  search.TryZeros();
   search.TryWindows();
   search.TryMasks();
+  search.TryLastTokens();
   search.TryOtherRows();
   search.TryOthers();
   search.TryOtherHeads();
