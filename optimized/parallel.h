@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "core/index.h"
 #include "optimized/fast_paths.h"
@@ -25,6 +26,22 @@ namespace kvtwin::optimized {
 bool WorthSharing(std::size_t bytes);
 #endif
 
+// For tests of the ways that work is divided: while an object of this class
+// exists, its thread divides small work as well, by its size into one to four
+// shares, and does the shares itself, the last one first. So the same work has
+// the same shares on every machine. Forced fast paths (fast_paths.h) switch
+// this off.
+class SharesInTurn {
+ public:
+  SharesInTurn();
+  ~SharesInTurn();
+  SharesInTurn(const SharesInTurn&) = delete;
+  SharesInTurn& operator=(const SharesInTurn&) = delete;
+
+  // Whether this thread has such an object.
+  static bool On();
+};
+
 // Calls body(i) for every i < count, in any order. `bytes` is the amount that
 // all calls together touch. Without OpenMP there is one thread. `body` must not
 // throw.
@@ -38,25 +55,11 @@ void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
   }
 #endif
   (void)bytes;
-  for (std::size_t i = 0; i < count; ++i) body(i);
-}
-
-// Calls body(i, worker) for every i < count, in any order, for pieces of
-// different sizes. `worker` is less than ShareCount(bytes), and calls that run
-// at once have different workers.
-template <class Body>
-void ParallelForUneven(std::size_t count, std::size_t bytes, const Body& body) {
-#ifdef _OPENMP
-  if (count > 1 && WorthSharing(bytes)) {
-#pragma omp parallel for schedule(dynamic)
-    for (std::size_t i = 0; i < count; ++i) {
-      body(i, AsSize(omp_get_thread_num()));
-    }
+  if (SharesInTurn::On()) {
+    for (std::size_t i = count; i-- > 0;) body(i);
     return;
   }
-#endif
-  (void)bytes;
-  for (std::size_t i = 0; i < count; ++i) body(i, std::size_t{0});
+  for (std::size_t i = 0; i < count; ++i) body(i);
 }
 
 // One of `count` nearly equal parts of some work.
@@ -76,8 +79,30 @@ inline std::size_t ShareCount(std::size_t bytes) {
     return AsSize(omp_get_max_threads());
   }
 #endif
-  (void)bytes;
-  return 1;
+  if (!SharesInTurn::On()) return 1;
+  return 1 + (std::uint64_t{bytes} * 0x9E3779B97F4A7C15U >> 62);
+}
+
+// Calls body(i, worker) for every i < count, in any order, for pieces of
+// different sizes. `worker` is less than ShareCount(bytes), and calls that run
+// at once have different workers.
+template <class Body>
+void ParallelForUneven(std::size_t count, std::size_t bytes, const Body& body) {
+#ifdef _OPENMP
+  if (count > 1 && WorthSharing(bytes)) {
+#pragma omp parallel for schedule(dynamic)
+    for (std::size_t i = 0; i < count; ++i) {
+      body(i, AsSize(omp_get_thread_num()));
+    }
+    return;
+  }
+#endif
+  if (SharesInTurn::On()) {
+    const std::size_t workers = ShareCount(bytes);
+    for (std::size_t i = count; i-- > 0;) body(i, i % workers);
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) body(i, std::size_t{0});
 }
 
 // How much of the touched bytes may stay in the caches of the threads: 1 MiB

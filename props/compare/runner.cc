@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kvtwin/attention.h"
+#include "optimized/parallel.h"
 #include "props/attention/attending_twin.h"
 #include "props/base/check_name.h"
 #include "props/compare/client.h"
@@ -135,6 +136,7 @@ RunResult RunHistory(const History& history, const Subject& subject,
   if (subject.run) return subject.run(history, options);
   RunResult result;
   if (subject.make_of && !subject.abilities.Fits(history.setup)) return result;
+  const optimized::SharesInTurn shares_in_turn;
   std::optional<Observer> observer;
   if (options.counts != nullptr) {
     observer.emplace(history.setup, *options.counts);

@@ -41,7 +41,7 @@ void FitKind(std::uint32_t kinds, CacheSpec& spec) {
 }
 
 void FitShift(std::uint32_t shifts, CacheSpec& spec) {
-  const ShiftKind kind = Nearest(shifts, spec.shift.kind, 5);
+  const ShiftKind kind = Nearest(shifts, spec.shift.kind, 6);
   if (kind != spec.shift.kind) {
     spec.shift = Shift();
     spec.shift.kind = kind;

@@ -13,6 +13,7 @@
 #include "core/index.h"
 #include "core/names.h"
 #include "props/base/did_you_mean.h"
+#include "props/base/hash.h"
 #include "props/history/knobs.h"
 #include "props/history/line_reader.h"
 #include "reference/dialects.h"
@@ -31,6 +32,8 @@ Kind ReadKind(std::string_view name) {
   throw BadLine{name, fmt::format("{} is not a kind of cache", Quoted(name))};
 }
 
+constexpr std::string_view kCustomShift = "custom";
+
 CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
   const auto fields = Split(text, ":");
   if (fields.empty()) throw BadLine{text, "a wrapper's cache is empty"};
@@ -47,6 +50,10 @@ CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
     }
     if (const auto kind = FromName<ShiftKind>(kShiftNames, fields[i])) {
       spec.shift.kind = *kind;
+      continue;
+    }
+    if (fields[i] == kCustomShift) {
+      spec.shift = CustomShift();
       continue;
     }
     LineReader reader(fields[i]);
@@ -72,6 +79,7 @@ CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
 }
 
 Shift ReadShift(std::string_view name) {
+  if (name == kCustomShift) return CustomShift();
   Shift shift;
   if (name == "rope_halves") {
     shift.kind = ShiftKind::kRope;
@@ -464,6 +472,41 @@ bool Shifts(const CacheSpec& spec) {
   const ShiftKind kind = spec.shift.kind;
   return (kind != ShiftKind::kNone && kind != ShiftKind::kIdentity) ||
          std::ranges::any_of(spec.caches, Shifts);
+}
+
+Shift CustomShift() {
+  Shift shift;
+  shift.kind = ShiftKind::kCustom;
+  shift.fn = [](int layer, std::int32_t offset, int k_head_dim, int kv_heads,
+                std::span<float> key) -> Status {
+    if (Size(key) != k_head_dim * kv_heads) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("a K row of {} elements", key.size())};
+    }
+    const std::array arguments = {layer, offset, k_head_dim, kv_heads};
+    std::uint64_t hash = HashBytes(arguments.data(), sizeof(arguments), 0);
+    const float first = key.front();
+    for (std::size_t i = 0; i < key.size(); ++i) {
+      const float next = i + 1 < key.size() ? key[i + 1] : first;
+      // Elements stay small.
+      key[i] = next / 2 + static_cast<float>(hash % 8);
+      hash = HashBytes(&hash, sizeof(hash), 0);
+    }
+    return {};
+  };
+  return shift;
+}
+
+void UseCustomShift(CacheSpec& spec) {
+  const ShiftKind kind = spec.shift.kind;
+  if (kind == ShiftKind::kTagAdd || kind == ShiftKind::kRope) {
+    spec.shift = CustomShift();
+  }
+  std::ranges::for_each(spec.caches, UseCustomShift);
+}
+
+std::string_view ShiftName(ShiftKind kind) {
+  return kind == ShiftKind::kCustom ? kCustomShift : At(kShiftNames, kind);
 }
 
 void FitStorage(Setup& setup) {

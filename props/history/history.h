@@ -170,6 +170,16 @@ std::string WhyNotOfCells(const Setup& setup);
 // Returns why no line has a cache of these sizes; empty if lines have it.
 std::string WhyTooLarge(const Setup& setup);
 
+// Returns the custom shift function of lines: shift=custom. A new element
+// depends on the next one and on all arguments; two shifts differ from one by
+// the sum of their offsets. Answers invalid_argument if the size of the row is
+// not that of its dimensions.
+Shift CustomShift();
+// Makes the custom function out of each tag_add and rope.
+void UseCustomShift(CacheSpec& spec);
+// Returns the name of a shift function in lines.
+std::string_view ShiftName(ShiftKind kind);
+
 // Returns the kinds other than causal: "swa", or "wrapper", "encoder", "swa".
 std::vector<std::string> KindNames(const History& history);
 

@@ -30,7 +30,7 @@ std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
   if (spec.drafts != 0) text += fmt::format(":d{}", spec.drafts);
   if (spec.placement != wrapper.placement) text += ":otherplace";
   if (spec.shift.kind != wrapper.shift.kind) {
-    text += fmt::format(":{}", kShiftNames.at(AsSize(spec.shift.kind)));
+    text += fmt::format(":{}", ShiftName(spec.shift.kind));
   }
   return text;
 }
@@ -88,8 +88,8 @@ std::string ToText(const Setup& setup) {
   if (spec.placement == Placement::kScatter) text += " place=scatter";
   const bool halves = spec.shift.kind == ShiftKind::kRope &&
                       spec.shift.rope.pairing == Rope::Pairing::kHalves;
-  const auto shift = AsSize(spec.shift.kind);
-  add("shift", halves ? "rope_halves" : kShiftNames.at(shift), kShiftNames[0]);
+  add("shift", halves ? "rope_halves" : ShiftName(spec.shift.kind),
+      ShiftName(ShiftKind::kNone));
   if (spec.shift.kind == ShiftKind::kRope) {
     const Rope& rope = spec.shift.rope;
     add("ropebase", rope.base, Rope().base);

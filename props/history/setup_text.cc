@@ -64,7 +64,7 @@ std::string SpecText(const CacheSpec& spec, const InitArgs& init,
     return fmt::format("{} of ({})", text, fmt::join(parts, "; "));
   }
   if (spec.shift.kind == ShiftKind::kNone) return text;
-  return text + fmt::format(", shift {}", At(kShiftNames, spec.shift.kind));
+  return text + fmt::format(", shift {}", ShiftName(spec.shift.kind));
 }
 
 }  // namespace

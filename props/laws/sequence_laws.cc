@@ -44,9 +44,12 @@ double ShiftSlack(const Setup& setup) {
   }
 }
 
+// Whether the cache can shift, and a shift by a + b is one by a, then one by b.
 bool CanShift(const Setup& setup) {
   const auto can = [](const CacheSpec& spec) {
-    return spec.kind == Kind::kEncoder || spec.shift.kind != ShiftKind::kNone;
+    const ShiftKind kind = spec.shift.kind;
+    return spec.kind == Kind::kEncoder ||
+           (kind != ShiftKind::kNone && kind != ShiftKind::kCustom);
   };
   if (!IsWrapper(setup.spec.kind)) return can(setup.spec);
   return std::all_of(setup.spec.caches.begin(), setup.spec.caches.end(), can);

@@ -10,6 +10,7 @@
 
 #include "core/guarded_paged.h"
 #include "kvtwin/attention.h"
+#include "optimized/parallel.h"
 #include "props/attention/attending_twin.h"
 #include "props/paged/pool_recorder.h"
 
@@ -41,6 +42,7 @@ RunResult PlayOnPools(const PagedHistory& history, PagedDriver& driver) {
 RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
                    const PagedMaker& make, bool same_messages, PoolCalls* calls,
                    const std::optional<PoolAttention>& attention) {
+  const optimized::SharesInTurn shares_in_turn;
   PoolCalls own;
   PoolCalls& noted = calls == nullptr ? own : *calls;
   const PagedMaker make_noted =

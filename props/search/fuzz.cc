@@ -34,6 +34,9 @@ constexpr int kOpsInHistory = 100;
 constexpr int kOpsInShortHistory = 15;
 // One in twenty histories is run twice, and so is each that fails (S50).
 constexpr std::uint64_t kRepeatEvery = 20;
+// One in seven histories of a twin may have a custom shift function. Without a
+// common divisor with the numbers of dtypes, all of these have one.
+constexpr std::uint64_t kCustomEvery = 7;
 // A search ends if, after this many histories, the subject had a cache for
 // fewer than one in a hundred.
 constexpr std::int64_t kVain = 1000;
@@ -77,6 +80,10 @@ class CacheSource {
       if (options_.cells_max == 0 && Chance(pick, 4)) {
         AddLongBatch(pick, history);
       }
+    }
+    // Only a cache in this process can call our function.
+    if (subject_.make && number % kCustomEvery == 3) {
+      UseCustomShift(history.setup.spec);
     }
     if (!subject_.is_twin()) subject_.abilities.Fit(history.setup);
     return history;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/index.h"
+#include "optimized/parallel.h"
 #include "props/base/hash.h"
 #include "props/report/finding_filter.h"
 #include "props/shrink/shrinker.h"
@@ -105,6 +106,7 @@ class SessionDomain {
 
 RunResult RunSessions(const SessionHistory& history, const SessionsMaker& make,
                       const PlayOptions& play, PlayCounts* counts) {
+  const optimized::SharesInTurn shares_in_turn;
   PlayCounts own;
   std::size_t steps = 0;
   PlayResult played = PlayHistory(history, make, play, own, steps);
