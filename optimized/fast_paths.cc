@@ -1,6 +1,7 @@
 #include "optimized/fast_paths.h"
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
@@ -8,6 +9,8 @@ namespace kvtwin::optimized {
 namespace {
 
 std::atomic<FastPaths> forced = FastPaths::kAuto;
+
+thread_local int shares_in_turn = 0;  // The number of objects.
 
 }  // namespace
 
@@ -32,6 +35,19 @@ bool UseFastPathsFromEnvironment() {
     return use.has_value();
   }();
   return known;
+}
+
+SharesInTurn::SharesInTurn() { ++shares_in_turn; }
+SharesInTurn::~SharesInTurn() { --shares_in_turn; }
+
+bool SharesInTurn::On() {
+  return shares_in_turn > 0 &&
+         forced.load(std::memory_order_relaxed) == FastPaths::kAuto;
+}
+
+std::size_t SharesInTurn::Count(std::size_t bytes) {
+  if (!On()) return 1;
+  return 1 + (std::uint64_t{bytes} * 0x9E3779B97F4A7C15U >> 62);
 }
 
 bool TakeFastPath(bool pays) {

@@ -5,6 +5,7 @@
 #ifndef KVTWIN_OPTIMIZED_FAST_PATHS_H_
 #define KVTWIN_OPTIMIZED_FAST_PATHS_H_
 
+#include <cstddef>
 #include <optional>
 #include <string_view>
 
@@ -23,6 +24,24 @@ void ForceFastPaths(FastPaths use);
 // ignored. Only the first call has an effect, and none after a ForceFastPaths;
 // later calls return the same answer. MakeCache calls it.
 bool UseFastPathsFromEnvironment();
+
+// For tests of how work is divided: while an object of this class exists, its
+// thread also divides work that is too small for several threads: into one to
+// four shares, a number that follows from the size. The thread does the shares
+// itself, the last one first, so that all machines do the same. Forced fast
+// paths switch this off.
+class SharesInTurn {
+ public:
+  SharesInTurn();
+  ~SharesInTurn();
+  SharesInTurn(const SharesInTurn&) = delete;
+  SharesInTurn& operator=(const SharesInTurn&) = delete;
+
+  // Whether this thread divides small work now.
+  static bool On();
+  // The number of shares for work of this size: 1 unless On().
+  static std::size_t Count(std::size_t bytes);
+};
 
 // Whether to take an available fast path; `pays`: whether it is expected to pay
 // off.

@@ -2,14 +2,10 @@
 
 #ifdef _OPENMP
 #include <pthread.h>
-#endif
 
 namespace kvtwin::optimized {
 namespace {
 
-thread_local int shares_in_turn = 0;  // The number of objects.
-
-#ifdef _OPENMP
 // A child of fork() has none of the threads that OpenMP keeps, and a loop would
 // wait for them forever. So the forking thread ends its OpenMP threads first;
 // it and the child start new ones when they need them.
@@ -19,22 +15,12 @@ void EndThreads() { (void)omp_pause_resource_all(omp_pause_soft); }
 // OpenMP too.
 [[maybe_unused]] const int registered =
     pthread_atfork(EndThreads, nullptr, nullptr);
-#endif
 
 }  // namespace
 
-#ifdef _OPENMP
 bool WorthSharing(std::size_t bytes) {
   return TakeFastPath(bytes > (std::size_t{1} << 20));
 }
-#endif
-
-SharesInTurn::SharesInTurn() { ++shares_in_turn; }
-SharesInTurn::~SharesInTurn() { --shares_in_turn; }
-
-bool SharesInTurn::On() {
-  const bool forced = TakeFastPath(false) || !TakeFastPath(true);
-  return shares_in_turn > 0 && !forced;
-}
 
 }  // namespace kvtwin::optimized
+#endif

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 
 #include "core/index.h"
 #include "optimized/fast_paths.h"
@@ -25,22 +24,6 @@ namespace kvtwin::optimized {
 // turn, so that only much larger work is worth it.
 bool WorthSharing(std::size_t bytes);
 #endif
-
-// For tests of the ways that work is divided: while an object of this class
-// exists, its thread divides small work as well, by its size into one to four
-// shares, and does the shares itself, the last one first. So the same work has
-// the same shares on every machine. Forced fast paths (fast_paths.h) switch
-// this off.
-class SharesInTurn {
- public:
-  SharesInTurn();
-  ~SharesInTurn();
-  SharesInTurn(const SharesInTurn&) = delete;
-  SharesInTurn& operator=(const SharesInTurn&) = delete;
-
-  // Whether this thread has such an object.
-  static bool On();
-};
 
 // Calls body(i) for every i < count, in any order. `bytes` is the amount that
 // all calls together touch. Without OpenMP there is one thread. `body` must not
@@ -79,8 +62,7 @@ inline std::size_t ShareCount(std::size_t bytes) {
     return AsSize(omp_get_max_threads());
   }
 #endif
-  if (!SharesInTurn::On()) return 1;
-  return 1 + (std::uint64_t{bytes} * 0x9E3779B97F4A7C15U >> 62);
+  return SharesInTurn::Count(bytes);
 }
 
 // Calls body(i, worker) for every i < count, in any order, for pieces of

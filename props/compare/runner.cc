@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kvtwin/attention.h"
-#include "optimized/parallel.h"
+#include "optimized/fast_paths.h"
 #include "props/attention/attending_twin.h"
 #include "props/base/check_name.h"
 #include "props/compare/client.h"

@@ -392,6 +392,42 @@ History DrawLarge(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   return LargeHistory(pick, kind, cells_max).Draw();
 }
 
+void AddDefrag(History& history) {
+  static constexpr int kTokens = 40;  // Of each sequence that a window keeps.
+  constexpr int kSequences = 3;
+  constexpr int kEach = 8;  // Tokens of a sequence in a batch.
+  CacheSpec& whole = history.setup.spec;
+  const auto is_encoder = [](const CacheSpec& spec) {
+    return spec.kind == Kind::kEncoder;
+  };
+  // An encoder has one sequence. The windows of hybrids are those of wrappers.
+  const bool may = whole.kind != Kind::kHybrid &&
+                   !std::ranges::any_of(whole.caches, is_encoder);
+  if (!may || !HasWindow(whole)) return;
+  const auto enlarge = [](CacheSpec& spec) {
+    if (spec.memory) spec.memory = std::max(*spec.memory, kTokens);
+    if (spec.window && !spec.memory) spec.window = kTokens;
+  };
+  enlarge(whole);
+  std::ranges::for_each(whole.caches, enlarge);
+  InitArgs& init = history.setup.init;
+  init.max_sequences = kSequences;
+  init.capacity = std::max(init.capacity, 2 * kTokens);
+  init.max_batch = kSequences * kEach;
+  Op fill;
+  for (int i = 0; i < init.max_batch; ++i) {
+    fill.segments.push_back({.seq = i % kSequences, .count = 1});
+  }
+  std::vector<Op> ops(kTokens / kEach, fill);
+  Op& drop = ops.emplace_back();
+  drop.kind = OpKind::kDrop;
+  drop.seq = 1;
+  drop.open = true;
+  ops.push_back(PutOf(0, 0, init.max_batch));
+  ops.push_back(PutOf(0, 0, 2));
+  history.ops.insert(history.ops.begin(), ops.begin(), ops.end());
+}
+
 void TakeApart(const Pick& pick, History& history) {
   std::vector<Op> ops;
   for (Op& op : history.ops) {

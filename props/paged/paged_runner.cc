@@ -10,7 +10,7 @@
 
 #include "core/guarded_paged.h"
 #include "kvtwin/attention.h"
-#include "optimized/parallel.h"
+#include "optimized/fast_paths.h"
 #include "props/attention/attending_twin.h"
 #include "props/paged/pool_recorder.h"
 

@@ -34,9 +34,10 @@ constexpr int kOpsInHistory = 100;
 constexpr int kOpsInShortHistory = 15;
 // One in twenty histories is run twice, and so is each that fails (S50).
 constexpr std::uint64_t kRepeatEvery = 20;
-// One in seven histories of a twin may have a custom shift function. Without a
-// common divisor with the numbers of dtypes, all of these have one.
-constexpr std::uint64_t kCustomEvery = 7;
+// One in seven histories of a twin may have a custom shift function, another
+// one may begin with a large defrag. Seven has no common divisor with the
+// number of dtypes, so that each dtype has such histories.
+constexpr std::uint64_t kTwinsEvery = 7;
 // A search ends if, after this many histories, the subject had a cache for
 // fewer than one in a hundred.
 constexpr std::int64_t kVain = 1000;
@@ -81,10 +82,7 @@ class CacheSource {
         AddLongBatch(pick, history);
       }
     }
-    // Only a cache in this process can call our function.
-    if (subject_.make && number % kCustomEvery == 3) {
-      UseCustomShift(history.setup.spec);
-    }
+    AddForTwins(number, history);
     if (!subject_.is_twin()) subject_.abilities.Fit(history.setup);
     return history;
   }
@@ -101,6 +99,16 @@ class CacheSource {
   }
 
  private:
+  // Changes some histories of twins. Draws nothing.
+  void AddForTwins(std::uint64_t number, History& history) const {
+    // Only a cache in this process can call our function.
+    if (subject_.make && number % kTwinsEvery == 3) {
+      UseCustomShift(history.setup.spec);
+    }
+    const bool may_grow = subject_.is_twin() && options_.cells_max == 0;
+    if (may_grow && number % kTwinsEvery == 5) AddDefrag(history);
+  }
+
   // The kinds that only a backend which declares them gets without being asked:
   // digests of other subjects stay as they were.
   std::vector<Kind> DeclaredKinds() const {

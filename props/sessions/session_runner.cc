@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/index.h"
-#include "optimized/parallel.h"
+#include "optimized/fast_paths.h"
 #include "props/base/hash.h"
 #include "props/report/finding_filter.h"
 #include "props/shrink/shrinker.h"
