@@ -551,6 +551,35 @@ TEST(CInterface, AShiftFunctionOfC) {
   EXPECT_EQ(LoadAs<float>(&key.bytes[4]), 3 - 10);
 }
 
+TEST(CInterface, AShiftFunctionGetsItsArguments) {
+  struct Call {
+    std::int32_t layer, offset, k_head_dim, kv_heads;
+    float first, last;
+    bool operator==(const Call&) const = default;
+  };
+  std::vector<Call> calls;
+  SmallCache small;
+  small.params.shift.kind = KVTWIN_SHIFT_CUSTOM;
+  small.params.shift.user = &calls;
+  small.params.shift.fn = [](void* user, std::int32_t layer,
+                             std::int32_t offset, std::int32_t k_head_dim,
+                             std::int32_t kv_heads, float* key) -> int {
+    static_cast<std::vector<Call>*>(user)->push_back(
+        {layer, offset, k_head_dim, kv_heads, key[0],
+         key[k_head_dim * kv_heads - 1]});
+    return KVTWIN_OK;
+  };
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  ASSERT_EQ(small.Fill(), KVTWIN_OK);
+  // Rows of two heads of one element, in a second layer.
+  const std::array<float, 6> rows = {11, 12, 21, 22, 31, 32};
+  const kvtwin_tensor tensor{rows.data(), KVTWIN_F32, {1, 2, 3, 1}, {}};
+  ASSERT_EQ(kvtwin_cache_put(small.cache, 7, &tensor, &tensor), KVTWIN_OK);
+  ASSERT_EQ(kvtwin_cache_remove(small.cache, 0, 0, 2), KVTWIN_OK);
+  EXPECT_EQ(calls,
+            (std::vector<Call>{{0, -2, 1, 1, 3, 3}, {7, -2, 1, 2, 31, 32}}));
+}
+
 TEST(CInterface, StatesAsFiles) {
   const ScratchFolder folder("c-api");
   const std::string path = folder.File("state.safetensors");

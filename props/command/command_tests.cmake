@@ -357,6 +357,8 @@ kvtwin_command_test(gen_drafts EXIT 0 PRINTS "\"op\":\"commit\""
   ARGS gen --speculate --histories 2)
 kvtwin_command_test(gen_pins EXIT 0 PRINTS "\"op\":\"checkpoint\""
   ARGS gen --speculate --kind hybrid --histories 20)
+kvtwin_command_test(gen_custom_shift EXIT 2 PRINTS "shift is custom"
+  ARGS gen "kvt1 shift=custom | put 0*1")
 kvtwin_command_test(gen_drafts_of_pools EXIT 2 PRINTS "--speculate" ARGS gen --speculate --kind paged)
 kvtwin_command_test(gen_pool EXIT 0 PRINTS "\"result\":\"cache_full\""
   ARGS gen "kvp1 blocks=1 block=1 | open 0 0 0 | append 0 1 0")

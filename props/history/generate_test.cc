@@ -6,16 +6,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/dense_tensor.h"
 #include "core/index.h"
+#include "optimized/fast_paths.h"
 #include "props/base/forwarding_cache.h"
 #include "props/history/abilities.h"
 #include "props/history/speculate.h"
@@ -139,6 +143,135 @@ bool IsFound(std::int64_t operations, std::optional<Kind> kind = {},
   options.kind = kind;
   options.unshrunk = true;
   return Fuzz(options, subject).failure.has_value();
+}
+
+// The same for the histories of a twin, whose cells are compared.
+template <class Twin>
+bool IsFoundInATwin(std::int64_t operations) {
+  Subject subject = TwinSubject("reference");
+  subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+    return std::unique_ptr<Cache>(std::make_unique<Twin>(spec));
+  };
+  FuzzOptions options;
+  options.seed = 1;
+  options.operations = operations;
+  options.unshrunk = true;
+  return Fuzz(options, subject).failure.has_value();
+}
+
+enum class Wrong { kOffset, kLayer, kHeads, kTwice, kNever };
+
+// Calls a custom shift function in a wrong way.
+template <Wrong kWrong>
+class ShiftsOtherwise : public OtherSpec {
+ public:
+  explicit ShiftsOtherwise(const CacheSpec& spec)
+      : OtherSpec(
+            spec, +[](CacheSpec& part) {
+              if (part.shift.kind != ShiftKind::kCustom) return;
+              part.shift.fn = [right = part.shift.fn](
+                                  int layer, std::int32_t offset, int dim,
+                                  int heads, std::span<float> key) -> Status {
+                if (kWrong == Wrong::kNever) return {};
+                if (kWrong == Wrong::kTwice) {
+                  (void)right(layer, offset, dim, heads, key).ok();
+                }
+                if (kWrong == Wrong::kHeads) std::swap(dim, heads);
+                return right(layer + (kWrong == Wrong::kLayer ? 1 : 0),
+                             kWrong == Wrong::kOffset ? -offset : offset, dim,
+                             heads, key);
+              };
+            }) {}
+};
+
+TEST(Histories, HaveCustomShifts) {
+  EXPECT_TRUE(IsFoundInATwin<ShiftsOtherwise<Wrong::kOffset>>(20000));
+  EXPECT_TRUE(IsFoundInATwin<ShiftsOtherwise<Wrong::kLayer>>(20000));
+  EXPECT_TRUE(IsFoundInATwin<ShiftsOtherwise<Wrong::kHeads>>(50000));
+  EXPECT_TRUE(IsFoundInATwin<ShiftsOtherwise<Wrong::kTwice>>(20000));
+  EXPECT_TRUE(IsFoundInATwin<ShiftsOtherwise<Wrong::kNever>>(20000));
+}
+
+// Shows a wrong K after some calls.
+class SpoilsKeys : public ForwardingCache {
+ public:
+  explicit SpoilsKeys(const CacheSpec& spec)
+      : ForwardingCache(*MakeCache(spec, "reference")) {}
+
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    if (!view.ok() || !IsSpoilt(*view)) return view;
+    key_ = CopyOf(view->key, view->key.dtype);
+    key_.bytes.front() ^= std::byte{1};
+    view->key = key_.view();
+    return view;
+  }
+
+ protected:
+  virtual bool IsSpoilt(const KvView& view) = 0;
+
+ private:
+  DenseTensor key_;
+};
+
+// Work that is divided into this many shares is wrong.
+template <std::size_t kShares>
+class SharesBadly : public SpoilsKeys {
+ public:
+  using SpoilsKeys::SpoilsKeys;
+
+ private:
+  bool IsSpoilt(const KvView& view) override {
+    const auto bytes = AsSize(view.key.stride[2] * view.key.shape[2]);
+    return optimized::SharesInTurn::Count(bytes) == kShares;
+  }
+};
+
+TEST(Histories, AreRunWithWorkInShares) {
+  EXPECT_TRUE(IsFoundInATwin<SharesBadly<2>>(1000));
+  EXPECT_TRUE(IsFoundInATwin<SharesBadly<3>>(1000));
+  EXPECT_TRUE(IsFoundInATwin<SharesBadly<4>>(1000));
+  EXPECT_FALSE(IsFoundInATwin<SharesBadly<5>>(1000));
+}
+
+// A token of a window that moves from cell 64 or later to an earlier cell is
+// wrong from then on.
+class MovesBadly : public SpoilsKeys {
+ public:
+  explicit MovesBadly(const CacheSpec& spec)
+      : SpoilsKeys(spec), has_window_(HasWindow(spec)) {}
+
+  Status StartForward(const Batch& batch, bool reserve) override {
+    const std::map<Token, int> before = Cells();
+    Status status = cache_->StartForward(batch, reserve);
+    for (const auto& [token, cell] : Cells()) {
+      const auto found = before.find(token);
+      moved_ =
+          moved_ || (found != before.end() && found->second >= 64 && cell < 64);
+    }
+    return status;
+  }
+
+ private:
+  using Token = std::pair<std::int32_t, int>;  // Its position and sequence.
+
+  bool IsSpoilt(const KvView&) override { return has_window_ && moved_; }
+  std::map<Token, int> Cells() const {
+    std::vector<CellEntry> cells;
+    cache_->ListCells(cells);
+    std::map<Token, int> by_token;
+    for (const CellEntry& entry : cells) {
+      by_token[{entry.position, entry.sequence}] = entry.cell;
+    }
+    return by_token;
+  }
+
+  const bool has_window_;
+  bool moved_ = false;
+};
+
+TEST(Histories, HaveLargeDefragsOfWindows) {
+  EXPECT_TRUE(IsFoundInATwin<MovesBadly>(20000));
 }
 
 TEST(Histories, HaveWindowsThatTokensLeave) {

@@ -142,6 +142,46 @@ TEST(Line, IsReadBackAsWritten) {
   }
 }
 
+TEST(Line, HasACustomShift) {
+  const std::string line =
+      "kvt1 kind=wrapper shift=custom caches=causal/swa:w2:add";
+  const CacheSpec spec = ParseHistory(line)->setup.spec;
+  EXPECT_EQ(ToText(ParseHistory(line)->setup), line);
+  EXPECT_EQ(spec.caches[0].shift.kind, ShiftKind::kCustom);
+  EXPECT_EQ(spec.caches[1].shift.kind, ShiftKind::kAdd);
+  EXPECT_TRUE(spec.shift.fn && spec.caches[0].shift.fn);
+  const std::string other = "kvt1 kind=wrapper caches=causal/swa:w2:custom";
+  EXPECT_EQ(ToText(ParseHistory(other)->setup), other);
+  EXPECT_TRUE(ParseHistory(other)->setup.spec.caches[1].shift.fn);
+}
+
+// Each argument, and each element, changes some element of the result.
+TEST(Line, ACustomShiftDependsOnAllArguments) {
+  const auto shifted = [](int layer, std::int32_t offset, int k_head_dim,
+                          int kv_heads, std::vector<float> key, int times = 1) {
+    for (int i = 0; i < times; ++i) {
+      EXPECT_TRUE(
+          CustomShift().fn(layer, offset, k_head_dim, kv_heads, key).ok());
+    }
+    return key;
+  };
+  const std::vector<float> key = {1, 2, 3, 4, 5, 6};
+  const std::set<std::vector<float>> results = {
+      key,
+      shifted(0, -1, 3, 2, key),
+      shifted(0, 1, 3, 2, key),
+      shifted(0, -2, 3, 2, key),
+      shifted(0, -1, 3, 2, key, 2),
+      shifted(1, -1, 3, 2, key),
+      shifted(0, -1, 2, 3, key),
+      shifted(0, -1, 3, 2, {2, 1, 3, 4, 5, 6}),
+      shifted(0, -1, 3, 2, {1, 2, 3, 4, 5, 7})};
+  EXPECT_EQ(results.size(), 9);
+  std::vector<float> longer = {1, 2, 3};
+  EXPECT_EQ(CustomShift().fn(0, -1, 2, 1, longer).code(),
+            StatusCode::kInvalidArgument);
+}
+
 TEST(Line, KeepsMovesAsWritten) {
   for (const std::string move :
        {"move 0:2-4@-1", "move 1:0-@+3", "move 0:~2-^1@+1"}) {

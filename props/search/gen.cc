@@ -39,6 +39,18 @@ int VersionOf(const History& history) {
   return version;
 }
 
+TraceHeader HeaderOf(const History& history) {
+  const Setup& setup = history.setup;
+  return {.version = VersionOf(history),
+          .producer = "kvtwin gen",
+          .visibility_only = false,
+          .spec = setup.spec,
+          .config = setup.config,
+          .init = setup.init,
+          .layers = setup.layers,
+          .rows = setup.rows};
+}
+
 // Writes the calls that a recording may have. The caller gets the answers of a
 // twin; they are not written.
 class CallWriter : public ForwardingCache {
@@ -188,17 +200,8 @@ class CallWriter : public ForwardingCache {
   }
 
   void WriteHeader() {
-    const Setup& setup = history_.setup;
-    const TraceHeader header = {.version = VersionOf(history_),
-                                .producer = "kvtwin gen",
-                                .visibility_only = false,
-                                .spec = setup.spec,
-                                .config = setup.config,
-                                .init = setup.init,
-                                .layers = setup.layers,
-                                .rows = setup.rows};
     std::ostringstream line;
-    if (!WriteTraceHeader(header, line).ok()) return;
+    if (!WriteTraceHeader(HeaderOf(history_), line).ok()) return;
     auto json = nlohmann::ordered_json::parse(line.str());
     json["history"] = ToText(history_);
     out_ << json.dump() << '\n';
@@ -290,6 +293,11 @@ Result<std::int64_t> WriteCalls(History history, std::ostream& out) {
   // A recording has only one placement.
   for (CacheSpec& part : history.setup.spec.caches) {
     part.placement = history.setup.spec.placement;
+  }
+  std::ostringstream header;
+  if (Status status = WriteTraceHeader(HeaderOf(history), header);
+      !status.ok()) {
+    return status;
   }
   std::int64_t calls = 0;
   const Subject writer = {

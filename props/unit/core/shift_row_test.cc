@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "core/dense_tensor.h"
@@ -80,6 +82,26 @@ TEST_P(CustomShift, IsCalledWhenRowsMove) {
   EXPECT_EQ(calls, 0);
   EXPECT_EQ(cache->Remove(0, 0, 1).message(), "none");
   EXPECT_EQ(calls, 1);  // The function is not called again.
+}
+
+TEST(CustomShiftOf, ARowGetsTheArguments) {
+  Shift shift;
+  shift.kind = ShiftKind::kCustom;
+  int calls = 0;
+  shift.fn = [&calls](int layer, std::int32_t offset, int k_head_dim,
+                      int kv_heads, std::span<float> key) -> Status {
+    ++calls;
+    EXPECT_EQ(std::tuple(layer, offset, k_head_dim, kv_heads),
+              std::tuple(3, -2, 1, 4));
+    std::ranges::reverse(key);
+    return {};
+  };
+  std::vector<float> key = {1, 2, 3, 4};
+  EXPECT_TRUE(ShiftRow(shift, /*layer=*/3, /*offset=*/-2, /*k_head_dim=*/1,
+                       /*kv_heads=*/4, key)
+                  .ok());
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(key, (std::vector<float>{4, 3, 2, 1}));
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 namespace kvtwin::props {
 namespace {
 
@@ -22,6 +24,24 @@ TEST(FastPaths, AreForced) {
     optimized::ForceFastPaths(FastPaths::kAuto);
     EXPECT_EQ(optimized::TakeFastPath(pays), pays);
   }
+}
+
+TEST(FastPaths, ForcedOnesLeaveSmallWorkWhole) {
+  using optimized::FastPaths;
+  using optimized::SharesInTurn;
+  EXPECT_FALSE(SharesInTurn::On());
+  const SharesInTurn in_turn;
+  for (const FastPaths use : {FastPaths::kOn, FastPaths::kOff}) {
+    optimized::ForceFastPaths(use);
+    EXPECT_FALSE(SharesInTurn::On());
+    optimized::ForceFastPaths(FastPaths::kAuto);
+    EXPECT_TRUE(SharesInTurn::On());
+  }
+  { const SharesInTurn again; }
+  EXPECT_TRUE(SharesInTurn::On());
+  bool other = true;
+  std::thread([&] { other = SharesInTurn::On(); }).join();
+  EXPECT_FALSE(other);
 }
 
 }  // namespace
