@@ -78,6 +78,22 @@ inline Result<StateHandle> StateToC(const CacheState& state) {
   return StateHandle(made);
 }
 
+// Gives `params` the custom function of `spec` as a function of C. Requires:
+// `spec` lives as long as the cache.
+inline void ShiftByC(const CacheSpec& spec, kvtwin_cache_params& params) {
+  if (spec.shift.kind != ShiftKind::kCustom) return;
+  params.shift.user = const_cast<ShiftFn*>(&spec.shift.fn);
+  params.shift.fn = [](void* user, std::int32_t layer, std::int32_t offset,
+                       std::int32_t k_head_dim, std::int32_t kv_heads,
+                       float* key) -> int {
+    const auto& fn = *static_cast<const ShiftFn*>(user);
+    const std::size_t size = AsSize(k_head_dim) * AsSize(kv_heads);
+    return fn(layer, offset, k_head_dim, kv_heads, {key, size}).ok()
+               ? KVTWIN_OK
+               : KVTWIN_INTERNAL;
+  };
+}
+
 class CacheByC : public Cache {
  public:
   CacheByC(CacheSpec spec, std::string twin)
@@ -92,8 +108,11 @@ class CacheByC : public Cache {
   Status Init(const InitArgs& args) override {
     if (cache_ != nullptr) return Untimely("Init a second time");
     std::vector<kvtwin_cache_params> caches;
-    const kvtwin_cache_params params =
-        CCacheParams({spec_, config_, args}, caches);
+    kvtwin_cache_params params = CCacheParams({spec_, config_, args}, caches);
+    ShiftByC(spec_, params);
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+      ShiftByC(spec_.caches[i], caches[i]);
+    }
     kvtwin_cache* made = nullptr;
     Status status = FromC(kvtwin_cache_create(&params, twin_.c_str(), &made));
     cache_.reset(made);

@@ -393,38 +393,45 @@ History DrawLarge(const Pick& pick, std::optional<Kind> kind, int cells_max) {
 }
 
 void AddDefrag(History& history) {
-  static constexpr int kTokens = 40;  // Of each sequence that a window keeps.
+  constexpr int kTokens = 40;  // Of each sequence that the cache keeps.
   constexpr int kSequences = 3;
-  constexpr int kEach = 8;  // Tokens of a sequence in a batch.
+  constexpr int kEach = 8;           // Tokens of a sequence in a batch.
+  constexpr std::size_t kMore = 12;  // Operations after the defrag.
   CacheSpec& whole = history.setup.spec;
   const auto is_encoder = [](const CacheSpec& spec) {
     return spec.kind == Kind::kEncoder;
   };
-  // An encoder has one sequence. The windows of hybrids are those of wrappers.
-  const bool may = whole.kind != Kind::kHybrid &&
-                   !std::ranges::any_of(whole.caches, is_encoder);
-  if (!may || !HasWindow(whole)) return;
-  const auto enlarge = [](CacheSpec& spec) {
-    if (spec.memory) spec.memory = std::max(*spec.memory, kTokens);
-    if (spec.window && !spec.memory) spec.window = kTokens;
+  bool any = false;
+  const auto enlarge = [&](CacheSpec& spec) {
+    any = any || spec.memory;
+    if (spec.memory) spec.memory = std::max(*spec.memory, +kTokens);
   };
+  // An encoder has one sequence. Hybrids have the same windows as wrappers.
+  if (whole.kind == Kind::kHybrid ||
+      std::ranges::any_of(whole.caches, is_encoder)) {
+    return;
+  }
   enlarge(whole);
   std::ranges::for_each(whole.caches, enlarge);
+  if (!any) return;
   InitArgs& init = history.setup.init;
   init.max_sequences = kSequences;
   init.capacity = std::max(init.capacity, 2 * kTokens);
   init.max_batch = kSequences * kEach;
   Op fill;
+  fill.single = true;  // Comparing this many masks takes long.
   for (int i = 0; i < init.max_batch; ++i) {
-    fill.segments.push_back({.seq = i % kSequences, .count = 1});
+    fill.segments.push_back(
+        {.seq = i % kSequences, .count = 1, .delta = i / kSequences});
   }
   std::vector<Op> ops(kTokens / kEach, fill);
   Op& drop = ops.emplace_back();
   drop.kind = OpKind::kDrop;
   drop.seq = 1;
   drop.open = true;
-  ops.push_back(PutOf(0, 0, init.max_batch));
-  ops.push_back(PutOf(0, 0, 2));
+  ops.push_back(PutOf(0, 0, init.max_batch));  // In the last cells.
+  ops.push_back(PutOf(0, 0, 4));               // In no hole.
+  history.ops.resize(std::min(history.ops.size(), kMore));
   history.ops.insert(history.ops.begin(), ops.begin(), ops.end());
 }
 

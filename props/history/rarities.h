@@ -16,10 +16,10 @@ namespace kvtwin::props {
 // With a `cells_max`, the history needs at most that many cells.
 History DrawLarge(const Pick& pick, std::optional<Kind> kind, int cells_max);
 
-// Makes a history with a window begin with a defrag in more than 64 cells: the
-// window keeps some 40 tokens of each of three sequences, one of which leaves
-// holes that are too short for a batch. Changes nothing without a window, and
-// no hybrid.
+// Makes a history of a swa_mem begin with a defrag in more than 64 cells: the
+// cache keeps 40 tokens or more of each of three sequences, one of which leaves
+// holes that are too short for a batch. Few operations follow. Changes no other
+// history, and no hybrid.
 void AddDefrag(History& history);
 
 // Replaces some passes by their single calls: layers come in any order, twice
