@@ -16,6 +16,8 @@ TEST(JsonLine, PrintsAnyBytes) {
 TEST(JsonLine, NamesTheColumnOfAnError) {
   JsonValue object;
   EXPECT_TRUE(ParseJsonLine("{?", object).starts_with("not JSON: column 2: "));
+  EXPECT_EQ(ParseJsonLine(std::string("{\0}", 3), object),
+            "not JSON: a NUL at column 2");
 }
 
 }  // namespace
