@@ -40,7 +40,8 @@ class Full:
 
     def __init__(self, setup):
         parts = setup.groups or (setup,)
-        if {x for part in parts for x in (part.dtype, part.v_dtype)} != {"f32"}:
+        dtypes = {x for part in parts for x in (part.dtype, part.v_dtype)}
+        if dtypes != {self.kvtwin.attend_dtype}:
             raise kvtwin.NotSupported
         self.setup, self.parts = setup, parts
         sizes = [part.block_size for part in parts]
@@ -53,18 +54,26 @@ class Full:
         self.manager = KVCacheManager(  # Block 0 is never allocated.
             KVCacheConfig(total + 1, [], groups), setup.max_seq_len + 1,
             math.lcm(*sizes), math.gcd(*sizes), use_eagle=self.eagle)
-        self.rows = []  # By layer: K, V.
-        for part in parts:
-            shape = total + 1, part.block_size, part.kv_heads
-            self.rows += [[np.zeros((*shape, dim), np.float32) for dim in
-                           (part.k_head_dim, part.v_head_dim)]
-                          for _ in range(part.layers)]
+        self.rows = [self.memory_of(part, total + 1)
+                     for part in parts for _ in range(part.layers)]
         self.sequences = {}
 
+    def memory_of(self, part, blocks):
+        """Returns the memory of a layer: K, V."""
+        shape = blocks, part.block_size, part.kv_heads
+        return [np.zeros((*shape, dim), np.float32)
+                for dim in (part.k_head_dim, part.v_head_dim)]
+
+    def window_of(self, part):
+        """Returns vLLM's window, which counts the query, or None."""
+        window = self.kvtwin.window if part.window is None else part.window
+        return None if window is None else window + 1
+
     def spec(self, part, **common):
-        if part.window is None:
+        window = self.window_of(part)
+        if window is None:
             return FullAttentionSpec(**common)
-        return SlidingWindowSpec(**common, sliding_window=part.window + 1)
+        return SlidingWindowSpec(**common, sliding_window=window)
 
     def request(self, number, tokens, salt, extra, media):
         adapter = extra[0] if len(extra) == 1 else repr(extra)
@@ -116,6 +125,9 @@ class Full:
                 num_lookahead_tokens=self.lookahead) is None:
             raise kvtwin.CacheFull
         one.pending[layer] = len(key)
+        self.write(sequence, layer, begin, key, value)
+
+    def write(self, sequence, layer, begin, key, value):
         table = self.table_of(sequence, self.setup.group_of(layer))
         size = self.setup.of_layer(layer).block_size
         for i, *rows in zip(range(begin, begin + len(key)), key, value):
@@ -202,10 +214,6 @@ class NotEagle(Eagle):
 class Window(Full):
     kvtwin = kvtwin.PoolDescription(name="vLLM, sliding window", window=3)
 
-    def spec(self, part, **common):
-        return SlidingWindowSpec(
-            **common, sliding_window=self.kvtwin.window + 1)
-
 
 class WindowDropped(Window):
     kvtwin = kvtwin.PoolDescription(
@@ -268,7 +276,8 @@ def stepped(setup):
         if said is None and findings:
             raise AssertionError(f"the audit's alone: {findings}")
         if said:
-            ops = vllm_steps.shrink(drawn, ops)
+            ops = vllm_steps.shrink(ops, lambda ops: vllm_steps.judge(
+                drawn, ops, audit=False)[0] is not None)
             yield f"blocks={drawn.blocks} " + " | ".join(
                 " ".join(str(part) for part in op) for op in ops)
             said, findings = vllm_steps.judge(drawn, ops)

@@ -361,9 +361,9 @@ def judge(setup, ops, audit=True):
     return said, list(kvtwin.vllm.findings) if audit else []
 
 
-def shrink(setup, ops):
-    """Shrinks a history by leaving out calls and making numbers smaller."""
-    wrong = lambda ops: judge(setup, ops, audit=False)[0] is not None
+def shrink(ops, wrong):
+    """Shrinks a history that is wrong by leaving out calls and making numbers
+    smaller."""
     again = True
     while again:
         again = False
