@@ -19,7 +19,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 LIBRARY = sys.argv[1] if sys.argv[1:] else "_C"
-# vLLM asks torch what the processor has, and loads one library.
+# vLLM asks torch what the processor has, and loads one library. It would choose
+# AMX for bf16.
+torch.cpu._is_amx_tile_supported = lambda: False
 if LIBRARY != "_C":
     torch.cpu._is_avx512_bf16_supported = lambda: False
 if LIBRARY == "_C_AVX2":
@@ -36,10 +38,12 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm_manager import Full
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-HISTORIES = 15
-# Blocks and heads for which vLLM chooses these instructions.
-SIZES = {"vec": [(32, 32), (32, 64), (64, 32), (96, 128)],
-         "vec16": [(16, 32), (16, 64), (48, 32), (32, 80)]}
+HISTORIES = 8
+WINDOW = 40  # Longer than some blocks.
+# The sizes of a block and of a head, for which vLLM chooses these instructions.
+SIZES = {"vec": [(32, 32), (32, 128), (64, 32), (96, 64)],
+         "vec16": [(16, 32), (16, 64), (48, 32), (32, 80)],
+         "SGLang": [(1, 32), (3, 64), (16, 96), (64, 32)]}
 
 
 @functools.cache
@@ -53,9 +57,9 @@ def config_of(dtype):
 
 
 class Engine(Full):
-    """Full attention. Rows lie in the order that the kernels read, so that only
-    outputs are judged."""
-    kvtwin = kvtwin.PoolDescription(name="full attention")
+    """Layers of full attention, or of a window. Rows lie in the order that the
+    kernels read, so that only outputs are judged."""
+    kvtwin = kvtwin.PoolDescription(name="vLLM's layers")
     views = None
 
     def __init__(self, setup):
@@ -125,11 +129,14 @@ class Engine(Full):
             return torch.from_numpy(rows).view(torch.bfloat16)
         return torch.from_numpy(rows).to(self.dtype)
 
+    def ends(self, number, sequences):
+        return [self.seq_len(s) + self.sequences[s].pending[number]
+                for s in sequences]
+
     def attend(self, number, sequences, query_rows, query):
         layer, builder = self.layer(number, query.shape[1])
-        ends = [self.seq_len(s) + self.sequences[s].pending[number]
-                for s in sequences]
-        step = self.batch(number, sequences, query_rows, ends)
+        step = self.batch(number, sequences, query_rows,
+                          self.ends(number, sequences))
         query = self.tensor(query)
         out = torch.full_like(query, float("nan"))
         layer.impl.forward(layer, query, None, None, self.rows[number],
@@ -137,25 +144,92 @@ class Engine(Full):
         return out.float()
 
 
-class Window(Engine):
-    """Layers of a window that is longer than some blocks."""
-    kvtwin = kvtwin.PoolDescription(name="window", window=40)
-
-
 class Groups(Engine):
     """Layers of full attention, and layers of a window."""
     kvtwin = kvtwin.PoolDescription(
-        name="both", can={"groups", "one_stock"})
+        name="groups", can={"groups", "one_stock"})
 
 
-def draw(rng, cls, isa):
-    """Returns the pool and the operations of a history."""
-    size, dim = rng.choice(SIZES[isa])
+class Decode(Engine):
+    """SGLang's kernel for one query of each sequence, over the slots of vLLM's
+    blocks. A query is a sequence of its own."""
+    kvtwin = kvtwin.PoolDescription(name="decode_attention_cpu")
+
+    def memory_of(self, part, blocks):
+        return [torch.zeros(blocks * part.block_size, part.kv_heads, dim,
+                            dtype=self.dtype)
+                for dim in (part.k_head_dim, part.v_head_dim)]
+
+    def write(self, sequence, number, begin, key, value):
+        slots = self.slots_of(sequence, number, begin + len(key))[begin:]
+        for to, rows in zip(self.rows[number], (key, value)):
+            to[slots] = self.tensor(rows)
+
+    def slots_of(self, sequence, number, end):
+        return self.batch(number, [sequence], [end], [end]).slot_mapping
+
+    def options(self, number):
+        part = self.setup.of_layer(number)
+        return (1 / math.sqrt(part.k_head_dim), 0.0, False,
+                self.window_of(part) or -1, None, None)
+
+    def tables(self, number, sequences, ends):
+        """Returns the slots of each sequence, and which row is whose."""
+        table = torch.zeros(len(ends), max(ends), dtype=torch.int32)
+        for row, sequence, end in zip(table, sequences, ends):
+            row[:end] = self.slots_of(sequence, number, end)
+        return table, torch.arange(len(ends))
+
+    def attend(self, number, sequences, query_rows, query):
+        parts = [(sequence, end - back)
+                 for sequence, end, rows in zip(
+                     sequences, self.ends(number, sequences), query_rows)
+                 for back in reversed(range(rows))]
+        sequences, ends = zip(*parts)
+        tables = self.tables(number, sequences, ends)
+        places = torch.stack([row[end - 1] for row, end in
+                              zip(tables[0], ends)]).long()
+        key, value = self.rows[number]
+        query = self.tensor(query)
+        out = torch.full_like(query, float("nan"))
+        scratch = torch.zeros(*query.shape[:2], 8, query.shape[2] + 1)
+        torch.ops._C.decode_attention_cpu(
+            query, key, value, out, key[places], value[places], places,
+            scratch, *tables, torch.tensor(ends), *self.options(number))
+        return out.float()
+
+
+class Extend(Decode):
+    """SGLang's kernel for queries whose rows are not in the memory yet."""
+    kvtwin = kvtwin.PoolDescription(name="extend_attention_cpu")
+
+    def attend(self, number, sequences, query_rows, query):
+        ends = self.ends(number, sequences)
+        tables = self.tables(number, sequences, ends)
+        places = torch.cat([row[end - count:end] for row, end, count in
+                            zip(tables[0], ends, query_rows)]).long()
+        key, value = self.rows[number]
+        query = self.tensor(query)
+        out = torch.full_like(query, float("nan"))
+        starts = np.cumsum([0, *query_rows])[:-1]
+        torch.ops._C.extend_attention_cpu(
+            query, key[places], value[places], out, key, value, *tables,
+            torch.tensor(ends), torch.tensor(query_rows, dtype=torch.int32),
+            torch.tensor(starts, dtype=torch.int32), max(query_rows),
+            *self.options(number), None)
+        return out.float()
+
+
+def draw(rng, cls, kernel):
+    """Returns the pool and the operations of a history. In bf16, and less so in
+    f16, the bound hides one token of many: sequences are shorter."""
+    size, dim = rng.choice(SIZES[kernel])
     dtype = cls.kvtwin.attend_dtype
-    blocks, heads = rng.randint(3, 12), rng.randint(1, 2)
+    blocks, heads = rng.randint(3, 20), rng.randint(1, 2)
     part = (f"block={size} blocks={blocks} layers={rng.randint(1, 2)} "
             f"heads={heads} kdim={dim} vdim={dim} dtype={dtype}")
-    most = rng.randint(size, 5 * size)
+    longest = 8 * size if dtype == "f32" else max(3 * size, 64)
+    most = rng.randint(size, longest)
     if "groups" in cls.kvtwin.can:
         part = part.replace(" ", ",").replace("=", ":")
         window = rng.choice([1, 7, 15, 16, 31, 32, 33, 50])
@@ -163,14 +237,14 @@ def draw(rng, cls, isa):
     ops = []
     for _ in range(rng.randint(10, 40)):
         sequence, dice = rng.randrange(6), rng.random()
-        if dice < 0.25:
+        if dice < 0.35:
             ops.append(("open", rng.randrange(20), rng.randrange(4),
                         rng.choice([0, 0, 0, 4])))
         elif dice < 0.9:
             count = rng.choice([0, rng.randrange(64), rng.randrange(64, 400)])
             # Few different tokens, so that prompts have blocks in common.
             ops.append(("append", sequence, count, 1 + 5 * rng.randrange(3)))
-            if rng.random() < 0.8:
+            if rng.random() < 0.6:
                 ops.append(("commit", sequence, rng.choice([1, 1, 1, 0]),
                             rng.randrange(400)))
         else:
@@ -183,10 +257,10 @@ def finding_of(cls, setup, ops):
     return kvtwin.run(cls, text).finding
 
 
-def judged(cls, isa):
+def judged(cls, kernel):
     rng = random.Random(1)
     for _ in range(HISTORIES):
-        setup, ops = draw(rng, cls, isa)
+        setup, ops = draw(rng, cls, kernel)
         if finding_of(cls, setup, ops):
             ops = vllm_steps.shrink(
                 ops, lambda ops: ops and finding_of(cls, setup, ops))
@@ -195,14 +269,25 @@ def judged(cls, isa):
     return [f"{HISTORIES} histories: right"]
 
 
+def report(base, dtypes, kernels, window=None):
+    for dtype in dtypes:
+        cls = type(base.__name__, (base,), {"kvtwin": dataclasses.replace(
+            base.kvtwin, attend_dtype=dtype, window=window)})
+        name = f"{base.kvtwin.name}, {dtype}"
+        if window:
+            name += f", window of {window}"
+        for kernel in kernels:
+            page.say(f"{LIBRARY}, {kernel}, {name}", judged(cls, kernel))
+
+
 def main():
-    for base in (Engine, Window, Groups):
-        for dtype in DTYPES:
-            cls = type(base.__name__, (base,), {"kvtwin": dataclasses.replace(
-                base.kvtwin, attend_dtype=dtype)})
-            for isa in SIZES:
-                page.say(f"{LIBRARY}, {isa}, {cls.kvtwin.name}, {dtype}",
-                         judged(cls, isa))
+    for base, window in ((Engine, None), (Engine, WINDOW), (Groups, None)):
+        report(base, DTYPES, ("vec", "vec16"), window)
+    if LIBRARY != "_C":  # It alone has SGLang's kernels.
+        return
+    for window in (None, WINDOW):
+        report(Decode, ("f16", "bf16"), ("SGLang",), window)
+        report(Extend, ("bf16",), ("SGLang",), window)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ rows lie here, where its block tables say. vllm-manager.md has the results."""
 
 import math
 import os
+import pathlib
+import subprocess
+import sys
 import types
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -286,6 +289,19 @@ def stepped(setup):
     yield f"{HISTORIES} histories: right"
 
 
+def engine():
+    """Runs vllm_engine.py with each library of kernels, of which a process can
+    load one, and returns the lines."""
+    lines = []
+    script = pathlib.Path(__file__).with_name("vllm_engine.py")
+    for library in ("_C", "_C_AVX512", "_C_AVX2"):
+        said = subprocess.run([sys.executable, script, library], text=True,
+                              stdout=subprocess.PIPE, check=True).stdout
+        print(said, end="", flush=True)
+        lines += said.splitlines()
+    return lines
+
+
 if __name__ == "__main__":
     LINES = []
     for pool in POOLS:
@@ -294,4 +310,5 @@ if __name__ == "__main__":
         LINES += page.say(f"Scheduler, {name}: {' '.join(setup.groups)}",
                           stepped(setup))
     LINES += vllm_offload.lines(page.say)
+    LINES += engine()
     page.compare(LINES, "vllm-manager.md")
