@@ -38,7 +38,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm_manager import Full
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-HISTORIES = 8
+HISTORIES = 6
 WINDOW = 40  # Longer than some blocks.
 # The sizes of a block and of a head, for which vLLM chooses these instructions.
 SIZES = {"vec": [(32, 32), (32, 128), (64, 32), (96, 64)],
