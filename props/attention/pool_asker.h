@@ -30,6 +30,8 @@ class PoolAsker {
   PoolAsker(const PagedSpec& spec, const PoolAttention& attention)
       : spec_(Completed(spec)), attention_(attention) {}
 
+  // The dtype to which the pool rounds.
+  DType dtype() const { return attention_.precision.dtype; }
   // Returns the layers that have rows, not states.
   std::vector<int> Layers() const;
   // Returns the sequences that have rows in a layer that are not committed.

@@ -131,6 +131,8 @@ INSTANTIATE_TEST_SUITE_P(
         OutputCase{OutputFault::kHeadsBelow, kOurPoolRules,
                    "the output of row"},
         OutputCase{OutputFault::kNarrowV, kOurPoolRules, "the output of row"},
+        OutputCase{OutputFault::kMissesLast, kOurPoolRules, "were missing"},
+        OutputCase{OutputFault::kLastZeros, kOurPoolRules, "had rows of zeros"},
         OutputCase{OutputFault::kHeadsReversed, kOurPoolRules,
                    "head 0 had the output of head"},
         OutputCase{OutputFault::kNoSoftCap, kOurPoolRules,
@@ -168,6 +170,105 @@ TEST(PoolAttend, AQueryMayNotChange) {
       FindFault(kOurPoolRules, OutputFault::kWritesQuery, Level::kAttention);
   ASSERT_TRUE(failure);
   EXPECT_THAT(failure->text, HasSubstr("attend wrote to its query"));
+}
+
+// An attention in bf16 over 200 tokens that lacks one of them. A bound of bf16
+// allows a difference of nearly one token, so that only queries which point at
+// a token show it: K of different tokens must point in different directions.
+TEST(PoolAttend, OneOfManyTokensShowsInBf16) {
+  OtherPool::rules = {};
+  kvtwin_pool_backend_v1 table = OtherPoolTable();
+  table.describe = [](kvtwin_pool_description_v1* out) -> int {
+    out->attend_dtype = KVTWIN_BF16;
+    return OtherPoolTable().describe(out);
+  };
+  const Subject subject =
+      BackendSubject(DescribedPool(table), Level::kAttention);
+  const auto failure = [&](OutputFault fault) {
+    OtherPool::attention = fault;
+    std::optional<Failure> found;
+    for (int turn = 0; turn < 8 && !found; ++turn) {
+      const auto history = ParsePagedHistory(fmt::format(
+          "kvp1 block=16 blocks=20 most=256 layers=1 heads=1 kdim=64 vdim=64 "
+          "dtype=f32 | open 0 0 0 | append 0 263 {} | commit 0 1 0 | append 0 "
+          "3 1 | append 0 4 1 | append 0 5 1 | append 0 6 1",
+          5 * turn + 1));
+      found = RunHistory(*history, subject).failure;
+    }
+    OtherPool::attention = OutputFault::kNone;
+    return TextOf(found);
+  };
+  EXPECT_EQ(failure(OutputFault::kNone), "");
+  EXPECT_THAT(failure(OutputFault::kMissesOne),
+              HasSubstr("position 20 were missing"));
+}
+
+// A pool of f32 that stores fewer digits is found by its rows, and by its
+// outputs.
+TEST(PoolAttend, RowsNeedTheDigitsOfTheirDType) {
+  OtherPool::rules = {};
+  const PoolBackend backend = DescribedPool(OtherPoolTable());
+  for (const Level level : {Level::kVisibility, Level::kAttention}) {
+    const Subject subject = BackendSubject(backend, level);
+    for (const OtherPoolFault fault :
+         {OtherPoolFault::kStoresF16, OtherPoolFault::kStoresBf16}) {
+      OtherPool::fault = fault;
+      std::optional<Failure> found;
+      for (int i = 0; i < 20 && !found; ++i) {
+        found = RunHistory(F32History(i), subject).failure;
+      }
+      OtherPool::fault = OtherPoolFault::kNone;
+      EXPECT_TRUE(found) << LevelName(level);
+    }
+  }
+}
+
+// A pool is only asked for what its description says that it makes.
+TEST(PoolAttend, DescriptionsMayLimitPools) {
+  static int asked = 0;
+  static std::string odd;  // A pool that should not have been asked for.
+  kvtwin_pool_backend_v1 table = OtherPoolTable();
+  table.describe = [](kvtwin_pool_description_v1* out) -> int {
+    out->dtypes = 1U << KVTWIN_BF16 | 1U << KVTWIN_F16;
+    out->block_multiple = 16;
+    out->head_dim_multiple = 8;
+    out->can = KVTWIN_POOL_HAS_GROUPS;
+    return KVTWIN_OK;
+  };
+  table.init = [](const kvtwin_pool_params* params, void**) -> int {
+    const auto check = [](const kvtwin_pool_params& is) {
+      ++asked;
+      const bool right =
+          (is.dtype == KVTWIN_F16 || is.dtype == KVTWIN_BF16) &&
+          (is.v_dtype == KVTWIN_F16 || is.v_dtype == KVTWIN_BF16) &&
+          is.block_size % 16 == 0 && is.k_head_dim % 8 == 0 &&
+          is.v_head_dim % 8 == 0;
+      if (right) return;
+      odd = fmt::format("block {}, heads of {} and {}, dtypes {} and {}",
+                        is.block_size, is.k_head_dim, is.v_head_dim,
+                        AsInt(is.dtype), AsInt(is.v_dtype));
+    };
+    for (std::size_t i = 0; i < params->group_count; ++i) {
+      check(params->groups[i]);
+    }
+    if (params->group_count == 0) check(*params);
+    return KVTWIN_NOT_SUPPORTED;
+  };
+  const Subject subject =
+      BackendSubject(DescribedPool(table), Level::kVisibility);
+  for (const bool groups : {false, true}) {
+    asked = 0;
+    FuzzOptions options;
+    options.operations = 1000;
+    options.groups = groups;
+    FuzzPools(options, subject);
+    EXPECT_GT(asked, 500);
+    EXPECT_EQ(odd, "");
+  }
+  asked = 0;
+  ExplorePaged(/*depth=*/1, {}, subject);
+  EXPECT_GT(asked, 10);
+  EXPECT_EQ(odd, "");
 }
 
 // A pool that shows no rows is compared by its outputs alone.
@@ -257,6 +358,9 @@ TEST(PoolAttend, DescriptionsAreChecked) {
     out->attend_dtype = said.attend_dtype;
     out->max_query_heads = said.max_query_heads;
     out->attend_tolerance = said.attend_tolerance;
+    out->dtypes = said.dtypes;
+    out->block_multiple = said.block_multiple;
+    out->head_dim_multiple = said.head_dim_multiple;
     return KVTWIN_OK;
   };
   const auto why = [&](auto change) {
@@ -275,6 +379,15 @@ TEST(PoolAttend, DescriptionsAreChecked) {
   EXPECT_EQ(why([](auto& d) { d.attend_tolerance = NAN; }),
             "attend_tolerance of the backend's description is nan, it must be "
             "finite and not negative");
+  EXPECT_EQ(why([](auto& d) { d.dtypes = 1U << KVTWIN_BITS; }),
+            "dtypes of the backend's description is 0x40, but the known flags "
+            "are 0x3f");
+  EXPECT_EQ(why([](auto& d) { d.block_multiple = -1; }),
+            "block_multiple of the backend's description is -1, it must be "
+            "from 0 to 1024");
+  EXPECT_EQ(why([](auto& d) { d.head_dim_multiple = 2048; }),
+            "head_dim_multiple of the backend's description is 2048, it must "
+            "be from 0 to 1024");
   table.attend = nullptr;
   EXPECT_EQ(why([](auto& d) {
               d.level = KVTWIN_VISIBILITY;

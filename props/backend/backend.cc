@@ -54,27 +54,18 @@ kvtwin_description_v1 PlainDescription() {
   return plain;
 }
 
+constexpr std::uint32_t kRowFlags = (1U << KVTWIN_BITS) - 1;
+
+struct FlagField {
+  std::string_view name;
+  std::uint32_t flags;
+  std::uint32_t known;
+};
+
 // Errors: a flag that this version does not know. A flag without meaning here
 // may forbid a call or change a rule.
-Status CheckFlags(const kvtwin_description_v1& said) {
-  struct Field {
-    std::string_view name;
-    std::uint32_t flags;
-    std::uint32_t known;
-  };
-  constexpr std::uint32_t kRows = (1U << KVTWIN_BITS) - 1;
-  constexpr std::uint32_t kMasks = 1U << KVTWIN_F32 | 1U << KVTWIN_F16 |
-                                   1U << KVTWIN_BF16 | 1U << KVTWIN_BITS;
-  const std::array<Field, 8> fields = {
-      {{"kinds", said.kinds, 2 * KVTWIN_HAS_HYBRID - 1},
-       {"can", said.can, 2 * KVTWIN_CAN_PIN - 1},
-       {"dtypes", said.dtypes, kRows},
-       {"v_layouts", said.v_layouts, (2U << KVTWIN_V_TILED) - 1},
-       {"shifts", said.shifts, (1U << KVTWIN_SHIFT_CUSTOM) - 1},
-       {"mask_dtypes", said.mask_dtypes, kMasks},
-       {"cannot", said.cannot, 2 * KVTWIN_CANNOT_BOUND_MEMORY - 1},
-       {"placements", said.placements, (2U << KVTWIN_SCATTER) - 1}}};
-  for (const Field& field : fields) {
+Status CheckFlags(std::span<const FlagField> fields) {
+  for (const FlagField& field : fields) {
     if ((field.flags & ~field.known) == 0) continue;
     return Invalid(
         "{} of the backend's description is {:#x}, but the known flags are "
@@ -82,6 +73,21 @@ Status CheckFlags(const kvtwin_description_v1& said) {
         field.name, field.flags, field.known);
   }
   return {};
+}
+
+Status CheckFlags(const kvtwin_description_v1& said) {
+  constexpr std::uint32_t kMasks = 1U << KVTWIN_F32 | 1U << KVTWIN_F16 |
+                                   1U << KVTWIN_BF16 | 1U << KVTWIN_BITS;
+  const std::array<FlagField, 8> fields = {
+      {{"kinds", said.kinds, 2 * KVTWIN_HAS_HYBRID - 1},
+       {"can", said.can, 2 * KVTWIN_CAN_PIN - 1},
+       {"dtypes", said.dtypes, kRowFlags},
+       {"v_layouts", said.v_layouts, (2U << KVTWIN_V_TILED) - 1},
+       {"shifts", said.shifts, (1U << KVTWIN_SHIFT_CUSTOM) - 1},
+       {"mask_dtypes", said.mask_dtypes, kMasks},
+       {"cannot", said.cannot, 2 * KVTWIN_CANNOT_BOUND_MEMORY - 1},
+       {"placements", said.placements, (2U << KVTWIN_SCATTER) - 1}}};
+  return CheckFlags(fields);
 }
 
 // Errors: a number that is negative or not finite.
@@ -253,6 +259,40 @@ Result<std::optional<PoolAttention>> DeclaredAttention(
     attention.query_heads = said.max_query_heads;
   }
   return std::optional(attention);
+}
+
+// Reads what `attend` follows, and the pools that `init` makes.
+Result<Abilities> DeclaredPools(const kvtwin_pool_description_v1& said,
+                                bool attends) {
+  Abilities abilities = {.can = 0};
+  constexpr std::pair<std::uint32_t, std::uint32_t> kWeighs[] = {
+      {KVTWIN_POOL_HAS_SOFT_CAP, KVTWIN_CAN_SOFT_CAP},
+      {KVTWIN_POOL_HAS_SINKS, KVTWIN_CAN_SINKS}};
+  for (const auto& [said_bit, bit] : kWeighs) {
+    if ((said.can & said_bit) != 0) abilities.can |= bit;
+  }
+  if (abilities.can != 0 && !attends) {
+    return Invalid(
+        "the backend declares HAS_SOFT_CAP or HAS_SINKS, but its table has no "
+        "attend");
+  }
+  Status status =
+      CheckFlags(std::array{FlagField{"dtypes", said.dtypes, kRowFlags}});
+  if (!status.ok()) return status;
+  if (said.dtypes != 0) abilities.dtypes = said.dtypes;
+  for (const auto& [name, said_number, number] :
+       {std::tuple("block_multiple", said.block_multiple,
+                   &abilities.block_multiple),
+        std::tuple("head_dim_multiple", said.head_dim_multiple,
+                   &abilities.head_dim_multiple)}) {
+    if (said_number < 0 || said_number > kPoolMultipleMost) {
+      return Invalid(
+          "{} of the backend's description is {}, it must be from 0 to {}",
+          name, said_number, kPoolMultipleMost);
+    }
+    *number = std::max(said_number, 1);
+  }
+  return abilities;
 }
 
 Result<PoolRules> DeclaredRules(const kvtwin_pool_description_v1& said) {
@@ -445,17 +485,9 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   const auto attention = DeclaredAttention(said, backend.table);
   if (!attention.ok()) return attention.status();
   backend.attention = *attention;
-  constexpr std::pair<std::uint32_t, std::uint32_t> kWeighs[] = {
-      {KVTWIN_POOL_HAS_SOFT_CAP, KVTWIN_CAN_SOFT_CAP},
-      {KVTWIN_POOL_HAS_SINKS, KVTWIN_CAN_SINKS}};
-  for (const auto& [said_bit, bit] : kWeighs) {
-    if ((said.can & said_bit) != 0) backend.weighs |= bit;
-  }
-  if (backend.weighs != 0 && !backend.attention) {
-    return Invalid(
-        "the backend declares HAS_SOFT_CAP or HAS_SINKS, but its table has no "
-        "attend");
-  }
+  const auto abilities = DeclaredPools(said, backend.attention.has_value());
+  if (!abilities.ok()) return abilities.status();
+  backend.abilities = *abilities;
   const Result<PoolRules> rules = DeclaredRules(said);
   if (!rules.ok()) return rules.status();
   backend.rules = *rules;

@@ -304,6 +304,30 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   return info;
 }
 
+Json ToJsonOfPool(const Abilities& abilities) {
+  return {{"can", abilities.can},
+          {"dtypes", abilities.dtypes},
+          {"block_multiple", abilities.block_multiple},
+          {"head_dim_multiple", abilities.head_dim_multiple}};
+}
+
+namespace {
+
+Abilities PoolAbilitiesFromJson(const Json& pool) {
+  const Json& json = pool.at("abilities");
+  const auto multiple = [&](const char* key) {
+    return IntegerOf(json.at(key), key, 1, kPoolMultipleMost);
+  };
+  Abilities abilities;
+  abilities.can = IntegerOf(json.at("can"), "can", 0U, ~0U);
+  abilities.dtypes = IntegerOf(json.at("dtypes"), "dtypes", 0U, ~0U);
+  abilities.block_multiple = multiple("block_multiple");
+  abilities.head_dim_multiple = multiple("head_dim_multiple");
+  return abilities;
+}
+
+}  // namespace
+
 Json ToJson(const Expansion& expansion) {
   Json found = Json::array();
   for (const Expansion::Found& one : expansion.found) {
@@ -425,7 +449,7 @@ Result<PoolInfo> Host::DescribePool() {
                     pool.at("groups").get<bool>(),
                     pool.at("laws").get<std::vector<std::string>>(),
                     pool.at("not_declared").get<std::vector<std::string>>(),
-                    IntegerOf(pool.at("weighs"), "weighs", 0U, ~0U)};
+                    PoolAbilitiesFromJson(pool)};
   });
 }
 
@@ -547,13 +571,12 @@ Subject Host::SubjectAt(const PoolInfo& info, Level level,
       return EndedByNonsense(history.ops.size(), error);
     }
   };
-  Subject subject = {.name = info.name,
-                     .run_pool = run,
-                     .shrink_seconds = options_.shrink_seconds,
-                     .level = level,
-                     .arguments = std::move(arguments)};
-  subject.abilities.can = info.weighs;
-  return subject;
+  return {.name = info.name,
+          .run_pool = run,
+          .shrink_seconds = options_.shrink_seconds,
+          .level = level,
+          .abilities = info.abilities,
+          .arguments = std::move(arguments)};
 }
 
 double Host::Patience(bool known_to_hang) const {

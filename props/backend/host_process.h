@@ -39,6 +39,9 @@ Failure FailureFromJson(const nlohmann::ordered_json& json);
 nlohmann::ordered_json ToJson(const Expansion& expansion);
 Expansion ExpansionFromJson(const nlohmann::ordered_json& json);
 
+// The abilities of a pool.
+nlohmann::ordered_json ToJsonOfPool(const Abilities& abilities);
+
 struct PoolInfo {
   std::string name;
   Level claims = Level::kVisibility;
@@ -46,7 +49,7 @@ struct PoolInfo {
   bool groups = false;                         // Pools may have groups.
   std::vector<std::string> laws = {};          // Laws that can judge it.
   std::vector<std::string> not_declared = {};  // "fork", "groups", ...
-  std::uint32_t weighs = 0;                    // As in PoolBackend.
+  Abilities abilities = {};                    // As in PoolBackend.
 };
 
 struct HostOptions {

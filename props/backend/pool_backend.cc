@@ -439,19 +439,19 @@ PoolBackend WithAttention(const PoolBackend& backend,
                           const PagedHistory& history) {
   PoolBackend with = backend;
   if (!with.attention) return with;
-  const auto can = [&](std::uint32_t bit) {
-    return (backend.weighs & bit) != 0;
-  };
-  with.attention->soft_cap = can(KVTWIN_CAN_SOFT_CAP) ? history.soft_cap : 0;
-  with.attention->sinks = history.sinks && can(KVTWIN_CAN_SINKS);
+  const Abilities& able = backend.abilities;
+  with.attention->soft_cap =
+      able.Can(KVTWIN_CAN_SOFT_CAP) ? history.soft_cap : 0;
+  with.attention->sinks = history.sinks && able.Can(KVTWIN_CAN_SINKS);
   return with;
 }
 
 // Returns the pools of the backend, which `run` runs, as a subject.
 Subject SubjectOf(const PoolBackend& backend, Level level, auto run) {
-  Subject subject = {.name = backend.name, .run_pool = run, .level = level};
-  subject.abilities.can = backend.weighs;
-  return subject;
+  return {.name = backend.name,
+          .run_pool = run,
+          .level = level,
+          .abilities = backend.abilities};
 }
 
 // Runs the backend in place of the optimized twin.

@@ -5,7 +5,6 @@
 #ifndef KVTWIN_PROPS_BACKEND_POOL_BACKEND_H_
 #define KVTWIN_PROPS_BACKEND_POOL_BACKEND_H_
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,8 +29,9 @@ struct PoolBackend {
   bool media = false;   // Prompts may have media.
   // Set if the pool has `attend`.
   std::optional<PoolAttention> attention = {};
-  // What `attend` follows: KVTWIN_CAN_SOFT_CAP, KVTWIN_CAN_SINKS.
-  std::uint32_t weighs = 0;
+  // What `attend` follows (CAN_SOFT_CAP, CAN_SINKS), and the pools that `init`
+  // makes.
+  Abilities abilities = {.can = 0};
   MemoryWatch* watch = nullptr;  // Outlives its pools.
 };
 

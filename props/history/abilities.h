@@ -36,6 +36,9 @@ inline void LimitTo(int limit, int& value) {
 
 // The bits are those of include/kvtwin/kvtwin.h. The default is every ability
 // of our twins.
+// The largest divisor of a pool's sizes that a description may have.
+inline constexpr int kPoolMultipleMost = 1024;
+
 struct Abilities {
   std::uint32_t kinds = ~0U;
   std::uint32_t can = ~std::uint32_t{KVTWIN_CAN_FIND_PREFIX};
@@ -50,6 +53,9 @@ struct Abilities {
   int max_padding = 0;
   int max_mask_padding = 0;       // 0: the same as max_padding.
   std::int32_t max_position = 0;  // The largest position of a token; 0: any.
+  // Of pools: what divides the tokens of a block, and the dimensions of heads.
+  int block_multiple = 1;
+  int head_dim_multiple = 1;
   bool can_resume = true;
   bool set_causal = true;
   bool shift = true;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -128,19 +129,30 @@ std::uint64_t ChainOf(const PagedClient& client, std::size_t count) {
   return chain;
 }
 
-// Returns f32 rows that identify their tokens. Their values are exact in 16-bit
-// dtypes.
+// The bits of a number of a row, with its sign, that each row of this dtype
+// holds. A pool that stores fewer bits than it declares is then found.
+int BitsOf(DType dtype) {
+  if (dtype == DType::kF32) return 16;
+  return dtype == DType::kF16 ? 11 : 8;
+}
+
+// Returns f32 rows that identify their tokens, with numbers from -128 to 128,
+// each of its own: the K of different tokens point in different directions.
 DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
-                   int role, std::int64_t head_dim, std::int64_t heads) {
+                   int role, int bits, std::int64_t head_dim,
+                   std::int64_t heads) {
   DenseTensor rows =
       FilledTensor(DType::kF32, {head_dim, heads, std::ssize(chains), 1}, 0);
   std::byte* to = rows.bytes.data();
   for (const std::uint64_t chain : chains) {
     for (std::int64_t i = 0; i < head_dim * heads; ++i, to += sizeof(float)) {
-      const std::uint64_t mixed =
-          (chain + static_cast<std::uint64_t>(i * 5 + layer * 2 + role)) *
-          0x9E3779B97F4A7C15U;
-      const auto value = static_cast<float>(mixed >> 56);
+      const std::int64_t place = (i * kTracePoolLayersMax + layer) * 2 + role;
+      std::uint64_t mixed =
+          chain + static_cast<std::uint64_t>(place) * 0x9E3779B97F4A7C15U;
+      mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9U;
+      mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EBU;
+      const auto number = static_cast<std::int64_t>(mixed) >> (64 - bits);
+      const auto value = std::ldexp(static_cast<float>(number), 8 - bits);
       std::memcpy(to, &value, sizeof(value));
     }
   }
@@ -287,14 +299,19 @@ std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec) {
 }
 
 PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
-                      int layer, std::uint64_t salt) {
+                      int layer, DType rounded, std::uint64_t salt) {
   std::vector<std::uint64_t> chains;
   for (std::size_t i = 1; i <= client.pending.size(); ++i) {
     chains.push_back(ChainOf(client, client.tokens.size() + i) ^
                      salt * 0x9E3779B97F4A7C15U);
   }
-  return {RowsOf(chains, layer, 0, spec.k_head_dim, spec.kv_heads),
-          RowsOf(chains, layer, 1, spec.v_head_dim, spec.kv_heads)};
+  const auto bits = [&](DType stored) {
+    return std::min(BitsOf(stored), BitsOf(rounded));
+  };
+  return {RowsOf(chains, layer, 0, bits(spec.dtype), spec.k_head_dim,
+                 spec.kv_heads),
+          RowsOf(chains, layer, 1, bits(spec.v_dtype.value_or(spec.dtype)),
+                 spec.v_head_dim, spec.kv_heads)};
 }
 
 PagedRows AsStored(const PagedRows& rows, const PagedSpec& spec) {

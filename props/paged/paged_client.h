@@ -247,11 +247,13 @@ struct PagedRows {
   DenseTensor key;
   DenseTensor value;
 };
-// Returns the f32 rows of the client's pending tokens in a layer. A row follows
-// from the tokens up to its own; another `salt` gives the same tokens other
-// rows.
+// Returns the f32 rows of the client's pending tokens in a layer, whose numbers
+// the pool's dtypes hold exactly, and also `rounded`, to which an attention may
+// round them. A row follows from the tokens up to its own; another `salt` gives
+// the same tokens other rows.
 PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
-                      int layer, std::uint64_t salt = 0);
+                      int layer, DType rounded = DType::kF32,
+                      std::uint64_t salt = 0);
 // Returns the rows converted to the dtypes in which the pool stores them.
 PagedRows AsStored(const PagedRows& rows, const PagedSpec& spec);
 

@@ -239,7 +239,8 @@ void PagedDriver::Fork(const PagedOp& op) {
 bool PagedDriver::AppendTo(int sequence, int layer, bool as_stored) {
   PagedClient& client = clients_.at(sequence);
   const PagedSpec& spec = SpecOfLayer(spec_, layer);
-  PagedRows rows = PendingRows(client, spec, layer);
+  PagedRows rows =
+      PendingRows(client, spec, layer, asker_ ? asker_->dtype() : DType::kF32);
   if (as_stored) rows = AsStored(rows, spec);
   const auto& [key, value] = rows;
   const PagedUsage usage = reference_->Usage();

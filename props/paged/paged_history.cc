@@ -609,6 +609,36 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
   return history;
 }
 
+void FitPool(const Abilities& able, PagedHistory& history) {
+  const auto next = [&](DType dtype) {  // The next dtype that the pool has.
+    std::size_t at = AsSize(dtype);
+    while (!HasBit(able.dtypes, kRowDTypes.at(at))) {
+      at = (at + 1) % kRowDTypes.size();
+    }
+    return kRowDTypes.at(at);
+  };
+  const auto widen = [&](int head_dim) {
+    const int multiple = able.head_dim_multiple;
+    return head_dim < 4 ? head_dim * multiple
+                        : (head_dim + multiple - 1) / multiple * multiple;
+  };
+  const auto fit = [&](PagedSpec& spec) {
+    UseStorage(
+        {next(spec.dtype),
+         spec.v_dtype ? std::optional(next(*spec.v_dtype)) : std::nullopt,
+         spec.layout},
+        spec);
+    spec.block_size *= able.block_multiple;
+    spec.k_head_dim = widen(spec.k_head_dim);
+    spec.v_head_dim = widen(spec.v_head_dim);
+    Fit(spec);
+  };
+  PagedSpec& spec = history.spec;
+  spec.max_seq_len *= able.block_multiple;
+  if (spec.groups.empty()) fit(spec);
+  std::ranges::for_each(spec.groups, fit);
+}
+
 void DrawWeighing(const Pick& pick, const Abilities& can,
                   PagedHistory& history) {
   // A smaller cap makes all tokens alike.

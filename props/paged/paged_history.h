@@ -47,6 +47,10 @@ PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
 PagedHistory DrawGroupsHistory(const Pick& pick);
 PagedHistory MakeGroupsHistory(std::uint64_t seed, std::uint64_t number);
 
+// Changes the pool of a history to one with the dtypes, and with the multiples
+// for blocks and heads, of a pool with these abilities.
+void FitPool(const Abilities& able, PagedHistory& history);
+
 // Gives one history in four a soft cap, and one in four sinks, if the pool has
 // these abilities (KVTWIN_CAN_SOFT_CAP, KVTWIN_CAN_SINKS).
 void DrawWeighing(const Pick& pick, const Abilities& can,

@@ -96,8 +96,9 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   // append's rows are unique.
   const bool differ = rules_.deduplicates || rules_.recomputes_last;
   const PagedSpec& spec = SpecOfLayer(pool_.spec(), layer);
-  PagedRows rows =
-      PendingRows(to.client, spec, layer, /*salt=*/differ ? appends_ : 0);
+  PagedRows rows = PendingRows(to.client, spec, layer,
+                               asker_ ? asker_->dtype() : DType::kF32,
+                               /*salt=*/differ ? appends_ : 0);
   // Rows appended in a block dtype may get another scale in a recording.
   as_stored = as_stored && !IsBlockDType(spec.dtype) &&
               !IsBlockDType(spec.v_dtype.value_or(spec.dtype));

@@ -188,6 +188,7 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
       DrawWeighing(SeededPick(~options_.seed, number), subject_.abilities,
                    history);
     }
+    if (subject_.run_pool) FitPool(subject_.abilities, history);
     return history;
   }
 
@@ -200,6 +201,10 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
     refuses_ = refuses_ || !ran;
     if (!ran && had_ && storage == used_) used_ = *had_;
   }
+
+ protected:
+  const FuzzOptions& options_;
+  const Subject& subject_;
 
  private:
   History OfNumber(std::uint64_t number) const {
@@ -225,8 +230,6 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
     return history;
   }
 
-  const FuzzOptions& options_;
-  const Subject& subject_;
   bool refuses_ = false;
   PoolStorage used_;
   std::optional<PoolStorage> had_;
@@ -509,6 +512,7 @@ class AllPools : public PoolSource {
       number /= kExplored.size();
     }
     if (number > 0) return std::nullopt;
+    if (subject_.run_pool) FitPool(subject_.abilities, history);
     return history;
   }
 

@@ -31,6 +31,8 @@ enum class OtherPoolFault {
   kShowsFreed,         // Views begin with rows of freed blocks.
   kStartsLate,         // Views state a start that is too high.
   kStores64,           // Appends store at most 64 rows.
+  kStoresF16,          // Rows lose the digits that f16 does not have.
+  kStoresBf16,         // The same of bf16.
   // A prompt finds blocks of another sequence's prompt before their commit:
   kFoundAtFirstLayer,  // once the first layer is appended,
   kFoundAtAppend,      // once all layers are appended,
@@ -42,6 +44,9 @@ enum class OtherAttentionFault {
   kNone,
   kSeesLater,        // A row sees the later tokens of its batch.
   kMissesAppended,   // A row sees no other token of its batch.
+  kMissesOne,        // No row sees position 20.
+  kMissesLast,       // A row does not see the last two tokens, or itself.
+  kLastZeros,        // The last three tokens that a row sees are zeros.
   kMissesFirst,      // A row does not see the first token that it should see.
   kSeesBeforeFirst,  // A row sees the token before the window, if it is there.
   kNoWindow,         // A row sees all tokens that have blocks.
@@ -364,6 +369,9 @@ class OtherPool {
     double sum = weight_of(sink) + (attention == Fault::kPlusOne ? 1 : 0);
     std::vector<double> all(AsSize(is_.v_head_dim), 0);
     for (int at = first; at <= last; ++at) {
+      if (attention == Fault::kMissesOne && at == 20) continue;
+      if (attention == Fault::kMissesLast && at > position - 3) continue;
+      const bool zeros = attention == Fault::kLastZeros && at > position - 3;
       const bool other = at >= of.len && at != position;
       if (attention == Fault::kMissesAppended && other) continue;
       const auto row = [&](int part, int place, int dim) {
@@ -377,10 +385,10 @@ class OtherPool {
       for (int i = 0; i < is_.k_head_dim; ++i) {
         score += double{query[i]} * double{key[i]};
       }
-      const double weight = weight_of(Weighed(score, options));
+      const double weight = zeros ? 1 : weight_of(Weighed(score, options));
       sum += weight;
       for (int i = 0; i < is_.v_head_dim; ++i) {
-        At(all, i) += weight * double{value[i]};
+        At(all, i) += zeros ? 0 : weight * double{value[i]};
       }
     }
     for (int i = 0; i < is_.v_head_dim; ++i) {
@@ -412,6 +420,11 @@ class OtherPool {
                   data + token * from.stride[2] + i / dim * from.stride[1] +
                       i % dim * from.stride[0],
                   sizeof(float));
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, to + i, sizeof(bits));
+      if (fault == OtherPoolFault::kStoresF16) bits &= 0xFFFFE000;
+      if (fault == OtherPoolFault::kStoresBf16) bits &= 0xFFFF0000;
+      std::memcpy(to + i, &bits, sizeof(bits));
     }
   }
 

@@ -65,6 +65,9 @@ class Pools {
     attend_dtype_ = nb::cast<int>(said[3]);
     max_query_heads_ = nb::cast<std::int32_t>(said[4]);
     attend_tolerance_ = nb::cast<double>(said[5]);
+    dtypes_ = nb::cast<std::uint32_t>(said[6]);
+    block_multiple_ = nb::cast<int>(said[7]);
+    head_dim_multiple_ = nb::cast<int>(said[8]);
     FillNeeded();
     FillOptional();
   }
@@ -116,6 +119,9 @@ class Pools {
   int attend_dtype_ = 0;
   std::int32_t max_query_heads_ = 0;
   double attend_tolerance_ = 0;
+  std::uint32_t dtypes_ = 0;
+  int block_multiple_ = 0;
+  int head_dim_multiple_ = 0;
   std::string init_error_;
   bool made_one_ = false;
 };
@@ -133,6 +139,9 @@ void Pools::FillNeeded() {
     out->attend_dtype = static_cast<kvtwin_dtype>(current_->attend_dtype_);
     out->max_query_heads = current_->max_query_heads_;
     out->attend_tolerance = current_->attend_tolerance_;
+    out->dtypes = current_->dtypes_;
+    out->block_multiple = current_->block_multiple_;
+    out->head_dim_multiple = current_->head_dim_multiple_;
     return AsInt(KVTWIN_OK);
   };
   table_.init = [](const kvtwin_pool_params* params, void** pool) {

@@ -206,7 +206,7 @@ Json DeclarationsOf(const PoolBackend& pool) {
           {"groups", pool.groups},
           {"laws", laws},
           {"not_declared", NotDeclared(pool)},
-          {"weighs", pool.weighs}};
+          {"abilities", ToJsonOfPool(pool.abilities)}};
 }
 
 // Runs a history of a pool. A leak is reported only if nothing else is wrong.

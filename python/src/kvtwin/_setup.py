@@ -286,10 +286,17 @@ class PoolDescription:
     attend_dtype: str = "f32"
     max_query_heads: int = 0
     attend_tolerance: float = 0
+    #: The dtypes of rows that the class stores. Empty: any.
+    dtypes: frozenset[str] | set[str] = frozenset()
+    #: What divides the tokens of a block, and the dimensions of heads. 0: any number.
+    block_multiple: int = 0
+    head_dim_multiple: int = 0
 
     def __post_init__(self) -> None:
         _check_texts(self, "name")
         _known("can", self.can, POOL_ABILITIES)
+        _known("dtypes", self.dtypes, DTYPES)
+        _check_limits(self, "block_multiple", "head_dim_multiple")
         _check_attention(self)
         for ability in ("states_in_place", "one_stock"):
             if ability in self.can and "groups" not in self.can:
