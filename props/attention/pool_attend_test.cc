@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(
         OutputCase{OutputFault::kHeadsBelow, kOurPoolRules,
                    "the output of row"},
         OutputCase{OutputFault::kNarrowV, kOurPoolRules, "the output of row"},
-        OutputCase{OutputFault::kMissesLast, kOurPoolRules, "were missing"},
+        OutputCase{OutputFault::kMissesLast, kOurPoolRules, "as if positions "},
         OutputCase{OutputFault::kLastZeros, kOurPoolRules, "had rows of zeros"},
         OutputCase{OutputFault::kHeadsReversed, kOurPoolRules,
                    "head 0 had the output of head"},
@@ -490,6 +490,15 @@ TEST(PoolAttend, RecordingsAreJudged) {
   EXPECT_THAT(wrong.reason(),
               HasSubstr("the output of row 1 (sequence 0, position 1) is 20"));
   EXPECT_THAT(wrong.reason(), HasSubstr("as if position 0 were missing"));
+}
+
+// Position 1 has all digits of the sum of the weights, so that the sum without
+// it cannot be a difference.
+TEST(PoolAttend, AMissingTokenOfAllWeightIsNamed) {
+  const Judgement judgement =
+      JudgeText(std::string(kPoolHead) + kTwoPoolTokens +
+                PoolAttendLine("1", "60", "10", 1));
+  EXPECT_THAT(judgement.reason(), HasSubstr("position 1 were missing"));
 }
 
 // exp(0) is the weight of each token and of a sink of 0. With a soft cap of 1,

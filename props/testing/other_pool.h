@@ -45,7 +45,7 @@ enum class OtherAttentionFault {
   kSeesLater,        // A row sees the later tokens of its batch.
   kMissesAppended,   // A row sees no other token of its batch.
   kMissesOne,        // No row sees position 20.
-  kMissesLast,       // A row does not see the last two tokens, or itself.
+  kMissesLast,       // A row that sees four does not see the last three.
   kLastZeros,        // The last three tokens that a row sees are zeros.
   kMissesFirst,      // A row does not see the first token that it should see.
   kSeesBeforeFirst,  // A row sees the token before the window, if it is there.
@@ -370,7 +370,8 @@ class OtherPool {
     std::vector<double> all(AsSize(is_.v_head_dim), 0);
     for (int at = first; at <= last; ++at) {
       if (attention == Fault::kMissesOne && at == 20) continue;
-      if (attention == Fault::kMissesLast && at > position - 3) continue;
+      const bool last = position > 2 && at > position - 3;
+      if (attention == Fault::kMissesLast && last) continue;
       const bool zeros = attention == Fault::kLastZeros && at > position - 3;
       const bool other = at >= of.len && at != position;
       if (attention == Fault::kMissesAppended && other) continue;
