@@ -10,11 +10,11 @@
 namespace kvtwin {
 namespace {
 
-// Returns the index of the weight that has `part` of the sum of all weights
-// before it: of these, or of `likeliest`, if rounding leaves none.
+// Returns the first index at which the sum of the weights up to it exceeds
+// `part`, or `likeliest` if rounding leaves no such index.
 Eigen::Index IndexAt(const Eigen::ArrayXd& weights, double part,
                      Eigen::Index likeliest) {
-  constexpr Eigen::Index kBlock = 256;  // Whose sum takes few instructions.
+  constexpr Eigen::Index kBlock = 256;  // Its sum is vectorized.
   for (Eigen::Index i = 0; i < weights.size(); i += kBlock) {
     const auto block = weights.segment(i, std::min(kBlock, weights.size() - i));
     if (const double sum = block.sum(); part >= sum) {
@@ -35,18 +35,18 @@ std::int32_t Sampler::operator()(std::span<const float> logits) {
   KVTWIN_ASSERT(!logits.empty());
   float largest = -std::numeric_limits<float>::infinity();
   for (const float logit : logits) largest = std::max(largest, logit);
-  // The end if all are NaN.
+  // `at` is the end if all logits are NaN.
   const auto at = std::ranges::find(logits, largest);
   const std::int64_t likeliest = at == logits.end() ? 0 : at - logits.begin();
   if (!(temperature_ > 0) || !std::isfinite(largest)) {
     return static_cast<std::int32_t>(likeliest);
   }
-  // In steps, so that each of them is vectorized.
+  // Eigen vectorizes each of these statements.
   const Eigen::Map<const Eigen::ArrayXf> all(logits.data(), std::ssize(logits));
   Eigen::ArrayXd weights =
       (all.cast<double>() - double{largest}) / temperature_;
   weights = weights.exp();
-  // Eigen's exp has no 0. A NaN is not above it, either.
+  // Eigen's exp never returns 0: tiny weights and NaN become 0.
   weights = (weights > 1e-300).select(weights, 0);
   const double most = top_p_ * weights.sum();
   for (;;) {

@@ -376,7 +376,7 @@ class BatchService : public Service {
 
   struct Drawn {
     std::int32_t token = 0;
-    std::string bytes = {};  // None of the token that ends an answer.
+    std::string bytes = {};  // Empty for the token that ends an answer.
   };
 
   // Draws the next token of a request.
@@ -420,7 +420,7 @@ class BatchService : public Service {
     }
     lock.lock();
     forward_ += Clock::now() - begin;
-    for (const auto& [number, one] : drawn) Add(number, one);
+    for (const auto& [number, token] : drawn) Add(number, token);
     return {};
   }
 

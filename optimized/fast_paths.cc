@@ -10,7 +10,7 @@ namespace {
 
 std::atomic<FastPaths> forced = FastPaths::kAuto;
 
-thread_local int shares_in_turn = 0;  // The number of objects.
+thread_local int objects_of_this_thread = 0;
 
 }  // namespace
 
@@ -37,11 +37,11 @@ bool UseFastPathsFromEnvironment() {
   return known;
 }
 
-SharesInTurn::SharesInTurn() { ++shares_in_turn; }
-SharesInTurn::~SharesInTurn() { --shares_in_turn; }
+SharesInTurn::SharesInTurn() { ++objects_of_this_thread; }
+SharesInTurn::~SharesInTurn() { --objects_of_this_thread; }
 
 bool SharesInTurn::On() {
-  return shares_in_turn > 0 &&
+  return objects_of_this_thread > 0 &&
          forced.load(std::memory_order_relaxed) == FastPaths::kAuto;
 }
 

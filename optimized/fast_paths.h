@@ -25,11 +25,11 @@ void ForceFastPaths(FastPaths use);
 // later calls return the same answer. MakeCache calls it.
 bool UseFastPathsFromEnvironment();
 
-// For tests of how work is divided: while an object of this class exists, its
-// thread also divides work that is too small for several threads: into one to
-// four shares, a number that follows from the size. The thread does the shares
-// itself, the last one first, so that all machines do the same. Forced fast
-// paths switch this off.
+// For tests of how work is divided. While an object exists, its thread divides
+// small work, too, into one to four shares; the number depends on the size
+// alone. This thread computes the shares one after another, from the last to
+// the first, so that results are the same on all machines. Forced fast paths
+// switch this off.
 class SharesInTurn {
  public:
   SharesInTurn();

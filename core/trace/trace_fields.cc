@@ -122,6 +122,7 @@ double ReadSoftCap(const JsonFields& fields) {
     fields.Fail("soft_cap",
                 fmt::format("is {}, it must not be negative", soft_cap));
   }
+  if (soft_cap > kLogitMost) fields.Fail("soft_cap", "is above 2^50");
   return soft_cap;
 }
 
@@ -129,7 +130,16 @@ std::vector<float> ReadSinks(const JsonFields& fields) {
   const JsonValue* const sinks = fields.Find("sinks");
   if (sinks == nullptr) return {};
   if (!sinks->IsNumbers()) fields.WrongList("sinks", *sinks, "a number");
-  return {sinks->numbers.begin(), sinks->numbers.end()};
+  std::vector<float> numbers;
+  for (const double sink : sinks->numbers) {
+    if (!(std::abs(sink) <= kLogitMost)) {
+      fields.Fail("sinks",
+                  fmt::format("has {}, which is not from -2^50 to 2^50", sink));
+      return {};
+    }
+    numbers.push_back(static_cast<float>(sink));
+  }
+  return numbers;
 }
 
 }  // namespace kvtwin

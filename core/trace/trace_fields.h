@@ -38,6 +38,8 @@ struct TraceAttention {
 // Reads `dtype` and `tolerance` of the object `attend` of the first line. Both
 // may be absent.
 TraceAttention ReadTraceAttention(const JsonFields& attend);
+// No soft cap and no sink is larger (kvtwin/attention.h).
+inline constexpr double kLogitMost = 0x1p50;
 // Read the fields `soft_cap` and `sinks`. Return 0 and an empty list if they
 // are absent.
 double ReadSoftCap(const JsonFields& fields);

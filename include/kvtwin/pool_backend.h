@@ -67,8 +67,8 @@ typedef struct kvtwin_pool_description_v1 {
   /* The pools that `init` makes; histories have no others. It may still refuse
    * some of them. (Newer than 0.1.0.) */
   uint32_t dtypes;           /* 1 << kvtwin_dtype of stored rows. 0: any. */
-  int32_t block_multiple;    /* Divides the tokens of a block. 0: any. */
-  int32_t head_dim_multiple; /* Divides k_head_dim and v_head_dim. 0: any. */
+  int32_t block_multiple;    /* block_size is a multiple of it. 0: any. */
+  int32_t head_dim_multiple; /* So are k_head_dim and v_head_dim. */
 } kvtwin_pool_description_v1;
 
 /* Your own pool as a table, used like kvtwin_backend_v1 for caches. Each

@@ -75,7 +75,7 @@ class AnswerText {
   bool ended_ = false;
 };
 
-// Draws tokens. Equal samplers draw equal tokens.
+// Draws tokens. Equal samplers of one build draw equal tokens.
 class Sampler {
  public:
   // A token's weight is exp(logit / temperature). Only the likeliest tokens

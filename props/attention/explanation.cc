@@ -19,11 +19,16 @@
 namespace kvtwin::props {
 namespace {
 
-// At most this number of faults of each kind of one token is tried, this number
-// of pairs of tokens, and this number of windows and of lists of last tokens.
+// The most faults of each kind of one token, the most windows, and the most
+// numbers of last tokens that are tried.
 constexpr std::size_t kSinglesMost = std::size_t{1} << 14;
+// The most pairs of tokens, and the most K for other positions, that are tried.
 constexpr std::size_t kPairsMost = 1'000;
-// The outputs of other rows take about this number of multiplications.
+// The most scores that are kept, of all heads and tokens.
+constexpr std::int64_t kScoresMost = std::int64_t{1} << 24;
+// Outputs that are computed as a whole take about this number of
+// multiplications together: those of faults, and those of other rows.
+constexpr std::int64_t kFaultProductsMost = std::int64_t{1} << 27;
 constexpr std::int64_t kRowProductsMost = std::int64_t{1} << 28;
 // A token's K is tried for this number of positions before and after its own.
 constexpr std::int32_t kMovedMost = 64;
@@ -166,6 +171,7 @@ class FaultSearch {
   void TryLastTokens();
   void TryZeros();
   void TryOtherRows();
+  void TryWeighings();
   void TryOthers();
   void TryOtherHeads();
 
@@ -176,7 +182,7 @@ class FaultSearch {
   // from the expected output of the fault by another bound.
   static constexpr double kNear = 4;
 
-  // Distances that differ by less than a quarter count as equal.
+  // Distances are compared in whole quarters.
   struct Named {
     std::int64_t quarters = 0;
     std::string text;
@@ -194,14 +200,16 @@ class FaultSearch {
   }
   // Adds a term to the sums, or subtracts it.
   void Add(const Term& term, double sign, Sums& sums) const;
-  // Puts rows of zeros in the place of those of a term.
-  void SetZero(const Term& term, Sums& sums) const;
+  // Adds a number of terms with rows of zeros.
+  void AddZeros(std::size_t count, Sums& sums) const {
+    sums.weights +=
+        static_cast<double>(count) * (-largest_).array().exp().matrix();
+  }
   Sums SumsOf(std::span<const Term> terms) const;
   static Eigen::MatrixXd OutputOf(const Sums& sums);
-  // Whether differences from the sums of the row have enough digits.
-  bool HasDigits(const Sums& sums) const {
-    return (sums.weights.array() > 1e-6 * all_.weights.array()).all();
-  }
+  // Returns the sums with a fault; nothing if these take too many
+  // multiplications.
+  std::optional<Sums> SumsWith(const TokenFault& fault);
   std::int64_t PositionOf(const Term& term) const {
     return At(question_.tokens(), term.key).position;
   }
@@ -215,11 +223,12 @@ class FaultSearch {
   const Eigen::MatrixXd queries_;
   const Eigen::MatrixXd& actual_;
   const Eigen::MatrixXd& allowed_;
-  Eigen::MatrixXd scores_;   // [heads, tokens]
-  Eigen::VectorXd largest_;  // The largest score of each head.
-  Sums all_;                 // Of the terms that the row sees.
-  Eigen::MatrixXd right_;    // The right output.
-  const bool all_pairs_;     // All pairs of tokens are tried.
+  Eigen::MatrixXd scores_;     // [heads, tokens]
+  Eigen::VectorXd largest_;    // The largest score of each head.
+  Sums sums_;                  // Of the terms that the row sees.
+  Eigen::MatrixXd right_;      // The right output.
+  bool all_;                   // All faults of one token are tried.
+  std::int64_t products_ = 0;  // Those of faults so far.
   // The faults within the bound: of one token, and of all of them.
   std::vector<Named> of_tokens_;
   std::vector<Named> of_all_;
@@ -239,15 +248,21 @@ FaultSearch::FaultSearch(const AttentionQuestion& question, std::int64_t row,
       scores_(question.heads(), std::ssize(question.tokens())),
       largest_(Eigen::VectorXd::Zero(question.heads())),
       right_(question.OutputOf(queries_, sees_)),
-      all_pairs_(PairCount(question, row) <= kPairsMost) {
+      all_(PairCount(question, row) <= kPairsMost &&
+           question.row(row).sees.size() <= kSinglesMost) {
   for (std::int64_t i = 0; i < scores_.cols(); ++i) {
     scores_.col(i) = question.ScoresOf(queries_, {i, i});
-    for (std::int64_t h = 0; h < scores_.rows(); ++h) {
-      const double score = scores_(h, i);
-      if (std::isfinite(score)) largest_[h] = std::max(largest_[h], score);
-    }
   }
-  all_ = SumsOf(sees_);
+  const std::span<const float> sinks = question.weighing().sinks;
+  for (std::int64_t h = 0; h < largest_.size(); ++h) {
+    double largest = -std::numeric_limits<double>::infinity();
+    if (!sinks.empty()) largest = double{sinks[AsSize(h)]};
+    for (const Term& term : sees_) {
+      largest = std::max(largest, scores_(h, term.key));
+    }
+    if (std::isfinite(largest)) largest_[h] = largest;
+  }
+  sums_ = SumsOf(sees_);
 }
 
 void FaultSearch::Add(const Term& term, double sign, Sums& sums) const {
@@ -262,11 +277,6 @@ void FaultSearch::Add(const Term& term, double sign, Sums& sums) const {
         (weight * question_.ValueOf(term.value, h / group).cast<double>())
             .matrix();
   }
-}
-
-void FaultSearch::SetZero(const Term& term, Sums& sums) const {
-  Add(term, -1, sums);
-  sums.weights += (-largest_).array().exp().matrix();
 }
 
 Sums FaultSearch::SumsOf(std::span<const Term> terms) const {
@@ -309,14 +319,23 @@ void FaultSearch::Try(const std::string& text, const Eigen::MatrixXd& output,
   if (within.size() > kNamedMost) within.pop_back();
 }
 
-void FaultSearch::Try(const TokenFault& fault) {
-  Sums sums = all_;
+// A difference of sums lacks digits if the term that is missing has nearly all
+// of the weight.
+std::optional<Sums> FaultSearch::SumsWith(const TokenFault& fault) {
+  Sums sums = sums_;
   if (fault.without) Add(sees_[*fault.without], -1, sums);
   if (fault.with) Add(*fault.with, 1, sums);
-  Try(fault.text,
-      HasDigits(sums) ? OutputOf(sums)
-                      : question_.OutputOf(queries_, fault.Applied(sees_)),
-      /*of_token=*/true, !fault.of_pair || all_pairs_);
+  if ((sums.weights.array() > 1e-6 * sums_.weights.array()).all()) return sums;
+  products_ += std::ssize(sees_) * actual_.size();
+  if (products_ > kFaultProductsMost) return std::nullopt;
+  return SumsOf(fault.Applied(sees_));
+}
+
+void FaultSearch::Try(const TokenFault& fault) {
+  const std::optional<Sums> sums = SumsWith(fault);
+  all_ = all_ && sums;
+  if (!sums) return;
+  Try(fault.text, OutputOf(*sums), /*of_token=*/true, !fault.of_pair || all_);
 }
 
 // Names a fault of each sort, if there are some: where much is allowed, many
@@ -336,8 +355,8 @@ std::string FaultSearch::Text() const {
   if (nearest_ < Distance(right_, actual_) / 8) {
     return fmt::format("as if {}, nearly", nearest_text_);
   }
-  return all_pairs_ ? "no fault of one token explains it"
-                    : "no fault of one token that was tried explains it";
+  return all_ ? "no fault of one token explains it"
+              : "no fault of one token that was tried explains it";
 }
 
 std::vector<Term> FaultSearch::OwnTerms() const {
@@ -398,33 +417,30 @@ void FaultSearch::TryMasks() {
 // Tries whether the last tokens that the row sees are missing, or have rows of
 // zeros, as in a block that was not written.
 void FaultSearch::TryLastTokens() {
-  std::vector<Term> last = sees_;
-  std::ranges::stable_sort(last, std::ranges::greater(),
+  std::vector<Term> terms = sees_;
+  std::ranges::stable_sort(terms, {},
                            [&](const Term& term) { return PositionOf(term); });
-  if (last.size() > kSinglesMost) last.resize(kSinglesMost);
-  Sums without = all_;
-  Sums zeros = all_;
-  for (std::size_t count = 1; count <= last.size(); ++count) {
-    const Term& term = last[count - 1];
-    Add(term, -1, without);
-    SetZero(term, zeros);
-    if (count == 1) continue;  // A fault of one token.
-    const std::string text = fmt::format("positions {} to {}", PositionOf(term),
-                                         PositionOf(last.front()));
-    if (count < sees_.size() && HasDigits(without)) {
-      Try(text + " were missing", OutputOf(without));
-    }
-    if (HasDigits(zeros)) Try(text + " had rows of zeros", OutputOf(zeros));
+  Sums first = SumsOf({});  // Of the tokens before them.
+  for (std::size_t i = 1; i + 1 < terms.size(); ++i) {
+    Add(terms[i - 1], 1, first);
+    const std::size_t count = terms.size() - i;
+    if (count > kSinglesMost) continue;
+    const std::string text = fmt::format(
+        "positions {} to {}", PositionOf(terms[i]), PositionOf(terms.back()));
+    Try(text + " were missing", OutputOf(first));
+    Sums zeros = first;
+    AddZeros(count, zeros);
+    Try(text + " had rows of zeros", OutputOf(zeros));
   }
 }
 
 void FaultSearch::TryZeros() {
   for (std::size_t i = 0; i < std::min(sees_.size(), kSinglesMost); ++i) {
-    Sums sums = all_;
-    SetZero(sees_[i], sums);
-    if (!HasDigits(sums)) continue;
+    std::optional<Sums> sums = SumsWith({.text = "", .without = i});
+    if (!sums) return;
+    AddZeros(1, *sums);
     Try(TokenText(question_, row_, sees_[i].key) + " had rows of zeros",
-        OutputOf(sums), /*of_token=*/true);
+        OutputOf(*sums), /*of_token=*/true);
   }
 }
 
@@ -432,8 +448,8 @@ void FaultSearch::TryOtherRows() {
   const std::int64_t products =
       std::ssize(question_.tokens()) * question_.heads() *
       (question_.dims().k_head_dim + question_.dims().v_head_dim);
-  const std::int64_t most =
-      std::clamp<std::int64_t>(kRowProductsMost / products, 4, 64);
+  const std::int64_t most = std::clamp<std::int64_t>(
+      kRowProductsMost / std::max<std::int64_t>(products, 1), 4, 64);
   const std::int64_t count = std::min(question_.rows(), most);
   for (std::int64_t other = 0; other < count; ++other) {
     const AttentionQuestion::Row& row = question_.row(other);
@@ -446,49 +462,46 @@ void FaultSearch::TryOtherRows() {
   }
 }
 
-void FaultSearch::TryOthers() {
-  const std::vector<Term>& sees = sees_;
-  std::vector<Term> shifted = sees;
-  for (std::size_t i = 0; i < sees.size(); ++i) {
-    shifted[i].value = sees[(i + 1) % sees.size()].value;
-  }
-  Try("each token had the V of the next token", shifted);
-  Try("the scale were 1",
-      question_.OutputOf(queries_ * std::sqrt(question_.dims().k_head_dim),
-                         sees));
+// Tries other scales, and weights without the soft cap or the sinks.
+void FaultSearch::TryWeighings() {
   const reference::Weighing weighing = question_.weighing();
-  if (question_.dims().v_head_dim != question_.dims().k_head_dim) {
+  const auto attempt = [&](const char* text, const auto& change) {
     reference::Weighing changed = weighing;
-    changed.scale = 1 / std::sqrt(question_.dims().v_head_dim);
-    Try("the scale were 1 / sqrt(v_head_dim)",
-        question_.OutputOf(queries_, sees, changed));
+    change(changed);
+    Try(text, question_.OutputOf(queries_, sees_, changed));
+  };
+  attempt("the scale were 1", [](auto& changed) { changed.scale = 1; });
+  const double v_head_dim = question_.dims().v_head_dim;
+  if (v_head_dim != question_.dims().k_head_dim) {
+    attempt("the scale were 1 / sqrt(v_head_dim)",
+            [&](auto& changed) { changed.scale = 1 / std::sqrt(v_head_dim); });
   }
-  reference::Weighing binary = weighing;
-  binary.scale *= std::numbers::ln2;
-  binary.soft_cap *= std::numbers::ln2;
   std::vector<float> sinks(weighing.sinks.begin(), weighing.sinks.end());
   for (float& sink : sinks) sink *= std::numbers::ln2_v<float>;
-  binary.sinks = sinks;
-  Try("the weights were powers of 2",
-      question_.OutputOf(queries_, sees, binary));
+  attempt("the weights were powers of 2", [&](auto& changed) {
+    changed.scale *= std::numbers::ln2;
+    changed.soft_cap *= std::numbers::ln2;
+    changed.sinks = sinks;
+  });
+  const std::vector<float> zeros(AsSize(queries_.cols()), 0.0F);
   if (weighing.sinks.empty()) {
-    const std::vector<float> zeros(AsSize(queries_.cols()), 0.0F);
-    reference::Weighing changed = weighing;
-    changed.sinks = zeros;
-    Try("1 were added to the sum of the weights",
-        question_.OutputOf(queries_, sees, changed));
+    attempt("1 were added to the sum of the weights",
+            [&](auto& changed) { changed.sinks = zeros; });
+  } else {
+    attempt("the sinks were absent", [](auto& changed) { changed.sinks = {}; });
   }
   if (weighing.soft_cap != 0) {
-    reference::Weighing changed = weighing;
-    changed.soft_cap = 0;
-    Try("the soft cap were absent",
-        question_.OutputOf(queries_, sees, changed));
+    attempt("the soft cap were absent",
+            [](auto& changed) { changed.soft_cap = 0; });
   }
-  if (!weighing.sinks.empty()) {
-    reference::Weighing changed = weighing;
-    changed.sinks = {};
-    Try("the sinks were absent", question_.OutputOf(queries_, sees, changed));
+}
+
+void FaultSearch::TryOthers() {
+  std::vector<Term> shifted = sees_;
+  for (std::size_t i = 0; i < sees_.size(); ++i) {
+    shifted[i].value = sees_[(i + 1) % sees_.size()].value;
   }
+  Try("each token had the V of the next token", shifted);
   Try("it were zeros", Eigen::MatrixXd::Zero(actual_.rows(), actual_.cols()));
   // Query head h reads KV head h modulo their number.
   const std::int64_t heads = queries_.cols();
@@ -498,7 +511,7 @@ void FaultSearch::TryOthers() {
   for (std::int64_t h = 0; h < heads; ++h) {
     queries.col(h % kv_heads * group + h / kv_heads) = queries_.col(h);
   }
-  const Eigen::MatrixXd outputs = question_.OutputOf(queries, sees);
+  const Eigen::MatrixXd outputs = question_.OutputOf(queries, sees_);
   Eigen::MatrixXd output = outputs;
   for (std::int64_t h = 0; h < heads; ++h) {
     output.col(h) = outputs.col(h % kv_heads * group + h / kv_heads);
@@ -569,6 +582,10 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
                           const Eigen::MatrixXd& actual,
                           const Eigen::MatrixXd& allowed) {
   if (!actual.allFinite()) return "it is not a number";
+  const auto tokens = std::ssize(question.tokens());
+  if (tokens * question.heads() > kScoresMost) {
+    return "no fault of one token that was tried explains it";
+  }
   FaultSearch search(question, row, actual, allowed);
   for (const TokenFault& fault :
        FaultsOfOneToken(question, row, kSinglesMost)) {
@@ -585,6 +602,7 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
   search.TryMasks();
   search.TryLastTokens();
   search.TryOtherRows();
+  search.TryWeighings();
   search.TryOthers();
   search.TryOtherHeads();
   return search.Text();

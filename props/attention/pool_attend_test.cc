@@ -26,6 +26,7 @@ namespace kvtwin::props {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using OutputFault = OtherAttentionFault;
 
 constexpr int kAttendHistories = 50;
@@ -203,6 +204,20 @@ TEST(PoolAttend, OneOfManyTokensShowsInBf16) {
               HasSubstr("position 20 were missing"));
 }
 
+// Of 41 * 40 pairs of tokens, the first 1,000 do not have positions 30 and 31.
+TEST(PoolAttend, PairsOfNeighboursAreTriedBeyondTheFirstThousand) {
+  OtherPool::rules = {};
+  const Subject subject =
+      BackendSubject(DescribedPool(OtherPoolTable()), Level::kAttention);
+  OtherPool::attention = OutputFault::kOneOtherValue;
+  const auto history = ParsePagedHistory(
+      "kvp1 block=16 blocks=20 most=256 layers=1 heads=1 kdim=16 vdim=16 "
+      "dtype=f32 | open 0 0 0 | append 0 103 1 | commit 0 1 0 | append 0 0 1");
+  EXPECT_THAT(TextOf(RunHistory(*history, subject).failure),
+              HasSubstr("position 30 had V of position 31"));
+  OtherPool::attention = OutputFault::kNone;
+}
+
 // A pool of f32 that stores fewer digits is found by its rows, and by its
 // outputs.
 TEST(PoolAttend, RowsNeedTheDigitsOfTheirDType) {
@@ -269,6 +284,72 @@ TEST(PoolAttend, DescriptionsMayLimitPools) {
   ExplorePaged(/*depth=*/1, {}, subject);
   EXPECT_GT(asked, 10);
   EXPECT_EQ(odd, "");
+}
+
+// Pools of every multiple are small enough for a test, and of the declared
+// multiples; long appends fill them.
+TEST(PoolAttend, PoolsOfLargeMultiplesAreSmallEnough) {
+  for (const int block : {1, 16, 1024}) {
+    for (const int head_dim : {1, 48, 128, 1024}) {
+      const Abilities able = {.block_multiple = block,
+                              .head_dim_multiple = head_dim};
+      for (std::uint64_t number = 0; number < 300; ++number) {
+        PagedHistory history = number % 2 == 0 ? MakePagedHistory(1, number)
+                                               : MakeGroupsHistory(1, number);
+        FitPool(able, history);
+        EXPECT_TRUE(FitsPool(able, history.spec));
+        EXPECT_EQ(ParsePagedHistory(ToText(history)).status().message(), "");
+      }
+    }
+  }
+}
+
+// A history is not shrunk to a pool that the backend does not declare.
+TEST(PoolAttend, ShrunkPoolsAreDeclaredOnes) {
+  OtherPool::rules = {};
+  kvtwin_pool_backend_v1 table = OtherPoolTable();
+  table.describe = [](kvtwin_pool_description_v1* out) -> int {
+    out->dtypes = 1U << KVTWIN_F32;
+    out->block_multiple = 16;
+    out->head_dim_multiple = 8;
+    return KVTWIN_OK;
+  };
+  OtherPool::attention = OutputFault::kMissesFirst;
+  FuzzOptions options;
+  options.operations = 5000;
+  const PagedFuzzResult result = FuzzPools(
+      options, BackendSubject(DescribedPool(table), Level::kAttention));
+  OtherPool::attention = OutputFault::kNone;
+  ASSERT_TRUE(result.failure);
+  EXPECT_GT(result.counts.longest, 16);
+  EXPECT_EQ(result.shrunk.spec.block_size, 16);
+  EXPECT_EQ(result.shrunk.spec.k_head_dim, 8);
+}
+
+// After a refusal, every other history has a storage that the pool accepted.
+TEST(PoolAttend, AcceptedStorageFollowsARefusal) {
+  static int made = 0;
+  static int asked = 0;
+  kvtwin_pool_backend_v1 table = OtherPoolTable();
+  table.describe = [](kvtwin_pool_description_v1* out) -> int {
+    out->dtypes = 1U << KVTWIN_BF16;
+    return KVTWIN_OK;
+  };
+  table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
+    ++asked;
+    if (params->layout != KVTWIN_HEAD_MAJOR) return KVTWIN_NOT_SUPPORTED;
+    ++made;
+    kvtwin_pool_params f32 = *params;
+    f32.dtype = f32.v_dtype = KVTWIN_F32;
+    return OtherPoolTable().init(&f32, pool);
+  };
+  table.append = [](auto...) -> int { return KVTWIN_CACHE_FULL; };
+  FuzzOptions options;
+  options.operations = 3000;
+  options.unshrunk = true;
+  FuzzPools(options, BackendSubject(DescribedPool(table), Level::kVisibility));
+  EXPECT_GT(asked, 20);
+  EXPECT_GT(made * 3, asked * 2);  // Half of them, and half of the others.
 }
 
 // A pool that shows no rows is compared by its outputs alone.
@@ -343,7 +424,14 @@ TEST(PoolAttend, TheSearchDrawsWeighing) {
     ASSERT_TRUE(again.ok());
     EXPECT_EQ(again->soft_cap, shrunk.soft_cap);
     EXPECT_EQ(again->sinks, shrunk.sinks);
-    EXPECT_TRUE(RunHistory(*again, subject).failure);
+    const auto failure = RunHistory(*again, subject).failure;
+    ASSERT_TRUE(failure);
+    if (shrunk.soft_cap > 0) {
+      EXPECT_THAT(failure->trace.back().call, HasSubstr(", soft cap 4"));
+    }
+    if (shrunk.sinks) {
+      EXPECT_THAT(failure->trace.back().call, HasSubstr(", with sinks"));
+    }
   }
   OtherPool::attention = OutputFault::kNone;
 }
@@ -540,6 +628,36 @@ TEST(PoolAttend, LargeScoresLeaveTheRangeOfV) {
   EXPECT_EQ(verdict("3e38", "50"), Verdict::kAccept);
 }
 
+// Each kind of fault of one token is tried for the first 16,384 tokens.
+TEST(PoolAttend, TheFirstTokensOfALongRowAreTried) {
+  static constexpr int kCount = 16'390;
+  const auto reason = [](int missing) {
+    std::string keys;
+    std::string values;
+    for (int i = 0; i < kCount; ++i) {
+      keys += i == missing ? ",12" : ",0";
+      values += fmt::format(",{}", i % 7);
+    }
+    std::string head = kPoolHead;
+    head.replace(head.find(R"("blocks":4,"max_seq_len":8)"), 26,
+                 R"("blocks":9000,"max_seq_len":18000)");
+    const std::string append = fmt::format(
+        R"({{"op":"open","result":0,"len":0}}
+{{"op":"append","seq":0,"layer":0,"key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
+        R"("value":{{"shape":[1,1,{0}],"data":[{2}]}},"result":"ok"}}
+)",
+        kCount, keys.substr(1), values.substr(1));
+    double sum = 0;
+    for (int i = 0; i < kCount; ++i) sum += i == missing ? 0 : i % 7;
+    const double mean = sum / (kCount - 1);
+    return JudgeText(head + append +
+                     PoolAttendLine("1", "1", fmt::format("{}", mean), 1))
+        .reason();
+  };
+  EXPECT_THAT(reason(16'380), HasSubstr("position 16380 were missing"));
+  EXPECT_THAT(reason(16'385), Not(HasSubstr("position 16385 were missing")));
+}
+
 TEST(PoolAttend, BadLinesAreNamed) {
   const auto why = [](const std::string& head, const std::string& line) {
     const Judgement judgement = JudgeText(head + kTwoPoolTokens + line);
@@ -574,7 +692,9 @@ TEST(PoolAttend, BadLinesAreNamed) {
         {R"("soft_cap":"4")", "soft_cap is '4'"},
         {R"("sinks":[0.5,1])", "query has 1 heads, sinks has 2 numbers"},
         {R"("sinks":[[1]])", "sinks[0] is a list, it must be a number"},
-        {R"("sinks":3)", "sinks is 3"}}) {
+        {R"("sinks":3)", "sinks is 3"},
+        {R"("sinks":[1e300])", "which is not from -2^50 to 2^50"},
+        {R"("soft_cap":1e300)", "soft_cap is above 2^50"}}) {
     EXPECT_THAT(why(kPoolHead, changed(R"("layer":0)",
                                        fmt::format(R"("layer":0,{})", field))),
                 HasSubstr(text));

@@ -267,6 +267,19 @@ TEST(RecordedAttention, BadInputIsNamed) {
               HasSubstr("out.data has 5 numbers"));
 }
 
+// No token is left that could explain the output.
+TEST(RecordedAttention, AnOutputWithoutTokensIsWrong) {
+  const Judgement judgement = JudgeText(
+      Header() + kPass +
+      R"({"op":"remove","seq":0,"begin":0,"end":2147483647,"result":"ok"})"
+      "\n"
+      R"({"op":"set_causal","except":[]})"
+      "\n" +
+      Attend("1,1,2,2,5.5,5.5"));
+  EXPECT_EQ(judgement.verdict(), Verdict::kReject);
+  EXPECT_THAT(judgement.reason(), HasSubstr("no fault of one token"));
+}
+
 TEST(RecordedAttention, LinesAreWrittenAsTheyAreRead) {
   const std::string text =
       Header("2", R"("attend":{"dtype":"f16","tolerance":0.25,)"

@@ -304,30 +304,6 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   return info;
 }
 
-Json ToJsonOfPool(const Abilities& abilities) {
-  return {{"can", abilities.can},
-          {"dtypes", abilities.dtypes},
-          {"block_multiple", abilities.block_multiple},
-          {"head_dim_multiple", abilities.head_dim_multiple}};
-}
-
-namespace {
-
-Abilities PoolAbilitiesFromJson(const Json& pool) {
-  const Json& json = pool.at("abilities");
-  const auto multiple = [&](const char* key) {
-    return IntegerOf(json.at(key), key, 1, kPoolMultipleMost);
-  };
-  Abilities abilities;
-  abilities.can = IntegerOf(json.at("can"), "can", 0U, ~0U);
-  abilities.dtypes = IntegerOf(json.at("dtypes"), "dtypes", 0U, ~0U);
-  abilities.block_multiple = multiple("block_multiple");
-  abilities.head_dim_multiple = multiple("head_dim_multiple");
-  return abilities;
-}
-
-}  // namespace
-
 Json ToJson(const Expansion& expansion) {
   Json found = Json::array();
   for (const Expansion::Found& one : expansion.found) {
@@ -443,13 +419,21 @@ Result<PoolInfo> Host::DescribePool() {
                               options_.library, KVTWIN_GET_POOL_BACKEND_V1));
   }
   return ReadGreeting(said->at("pool"), [](const Json& pool) {
-    return PoolInfo{pool.at("name").get<std::string>(),
-                    EnumAt(pool, "claims", Level::kAttention),
-                    LevelsAt(pool, "levels"),
-                    pool.at("groups").get<bool>(),
-                    pool.at("laws").get<std::vector<std::string>>(),
-                    pool.at("not_declared").get<std::vector<std::string>>(),
-                    PoolAbilitiesFromJson(pool)};
+    PoolInfo info;
+    pool.at("name").get_to(info.name);
+    info.claims = EnumAt(pool, "claims", Level::kAttention);
+    info.levels = LevelsAt(pool, "levels");
+    pool.at("groups").get_to(info.groups);
+    pool.at("laws").get_to(info.laws);
+    pool.at("not_declared").get_to(info.not_declared);
+    info.abilities.can = IntegerAt<std::uint32_t>(pool, "can");
+    info.abilities.dtypes = IntegerAt<std::uint32_t>(pool, "dtypes");
+    const auto multiple = [&](const char* key) {
+      return IntegerOf(pool.at(key), key, 1, kPoolMultipleMost);
+    };
+    info.abilities.block_multiple = multiple("block_multiple");
+    info.abilities.head_dim_multiple = multiple("head_dim_multiple");
+    return info;
   });
 }
 

@@ -39,9 +39,6 @@ Failure FailureFromJson(const nlohmann::ordered_json& json);
 nlohmann::ordered_json ToJson(const Expansion& expansion);
 Expansion ExpansionFromJson(const nlohmann::ordered_json& json);
 
-// The abilities of a pool.
-nlohmann::ordered_json ToJsonOfPool(const Abilities& abilities);
-
 struct PoolInfo {
   std::string name;
   Level claims = Level::kVisibility;

@@ -538,6 +538,10 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
     return Status(StatusCode::kNotSupported,
                   "the backend declares no groups (KVTWIN_POOL_HAS_GROUPS)");
   }
+  if (!FitsPool(backend.abilities, spec)) {
+    return Status(StatusCode::kNotSupported,
+                  "the backend declares other dtypes or multiples");
+  }
   const auto in_c = [](const PagedSpec& of) {
     kvtwin_pool_params params = CPoolParams(of);
     if (!of.v_dtype) params.v_dtype = params.dtype;

@@ -182,7 +182,7 @@ Status FillAttend(const kvtwin_recorder_params& params, TraceHeader& header) {
   const auto sinks = ListFromC("sinks", params.sinks, params.sink_count);
   if (!sinks.ok()) return sinks.status();
   for (const float sink : *sinks) {
-    if (!std::isfinite(sink)) {
+    if (!(std::abs(sink) <= kLogitMost)) {
       return Invalid("sinks has {}, which no recording can hold", sink);
     }
   }

@@ -1094,7 +1094,7 @@ endforeach()
 set(garbage_host "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh")
 string(CONCAT host_pool "HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1,\"levels\":[1],"
   "\"groups\":false,\"laws\":[],\"not_declared\":[],"
-  "\"abilities\":{\"can\":0,\"dtypes\":1,\"block_multiple\":1,\"head_dim_multiple\":1}}}")
+  "\"can\":0,\"dtypes\":1,\"block_multiple\":1,\"head_dim_multiple\":1}}")
 string(CONCAT host_cache "HOST_SAYS={\"cache\":{\"name\":\"c\",\"profile\":\"\","
   "\"claims\":0,\"kinds\":1,\"can\":255,\"dtypes\":1,\"v_layouts\":1,\"shifts\":1,"
   "\"mask_dtypes\":1,\"max_sequences\":0,\"max_layers\":0,\"max_padding\":0,"

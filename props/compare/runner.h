@@ -118,7 +118,8 @@ struct CallTrace {
   std::vector<Step> steps;
   std::optional<Viewport> frame;
   std::int64_t from = 1;
-  // Called before each call that has a name, and after each step, if set.
+  // Called before each call, with its name or an empty text, and after each
+  // step, if set.
   std::function<void(const std::string& call)> begun = {};
   std::function<void(const Step&)> told = {};
   std::string calling = {};  // The call that is not answered yet, or empty.
@@ -130,7 +131,7 @@ struct CallTrace {
   void Begin(std::string call, bool begins_pass = false) {
     calling = std::move(call);
     calls_start_forward = begins_pass;
-    if (begun && !calling.empty()) begun(calling);
+    if (begun) begun(calling);
   }
   // Adds the step of the call that was begun last, and returns it.
   Step& Add(std::string call, std::string_view answer,

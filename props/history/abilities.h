@@ -34,11 +34,11 @@ inline void LimitTo(int limit, int& value) {
   if (limit > 0) value = std::min(value, limit);
 }
 
-// The bits are those of include/kvtwin/kvtwin.h. The default is every ability
-// of our twins.
-// The largest divisor of a pool's sizes that a description may have.
+// Descriptions of pools have no larger multiples.
 inline constexpr int kPoolMultipleMost = 1024;
 
+// The bits are those of include/kvtwin/kvtwin.h. The default is every ability
+// of our twins.
 struct Abilities {
   std::uint32_t kinds = ~0U;
   std::uint32_t can = ~std::uint32_t{KVTWIN_CAN_FIND_PREFIX};
@@ -53,7 +53,8 @@ struct Abilities {
   int max_padding = 0;
   int max_mask_padding = 0;       // 0: the same as max_padding.
   std::int32_t max_position = 0;  // The largest position of a token; 0: any.
-  // Of pools: what divides the tokens of a block, and the dimensions of heads.
+  // Of pools: blocks have a multiple of this number of tokens, and heads a
+  // multiple of this number of elements.
   int block_multiple = 1;
   int head_dim_multiple = 1;
   bool can_resume = true;

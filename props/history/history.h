@@ -171,11 +171,12 @@ std::string WhyNotOfCells(const Setup& setup);
 std::string WhyTooLarge(const Setup& setup);
 
 // Returns the custom shift function of lines: shift=custom. A new element
-// depends on the next one and on all arguments; two shifts differ from one by
-// the sum of their offsets. Answers invalid_argument if the size of the row is
-// not that of its dimensions.
+// depends on the next one and on all arguments; shifting by a, then by b,
+// differs from shifting by a + b. Answers invalid_argument if the size of the
+// row is not that of its dimensions.
 Shift CustomShift();
-// Makes the custom function out of each tag_add and rope.
+// Replaces each tag_add and rope, also in the caches of a wrapper, by
+// CustomShift.
 void UseCustomShift(CacheSpec& spec);
 // Returns the name of a shift function in lines.
 std::string_view ShiftName(ShiftKind kind);

@@ -401,9 +401,9 @@ void AddDefrag(History& history) {
   const auto is_encoder = [](const CacheSpec& spec) {
     return spec.kind == Kind::kEncoder;
   };
-  bool any = false;
+  bool has_memory = false;
   const auto enlarge = [&](CacheSpec& spec) {
-    any = any || spec.memory;
+    has_memory = has_memory || spec.memory;
     if (spec.memory) spec.memory = std::max(*spec.memory, +kTokens);
   };
   // An encoder has one sequence. Hybrids have the same windows as wrappers.
@@ -413,7 +413,7 @@ void AddDefrag(History& history) {
   }
   enlarge(whole);
   std::ranges::for_each(whole.caches, enlarge);
-  if (!any) return;
+  if (!has_memory) return;
   InitArgs& init = history.setup.init;
   init.max_sequences = kSequences;
   init.capacity = std::max(init.capacity, 2 * kTokens);

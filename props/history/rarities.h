@@ -16,10 +16,10 @@ namespace kvtwin::props {
 // With a `cells_max`, the history needs at most that many cells.
 History DrawLarge(const Pick& pick, std::optional<Kind> kind, int cells_max);
 
-// Makes a history of a swa_mem begin with a defrag in more than 64 cells: the
-// cache keeps 40 tokens or more of each of three sequences, one of which leaves
-// holes that are too short for a batch. Few operations follow. Changes no other
-// history, and no hybrid.
+// Puts a defrag of more than 64 cells before the operations of a swa_mem: three
+// sequences of 40 tokens each are stored, and the removal of one of them leaves
+// holes that are too short for the next batch. At most 12 of the operations
+// follow. Other kinds, and hybrids, stay as they are.
 void AddDefrag(History& history);
 
 // Replaces some passes by their single calls: layers come in any order, twice

@@ -129,8 +129,8 @@ std::uint64_t ChainOf(const PagedClient& client, std::size_t count) {
   return chain;
 }
 
-// The bits of a number of a row, with its sign, that each row of this dtype
-// holds. A pool that stores fewer bits than it declares is then found.
+// Returns how many bits, with the sign, the numbers of rows have in this dtype,
+// so that a pool that stores fewer bits than it declares is found.
 int BitsOf(DType dtype) {
   if (dtype == DType::kF32) return 16;
   return dtype == DType::kF16 ? 11 : 8;

@@ -247,10 +247,10 @@ struct PagedRows {
   DenseTensor key;
   DenseTensor value;
 };
-// Returns the f32 rows of the client's pending tokens in a layer, whose numbers
-// the pool's dtypes hold exactly, and also `rounded`, to which an attention may
-// round them. A row follows from the tokens up to its own; another `salt` gives
-// the same tokens other rows.
+// Returns the f32 rows of the client's pending tokens in a layer. Pools of f32,
+// f16 and bf16 hold their numbers exactly, and so does `rounded`, to which an
+// attention may round them; the other dtypes round. A row follows from the
+// tokens up to its own; another `salt` gives the same tokens other rows.
 PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
                       int layer, DType rounded = DType::kF32,
                       std::uint64_t salt = 0);

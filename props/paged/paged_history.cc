@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <locale>
+#include <numeric>
 #include <sstream>
 
 #include "core/guarded_paged.h"
@@ -208,7 +209,8 @@ Result<PagedHistory> ParsePagedHistory(std::string_view text) {
                    if (key == "softcap") {
                      history.soft_cap = ReadCount(key, value);
                    } else if (key == "sinks") {
-                     history.sinks = ReadCount(key, value) == 1;
+                     if (value != "1") throw BadLine{value, "sinks is not 1"};
+                     history.sinks = true;
                    } else {
                      ReadSetting(key, value, history.spec, /*of_group=*/false);
                    }
@@ -360,6 +362,27 @@ void CompleteCall(const Pick& pick, std::vector<PagedOp>& ops) {
        .b = 1});
 }
 
+// Makes the pool small enough for a test; blocks and heads stay multiples.
+void LimitSize(int block_multiple, int head_dim_multiple, PagedSpec& spec) {
+  const auto halve = [](int unit, int& number) {
+    if (number <= unit) return false;
+    number = (number / unit + 1) / 2 * unit;
+    return true;
+  };
+  const auto unit = [&](DType dtype) {
+    return IsBlockDType(dtype)
+               ? std::lcm(head_dim_multiple, AsInt(kBlockElements))
+               : head_dim_multiple;
+  };
+  while (IsTooLarge(spec) &&
+         (halve(1, spec.blocks) || halve(1, spec.layers) ||
+          halve(1, spec.kv_heads) || halve(block_multiple, spec.block_size) ||
+          halve(unit(spec.dtype), spec.k_head_dim) ||
+          halve(unit(spec.v_dtype.value_or(spec.dtype)), spec.v_head_dim))) {
+    continue;
+  }
+}
+
 // Widens heads to whole blocks of their dtypes, and makes the pool small
 // enough.
 void Fit(PagedSpec& spec) {
@@ -371,7 +394,7 @@ void Fit(PagedSpec& spec) {
   };
   widen(spec.dtype, spec.k_head_dim);
   widen(spec.v_dtype.value_or(spec.dtype), spec.v_head_dim);
-  while (IsTooLarge(spec)) spec.blocks = (spec.blocks + 1) / 2;
+  LimitSize(1, 1, spec);
 }
 
 }  // namespace
@@ -609,34 +632,56 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
   return history;
 }
 
-void FitPool(const Abilities& able, PagedHistory& history) {
-  const auto next = [&](DType dtype) {  // The next dtype that the pool has.
-    std::size_t at = AsSize(dtype);
-    while (!HasBit(able.dtypes, kRowDTypes.at(at))) {
-      at = (at + 1) % kRowDTypes.size();
-    }
-    return kRowDTypes.at(at);
+PoolStorage FitStorage(const Abilities& able, PoolStorage storage) {
+  const auto fit = [&](DType dtype) {
+    return Nearest(able.dtypes, dtype, kRowDTypes.size());
   };
-  const auto widen = [&](int head_dim) {
-    const int multiple = able.head_dim_multiple;
-    return head_dim < 4 ? head_dim * multiple
-                        : (head_dim + multiple - 1) / multiple * multiple;
+  storage.dtype = fit(storage.dtype);
+  if (storage.v_dtype) storage.v_dtype = fit(*storage.v_dtype);
+  return storage;
+}
+
+void FitPool(const Abilities& able, PagedHistory& history) {
+  const int blocks = able.block_multiple;
+  const auto widen = [&](DType dtype, int& head_dim) {
+    const int unit = IsBlockDType(dtype) ? std::lcm(able.head_dim_multiple,
+                                                    AsInt(kBlockElements))
+                                         : able.head_dim_multiple;
+    const bool is_drawn_small = head_dim < 4;
+    head_dim =
+        is_drawn_small ? head_dim * unit : (head_dim + unit - 1) / unit * unit;
   };
   const auto fit = [&](PagedSpec& spec) {
-    UseStorage(
-        {next(spec.dtype),
-         spec.v_dtype ? std::optional(next(*spec.v_dtype)) : std::nullopt,
-         spec.layout},
-        spec);
-    spec.block_size *= able.block_multiple;
-    spec.k_head_dim = widen(spec.k_head_dim);
-    spec.v_head_dim = widen(spec.v_head_dim);
-    Fit(spec);
+    UseStorage(FitStorage(able, StorageOf(spec)), spec);
+    spec.block_size = std::min(spec.block_size, kTokensMax / blocks) * blocks;
+    if (spec.window) spec.window = std::min(*spec.window * blocks, kTokensMax);
+    widen(spec.dtype, spec.k_head_dim);
+    widen(spec.v_dtype.value_or(spec.dtype), spec.v_head_dim);
+    LimitSize(blocks, able.head_dim_multiple, spec);
   };
   PagedSpec& spec = history.spec;
-  spec.max_seq_len *= able.block_multiple;
+  spec.max_seq_len = std::min(spec.max_seq_len * blocks, kTokensMax);
   if (spec.groups.empty()) fit(spec);
   std::ranges::for_each(spec.groups, fit);
+  while (spec.groups.size() > 1 && IsTooLarge(spec)) spec.groups.pop_back();
+  // Long appends still fill the pool.
+  for (PagedOp& op : history.ops) {
+    if (op.kind != PagedOpKind::kAppend || op.b < kLongAppend) continue;
+    op.b = kLongAppend + (op.b - kLongAppend) * blocks;
+  }
+}
+
+bool FitsPool(const Abilities& able, const PagedSpec& spec) {
+  if (!spec.groups.empty()) {
+    return std::ranges::all_of(spec.groups, [&](const PagedSpec& group) {
+      return FitsPool(able, group);
+    });
+  }
+  const PoolStorage storage = StorageOf(spec);
+  return FitStorage(able, storage) == storage &&
+         spec.block_size % able.block_multiple == 0 &&
+         spec.k_head_dim % able.head_dim_multiple == 0 &&
+         spec.v_head_dim % able.head_dim_multiple == 0;
 }
 
 void DrawWeighing(const Pick& pick, const Abilities& can,

@@ -47,10 +47,6 @@ PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
 PagedHistory DrawGroupsHistory(const Pick& pick);
 PagedHistory MakeGroupsHistory(std::uint64_t seed, std::uint64_t number);
 
-// Changes the pool of a history to one with the dtypes, and with the multiples
-// for blocks and heads, of a pool with these abilities.
-void FitPool(const Abilities& able, PagedHistory& history);
-
 // Gives one history in four a soft cap, and one in four sinks, if the pool has
 // these abilities (KVTWIN_CAN_SOFT_CAP, KVTWIN_CAN_SINKS).
 void DrawWeighing(const Pick& pick, const Abilities& can,
@@ -69,6 +65,14 @@ PoolStorage StorageOf(const PagedSpec& spec);
 // Changes the storage, and the dimensions of the rows where the storage
 // requires it.
 void UseStorage(const PoolStorage& storage, PagedSpec& spec);
+
+// Returns the nearest storage with dtypes that a pool with these abilities has.
+PoolStorage FitStorage(const Abilities& able, PoolStorage storage);
+// Changes the pool of a history to one that a pool with these abilities can be:
+// with its dtypes, and its multiples for blocks and heads.
+void FitPool(const Abilities& able, PagedHistory& history);
+// Whether a pool with these abilities can be such a pool.
+bool FitsPool(const Abilities& able, const PagedSpec& spec);
 
 }  // namespace kvtwin::props
 

@@ -316,6 +316,7 @@ TEST(PagedHistories, LinesSuggestNames) {
   // A group has no limit of its own, and a pool no window.
   EXPECT_EQ(why("groups=mast:3"), "character 13: 'mast' is not a setting");
   EXPECT_EQ(why("widow=3"), "character 6: 'widow' is not a setting");
+  EXPECT_NE(why("sinks=2").find("sinks is not 1"), std::string::npos);
   EXPECT_EQ(why("frobnicate=3"), "character 6: 'frobnicate' is not a setting");
   EXPECT_EQ(why("| apend 0 0 0"),
             "character 8: 'apend' is not an operation with three numbers, did "

@@ -230,8 +230,11 @@ std::string PoolCallText(const PagedTraceOp& op) {
           NumbersText(op.sequences), GroupText(op), NumbersText(op.csr.indices),
           NumbersText(op.csr.indptr), NumbersText(op.csr.last_page_len));
     case PagedTraceOpKind::kAttend:
-      return fmt::format("layer {}, the last {} rows of sequences {}", op.layer,
-                         NumbersText(op.query_rows), NumbersText(op.sequences));
+      return fmt::format(
+          "layer {}, the last {} rows of sequences {}{}{}", op.layer,
+          NumbersText(op.query_rows), NumbersText(op.sequences),
+          op.soft_cap > 0 ? fmt::format(", soft cap {}", op.soft_cap) : "",
+          op.sinks.empty() ? "" : ", with sinks");
     case PagedTraceOpKind::kUsage:
       return fmt::format("free {}, cached {}, used {}, shared {}",
                          op.usage.free, op.usage.cached, op.usage.used,

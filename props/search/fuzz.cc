@@ -189,6 +189,11 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
                    history);
     }
     if (subject_.run_pool) FitPool(subject_.abilities, history);
+    if (options_.cells_max > 0 && !options_.groups) {
+      PagedSpec& spec = history.spec;
+      const int most = std::max(options_.cells_max / spec.block_size, 1);
+      spec.blocks = std::min(spec.blocks, most);
+    }
     return history;
   }
 
@@ -197,9 +202,9 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
   // accepted.
   void Tell(const History& history, bool ran) {
     const PoolStorage storage = StorageOf(history.spec);
-    if (ran && (!had_ || storage == PoolStorage())) had_ = storage;
+    if (ran && (!had_ || storage == Fitted(PoolStorage()))) had_ = storage;
     refuses_ = refuses_ || !ran;
-    if (!ran && had_ && storage == used_) used_ = *had_;
+    if (!ran && had_ && storage == Fitted(used_)) used_ = *had_;
   }
 
  protected:
@@ -207,6 +212,10 @@ class PoolSource : public PlainSource<PagedHistory, RefusesPaged> {
   const Subject& subject_;
 
  private:
+  PoolStorage Fitted(const PoolStorage& storage) const {
+    return subject_.run_pool ? FitStorage(subject_.abilities, storage)
+                             : storage;
+  }
   History OfNumber(std::uint64_t number) const {
     if (options_.groups) {
       History history = MakeGroupsHistory(options_.seed, number);
@@ -512,7 +521,19 @@ class AllPools : public PoolSource {
       number /= kExplored.size();
     }
     if (number > 0) return std::nullopt;
-    if (subject_.run_pool) FitPool(subject_.abilities, history);
+    if (!subject_.run_pool) return history;
+    // The operations have as many blocks of tokens as without a multiple.
+    const int blocks = subject_.abilities.block_multiple;
+    for (PagedOp& op : history.ops) {
+      if (blocks == 1) break;
+      if (op.kind == PagedOpKind::kAppend) {
+        op.b = kLongAppend + op.b;  // n + 1 tokens, times the multiple.
+      } else if (op.kind == PagedOpKind::kFork ||
+                 op.kind == PagedOpKind::kTruncate) {
+        op.b *= blocks;
+      }
+    }
+    FitPool(subject_.abilities, history);
     return history;
   }
 

@@ -45,6 +45,7 @@ enum class OtherAttentionFault {
   kSeesLater,        // A row sees the later tokens of its batch.
   kMissesAppended,   // A row sees no other token of its batch.
   kMissesOne,        // No row sees position 20.
+  kOneOtherValue,    // Position 30 has V of position 31.
   kMissesLast,       // A row that sees four does not see the last three.
   kLastZeros,        // The last three tokens that a row sees are zeros.
   kMissesFirst,      // A row does not see the first token that it should see.
@@ -370,9 +371,9 @@ class OtherPool {
     std::vector<double> all(AsSize(is_.v_head_dim), 0);
     for (int at = first; at <= last; ++at) {
       if (attention == Fault::kMissesOne && at == 20) continue;
-      const bool last = position > 2 && at > position - 3;
-      if (attention == Fault::kMissesLast && last) continue;
-      const bool zeros = attention == Fault::kLastZeros && at > position - 3;
+      const bool of_end = at > position - 3;
+      if (attention == Fault::kMissesLast && of_end && position > 2) continue;
+      const bool zeros = attention == Fault::kLastZeros && of_end;
       const bool other = at >= of.len && at != position;
       if (attention == Fault::kMissesAppended && other) continue;
       const auto row = [&](int part, int place, int dim) {
@@ -381,7 +382,10 @@ class OtherPool {
       };
       const float* key = row(0, at, is_.k_head_dim);
       const bool next = attention == Fault::kNextValue && at < last;
-      const float* value = row(1, at + (next ? 1 : 0), is_.v_head_dim);
+      const bool other_v =
+          attention == Fault::kOneOtherValue && at == 30 && last > 30;
+      const float* value =
+          row(1, at + (next || other_v ? 1 : 0), is_.v_head_dim);
       double score = 0;
       for (int i = 0; i < is_.k_head_dim; ++i) {
         score += double{query[i]} * double{key[i]};

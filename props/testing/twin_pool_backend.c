@@ -3,7 +3,6 @@
  * KVTWIN_BACKEND_TWIN names another twin. OLD_POOL: with the header of version
  * 0.1.0, which has no groups and no attention. */
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -426,7 +426,7 @@ def test_pools_with_soft_cap_and_sinks(pool):
         Ignores.kvtwin = dataclasses.replace(pool.kvtwin, can=set())
         Ignores.attend = lambda self, *given: Weighs.attend(self, *given)
         assert kvtwin.fuzz(Ignores, operations=2000)
-    with pytest.raises(ValueError, match="no attend"):
+    with pytest.raises(TypeError, match="but has no method attend"):
         kvtwin.fuzz(type("None", (pool,), {"kvtwin": Weighs.kvtwin}))
 
 

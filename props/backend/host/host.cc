@@ -206,7 +206,10 @@ Json DeclarationsOf(const PoolBackend& pool) {
           {"groups", pool.groups},
           {"laws", laws},
           {"not_declared", NotDeclared(pool)},
-          {"abilities", ToJsonOfPool(pool.abilities)}};
+          {"can", pool.abilities.can},
+          {"dtypes", pool.abilities.dtypes},
+          {"block_multiple", pool.abilities.block_multiple},
+          {"head_dim_multiple", pool.abilities.head_dim_multiple}};
 }
 
 // Runs a history of a pool. A leak is reported only if nothing else is wrong.

@@ -37,6 +37,11 @@ class PoolBackend:
         self.has = {n for n in SHOWN + OPTIONAL if callable(getattr(cls, n, None))}
         if self.has.isdisjoint(SHOWN):
             raise TypeError(f"{cls.__name__} has neither views nor attend")
+        for ability in ("soft_cap", "sinks"):
+            if ability in self.description.can and "attend" not in self.has:
+                raise TypeError(
+                    f"{cls.__name__} declares the ability {ability}, but has no method attend"
+                )
         if "media" in self.description.can and "add_media" not in self.has:
             raise TypeError(
                 f"{cls.__name__} declares the ability media, but has no method add_media"

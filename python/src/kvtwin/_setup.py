@@ -288,7 +288,8 @@ class PoolDescription:
     attend_tolerance: float = 0
     #: The dtypes of rows that the class stores. Empty: any.
     dtypes: frozenset[str] | set[str] = frozenset()
-    #: What divides the tokens of a block, and the dimensions of heads. 0: any number.
+    #: `block_size` is a multiple of the first, and both head_dims are multiples of the
+    #: second. 0: any number.
     block_multiple: int = 0
     head_dim_multiple: int = 0
 
