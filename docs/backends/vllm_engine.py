@@ -38,7 +38,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm_manager import Full
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-HISTORIES = 6
+HISTORIES = 8
 WINDOW = 40  # Longer than some blocks.
 # The sizes of a block and of a head, for which vLLM chooses these instructions.
 SIZES = {"vec": [(32, 32), (32, 128), (64, 32), (96, 64)],
@@ -59,7 +59,8 @@ def config_of(dtype):
 class Engine(Full):
     """Layers of full attention, or of a window. Rows lie in the order that the
     kernels read, so that only outputs are judged."""
-    kvtwin = kvtwin.PoolDescription(name="vLLM's layers")
+    kvtwin = kvtwin.PoolDescription(
+        name="vLLM's layers", can={"soft_cap", "sinks"})
     views = None
 
     def __init__(self, setup):
@@ -74,25 +75,28 @@ class Engine(Full):
         return torch.zeros(blocks, part.kv_heads, part.block_size,
                            2 * part.k_head_dim, dtype=self.dtype)
 
-    def layer(self, number, heads):
+    def layer(self, number, heads, soft_cap=0, sinks=None):
         """Returns vLLM's layer with this number of query heads, and the builder of
         its metadata."""
-        if (number, heads) not in self.layers:
+        kind = number, heads, soft_cap, sinks is None
+        if kind not in self.layers:
             part = self.setup.of_layer(number)
-            name = f"layers.{number}.{heads}"
+            name = f"layers.{len(self.layers)}"
+            more = {} if sinks is None else {"sinks": torch.from_numpy(sinks)}
             with set_current_vllm_config(self.config):
                 layer = Attention(
                     heads, part.k_head_dim, 1 / math.sqrt(part.k_head_dim),
-                    part.kv_heads, per_layer_sliding_window=self.window_of(part),
-                    prefix=name)
+                    part.kv_heads, logits_soft_cap=soft_cap or None,
+                    per_layer_sliding_window=self.window_of(part), prefix=name,
+                    **more)
             spec = self.spec(
                 part, block_size=part.block_size, num_kv_heads=part.kv_heads,
                 head_size=part.k_head_dim, dtype=self.dtype)
-            self.layers[number, heads] = layer, (
+            self.layers[kind] = layer, (
                 layer.attn_backend.get_builder_cls()(
                     spec, [name], self.config, torch.device("cpu")))
             assert (part.block_size, part.k_head_dim) in SIZES[layer.isa]
-        return self.layers[number, heads]
+        return self.layers[kind]
 
     def batch(self, layer, sequences, rows, ends):
         """Returns a step of vLLM: the last `rows` tokens of sequences."""
@@ -133,8 +137,8 @@ class Engine(Full):
         return [self.seq_len(s) + self.sequences[s].pending[number]
                 for s in sequences]
 
-    def attend(self, number, sequences, query_rows, query):
-        layer, builder = self.layer(number, query.shape[1])
+    def attend(self, number, sequences, query_rows, query, soft_cap, sinks):
+        layer, builder = self.layer(number, query.shape[1], soft_cap, sinks)
         step = self.batch(number, sequences, query_rows,
                           self.ends(number, sequences))
         query = self.tensor(query)
@@ -147,13 +151,14 @@ class Engine(Full):
 class Groups(Engine):
     """Layers of full attention, and layers of a window."""
     kvtwin = kvtwin.PoolDescription(
-        name="groups", can={"groups", "one_stock"})
+        name="groups", can={"groups", "one_stock", "soft_cap", "sinks"})
 
 
 class Decode(Engine):
     """SGLang's kernel for one query of each sequence, over the slots of vLLM's
     blocks. A query is a sequence of its own."""
-    kvtwin = kvtwin.PoolDescription(name="decode_attention_cpu")
+    kvtwin = kvtwin.PoolDescription(
+        name="decode_attention_cpu", can={"soft_cap", "sinks"})
 
     def memory_of(self, part, blocks):
         return [torch.zeros(blocks * part.block_size, part.kv_heads, dim,
@@ -168,10 +173,11 @@ class Decode(Engine):
     def slots_of(self, sequence, number, end):
         return self.batch(number, [sequence], [end], [end]).slot_mapping
 
-    def options(self, number):
+    def options(self, number, soft_cap, sinks):
         part = self.setup.of_layer(number)
-        return (1 / math.sqrt(part.k_head_dim), 0.0, False,
-                self.window_of(part) or -1, None, None)
+        return (1 / math.sqrt(part.k_head_dim), soft_cap, False,
+                self.window_of(part) or -1, None,
+                None if sinks is None else self.tensor(sinks))
 
     def tables(self, number, sequences, ends):
         """Returns the slots of each sequence, and which row is whose."""
@@ -180,7 +186,7 @@ class Decode(Engine):
             row[:end] = self.slots_of(sequence, number, end)
         return table, torch.arange(len(ends))
 
-    def attend(self, number, sequences, query_rows, query):
+    def attend(self, number, sequences, query_rows, query, soft_cap, sinks):
         parts = [(sequence, end - back)
                  for sequence, end, rows in zip(
                      sequences, self.ends(number, sequences), query_rows)
@@ -195,15 +201,18 @@ class Decode(Engine):
         scratch = torch.zeros(*query.shape[:2], 8, query.shape[2] + 1)
         torch.ops._C.decode_attention_cpu(
             query, key, value, out, key[places], value[places], places,
-            scratch, *tables, torch.tensor(ends), *self.options(number))
+            scratch, *tables, torch.tensor(ends),
+            *self.options(number, soft_cap, sinks))
         return out.float()
 
 
 class Extend(Decode):
     """SGLang's kernel for queries whose rows are not in the memory yet."""
-    kvtwin = kvtwin.PoolDescription(name="extend_attention_cpu")
+    kvtwin = kvtwin.PoolDescription(
+        name="extend_attention_cpu", can={"sinks"})
 
-    def attend(self, number, sequences, query_rows, query):
+    def attend(self, number, sequences, query_rows, query, soft_cap=0.0,
+               sinks=None):
         ends = self.ends(number, sequences)
         tables = self.tables(number, sequences, ends)
         places = torch.cat([row[end - count:end] for row, end, count in
@@ -216,24 +225,32 @@ class Extend(Decode):
             query, key[places], value[places], out, key, value, *tables,
             torch.tensor(ends), torch.tensor(query_rows, dtype=torch.int32),
             torch.tensor(starts, dtype=torch.int32), max(query_rows),
-            *self.options(number), None)
+            *self.options(number, soft_cap, sinks), None)
         return out.float()
 
 
+class ExtendCap(Extend):
+    """It ignores the soft cap."""
+    kvtwin = kvtwin.PoolDescription(
+        name="extend_attention_cpu with logit_cap", can={"soft_cap", "sinks"})
+
+
 def draw(rng, cls, kernel):
-    """Returns the pool and the operations of a history. In bf16, and less so in
-    f16, the bound hides one token of many: sequences are shorter."""
+    """Returns the pool and the operations of a history."""
     size, dim = rng.choice(SIZES[kernel])
     dtype = cls.kvtwin.attend_dtype
     blocks, heads = rng.randint(3, 20), rng.randint(1, 2)
     part = (f"block={size} blocks={blocks} layers={rng.randint(1, 2)} "
             f"heads={heads} kdim={dim} vdim={dim} dtype={dtype}")
-    longest = 8 * size if dtype == "f32" else max(3 * size, 64)
-    most = rng.randint(size, longest)
+    most = rng.randint(size, max(8 * size, 64))
     if "groups" in cls.kvtwin.can:
         part = part.replace(" ", ",").replace("=", ":")
         window = rng.choice([1, 7, 15, 16, 31, 32, 33, 50])
         part = f"groups={part}/{part},window:{window}"
+    if "soft_cap" in cls.kvtwin.can and rng.random() < 0.5:
+        part += f" softcap={rng.choice([4, 8, 30])}"
+    if "sinks" in cls.kvtwin.can and rng.random() < 0.5:
+        part += " sinks=1"
     ops = []
     for _ in range(rng.randint(10, 40)):
         sequence, dice = rng.randrange(6), rng.random()
@@ -257,8 +274,8 @@ def finding_of(cls, setup, ops):
     return kvtwin.run(cls, text).finding
 
 
-def judged(cls, kernel):
-    rng = random.Random(1)
+def judged(cls, kernel, name):
+    rng = random.Random(name)
     for _ in range(HISTORIES):
         setup, ops = draw(rng, cls, kernel)
         if finding_of(cls, setup, ops):
@@ -277,7 +294,8 @@ def report(base, dtypes, kernels, window=None):
         if window:
             name += f", window of {window}"
         for kernel in kernels:
-            page.say(f"{LIBRARY}, {kernel}, {name}", judged(cls, kernel))
+            full = f"{LIBRARY}, {kernel}, {name}"
+            page.say(full, judged(cls, kernel, full))
 
 
 def main():
@@ -288,6 +306,7 @@ def main():
     for window in (None, WINDOW):
         report(Decode, ("f16", "bf16"), ("SGLang",), window)
         report(Extend, ("bf16",), ("SGLang",), window)
+    report(ExtendCap, ("bf16",), ("SGLang",))
 
 
 if __name__ == "__main__":
