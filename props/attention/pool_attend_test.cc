@@ -658,6 +658,25 @@ TEST(PoolAttend, TheFirstTokensOfALongRowAreTried) {
   EXPECT_THAT(reason(16'385), Not(HasSubstr("position 16385 were missing")));
 }
 
+TEST(PoolAttend, BadWeighingIsNamed) {
+  for (const auto& [field, text] :
+       {std::pair(R"("soft_cap":-1)",
+                  "soft_cap is -1, it must not be negative"),
+        {R"("soft_cap":"4")", "soft_cap is '4'"},
+        {R"("sinks":[0.5,1])", "query has 1 heads, sinks has 2 numbers"},
+        {R"("sinks":[[1]])", "sinks[0] is a list, it must be a number"},
+        {R"("sinks":3)", "sinks is 3"},
+        {R"("sinks":[1e300])", "which is not from -2^50 to 2^50"},
+        {R"("soft_cap":1e300)", "soft_cap is above 2^50"}}) {
+    std::string line = PoolAttendLine("1", "0", "15", 1);
+    line.insert(line.find(R"("seqs")"), std::string(field) + ",");
+    const Judgement judgement =
+        JudgeText(std::string(kPoolHead) + kTwoPoolTokens + line);
+    EXPECT_EQ(judgement.verdict(), Verdict::kBadInput);
+    EXPECT_THAT(judgement.reason(), HasSubstr(text));
+  }
+}
+
 TEST(PoolAttend, BadLinesAreNamed) {
   const auto why = [](const std::string& head, const std::string& line) {
     const Judgement judgement = JudgeText(head + kTwoPoolTokens + line);
@@ -686,19 +705,6 @@ TEST(PoolAttend, BadLinesAreNamed) {
               HasSubstr("sequence 5 does not exist"));
   EXPECT_THAT(why(kPoolHead, changed(R"("layer":0)", R"("layer":1)")),
               HasSubstr("layer is 1"));
-  for (const auto& [field, text] :
-       {std::pair(R"("soft_cap":-1)",
-                  "soft_cap is -1, it must not be negative"),
-        {R"("soft_cap":"4")", "soft_cap is '4'"},
-        {R"("sinks":[0.5,1])", "query has 1 heads, sinks has 2 numbers"},
-        {R"("sinks":[[1]])", "sinks[0] is a list, it must be a number"},
-        {R"("sinks":3)", "sinks is 3"},
-        {R"("sinks":[1e300])", "which is not from -2^50 to 2^50"},
-        {R"("soft_cap":1e300)", "soft_cap is above 2^50"}}) {
-    EXPECT_THAT(why(kPoolHead, changed(R"("layer":0)",
-                                       fmt::format(R"("layer":0,{})", field))),
-                HasSubstr(text));
-  }
   std::string wide = kPoolHead;
   wide.replace(wide.find(R"("kv_heads":1)"), 12, R"("kv_heads":2)");
   std::string narrow = kTwoPoolTokens;
