@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 
+ENVIRONMENT = dict(os.environ)  # vLLM changes it: OpenMP's threads would spin.
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import kvtwin
@@ -295,8 +296,9 @@ def engine():
     lines = []
     script = pathlib.Path(__file__).with_name("vllm_engine.py")
     for library in ("_C", "_C_AVX512", "_C_AVX2"):
-        said = subprocess.run([sys.executable, script, library], text=True,
-                              stdout=subprocess.PIPE, check=True).stdout
+        said = subprocess.run(
+            [sys.executable, script, library], text=True, env=ENVIRONMENT,
+            stdout=subprocess.PIPE, check=True).stdout
         print(said, end="", flush=True)
         lines += said.splitlines()
     return lines
