@@ -507,15 +507,21 @@ void FaultSearch::TryOthers() {
   const std::int64_t heads = queries_.cols();
   const std::int64_t kv_heads = question_.dims().kv_heads;
   const std::int64_t group = heads / kv_heads;
+  const auto place = [&](std::int64_t h) {
+    return h % kv_heads * group + h / kv_heads;
+  };
   Eigen::MatrixXd queries = queries_;
+  reference::Weighing weighing = question_.weighing();
+  std::vector<float> sinks(weighing.sinks.size());
   for (std::int64_t h = 0; h < heads; ++h) {
-    queries.col(h % kv_heads * group + h / kv_heads) = queries_.col(h);
+    queries.col(place(h)) = queries_.col(h);
+    if (!sinks.empty()) At(sinks, place(h)) = weighing.sinks[AsSize(h)];
   }
-  const Eigen::MatrixXd outputs = question_.OutputOf(queries, sees_);
+  weighing.sinks = sinks;
+  const Eigen::MatrixXd outputs = question_.OutputOf(queries, sees_, weighing);
   Eigen::MatrixXd output = outputs;
-  for (std::int64_t h = 0; h < heads; ++h) {
-    output.col(h) = outputs.col(h % kv_heads * group + h / kv_heads);
-  }
+  for (std::int64_t h = 0; h < heads; ++h)
+    output.col(h) = outputs.col(place(h));
   Try("head h read KV head h % kv_heads", output);
 }
 

@@ -204,6 +204,25 @@ TEST(PoolAttend, OneOfManyTokensShowsInBf16) {
               HasSubstr("position 20 were missing"));
 }
 
+// Each query head keeps its own sink.
+TEST(PoolAttend, KvHeadsInTurnAreNamedWithSinks) {
+  OtherPool::rules = {};
+  OtherPool::weighs = true;
+  const Subject subject =
+      BackendSubject(DescribedPool(OtherPoolTable()), Level::kAttention);
+  OtherPool::weighs = false;
+  OtherPool::attention = OutputFault::kHeadModulo;
+  for (const char* sinks : {"", "sinks=1 "}) {
+    const auto history = ParsePagedHistory(fmt::format(
+        "kvp1 block=4 blocks=9 most=20 layers=1 heads=2 kdim=16 vdim=16 "
+        "dtype=f32 {}| open 0 0 0 | append 0 3 1",
+        sinks));
+    EXPECT_THAT(TextOf(RunHistory(*history, subject).failure),
+                HasSubstr("head h read KV head h % kv_heads"));
+  }
+  OtherPool::attention = OutputFault::kNone;
+}
+
 // Of 41 * 40 pairs of tokens, the first 1,000 do not have positions 30 and 31.
 TEST(PoolAttend, PairsOfNeighboursAreTriedBeyondTheFirstThousand) {
   OtherPool::rules = {};

@@ -20,6 +20,7 @@
 #include "props/history/knobs.h"
 #include "props/history/rarities.h"
 #include "props/history/speculate.h"
+#include "props/paged/paged_client.h"
 #include "props/report/finding_filter.h"
 #include "props/search/explain.h"
 #include "props/sessions/session_runner.h"

@@ -61,6 +61,7 @@ enum class OtherAttentionFault {
   kPlusOne,          // 1 is added to the sum of the weights.
   kHeadsBelow,       // Query heads from the 5th of a KV head on have no output.
   kNarrowV,          // Elements of V from the 5th on have no output.
+  kHeadModulo,       // Query head h reads KV head h modulo their number.
   kHeadsReversed,    // The last head has the output of the first, and so on.
   kNoSoftCap,        // Scores are not capped.
   kCapsUnscaled,     // Scores are capped, and then scaled.
@@ -251,7 +252,9 @@ class OtherPool {
               attention == Fault::kFromLength
                   ? At(sequences_.at(sequences[s]).appended, layer) - 1 - i
                   : query_rows[s] - 1 - i,
-              h * is_.kv_heads / heads, options, SinkOf(options, h),
+              attention == Fault::kHeadModulo ? h % is_.kv_heads
+                                              : h * is_.kv_heads / heads,
+              options, SinkOf(options, h),
               queries + (asked * heads + h) * is_.k_head_dim,
               out + (row * heads + (reversed ? heads - 1 - h : h)) *
                         is_.v_head_dim);
