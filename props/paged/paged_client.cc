@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -136,8 +135,8 @@ int BitsOf(DType dtype) {
   return dtype == DType::kF16 ? 11 : 8;
 }
 
-// Returns f32 rows that identify their tokens, with numbers from -128 to 128,
-// each of its own: the K of different tokens point in different directions.
+// Returns f32 rows that identify their tokens, with whole numbers, which are
+// short in recordings. K of different tokens point in different directions.
 DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
                    int role, int bits, std::int64_t head_dim,
                    std::int64_t heads) {
@@ -152,7 +151,7 @@ DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
       mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9U;
       mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EBU;
       const auto number = static_cast<std::int64_t>(mixed) >> (64 - bits);
-      const auto value = std::ldexp(static_cast<float>(number), 8 - bits);
+      const auto value = static_cast<float>(number);
       std::memcpy(to, &value, sizeof(value));
     }
   }
