@@ -247,7 +247,6 @@ FaultSearch::FaultSearch(const AttentionQuestion& question, std::int64_t row,
       allowed_(allowed),
       scores_(question.heads(), std::ssize(question.tokens())),
       largest_(Eigen::VectorXd::Zero(question.heads())),
-      right_(question.OutputOf(queries_, sees_)),
       all_(PairCount(question, row) <= kPairsMost &&
            question.row(row).sees.size() <= kSinglesMost) {
   for (std::int64_t i = 0; i < scores_.cols(); ++i) {
@@ -263,6 +262,7 @@ FaultSearch::FaultSearch(const AttentionQuestion& question, std::int64_t row,
     if (std::isfinite(largest)) largest_[h] = largest;
   }
   sums_ = SumsOf(sees_);
+  right_ = OutputOf(sums_);
 }
 
 void FaultSearch::Add(const Term& term, double sign, Sums& sums) const {

@@ -362,6 +362,12 @@ void CompleteCall(const Pick& pick, std::vector<PagedOp>& ops) {
        .b = 1});
 }
 
+// Returns the number whose multiples heads of this dtype may have.
+int HeadUnit(DType dtype, int multiple) {
+  return IsBlockDType(dtype) ? std::lcm(multiple, AsInt(kBlockElements))
+                             : multiple;
+}
+
 // Makes the pool small enough for a test; blocks and heads stay multiples.
 void LimitSize(int block_multiple, int head_dim_multiple, PagedSpec& spec) {
   const auto halve = [](int unit, int& number) {
@@ -369,16 +375,12 @@ void LimitSize(int block_multiple, int head_dim_multiple, PagedSpec& spec) {
     number = (number / unit + 1) / 2 * unit;
     return true;
   };
-  const auto unit = [&](DType dtype) {
-    return IsBlockDType(dtype)
-               ? std::lcm(head_dim_multiple, AsInt(kBlockElements))
-               : head_dim_multiple;
-  };
   while (IsTooLarge(spec) &&
          (halve(1, spec.blocks) || halve(1, spec.layers) ||
           halve(1, spec.kv_heads) || halve(block_multiple, spec.block_size) ||
-          halve(unit(spec.dtype), spec.k_head_dim) ||
-          halve(unit(spec.v_dtype.value_or(spec.dtype)), spec.v_head_dim))) {
+          halve(HeadUnit(spec.dtype, head_dim_multiple), spec.k_head_dim) ||
+          halve(HeadUnit(spec.v_dtype.value_or(spec.dtype), head_dim_multiple),
+                spec.v_head_dim))) {
     continue;
   }
 }
@@ -644,9 +646,7 @@ PoolStorage FitStorage(const Abilities& able, PoolStorage storage) {
 void FitPool(const Abilities& able, PagedHistory& history) {
   const int blocks = able.block_multiple;
   const auto widen = [&](DType dtype, int& head_dim) {
-    const int unit = IsBlockDType(dtype) ? std::lcm(able.head_dim_multiple,
-                                                    AsInt(kBlockElements))
-                                         : able.head_dim_multiple;
+    const int unit = HeadUnit(dtype, able.head_dim_multiple);
     const bool is_drawn_small = head_dim < 4;
     head_dim =
         is_drawn_small ? head_dim * unit : (head_dim + unit - 1) / unit * unit;

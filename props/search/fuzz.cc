@@ -525,13 +525,13 @@ class AllPools : public PoolSource {
     if (!subject_.run_pool) return history;
     // The operations have as many blocks of tokens as without a multiple.
     const int blocks = subject_.abilities.block_multiple;
-    for (PagedOp& op : history.ops) {
-      if (blocks == 1) break;
-      if (op.kind == PagedOpKind::kAppend) {
-        op.b = kLongAppend + op.b;  // n + 1 tokens, times the multiple.
-      } else if (op.kind == PagedOpKind::kFork ||
-                 op.kind == PagedOpKind::kTruncate) {
-        op.b *= blocks;
+    if (blocks > 1) {
+      for (PagedOp& op : history.ops) {
+        const bool cuts =
+            op.kind == PagedOpKind::kFork || op.kind == PagedOpKind::kTruncate;
+        if (cuts) op.b *= blocks;
+        // FitPool multiplies long appends.
+        if (op.kind == PagedOpKind::kAppend) op.b += kLongAppend;
       }
     }
     FitPool(subject_.abilities, history);
