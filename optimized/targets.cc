@@ -96,5 +96,17 @@ bool HasLargeFirstLevel() {
 #endif
 }
 
+bool FetchesIntoFirstLevel() {
+#if HWY_ARCH_X86
+  static const bool fetches = [] {
+    __builtin_cpu_init();
+    return HasLargeFirstLevel() || __builtin_cpu_supports("avx512f") == 0;
+  }();
+  return fetches;
+#else
+  return HasLargeFirstLevel();
+#endif
+}
+
 }  // namespace kvtwin::optimized
 #endif  // HWY_ONCE

@@ -33,10 +33,14 @@ std::string ActiveTarget();
 bool IsIntel();
 
 // Whether the first-level cache has 48 KiB or more, which Intel's processors
-// have since Ice Lake and AMD's since Zen 5: room for rows that are fetched
-// shortly before they are read (docs/performance.md). False if the system does
-// not say.
+// have since Ice Lake and AMD's since Zen 5. False if the system does not say.
 bool HasLargeFirstLevel();
+
+// Whether rows are fetched into the first-level cache shortly before they are
+// read, rather than a tile before into the second: where this was measured to
+// be faster (docs/performance.md), with 48 KiB and on AMD's Zen 3, but not on
+// its Zen 4. Other processors without AVX-512 fetch as Zen 3 does.
+bool FetchesIntoFirstLevel();
 
 }  // namespace kvtwin::optimized
 

@@ -170,7 +170,7 @@ class EvenFetches {
 };
 
 // Whether rows are fetched into the first-level cache.
-inline bool FetchesNear() { return TakeFastPath(HasLargeFirstLevel()); }
+inline bool FetchesNear() { return TakeFastPath(FetchesIntoFirstLevel()); }
 
 // Whether this is done while others are multiplied, rather than between
 // products: it is faster, but for rows of 8 bits, whose products wait for the
@@ -183,7 +183,8 @@ inline bool FetchesWithin(DType dtype) {
 // (docs/performance.md).
 inline std::size_t NearBytes(DType dtype) {
   if (!FetchesWithin(dtype)) return std::size_t{8} << 10;
-  return std::size_t{dtype == DType::kF32 || IsIntel() ? 4U : 12U} << 10;
+  const bool far = HasLargeFirstLevel() && dtype != DType::kF32 && !IsIntel();
+  return std::size_t{far ? 12U : 4U} << 10;
 }
 
 // The rows that a walk over rows, kCells cells and one head at a time, reads

@@ -4,6 +4,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -108,6 +109,7 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass, int group,
                                      std::uint64_t seed,
                                      const AttentionQuestion* before)
     : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))),
+      block_size_(pass.spec.block_size),
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks) {
   AddTokens(pass);
@@ -140,6 +142,7 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass,
                                      const DenseTensor& query,
                                      std::uint64_t turn)
     : dims_(DimsOf(SpecOfLayer(pass.spec, pass.layer))),
+      block_size_(pass.spec.block_size),
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks),
       query_(query) {
@@ -436,6 +439,18 @@ Eigen::MatrixXd AttentionQuestion::QueriesOf(std::int64_t row) const {
   return Eigen::Map<const Eigen::MatrixXf>(all + row * dim * heads(), dim,
                                            heads())
       .cast<double>();
+}
+
+AttentionQuestion AttentionQuestion::WithRowsRoundedTo(DType dtype) const {
+  AttentionQuestion rounded = *this;
+  std::array<std::byte, sizeof(float)> element;
+  for (std::vector<float>* rows : {&rounded.keys_, &rounded.values_}) {
+    for (float& number : *rows) {
+      StoreElement(number, element.data(), dtype);
+      number = LoadElement(element.data(), dtype);
+    }
+  }
+  return rounded;
 }
 
 Eigen::VectorXd AttentionQuestion::ScoresOf(const Eigen::MatrixXd& queries,

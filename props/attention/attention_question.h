@@ -137,6 +137,10 @@ class AttentionQuestion {
   const Row& row(std::int64_t row) const { return At(rows_, row); }
   const RowDims& dims() const { return dims_; }
   const Shift& shift() const { return shift_; }
+  // The tokens of each block of the pool; 0: it is a cache.
+  int block_size() const { return block_size_; }
+  // Returns the question to a cache that rounds K and V to f16, bf16 or f8.
+  AttentionQuestion WithRowsRoundedTo(DType dtype) const;
   // How scores become weights. The sinks live as long as the question.
   reference::Weighing weighing() const {
     return {.scale = 1 / std::sqrt(dims_.k_head_dim),
@@ -204,6 +208,7 @@ class AttentionQuestion {
 
   RowDims dims_;
   Shift shift_;
+  int block_size_ = 0;
   double soft_cap_ = 0;
   std::vector<float> sinks_;
   std::vector<AskedToken> tokens_;

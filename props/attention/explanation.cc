@@ -12,9 +12,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "core/index.h"
+#include "kvtwin/tensor.h"
 
 namespace kvtwin::props {
 namespace {
@@ -24,16 +27,16 @@ namespace {
 constexpr std::size_t kSinglesMost = std::size_t{1} << 14;
 // The most pairs of tokens, and the most K for other positions, that are tried.
 constexpr std::size_t kPairsMost = 1'000;
+// The most blocks of a pool that are tried, each with others.
+constexpr std::int64_t kBlocksMost = 1'000;
 // The most scores that are kept, of all heads and tokens.
 constexpr std::int64_t kScoresMost = std::int64_t{1} << 24;
-// Outputs that are computed as a whole take about this number of
-// multiplications together: those of faults, and those of other rows.
-constexpr std::int64_t kFaultProductsMost = std::int64_t{1} << 27;
+// Outputs of other rows take about this number of multiplications together.
 constexpr std::int64_t kRowProductsMost = std::int64_t{1} << 28;
+// This number of elements is rounded to another dtype.
+constexpr std::int64_t kRoundedMost = std::int64_t{1} << 22;
 // A token's K is tried for this number of positions before and after its own.
 constexpr std::int32_t kMovedMost = 64;
-// This number of faults is named if several make the same output.
-constexpr std::size_t kNamedMost = 3;
 
 std::string TokenText(const AttentionQuestion& question, std::int64_t row,
                       std::int64_t token) {
@@ -146,257 +149,50 @@ void AddMovedKeys(const AttentionQuestion& question, std::int64_t row,
   }
 }
 
-// Sums over terms, from which an output follows.
-struct Sums {
-  Eigen::MatrixXd values;   // [v_head_dim, heads], with their weights.
-  Eigen::VectorXd weights;  // [heads]
-};
-
-// Tries faults, and keeps those that are nearest to the output.
-class FaultSearch {
- public:
-  FaultSearch(const AttentionQuestion& question, std::int64_t row,
-              const Eigen::MatrixXd& actual, const Eigen::MatrixXd& allowed);
-
-  void Try(const std::string& text, const Eigen::MatrixXd& output,
-           bool of_token = false, bool may_be_nearest = true);
-  void Try(const std::string& text, std::span<const Term> terms) {
-    Try(text, OutputOf(SumsOf(terms)));
-  }
-  // A pair is not named as nearest if there are pairs that are not tried.
-  void Try(const TokenFault& fault);
-
-  void TryWindows();
-  void TryMasks();
-  void TryLastTokens();
-  void TryZeros();
-  void TryOtherRows();
-  void TryWeighings();
-  void TryOthers();
-  void TryOtherHeads();
-
-  std::string Text() const;
-
- private:
-  // The output of a cache with a fault is rounded, too, so that it may differ
-  // from the expected output of the fault by another bound.
-  static constexpr double kNear = 4;
-
-  // Distances are compared in whole quarters.
-  struct Named {
-    std::int64_t quarters = 0;
-    std::string text;
-  };
-
-  // Returns the distance in units of what is allowed. Infinity for a NaN.
-  double Distance(const Eigen::MatrixXd& output,
-                  const Eigen::MatrixXd& other) const {
-    const double distance = (output - other)
-                                .cwiseAbs()
-                                .cwiseQuotient(allowed_)
-                                .maxCoeff<Eigen::PropagateNaN>();
-    return std::isnan(distance) ? std::numeric_limits<double>::infinity()
-                                : distance;
-  }
-  // Adds a term to the sums, or subtracts it.
-  void Add(const Term& term, double sign, Sums& sums) const;
-  // Adds a number of terms with rows of zeros.
-  void AddZeros(std::size_t count, Sums& sums) const {
-    sums.weights +=
-        static_cast<double>(count) * (-largest_).array().exp().matrix();
-  }
-  Sums SumsOf(std::span<const Term> terms) const;
-  static Eigen::MatrixXd OutputOf(const Sums& sums);
-  // Returns the sums with a fault; nothing if these take too many
-  // multiplications.
-  std::optional<Sums> SumsWith(const TokenFault& fault);
-  std::int64_t PositionOf(const Term& term) const {
-    return At(question_.tokens(), term.key).position;
-  }
-  // Returns the terms of tokens that the row could see, from the last position
-  // on.
-  std::vector<Term> OwnTerms() const;
-
-  const AttentionQuestion& question_;
-  const std::int64_t row_;
-  const std::vector<Term>& sees_;
-  const Eigen::MatrixXd queries_;
-  const Eigen::MatrixXd& actual_;
-  const Eigen::MatrixXd& allowed_;
-  Eigen::MatrixXd scores_;     // [heads, tokens]
-  Eigen::VectorXd largest_;    // The largest score of each head.
-  Sums sums_;                  // Of the terms that the row sees.
-  Eigen::MatrixXd right_;      // The right output.
-  bool all_;                   // All faults of one token are tried.
-  std::int64_t products_ = 0;  // Those of faults so far.
-  // The faults within the bound: of one token, and of all of them.
-  std::vector<Named> of_tokens_;
-  std::vector<Named> of_all_;
-  double nearest_ = std::numeric_limits<double>::infinity();
-  std::string nearest_text_;
-};
-
-FaultSearch::FaultSearch(const AttentionQuestion& question, std::int64_t row,
-                         const Eigen::MatrixXd& actual,
-                         const Eigen::MatrixXd& allowed)
-    : question_(question),
-      row_(row),
-      sees_(question.row(row).sees),
-      queries_(question.QueriesOf(row)),
-      actual_(actual),
-      allowed_(allowed),
-      scores_(question.heads(), std::ssize(question.tokens())),
-      largest_(Eigen::VectorXd::Zero(question.heads())),
-      all_(PairCount(question, row) <= kPairsMost &&
-           question.row(row).sees.size() <= kSinglesMost) {
-  for (std::int64_t i = 0; i < scores_.cols(); ++i) {
-    scores_.col(i) = question.ScoresOf(queries_, {i, i});
-  }
-  const std::span<const float> sinks = question.weighing().sinks;
-  for (std::int64_t h = 0; h < largest_.size(); ++h) {
-    double largest = -std::numeric_limits<double>::infinity();
-    if (!sinks.empty()) largest = double{sinks[AsSize(h)]};
-    for (const Term& term : sees_) {
-      largest = std::max(largest, scores_(h, term.key));
-    }
-    if (std::isfinite(largest)) largest_[h] = largest;
-  }
-  sums_ = SumsOf(sees_);
-  right_ = OutputOf(sums_);
-}
-
-void FaultSearch::Add(const Term& term, double sign, Sums& sums) const {
-  const std::int64_t group = question_.heads() / question_.dims().kv_heads;
-  const Eigen::VectorXd scores = term.moved == 0
-                                     ? Eigen::VectorXd(scores_.col(term.key))
-                                     : question_.ScoresOf(queries_, term);
-  for (std::int64_t h = 0; h < scores.size(); ++h) {
-    const double weight = sign * std::exp(scores[h] - largest_[h]);
-    sums.weights[h] += weight;
-    sums.values.col(h) +=
-        (weight * question_.ValueOf(term.value, h / group).cast<double>())
-            .matrix();
-  }
-}
-
-Sums FaultSearch::SumsOf(std::span<const Term> terms) const {
-  Sums sums = {.values = Eigen::MatrixXd::Zero(actual_.rows(), actual_.cols()),
-               .weights = Eigen::VectorXd::Zero(actual_.cols())};
-  const std::span<const float> sinks = question_.weighing().sinks;
-  for (std::size_t h = 0; h < sinks.size(); ++h) {
-    const auto at = static_cast<std::int64_t>(h);
-    sums.weights[at] = std::exp(double{sinks[h]} - largest_[at]);
-  }
-  for (const Term& term : terms) Add(term, 1, sums);
-  return sums;
-}
-
-Eigen::MatrixXd FaultSearch::OutputOf(const Sums& sums) {
-  Eigen::MatrixXd output = sums.values;
-  for (std::int64_t h = 0; h < output.cols(); ++h) {
-    if (sums.weights[h] != 0) output.col(h) /= sums.weights[h];
-  }
-  return output;
-}
-
-void FaultSearch::Try(const std::string& text, const Eigen::MatrixXd& output,
-                      bool of_token, bool may_be_nearest) {
-  // A fault that hardly changes the output explains nothing.
-  if (Distance(output, right_) < 0.5) return;
-  const double distance = Distance(output, actual_);
-  if (distance > kNear) {
-    if (!may_be_nearest || distance >= nearest_) return;
-    nearest_ = distance;
-    nearest_text_ = text;
-    return;
-  }
-  std::vector<Named>& within = of_token ? of_tokens_ : of_all_;
-  if (std::ranges::count(within, text, &Named::text) > 0) return;
-  const auto quarters = static_cast<std::int64_t>(4 * distance);
-  within.insert(
-      std::ranges::upper_bound(within, quarters, {}, &Named::quarters),
-      {quarters, text});
-  if (within.size() > kNamedMost) within.pop_back();
-}
-
-// A difference of sums lacks digits if the term that is missing has nearly all
-// of the weight.
-std::optional<Sums> FaultSearch::SumsWith(const TokenFault& fault) {
-  Sums sums = sums_;
-  if (fault.without) Add(sees_[*fault.without], -1, sums);
-  if (fault.with) Add(*fault.with, 1, sums);
-  if ((sums.weights.array() > 1e-6 * sums_.weights.array()).all()) return sums;
-  products_ += std::ssize(sees_) * actual_.size();
-  if (products_ > kFaultProductsMost) return std::nullopt;
-  return SumsOf(fault.Applied(sees_));
-}
-
-void FaultSearch::Try(const TokenFault& fault) {
-  const std::optional<Sums> sums = SumsWith(fault);
-  all_ = all_ && sums;
-  if (!sums) return;
-  Try(fault.text, OutputOf(*sums), /*of_token=*/true, !fault.of_pair || all_);
-}
-
-// Names a fault of each sort, if there are some: where much is allowed, many
-// faults of one token are within it by chance.
-std::string FaultSearch::Text() const {
-  std::vector<std::string_view> named;
-  const std::size_t room = of_all_.empty() ? kNamedMost : kNamedMost - 1;
-  for (const Named& fault : of_tokens_) {
-    if (named.size() < room) named.push_back(fault.text);
-  }
-  for (const Named& fault : of_all_) {
-    if (named.size() < kNamedMost) named.push_back(fault.text);
-  }
-  if (!named.empty()) {
-    return fmt::format("as if {}", fmt::join(named, ", or "));
-  }
-  if (nearest_ < Distance(right_, actual_) / 8) {
-    return fmt::format("as if {}, nearly", nearest_text_);
-  }
-  return all_ ? "no fault of one token explains it"
-              : "no fault of one token that was tried explains it";
-}
-
-std::vector<Term> FaultSearch::OwnTerms() const {
-  const AttentionQuestion::Row& row = question_.row(row_);
+// Returns the terms of tokens that the row could see, from the last position
+// on.
+std::vector<Term> OwnTerms(const FaultSearch& search) {
+  const AttentionQuestion& question = search.question();
+  const AttentionQuestion::Row& row = question.row(search.row());
   std::vector<Term> own;
-  for (std::int64_t i = 0; i < std::ssize(question_.tokens()); ++i) {
-    const AskedToken& token = At(question_.tokens(), i);
+  for (std::int64_t i = 0; i < std::ssize(question.tokens()); ++i) {
+    const AskedToken& token = At(question.tokens(), i);
     if (!token.HeldBy(row.sequence) || token.position > row.position) continue;
     own.push_back({i, i});
   }
-  std::ranges::stable_sort(own, std::ranges::greater(),
-                           [&](const Term& term) { return PositionOf(term); });
+  std::ranges::stable_sort(own, std::ranges::greater(), [&](const Term& term) {
+    return search.PositionOf(term);
+  });
   return own;
 }
 
 // Tries windows over the tokens of the row's sequence.
-void FaultSearch::TryWindows() {
-  const AttentionQuestion::Row& row = question_.row(row_);
-  const std::vector<Term> own = OwnTerms();
-  Sums sums = SumsOf({});
+void TryWindows(FaultSearch& search) {
+  const std::int64_t position = search.question().row(search.row()).position;
+  const std::vector<Term> own = OwnTerms(search);
+  Sums sums = search.SumsOf({});
   for (std::size_t count = 1; count <= std::min(own.size(), kSinglesMost);
        ++count) {
-    Add(own[count - 1], 1, sums);
-    const std::int64_t window = row.position - PositionOf(own[count - 1]);
-    if (count < own.size() && row.position - PositionOf(own[count]) == window) {
+    search.Add(own[count - 1], 1, sums);
+    const std::int64_t window = position - search.PositionOf(own[count - 1]);
+    if (count < own.size() &&
+        position - search.PositionOf(own[count]) == window) {
       continue;
     }
-    Try(fmt::format("the window were {}{}", window,
-                    count == own.size() ? " or more" : ""),
-        OutputOf(sums));
+    search.Try(fmt::format("the window were {}{}", window,
+                           count == own.size() ? " or more" : ""),
+               FaultSearch::OutputOf(sums));
   }
 }
 
 // Tries masks that let rows see later tokens, or those of other sequences.
-void FaultSearch::TryMasks() {
-  const AttentionQuestion::Row& row = question_.row(row_);
+void TryMasks(FaultSearch& search) {
+  const AttentionQuestion& question = search.question();
+  const AttentionQuestion::Row& row = question.row(search.row());
   const auto all = [&](bool later, bool others) {
     std::vector<Term> terms;
-    for (std::int64_t i = 0; i < std::ssize(question_.tokens()); ++i) {
-      const AskedToken& token = At(question_.tokens(), i);
+    for (std::int64_t i = 0; i < std::ssize(question.tokens()); ++i) {
+      const AskedToken& token = At(question.tokens(), i);
       if (token.gone || (!later && token.position > row.position) ||
           (!others && !token.HeldBy(row.sequence))) {
         continue;
@@ -407,72 +203,231 @@ void FaultSearch::TryMasks() {
   };
   const std::vector<Term> own = all(false, false);
   const auto attempt = [&](const char* text, const std::vector<Term>& terms) {
-    if (terms.size() > own.size()) Try(text, terms);
+    if (terms.size() > own.size()) search.Try(text, terms);
   };
   attempt("later positions were seen, too", all(true, false));
   attempt("all sequences were seen", all(false, true));
   attempt("all stored tokens were seen", all(true, true));
 }
 
+// Returns what the row sees, in the order of positions.
+std::vector<Term> SeenInOrder(const FaultSearch& search) {
+  std::vector<Term> terms = search.sees();
+  std::ranges::stable_sort(
+      terms, {}, [&](const Term& term) { return search.PositionOf(term); });
+  return terms;
+}
+
 // Tries whether the last tokens that the row sees are missing, or have rows of
 // zeros, as in a block that was not written.
-void FaultSearch::TryLastTokens() {
-  std::vector<Term> terms = sees_;
-  std::ranges::stable_sort(terms, {},
-                           [&](const Term& term) { return PositionOf(term); });
-  Sums first = SumsOf({});  // Of the tokens before them.
+void TryLastTokens(FaultSearch& search) {
+  const std::vector<Term> terms = SeenInOrder(search);
+  Sums first = search.SumsOf({});  // Of the tokens before them.
   for (std::size_t i = 1; i + 1 < terms.size(); ++i) {
-    Add(terms[i - 1], 1, first);
+    search.Add(terms[i - 1], 1, first);
     const std::size_t count = terms.size() - i;
     if (count > kSinglesMost) continue;
-    const std::string text = fmt::format(
-        "positions {} to {}", PositionOf(terms[i]), PositionOf(terms.back()));
-    Try(text + " were missing", OutputOf(first));
+    const std::string text =
+        fmt::format("positions {} to {}", search.PositionOf(terms[i]),
+                    search.PositionOf(terms.back()));
+    search.Try(text + " were missing", FaultSearch::OutputOf(first));
     Sums zeros = first;
-    AddZeros(count, zeros);
-    Try(text + " had rows of zeros", OutputOf(zeros));
+    search.AddZeros(count, zeros);
+    search.Try(text + " had rows of zeros", FaultSearch::OutputOf(zeros));
   }
 }
 
-void FaultSearch::TryZeros() {
-  for (std::size_t i = 0; i < std::min(sees_.size(), kSinglesMost); ++i) {
-    std::optional<Sums> sums = SumsWith({.text = "", .without = i});
+void TryZeros(FaultSearch& search) {
+  const std::vector<Term>& sees = search.sees();
+  for (std::size_t i = 0; i < std::min(sees.size(), kSinglesMost); ++i) {
+    std::optional<Sums> sums = search.SumsWith({.text = "", .without = i});
     if (!sums) return;
-    AddZeros(1, *sums);
-    Try(TokenText(question_, row_, sees_[i].key) + " had rows of zeros",
-        OutputOf(*sums), /*of_token=*/true);
+    search.AddZeros(1, *sums);
+    search.Try(TokenText(search.question(), search.row(), sees[i].key) +
+                   " had rows of zeros",
+               FaultSearch::OutputOf(*sums), /*of_token=*/true);
   }
 }
 
-void FaultSearch::TryOtherRows() {
+// The tokens of a sequence in one block of a pool, which follow each other.
+struct Block {
+  std::int64_t first = 0;  // Indices into tokens().
+  std::int64_t last = 0;
+};
+
+std::string BlockText(const FaultSearch& search, const Block& block) {
+  const AskedToken& first = At(search.question().tokens(), block.first);
+  std::string text =
+      fmt::format("positions {} to {}", first.position,
+                  At(search.question().tokens(), block.last).position);
+  if (!first.HeldBy(search.question().row(search.row()).sequence)) {
+    text += fmt::format(" of sequence {}", first.sequence);
+  }
+  return first.gone ? text + ", which are gone," : text;
+}
+
+// Returns the blocks of all tokens, in their order.
+std::vector<Block> BlocksOf(const AttentionQuestion& question) {
+  std::vector<Block> blocks;
+  std::tuple<bool, int, std::int64_t> last;
+  for (std::int64_t i = 0; i < std::ssize(question.tokens()); ++i) {
+    const AskedToken& token = At(question.tokens(), i);
+    const std::tuple place(token.gone, token.sequence,
+                           token.position / question.block_size());
+    if (blocks.empty() || place != last) blocks.push_back({i, i});
+    blocks.back().last = i;
+    last = place;
+  }
+  return blocks;
+}
+
+// Tries whether a block of a pool is missing, or has rows of another block, as
+// with a wrong entry of a block table.
+class BlockFaults {
+ public:
+  explicit BlockFaults(FaultSearch& search)
+      : search_(search), blocks_(BlocksOf(search.question())) {
+    const std::vector<Term>& sees = search.sees();
+    for (const Block& block : blocks_) {
+      seen_.push_back({std::max(block.first, sees.front().key),
+                       std::min(block.last, sees.back().key)});
+    }
+    Sums none = search.SumsOf({});
+    before_.push_back(none);
+    none.weights.setZero();
+    after_.assign(blocks_.size() + 1, none);
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      before_.push_back(before_.back());
+      AddSeen(i, 0, before_.back());
+    }
+    for (std::size_t i = blocks_.size(); i-- > 0;) {
+      after_[i] = after_[i + 1];
+      AddSeen(i, 0, after_[i]);
+    }
+  }
+
+  void TryMissing() {
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      if (SeenOf(i) < 2) continue;
+      search_.Try(BlockText(search_, seen_[i]) + " were missing",
+                  FaultSearch::OutputOf(Without(i)));
+    }
+  }
+
+  // Those of the nearest blocks are tried first.
+  void TryOthers() {
+    std::size_t pairs = 0;
+    for (std::size_t distance = 1; distance < blocks_.size(); ++distance) {
+      for (std::size_t i = 0; i < blocks_.size(); ++i) {
+        if (SeenOf(i) < 2) continue;
+        if (i >= distance) pairs += TryOther(i, i - distance);
+        if (i + distance < blocks_.size()) pairs += TryOther(i, i + distance);
+        if (pairs >= kPairsMost) return;
+      }
+    }
+  }
+
+ private:
+  std::int64_t SeenOf(std::size_t i) const {
+    return seen_[i].last - seen_[i].first + 1;
+  }
+  // Adds what the row sees of a block, with the rows of tokens that are this
+  // number of indices later.
+  void AddSeen(std::size_t i, std::int64_t later, Sums& sums) const {
+    for (std::int64_t at = seen_[i].first; at <= seen_[i].last; ++at) {
+      search_.Add({at + later, at + later}, 1, sums);
+    }
+  }
+  Sums Without(std::size_t i) const {
+    Sums sums = before_[i];
+    sums.values += after_[i + 1].values;
+    sums.weights += after_[i + 1].weights;
+    return sums;
+  }
+  // Returns the number of blocks that were tried.
+  std::size_t TryOther(std::size_t i, std::size_t other) {
+    const AttentionQuestion& question = search_.question();
+    const auto place = [&](std::int64_t token) {
+      return At(question.tokens(), token).position % question.block_size();
+    };
+    const Block& to = blocks_[other];
+    const std::int64_t first =
+        to.first + place(seen_[i].first) - place(to.first);
+    const Block rows = {first, first + SeenOf(i) - 1};
+    if (rows.first < to.first || rows.last > to.last) return 0;
+    Sums sums = Without(i);
+    AddSeen(i, first - seen_[i].first, sums);
+    search_.Try(
+        fmt::format("{} had K and V of {}", BlockText(search_, seen_[i]),
+                    BlockText(search_, rows)),
+        FaultSearch::OutputOf(sums));
+    return 1;
+  }
+
+  FaultSearch& search_;
+  const std::vector<Block> blocks_;
+  std::vector<Block> seen_;   // What the row sees of each; empty: none.
+  std::vector<Sums> before_;  // Of what is seen before each block, and in all.
+  std::vector<Sums> after_;   // Of what is seen from each block on.
+};
+
+void TryBlocks(FaultSearch& search) {
+  const AttentionQuestion& question = search.question();
+  if (question.block_size() < 2 || search.sees().empty()) return;
+  const auto size = std::ssize(question.tokens());
+  if (size / question.block_size() > kBlocksMost) return;
+  BlockFaults faults(search);
+  faults.TryMissing();
+  faults.TryOthers();
+}
+
+void TryOtherRows(FaultSearch& search) {
+  const AttentionQuestion& question = search.question();
   const std::int64_t products =
-      std::ssize(question_.tokens()) * question_.heads() *
-      (question_.dims().k_head_dim + question_.dims().v_head_dim);
+      std::ssize(question.tokens()) * question.heads() *
+      (question.dims().k_head_dim + question.dims().v_head_dim);
   const std::int64_t most = std::clamp<std::int64_t>(
       kRowProductsMost / std::max<std::int64_t>(products, 1), 4, 64);
-  const std::int64_t count = std::min(question_.rows(), most);
+  const std::int64_t count = std::min(question.rows(), most);
   for (std::int64_t other = 0; other < count; ++other) {
-    const AttentionQuestion::Row& row = question_.row(other);
-    if (other == row_ || !row.judged) continue;
-    Try(fmt::format("the mask were that of row {}", other), row.sees);
-    Try(fmt::format("it were the output of row {}", other),
-        question_.OutputOf(question_.QueriesOf(other), row.sees));
-    Try(fmt::format("the query were that of row {}", other),
-        question_.OutputOf(question_.QueriesOf(other), sees_));
+    const AttentionQuestion::Row& row = question.row(other);
+    if (other == search.row() || !row.judged) continue;
+    search.Try(fmt::format("the mask were that of row {}", other), row.sees);
+    search.Try(fmt::format("it were the output of row {}", other),
+               question.OutputOf(question.QueriesOf(other), row.sees));
+    search.Try(fmt::format("the query were that of row {}", other),
+               question.OutputOf(question.QueriesOf(other), search.sees()));
+  }
+}
+
+// Tries rows that lost digits.
+void TryRounded(FaultSearch& search) {
+  const RowDims& dims = search.question().dims();
+  const std::int64_t numbers = std::ssize(search.question().tokens()) *
+                               dims.kv_heads *
+                               (dims.k_head_dim + dims.v_head_dim);
+  if (numbers > kRoundedMost) return;
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF8}) {
+    const AttentionQuestion rounded =
+        search.question().WithRowsRoundedTo(dtype);
+    search.Try(fmt::format("K and V were rounded to {}", DTypeName(dtype)),
+               rounded.OutputOf(search.queries(), search.sees()));
   }
 }
 
 // Tries other scales, and weights without the soft cap or the sinks.
-void FaultSearch::TryWeighings() {
-  const reference::Weighing weighing = question_.weighing();
+void TryWeighings(FaultSearch& search) {
+  const AttentionQuestion& question = search.question();
+  const reference::Weighing weighing = question.weighing();
   const auto attempt = [&](const char* text, const auto& change) {
     reference::Weighing changed = weighing;
     change(changed);
-    Try(text, question_.OutputOf(queries_, sees_, changed));
+    search.Try(text,
+               question.OutputOf(search.queries(), search.sees(), changed));
   };
   attempt("the scale were 1", [](auto& changed) { changed.scale = 1; });
-  const double v_head_dim = question_.dims().v_head_dim;
-  if (v_head_dim != question_.dims().k_head_dim) {
+  const double v_head_dim = question.dims().v_head_dim;
+  if (v_head_dim != question.dims().k_head_dim) {
     attempt("the scale were 1 / sqrt(v_head_dim)",
             [&](auto& changed) { changed.scale = 1 / std::sqrt(v_head_dim); });
   }
@@ -483,7 +438,7 @@ void FaultSearch::TryWeighings() {
     changed.soft_cap *= std::numbers::ln2;
     changed.sinks = sinks;
   });
-  const std::vector<float> zeros(AsSize(queries_.cols()), 0.0F);
+  const std::vector<float> zeros(AsSize(search.heads()), 0.0F);
   if (weighing.sinks.empty()) {
     attempt("1 were added to the sum of the weights",
             [&](auto& changed) { changed.sinks = zeros; });
@@ -496,65 +451,98 @@ void FaultSearch::TryWeighings() {
   }
 }
 
-void FaultSearch::TryOthers() {
-  std::vector<Term> shifted = sees_;
-  for (std::size_t i = 0; i < sees_.size(); ++i) {
-    shifted[i].value = sees_[(i + 1) % sees_.size()].value;
+void TryOthers(FaultSearch& search) {
+  const std::vector<Term>& sees = search.sees();
+  std::vector<Term> shifted = sees;
+  for (std::size_t i = 0; i < sees.size(); ++i) {
+    shifted[i].value = sees[(i + 1) % sees.size()].value;
   }
-  Try("each token had the V of the next token", shifted);
-  Try("it were zeros", Eigen::MatrixXd::Zero(actual_.rows(), actual_.cols()));
-  // Query head h reads KV head h modulo their number.
-  const std::int64_t heads = queries_.cols();
-  const std::int64_t kv_heads = question_.dims().kv_heads;
-  const std::int64_t group = heads / kv_heads;
-  const auto place = [&](std::int64_t h) {
-    return h % kv_heads * group + h / kv_heads;
-  };
-  Eigen::MatrixXd queries = queries_;
-  reference::Weighing weighing = question_.weighing();
-  std::vector<float> sinks(weighing.sinks.size());
-  for (std::int64_t h = 0; h < heads; ++h) {
-    queries.col(place(h)) = queries_.col(h);
-    if (!sinks.empty()) At(sinks, place(h)) = weighing.sinks[AsSize(h)];
-  }
-  weighing.sinks = sinks;
-  const Eigen::MatrixXd outputs = question_.OutputOf(queries, sees_, weighing);
-  Eigen::MatrixXd output = outputs;
-  for (std::int64_t h = 0; h < heads; ++h)
-    output.col(h) = outputs.col(place(h));
-  Try("head h read KV head h % kv_heads", output);
+  search.Try("each token had the V of the next token", shifted);
+  search.Try("it were zeros",
+             Eigen::MatrixXd::Zero(search.right().rows(), search.heads()));
 }
 
-// Tries whether each head has the output of some head.
-void FaultSearch::TryOtherHeads() {
-  Eigen::MatrixXd output = right_;
-  std::string first;
-  for (std::int64_t h = 0; h < output.cols(); ++h) {
-    const auto near = [&](std::int64_t other) {
-      return ((right_.col(other) - actual_.col(h)).cwiseAbs().array() <=
-              kNear * allowed_.col(h).array())
-          .all();
-    };
-    std::int64_t found = h;
-    for (std::int64_t other = 0; !near(found); ++other) {
-      if (other == output.cols()) return;
-      found = other;
-    }
-    output.col(h) = right_.col(found);
-    if (found != h && first.empty()) {
-      first = fmt::format("head {} had the output of head {}", h, found);
-    }
+// Returns the output if head h reads KV head kv_head_of(h).
+template <class KvHeadOf>
+Eigen::MatrixXd WithKvHeads(const FaultSearch& search,
+                            const KvHeadOf& kv_head_of) {
+  const AttentionQuestion& question = search.question();
+  const std::int64_t heads = search.heads();
+  const std::int64_t group = heads / question.dims().kv_heads;
+  // The place of each head among those that read its KV head.
+  std::vector<std::int64_t> places;
+  std::vector<std::int64_t> counts(AsSize(question.dims().kv_heads), 0);
+  for (std::int64_t h = 0; h < heads; ++h) {
+    const std::int64_t kv_head = kv_head_of(h);
+    places.push_back(kv_head * group + At(counts, kv_head)++);
   }
-  Try(first, output);
+  Eigen::MatrixXd queries = search.queries();
+  reference::Weighing weighing = question.weighing();
+  std::vector<float> sinks(weighing.sinks.size());
+  for (std::int64_t h = 0; h < heads; ++h) {
+    queries.col(At(places, h)) = search.queries().col(h);
+    if (!sinks.empty()) At(sinks, At(places, h)) = weighing.sinks[AsSize(h)];
+  }
+  weighing.sinks = sinks;
+  const Eigen::MatrixXd outputs =
+      question.OutputOf(queries, search.sees(), weighing);
+  Eigen::MatrixXd output = outputs;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    output.col(h) = outputs.col(At(places, h));
+  }
+  return output;
+}
+
+// Tries heads that are those of others: their KV heads, sinks and outputs.
+void TryOtherHeads(FaultSearch& search) {
+  const int kv_heads = search.question().dims().kv_heads;
+  const std::int64_t heads = search.heads();
+  const std::int64_t group = heads / kv_heads;
+  const bool found = search.Try(
+      "head h read KV head h % kv_heads",
+      WithKvHeads(search, [&](std::int64_t h) { return h % kv_heads; }));
+  if (found) return;
+  search.TryHeads(
+      kv_heads,
+      [&](int turn) {
+        return WithKvHeads(search, [&](std::int64_t h) {
+          return (h / group + turn) % kv_heads;
+        });
+      },
+      [&](std::int64_t h, int turn) {
+        return fmt::format("head {} read KV head {}", h,
+                           (h / group + turn) % kv_heads);
+      });
+  const auto other = [&](std::int64_t h, int turn) {
+    return (h + turn) % heads;
+  };
+  if (!search.question().weighing().sinks.empty()) {
+    search.TryHeads(
+        AsInt(heads),
+        [&](int turn) {
+          return FaultSearch::OutputOf(search.SumsWithSinks(turn));
+        },
+        [&](std::int64_t h, int turn) {
+          return fmt::format("head {} had the sink of head {}", h,
+                             other(h, turn));
+        });
+  }
+  search.TryHeads(
+      AsInt(heads),
+      [&](int turn) {
+        Eigen::MatrixXd output = search.right();
+        for (std::int64_t h = 0; h < heads; ++h) {
+          output.col(h) = search.right().col(other(h, turn));
+        }
+        return output;
+      },
+      [&](std::int64_t h, int turn) {
+        return fmt::format("head {} had the output of head {}", h,
+                           other(h, turn));
+      });
 }
 
 }  // namespace
-
-std::vector<Term> TokenFault::Applied(std::vector<Term> sees) const {
-  if (without) sees.erase(IteratorAt(sees, *without));
-  if (with) sees.push_back(*with);
-  return sees;
-}
 
 std::vector<TokenFault> FaultsOfOneToken(const AttentionQuestion& question,
                                          std::int64_t row, std::size_t most) {
@@ -592,7 +580,9 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
   if (tokens * question.heads() > kScoresMost) {
     return "no fault of one token that was tried explains it";
   }
-  FaultSearch search(question, row, actual, allowed);
+  FaultSearch search(question, row, actual, allowed,
+                     /*all=*/PairCount(question, row) <= kPairsMost &&
+                         question.row(row).sees.size() <= kSinglesMost);
   for (const TokenFault& fault :
        FaultsOfOneToken(question, row, kSinglesMost)) {
     search.Try(fault);
@@ -603,14 +593,16 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
     AddPairs(question, row, NearPairs(question, row, kPairsMost), faults);
     for (const TokenFault& fault : faults) search.Try(fault);
   }
-  search.TryZeros();
-  search.TryWindows();
-  search.TryMasks();
-  search.TryLastTokens();
-  search.TryOtherRows();
-  search.TryWeighings();
-  search.TryOthers();
-  search.TryOtherHeads();
+  TryZeros(search);
+  TryWindows(search);
+  TryMasks(search);
+  TryLastTokens(search);
+  TryBlocks(search);
+  TryOtherRows(search);
+  TryRounded(search);
+  TryWeighings(search);
+  TryOthers(search);
+  TryOtherHeads(search);
   return search.Text();
 }
 

@@ -6,25 +6,13 @@
 #include <Eigen/Core>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "props/attention/attention_question.h"
+#include "props/attention/fault_search.h"
 
 namespace kvtwin::props {
-
-// A row sees a wrong token: a term that it should see is missing, another term
-// is there, or takes its place.
-struct TokenFault {
-  std::string text;                         // "position 4 were missing"
-  std::optional<std::size_t> without = {};  // The place of a missing term.
-  std::optional<Term> with = {};
-  bool of_pair = false;  // The token has rows of another.
-
-  // Returns the terms that the row sees with the fault.
-  std::vector<Term> Applied(std::vector<Term> sees) const;
-};
 
 // Returns the faults of one token that a row may have: a token that is missing,
 // that is hidden but seen, that is there twice, that has K, V or both of

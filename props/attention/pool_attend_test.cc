@@ -138,12 +138,14 @@ INSTANTIATE_TEST_SUITE_P(
                    "the output of row"},
         OutputCase{OutputFault::kNoSinks, kOurPoolRules,
                    "the sinks were absent"},
-        OutputCase{OutputFault::kFirstSink, kOurPoolRules, "the output of row"},
+        OutputCase{OutputFault::kFirstSink, kOurPoolRules,
+                   "head 1 had the sink of head "},
         OutputCase{OutputFault::kFromLength, kOurPoolRules,
                    "the output of row"},
         OutputCase{OutputFault::kOtherLayer, kOurPoolRules,
                    "the output of row"},
-        OutputCase{OutputFault::kOtherHead, kOurPoolRules, "the output of row"},
+        OutputCase{OutputFault::kOtherHead, kOurPoolRules,
+                   "head 0 read KV head 1"},
         OutputCase{OutputFault::kMissesFirst, kSwapsBlocks,
                    "position 0 were missing"},
         OutputCase{OutputFault::kMissesFirst, kComputesAgain,
@@ -198,6 +200,42 @@ TEST(PoolAttend, OneOfManyTokensShowsInBf16) {
   EXPECT_EQ(failure(OutputFault::kNone), "");
   EXPECT_THAT(failure(OutputFault::kMissesOne),
               HasSubstr("position 20 were missing"));
+}
+
+// The last of 21 or of 41 tokens in blocks of 16.
+TEST(PoolAttend, CausesHaveNames) {
+  OtherPool::rules = {};
+  OtherPool::weighs = true;
+  const Subject subject =
+      BackendSubject(DescribedPool(OtherPoolTable()), Level::kAttention);
+  OtherPool::weighs = false;
+  struct Case {
+    OutputFault fault;
+    const char* text;
+  };
+  for (const Case& test :
+       {Case{OutputFault::kOtherBlock,
+             "as if positions 16 to 20 had K and V of positions 0 to 4"},
+        Case{OutputFault::kMissesBlock,
+             "as if positions 16 to 31 were missing"},
+        Case{OutputFault::kRoundsRows, "as if K and V were rounded to bf16"},
+        Case{OutputFault::kOtherHead, "as if head 0 read KV head 1"},
+        Case{OutputFault::kHeadsReversed,
+             "as if head 0 had the output of head"},
+        Case{OutputFault::kNoSinks, "as if the sinks were absent"}}) {
+    for (const char* sinks : {"", "sinks=1 "}) {
+      if (test.fault == OutputFault::kNoSinks && *sinks == '\0') continue;
+      OtherPool::attention = test.fault;
+      const auto history = ParsePagedHistory(fmt::format(
+          "kvp1 block=16 blocks=20 most=256 layers=1 heads=2 kdim=16 vdim=16 "
+          "dtype=f32 {}| open 0 0 0 | append 0 103 1 | commit 0 1 0 | append 0 "
+          "0 1",
+          sinks));
+      const std::string text = TextOf(RunHistory(*history, subject).failure);
+      EXPECT_THAT(text, HasSubstr(test.text)) << sinks;
+    }
+  }
+  OtherPool::attention = OutputFault::kNone;
 }
 
 // Each query head keeps its own sink.

@@ -489,21 +489,43 @@ TEST(FaultyTwins, TheNumericLevelSeesWrongAttention) {
       {"neither in a padding row", history, Shows(Says(3, 2, 0.5)), rows, ""},
       {"a token too many", history, Shows(Says(1, 2, 0)), check, "row 1 "},
       {"a token too few", history, Shows(Says(2, 0, kHides)), check, "row 2 "},
+      {"a token too few, named", history, Shows(Says(2, 0, kHides)), check,
+       "; as if position 0 were missing"},
       {"K, first", history, add(kKey, 12, 0.5), check, "row 1 "},
       {"K, last", history, add(kKey, 1, 0.5), check, "row 2 "},
       {"a little in V", history, add(kValue, 1, 1e-4F), check,
-       "row 2 (sequence 0, position 2) is off by"},
+       "row 2 (sequence 0, position 2) is "},
       {"an encoder", kEncoder, Shows(Last(kKey)), rows, "K differs"},
   };
   // A NaN in any element of a row, not in the first one only.
   for (const std::size_t from_end : {1U, 2U, 3U, 4U}) {
     cases.push_back({"NaN in V", history, add(kValue, from_end, nan), check,
-                     "row 2 (sequence 0, position 2) is off by nan"});
+                     "row 2 (sequence 0, position 2) is nan at element"});
   }
   cases.push_back(
-      {"NaN in K", history, add(kKey, 1, nan), check, "is off by nan"});
+      {"NaN in K", history, add(kKey, 1, nan), check, "is nan at element"});
   ExpectFound(cases, Level::kNumeric);
   EXPECT_FALSE(Seen(history, add(kValue, 1, 1e-7F), Level::kNumeric));
+}
+
+// Over one state, an output is V: K has no weight in it.
+TEST(FaultyTwins, TheNumericLevelSeesWrongStates) {
+  const std::string history = "kind=recurrent dims=2,2,2 | put 0*3 | put 0*1";
+  const auto add = [](DenseTensor OwnedView::*tensor, float what) {
+    return Shows([=](OwnedView& view) {
+      auto& bytes = (view.*tensor).bytes;
+      for (std::size_t at = 0; at < bytes.size(); at += 4) {
+        StoreElement(LoadElement(&bytes[at], DType::kF32) + what, &bytes[at],
+                     DType::kF32);
+      }
+    });
+  };
+  ExpectFound({{"K", history, add(kKey, 0.5), "subject: attention",
+                "K of the state of row "},
+               {"V", history, add(kValue, 0.5), "subject: attention",
+                "V of the state of row "}},
+              Level::kNumeric);
+  EXPECT_FALSE(Seen(history, add(kKey, 1e-7F), Level::kNumeric));
 }
 
 // A view may have any number of hidden columns, and another in the next run.

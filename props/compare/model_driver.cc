@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,6 +13,7 @@
 #include "core/elements.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
+#include "props/attention/numeric_view.h"
 #include "props/base/check_name.h"
 #include "props/base/counted.h"
 #include "props/base/hash.h"
@@ -22,18 +22,11 @@
 #include "props/compare/failure.h"
 #include "props/compare/step.h"
 #include "props/history/misuse.h"
-#include "reference/attention.h"
 
 namespace kvtwin::props {
 namespace {
 
 using reference::LedgerToken;
-
-// Returns an element of the query vector for head `head` of row `row`. It
-// varies with row, head and element, and is not too large.
-double QueryAt(std::int64_t row, std::int64_t head, std::int64_t element) {
-  return static_cast<double>((row * 7 + head * 5 + element * 3) % 11 - 5) / 5;
-}
 
 }  // namespace
 
@@ -729,7 +722,6 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
   const std::optional<LedgerView> expected_view = ViewOf(
       ledger_.active(), layer, dims, setup_.init.dtype, setup_.v_dtype());
   if (!expected_view) return;
-  const double scale = 1 / std::sqrt(dims.k_head_dim);
   for (std::int64_t row = 0; row < view.mask.shape[1]; ++row) {
     for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
       const MaskElement element = MaskElementAt(view.mask, column, row);
@@ -746,33 +738,20 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
       throw failure;
     }
   }
-  for (std::int64_t row = 0; row < std::ssize(batch_.positions); ++row) {
-    Eigen::MatrixXd queries(dims.k_head_dim, dims.kv_heads);
-    for (std::int64_t head = 0; head < dims.kv_heads; ++head) {
-      for (std::int64_t i = 0; i < dims.k_head_dim; ++i) {
-        queries(i, head) = QueryAt(row, head, i);
-      }
-    }
-    const Eigen::MatrixXd expected = reference::Attend(
-        expected_view->view(), VLayout::kPlain, row, queries, scale);
-    // A shift may make a K row infinite; attention over it has no right output.
-    if (!expected.allFinite()) continue;
-    const Eigen::MatrixXd actual =
-        reference::Attend(view, setup_.config.v_layout, row, queries, scale);
-    const double error =
-        (expected - actual).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
-    if (error <= subject_.tolerance) continue;  // S54. A NaN does not pass.
-    const auto at = AsSize(row);
-    Failure failure = MakeFailure(
-        "subject: attention",
-        fmt::format("layer {}: the attention of row {} (sequence {}, position "
-                    "{}) is off by {:.3g}, allowed is {:.3g}{}",
-                    layer, row, batch_.sequences[at], batch_.positions[at],
-                    error, subject_.tolerance, MovedText(row)));
-    failure.row = AsInt(row);
-    failure.first_cell = view.first_cell;
-    throw failure;
-  }
+  const auto wrong = FindWrongNumbers(
+      {.ledger = ledger_.active(),
+       .layer = layer,
+       .dims = dims,
+       .positions = batch_.positions,
+       .sequences = batch_.sequences},
+      expected_view->view(), view, setup_.config.v_layout, subject_.tolerance);
+  if (!wrong) return;
+  Failure failure = MakeFailure(
+      "subject: attention",
+      fmt::format("layer {}: {}{}", layer, wrong->text, MovedText(wrong->row)));
+  failure.row = wrong->row;
+  failure.first_cell = view.first_cell;
+  throw failure;
 }
 
 }  // namespace kvtwin::props

@@ -4,6 +4,7 @@
 #ifndef KVTWIN_PROPS_TESTING_OTHER_POOL_H_
 #define KVTWIN_PROPS_TESTING_OTHER_POOL_H_
 
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -46,6 +47,9 @@ enum class OtherAttentionFault {
   kMissesAppended,   // A row sees no other token of its batch.
   kMissesOne,        // No row sees position 20.
   kOneOtherValue,    // Position 30 has V of position 31.
+  kOtherBlock,       // The second block has the rows of the first one.
+  kMissesBlock,      // No row sees the second of three blocks.
+  kRoundsRows,       // K and V are rounded to bf16.
   kMissesLast,       // A row that sees four does not see the last three.
   kLastZeros,        // The last three tokens that a row sees are zeros.
   kMissesFirst,      // A row does not see the first token that it should see.
@@ -327,6 +331,12 @@ class OtherPool {
            (layer * size() + offset) * row;
   }
 
+  static double Rounded(float number) {
+    const bool rounds = attention == OtherAttentionFault::kRoundsRows;
+    return double{rounds ? static_cast<float>(Eigen::bfloat16(number))
+                         : number};
+  }
+
   static double SinkOf(const kvtwin_attention_options& options, int head) {
     using Fault = OtherAttentionFault;
     if (options.sinks == nullptr || attention == Fault::kNoSinks) {
@@ -379,8 +389,14 @@ class OtherPool {
       const bool zeros = attention == Fault::kLastZeros && of_end;
       const bool other = at >= of.len && at != position;
       if (attention == Fault::kMissesAppended && other) continue;
+      if (attention == Fault::kMissesBlock && at / size() == 1 &&
+          position >= 2 * size()) {
+        continue;
+      }
       const auto row = [&](int part, int place, int dim) {
-        const int block = At(of.table, place / size());
+        const bool other_block =
+            attention == Fault::kOtherBlock && place / size() == 1;
+        const int block = At(of.table, other_block ? 0 : place / size());
         return Row(block, part, layer, place % size()) + kv_head * dim;
       };
       const float* key = row(0, at, is_.k_head_dim);
@@ -391,12 +407,12 @@ class OtherPool {
           row(1, at + (next || other_v ? 1 : 0), is_.v_head_dim);
       double score = 0;
       for (int i = 0; i < is_.k_head_dim; ++i) {
-        score += double{query[i]} * double{key[i]};
+        score += double{query[i]} * Rounded(key[i]);
       }
       const double weight = zeros ? 1 : weight_of(Weighed(score, options));
       sum += weight;
       for (int i = 0; i < is_.v_head_dim; ++i) {
-        At(all, i) += zeros ? 0 : weight * double{value[i]};
+        At(all, i) += zeros ? 0 : weight * Rounded(value[i]);
       }
     }
     for (int i = 0; i < is_.v_head_dim; ++i) {
