@@ -1013,7 +1013,8 @@ enum kvtwin_ability {
   KVTWIN_CAN_REMOVE_MIDDLE = 1 << 1, /* Any remove. */
   KVTWIN_CAN_COPY_PREFIX = 1 << 2,
   KVTWIN_CAN_SHARE = 1 << 3,   /* Copy a prefix shorter than the sequence. */
-  KVTWIN_CAN_RESERVE = 1 << 4, /* start_forward with reserve */
+  KVTWIN_CAN_RESERVE = 1 << 4, /* start_forward with reserve, at any positions
+                                  below the capacity */
   KVTWIN_CAN_MIX = 1 << 5,     /* Several sequences in one batch. */
   KVTWIN_CAN_ANY_ORDER =
       1 << 6, /* Positions may have gaps, go back or repeat; passes too. */

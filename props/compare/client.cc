@@ -24,6 +24,13 @@ std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
   return all;
 }
 
+// Whether the capacity limits the cache, or a cache in it, whatever its window
+// and memory are.
+bool IsLimited(const CacheSpec& spec) {
+  return spec.kind == Kind::kCausal || spec.kind == Kind::kChunked ||
+         std::ranges::any_of(spec.caches, IsLimited);
+}
+
 }  // namespace
 
 Client::Client(const Setup& setup, const Subject& subject, Driver& driver,
@@ -303,6 +310,20 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
   return segment;
 }
 
+// Returns the segment as a legal client would send it to reserve: at any
+// positions below the capacity (S18, R3), whatever the sequence holds.
+Segment Client::Reserved(Segment segment, std::size_t batch_room) {
+  CommitFirst(segment);
+  const int capacity = setup_.init.capacity;
+  const std::int64_t next = Next(segment.seq);
+  segment.order = Segment::Order::kUp;
+  segment.count = std::min({segment.count, capacity, AsInt(batch_room)});
+  const std::int64_t first = std::clamp<std::int64_t>(next + segment.delta, 0,
+                                                      capacity - segment.count);
+  segment.delta = AsInt(first - next);
+  return segment;
+}
+
 void Client::AppendSegment(const Segment& segment, Tokens& batch) {
   if (!segment.parents.empty()) {
     PlaceDrafts(segment, batch);
@@ -355,9 +376,11 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
       continue;
     }
     if (setup_.legal && !seen.insert(segment.seq).second) continue;
-    if ((setup_.legal || has_states_) && !SettleEnd(segment.seq)) continue;
+    const bool reserves = setup_.legal && op.reserve && segment.parents.empty();
+    const bool needs_end = !reserves && (setup_.legal || has_states_);
+    if (needs_end && !SettleEnd(segment.seq)) continue;
     if (setup_.legal) {
-      segment = Legalized(segment, room);
+      segment = reserves ? Reserved(segment, room) : Legalized(segment, room);
       if (segment.count < 1) continue;
     } else if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) {
       CommitFirst(segment);
@@ -371,8 +394,36 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
 
 void Client::Put(const Op& op) {
   if (op.reserve && !abilities_.Can(KVTWIN_CAN_RESERVE)) return;
-  const std::vector<Segment> segments = MakeSegments(op);
-  if (segments.empty()) return;
+  const int seq = op.segments.empty() ? 0 : IdOf(op.segments[0].seq);
+  if (!MayOverfill(seq, op)) return void(Send(op, MakeSegments(op)));
+  // If the cache refuses the batch, the client sends the tokens that fit.
+  const std::int32_t next = Next(seq);
+  const int room = setup_.init.capacity - next;
+  const int most = std::min(setup_.init.max_batch, abilities_.LastEnd() - next);
+  Segment segment{.seq = seq};
+  segment.count = AsInt(
+      std::min<std::int64_t>(std::int64_t{room} + op.segments[0].count, most));
+  held_.insert(seq);
+  if (Send(op, {segment}, /*overfull=*/true) || room == 0) return;
+  segment.count = room;
+  Send(op, {segment});
+}
+
+// Whether a legal client can send a batch that makes the sequence longer than
+// the capacity. A bounded memory has room for such a batch (S4).
+bool Client::MayOverfill(int seq, const Op& op) {
+  if (!setup_.legal || !op.overfull || op.reserve || op.single) return false;
+  if (!op.segments[0].parents.empty() || CountDrafts(-1) > 0) return false;
+  if (!IsLimited(setup_.spec)) return false;
+  const std::int64_t end = std::int64_t{setup_.init.capacity} + 1;
+  return SettleEnd(seq) && end <= abilities_.LastEnd() && Next(seq) < end &&
+         end - Next(seq) <= setup_.init.max_batch;
+}
+
+// Makes a pass. Returns whether the batch was stored.
+bool Client::Send(const Op& op, const std::vector<Segment>& segments,
+                  bool overfull) {
+  if (segments.empty()) return false;
   Note(op);
   if (done_ != nullptr) {
     done_->back().segments = segments;
@@ -380,8 +431,9 @@ void Client::Put(const Op& op) {
       segment.seq -= setup_.first_id;
   }
   Tokens batch;
+  batch.overfull = overfull;
   for (const Segment& segment : segments) AppendSegment(segment, batch);
-  if (batch.positions.empty()) return;
+  if (batch.positions.empty()) return false;
   if (std::ranges::count(batch.parents, kNotADraft) ==
       std::ssize(batch.parents)) {
     batch.parents.clear();
@@ -390,17 +442,21 @@ void Client::Put(const Op& op) {
     batch.multimodal.push_back(index % Size(batch.positions));
   }
   pass_ended_ = false;
-  if (!driver_.StartForward(batch, op.reserve)) return;
+  if (!driver_.StartForward(batch, op.reserve)) return false;
   if (!op.except.empty() && abilities_.set_causal) {
     driver_.SetCausal(op.except);
   }
-  if (op.single && !abilities_.OnlyGoesOn()) return;
+  if (op.single && !abilities_.OnlyGoesOn()) return true;
   Op put = op;  // Without cells, there are no older rows to keep.
   if (abilities_.OnlyGoesOn()) put.keep_rows = false;
   if (!MayGiveUp(op)) put.stop = -1;
   driver_.PutAll(put);
-  if (put.stop >= 0) return GiveUp(batch);
-  driver_.GetAll();
+  if (put.stop >= 0) {
+    GiveUp(batch);
+  } else {
+    driver_.GetAll();
+  }
+  return true;
 }
 
 // Whether the client can give up the pass: it then takes its tokens back.
@@ -417,10 +473,15 @@ void Client::GiveUp(const Tokens& batch) {
   }
 }
 
-// Removes the tokens of a pass that was given up.
+// Removes the tokens of a pass that was given up. As in Drop, the client asks
+// before a sequence goes back, or clears the sequence. The states before the
+// last batch are always stored (R4).
 void Client::TakeBack() {
-  for (const auto& [seq, begin] : std::exchange(given_up_, {})) {
-    RemoveOwn(seq, begin, kOpenEnd);
+  for (const auto& [seq, first] : std::exchange(given_up_, {})) {
+    std::int32_t begin = std::min(first, Next(seq));
+    if (begin > 0 && !has_states_ && !CanResume(seq, begin)) begin = 0;
+    const StatusCode code = RemoveOwn(seq, begin, kOpenEnd);
+    if (code != StatusCode::kOk && begin > 0) RemoveOwn(seq, 0, kOpenEnd);
   }
 }
 

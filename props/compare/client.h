@@ -17,7 +17,8 @@
 namespace kvtwin::props {
 
 // Turns the operations of a history, whose arguments are relative to the state,
-// into calls. If the setup is legal, no call is refused.
+// into calls. If the setup is legal, no call is refused, except for batches of
+// operations that are overfull.
 class Client {
  public:
   // Adds the operations that the client carries out, legal or not, to `done`,
@@ -45,6 +46,9 @@ class Client {
   bool Shift(int seq, std::int32_t begin, std::int32_t end, std::int32_t delta);
 
   void Put(const Op& op);
+  bool MayOverfill(int seq, const Op& op);
+  bool Send(const Op& op, const std::vector<Segment>& segments,
+            bool overfull = false);
   bool MayGiveUp(const Op& op) const;
   void GiveUp(const Tokens& batch);
   void TakeBack();
@@ -59,6 +63,7 @@ class Client {
   std::vector<Segment> MakeSegments(const Op& op);
   bool SettleEnd(int seq);
   Segment Legalized(Segment segment, std::size_t batch_room);
+  Segment Reserved(Segment segment, std::size_t batch_room);
   void AppendSegment(const Segment& segment, Tokens& batch);
 
   void Commit(int seq, const std::vector<int>& choices);

@@ -195,14 +195,22 @@ Knob DimsKnob() {
                            rows.v_head_dim);
       },
       plainer);
-  // Most rows are tiny; a few are wider than a vector, or have many heads.
+  // Most rows are tiny; a few are wider than a vector, have many heads, or
+  // heads as wide as those of models. Each size takes as many draws.
   knob.draw = [](const Pick& pick, Setup& setup) {
     const int size = pick(0, 99);
+    if (size == 99) {
+      setup.rows.k_head_dim = OneOf(pick, {64, 80, 96, 128, 128});
+      setup.rows.kv_heads = pick(1, 2);
+      setup.rows.v_head_dim = OneOf(pick, {1, 64, 64, 72, 128});
+      return;
+    }
     const RowDims most = size < 92   ? RowDims{4, 2, 3}
                          : size < 97 ? RowDims{16, 8, 3}
-                                     : RowDims{40, 3, 40};
+                         : size < 98 ? RowDims{40, 3, 40}
+                                     : RowDims{4, 16, 4};
     setup.rows.k_head_dim = pick(1, most.k_head_dim);
-    setup.rows.kv_heads = pick(1, most.kv_heads);
+    setup.rows.kv_heads = pick(size == 98 ? 9 : 1, most.kv_heads);
     setup.rows.v_head_dim = pick(1, most.v_head_dim);
   };
   knob.numbers = [](const Setup& setup) {

@@ -474,6 +474,38 @@ void AddReturns(const Pick& pick, History& history) {
   history.ops = std::move(ops);
 }
 
+void AddStops(const Pick& pick, History& history) {
+  int& layers = history.setup.layers;
+  layers = std::max(layers, pick(1, 3));
+  for (Op& op : history.ops) {
+    const bool whole = op.kind == OpKind::kPut && !op.reserve && !op.single;
+    if (whole && Chance(pick, 20)) op.stop = pick(0, layers - 1);
+  }
+}
+
+void AddWarmUps(const Pick& pick, History& history) {
+  const InitArgs& init = history.setup.init;
+  std::vector<Op> ops;
+  for (Op& op : history.ops) {
+    ops.push_back(std::move(op));
+    if (!Chance(pick, 20)) continue;
+    const int seq = pick(0, std::max(init.max_sequences - 1, 0));
+    Op& warm_up =
+        ops.emplace_back(PutOf(seq, 0, pick(1, std::max(init.max_batch, 1))));
+    warm_up.reserve = true;
+    warm_up.segments[0].delta = Chance(pick, 60) ? -init.capacity : -pick(0, 4);
+  }
+  history.ops = std::move(ops);
+}
+
+void AddOverfull(const Pick& pick, History& history) {
+  for (Op& op : history.ops) {
+    if (op.kind != OpKind::kPut || !Chance(pick, 20)) continue;
+    op.overfull = true;
+    op.segments[0].count = pick(1, 3);
+  }
+}
+
 void AddPins(const Pick& pick, int cells_max, History& history) {
   CacheSpec& whole = history.setup.spec;
   std::vector<CacheSpec*> recurrent;

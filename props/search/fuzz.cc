@@ -39,6 +39,10 @@ constexpr std::uint64_t kRepeatEvery = 20;
 // one may begin with a large defrag. Seven has no common divisor with the
 // number of dtypes, so that each dtype has such histories.
 constexpr std::uint64_t kTwinsEvery = 7;
+// One in eleven histories of a legal client gives up passes, another one warms
+// up, another one overfills the cache. Eleven has no common divisor with the
+// other numbers that choose histories.
+constexpr std::uint64_t kLegalEvery = 11;
 // A search ends if, after this many histories, the subject had a cache for
 // fewer than one in a hundred.
 constexpr std::int64_t kVain = 1000;
@@ -84,6 +88,7 @@ class CacheSource {
       }
     }
     AddForTwins(number, history);
+    AddForLegal(number, history);
     if (!subject_.is_twin()) subject_.abilities.Fit(history.setup);
     return history;
   }
@@ -108,6 +113,19 @@ class CacheSource {
     }
     const bool may_grow = subject_.is_twin() && options_.cells_max == 0;
     if (may_grow && number % kTwinsEvery == 5) AddDefrag(history);
+  }
+
+  // Changes some histories of legal clients, by draws that no other history
+  // has.
+  void AddForLegal(std::uint64_t number, History& history) const {
+    const bool goes_on = subject_.abilities.OnlyGoesOn();
+    if (!history.setup.legal && !goes_on) return;
+    const Pick pick = SeededPick(options_.seed ^ 0x1E6A1, number);
+    const std::uint64_t turn = number % kLegalEvery;
+    if (turn == 2) AddStops(pick, history);
+    if (turn == 6) AddWarmUps(pick, history);
+    // Other clients fill caches at random.
+    if (turn == 9 && goes_on) AddOverfull(pick, history);
   }
 
   // The kinds that only a backend which declares them gets without being asked:

@@ -20,7 +20,7 @@ bool Bounds::Allow(const Op& op, bool legal) const {
         const bool is_new = sequences.insert(segment.seq).second;
         const bool plain = is_new && segment.delta == 0 &&
                            segment.order == Segment::Order::kUp;
-        if (legal && !plain) return false;
+        if (legal && !plain && !(op.reserve && is_new)) return false;
       }
       return (sequences.size() < 2 || able.Can(KVTWIN_CAN_MIX)) &&
              (!op.reserve || able.Can(KVTWIN_CAN_RESERVE)) &&
