@@ -24,13 +24,6 @@ std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
   return all;
 }
 
-// Whether the capacity limits the cache, or a cache in it, whatever its window
-// and memory are.
-bool IsLimited(const CacheSpec& spec) {
-  return spec.kind == Kind::kCausal || spec.kind == Kind::kChunked ||
-         std::ranges::any_of(spec.caches, IsLimited);
-}
-
 }  // namespace
 
 Client::Client(const Setup& setup, const Subject& subject, Driver& driver,
@@ -394,36 +387,8 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
 
 void Client::Put(const Op& op) {
   if (op.reserve && !abilities_.Can(KVTWIN_CAN_RESERVE)) return;
-  const int seq = op.segments.empty() ? 0 : IdOf(op.segments[0].seq);
-  if (!MayOverfill(seq, op)) return void(Send(op, MakeSegments(op)));
-  // If the cache refuses the batch, the client sends the tokens that fit.
-  const std::int32_t next = Next(seq);
-  const int room = setup_.init.capacity - next;
-  const int most = std::min(setup_.init.max_batch, abilities_.LastEnd() - next);
-  Segment segment{.seq = seq};
-  segment.count = AsInt(
-      std::min<std::int64_t>(std::int64_t{room} + op.segments[0].count, most));
-  held_.insert(seq);
-  if (Send(op, {segment}, /*overfull=*/true) || room == 0) return;
-  segment.count = room;
-  Send(op, {segment});
-}
-
-// Whether a legal client can send a batch that makes the sequence longer than
-// the capacity. A bounded memory has room for such a batch (S4).
-bool Client::MayOverfill(int seq, const Op& op) {
-  if (!setup_.legal || !op.overfull || op.reserve || op.single) return false;
-  if (!op.segments[0].parents.empty() || CountDrafts(-1) > 0) return false;
-  if (!IsLimited(setup_.spec)) return false;
-  const std::int64_t end = std::int64_t{setup_.init.capacity} + 1;
-  return SettleEnd(seq) && end <= abilities_.LastEnd() && Next(seq) < end &&
-         end - Next(seq) <= setup_.init.max_batch;
-}
-
-// Makes a pass. Returns whether the batch was stored.
-bool Client::Send(const Op& op, const std::vector<Segment>& segments,
-                  bool overfull) {
-  if (segments.empty()) return false;
+  const std::vector<Segment> segments = MakeSegments(op);
+  if (segments.empty()) return;
   Note(op);
   if (done_ != nullptr) {
     done_->back().segments = segments;
@@ -431,9 +396,8 @@ bool Client::Send(const Op& op, const std::vector<Segment>& segments,
       segment.seq -= setup_.first_id;
   }
   Tokens batch;
-  batch.overfull = overfull;
   for (const Segment& segment : segments) AppendSegment(segment, batch);
-  if (batch.positions.empty()) return false;
+  if (batch.positions.empty()) return;
   if (std::ranges::count(batch.parents, kNotADraft) ==
       std::ssize(batch.parents)) {
     batch.parents.clear();
@@ -442,21 +406,17 @@ bool Client::Send(const Op& op, const std::vector<Segment>& segments,
     batch.multimodal.push_back(index % Size(batch.positions));
   }
   pass_ended_ = false;
-  if (!driver_.StartForward(batch, op.reserve)) return false;
+  if (!driver_.StartForward(batch, op.reserve)) return;
   if (!op.except.empty() && abilities_.set_causal) {
     driver_.SetCausal(op.except);
   }
-  if (op.single && !abilities_.OnlyGoesOn()) return true;
+  if (op.single && !abilities_.OnlyGoesOn()) return;
   Op put = op;  // Without cells, there are no older rows to keep.
   if (abilities_.OnlyGoesOn()) put.keep_rows = false;
   if (!MayGiveUp(op)) put.stop = -1;
   driver_.PutAll(put);
-  if (put.stop >= 0) {
-    GiveUp(batch);
-  } else {
-    driver_.GetAll();
-  }
-  return true;
+  if (put.stop >= 0) return GiveUp(batch);
+  driver_.GetAll();
 }
 
 // Whether the client can give up the pass: it then takes its tokens back.
@@ -473,12 +433,14 @@ void Client::GiveUp(const Tokens& batch) {
   }
 }
 
-// Removes the tokens of a pass that was given up. As in Drop, the client asks
-// before a sequence goes back, or clears the sequence. The states before the
-// last batch are always stored (R4).
+// Removes the tokens of a pass that was given up, or clears its sequences, as
+// engines without prefixes of prompts do: their caches need not remove a tail
+// that some layers lack. As in Drop, the client asks before a sequence goes
+// back. The states before the last batch are always stored (R4).
 void Client::TakeBack() {
+  const bool clears = !abilities_.Can(KVTWIN_CAN_FIND_PREFIX);
   for (const auto& [seq, first] : std::exchange(given_up_, {})) {
-    std::int32_t begin = std::min(first, Next(seq));
+    std::int32_t begin = clears ? 0 : std::min(first, Next(seq));
     if (begin > 0 && !has_states_ && !CanResume(seq, begin)) begin = 0;
     const StatusCode code = RemoveOwn(seq, begin, kOpenEnd);
     if (code != StatusCode::kOk && begin > 0) RemoveOwn(seq, 0, kOpenEnd);

@@ -17,8 +17,7 @@
 namespace kvtwin::props {
 
 // Turns the operations of a history, whose arguments are relative to the state,
-// into calls. If the setup is legal, no call is refused, except for batches of
-// operations that are overfull.
+// into calls. If the setup is legal, no call is refused.
 class Client {
  public:
   // Adds the operations that the client carries out, legal or not, to `done`,
@@ -46,9 +45,6 @@ class Client {
   bool Shift(int seq, std::int32_t begin, std::int32_t end, std::int32_t delta);
 
   void Put(const Op& op);
-  bool MayOverfill(int seq, const Op& op);
-  bool Send(const Op& op, const std::vector<Segment>& segments,
-            bool overfull = false);
   bool MayGiveUp(const Op& op) const;
   void GiveUp(const Tokens& batch);
   void TakeBack();

@@ -187,9 +187,7 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
   }
   if (pass_.active) pass_.fresh.set();
   pass_.reserve = reserve;
-  // Tokens beyond the capacity take the cells of other sequences.
-  overfull_ = overfull_ || pass_.tokens.overfull;
-  if (setup_.legal && !overfull_) {
+  if (setup_.legal) {
     Check(pass_.active || reserve, "reference: a legal client is refused",
           [&] { return call() + " is refused"; });
   }

@@ -179,7 +179,6 @@ class DifferentialDriver final : public Driver {
   std::unique_ptr<Cache> tested_;
   int active_type_ = 0;
   Pass pass_;
-  bool overfull_ = false;  // A batch was overfull.
   std::int64_t serial_ = 0;
   int first_cell_ = 0;  // The first cell of the compared views.
   int layer_ = 0;

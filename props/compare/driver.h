@@ -25,7 +25,6 @@ struct Tokens {
   std::vector<int> sequences;
   std::vector<int> multimodal;
   std::vector<int> parents = {};  // Empty if there are no drafts.
-  bool overfull = false;  // A sequence becomes longer than the capacity.
 
   Batch batch() const { return {positions, sequences, multimodal, parents}; }
 };

@@ -35,7 +35,7 @@ struct Setup {
   int layers = 1;
   // The client is legal: it appends, stays within the capacity, asks CanResume,
   // and drops a sequence after an error. The cache must never refuse its
-  // batches, except for one that is overfull.
+  // batches.
   bool legal = false;
   // K and V come with gaps between their elements.
   bool strided = false;
@@ -119,9 +119,6 @@ struct Op {
   std::vector<Segment> segments;
   bool reserve = false;
   bool keep_rows = false;  // No Put: rows of earlier owners stay.
-  // kPut, of legal clients: `count` tokens of the first segment do not fit into
-  // the capacity. If the cache refuses the batch, the client sends the others.
-  bool overfull = false;
   // kPut: if not -1, the pass is given up after the Put of `stop` layers: the
   // client removes its tokens before any operation except kFind.
   int stop = -1;

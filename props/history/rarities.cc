@@ -498,14 +498,6 @@ void AddWarmUps(const Pick& pick, History& history) {
   history.ops = std::move(ops);
 }
 
-void AddOverfull(const Pick& pick, History& history) {
-  for (Op& op : history.ops) {
-    if (op.kind != OpKind::kPut || !Chance(pick, 20)) continue;
-    op.overfull = true;
-    op.segments[0].count = pick(1, 3);
-  }
-}
-
 void AddPins(const Pick& pick, int cells_max, History& history) {
   CacheSpec& whole = history.setup.spec;
   std::vector<CacheSpec*> recurrent;

@@ -40,7 +40,7 @@ constexpr std::uint64_t kRepeatEvery = 20;
 // number of dtypes, so that each dtype has such histories.
 constexpr std::uint64_t kTwinsEvery = 7;
 // One in eleven histories of a legal client gives up passes, another one warms
-// up, another one overfills the cache. Eleven has no common divisor with the
+// up. Eleven has no common divisor with the
 // other numbers that choose histories.
 constexpr std::uint64_t kLegalEvery = 11;
 // A search ends if, after this many histories, the subject had a cache for
@@ -124,8 +124,6 @@ class CacheSource {
     const std::uint64_t turn = number % kLegalEvery;
     if (turn == 2) AddStops(pick, history);
     if (turn == 6) AddWarmUps(pick, history);
-    // Other clients fill caches at random.
-    if (turn == 9 && goes_on) AddOverfull(pick, history);
   }
 
   // The kinds that only a backend which declares them gets without being asked:
