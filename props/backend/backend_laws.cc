@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace kvtwin::props {
 
 LawRun RunLawOn(const Law& law, const Subject& subject,
@@ -38,11 +40,19 @@ LawAnswer BackendLaws::Run(const Law& law) {
   if (!again.empty()) {
     answer.why_not = again + ", as above";
   } else if (!failure && answer.run.judged == 0) {
-    answer.why_not =
-        fmt::format("none of {} histories can be judged", answer.run.histories);
+    answer.why_not = WhyNoneJudged(law, subject_, histories_.seed,
+                                   histories_.history, answer.run.histories);
   }
   if (failure && failure->check != law.name) reported_.insert(failure->check);
   return answer;
+}
+
+std::string WhyNotJudged(const PoolLaw& law, const PoolInfo& info) {
+  if (std::ranges::count(info.laws, law.name) > 0) return "";
+  if (std::ranges::count(info.levels, Level::kVisibility) == 0) {
+    return "the law compares views, and the pool has no views";
+  }
+  return fmt::format("the law needs {}", law.needs);
 }
 
 }  // namespace kvtwin::props

@@ -9,9 +9,11 @@
 #include <string>
 #include <utility>
 
+#include "props/backend/host_process.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/laws/laws.h"
+#include "props/laws/pool_laws.h"
 
 namespace kvtwin::props {
 
@@ -48,6 +50,9 @@ class BackendLaws {
   LawJudge judge_;
   std::set<std::string> reported_;  // Checks other than laws.
 };
+
+// Returns why a law cannot judge the pools of a backend; "" if it can.
+std::string WhyNotJudged(const PoolLaw& law, const PoolInfo& info);
 
 }  // namespace kvtwin::props
 

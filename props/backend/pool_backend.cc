@@ -500,6 +500,7 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
   const std::string text = lines.str();
   result.digest = HashBytes(text.data(), text.size(), 0);
   const Judgement judgement = Judge(lines, {"reference"});
+  result.views = judgement.judged.rows + judgement.judged.output_rows_judged;
   const bool of_backend = failure && failure->party() == Party::kBackend;
   if (!of_backend && judgement.verdict() != Verdict::kAccept) {
     failure = PoolFailure(judgement.reason());

@@ -365,7 +365,10 @@ bool IsWrong(const InferredProfile& profile) {
 }
 
 std::string SummaryOf(const InferredProfile& profile) {
-  if (profile.asked == 0) return "like none: it ran no history";
+  if (profile.asked == 0) {
+    return "like none: it ran no history, because it made none of their "
+           "caches, which are causal or swa";
+  }
   if (profile.asked == std::ssize(profile.unexplained)) {
     return "like none: each history failed";
   }

@@ -198,6 +198,7 @@ Certificate Certify(const BackendInfo& info, const CertifyOptions& options,
                           .seed = static_cast<std::int64_t>(options.fuzz.seed),
                           .operations = live.operations,
                           .histories = live.histories,
+                          .none_made = live.ran == 0 && live.findings.empty(),
                           .not_declared = NotDeclared(info)};
   for (const Level level : {Level::kIdentity, Level::kVisibility,
                             Level::kNumeric, Level::kAttention}) {

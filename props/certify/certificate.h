@@ -58,6 +58,9 @@ struct Certificate {
   std::int64_t seed = 1;
   std::int64_t operations = 0;
   std::int64_t histories = 0;
+  // Whether init refused each history's cache, or pool, so that nothing was
+  // tried. A certificate that was read does not say so.
+  bool none_made = false;
   std::vector<CertifiedLevel> levels = {};
   std::vector<CertifiedLaw> laws = {};
   std::vector<std::string> rules = {};         // The checks that ran test them.

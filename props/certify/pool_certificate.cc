@@ -59,14 +59,15 @@ CertifiedLevel LevelOf(std::string_view name, const Tried& tried) {
 }
 
 CertifiedLaw LawOf(
-    const PoolLaw& law, const Tried& tried,
+    const PoolLaw& law, const Tried& tried, std::string why_not,
     const std::function<std::string(const PagedHistory&)>& rerun) {
   CertifiedLaw certified{.name = std::string(law.name),
                          .rules = std::string(law.rules),
                          .histories = tried.histories,
                          .judged = tried.judged};
   if (tried.histories == 0) {
-    certified.text = "the backend lacks an operation of the law";
+    if (why_not.empty()) why_not = "no history of the law has a pool";
+    certified.text = std::move(why_not);
     return certified;
   }
   if (tried.failed.empty()) {
@@ -125,6 +126,8 @@ Certificate CertifyPool(
     }
     if (level == info.claims) claimed = std::move(tried);
   }
+  certificate.none_made =
+      certificate.histories == 0 && certificate.findings.empty();
   AddMarks(claimed.counts, info.claims == Level::kIdentity, certificate);
   if (claimed.histories > 0 && claimed.failed.empty()) {
     const int last = claimed.of_groups ? 18 : 11;
@@ -142,10 +145,10 @@ Certificate CertifyPool(
   for (const PoolLaw& law : PoolLaws()) {
     if (claimed.histories == 0 || Interrupted()) break;
     const Subject subject = subject_at(info.claims, &law);
-    const bool may = std::ranges::count(info.laws, law.name) > 0;
-    const Tried tried = may ? Try(of_laws, info, subject) : Tried();
+    std::string why_not = WhyNotJudged(law, info);
+    const Tried tried = why_not.empty() ? Try(of_laws, info, subject) : Tried();
     certificate.laws.push_back(
-        LawOf(law, tried, [&](const PagedHistory& history) {
+        LawOf(law, tried, std::move(why_not), [&](const PagedHistory& history) {
           return rerun_law(law, history, subject);
         }));
   }

@@ -171,6 +171,30 @@ void PrintJson(const Json& json) {
                                nlohmann::json::error_handler_t::replace));
 }
 
+LeftOut LeftOutOf(const PagedHistory& history, const RunResult& result,
+                  const Subject& subject, const PoolInfo& info) {
+  return {
+      .operations = NotRun(history, subject.level, info.not_declared),
+      .nothing_judged = !result.failure && !HasJudged(result, subject.level)};
+}
+
+std::string WhyNoPool(const PoolInfo& info, const PagedHistory& history) {
+  return WhyNoPool(info.name, info.abilities, info.groups, history);
+}
+
+std::string LeftOutText(const LeftOut& left_out) {
+  std::string text;
+  for (const std::string& operation : left_out.operations) {
+    text += fmt::format("  not run {}\n", operation);
+  }
+  return text;
+}
+
+Json LeftOutJson(const LeftOut& left_out) {
+  return {{"not_run", left_out.operations},
+          {"nothing_judged", left_out.nothing_judged}};
+}
+
 int Complain(const std::string& text) {
   fmt::print(stderr, "kvtwin: {}\n", text);
   return 2;
@@ -401,6 +425,9 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   }
   std::optional<Failure> failure;
   if (result.failure) failure = Explain(history, *result.failure, subject);
+  const LeftOut left_out = {
+      .operations = NotRun(history, subject.abilities),
+      .nothing_judged = !failure && !HasJudged(result, level)};
   if (json) {
     std::vector<std::string> calls;
     for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
@@ -412,15 +439,18 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
                    {"reason", failure ? failure->text : ""},
                    {"calls", calls}};
     if (failure) answer["bucket"] = failure->bucket;
+    answer.update(LeftOutJson(left_out));
     PrintJson(answer);
   } else if (failure) {
-    fmt::print("{}", FailureText(*failure));
+    fmt::print("{}{}", FailureText(*failure), LeftOutText(left_out));
   } else {
     for (const Step& step : trace.steps) fmt::print("  {}\n", CallLineOf(step));
-    fmt::print("{} operations, no difference ({})\n", result.operations,
+    fmt::print("{}", LeftOutText(left_out));
+    fmt::print("{} operations, {} ({})\n", result.operations,
+               left_out.nothing_judged ? kNothingJudged : "no difference",
                LevelName(level));
   }
-  if (!failure) return 0;
+  if (!failure) return left_out.nothing_judged ? 2 : 0;
   if (html.empty()) return 1;
   return AfterPage(WritePageOf(host, *failure, subject, html), html, 1);
 }

@@ -77,6 +77,20 @@ int OnOurBackend(
 // Prints the object as one line.
 void PrintJson(const nlohmann::ordered_json& json);
 
+// What a run of one history on a backend left out.
+struct LeftOut {
+  std::vector<std::string> operations;  // As NotRun returns them.
+  bool nothing_judged = false;          // And no difference was found.
+};
+LeftOut LeftOutOf(const PagedHistory& history, const RunResult& result,
+                  const Subject& subject, const PoolInfo& info);
+// Returns why the backend makes no pool of the history.
+std::string WhyNoPool(const PoolInfo& info, const PagedHistory& history);
+// Returns a line for each operation.
+std::string LeftOutText(const LeftOut& left_out);
+// Returns the keys `not_run` and `nothing_judged`.
+nlohmann::ordered_json LeftOutJson(const LeftOut& left_out);
+
 // Prints why the command cannot continue. Returns 2, the exit code.
 int Complain(const std::string& text);
 

@@ -54,6 +54,10 @@ nlohmann::ordered_json JsonOf(const std::vector<Change>& changes) {
 // Prints the certificate, and returns the exit code.
 int Report(const CertifyArguments& arguments, const Certificate& certificate,
            const std::optional<Certificate>& old) {
+  if (certificate.none_made && !Interrupted()) {
+    return Complain(
+        fmt::format("{} supports none of its histories", certificate.backend));
+  }
   std::vector<Change> changes;
   if (old) changes = ChangesSince(*old, certificate);
   if (arguments.json) {

@@ -719,6 +719,12 @@ if(TARGET kvtwin_shared)
     ARGS run "kvt1 cells=3 legal=1 | put 0*3")
   kvtwin_command_test(backend_of_nothing EXIT 2 BACKEND faulty_backend
     ENV KVTWIN_FAULT=nothing PRINTS "none of the caches" ARGS fuzz --ops 500)
+  kvtwin_command_test(backend_of_nothing_has_no_certificate EXIT 2
+    BACKEND faulty_backend ENV KVTWIN_FAULT=nothing
+    PRINTS "supports none of its histories" ARGS certify --ops 500 --runs 2)
+  kvtwin_command_test(backend_of_nothing_has_no_profile EXIT 2
+    BACKEND faulty_backend ENV KVTWIN_FAULT=nothing
+    PRINTS "it ran no history, because it made none" ARGS profile --ops 500)
   # Every history fails, so no level is reported to hold.
   kvtwin_command_test(backend_unjudged EXIT 1 BACKEND faulty_backend
     ENV KVTWIN_FAULT=init
@@ -919,6 +925,14 @@ kvtwin_command_test(backend_needs_legal_clients EXIT 2 BACKEND c_cache
   ARGS run "kvt1 cells=1 | put 0*1")
 kvtwin_command_test(backend_lacks EXIT 2 BACKEND c_cache
   PRINTS "does not declare such a cache" ARGS run "kvt1 kind=encoder | put 0*1")
+kvtwin_command_test(backend_run_lists_what_was_not_run EXIT 0 BACKEND c_cache
+  PRINTS "^  not run pin 0: it does not declare KVTWIN_CAN_PIN$"
+  ARGS run "kvt1 cells=1 legal=1 | put 0*1 | pin 0")
+kvtwin_command_test(backend_run_judges_nothing EXIT 2 BACKEND c_cache
+  PRINTS "operations, nothing was judged: " ARGS run "kvt1 cells=1 legal=1 | pin 0")
+kvtwin_command_test(backend_pool_run_judges_nothing EXIT 2 BACKEND c_pool
+  PRINTS "1 operations, nothing was judged: "
+  ARGS run "kvp1 block=1 dtype=f32 | open 0 0 0")
 kvtwin_command_test(backend_no_cells EXIT 2 BACKEND c_cache PRINTS "lists its cells"
   ARGS fuzz --level identity)
 kvtwin_command_test(backend_is_no_pool EXIT 2 BACKEND c_cache PRINTS "is not a pool"

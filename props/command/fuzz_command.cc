@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "core/index.h"
 #include "core/names.h"
@@ -497,58 +498,68 @@ int RunFuzz(const FuzzArguments& arguments) {
                      arguments.html);
 }
 
-// Runs a history of a pool or of sessions.
+// Runs a history of a pool or of sessions. `info` is that of a backend.
 template <class AnyHistory>
-int RunOneOf(const FuzzArguments& arguments, const Result<AnyHistory>& history,
-             const Subject& subject) {
-  if (!history.ok()) {
-    fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
-    return 2;
-  }
-  const RunResult result = RunHistory(*history, subject);
-  if (!result.ran && !result.failure) {
-    const std::string line = ToText(*history);
-    fmt::print(stderr, "kvtwin run: the init of {} refuses such a pool: '{}'\n",
-               subject.name, line.substr(0, line.find(" | ")));
-    return 2;
+int RunOneOf(const FuzzArguments& arguments, const AnyHistory& history,
+             const Subject& subject, const PoolInfo* info = nullptr) {
+  const RunResult result = RunHistory(history, subject);
+  LeftOut left_out;
+  if constexpr (std::is_same_v<AnyHistory, PagedHistory>) {
+    if (info != nullptr && !result.ran && !result.failure) {
+      return Complain(WhyNoPool(*info, history));
+    }
+    if (info != nullptr) left_out = LeftOutOf(history, result, subject, *info);
   }
   std::optional<Failure> failure;
   if (result.failure) {
     const AnyHistory shortest =
-        Shrink(*history, WithShortTimeout(subject, *result.failure));
+        Shrink(history, WithShortTimeout(subject, *result.failure));
     const auto again = RunHistory(shortest, subject).failure;
     failure = Explain(shortest, again.value_or(*result.failure), subject);
   }
   if (arguments.json) {
-    Json json = {{"operations", history->ops.size()},
+    Json json = {{"operations", history.ops.size()},
                  {"differences", failure ? 1 : 0},
                  {"reason", failure ? failure->text : ""}};
     if (failure) json.update(FailureJson(*failure));
+    if (info != nullptr) json.update(LeftOutJson(left_out));
     PrintJson(json);
   } else if (failure) {
-    fmt::print("{}", FailureText(*failure));
+    fmt::print("{}{}", FailureText(*failure), LeftOutText(left_out));
   } else {
-    fmt::print("{} operations, no difference\n", history->ops.size());
+    fmt::print("{}{} operations, {}\n", LeftOutText(left_out),
+               history.ops.size(),
+               left_out.nothing_judged ? kNothingJudged : "no difference");
   }
-  return failure ? Failed(arguments, *failure) : 0;
+  if (failure) return Failed(arguments, *failure);
+  return left_out.nothing_judged ? 2 : 0;
+}
+
+// Runs a history of a pool, of a twin or of a backend.
+int RunPool(const FuzzArguments& arguments) {
+  const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
+  if (!history.ok()) return Complain(history.status().message());
+  if (!arguments.backend.given()) {
+    ReportCrashes();
+    return RunOneOf(arguments, *history, PoolTwinAtLevel(arguments));
+  }
+  return OnPoolHost(
+      arguments.backend, /*groups=*/false,
+      [&](const PoolInfo& info, Level level, const PoolSubjectAt& subject_at) {
+        return RunOneOf(arguments, *history, subject_at(level, nullptr), &info);
+      });
 }
 
 int RunOne(const FuzzArguments& arguments) {
-  if (arguments.history.starts_with("kvp1")) {
-    return OnPools(arguments, [&](const Subject& subject) {
-      return RunOneOf(arguments, ParsePagedHistory(arguments.history), subject);
-    });
-  }
+  if (arguments.history.starts_with("kvp1")) return RunPool(arguments);
   if (arguments.history.starts_with("kvs1")) {
     ReportCrashes();
-    return RunOneOf(arguments, ParseSessionHistory(arguments.history),
-                    TwinSubject(arguments.twin));
+    const auto history = ParseSessionHistory(arguments.history);
+    if (!history.ok()) return Complain(history.status().message());
+    return RunOneOf(arguments, *history, TwinSubject(arguments.twin));
   }
   const Result<History> history = ParseHistory(arguments.history);
-  if (!history.ok()) {
-    fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
-    return 2;
-  }
+  if (!history.ok()) return Complain(history.status().message());
   if (arguments.backend.given()) {
     return RunOnBackend(arguments.backend, *history, arguments.json,
                         arguments.html);
@@ -559,9 +570,7 @@ int RunOne(const FuzzArguments& arguments) {
   std::vector<std::string> calls;
   for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
   if (!result.ran && !result.failure) {
-    fmt::print(stderr, "kvtwin run: {}\n",
-               NoCache(history->setup, subject).message());
-    return 2;
+    return Complain(NoCache(history->setup, subject).message());
   }
   std::optional<Failure> failure;
   std::string shrunk;

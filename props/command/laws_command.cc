@@ -103,7 +103,10 @@ class LawsReport {
     }
   }
   void Add(const PoolLaw& law, const Subject& subject,
-           const PagedFuzzResult& result) {
+           const PagedFuzzResult& result, std::string why_not = "") {
+    if (why_not.empty() && result.ran == 0) {
+      why_not = "it has no such pool";
+    }
     broken_ += result.failure ? 1 : 0;
     (result.ran > 0 ? judged_ : not_judged_) += 1;
     if (arguments_.json) {
@@ -113,7 +116,10 @@ class LawsReport {
           {"histories", result.ran},
           {"judged", result.judged},
           {"holds", !result.failure}};
-      if (result.ran == 0) json["holds"] = nullptr;
+      if (result.ran == 0) {
+        json["holds"] = nullptr;
+        json["not_judged"] = why_not;
+      }
       if (result.failure) {
         json.update({{"history", ToText(result.shrunk)},
                      {"shrunk_to", result.shrunk.ops.size()},
@@ -123,10 +129,8 @@ class LawsReport {
       }
       laws_.push_back(std::move(json));
     } else if (result.ran == 0) {
-      fmt::print(
-          "-      {:<22} {:<10} not judged: it has no such pool, or lacks "
-          "an operation of the law\n",
-          law.name, subject.name);
+      fmt::print("-      {:<22} {:<10} not judged: {}\n", law.name,
+                 subject.name, why_not);
     } else {
       fmt::print("{:<6} {:<22} {:<10} {:>6} histories, judged in {:>6}\n",
                  result.failure ? "BROKEN" : "holds", law.name, subject.name,
@@ -216,9 +220,12 @@ int RunPoolLaws(const LawsArguments& arguments,
   FuzzOptions options;
   options.seed = arguments.seed;
   options.groups = arguments.kind == "groups";
-  const auto judge_by = [&](const PoolLaw& law, const Subject& subject) {
-    report.Add(law, subject,
-               JudgePools(options, arguments.runs, history, subject));
+  const auto judge_by = [&](const PoolLaw& law, const Subject& subject,
+                            std::string why_not = "") {
+    const PagedFuzzResult result =
+        why_not.empty() ? JudgePools(options, arguments.runs, history, subject)
+                        : PagedFuzzResult();
+    report.Add(law, subject, result, std::move(why_not));
   };
   const auto each = [&](const auto& judge) {
     for (const PoolLaw& law : PoolLaws()) {
@@ -229,10 +236,11 @@ int RunPoolLaws(const LawsArguments& arguments,
   };
   if (arguments.backend.given()) {
     return OnPoolHost(arguments.backend, options.groups,
-                      [&](const PoolInfo& /*info*/, Level level,
+                      [&](const PoolInfo& info, Level level,
                           const PoolSubjectAt& subject_at) {
                         return each([&](const PoolLaw& law) {
-                          judge_by(law, subject_at(level, &law));
+                          judge_by(law, subject_at(level, &law),
+                                   WhyNotJudged(law, info));
                         });
                       });
   }

@@ -112,13 +112,14 @@ void PrintRules(const InferredProfile& profile) {
 }
 
 int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
-  const int code = profile.unexplained.empty() ? 0 : 1;
+  const bool judged = profile.asked > 0 || Interrupted();
+  const int code = !judged ? 2 : profile.unexplained.empty() ? 0 : 1;
   if (json) {
     PrintJson(ToJson(info, profile));
     return code;
   }
   fmt::print("{} is {}\n", info.name, SummaryOf(profile));
-  if (code != 0)
+  if (code == 1)
     fmt::print("It is wrong under any rules on these histories:\n");
   for (const auto& [history, ended, answered] : profile.unexplained) {
     fmt::print("  {}\n", history);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dialects/rules.h"
@@ -150,6 +151,16 @@ struct RunResult {
   std::uint64_t digest = 0;  // The hash of all calls and answers.
   std::optional<Failure> failure = {};
 };
+
+// Whether a run without a failure compared what the subject shows. At identity
+// each answer is compared.
+inline bool HasJudged(const RunResult& result, Level level) {
+  return result.views > 0 || level == Level::kIdentity;
+}
+
+// What reports say of a run that compared nothing.
+inline constexpr std::string_view kNothingJudged =
+    "nothing was judged: no operation of the history showed rows to compare";
 
 // Returns the error that no cache can be made from the setup, with the first
 // refusal.

@@ -1,6 +1,9 @@
 #include "props/history/abilities.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <string_view>
 
 #include "core/names.h"
 #include "props/history/knobs.h"
@@ -120,6 +123,158 @@ bool Abilities::CanDraft(const CacheSpec& spec) const {
 bool HasStates(const CacheSpec& spec) {
   return spec.kind == Kind::kRecurrent ||
          std::ranges::any_of(spec.caches, HasStates);
+}
+
+namespace {
+
+// What an operation needs, and what happens without it.
+struct Requirement {
+  bool met = true;
+  std::string_view lacks;         // "it does not declare KVTWIN_CAN_PIN"
+  std::string_view instead = "";  // "its first sequence alone runs"
+};
+
+bool IsOfDrafts(const Segment& segment) { return !segment.parents.empty(); }
+
+// Whether the batch is of several sequences.
+bool Mixes(const Op& op) {
+  return std::ranges::any_of(op.segments, [&](const Segment& segment) {
+    return segment.more > 0 || segment.seq != op.segments[0].seq;
+  });
+}
+
+std::vector<Requirement> RequirementsOfPut(const Op& op, const Setup& setup,
+                                           const Abilities& can) {
+  std::vector<Requirement> needs;
+  if (op.reserve) {
+    needs.push_back({can.Can(KVTWIN_CAN_RESERVE),
+                     "it does not declare KVTWIN_CAN_RESERVE"});
+  }
+  if (std::ranges::any_of(op.segments, IsOfDrafts)) {
+    const Requirement draft = {can.Can(KVTWIN_CAN_DRAFT),
+                               "it does not declare KVTWIN_CAN_DRAFT"};
+    needs.push_back(draft);
+    if (draft.met) {
+      needs.push_back({can.CanDraft(setup.spec),
+                       "it does not declare KVTWIN_CAN_DRAFT_STATES"});
+    }
+  }
+  if (Mixes(op)) {
+    needs.push_back({can.Can(KVTWIN_CAN_MIX),
+                     "it does not declare KVTWIN_CAN_MIX",
+                     "its first sequence alone runs"});
+  }
+  if (!op.except.empty()) {
+    needs.push_back(
+        {can.set_causal, "it has no set_causal", "no token is excepted"});
+  }
+  if (op.stop >= 0) {
+    needs.push_back({can.Can(KVTWIN_CAN_REMOVE_TAIL),
+                     "it does not declare KVTWIN_CAN_REMOVE_TAIL",
+                     "the pass is not given up"});
+  }
+  return needs;
+}
+
+std::vector<Requirement> RequirementsOfDrop(const Op& op,
+                                            const Abilities& can) {
+  if (op.open) {
+    return {{can.Can(KVTWIN_CAN_REMOVE_TAIL),
+             "it does not declare KVTWIN_CAN_REMOVE_TAIL"}};
+  }
+  if (!can.Can(KVTWIN_CAN_REMOVE_TAIL)) {
+    return {{can.Can(KVTWIN_CAN_REMOVE_MIDDLE),
+             "it does not declare KVTWIN_CAN_REMOVE_MIDDLE"}};
+  }
+  return {{can.Can(KVTWIN_CAN_REMOVE_MIDDLE),
+           "it does not declare KVTWIN_CAN_REMOVE_MIDDLE",
+           "it runs as a removal up to the end"}};
+}
+
+std::vector<Requirement> RequirementsOfCopy(const Op& op,
+                                            const Abilities& can) {
+  const bool whole = op.end.from_end && op.end.offset == 0;
+  std::vector<Requirement> needs = {
+      {can.Can(KVTWIN_CAN_COPY_PREFIX),
+       "it does not declare KVTWIN_CAN_COPY_PREFIX"}};
+  if (!needs[0].met) return needs;
+  if (op.seq == op.dst && op.more == 0) {
+    needs.push_back({!can.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF),
+                     "it declares KVTWIN_CANNOT_COPY_TO_ITSELF"});
+  } else if (!whole) {
+    needs.push_back({can.Can(KVTWIN_CAN_SHARE),
+                     "it does not declare KVTWIN_CAN_SHARE",
+                     "it copies the whole sequence"});
+  }
+  return needs;
+}
+
+std::vector<Requirement> RequirementsOf(const Op& op, const Setup& setup,
+                                        const Abilities& can) {
+  switch (op.kind) {
+    case OpKind::kPut:
+      return RequirementsOfPut(op, setup, can);
+    case OpKind::kDrop:
+      return RequirementsOfDrop(op, can);
+    case OpKind::kCopy:
+      return RequirementsOfCopy(op, can);
+    case OpKind::kAsk:
+      return {{can.can_resume, "it has no can_resume"}};
+    case OpKind::kCausal:
+      return {{can.set_causal, "it has no set_causal"}};
+    case OpKind::kShift:
+      return {{can.shift, "it has no shift"}};
+    case OpKind::kCommit:
+      return {
+          {can.Can(KVTWIN_CAN_DRAFT), "it does not declare KVTWIN_CAN_DRAFT"}};
+    case OpKind::kPin:
+      return {{can.Can(KVTWIN_CAN_PIN), "it does not declare KVTWIN_CAN_PIN"}};
+    case OpKind::kFind:
+      return {{can.Can(KVTWIN_CAN_FIND_PREFIX),
+               "it does not declare KVTWIN_CAN_FIND_PREFIX"},
+              {setup.legal, "it needs legal=1"}};
+    case OpKind::kMisuse:
+      return {{can.Can(KVTWIN_CAN_REFUSE_MISUSE),
+               "it does not declare KVTWIN_CAN_REFUSE_MISUSE"}};
+    case OpKind::kPoison:
+      return {{can.Can(KVTWIN_CAN_BE_POISONED),
+               "it does not declare KVTWIN_CAN_BE_POISONED"}};
+    case OpKind::kReload:
+    case OpKind::kSnapshot:
+    case OpKind::kAdd:
+      return {{can.snapshots,
+               "snapshots are compared at identity only, and "
+               "need snapshot and restore"}};
+    case OpKind::kReput:
+    case OpKind::kLayer:
+    case OpKind::kType:
+    case OpKind::kCached:
+      return {{can.Can(KVTWIN_CAN_ANY_ORDER),
+               "it does not declare KVTWIN_CAN_ANY_ORDER"}};
+    case OpKind::kGet:
+      if (op.single)
+        return {{can.Can(KVTWIN_CAN_ANY_ORDER),
+                 "it does not declare KVTWIN_CAN_ANY_ORDER"}};
+      return {};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> NotRun(const History& history,
+                                const Abilities& abilities) {
+  std::vector<std::string> texts;
+  for (const Op& op : history.ops) {
+    for (const Requirement& need :
+         RequirementsOf(op, history.setup, abilities)) {
+      if (need.met) continue;
+      texts.push_back(fmt::format("{}: {}{}{}", ToText(op), need.instead,
+                                  need.instead.empty() ? "" : ", because ",
+                                  need.lacks));
+    }
+  }
+  return texts;
 }
 
 }  // namespace kvtwin::props

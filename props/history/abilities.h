@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "kvtwin/kvtwin.h"
 #include "props/history/history.h"
@@ -96,6 +98,12 @@ struct Abilities {
 
 // Whether the cache, or a cache in it, is recurrent.
 bool HasStates(const CacheSpec& spec);
+
+// Returns a text for each operation of the history that a backend does not get,
+// or not as it is written, because it does not declare what it needs: "pin 0:
+// it does not declare KVTWIN_CAN_PIN". Requires: the setup fits `abilities`.
+std::vector<std::string> NotRun(const History& history,
+                                const Abilities& abilities);
 
 }  // namespace kvtwin::props
 

@@ -2,6 +2,7 @@
 // written.
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 
 #include "core/index.h"
 #include "kvtwin/cache.h"
+#include "kvtwin/kvtwin.h"
+#include "props/history/abilities.h"
 #include "props/history/history.h"
 #include "props/paged/paged_runner.h"
 #include "props/search/explore_state.h"
@@ -301,6 +304,104 @@ TEST(Line, LimitsTheSizesOfACache) {
   EXPECT_NE(refusal("kvp1" + times(100'001, " | open 0 0 0"))
                 .find("more than 100000 operations"),
             std::string::npos);
+}
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+std::vector<std::string> NotRunOf(const std::string& operations,
+                                  const Abilities& abilities) {
+  return NotRun(*ParseHistory("kvt1 legal=1 | " + operations), abilities);
+}
+
+constexpr std::uint32_t kNothing = 0;
+
+TEST(NotRun, NamesTheAbilityOfEachOperation) {
+  const Abilities none = {.can = kNothing,
+                          .can_resume = false,
+                          .set_causal = false,
+                          .shift = false,
+                          .snapshots = false};
+  for (const auto& [operation, why] :
+       {std::pair("put 0*2:-1", "KVTWIN_CAN_DRAFT"),
+        {"commit 0:0", "KVTWIN_CAN_DRAFT"},
+        {"find 0:1,2", "KVTWIN_CAN_FIND_PREFIX"},
+        {"pin 0", "KVTWIN_CAN_PIN"},
+        {"misuse 7", "KVTWIN_CAN_REFUSE_MISUSE"},
+        {"causal 0", "it has no set_causal"},
+        {"ask 0@1", "it has no can_resume"},
+        {"drop 0:0-", "KVTWIN_CAN_REMOVE_TAIL"},
+        {"copy 0>1:1", "KVTWIN_CAN_COPY_PREFIX"},
+        {"reload", "need snapshot and restore"}}) {
+    const auto texts = NotRunOf(operation, none);
+    ASSERT_EQ(texts.size(), 1) << operation;
+    EXPECT_TRUE(texts[0].starts_with(std::string(operation) + ": "));
+    EXPECT_TRUE(texts[0].ends_with(why)) << texts[0];
+  }
+  EXPECT_THAT(NotRunOf("put 0*2 | get", none), IsEmpty());
+}
+
+TEST(NotRun, SaysWhatRunsInstead) {
+  const Abilities few = {.can =
+                             KVTWIN_CAN_REMOVE_TAIL | KVTWIN_CAN_COPY_PREFIX};
+  EXPECT_THAT(NotRunOf("drop 0:0-1", few),
+              ElementsAre("drop 0:0-1: it runs as a removal up to the end, "
+                          "because it does not declare "
+                          "KVTWIN_CAN_REMOVE_MIDDLE"));
+  EXPECT_THAT(NotRunOf("put 0*1 1*1", few),
+              ElementsAre("put 0*1 1*1: its first sequence alone runs, "
+                          "because it does not declare KVTWIN_CAN_MIX"));
+  EXPECT_THAT(NotRunOf("copy 0>1:1", few),
+              ElementsAre("copy 0>1:1: it copies the whole sequence, because "
+                          "it does not declare KVTWIN_CAN_SHARE"));
+}
+
+TEST(NotRun, HasNothingOfABackendThatDeclaresAll) {
+  const Abilities all = {.can = ~std::uint32_t{0}};
+  EXPECT_THAT(NotRunOf("put 0*1 1*1 | drop 0:0-1 | copy 0>1:1 | find 0:1 | "
+                       "pin 0 | put 0*2:-1 | commit 0:0 | misuse 1 | causal 0",
+                       all),
+              IsEmpty());
+}
+
+using testing::HasSubstr;
+
+PagedHistory HistoryOf(const std::string& line) {
+  return *ParsePagedHistory("kvp1 most=4 " + line);
+}
+
+TEST(PoolNotRun, NamesTheOperationsThatThePoolLacks) {
+  const PagedHistory history = HistoryOf(
+      "block=2 blocks=2 | open 0 0 0 | fork 0 1 0 | free 0 0 0 | misuse 1 0 0");
+  EXPECT_THAT(NotRun(history, Level::kVisibility, {"fork", "table"}),
+              ElementsAre("fork 0 1 0: it does not declare fork",
+                          "misuse 1 0 0: misuse is tried at identity only"));
+  EXPECT_THAT(NotRun(history, Level::kIdentity, {}), IsEmpty());
+}
+
+// The first operation opens a sequence, whichever it is.
+TEST(PoolNotRun, TheFirstOperationRuns) {
+  EXPECT_THAT(NotRun(HistoryOf("block=2 blocks=2 | fork 0 1 0"),
+                     Level::kVisibility, {"fork"}),
+              IsEmpty());
+}
+
+TEST(PoolNotRun, SaysWhichPoolsAreDeclared) {
+  const PagedHistory plain =
+      HistoryOf("block=2 blocks=2 dtype=f32 | open 0 0 0");
+  Abilities bf16;
+  bf16.dtypes = 1U << KVTWIN_BF16;
+  EXPECT_THAT(WhyNoPool("mine", bf16, false, plain),
+              HasSubstr("mine declares the dtypes bf16: write dtype=bf16"));
+  Abilities wide;
+  wide.block_multiple = 16;
+  EXPECT_THAT(WhyNoPool("mine", wide, false, plain),
+              HasSubstr("blocks of a multiple of 16 tokens"));
+  EXPECT_THAT(WhyNoPool("mine", {}, false, plain),
+              HasSubstr("the init of mine refuses such a pool: 'kvp1 "));
+  EXPECT_THAT(WhyNoPool("mine", {}, false,
+                        HistoryOf("groups=block:2,blocks:2 | open 0 0 0")),
+              HasSubstr("has groups, and mine declares none"));
 }
 
 }  // namespace

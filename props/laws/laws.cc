@@ -28,6 +28,16 @@ Abilities AbilitiesOf(const Law& law, Abilities can) {
   return can;
 }
 
+// Returns a random history for the law, of a cache that the subject declares.
+History HistoryOf(const Law& law, const Subject& subject, std::uint64_t seed,
+                  std::uint64_t number) {
+  History history = MakeHistory(seed, number, std::nullopt, kOpsOfLaw);
+  if (!subject.is_twin()) {
+    AbilitiesOf(law, subject.abilities).Fit(history.setup);
+  }
+  return history;
+}
+
 LawResult JudgeBy(const LawJudge& judge, const Law& law, const History& history,
                   const Subject& subject, bool known_to_hang) {
   return judge ? judge(law, history, known_to_hang)
@@ -120,15 +130,39 @@ LawResult Judge(const Law& law, const History& history,
   return result;
 }
 
+std::string WhyNoneJudged(const Law& law, const Subject& subject,
+                          std::uint64_t seed,
+                          const std::optional<History>& history,
+                          std::int64_t count) {
+  std::int64_t refused = 0;
+  std::string first;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto number = static_cast<std::uint64_t>(i);
+    const Setup setup =
+        history ? history->setup : HistoryOf(law, subject, seed, number).setup;
+    const RunResult ran = RunHistory({.setup = setup, .ops = {}}, subject);
+    if (ran.ran || ran.failure) continue;
+    ++refused;
+    if (first.empty()) first = ToText(setup);
+  }
+  if (refused < count) {
+    return fmt::format("none of {} histories has what the law judges{}", count,
+                       refused > 0 ? fmt::format(", and init refuses the "
+                                                 "caches of {} of them",
+                                                 refused)
+                                   : "");
+  }
+  const bool of_tokens = (law.needs & kNeedsTokens) != 0;
+  return fmt::format("init refuses the caches of all of {} histories{}: '{}'",
+                     count, of_tokens ? ", which have no states" : "", first);
+}
+
 LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
               std::int64_t histories, const LawJudge& judge) {
   LawRun run;
   while (run.histories < histories && !Interrupted()) {
     const auto number = static_cast<std::uint64_t>(run.histories++);
-    History history = MakeHistory(seed, number, std::nullopt, kOpsOfLaw);
-    if (!subject.is_twin()) {
-      AbilitiesOf(law, subject.abilities).Fit(history.setup);
-    }
+    const History history = HistoryOf(law, subject, seed, number);
     const LawResult result =
         JudgeBy(judge, law, history, subject, /*known_to_hang=*/false);
     run.judged += result.judged;

@@ -66,6 +66,13 @@ const Law* FindLaw(std::string_view name);
 // can_resume". Empty: the law is judged.
 std::string WhyNotJudged(const Law& law, const Subject& subject);
 
+// Returns why a law, which can judge the subject, judged none of `count` random
+// histories, or not `history`.
+std::string WhyNoneJudged(const Law& law, const Subject& subject,
+                          std::uint64_t seed,
+                          const std::optional<History>& history,
+                          std::int64_t count);
+
 // Calls `law.judge`; an exception of the subject is a failure. A third-party
 // cache gets only the calls that it says that it has: where a law would make
 // another call, or the rules leave open what a correct cache answers, the

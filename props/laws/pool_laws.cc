@@ -309,22 +309,29 @@ bool Tables(LawProbe& probe) {
 }
 
 constexpr std::array kPoolLaws = {
-    PoolLaw{"given_up_pass", "A pass that is given up leaves no trace.",
-            "P3, P8, P13, P15", IfPassesEnd, GivenUpPass},
-    PoolLaw{"planned_tokens", "No prompt finds tokens before their commit.",
-            "P6, P18", IfPassesEnd, PlannedTokens},
+    PoolLaw{
+        "given_up_pass", "A pass that is given up leaves no trace.",
+        "P3, P8, P13, P15", IfPassesEnd,
+        "passes that leave states alone until a commit (no states_in_place)",
+        GivenUpPass},
+    PoolLaw{
+        "planned_tokens", "No prompt finds tokens before their commit.",
+        "P6, P18", IfPassesEnd,
+        "passes that leave states alone until a commit (no states_in_place)",
+        PlannedTokens},
     PoolLaw{"a_fork_is_equal",
             "A fork shows the rows of its tokens, and ends without a trace.",
-            "P2, P14", IfForks, Forked},
+            "P2, P14", IfForks, "fork", Forked},
     PoolLaw{"keys_keep_apart",
             "A prompt under another key finds nothing: another salt, one more "
             "extra key, an image at the first position.",
-            "P1, P17", Always, OtherKey},
-    PoolLaw{"a_hit_is_whole",
-            "Each layer has the rows that a found prefix needs.",
-            "P1, P12, P13, P16", IfRowsAreTheSame, AHit},
+            "P1, P17", Always, "", OtherKey},
+    PoolLaw{
+        "a_hit_is_whole", "Each layer has the rows that a found prefix needs.",
+        "P1, P12, P13, P16", IfRowsAreTheSame,
+        "one row for each token (no deduplicates, no recomputes_last)", AHit},
     PoolLaw{"tables_are_views", "Tables name the blocks that views are in.",
-            "P10, P15", IfItHasTables, Tables}};
+            "P10, P15", IfItHasTables, "table", Tables}};
 
 }  // namespace
 

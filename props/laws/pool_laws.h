@@ -24,6 +24,7 @@ struct PoolLaw {
   std::string_view rules;
   // Whether the law can judge a pool with these abilities and rules.
   bool (*applies)(const PoolAbilities& abilities, const PoolRules& rules);
+  std::string_view needs;  // What pools have that it can judge, in words.
   // Throws a Failure if the law is broken. Returns whether it was judged.
   bool (*check)(LawProbe& probe);
 };

@@ -25,7 +25,7 @@ Judgement BadInput(std::int64_t line, std::string reason) {
 }
 
 // The note on a recording that is accepted although it shows no answers.
-constexpr std::string_view kNothingJudged =
+constexpr std::string_view kNoAnswerJudged =
     "nothing was judged: no line has an answer that is compared with the "
     "expected answer";
 
@@ -201,7 +201,7 @@ std::string Judgement::reason() const {
     return text;
   }
   if (bad_input) return bad_input->reason;
-  return std::string(judged.answers == 0 ? kNothingJudged : "");
+  return std::string(judged.answers == 0 ? kNoAnswerJudged : "");
 }
 
 std::string JudgedText(const Judged& judged) {

@@ -1,14 +1,18 @@
 #include "props/paged/paged_runner.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <utility>
 
 #include "core/guarded_paged.h"
+#include "core/index.h"
+#include "core/names.h"
 #include "kvtwin/attention.h"
 #include "optimized/fast_paths.h"
 #include "props/attention/attending_twin.h"
@@ -121,6 +125,83 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
     return Status(StatusCode::kFailedPrecondition, result.failure->text);
   }
   return count;
+}
+
+namespace {
+
+// Returns the description of the history's pool: "kvp1 block=2 ...".
+std::string PoolPartOf(const PagedHistory& history) {
+  const std::string line = ToText(history);
+  return line.substr(0, line.find(" | "));
+}
+
+// Returns the dtypes of K and V in all layers.
+std::set<DType> DTypesOfAll(const PagedSpec& spec) {
+  if (spec.groups.empty()) {
+    return {spec.dtype, spec.v_dtype.value_or(spec.dtype)};
+  }
+  std::set<DType> all;
+  for (const PagedSpec& group : spec.groups) all.merge(DTypesOfAll(group));
+  return all;
+}
+
+// Returns the names of the dtypes that the backend declares: "f32, f16".
+std::string NamesOfDTypes(std::uint32_t dtypes) {
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < kDTypeNames.size(); ++i) {
+    if (HasBit(dtypes, static_cast<DType>(i))) names.push_back(kDTypeNames[i]);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace
+
+std::vector<std::string> NotRun(const PagedHistory& history, Level level,
+                                const std::vector<std::string>& not_declared) {
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < history.ops.size(); ++i) {
+    const PagedOp& op = history.ops[i];
+    const std::string_view name = At(kPagedOpNames, op.kind);
+    std::string why;
+    if (op.kind == PagedOpKind::kMisuse && level != Level::kIdentity) {
+      why = "misuse is tried at identity only";
+    } else if (std::ranges::count(not_declared, name) > 0) {
+      why = fmt::format("it does not declare {}", name);
+    }
+    // The first operation opens a sequence, whichever it is.
+    if (why.empty() || i == 0) continue;
+    std::ostringstream text;
+    text << op;
+    texts.push_back(fmt::format("{}: {}", text.str(), why));
+  }
+  return texts;
+}
+
+std::string WhyNoPool(std::string_view name, const Abilities& abilities,
+                      bool has_groups, const PagedHistory& history) {
+  const PagedSpec& spec = history.spec;
+  if (!spec.groups.empty() && !has_groups) {
+    return fmt::format("the pool of the line has groups, and {} declares none",
+                       name);
+  }
+  if (FitsPool(abilities, spec)) {
+    return fmt::format("the init of {} refuses such a pool: '{}'", name,
+                       PoolPartOf(history));
+  }
+  for (const DType dtype : DTypesOfAll(spec)) {
+    if (HasBit(abilities.dtypes, dtype)) continue;
+    const std::string names = NamesOfDTypes(abilities.dtypes);
+    return fmt::format(
+        "the line has rows of {} ({}), and {} declares the dtypes {}: write "
+        "dtype={} in the line",
+        At(kDTypeNames, dtype), PoolPartOf(history), name, names,
+        names.substr(0, names.find(',')));
+  }
+  return fmt::format(
+      "{} declares blocks of a multiple of {} tokens, and heads of a multiple "
+      "of {} elements, which the line does not have: '{}'",
+      name, abilities.block_multiple, abilities.head_dim_multiple,
+      PoolPartOf(history));
 }
 
 }  // namespace kvtwin::props

@@ -7,9 +7,13 @@
 #include <functional>
 #include <optional>
 #include <ostream>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "props/base/level.h"
 #include "props/compare/runner.h"
+#include "props/history/abilities.h"
 #include "props/paged/paged_driver.h"
 #include "props/paged/paged_history.h"
 #include "props/paged/pool_log.h"
@@ -45,6 +49,17 @@ Result<std::int64_t> WritePagedRecording(
 using RefusesPaged = std::function<bool(const PagedHistory&, const Failure&)>;
 PagedHistory Shrink(const PagedHistory& history, const Subject& subject,
                     const RefusesPaged& refuses = nullptr);
+
+// Returns a text for each operation of the history that a pool does not get:
+// "fork 0 1 0: it does not declare fork". `not_declared` are the operations
+// that the pool lacks.
+std::vector<std::string> NotRun(const PagedHistory& history, Level level,
+                                const std::vector<std::string>& not_declared);
+
+// Returns why a backend makes no pool of a history: it does not declare such a
+// pool, or its init refused it.
+std::string WhyNoPool(std::string_view name, const Abilities& abilities,
+                      bool has_groups, const PagedHistory& history);
 
 }  // namespace kvtwin::props
 

@@ -335,7 +335,9 @@ int Backend::Guarded(std::string& message, Refusals refusals, const Fn& fn) {
 }
 
 int StatusOf(nb::python_error& error, Refusals refusals, std::string& message) {
-  if (!error.matches(PyExc_Exception)) throw Interrupted{error};
+  const bool finds =
+      error.matches(PyExc_Exception) || error.matches(PyExc_SystemExit);
+  if (!finds) throw Interrupted{error};
   const auto is = [&](nb::handle type) { return error.matches(type); };
   message = TextOf(error.value());
   if (is(ErrorType("CacheFull"))) return KVTWIN_CACHE_FULL;

@@ -12,6 +12,8 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "kvtwin/kvtwin.h"
 #include "props/certify/certificate.h"
@@ -20,7 +22,16 @@ namespace kvtwin::python {
 
 namespace nb = nanobind;
 
-// A Python exception that is not an Exception, such as Ctrl-C, raised in a call
+// Level, check, history, reason and report.
+using Finding =
+    std::tuple<std::string, std::string, std::string, std::string, std::string>;
+
+// A run of one history: the calls, the finding, the operations that were not
+// run, and why nothing was judged ("" if something was).
+using Ran = std::tuple<std::vector<std::string>, std::optional<Finding>,
+                       std::vector<std::string>, std::string>;
+
+// A Python exception that ends the program, such as Ctrl-C, raised in a call
 // of the backend. It is thrown through the harness, and is not a
 // std::exception, because the harness takes these for findings.
 struct Interrupted {

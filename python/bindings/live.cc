@@ -35,10 +35,6 @@
 namespace kvtwin::python {
 namespace {
 
-// Level, check, history, reason and report.
-using Finding =
-    std::tuple<std::string, std::string, std::string, std::string, std::string>;
-
 // The harness gives up a backend that has made no cache after this many calls
 // of `progress`.
 constexpr int kVainLooks = 4;
@@ -103,13 +99,17 @@ using Fuzzed = std::tuple<std::string, bool, bool, std::int64_t, std::int64_t,
 
 struct Vain {};
 
+// Raises NotSupported, because no history could make a cache.
+void RefuseVain(const Driver& driver) {
+  Raise(
+      {StatusCode::kNotSupported, fmt::format("each __init__ refused: {}",
+                                              driver.backend().init_error())});
+}
+
 // Returns the result if no history could make a cache.
 Fuzzed NoneMade(const Driver& driver) {
   const std::string& error = driver.backend().init_error();
-  if (!error.starts_with("exception: ")) {
-    Raise({StatusCode::kNotSupported,
-           fmt::format("each __init__ refused: {}", error)});
-  }
+  if (!error.starts_with("exception: ")) RefuseVain(driver);
   const std::string text = fmt::format("each __init__ fails: {}\n", error);
   return {"none", false, true,
           0,      0,     {{"none", "backend: error", "", error, text}},
@@ -157,11 +157,8 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
   });
 }
 
-// Returns the calls, and the finding, if there is one.
-std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
-    nb::object adapter, nb::object rerun, const std::string& history,
-    const std::optional<std::string>& page) {
-  using Ran = std::tuple<std::vector<std::string>, std::optional<Finding>>;
+Ran Run(nb::object adapter, nb::object rerun, const std::string& history,
+        const std::optional<std::string>& page) {
   return Raising([&]() -> Ran {
     const Driver driver(std::move(adapter), std::move(rerun));
     const props::History parsed = Value(props::ParseHistory(history));
@@ -169,13 +166,16 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
     props::CallTrace trace;
     props::RunResult result =
         props::RunHistory(parsed, driver.SubjectAt(level), {.trace = &trace});
+    bool judged_nothing = !props::HasJudged(result, level);
     if (result.ran && !result.failure && driver.info().attend &&
         level != props::Level::kAttention) {  // Its rows are right.
       level = props::Level::kAttention;
       trace = {};
       result =
           props::RunHistory(parsed, driver.SubjectAt(level), {.trace = &trace});
+      judged_nothing = judged_nothing && !props::HasJudged(result, level);
     }
+    judged_nothing = judged_nothing && !result.failure;
     if (!result.ran && !result.failure) {
       Raise({StatusCode::kNotSupported,
              props::WhyNotMade(driver.info(), parsed.setup)});
@@ -191,7 +191,9 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
                          /*drawn=*/page.has_value()),
           page);
     }
-    return {std::move(calls), std::move(found)};
+    return {std::move(calls), std::move(found),
+            props::NotRun(parsed, driver.SubjectAt(level).abilities),
+            judged_nothing ? std::string(props::kNothingJudged) : ""};
   });
 }
 
@@ -290,6 +292,7 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
         [&](const props::Failure& failure) {
           if (IsOfInit(failure)) unmade.insert(failure.history);
         });
+    if (certificate.none_made) RefuseVain(driver);
     for (props::CertifiedFinding& finding : certificate.findings) {
       if (unmade.contains(finding.history)) {
         finding.reason += ": " + driver.backend().init_error();
@@ -305,10 +308,12 @@ nb::typed<nb::dict, nb::str, nb::any> Certify(
 }
 
 // The summary; the values of each rule that fit the answers; the histories that
-// no rules explain, and how the class ended in them ("" if it answered).
+// no rules explain, and how the class ended in them ("" if it answered); what
+// was tried; and the number of histories.
 using Profiled =
     std::tuple<std::string, std::map<std::string, std::vector<std::string>>,
-               std::vector<std::pair<std::string, std::string>>, std::string>;
+               std::vector<std::pair<std::string, std::string>>, std::string,
+               int>;
 
 Profiled Profile(nb::object adapter, std::int64_t operations) {
   return Raising([&]() -> Profiled {
@@ -327,8 +332,12 @@ Profiled Profile(nb::object adapter, std::int64_t operations) {
     for (const auto& [history, ended, answered] : profile.unexplained) {
       unexplained.emplace_back(history, ended);
     }
-    return {props::SummaryOf(profile), rules, std::move(unexplained),
-            props::TriedText(profile)};
+    std::string summary = props::SummaryOf(profile);
+    if (!driver.backend().made_one() && unexplained.empty()) {
+      summary += ": " + driver.backend().init_error();
+    }
+    return {std::move(summary), rules, std::move(unexplained),
+            props::TriedText(profile), profile.asked};
   });
 }
 

@@ -24,10 +24,12 @@
 #include "bindings.h"
 #include "core/index.h"
 #include "core/names.h"
+#include "props/backend/backend_laws.h"
 #include "props/backend/host_process.h"
 #include "props/backend/pool_backend.h"
 #include "props/certify/certificate.h"
 #include "props/paged/paged_runner.h"
+#include "props/paged/pool_log.h"
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
 #include "tensor.h"
@@ -404,10 +406,6 @@ int Pools::Table(void* pool, std::optional<int> group,
   });
 }
 
-// Level, check, history, reason and report, like the Finding of a cache.
-using Finding =
-    std::tuple<std::string, std::string, std::string, std::string, std::string>;
-
 class PoolDriver {
  public:
   PoolDriver(nb::object adapter, nb::object rerun)
@@ -418,9 +416,19 @@ class PoolDriver {
   const Pools& pools() const { return pools_; }
   bool groups() const { return backend_.groups; }
 
-  props::Subject Subject() const { return SubjectAt(backend_.level); }
-  props::Subject SubjectAt(props::Level level) const {
-    return props::BackendSubject(backend_, level);
+  props::Level level() const { return backend_.level; }
+  props::Subject SubjectAt(props::Level level,
+                           props::PoolCalls* calls = nullptr) const {
+    return props::BackendSubject(backend_, level, calls);
+  }
+  std::string WhyNoPool(const props::PagedHistory& history) const {
+    const std::string why = props::WhyNoPool(backend_.name, backend_.abilities,
+                                             backend_.groups, history);
+    const std::string& error = pools_.init_error();
+    return error.empty() ? why : why + ": " + error;
+  }
+  std::vector<std::string> NotRun(const props::PagedHistory& history) const {
+    return props::NotRun(history, backend_.level, props::NotDeclared(backend_));
   }
   // Returns the class as a subject, which `law` judges if it is not null.
   // Interrupts are seen between histories.
@@ -452,6 +460,12 @@ class PoolDriver {
     return info;
   }
 
+  // Raises NotSupported, because no history could make a pool.
+  void RefuseVain() const {
+    Raise({StatusCode::kNotSupported,
+           fmt::format("each __init__ refused: {}", pools_.init_error())});
+  }
+
   Finding Report(props::Failure failure) const {
     if (failure.function == "init") {
       failure.text += ": " + pools_.init_error();
@@ -459,10 +473,10 @@ class PoolDriver {
     failure.rerun = TextOf(rerun_(failure.history));
     failure.report.clear();
     failure.report = props::FailureText(failure);
-    return {level(), failure.check, failure.history, failure.text,
+    return {LevelText(), failure.check, failure.history, failure.text,
             failure.report};
   }
-  std::string level() const {
+  std::string LevelText() const {
     return std::string(props::LevelName(backend_.level));
   }
 
@@ -484,10 +498,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
   return Raising([&]() -> Fuzzed {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
     const auto refuse_if_vain = [&] {
-      if (driver.pools().made_one()) return;
-      Raise({StatusCode::kNotSupported,
-             fmt::format("each __init__ refused: {}",
-                         driver.pools().init_error())});
+      if (!driver.pools().made_one()) driver.RefuseVain();
     };
     props::Subject subject = driver.SubjectOf(nullptr);
     std::int64_t ran = 0;
@@ -514,7 +525,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
       refuse_if_vain();
     }
     const bool right = findings.empty();
-    return {right ? driver.level() : "none",
+    return {right ? driver.LevelText() : "none",
             right,
             /*not judged*/ false,
             result.counts.operations,
@@ -524,21 +535,29 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
   });
 }
 
-std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
-                               const std::string& line) {
-  return Raising([&]() -> std::optional<Finding> {
+Ran RunPool(nb::object adapter, nb::object rerun, const std::string& line) {
+  return Raising([&]() -> Ran {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
     const props::PagedHistory history = Value(props::ParsePagedHistory(line));
-    const props::Subject subject = driver.Subject();
+    props::PoolCalls noted;
+    const props::Subject subject = driver.SubjectAt(driver.level(), &noted);
     const props::RunResult result = props::RunHistory(history, subject);
+    if (!result.ran && !result.failure) {
+      Raise({StatusCode::kNotSupported, driver.WhyNoPool(history)});
+    }
+    std::vector<std::string> calls;
+    for (const props::Step& step : noted.Steps()) {
+      calls.push_back(props::CallLineOf(step));
+    }
+    const bool judged =
+        result.failure || props::HasJudged(result, subject.level);
+    Ran ran = {std::move(calls), std::nullopt, driver.NotRun(history),
+               judged ? "" : std::string(props::kNothingJudged)};
     if (result.failure) {
-      return driver.Report(props::Explain(history, *result.failure, subject));
+      std::get<1>(ran) = driver.Report(props::Explain(
+          history, *result.failure, driver.SubjectAt(driver.level())));
     }
-    if (!driver.pools().made_one()) {
-      Raise({StatusCode::kNotSupported,
-             "the __init__ of the class refuses such a pool"});
-    }
-    return std::nullopt;
+    return ran;
   });
 }
 
@@ -557,9 +576,9 @@ nb::dict JudgeByLaw(const PoolDriver& driver, const props::PoolLaw& law,
                     const std::optional<props::PagedHistory>& history,
                     const nb::object& rerun) {
   const props::PoolInfo info = driver.Info();
-  const bool may = std::ranges::count(info.laws, law.name) > 0;
+  std::string why_not = props::WhyNotJudged(law, info);
   props::PagedFuzzResult result;
-  if (may) {
+  if (why_not.empty()) {
     props::FuzzOptions options;
     options.seed = seed;
     options.groups = driver.groups();
@@ -572,10 +591,11 @@ nb::dict JudgeByLaw(const PoolDriver& driver, const props::PoolLaw& law,
   fields["rules"] = std::string(law.rules);
   fields["histories"] = result.ran;
   fields["judged"] = result.judged;
-  fields["not_judged"] =
-      result.ran > 0 ? ""
-      : may          ? "the class has no such pool"
-                     : "the class lacks an operation that the law needs";
+  if (why_not.empty() && result.ran == 0) {
+    why_not = "__init__ refuses the pools of all histories: " +
+              driver.pools().init_error();
+  }
+  fields["not_judged"] = why_not;
   fields["check"] = result.failure ? std::string(law.name) : "";
   fields["reason"] = result.failure ? result.failure->text : "";
   fields["history"] = shrunk;
@@ -624,6 +644,7 @@ nb::typed<nb::dict, nb::str, nb::any> CertifyPools(
           return TextOf(
               rerun_law(std::string(law.name), props::ToText(history)));
         });
+    if (certificate.none_made) driver.RefuseVain();
     for (props::CertifiedFinding& finding : certificate.findings) {
       finding.rerun = TextOf(rerun(finding.history));
     }

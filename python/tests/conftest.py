@@ -1,8 +1,12 @@
+import importlib.util
 import pathlib
 
 import pytest
 
 pytest_plugins = ["pytester"]
+
+#: The replacement that removes the bug from the example.
+MENDED = ("False  # The bug: ", "")
 
 
 @pytest.fixture
@@ -13,3 +17,14 @@ def repository() -> pathlib.Path:
 @pytest.fixture
 def recordings(repository: pathlib.Path) -> pathlib.Path:
     return repository / "props" / "recordings"
+
+
+@pytest.fixture
+def pool(repository):
+    """The class of the example, without its bug."""
+    path = repository / "docs/examples/python_pool.py"
+    spec = importlib.util.spec_from_file_location("python_pool", path)
+    module = importlib.util.module_from_spec(spec)
+    source = path.read_text()
+    exec(compile(source.replace(*MENDED), path, "exec"), vars(module))
+    return module.BlockPool

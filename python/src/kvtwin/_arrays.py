@@ -75,7 +75,10 @@ def may_attend(mask: Any, rows: int | None, columns: int) -> BoolArray:
     allowed: BoolArray = found == 0
     if not (allowed | (found == -np.inf)).all():
         other = found[~(allowed | (found == -np.inf))][0]
-        raise ValueError(f"the mask has a {other}, which is neither 0 nor -inf")
+        text = f"the mask has a {other}, which is neither 0 nor -inf"
+        if other <= np.finfo(np.float16).min:  # As models of transformers have it.
+            text += ": pass mask == 0, an array of bool, or -inf in place of the lowest number"
+        raise ValueError(text)
     return allowed
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvtwin import _arrays, _kvtwin
+from kvtwin._answers import Answers
 from kvtwin._errors import NotSupported
 from kvtwin._kvtwin import Tensor
 from kvtwin._pool import PoolBackend
@@ -25,6 +26,7 @@ from kvtwin._results import (
     LawsResult,
     ProfileResult,
     RunResult,
+    by_python_names,
 )
 from kvtwin._setup import (
     ABILITIES,
@@ -112,6 +114,7 @@ class Backend:
                     f"{name}"
                 )
         self.cls = cls
+        self.answers = Answers()
         self.refuses_misuse = "refuse_misuse" in description.can
         self.description = description
         self.has = {name for name in OPTIONAL if callable(getattr(cls, name, None))}
@@ -156,7 +159,7 @@ class Backend:
     def init(self, fields: dict[str, Any]) -> Instance:
         caches = tuple(_setup(one) for one in fields.pop("caches"))
         setup = _setup({**fields, "caches": caches})
-        return Instance(self.cls, setup)
+        return Instance(self.cls, setup, self.answers)
 
 
 def _setup(fields: dict[str, Any]) -> Setup:
@@ -171,8 +174,9 @@ Shown = tuple[Array, Array, Array | None, int, tuple[int, int]]
 class Instance:
     """One cache of the user's class."""
 
-    def __init__(self, cls: type, setup: Setup) -> None:
+    def __init__(self, cls: type, setup: Setup, answers: Answers) -> None:
         self.setup = setup
+        self.answers = answers
         # Images mean nothing to the other kinds.
         kinds = {setup.kind, *(part.kind for part in setup.caches)}
         self.takes_images = "encoder" in kinds
@@ -273,13 +277,16 @@ class Instance:
         found = self.cache.find_prefix(sequence, tokens)
         if isinstance(found, bool) or not isinstance(found, (int, np.integer)):
             raise TypeError(f"find_prefix returns {found!r}, which is not a length")
+        self.answers.count("find_prefix found nothing", "prompts", int(found) > 0)
         return min(max(int(found), -1), 2**31 - 1)  # A wrong length is refused later.
 
     def checkpoint(self, sequence: int) -> None:
         self.cache.checkpoint(sequence)
 
     def can_resume(self, sequence: int, position: int) -> bool:
-        return _yes("can_resume", self.cache.can_resume(sequence, position))
+        answer = _yes("can_resume", self.cache.can_resume(sequence, position))
+        self.answers.count("can_resume was never true", "calls", answer)
+        return answer
 
     def shift(self, sequence: int, begin: int, end: int, delta: int) -> None:
         self.cache.shift(sequence, begin, end, delta)
@@ -399,6 +406,16 @@ def _is_pool(cls: object) -> bool:
     return isinstance(getattr(cls, "kvtwin", None), PoolDescription)
 
 
+def _check_numbers(least: int, **numbers: int) -> None:
+    """Raises ValueError for a number below `least`, or beyond 64 bits, and TypeError for
+    what is not a number."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+            raise TypeError(f"{name} is {number!r}, it must be an int")
+        if not least <= number < 2**63:
+            raise ValueError(f"{name} is {number}, it must be {least} to 2**63 - 1")
+
+
 def _path(html: str | os.PathLike[str] | None) -> str | None:
     return None if html is None else os.fspath(html)
 
@@ -422,22 +439,29 @@ def fuzz(
     "+", is in `known` is counted, and the run continues. The same seed gives the same
     answer.
     """
-    if operations < 1 or seed < 0 or (seconds is not None and not seconds > 0):
-        raise ValueError(
-            f"operations is {operations}, seed is {seed}, seconds is {seconds}"
-        )
+    _check_numbers(1, operations=operations)
+    _check_numbers(0, seed=seed)
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds is {seconds}, it must be above 0")
     buckets = [known] if isinstance(known, str) else list(known)
     limits = (0 if seconds else operations, seconds or 0, seed)
+    backend: Backend | PoolBackend
     if _is_pool(cls):
         html = None
-        answer = _kvtwin.fuzz_pool(PoolBackend(cls), _rerun(cls), *limits, buckets, 0)
+        backend = PoolBackend(cls)
+        answer = _kvtwin.fuzz_pool(backend, _rerun(cls), *limits, buckets, 0)
     else:
-        answer = _kvtwin.fuzz(Backend(cls), _rerun(cls), *limits, _path(html), buckets)
-    return _fuzz_result(answer, seed, buckets, html)
+        backend = Backend(cls)
+        answer = _kvtwin.fuzz(backend, _rerun(cls), *limits, _path(html), buckets)
+    return _fuzz_result(answer, seed, buckets, html, backend.answers.notes())
 
 
 def _fuzz_result(
-    answer: Any, seed: int, buckets: list[str], html: str | os.PathLike[str] | None
+    answer: Any,
+    seed: int,
+    buckets: list[str],
+    html: str | os.PathLike[str] | None,
+    notes: tuple[str, ...],
 ) -> FuzzResult:
     level, ok, not_judged, done, histories, found, met = answer
     return FuzzResult(
@@ -450,6 +474,7 @@ def _fuzz_result(
         tuple(Finding(*one) for one in found),
         {bucket: met.get(bucket, 0) for bucket in sorted(buckets)},
         pathlib.Path(html) if html is not None and found else None,
+        notes,
     )
 
 
@@ -467,8 +492,8 @@ def laws(
 
     A law that needs an operation that your class does not have is not judged.
     """
-    if histories < 1 or seed < 0:
-        raise ValueError(f"histories is {histories}, seed is {seed}")
+    _check_numbers(1, histories=histories)
+    _check_numbers(0, seed=seed)
     pools = _is_pool(cls)
     names = _kvtwin.pool_law_names() if pools else _kvtwin.law_names()
     if law is not None and law not in names:
@@ -508,10 +533,8 @@ def certify(
     `compare` is the text of an earlier certificate, its `json`; if it is in a file,
     `pathlib.Path("old.json").read_text()`.
     """
-    if operations < 1 or histories < 1 or seed < 0:
-        raise ValueError(
-            f"operations is {operations}, histories is {histories}, seed is {seed}"
-        )
+    _check_numbers(1, operations=operations, histories=histories)
+    _check_numbers(0, seed=seed)
     if compare is not None:
         _refuse_path(compare)
     limits = (operations, histories, seed, compare)
@@ -537,14 +560,14 @@ def profile(cls: type, *, operations: int = 30_000) -> ProfileResult:
     Random histories of `operations` operations in all then run by these rules; 0 runs
     none.
     """
-    if operations < 0:
-        raise ValueError(f"operations is {operations}")
+    _check_numbers(0, operations=operations)
     if _is_pool(cls):
         raise NotSupported("profiles are for caches, not for pools")
-    summary, rules, unexplained, tried = _kvtwin.profile(Backend(cls), operations)
+    found = _kvtwin.profile(Backend(cls), operations)
+    summary, rules, unexplained, tried, histories = found
     ended = {history: text for history, text in unexplained if text}
     wrong = [history for history, _ in unexplained]
-    return ProfileResult(summary, rules, wrong, ended, tried)
+    return ProfileResult(summary, rules, wrong, ended, tried, histories)
 
 
 def explore(cls: type, *, depth: int = 3) -> FuzzResult:
@@ -559,8 +582,9 @@ def explore(cls: type, *, depth: int = 3) -> FuzzResult:
         )
     if not 1 <= depth <= 8:
         raise ValueError(f"depth is {depth}, it must be 1 to 8")
-    answer = _kvtwin.fuzz_pool(PoolBackend(cls), _rerun(cls), 0, 1e7, 1, [], depth)
-    return _fuzz_result(answer, 1, [], None)
+    backend = PoolBackend(cls)
+    answer = _kvtwin.fuzz_pool(backend, _rerun(cls), 0, 1e7, 1, [], depth)
+    return _fuzz_result(answer, 1, [], None, backend.answers.notes())
 
 
 @_casts_overflow
@@ -569,9 +593,15 @@ def run(
 ) -> RunResult:
     """Runs one history (docs/histories.md) on your class."""
     if _is_pool(cls):
-        failed = _kvtwin.run_pool(PoolBackend(cls), _rerun(cls), history)
-        return RunResult((), Finding(*failed) if failed else None, None)
-    calls, found = _kvtwin.run(Backend(cls), _rerun(cls), history, _path(html))
-    finding = Finding(*found) if found else None
-    page = pathlib.Path(html) if html is not None and found else None
-    return RunResult(tuple(calls), finding, page)
+        answer = _kvtwin.run_pool(PoolBackend(cls), _rerun(cls), history)
+        html = None
+    else:
+        answer = _kvtwin.run(Backend(cls), _rerun(cls), history, _path(html))
+    calls, found, not_run, not_judged = answer
+    return RunResult(
+        tuple(calls),
+        Finding(*found) if found else None,
+        pathlib.Path(html) if html is not None and found else None,
+        tuple(by_python_names(operation) for operation in not_run),
+        not_judged,
+    )

@@ -8,6 +8,15 @@ import re
 from typing import Literal
 
 
+def by_python_names(text: str) -> str:
+    """Returns a text with the names of abilities in C replaced by those in Python."""
+    return re.sub(
+        "KVTWIN_CAN(NOT)?_[A-Z_]+",
+        lambda name: repr(re.sub("KVTWIN_CAN(NOT)?_", "", name[0]).lower()),
+        text,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """An error of a backend."""
@@ -46,6 +55,9 @@ class FuzzResult:
     passed_over: dict[str, int]
     #: The page of the first finding; None if no page was asked for.
     page: pathlib.Path | None
+    #: What the class may answer, and never did: "find_prefix found nothing in 12
+    #: prompts". This is not a failure.
+    notes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.ok
@@ -75,7 +87,7 @@ class FuzzResult:
         known = "".join(
             f"\n  known   {bucket}: {count or 'never met'}"
             for bucket, count in self.passed_over.items()
-        )
+        ) + "".join(f"\n  note    {note}" for note in self.notes)
         if self.ok:
             but = ", except for known findings" if any(self.passed_over.values()) else ""
             return f"{counts}right ({self.level}){but}{known}"
@@ -88,26 +100,33 @@ class FuzzResult:
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """The result of one history on a backend. True if nothing is wrong."""
+    """The result of one history on a backend. True if something was judged, and nothing
+    is wrong."""
 
-    #: Each call and its answer.
+    #: Each call and its answer; of a pool, each call that changes it, and the last one.
     calls: tuple[str, ...]
     finding: Finding | None
     page: pathlib.Path | None
+    #: The operations that the class did not get, or not as they are written, each with
+    #: the reason: "pin 0: it does not declare 'pin'".
+    not_run: tuple[str, ...] = ()
+    #: Why nothing was judged; empty if something was.
+    not_judged: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether the cache did what it should."""
-        return self.finding is None
+        """Whether something was judged, and the class did what it should."""
+        return self.finding is None and not self.not_judged
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __str__(self) -> str:
+        not_run = [f"  not run {operation}" for operation in self.not_run]
         if self.finding is None:
-            return "\n".join(self.calls) + "\nno difference"
-        page = f"\n  page    {self.page}" if self.page else ""
-        return self.finding.text + page
+            return "\n".join([*self.calls, *not_run, self.not_judged or "no difference"])
+        page = [f"  page    {self.page}"] if self.page else []
+        return "\n".join([self.finding.text.removesuffix("\n"), *not_run, *page])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +154,7 @@ class LawResult:
 
     def __str__(self) -> str:
         if self.not_judged:
-            why = re.sub(
-                "KVTWIN_CAN_[A-Z_]+",  # The name that C has for the ability.
-                lambda name: repr(name[0].removeprefix("KVTWIN_CAN_").lower()),
-                self.not_judged,
-            )
+            why = by_python_names(self.not_judged)
             return f"-      {self.name:22} not judged: {why}"
         if self:
             return f"holds  {self.name:22} judged {self.judged} times"
@@ -197,8 +212,8 @@ class Certificate:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileResult:
-    """The rules that a class follows (docs/profiles.md). True if some rules explain
-    all of its answers."""
+    """The rules that a class follows (docs/profiles.md). True if it ran a history, and
+    some rules explain all of its answers."""
 
     #: "like mlx except copy adds (kvt1 ...)"; `kvtwin.Description` takes it as profile.
     summary: str
@@ -210,9 +225,11 @@ class ProfileResult:
     ended: dict[str, str] = dataclasses.field(default_factory=dict)
     #: "17 histories and 30005 operations of random histories".
     tried: str = ""
+    #: How many histories ran, without the random ones; 0: the summary says why.
+    histories: int = 0
 
     def __bool__(self) -> bool:
-        return not self.unexplained
+        return self.histories > 0 and not self.unexplained
 
     def __str__(self) -> str:
         lines = [self.summary, ""]

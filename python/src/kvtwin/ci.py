@@ -81,7 +81,9 @@ class Library:
         done = subprocess.run(
             [self._command, *words, "--json"], stdout=subprocess.PIPE, text=True, check=False
         )
-        if done.returncode not in (0, 1):
+        # A history that judges nothing ends with 2, and finds nothing.
+        judges_nothing = done.returncode == 2 and '"nothing_judged":true' in done.stdout
+        if done.returncode not in (0, 1) and not judges_nothing:
             raise RuntimeError(f"kvtwin exited with {done.returncode}")
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
