@@ -220,8 +220,7 @@ TEST(PoolAttend, CausesHaveNames) {
              "as if positions 16 to 31 were missing"},
         Case{OutputFault::kRoundsRows, "as if K and V were rounded to bf16"},
         Case{OutputFault::kOtherHead, "as if head 0 read KV head 1"},
-        Case{OutputFault::kHeadsReversed,
-             "as if head 0 had the output of head"},
+        Case{OutputFault::kHeadsReversed, "head 0 had the output of head"},
         Case{OutputFault::kNoSinks, "as if the sinks were absent"}}) {
     for (const char* sinks : {"", "sinks=1 "}) {
       if (test.fault == OutputFault::kNoSinks && *sinks == '\0') continue;

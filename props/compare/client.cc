@@ -438,7 +438,7 @@ void Client::GiveUp(const Tokens& batch) {
 // that some layers lack. As in Drop, the client asks before a sequence goes
 // back. The states before the last batch are always stored (R4).
 void Client::TakeBack() {
-  const bool clears = !abilities_.Can(KVTWIN_CAN_FIND_PREFIX);
+  const bool clears = !is_twin_ && !abilities_.Can(KVTWIN_CAN_FIND_PREFIX);
   for (const auto& [seq, first] : std::exchange(given_up_, {})) {
     std::int32_t begin = clears ? 0 : std::min(first, Next(seq));
     if (begin > 0 && !has_states_ && !CanResume(seq, begin)) begin = 0;

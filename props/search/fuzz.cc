@@ -40,8 +40,8 @@ constexpr std::uint64_t kRepeatEvery = 20;
 // number of dtypes, so that each dtype has such histories.
 constexpr std::uint64_t kTwinsEvery = 7;
 // One in eleven histories of a legal client gives up passes, another one warms
-// up. Eleven has no common divisor with the
-// other numbers that choose histories.
+// up. Eleven has no common divisor with the other numbers that choose
+// histories.
 constexpr std::uint64_t kLegalEvery = 11;
 // A search ends if, after this many histories, the subject had a cache for
 // fewer than one in a hundred.

@@ -175,8 +175,7 @@ std::string LineOf(std::int64_t operations, std::optional<Kind> kind = {}) {
 
 TEST(LegalClients, HavePassesThatAreGivenUp) {
   EXPECT_EQ(LineOf<KeepsShortLayers>(50000, Kind::kCausal),
-            "kvt1 cells=2 layers=2 legal=1 | put 0*1 | put 0*1 stop=1 | "
-            "put 0*1");
+            "kvt1 cells=1 layers=2 legal=1 | put 0*1 stop=1 | put 0*1");
 }
 
 TEST(LegalClients, HaveWarmUpsOfFilledCaches) {
@@ -206,8 +205,8 @@ class SharesOneLess : public ForSetup {
 TEST(LegalClients, ShrinkToHistoriesWithoutTheirRareCalls) {
   const Subject subject = ThirdParty<SharesOneLess>();
   for (const char* line :
-       {"kvt1 cells=8 layers=2 legal=1 | put 0*2 stop=1 | put 0*2 | "
-        "put 0*1 stop=0 | copy 0>0:2 | put 0*1",
+       {"kvt1 cells=8 layers=2 legal=1 | put 0*2 | put 0*2 | "
+        "put 1*1 stop=0 | copy 0>0:2 | put 0*1",
         "kvt1 cells=8 legal=1 | put 0*2 | put 0*2@-8 reserve | copy 0>0:2 | "
         "put 0*1"}) {
     const std::string shrunk = ToText(Shrink(*ParseHistory(line), subject));

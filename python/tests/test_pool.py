@@ -83,7 +83,8 @@ def test_the_command_runs_it_again(repository, tmp_path):
 
 
 def test_run(pool):
-    history = "kvp1 block=2 blocks=4 dtype=f32 | open 0 0 0 | append 0 2 1"
+    # Without most=4, the append is refused, and nothing is judged.
+    history = "kvp1 block=2 blocks=4 most=4 dtype=f32 | open 0 0 0 | append 0 2 1"
     assert kvtwin.run(pool, history)
     with pytest.raises(ValueError, match="kvp1"):
         kvtwin.run(pool, "kvt1 | put 0*1")
