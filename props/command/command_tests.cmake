@@ -597,7 +597,8 @@ if(TARGET kvtwin_shared)
     ARGS run "kvt1 place=scatter | put 0*1 | ask 0@1" --level visibility)
   kvtwin_command_test(backend_says_no EXIT 0 BACKEND twin_backend
     PRINTS "CanResume.0, 1. -> no"
-    ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1" --level visibility)
+    ARGS run "kvt1 kind=swa window=1 cap=8 | put 0*4 | put 0*1 | ask 0@1"
+    --level visibility)
   kvtwin_command_test(profile_few EXIT 0 BACKEND few_backend
     PRINTS "^few is like ollama-0.15$" ARGS profile)
   kvtwin_backend(leaky_backend props/testing/twin_backend.c)

@@ -205,8 +205,8 @@ class SharesOneLess : public ForSetup {
 TEST(LegalClients, ShrinkToHistoriesWithoutTheirRareCalls) {
   const Subject subject = ThirdParty<SharesOneLess>();
   for (const char* line :
-       {"kvt1 cells=8 layers=2 legal=1 | put 0*2 | put 0*2 | "
-        "put 1*1 stop=0 | copy 0>0:2 | put 0*1",
+       {"kvt1 cells=8 layers=2 legal=1 | put 1*1 stop=0 | put 0*2 | "
+        "copy 0>0:2 | put 0*1",
         "kvt1 cells=8 legal=1 | put 0*2 | put 0*2@-8 reserve | copy 0>0:2 | "
         "put 0*1"}) {
     const std::string shrunk = ToText(Shrink(*ParseHistory(line), subject));

@@ -25,9 +25,8 @@ namespace serve {
 
 using dnnl::memory, dnnl::matmul;
 using DataType = memory::data_type;
-using Eigen::ArrayXf, Eigen::Index;
+using Eigen::ArrayXf, Eigen::Index, kvtwin::DType;
 using Json = nlohmann::json;
-using kvtwin::DType;
 
 // Check and Value throw the status if it is an error.
 inline void Check(const kvtwin::Status& status) {

@@ -300,10 +300,13 @@ void Listen(Api& api, const std::string& host, int port, int threads) {
   http.listen_after_bind();
 }
 
+// oneDNN has products of bf16 with AVX-512, whose bit this is.
+const auto kDType = int(dnnl::get_effective_cpu_isa()) & 0x20 ? "bf16" : "f32";
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string model, weights = "bf16", rows = "f16", host = "127.0.0.1";
+  std::string model, weights = kDType, rows = "f16", host = "127.0.0.1";
   int port = 8080;
   kvtwin::ServiceSpec spec = {
       .sessions = {.slots = 16, .context = 4096, .batch = 512},
