@@ -168,15 +168,6 @@ class Control(Full):
 POOLS = [Full, Window, Control]
 
 
-def judged(cls):
-    result = kvtwin.fuzz(cls, operations=OPERATIONS)
-    if result:
-        yield f"{result.histories} histories: right"
-    for finding in result.findings:
-        yield finding.history
-        yield finding.reason
-
-
 def stepped(setup):
     """Histories of the engine and a worker (lmdeploy_steps.py)."""
     for seed in range(HISTORIES):
@@ -194,7 +185,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     LINES, WRONG = [], {}
     for pool in POOLS:
-        LINES += page.say(f"{pool.__name__}: {pool.kvtwin.name}", judged(pool))
+        LINES += page.say(f"{pool.__name__}: {pool.kvtwin.name}",
+                          page.judged(pool, OPERATIONS))
     for name, setup in lmdeploy_steps.SETUPS.items():
         said = list(stepped(setup))
         LINES += page.say(f"Engine, {name}", said)

@@ -11,11 +11,11 @@ import os
 import random
 import re
 import types
-import zlib
 
 os.environ.setdefault("LMDEPLOY_LOG_LEVEL", "CRITICAL")
 
 import torch
+from hashes import mix
 from lmdeploy.pytorch.config import CacheConfig, SchedulerConfig
 from lmdeploy.pytorch.disagg.config import EngineRole
 from lmdeploy.pytorch.engine.engine_loop import EngineLoop, EngineLoopConfig
@@ -37,8 +37,6 @@ for module in (base_block_manager, checkpoint_lifecycle):
     module.time = types.SimpleNamespace(
         perf_counter=itertools.count(1).__next__)
 
-MASK = (1 << 62) - 1
-
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
@@ -58,16 +56,6 @@ class Setup:
 
 class Wrong(Exception):
     """A row that a step needs is wrong, or a token of an answer."""
-
-
-def mix(*parts):
-    value = 0x9E3779B97F4A7C15
-    for part in parts:
-        if isinstance(part, str):
-            part = zlib.crc32(part.encode())
-        value = ((value ^ (part + 1)) * 0x100000001B3) & MASK
-        value ^= value >> 29
-    return value
 
 
 class Truth:

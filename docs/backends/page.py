@@ -5,6 +5,8 @@ import pathlib
 import sys
 import textwrap
 
+import kvtwin
+
 
 def say(name, verdicts):
     """Prints a name and its verdicts, and returns the lines."""
@@ -15,6 +17,16 @@ def say(name, verdicts):
                                break_on_hyphens=False)
     print("\n".join(lines), flush=True)
     return lines
+
+
+def judged(cls, operations):
+    """Tries a class, and yields its verdicts."""
+    result = kvtwin.fuzz(cls, operations=operations)
+    if result:
+        yield f"{result.histories} histories: right"
+    for finding in result.findings:
+        yield finding.history
+        yield finding.reason
 
 
 def compare(lines, page, begin="```text\n", end="```\n"):

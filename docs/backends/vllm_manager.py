@@ -263,15 +263,6 @@ POOLS = [Full, Lookahead, Dropped, Eagle, NotEagle, Window, WindowOfOne,
          WindowDropped, WindowEagle, Groups, GroupsDropped]
 
 
-def judged(cls):
-    result = kvtwin.fuzz(cls, operations=cls.operations)
-    if result:
-        yield f"{result.histories} histories: right"
-    for finding in result.findings:
-        yield finding.history
-        yield finding.reason
-
-
 def stepped(setup):
     """Histories of the scheduler and a worker (vllm_steps.py)."""
     for seed in range(HISTORIES):
@@ -307,7 +298,8 @@ def engine():
 if __name__ == "__main__":
     LINES = []
     for pool in POOLS:
-        LINES += page.say(f"{pool.__name__}: {pool.kvtwin.name}", judged(pool))
+        LINES += page.say(f"{pool.__name__}: {pool.kvtwin.name}",
+                          page.judged(pool, pool.operations))
     for name, setup in vllm_steps.SETUPS.items():
         LINES += page.say(f"Scheduler, {name}: {' '.join(setup.groups)}",
                           stepped(setup))

@@ -12,12 +12,12 @@ import pathlib
 import random
 import tempfile
 import types
-import zlib
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 
 import kvtwin.vllm
 import torch
+from hashes import mix
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -31,7 +31,6 @@ from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig,
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-MASK = (1 << 62) - 1
 MODEL = dict(
     architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=32,
     intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
@@ -109,16 +108,6 @@ def config_of(setup, specs, audit):
 
 class Wrong(Exception):
     """A row that a step needs is wrong or missing."""
-
-
-def mix(*parts):
-    value = 0x9E3779B97F4A7C15
-    for part in parts:
-        if isinstance(part, str):
-            part = zlib.crc32(part.encode())
-        value = ((value ^ (part + 1)) * 0x100000001B3) & MASK
-        value ^= value >> 29
-    return value
 
 
 def chain(request, drafts=()):

@@ -106,7 +106,7 @@ class FaultSearch {
                   const Eigen::MatrixXd& other) const;
   double DistanceOfHead(std::int64_t head, const Eigen::VectorXd& output,
                         const Eigen::VectorXd& other) const;
-  // Sums of the terms that the row sees, with the magnitudes of V.
+  // Sets `sizes_`.
   void MeasureSizes();
 
   const AttentionQuestion& question_;

@@ -77,7 +77,8 @@ int OnOurBackend(
 // Prints the object as one line.
 void PrintJson(const nlohmann::ordered_json& json);
 
-// What a run of one history on a backend left out.
+// The parts of a history that a backend did not run, and whether the run
+// compared anything.
 struct LeftOut {
   std::vector<std::string> operations;  // As NotRun returns them.
   bool nothing_judged = false;          // And no difference was found.

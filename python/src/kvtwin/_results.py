@@ -55,8 +55,8 @@ class FuzzResult:
     passed_over: dict[str, int]
     #: The page of the first finding; None if no page was asked for.
     page: pathlib.Path | None
-    #: What the class may answer, and never did: "find_prefix found nothing in 12
-    #: prompts". This is not a failure.
+    #: Each note names an answer that the class may give but never gave:
+    #: "find_prefix found nothing in 12 prompts". A note is not a failure.
     notes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
