@@ -5,8 +5,6 @@ import pathlib
 import sys
 import textwrap
 
-import kvtwin
-
 
 def say(name, verdicts):
     """Prints a name and its verdicts, and returns the lines."""
@@ -21,6 +19,8 @@ def say(name, verdicts):
 
 def judged(cls, operations):
     """Tries a class, and yields its verdicts."""
+    import kvtwin  # Scripts that use the command alone do not have it.
+
     result = kvtwin.fuzz(cls, operations=operations)
     if result:
         yield f"{result.histories} histories: right"
