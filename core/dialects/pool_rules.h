@@ -26,9 +26,13 @@ struct PoolRules {
   // All groups take their blocks from one stock: a block is in one group at a
   // time.
   bool one_stock = false;
+  // A sequence holds no more blocks than its tokens and appended rows took
+  // while it had the most of them.
+  bool no_reserve = false;
 
   bool any() const {
-    return deduplicates || recomputes_last || window || need_groups();
+    return deduplicates || recomputes_last || window || need_groups() ||
+           no_reserve;
   }
   bool need_groups() const { return states_in_place || one_stock; }
   // The first position that the token after `len` tokens sees.

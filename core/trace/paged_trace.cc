@@ -314,7 +314,8 @@ std::string_view FirstOf(const PoolRules& rules) {
   if (rules.window) return "window";
   if (rules.deduplicates) return "deduplicates";
   if (rules.recomputes_last) return "recomputes_last";
-  return rules.states_in_place ? "states_in_place" : "one_stock";
+  if (rules.states_in_place) return "states_in_place";
+  return rules.one_stock ? "one_stock" : "no_reserve";
 }
 
 // Reads the rules of a pool from the object `cache` of the first line.
@@ -328,6 +329,7 @@ PoolRules ReadRules(const JsonFields& cache, bool visibility_only) {
   rules.window = cache.OptionalInt("window", 0);
   rules.states_in_place = said("states_in_place");
   rules.one_stock = said("one_stock");
+  rules.no_reserve = said("no_reserve");
   if (rules.any() && !visibility_only) {
     cache.Fail(FirstOf(rules), "needs the placement other");
   }
@@ -341,6 +343,7 @@ std::string RulesText(const PoolRules& rules) {
   if (rules.window) text += fmt::format(R"(,"window":{})", *rules.window);
   if (rules.states_in_place) text += R"(,"states_in_place":true)";
   if (rules.one_stock) text += R"(,"one_stock":true)";
+  if (rules.no_reserve) text += R"(,"no_reserve":true)";
   return text;
 }
 
@@ -475,7 +478,7 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields, int version,
   spec = groups == nullptr ? ReadPoolSpec(pool, /*is_group=*/false)
                            : ReadPoolGroups(pool, *groups, problem);
   PoolRules without = header.rules;
-  without.states_in_place = without.one_stock = false;
+  without.states_in_place = without.one_stock = without.no_reserve = false;
   if (groups != nullptr && without.any()) {
     pool.Fail("groups", fmt::format("and the rule {} exclude each other",
                                     FirstOf(without)));

@@ -11,8 +11,9 @@ extern "C" {
 #endif
 
 /* The abilities of a pool, as flags. With one of the first three,
- * STATES_IN_PLACE or ONE_STOCK, it differs from P1 to P18; it is then checked
- * by the rules that its flags state, at the level of visibility. */
+ * STATES_IN_PLACE, ONE_STOCK or NO_RESERVE, it differs from P1 to P18; it is
+ * then checked by the rules that its flags state, at the level of visibility.
+ */
 typedef enum kvtwin_pool_ability {
   /* A commit swaps the whole blocks of a sequence for others of the same tokens
    * under the same key. */
@@ -41,7 +42,10 @@ typedef enum kvtwin_pool_ability {
   KVTWIN_POOL_ONE_STOCK = 64,
   /* `attend` follows the soft cap, or the sinks, of its options. */
   KVTWIN_POOL_HAS_SOFT_CAP = 128,
-  KVTWIN_POOL_HAS_SINKS = 256
+  KVTWIN_POOL_HAS_SINKS = 256,
+  /* A sequence holds no more blocks than its tokens and appended rows took
+   * while it had the most of them: `usage` then counts no others as used. */
+  KVTWIN_POOL_NO_RESERVE = 512
 } kvtwin_pool_ability;
 
 /* The abilities of your pool. */

@@ -300,7 +300,7 @@ Result<PoolRules> DeclaredRules(const kvtwin_pool_description_v1& said) {
       KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |
       KVTWIN_POOL_HAS_WINDOW | KVTWIN_POOL_HAS_GROUPS | KVTWIN_POOL_HAS_MEDIA |
       KVTWIN_POOL_STATES_IN_PLACE | KVTWIN_POOL_ONE_STOCK |
-      KVTWIN_POOL_HAS_SOFT_CAP | KVTWIN_POOL_HAS_SINKS;
+      KVTWIN_POOL_HAS_SOFT_CAP | KVTWIN_POOL_HAS_SINKS | KVTWIN_POOL_NO_RESERVE;
   if ((said.can & ~kAll) != 0) {
     return Invalid("can is {:#x}, which has unknown flags", said.can);
   }
@@ -309,6 +309,7 @@ Result<PoolRules> DeclaredRules(const kvtwin_pool_description_v1& said) {
   rules.recomputes_last = (said.can & KVTWIN_POOL_RECOMPUTES_LAST) != 0;
   rules.states_in_place = (said.can & KVTWIN_POOL_STATES_IN_PLACE) != 0;
   rules.one_stock = (said.can & KVTWIN_POOL_ONE_STOCK) != 0;
+  rules.no_reserve = (said.can & KVTWIN_POOL_NO_RESERVE) != 0;
   const bool has_groups = (said.can & KVTWIN_POOL_HAS_GROUPS) != 0;
   const bool differs =
       (said.can & (KVTWIN_POOL_DEDUPLICATES | KVTWIN_POOL_RECOMPUTES_LAST |

@@ -120,7 +120,9 @@ struct LawProbe {
   // `layers` layers. Returns false if the pool is full; some layers may then
   // have the tokens.
   bool AppendNew(int sequence, int count, int layers) {
-    PagedClient client = Of(sequence).client;
+    const auto known = workload.sequences().find(sequence);
+    PagedClient client;  // That of a sequence which the law made is empty.
+    if (known != workload.sequences().end()) client = known->second.client;
     client.pending = NewTokens(count);
     for (int layer = 0; layer < layers; ++layer) {
       const PagedSpec& spec = SpecOfLayer(pool.spec(), layer);
@@ -308,6 +310,63 @@ bool Tables(LawProbe& probe) {
   return true;
 }
 
+// Takes the room of `count` tokens in one of these ways, and gives it back: in
+// a pass, in a sequence that is cut to nothing and stays, in one that is freed,
+// in a fork that is freed. Returns false if the pool is full.
+enum class RoomUse { kPass, kCut, kFreed, kForked };
+bool UsesRoom(LawProbe& probe, RoomUse use, int sequence, int count) {
+  PagedPool& pool = probe.pool;
+  int made = sequence;
+  if (use == RoomUse::kFreed) made = Need(pool.Open({}, {}), "Open");
+  if (use == RoomUse::kForked) {
+    const int len = Size(probe.Of(sequence).client.tokens);
+    made = Need(pool.Fork(sequence, len), "Fork");
+  }
+  const bool room = probe.AppendNew(made, count, pool.spec().layers);
+  if (use == RoomUse::kPass) {
+    probe.GiveUp(made);
+    return room;
+  }
+  if (room && use != RoomUse::kForked) {
+    Need(pool.Commit(made, LawProbe::NewTokens(count)), "Commit");
+  }
+  Need(use == RoomUse::kCut ? pool.Truncate(made, 0) : pool.Free(made),
+       use == RoomUse::kCut ? "Truncate" : "Free");
+  return room;
+}
+
+// Returns the tokens of one block of each group, and one more.
+int MoreThanABlock(const PagedPool& pool) {
+  int most = 0;
+  for (int group = 0; const PagedPool* of = pool.Group(group); ++group) {
+    most = std::max(most, of->spec().block_size);
+  }
+  return most + 1;
+}
+
+// A pool of few blocks that loses one each time is full at last.
+bool RoomComesBack(LawProbe& probe) {
+  const auto idle = probe.Idle();
+  if (!idle || !probe.HasRoom()) return false;
+  auto use = static_cast<RoomUse>(Mod(probe.op.a + probe.op.c, 4));
+  if (use == RoomUse::kCut && !probe.abilities.truncate) use = RoomUse::kFreed;
+  if (use == RoomUse::kForked && !probe.abilities.fork) use = RoomUse::kFreed;
+  const bool own = use == RoomUse::kCut;
+  const int sequence = own ? Need(probe.pool.Open({}, {}), "Open") : *idle;
+  const int count = MoreThanABlock(probe.pool);
+  const int rounds = std::min(probe.pool.spec().blocks + 2, 50);
+  int round = 0;
+  while (round < rounds && UsesRoom(probe, use, sequence, count)) ++round;
+  if (own) Need(probe.pool.Free(sequence), "Free");
+  Expect(round == 0 || round == rounds, [&] {
+    return fmt::format(
+        "{} tokens were appended and given up {} times, and the next time the "
+        "pool is full",
+        count, round);
+  });
+  return round > 0;
+}
+
 constexpr std::array kPoolLaws = {
     PoolLaw{
         "given_up_pass", "A pass that is given up leaves no trace.",
@@ -331,7 +390,14 @@ constexpr std::array kPoolLaws = {
         "P1, P12, P13, P16", IfRowsAreTheSame,
         "one row for each token (no deduplicates, no recomputes_last)", AHit},
     PoolLaw{"tables_are_views", "Tables name the blocks that views are in.",
-            "P10, P15", IfItHasTables, "table", Tables}};
+            "P10, P15", IfItHasTables, "table", Tables},
+    PoolLaw{
+        "room_comes_back",
+        "Tokens that fitted and were given up fit again: a pass, a sequence "
+        "that is cut or freed, a fork.",
+        "P3, P4, P5, P8", IfPassesEnd,
+        "passes that leave states alone until a commit (no states_in_place)",
+        RoomComesBack}};
 
 }  // namespace
 

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/dense_tensor.h"
+#include "core/guarded_paged.h"
 #include "core/index.h"
 #include "kvtwin/paged.h"
 #include "props/base/forwarding_pool.h"
@@ -168,6 +170,68 @@ class RepeatsABlockInTables final : public ForwardingPool {
   }
 };
 
+// Loses a block each time that a sequence is cut, that a fork or another
+// sequence ends, or that rows are dropped, until all sequences are gone.
+enum class Loses { kCut, kFork, kOther, kDropped };
+template <Loses loses>
+class LosesBlocks final : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    const Result<int> opened = ForwardingPool::Open(prompt, key);
+    if (opened.ok()) sequences_[*opened] = Loses::kOther;
+    return opened;
+  }
+  Result<int> Fork(int sequence, int len) override {
+    const Result<int> forked = ForwardingPool::Fork(sequence, len);
+    if (forked.ok()) sequences_[*forked] = Loses::kFork;
+    return forked;
+  }
+  Status Truncate(int sequence, int len) override {
+    const bool cuts = len < *SeqLen(sequence);
+    Status status = ForwardingPool::Truncate(sequence, len);
+    Lose(cuts ? Loses::kCut : Loses::kDropped);
+    return status;
+  }
+  Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
+    Status status = ForwardingPool::Commit(sequence, tokens);
+    if (tokens.empty()) Lose(Loses::kDropped);
+    return status;
+  }
+  Status Free(int sequence) override {
+    Status status = ForwardingPool::Free(sequence);
+    Lose(sequences_.at(sequence));
+    sequences_.erase(sequence);
+    for (; sequences_.empty() && !lost_.empty(); lost_.pop_back()) {
+      EXPECT_TRUE(ForwardingPool::Free(lost_.back()).ok());
+    }
+    return status;
+  }
+
+ private:
+  // A sequence of the pool's own has the block.
+  void Lose(Loses when) {
+    if (when != loses) return;
+    lost_.push_back(*ForwardingPool::Open({}, {}));
+    for (int layer = 0; layer < spec().layers; ++layer) {
+      const PagedSpec& of = SpecOfLayer(spec(), layer);
+      const DenseTensor key =
+          FilledTensor(DType::kF32, {of.k_head_dim, of.kv_heads, 1, 1}, 1);
+      const DenseTensor value =
+          FilledTensor(DType::kF32, {of.v_head_dim, of.kv_heads, 1, 1}, 1);
+      const auto held =
+          ForwardingPool::Append(lost_.back(), layer, key.view(), value.view());
+      if (!held.ok()) return;
+    }
+    EXPECT_TRUE(pool_->Commit(lost_.back(), 1).ok());
+  }
+
+  std::map<int, Loses> sequences_;  // How each was made.
+  std::vector<int> lost_;
+};
+
 // Returns the failures of a Faulty in 60 histories, by the name of the law that
 // is judged. With `of_laws_only`, failures of the histories' own calls do not
 // count.
@@ -219,6 +283,17 @@ TEST(PoolLaws, ATableOfOtherBlocksIsFound) {
       ElementsAre(Pair("tables_are_views",
                        AllOf(HasSubstr("the table of group 0 has block "),
                              HasSubstr(" shows block ")))));
+}
+
+TEST(PoolLaws, RoomThatDoesNotComeBackIsFound) {
+  const auto found = ElementsAre(
+      Pair("room_comes_back",
+           AllOf(HasSubstr("law room_comes_back: "),
+                 HasSubstr(" times, and the next time the pool is full"))));
+  EXPECT_THAT(Findings<LosesBlocks<Loses::kCut>>(), found);
+  EXPECT_THAT(Findings<LosesBlocks<Loses::kFork>>(), found);
+  EXPECT_THAT(Findings<LosesBlocks<Loses::kOther>>(), found);
+  EXPECT_THAT(Findings<LosesBlocks<Loses::kDropped>>(), found);
 }
 
 TEST(PoolLaws, ARightPoolBreaksNone) {

@@ -369,6 +369,29 @@ std::int64_t PagedOracle::UnsharedBlocks() const {
   return all;
 }
 
+// A sequence may have the blocks of its greatest length so far, windows that it
+// left included, and in a group with states a block for each token. A block
+// that is shared has two owners at least.
+std::optional<Failure> PagedOracle::CheckReserve(
+    const PagedUsage& usage) const {
+  if (!header_.rules.no_reserve) return std::nullopt;
+  std::int64_t most = 0;
+  for (const int sequence : sequences_) {
+    const auto reached = reached_.find(sequence);
+    const int before = reached == reached_.end() ? 0 : reached->second;
+    const int rows = std::max(before, ledger_->End(sequence));
+    for (int group = 0; group < GroupCount(); ++group) {
+      most += SpecOf(group).states ? rows : BlocksFor(rows, group);
+    }
+  }
+  const std::int64_t owned = std::int64_t{usage.used} + usage.shared;
+  if (owned <= most) return std::nullopt;
+  return WrongAnswer(
+      "used and shared add up to {}, the sequences had {} blocks when they had "
+      "the most tokens, and the pool keeps none in reserve",
+      owned, most);
+}
+
 std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
   const auto& [free, cached, used, shared] = usage;
   const std::int64_t all = std::int64_t{free} + cached + used;
@@ -390,6 +413,7 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
   };
   auto failure = outside("used", used, used_least, used_most);
   if (!failure) failure = outside("shared", shared, shared_, shared_most);
+  if (!failure) failure = CheckReserve(usage);
   // UnsharedBlocks sorts the sequences, and is at most `all`.
   if (failure || used - shared >= needs_->all) return failure;
   if (!unshared_blocks_) unshared_blocks_ = UnsharedBlocks();

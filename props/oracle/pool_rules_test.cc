@@ -118,11 +118,13 @@ TEST(PoolRules, AreInTheFirstLine) {
                  "cache.recomputes_last is 1, it must be true or false");
   ExpectRightAs(R"("deduplicates":false,"recomputes_last":false)", {});
   // The rules are read as they were written.
-  const PagedTraceHeader header = {
-      .producer = "",
-      .visibility_only = true,
-      .spec = {},
-      .rules = {.deduplicates = true, .recomputes_last = true, .window = 3}};
+  const PagedTraceHeader header = {.producer = "",
+                                   .visibility_only = true,
+                                   .spec = {},
+                                   .rules = {.deduplicates = true,
+                                             .recomputes_last = true,
+                                             .window = 3,
+                                             .no_reserve = true}};
   std::stringstream text;
   ASSERT_TRUE(WriteTraceHeader(header, text).ok());
   TraceReader reader(text);
@@ -282,8 +284,9 @@ TEST(PoolRules, ADescriptionMayNameThem) {
     return DescribePoolBackend(&table).status().message();
   };
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_VISIBILITY), "");
-  EXPECT_EQ(said(2 * KVTWIN_POOL_HAS_SINKS, 0, KVTWIN_VISIBILITY),
-            "can is 0x200, which has unknown flags");
+  EXPECT_EQ(said(KVTWIN_POOL_NO_RESERVE, 0, KVTWIN_VISIBILITY), "");
+  EXPECT_EQ(said(2 * KVTWIN_POOL_NO_RESERVE, 0, KVTWIN_VISIBILITY),
+            "can is 0x400, which has unknown flags");
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_VISIBILITY),
             "window is -1, it must not be negative");
   EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),
@@ -339,6 +342,56 @@ TEST(PoolRules, FindsWrongCountsOfSharedBlocks) {
     ExpectFound(rules, OtherPoolFault::kCountsAllAsShared,
                 "blocks with tokens that only one sequence has");
   }
+}
+
+// Blocks that a truncation gave up stay used until their sequence ends, when
+// the other counts are right again.
+TEST(PoolRules, APoolWithoutReserveHoldsNoOtherBlocks) {
+  for (PoolRules rules : {PoolRules{}, kDeduplicates, kRecomputes, Window(3)}) {
+    // Without the declaration, the blocks may be in reserve.
+    const OtherPoolFault fault = OtherPoolFault::kLosesCutBlocks;
+    EXPECT_EQ(Try(rules, fault, kHistories / 4).wrong, "");
+    rules.no_reserve = true;
+    ExpectRight(rules);
+    ExpectFound(rules, fault, "and the pool keeps none in reserve");
+  }
+}
+
+TEST(PoolRules, CountsTheBlocksOfAPoolWithoutReserve) {
+  const std::string rules = R"("no_reserve":true)";
+  const auto right = [&](const Recording& lines) {
+    ExpectRightAs(rules, lines);
+  };
+  const auto wrong = [&](const Recording& lines, const std::string& reason) {
+    ExpectWrongAs(rules, lines, reason);
+  };
+  right(kThree + Recording{Usage(2, 0, 2, 0)});
+  wrong(kThree + Recording{Usage(1, 0, 3, 0)},
+        "used and shared add up to 3, the sequences had 2 blocks when they had "
+        "the most tokens");
+  // It may keep the blocks of a sequence that is cut, or whose rows are
+  // dropped, but takes no others when it grows again.
+  const Recording cut =
+      kThree + Recording{Truncate(4, 1), Usage(2, 0, 2, 0), Append(4, {5, 6}),
+                         Commit(4, {5, 6})};
+  right(cut + Recording{Usage(2, 0, 2, 0)});
+  wrong(cut + Recording{Usage(1, 0, 3, 0)}, "add up to 3");
+  const Recording dropped = {Open(0), Append(0, {1, 2, 3}), Append(0, {1}),
+                             Commit(0, {7})};
+  right(dropped + Recording{Usage(2, 0, 2, 0)});
+  wrong(dropped + Recording{Usage(1, 0, 3, 0)}, "add up to 3");
+  // A copy on write, a fork, and blocks that several sequences have.
+  const Recording forked = kThree + Recording{Fork(4, 3, 0)};
+  right(forked + Recording{Usage(2, 0, 2, 2)});
+  right(forked + Recording{Append(0, {5}), Usage(1, 0, 3, 1)});
+  wrong(forked + Recording{Usage(1, 0, 3, 2)}, "add up to 5");
+  right(forked + Recording{Free(4), Usage(2, 0, 2, 0)});
+  wrong(forked + Recording{Free(4), Usage(1, 0, 3, 0)}, "add up to 3");
+  // A refused append takes none.
+  const Recording refused =
+      kThree + Recording{Append(4, {4, 5, 6}, "cache_full")};
+  right(refused + Recording{Usage(2, 0, 2, 0)});
+  wrong(refused + Recording{Usage(1, 0, 3, 0)}, "add up to 3");
 }
 
 TEST(PoolRules, FindsFaultsOfPoolsWithAWindow) {

@@ -39,6 +39,7 @@ enum class OtherPoolFault {
   kFoundAtAppend,      // once all layers are appended,
   kFoundAfterAbort,    // or once the appended rows were dropped.
   kCountsAllAsShared,  // With several sequences, all used blocks are shared.
+  kLosesCutBlocks,     // Until their sequence is empty.
 };
 
 enum class OtherAttentionFault {
@@ -136,6 +137,7 @@ class OtherPool {
     forked.again = false;
     forked.appended.assign(forked.appended.size(), 0);
     forked.table.resize(AsSize(BlocksFor(len)));
+    forked.lost.clear();
     for (const int block : forked.table) {
       if (block >= 0) ++BlockAt(block).owners;
     }
@@ -310,7 +312,7 @@ class OtherPool {
   };
   struct Sequence {
     std::string key;
-    std::vector<int> table;  // -1: the block is gone.
+    std::vector<int> table, lost;  // -1: gone. Lost: were in the table.
     std::vector<int> tokens;
     std::vector<int> plan;  // The prompt.
     int len = 0;
@@ -550,9 +552,12 @@ class OtherPool {
   }
 
   void Cut(Sequence& of, int len) {
-    while (std::ssize(of.table) > BlocksFor(len)) {
-      if (of.table.back() >= 0) --BlockAt(of.table.back()).owners;
-      of.table.pop_back();
+    for (; std::ssize(of.table) > BlocksFor(len); of.table.pop_back()) {
+      of.lost.push_back(of.table.back());
+    }
+    const bool loses = fault == OtherPoolFault::kLosesCutBlocks && len > 0;
+    for (; !loses && !of.lost.empty(); of.lost.pop_back()) {
+      if (of.lost.back() >= 0) --BlockAt(of.lost.back()).owners;
     }
     of.len = len;
     of.tokens.resize(AsSize(len));
@@ -640,6 +645,7 @@ inline const kvtwin_pool_backend_v1& OtherPoolTable() {
       const PoolRules& rules = OtherPool::rules;
       out->name = "other";
       if (rules.deduplicates) out->can |= KVTWIN_POOL_DEDUPLICATES;
+      if (rules.no_reserve) out->can |= KVTWIN_POOL_NO_RESERVE;
       if (rules.recomputes_last) out->can |= KVTWIN_POOL_RECOMPUTES_LAST;
       if (rules.window) out->can |= KVTWIN_POOL_HAS_WINDOW;
       if (OtherPool::weighs)

@@ -246,6 +246,41 @@ def test_deduplicating_pools_may_swap_blocks(pool):
     assert result, str(result)
 
 
+def test_pools_without_reserve(pool):
+    class Counts(pool):
+        def usage(self):
+            used = [count for count in self.owners if count > 0]
+            shared = sum(count > 1 for count in used)
+            return self.owners.count(0), 0, len(used), shared
+
+    class Loses(Counts):
+        """Releases no block before its sequence ends."""
+
+        def __init__(self, setup):
+            super().__init__(setup)
+            self.lost = {}
+
+        def _keep(self, sequence, blocks, length):
+            kept = -(-length // self.setup.block_size)
+            self.lost.setdefault(sequence, []).extend(blocks[kept:])
+            super()._keep(sequence, blocks[:kept], length)
+
+        def free(self, sequence):
+            super().free(sequence)
+            for block in self.lost.pop(sequence):
+                self.owners[block] -= 1
+
+    # Without the ability, the blocks may be in reserve.
+    for right in (with_rules(Loses), with_rules(Counts, can={"no_reserve"})):
+        result = kvtwin.fuzz(right, operations=4000)
+        assert result, str(result)
+    found = kvtwin.fuzz(with_rules(Loses, can={"no_reserve"}), operations=8000)
+    assert not found and "the pool keeps none in reserve" in found.failure
+    assert kvtwin.laws(Counts, law="room_comes_back", histories=20)
+    [law] = kvtwin.laws(Loses, law="room_comes_back", histories=20).laws
+    assert not law and "the next time the pool is full" in law.reason
+
+
 def test_pools_with_a_window_may_drop_rows_before_it(pool):
     class Slides(pool):
         """Shows the rows that the next token sees in a window of two positions."""

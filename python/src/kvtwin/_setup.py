@@ -88,6 +88,7 @@ POOL_ABILITIES = {
     "one_stock": 6,
     "soft_cap": 7,
     "sinks": 8,
+    "no_reserve": 9,
 }
 POOL_HAS_WINDOW = 1 << 2
 CANNOT = ("window_0", "copy_to_itself", "undo_remove", "bound_memory")
@@ -272,7 +273,9 @@ class PoolDescription:
     `media`, and there is a method `add_media`), `states_in_place` (in groups with
     states, a pass may write over the state that it reads; a pass is then committed as a
     whole, or its sequence is freed), `one_stock` (all groups take their blocks from one
-    stock, so that a block is in one group at a time), `soft_cap` and `sinks` (`attend`
+    stock, so that a block is in one group at a time), `no_reserve` (a sequence holds no
+    more blocks than its tokens and appended rows took while it had the most of them:
+    `usage` counts no others as used), `soft_cap` and `sinks` (`attend`
     gets an argument of this name: the cap of the scaled scores, or 0, and a float32
     array with a logit for each query head, or None).
     """
