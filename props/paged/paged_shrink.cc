@@ -109,6 +109,11 @@ void AddLower(const Number& number, int least, std::vector<Move>& moves) {
     add([value](int now) { return std::min(now, value); });
   }
   add([](int now) { return now / 2; });
+  // Near a large limit, steps of one would take as many runs as the limit is
+  // high; below eight, the parts are zero.
+  for (const int part : {8, 64}) {
+    add([part](int now) { return now - now / part; });
+  }
   add([](int now) { return now - 1; });
 }
 

@@ -357,19 +357,20 @@ int Pools::Views(void* pool, std::int32_t sequence, std::int32_t layer,
       return static_cast<kvtwin_dtype>(
           *FromName<DType>(kDTypeNames, std::string_view(text)));
     };
+    const auto kv_heads = number("kv_heads");
+    const std::array dims = {number("k_head_dim"), number("v_head_dim")};
+    const std::array dtypes = {dtype("dtype"), dtype("v_dtype")};
     for (std::size_t i = 0; i < std::min(room, shown.size()); ++i) {
       const nb::tuple view(shown[i]);
       const auto length =
           nb::cast<std::int32_t>(view[0].attr("shape")[nb::int_(0)]);
       views[i] = {.key = {.data = nullptr,
-                          .dtype = dtype("dtype"),
-                          .shape = {number("k_head_dim"), number("kv_heads"),
-                                    length, 1},
+                          .dtype = dtypes[0],
+                          .shape = {dims[0], kv_heads, length, 1},
                           .stride = {}},
                   .value = {.data = nullptr,
-                            .dtype = dtype("v_dtype"),
-                            .shape = {number("v_head_dim"), number("kv_heads"),
-                                      length, 1},
+                            .dtype = dtypes[1],
+                            .shape = {dims[1], kv_heads, length, 1},
                             .stride = {}},
                   .start = nb::cast<std::int32_t>(view[3]),
                   .length = length,

@@ -707,3 +707,24 @@ def test_a_damaged_certificate_is_refused_before_the_run():
     with pytest.raises(ValueError, match="not a certificate"):
         kvtwin.certify(Counted, operations=10, histories=1, compare="{}")
     assert not made
+
+
+def test_long_appends_are_shrunk_in_few_runs(pool):
+    runs = 0
+
+    class LosesLong(pool):
+        """After a commit of more than 128 tokens, the last row is lost."""
+
+        def __init__(self, setup):
+            nonlocal runs
+            runs += 1
+            super().__init__(setup)
+
+        def commit(self, sequence, tokens):
+            super().commit(sequence, tokens)
+            if len(tokens) > 128:
+                self.keys[self.tables[sequence][0][0]] = 0
+
+    result = kvtwin.fuzz(LosesLong, operations=20_000)
+    assert "blocks=129 " in result.history and result.history.count("|") == 3
+    assert runs < 2000

@@ -128,6 +128,9 @@ class PoolInstance:
         """Returns key, value, block and first position of each view, valid until the
         next call of views."""
         setup = self.setup.of_layer(layer)
+        dtype, v_dtype = setup.dtype, setup.v_dtype
+        key_row = setup.kv_heads, _arrays.width(setup.k_head_dim, dtype)
+        value_row = setup.kv_heads, _arrays.width(setup.v_head_dim, v_dtype)
         shown = []
         start = 0
         for view in self.pool.views(sequence, layer):
@@ -139,13 +142,11 @@ class PoolInstance:
                     "a view is (key, value), (key, value, block) or (key, value, "
                     f"block, start), not {type(view).__name__}"
                 ) from None
-            key = _arrays.stored(found_key, "key", setup.dtype)
-            value = _arrays.stored(found_value, "value", setup.v_dtype)
+            key = _arrays.stored(found_key, "key", dtype)
+            value = _arrays.stored(found_value, "value", v_dtype)
             tokens = key.shape[0] if key.ndim == 3 else 0
-            width = _arrays.width(setup.k_head_dim, setup.dtype)
-            _arrays.check_shape(key, "key", (tokens, setup.kv_heads, width))
-            width = _arrays.width(setup.v_head_dim, setup.v_dtype)
-            _arrays.check_shape(value, "value", (tokens, setup.kv_heads, width))
+            _arrays.check_shape(key, "key", (tokens, *key_row))
+            _arrays.check_shape(value, "value", (tokens, *value_row))
             start = _arrays.integer(at, "start")
             shown.append((key, value, _arrays.integer(block, "block"), start))
             start += tokens
