@@ -165,7 +165,8 @@ Json ToJson(const RunResult& result) {
   Json json = {{"ran", result.ran},
                {"operations", result.operations},
                {"views", result.views},
-               {"digest", result.digest}};
+               {"digest", result.digest},
+               {"answers", result.answers.Numbers()}};
   if (!result.failure) return json;
   json["failure"] = ToJson(*result.failure);
   for (const Step& step : result.failure->trace) {
@@ -180,6 +181,8 @@ RunResult RunResultFromJson(const Json& json) {
   result.operations = CountAt(json, "operations");
   result.views = CountAt(json, "views");
   result.digest = IntegerAt<std::uint64_t>(json, "digest");
+  result.answers =
+      AnswerCounts::Of(json.at("answers").get<AnswerCounts::AllNumbers>());
   if (!json.contains("failure")) return result;
   result.failure = FailureFromJson(json.at("failure"));
   for (const Json& step : json.value("trace", Json::array())) {

@@ -67,6 +67,7 @@ class LevelSearch {
     result_.histories += fuzzed.histories;
     result_.ran += fuzzed.ran;
     result_.known += fuzzed.known;
+    result_.answers.Add(fuzzed.answers);
     for (const auto& [bucket, count] : fuzzed.passed_over) {
       result_.passed_over[bucket] += count;
       passed_over_ = true;

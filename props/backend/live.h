@@ -44,6 +44,7 @@ struct LiveResult {
   std::vector<Failure> findings;
   std::int64_t known = 0;  // Histories that failed like a finding.
   PassedOver passed_over;
+  AnswerCounts answers = {};
   // Whether histories were passed over at the level that holds.
   bool holds_but = false;
   std::int64_t operations = 0;

@@ -484,10 +484,10 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
                         backend.rules, TraceOf(backend.attention));
   auto& failure = result.failure;
   std::size_t step = 0;
+  const bool has_groups = !history.spec.groups.empty();
+  PoolWorkload workload(recorder, AbilitiesOf(backend, has_groups),
+                        backend.rules, counts);
   try {
-    const bool has_groups = !history.spec.groups.empty();
-    PoolWorkload workload(recorder, AbilitiesOf(backend, has_groups),
-                          backend.rules, counts);
     for (; step < history.ops.size(); ++step, ++result.operations) {
       workload.Do(history.ops[step]);
     }
@@ -497,6 +497,7 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
   } catch (const std::exception& error) {
     failure = PoolFailure(error.what());
   }
+  result.answers.opens = workload.opens();
   const std::string text = lines.str();
   result.digest = HashBytes(text.data(), text.size(), 0);
   const Judgement judgement = Judge(lines, {"reference"});

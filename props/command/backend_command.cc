@@ -114,7 +114,8 @@ void PrintFindings(const BackendInfo& info, const FuzzOptions& options,
               {"histories", result.histories},
               {"seconds", result.seconds},
               {"seed", options.seed},
-              {"digest", fmt::format("{:016x}", result.digest)}};
+              {"digest", fmt::format("{:016x}", result.digest)},
+              {"notes", NotesOn(result.answers)}};
   if (!options.known_buckets.empty()) {
     all["passed_over"] = result.passed_over;
     all["never_met"] = NeverMet(result.passed_over, options.known_buckets);
@@ -144,7 +145,8 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
              result.operations, result.histories,
              Counted(std::ssize(result.findings), "finding"), more,
              options.seed, result.digest);
-  fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
+  fmt::print("{}{}", PassedOverText(result.passed_over, options.known_buckets),
+             NotesText(result.answers));
 }
 
 // Lists the kinds that a backend says it has: "causal, swa".

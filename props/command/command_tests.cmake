@@ -574,6 +574,9 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_few_calls EXIT 0 BACKEND few_backend
     ENV KVTWIN_FEW=calls PRINTS "^identity +holds"
     ARGS fuzz --ops 30000 --level identity)
+  kvtwin_command_test(notes_of_a_cache EXIT 0 BACKEND few_backend ENV KVTWIN_FEW=resume
+    PRINTS "note: can_resume was never true in [0-9]+ calls$"
+    ARGS fuzz --ops 3000 --level visibility --kind swa)
   foreach(untold "padding/crash.*|.*asked for padding of cells"
                  "placement/asked for another placement"
                  "position/asked for a position beyond 5"
@@ -858,6 +861,10 @@ kvtwin_command_test(known_of_pools EXIT 0 PRINTS "^known, but never met: a$"
 # The bug shows in two sentences: a row's V is the V of another row, or of no
 # row.
 set(pool_bucket c_pool-views-v)
+kvtwin_command_test(notes_of_a_pool EXIT 0 BACKEND c_pool
+  PRINTS "note: open found nothing in [0-9]+ prompts$" ARGS fuzz --kind paged --ops 2000)
+kvtwin_command_test(notes_of_a_pool_as_json EXIT 0 BACKEND c_pool
+  PRINTS "\"notes\":..open found nothing in [0-9]+ prompts" ARGS fuzz --kind paged --ops 2000 --json)
 kvtwin_command_test(known_of_a_pool EXIT 0 BACKEND c_pool_bug
   PRINTS "^[1-9][0-9]* findings passed over: ${pool_bucket}-row"
   ARGS fuzz --kind paged --ops 3000

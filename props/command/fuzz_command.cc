@@ -332,6 +332,7 @@ Json SearchJson(const FuzzOptions& options, const Subject& subject,
     json["passed_over"] = result.passed_over;
     json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
   }
+  if (subject.run_pool) json["notes"] = NotesOn(result.answers);
   if (options.count_marks) json.update(MarksJson(subject, result.counts));
   if (result.failure) json.update(FailureJson(*result.failure));
   return json;
@@ -347,6 +348,7 @@ void PrintSearch(const FuzzOptions& options, const Subject& subject,
   }
   fmt::print("{}{}", CountsLine(subject, result, options.seed),
              PassedOverText(result.passed_over, options.known_buckets));
+  if (subject.run_pool) fmt::print("{}", NotesText(result.answers));
 }
 
 // Runs random histories by `search`, which is Fuzz or FuzzPools.

@@ -441,6 +441,7 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   AddStep(call, actual.status().code(), YesOrNo(actual));
   CheckResult(OpKind::kAsk, call, {}, actual.status());
   HashInt(*actual ? 1 : 0);
+  result_.answers.resumes.Count(*actual);
   // A cache may refuse to resume, except after the last state of a sequence
   // (R8, R10).
   Check(*actual || !ledger_.MustResume(seq, pos), "subject: resume", [&] {
@@ -483,6 +484,7 @@ void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
           length.ok() ? fmt::to_string(*length) : "");
   CheckResult(OpKind::kFind, call, {}, length.status());
   HashInt(*length);
+  result_.answers.prefixes.Count(*length > 0);
   const Status right = ledger_.FindPrefix(seq, ids, *length);
   Check(right.ok(), "subject: prefix", [&] {
     return fmt::format("{} is {}, but {}", call, *length, right.message());

@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <exception>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "kvtwin/attention.h"
 #include "optimized/fast_paths.h"
@@ -171,6 +175,49 @@ RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
                             make_reference);
   Run(history, subject, driver, nullptr, result);
   return result;
+}
+
+namespace {
+
+struct Note {
+  Answered AnswerCounts::*counted;
+  std::string_view never;
+  std::string_view asked;  // What there were some of.
+};
+constexpr std::array kNotes = {
+    Note{&AnswerCounts::prefixes, "find_prefix found nothing", "prompts"},
+    Note{&AnswerCounts::resumes, "can_resume was never true", "calls"},
+    Note{&AnswerCounts::opens, "open found nothing", "prompts"},
+};
+
+}  // namespace
+
+void AnswerCounts::Add(const AnswerCounts& other) {
+  for (const Note& note : kNotes) {
+    (this->*note.counted).Add(other.*note.counted);
+  }
+}
+
+AnswerCounts::AllNumbers AnswerCounts::Numbers() const {
+  return {prefixes.asked, prefixes.came, resumes.asked,
+          resumes.came,   opens.asked,   opens.came};
+}
+
+AnswerCounts AnswerCounts::Of(const AllNumbers& numbers) {
+  return {{numbers[0], numbers[1]},
+          {numbers[2], numbers[3]},
+          {numbers[4], numbers[5]}};
+}
+
+std::vector<std::string> NotesOn(const AnswerCounts& counts) {
+  std::vector<std::string> notes;
+  for (const Note& note : kNotes) {
+    const Answered& answered = counts.*note.counted;
+    if (answered.asked == 0 || answered.came > 0) continue;
+    notes.push_back(
+        fmt::format("{} in {} {}", note.never, answered.asked, note.asked));
+  }
+  return notes;
 }
 
 }  // namespace kvtwin::props

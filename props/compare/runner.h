@@ -4,6 +4,7 @@
 #ifndef KVTWIN_PROPS_COMPARE_RUNNER_H_
 #define KVTWIN_PROPS_COMPARE_RUNNER_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -142,13 +143,48 @@ struct CallTrace {
 // "Remove(0, 1, 2) -> ok"
 std::string CallLineOf(const Step& step);
 
+// How often a question was asked, and how often the useful answer came. A
+// cache, or a pool, may always give another answer, although that makes an
+// ability worthless.
+struct Answered {
+  std::int64_t asked = 0;
+  std::int64_t came = 0;
+
+  void Count(bool is_useful) {
+    ++asked;
+    came += is_useful ? 1 : 0;
+  }
+  void Add(const Answered& other) {
+    asked += other.asked;
+    came += other.came;
+  }
+};
+
+struct AnswerCounts {
+  Answered prefixes;  // Prompts of find_prefix, and those that found tokens.
+  Answered resumes;   // Calls of can_resume, and those that were true.
+  Answered opens;     // Prompts of a pool's open, and those that found tokens.
+
+  void Add(const AnswerCounts& other);
+
+  // All counts, for another process.
+  using AllNumbers = std::array<std::int64_t, 6>;
+  AllNumbers Numbers() const;
+  static AnswerCounts Of(const AllNumbers& numbers);
+};
+
+// Returns a note for each useful answer that never came: "find_prefix found
+// nothing in 12 prompts". A note is not a failure.
+std::vector<std::string> NotesOn(const AnswerCounts& counts);
+
 struct RunResult {
   bool ran = false;  // False: no cache can be made from the setup.
   // Calls that were answered by the ledger (except for misuse) and both caches,
   // and whose answers, cells, views and masks were compared.
   std::int64_t operations = 0;
-  std::int64_t views = 0;    // Views that were compared.
-  std::uint64_t digest = 0;  // The hash of all calls and answers.
+  std::int64_t views = 0;     // Views that were compared.
+  std::uint64_t digest = 0;   // The hash of all calls and answers.
+  AnswerCounts answers = {};  // Below identity.
   std::optional<Failure> failure = {};
 };
 

@@ -73,6 +73,8 @@ void PoolWorkload::Open(const PagedOp& op) {
   }
   const int found = Size(opened.client.tokens) + (opened.again ? 1 : 0);
   counts_.found += found / pool_.spec().block_size;
+  // The last token of a prompt is never found.
+  if (prompt.size() > 1) opens_.Count(found > 0);
 }
 
 void PoolWorkload::Fork(const PagedOp& op) {

@@ -14,6 +14,7 @@
 
 #include "core/dialects/pool_rules.h"
 #include "kvtwin/paged.h"
+#include "props/compare/runner.h"
 #include "props/paged/paged_driver.h"
 
 namespace kvtwin::props {
@@ -64,6 +65,7 @@ class PoolWorkload {
     std::optional<std::int32_t> again = {};
   };
   const std::map<int, Sequence>& sequences() const { return sequences_; }
+  const Answered& opens() const { return opens_; }
 
  private:
   template <class Actor>
@@ -98,6 +100,7 @@ class PoolWorkload {
   PoolRules rules_;
   PagedCoverageCounts own_counts_;  // In place of a caller's census.
   PagedCoverageCounts& counts_;
+  Answered opens_;
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
   std::vector<PagedClient> seen_;  // Past sequences.

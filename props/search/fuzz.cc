@@ -417,6 +417,7 @@ class Search {
     result_.ran += has_cache ? 1 : 0;
     result_.repeated += number % kRepeatEvery == 0 ? 1 : 0;
     result_.counts.Add(ran.counts);
+    result_.answers.Add(one.answers);
     // A leak shows when all views were compared already.
     const bool leaks = one.failure && one.failure->Is("backend: memory") &&
                        one.failure->step == ran.history->ops.size();
@@ -640,6 +641,14 @@ std::string PassedOverText(const PassedOver& passed_over,
   const std::vector<std::string> never = NeverMet(passed_over, known_buckets);
   if (!never.empty()) {
     text += fmt::format("known, but never met: {}\n", fmt::join(never, ", "));
+  }
+  return text;
+}
+
+std::string NotesText(const AnswerCounts& answers) {
+  std::string text;
+  for (const std::string& note : NotesOn(answers)) {
+    text += fmt::format("note: {}\n", note);
   }
   return text;
 }

@@ -70,6 +70,7 @@ struct FuzzResultOf {
   // which a law was judged.
   std::int64_t judged = 0;
   PassedOver passed_over;
+  AnswerCounts answers = {};
   AnyCounts counts;
   // The first failure, explained, and the shortest history that shows it. The
   // run ends with this failure.
@@ -109,6 +110,8 @@ PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,
 // with the known buckets that were never met (NeverMet); or "".
 std::string PassedOverText(const PassedOver& passed_over,
                            const std::set<std::string>& known_buckets);
+// Returns a line for each note on the answers: "note: open found nothing ...".
+std::string NotesText(const AnswerCounts& answers);
 std::vector<std::string> NeverMet(const PassedOver& passed_over,
                                   const std::set<std::string>& known_buckets);
 

@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/dense_tensor.h"
 #include "core/index.h"
@@ -366,6 +367,32 @@ TEST(Bucket, NamesTheTargetWhereItMatters) {
   EXPECT_EQ(BucketOf(shrunk, subject),
             "faulty-" + best + "-subject-cells+put+copy");
   EXPECT_EQ(optimized::ActiveTarget(), best);
+}
+
+using Notes = std::vector<std::string>;
+
+TEST(Answers, ThoseThatNeverCameAreNoted) {
+  AnswerCounts counts;
+  EXPECT_EQ(NotesOn(counts), Notes());
+  counts.prefixes.Count(false);
+  counts.prefixes.Count(false);
+  counts.resumes.Count(false);
+  counts.opens.Count(false);
+  EXPECT_EQ(NotesOn(counts), (Notes{"find_prefix found nothing in 2 prompts",
+                                    "can_resume was never true in 1 calls",
+                                    "open found nothing in 1 prompts"}));
+  AnswerCounts more;
+  more.resumes.Count(true);
+  more.opens.Count(true);
+  counts.Add(more);
+  EXPECT_EQ(NotesOn(counts), Notes{"find_prefix found nothing in 2 prompts"});
+}
+
+TEST(Answers, AnotherProcessGetsAllCounts) {
+  const AnswerCounts counts = {{6, 1}, {5, 2}, {4, 3}};
+  const AnswerCounts same = AnswerCounts::Of(counts.Numbers());
+  EXPECT_EQ(same.Numbers(), (AnswerCounts::AllNumbers{6, 1, 5, 2, 4, 3}));
+  EXPECT_EQ(same.opens.came, 3);
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
  * sequence to itself, no padding of cells, masks without padding rows, and a
  * refused remove leaves half of its work done. Any call that needs more ends
  * the process. KVTWIN_FEW names a limit that the description leaves out;
- * "calls": the cache has no remove, copy_prefix and can_resume. */
+ * "calls": the cache has no remove, copy_prefix and can_resume; "resume":
+ * can_resume is never true. */
 
 #include <stdio.h>
 #include <string.h>
@@ -141,7 +142,9 @@ static int FewCanResume(void* cache, int32_t sequence, int32_t position,
                         int32_t* yes) {
   NotHalf(cache);
   Never(position > kLast, "a position beyond 5");
-  return CanResume(cache, sequence, position, yes);
+  int code = CanResume(cache, sequence, position, yes);
+  if (!Says("resume")) *yes = 0;
+  return code;
 }
 
 const kvtwin_backend_v1* kvtwin_get_backend_v1(void) {

@@ -17,6 +17,7 @@
 
 #include "kvtwin/kvtwin.h"
 #include "props/certify/certificate.h"
+#include "props/search/fuzz.h"
 
 namespace kvtwin::python {
 
@@ -25,6 +26,13 @@ namespace nb = nanobind;
 // Level, check, history, reason and report.
 using Finding =
     std::tuple<std::string, std::string, std::string, std::string, std::string>;
+
+// The level that holds, whether the backend does what it claims, whether no
+// view was compared, operations, histories, findings, the number of known
+// findings by bucket, and notes on answers that never came.
+using Fuzzed = std::tuple<std::string, bool, bool, std::int64_t, std::int64_t,
+                          std::vector<Finding>, props::PassedOver,
+                          std::vector<std::string>>;
 
 // A run of one history: the calls, the finding, the operations that were not
 // run, and why nothing was judged ("" if something was).

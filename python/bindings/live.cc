@@ -91,12 +91,6 @@ class Driver {
   nb::object rerun_;
 };
 
-// The level that holds, whether the backend does what it claims, whether no
-// view was compared, operations, histories, findings, and the number of known
-// findings by bucket.
-using Fuzzed = std::tuple<std::string, bool, bool, std::int64_t, std::int64_t,
-                          std::vector<Finding>, props::PassedOver>;
-
 struct Vain {};
 
 // Raises NotSupported, because no history could make a cache.
@@ -113,7 +107,7 @@ Fuzzed NoneMade(const Driver& driver) {
   const std::string text = fmt::format("each __init__ fails: {}\n", error);
   return {"none", false, true,
           0,      0,     {{"none", "backend: error", "", error, text}},
-          {}};
+          {},     {}};
 }
 
 // Writes the page of the first finding, if there is a path for it.
@@ -153,7 +147,8 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
             result.operations,
             result.histories,
             std::move(findings),
-            result.passed_over};
+            result.passed_over,
+            props::NotesOn(result.answers)};
   });
 }
 

@@ -487,10 +487,6 @@ class PoolDriver {
   nb::object rerun_;
 };
 
-// The fields are those of the Fuzzed of a cache (live.cc).
-using Fuzzed = std::tuple<std::string, bool, bool, std::int64_t, std::int64_t,
-                          std::vector<Finding>, props::PassedOver>;
-
 // Runs random histories; if `depth` is above 0, all histories of that many
 // operations.
 Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
@@ -532,7 +528,8 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
             result.counts.operations,
             result.ran,
             std::move(findings),
-            result.passed_over};
+            result.passed_over,
+            props::NotesOn(result.answers)};
   });
 }
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from kvtwin import _arrays, _kvtwin
-from kvtwin._answers import Answers
 from kvtwin._errors import NotSupported
 from kvtwin._kvtwin import Tensor
 from kvtwin._pool import PoolBackend
@@ -114,7 +113,6 @@ class Backend:
                     f"{name}"
                 )
         self.cls = cls
-        self.answers = Answers()
         self.refuses_misuse = "refuse_misuse" in description.can
         self.description = description
         self.has = {name for name in OPTIONAL if callable(getattr(cls, name, None))}
@@ -159,7 +157,7 @@ class Backend:
     def init(self, fields: dict[str, Any]) -> Instance:
         caches = tuple(_setup(one) for one in fields.pop("caches"))
         setup = _setup({**fields, "caches": caches})
-        return Instance(self.cls, setup, self.answers)
+        return Instance(self.cls, setup)
 
 
 def _setup(fields: dict[str, Any]) -> Setup:
@@ -174,9 +172,8 @@ Shown = tuple[Array, Array, Array | None, int, tuple[int, int]]
 class Instance:
     """One cache of the user's class."""
 
-    def __init__(self, cls: type, setup: Setup, answers: Answers) -> None:
+    def __init__(self, cls: type, setup: Setup) -> None:
         self.setup = setup
-        self.answers = answers
         # Images mean nothing to the other kinds.
         kinds = {setup.kind, *(part.kind for part in setup.caches)}
         self.takes_images = "encoder" in kinds
@@ -277,16 +274,13 @@ class Instance:
         found = self.cache.find_prefix(sequence, tokens)
         if isinstance(found, bool) or not isinstance(found, (int, np.integer)):
             raise TypeError(f"find_prefix returns {found!r}, which is not a length")
-        self.answers.count("find_prefix found nothing", "prompts", int(found) > 0)
         return min(max(int(found), -1), 2**31 - 1)  # A wrong length is refused later.
 
     def checkpoint(self, sequence: int) -> None:
         self.cache.checkpoint(sequence)
 
     def can_resume(self, sequence: int, position: int) -> bool:
-        answer = _yes("can_resume", self.cache.can_resume(sequence, position))
-        self.answers.count("can_resume was never true", "calls", answer)
-        return answer
+        return _yes("can_resume", self.cache.can_resume(sequence, position))
 
     def shift(self, sequence: int, begin: int, end: int, delta: int) -> None:
         self.cache.shift(sequence, begin, end, delta)
@@ -445,15 +439,12 @@ def fuzz(
         raise ValueError(f"seconds is {seconds}, it must be above 0")
     buckets = [known] if isinstance(known, str) else list(known)
     limits = (0 if seconds else operations, seconds or 0, seed)
-    backend: Backend | PoolBackend
     if _is_pool(cls):
         html = None
-        backend = PoolBackend(cls)
-        answer = _kvtwin.fuzz_pool(backend, _rerun(cls), *limits, buckets, 0)
+        answer = _kvtwin.fuzz_pool(PoolBackend(cls), _rerun(cls), *limits, buckets, 0)
     else:
-        backend = Backend(cls)
-        answer = _kvtwin.fuzz(backend, _rerun(cls), *limits, _path(html), buckets)
-    return _fuzz_result(answer, seed, buckets, html, backend.answers.notes())
+        answer = _kvtwin.fuzz(Backend(cls), _rerun(cls), *limits, _path(html), buckets)
+    return _fuzz_result(answer, seed, buckets, html)
 
 
 def _fuzz_result(
@@ -461,9 +452,8 @@ def _fuzz_result(
     seed: int,
     buckets: list[str],
     html: str | os.PathLike[str] | None,
-    notes: tuple[str, ...],
 ) -> FuzzResult:
-    level, ok, not_judged, done, histories, found, met = answer
+    level, ok, not_judged, done, histories, found, met, notes = answer
     return FuzzResult(
         ok,
         level,
@@ -474,7 +464,7 @@ def _fuzz_result(
         tuple(Finding(*one) for one in found),
         {bucket: met.get(bucket, 0) for bucket in sorted(buckets)},
         pathlib.Path(html) if html is not None and found else None,
-        notes,
+        tuple(notes),
     )
 
 
@@ -582,9 +572,8 @@ def explore(cls: type, *, depth: int = 3) -> FuzzResult:
         )
     if not 1 <= depth <= 8:
         raise ValueError(f"depth is {depth}, it must be 1 to 8")
-    backend = PoolBackend(cls)
-    answer = _kvtwin.fuzz_pool(backend, _rerun(cls), 0, 1e7, 1, [], depth)
-    return _fuzz_result(answer, 1, [], None, backend.answers.notes())
+    answer = _kvtwin.fuzz_pool(PoolBackend(cls), _rerun(cls), 0, 1e7, 1, [], depth)
+    return _fuzz_result(answer, 1, [], None)
 
 
 @_casts_overflow

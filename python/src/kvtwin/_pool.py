@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from kvtwin import _arrays
-from kvtwin._answers import Answers
 from kvtwin._errors import NotSupported
 from kvtwin._setup import (
     DTYPES,
@@ -31,7 +30,6 @@ class PoolBackend:
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
-        self.answers = Answers()
         self.description: PoolDescription = cls.kvtwin  # type: ignore[attr-defined]
         for name in NEEDED:
             if not callable(getattr(cls, name, None)):
@@ -73,19 +71,15 @@ class PoolBackend:
         if "groups" in self.description.can and not groups:
             raise NotSupported("the class has pools with groups only")
         setup = PoolSetup(**fields, groups=groups)
-        return PoolInstance(self.cls, setup, self.description.can, self.answers)
+        return PoolInstance(self.cls, setup, self.description.can)
 
 
 class PoolInstance:
     """One pool of the user's class."""
 
-    def __init__(
-        self, cls: type, setup: PoolSetup, can: Collection[str], answers: Answers
-    ) -> None:
+    def __init__(self, cls: type, setup: PoolSetup, can: Collection[str]) -> None:
         self.setup = setup
         self.can = can
-        self.answers = answers
-        self.opened: int | None = None  # Until its length is known.
         self.pool: Any = cls(setup)
         self.shown: list[tuple[Array, Array, int, int]] = []
 
@@ -99,20 +93,13 @@ class PoolInstance:
     ) -> int:
         more: dict[str, Any] = {"media": tuple(media)} if "media" in self.can else {}
         made = self.pool.open(prompt, salt=salt, extra=tuple(extra), **more)
-        sequence = _arrays.integer(made, "the sequence")
-        # The last token of a prompt is never found.
-        self.opened = sequence if len(prompt) > 1 else None
-        return sequence
+        return _arrays.integer(made, "the sequence")
 
     def add_media(self, sequence: int, position: int, hash: str) -> None:
         self.pool.add_media(sequence, position, hash)
 
     def seq_len(self, sequence: int) -> int:
-        length = _arrays.integer(self.pool.seq_len(sequence), "seq_len")
-        if sequence == self.opened:
-            self.answers.count("open found nothing", "prompts", length > 0)
-            self.opened = None
-        return length
+        return _arrays.integer(self.pool.seq_len(sequence), "seq_len")
 
     def append(self, sequence: int, layer: int, key: Array, value: Array) -> None:
         # Copies, which the pool may keep or write to.
