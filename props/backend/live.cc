@@ -108,7 +108,8 @@ class LevelSearch {
 
 }  // namespace
 
-std::vector<Level> LevelsOf(const BackendInfo& info) {
+std::vector<Level> LevelsOf(const BackendInfo& info,
+                            std::optional<Level> asked) {
   std::vector<Level> levels;
   // The reference twin follows kvtwin's own rules only; its masks can do
   // without padding rows.
@@ -119,6 +120,9 @@ std::vector<Level> LevelsOf(const BackendInfo& info) {
     levels.push_back(Level::kNumeric);
   }
   if (info.attend) levels.push_back(Level::kAttention);
+  if (asked) {
+    std::erase_if(levels, [&](Level level) { return level != *asked; });
+  }
   return levels;
 }
 

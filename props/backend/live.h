@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,8 +19,10 @@
 
 namespace kvtwin::props {
 
-// Returns the levels that can be tried on a backend, the strongest first.
-std::vector<Level> LevelsOf(const BackendInfo& info);
+// Returns the levels that can be tried on a backend, the strongest first; with
+// `asked`, only this one, if it can be tried.
+std::vector<Level> LevelsOf(const BackendInfo& info,
+                            std::optional<Level> asked = std::nullopt);
 
 // Returns whether a finding is a crash, a leak or the like, which does not
 // break a level.

@@ -77,11 +77,7 @@ HostOptions OptionsOf(const BackendArguments& arguments) {
 // the user gave.
 std::vector<Level> LevelsFor(const BackendArguments& arguments,
                              const BackendInfo& info) {
-  std::vector<Level> levels = LevelsOf(info);
-  const auto asked = FromName<Level>(kLevelNames, arguments.level);
-  if (asked)
-    std::erase_if(levels, [&](Level level) { return level != *asked; });
-  return levels;
+  return LevelsOf(info, FromName<Level>(kLevelNames, arguments.level));
 }
 
 Json FindingJson(const Failure& finding) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kvtwin/kvtwin.h"
+#include "props/base/level.h"
 #include "props/certify/certificate.h"
 #include "props/search/fuzz.h"
 
@@ -137,6 +138,11 @@ class Backend {
   std::string init_error_;
   bool made_one_ = false;
 };
+
+// Returns the level with the name `asked`. Raises ValueError if it is not one
+// of `levels`, at which the class can be compared.
+props::Level AskedLevel(const std::string& asked,
+                        const std::vector<props::Level>& levels);
 
 // Returns the fields of kvtwin.Certificate. `old` is the text of an earlier
 // certificate.

@@ -1,6 +1,7 @@
 #include "props/backend/live.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -22,6 +23,8 @@
 
 #include "backend.h"
 #include "bindings.h"
+#include "core/names.h"
+#include "core/refusals.h"
 #include "props/backend/backend.h"
 #include "props/backend/backend_laws.h"
 #include "props/backend/profile.h"
@@ -59,9 +62,12 @@ class Driver {
     return props::BackendSubject(info_, level, "");
   }
 
-  // The level that the backend claims, and the weaker ones.
-  std::vector<props::Level> Levels() const {
+  // The level that the user asks for; or else the level that the backend
+  // claims, and the weaker ones.
+  std::vector<props::Level> Levels(
+      const std::optional<std::string>& asked = std::nullopt) const {
     std::vector<props::Level> levels = props::LevelsOf(info_);
+    if (asked) return {AskedLevel(*asked, levels)};
     std::erase_if(levels,
                   [&](props::Level level) { return level < info_.claims; });
     return levels;
@@ -113,8 +119,10 @@ Fuzzed NoneMade(const Driver& driver) {
 // Writes the page of the first finding, if there is a path for it.
 Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
             double seconds, std::uint64_t seed,
-            const std::optional<std::string>& page,
-            const std::vector<std::string>& known) {
+            const std::vector<std::string>& known, double shrink_seconds,
+            const std::optional<std::string>& level,
+            const std::optional<std::string>& kind,
+            const std::optional<std::string>& page) {
   return Raising([&]() -> Fuzzed {
     const Driver driver(std::move(adapter), std::move(rerun));
     int looks = 0;
@@ -124,15 +132,19 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
     options.seed = seed;
     options.known_buckets = {known.begin(), known.end()};
     options.drawn = page.has_value();
+    if (kind) options.kind = FromName<Kind>(kKindNames, *kind);
     options.progress = [&](std::int64_t, double) {
       if (!driver.backend().made_one() && ++looks >= kVainLooks) throw Vain();
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     };
     props::LiveResult result;
     try {
-      result = props::FuzzLive(
-          options, driver.Levels(),
-          [&](props::Level level) { return driver.SubjectAt(level); });
+      result =
+          props::FuzzLive(options, driver.Levels(level), [&](props::Level at) {
+            props::Subject subject = driver.SubjectAt(at);
+            subject.shrink_seconds = shrink_seconds;
+            return subject;
+          });
     } catch (const Vain&) {
     }
     if (!driver.backend().made_one()) return NoneMade(driver);
@@ -153,16 +165,18 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
 }
 
 Ran Run(nb::object adapter, nb::object rerun, const std::string& history,
+        const std::optional<std::string>& asked,
         const std::optional<std::string>& page) {
   return Raising([&]() -> Ran {
     const Driver driver(std::move(adapter), std::move(rerun));
     const props::History parsed = Value(props::ParseHistory(history));
-    props::Level level = driver.info().claims;
+    props::Level level =
+        asked ? driver.Levels(asked).front() : driver.info().claims;
     props::CallTrace trace;
     props::RunResult result =
         props::RunHistory(parsed, driver.SubjectAt(level), {.trace = &trace});
     bool judged_nothing = !props::HasJudged(result, level);
-    if (result.ran && !result.failure && driver.info().attend &&
+    if (!asked && result.ran && !result.failure && driver.info().attend &&
         level != props::Level::kAttention) {  // Its rows are right.
       level = props::Level::kAttention;
       trace = {};
@@ -338,6 +352,17 @@ Profiled Profile(nb::object adapter, std::int64_t operations) {
 
 }  // namespace
 
+props::Level AskedLevel(const std::string& asked,
+                        const std::vector<props::Level>& levels) {
+  std::vector<std::string_view> names;
+  for (const props::Level level : levels) {
+    names.push_back(props::LevelName(level));
+    if (names.back() == asked) return level;
+  }
+  Raise(Invalid("level is '{}', the class can be compared at {}", asked,
+                fmt::join(names, ", ")));
+}
+
 nb::typed<nb::dict, nb::str, nb::any> CertificateDict(
     const props::Certificate& certificate,
     const std::optional<std::string>& old) {
@@ -372,9 +397,10 @@ void BindLive(nb::module_& m) {
         nb::arg("history").none());
   m.def("fuzz", &Fuzz, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
-        nb::arg("page").none(), nb::arg("known"));
+        nb::arg("known"), nb::arg("shrink_seconds"), nb::arg("level").none(),
+        nb::arg("kind").none(), nb::arg("page").none());
   m.def("run", &Run, nb::arg("adapter"), nb::arg("rerun"), nb::arg("history"),
-        nb::arg("page").none());
+        nb::arg("level").none(), nb::arg("page").none());
 }
 
 }  // namespace kvtwin::python

@@ -417,7 +417,11 @@ class PoolDriver {
   const Pools& pools() const { return pools_; }
   bool groups() const { return backend_.groups; }
 
-  props::Level level() const { return backend_.level; }
+  // The level that the user asks for, or else the level that the class claims.
+  props::Level LevelOf(const std::optional<std::string>& asked) const {
+    return asked ? AskedLevel(*asked, props::LevelsOf(backend_))
+                 : backend_.level;
+  }
   props::Subject SubjectAt(props::Level level,
                            props::PoolCalls* calls = nullptr) const {
     return props::BackendSubject(backend_, level, calls);
@@ -428,8 +432,9 @@ class PoolDriver {
     const std::string& error = pools_.init_error();
     return error.empty() ? why : why + ": " + error;
   }
-  std::vector<std::string> NotRun(const props::PagedHistory& history) const {
-    return props::NotRun(history, backend_.level, props::NotDeclared(backend_));
+  std::vector<std::string> NotRun(const props::PagedHistory& history,
+                                  props::Level level) const {
+    return props::NotRun(history, level, props::NotDeclared(backend_));
   }
   // Returns the class as a subject, which `law` judges if it is not null.
   // Interrupts are seen between histories.
@@ -467,18 +472,15 @@ class PoolDriver {
            fmt::format("each __init__ refused: {}", pools_.init_error())});
   }
 
-  Finding Report(props::Failure failure) const {
+  Finding Report(props::Failure failure, props::Level level) const {
     if (failure.function == "init") {
       failure.text += ": " + pools_.init_error();
     }
     failure.rerun = TextOf(rerun_(failure.history));
     failure.report.clear();
     failure.report = props::FailureText(failure);
-    return {LevelText(), failure.check, failure.history, failure.text,
-            failure.report};
-  }
-  std::string LevelText() const {
-    return std::string(props::LevelName(backend_.level));
+    return {std::string(props::LevelName(level)), failure.check,
+            failure.history, failure.text, failure.report};
   }
 
  private:
@@ -491,13 +493,16 @@ class PoolDriver {
 // operations.
 Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
                 double seconds, std::uint64_t seed,
-                const std::vector<std::string>& known, int depth) {
+                const std::vector<std::string>& known, double shrink_seconds,
+                const std::optional<std::string>& asked, int depth) {
   return Raising([&]() -> Fuzzed {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
     const auto refuse_if_vain = [&] {
       if (!driver.pools().made_one()) driver.RefuseVain();
     };
-    props::Subject subject = driver.SubjectOf(nullptr);
+    const props::Level level = driver.LevelOf(asked);
+    props::Subject subject = driver.SubjectOf(nullptr, level);
+    subject.shrink_seconds = shrink_seconds;
     std::int64_t ran = 0;
     subject.run_pool = [&, run = subject.run_pool](
                            const props::PagedHistory& history,
@@ -517,12 +522,12 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
                   : props::FuzzPools(options, subject);
     std::vector<Finding> findings;
     if (result.failure) {
-      findings.push_back(driver.Report(*result.failure));
+      findings.push_back(driver.Report(*result.failure, level));
     } else {
       refuse_if_vain();
     }
     const bool right = findings.empty();
-    return {right ? driver.LevelText() : "none",
+    return {right ? std::string(props::LevelName(level)) : "none",
             right,
             /*not judged*/ false,
             result.counts.operations,
@@ -533,12 +538,14 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
   });
 }
 
-Ran RunPool(nb::object adapter, nb::object rerun, const std::string& line) {
+Ran RunPool(nb::object adapter, nb::object rerun, const std::string& line,
+            const std::optional<std::string>& asked) {
   return Raising([&]() -> Ran {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
     const props::PagedHistory history = Value(props::ParsePagedHistory(line));
+    const props::Level level = driver.LevelOf(asked);
     props::PoolCalls noted;
-    const props::Subject subject = driver.SubjectAt(driver.level(), &noted);
+    const props::Subject subject = driver.SubjectAt(level, &noted);
     const props::RunResult result = props::RunHistory(history, subject);
     if (!result.ran && !result.failure) {
       Raise({StatusCode::kNotSupported, driver.WhyNoPool(history)});
@@ -549,11 +556,12 @@ Ran RunPool(nb::object adapter, nb::object rerun, const std::string& line) {
     }
     const bool judged =
         result.failure || props::HasJudged(result, subject.level);
-    Ran ran = {std::move(calls), std::nullopt, driver.NotRun(history),
+    Ran ran = {std::move(calls), std::nullopt, driver.NotRun(history, level),
                judged ? "" : std::string(props::kNothingJudged)};
     if (result.failure) {
-      std::get<1>(ran) = driver.Report(props::Explain(
-          history, *result.failure, driver.SubjectAt(driver.level())));
+      std::get<1>(ran) = driver.Report(
+          props::Explain(history, *result.failure, driver.SubjectAt(level)),
+          level);
     }
     return ran;
   });
@@ -662,9 +670,10 @@ void BindPool(nb::module_& m) {
         nb::arg("seed"), nb::arg("old").none());
   m.def("fuzz_pool", &FuzzPool, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
-        nb::arg("known"), nb::arg("depth"));
+        nb::arg("known"), nb::arg("shrink_seconds"), nb::arg("level").none(),
+        nb::arg("depth"));
   m.def("run_pool", &RunPool, nb::arg("adapter"), nb::arg("rerun"),
-        nb::arg("history"));
+        nb::arg("history"), nb::arg("level").none());
 }
 
 }  // namespace kvtwin::python

@@ -336,9 +336,10 @@ def _other_folders(folder: pathlib.Path) -> list[str]:
     return others
 
 
-def _rerun(cls: type) -> Callable[[str], str]:
+def _rerun(cls: type, level: str | None = None) -> Callable[[str], str]:
     """Returns a function that makes the command to run a history on a class again."""
-    return _command(cls, lambda name, history: f"kvtwin.run({name}, {history!r})")
+    at = "" if level is None else f", level={level!r}"
+    return _command(cls, lambda name, history: f"kvtwin.run({name}, {history!r}{at})")
 
 
 def _rerun_law(cls: type) -> Callable[[str, str], str]:
@@ -423,6 +424,9 @@ def fuzz(
     seed: int = 1,
     html: str | os.PathLike[str] | None = None,
     known: Iterable[str] = (),
+    level: str | None = None,
+    kind: str | None = None,
+    shrink_seconds: float | None = None,
 ) -> FuzzResult:
     """Runs random histories on caches, or pools, of your class (docs/python.md), and
     compares what they show with what is expected.
@@ -432,18 +436,31 @@ def fuzz(
     `html` (caches only). A finding whose bucket, or the part of it before the first
     "+", is in `known` is counted, and the run continues. The same seed gives the same
     answer.
+
+    With `level`, the class is compared at this level only; with `kind`, only caches of
+    this kind are made. After `shrink_seconds`, the shortest history so far is the answer,
+    which then depends on the speed of the machine.
     """
     _check_numbers(1, operations=operations)
     _check_numbers(0, seed=seed)
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"seconds is {seconds}, it must be above 0")
+    for name, limit in (("seconds", seconds), ("shrink_seconds", shrink_seconds)):
+        if limit is not None and not limit > 0:
+            raise ValueError(f"{name} is {limit}, it must be above 0")
     buckets = [known] if isinstance(known, str) else list(known)
-    limits = (0 if seconds else operations, seconds or 0, seed)
+    limits = (0 if seconds else operations, seconds or 0, seed, buckets)
+    asked = (_rerun(cls, level), *limits, shrink_seconds or 0, level)
     if _is_pool(cls):
+        if kind is not None:
+            raise ValueError("kind is for caches, not for pools")
         html = None
-        answer = _kvtwin.fuzz_pool(PoolBackend(cls), _rerun(cls), *limits, buckets, 0)
+        answer = _kvtwin.fuzz_pool(PoolBackend(cls), *asked, 0)
     else:
-        answer = _kvtwin.fuzz(Backend(cls), _rerun(cls), *limits, _path(html), buckets)
+        backend = Backend(cls)
+        kinds = backend.description.kinds
+        if kind is not None and kind not in kinds:
+            declared = ", ".join(one for one in KINDS if one in kinds)
+            raise ValueError(f"kind is {kind!r}, the class declares only {declared}")
+        answer = _kvtwin.fuzz(backend, *asked, kind, _path(html))
     return _fuzz_result(answer, seed, buckets, html)
 
 
@@ -572,20 +589,27 @@ def explore(cls: type, *, depth: int = 3) -> FuzzResult:
         )
     if not 1 <= depth <= 8:
         raise ValueError(f"depth is {depth}, it must be 1 to 8")
-    answer = _kvtwin.fuzz_pool(PoolBackend(cls), _rerun(cls), 0, 1e7, 1, [], depth)
+    backend = PoolBackend(cls)
+    answer = _kvtwin.fuzz_pool(backend, _rerun(cls), 0, 1e7, 1, [], 0, None, depth)
     return _fuzz_result(answer, 1, [], None)
 
 
 @_casts_overflow
 def run(
-    cls: type, history: str, *, html: str | os.PathLike[str] | None = None
+    cls: type,
+    history: str,
+    *,
+    level: str | None = None,
+    html: str | os.PathLike[str] | None = None,
 ) -> RunResult:
-    """Runs one history (docs/histories.md) on your class."""
+    """Runs one history (docs/histories.md) on your class, with `level` at this level
+    only."""
+    asked = (_rerun(cls, level), history, level)
     if _is_pool(cls):
-        answer = _kvtwin.run_pool(PoolBackend(cls), _rerun(cls), history)
+        answer = _kvtwin.run_pool(PoolBackend(cls), *asked)
         html = None
     else:
-        answer = _kvtwin.run(Backend(cls), _rerun(cls), history, _path(html))
+        answer = _kvtwin.run(Backend(cls), *asked, _path(html))
     calls, found, not_run, not_judged = answer
     return RunResult(
         tuple(calls),

@@ -1,0 +1,93 @@
+"""Random histories at one level, of one kind, and shrunk for a limited time."""
+
+import pytest
+
+import kvtwin
+import toys
+
+
+def operations(result):
+    return result.history.count("|")
+
+
+def test_a_level():
+    result = kvtwin.fuzz(toys.Right, operations=300, level="numeric")
+    assert result and result.level == "numeric"
+    # The class claims visibility, and holds identity.
+    result = kvtwin.fuzz(toys.Ours, operations=300, level="visibility")
+    assert result and result.level == "visibility"
+
+
+def test_a_finding_at_a_level_runs_again_there():
+    result = kvtwin.fuzz(toys.CopiesOneTooFew, operations=3000, level="numeric")
+    assert not result and {one.level for one in result.findings} == {"numeric"}
+    assert "', level='numeric')" in result.failure
+    again = kvtwin.run(toys.CopiesOneTooFew, result.history, level="numeric")
+    assert again.finding.level == "numeric"
+    assert kvtwin.run(toys.CopiesOneTooFew, result.history).finding.level == "visibility"
+
+
+def run(cls, level):
+    return kvtwin.run(cls, "kvt1 | put 0*2", level=level)
+
+
+@pytest.mark.parametrize("call", [kvtwin.fuzz, run])
+def test_levels_that_the_class_does_not_have(call):
+    with pytest.raises(ValueError, match="level is 'identity', .*compared at visibility, numeric"):
+        call(toys.Right, level="identity")
+    with pytest.raises(ValueError, match="level is 'numeric', .*compared at attention"):
+        call(toys.Attends, level="numeric")
+
+
+def test_levels_of_pools(pool):
+    looks = 0
+
+    class Attends(pool):
+        def views(self, sequence, layer):
+            nonlocal looks
+            looks += 1
+            return super().views(sequence, layer)
+
+        def attend(self, layer, sequences, query_rows, query):
+            return query[:, :, :0]  # Another shape.
+
+    result = kvtwin.fuzz(Attends, operations=300, level="attention")
+    assert not result and looks == 0
+    assert result.findings[0].level == "attention"
+    assert "', level='attention')" in result.failure
+    again = kvtwin.run(Attends, result.history, level="attention")
+    assert again.finding.level == "attention" and looks == 0
+    assert kvtwin.run(Attends, result.history).finding.level == "visibility"
+    with pytest.raises(ValueError, match="level is 'identity', .*compared at visibility"):
+        kvtwin.fuzz(pool, level="identity")
+
+
+def test_a_kind(pool):
+    made = set()
+
+    class Notes(toys.Right):
+        def __init__(self, setup):
+            made.add(setup.kind)
+            super().__init__(setup)
+
+    assert kvtwin.fuzz(Notes, operations=500, kind="swa")
+    assert made == {"swa"}
+    with pytest.raises(ValueError, match="kind is 'hybrid', .*declares only causal, swa, chunked"):
+        kvtwin.fuzz(Notes, kind="hybrid")
+    with pytest.raises(ValueError, match="kind is for caches, not for pools"):
+        kvtwin.fuzz(pool, kind="causal")
+
+
+def test_the_time_of_shrinking(pool):
+    class LosesForks(pool):
+        def fork(self, sequence, length):
+            return super().fork(sequence, max(length - 1, 0))
+
+    for cls in (toys.CopiesOneTooFew, LosesForks):
+        shortest = kvtwin.fuzz(cls, operations=3000)
+        longer = kvtwin.fuzz(cls, operations=3000, shrink_seconds=1e-9)
+        assert operations(longer) > operations(shortest)
+        same = kvtwin.fuzz(cls, operations=3000, shrink_seconds=1e6)
+        assert same.history == shortest.history
+    with pytest.raises(ValueError, match="shrink_seconds is 0, it must be above 0"):
+        kvtwin.fuzz(pool, shrink_seconds=0)
