@@ -21,7 +21,6 @@
 #include "optimized/attention_bf16.h"
 #include "optimized/attention_kernels.h"
 #include "optimized/attention_plan.h"
-#include "optimized/attention_q8.h"
 #include "optimized/fast_paths.h"
 #include "optimized/parallel.h"
 #include "optimized/targets.h"
@@ -106,10 +105,6 @@ CellRows RowsOfBlocks(const TensorView& rows, PagedLayout layout) {
   return out;
 }
 
-bool HasQ8(const CellRows& keys, const CellRows& values) {
-  return keys.tile.dtype == DType::kQ8 || values.tile.dtype == DType::kQ8;
-}
-
 // Few queries see all cells of their tiles, so that a tile may have any cells:
 // the streams are the quarters of a tile, or of all tiles of an item if a row
 // of K, with all of its heads, has few bytes.
@@ -172,9 +167,6 @@ class TwinAttention final : public GuardedAttention {
     MultiplyBf16 multiply = options.bf16_products ? Bf16Multiplier() : nullptr;
     MultiplyBf16 multiply_many =
         options.bf16_products ? multiply : TermsMultiplier();
-    // Whether few rows are multiplied otherwise than as f32.
-    bool few_by_parts =
-        multiply != nullptr || (HasQ8(keys, values) && IntegersPay());
 
     std::size_t heads() const { return AsSize(query.shape[1]); }
     std::size_t queries_per_head() const { return heads() / kv_heads; }
@@ -383,8 +375,9 @@ QueryHeads* TwinAttention::BeginHeads(const Item& item, const Call& call,
     const std::size_t before = h * per_head;
     float* loaded = scratch + before * call.k_padded();
     LoadQueries(group, item.first_head + h, call, loaded);
-    if (IsFew(group, call) && call.few_by_parts) {
-      RoundFew(call.keys.tile, multiply, loaded, call.k_padded(), per_head);
+    if (multiply != nullptr && IsFew(group, call)) {
+      RoundFewToBf16(call.keys.tile, multiply, loaded, call.k_padded(),
+                     per_head);
     } else if (multiply != nullptr) {
       SplitQueries(loaded, call.k_padded(), per_head, call.terms().queries);
     }
@@ -431,8 +424,8 @@ void TwinAttention::Compute(const Item& item, const Item* next,
       tiles[i].tile.next = i < later->count ? &later->all[i].tile : nullptr;
     }
     if (tiles.empty()) {
-    } else if (few && call.few_by_parts) {
-      AttendFewByParts(tiles[0].tile, heads, item.heads, scale, multiply, rest);
+    } else if (few && multiply != nullptr) {
+      AttendFewInBf16(tiles[0].tile, heads, item.heads, scale, multiply, rest);
     } else if (few) {
       AttendFew(tiles[0].tile, heads, item.heads, scale, rest);
     } else if (multiply != nullptr) {

@@ -105,18 +105,17 @@ MultiplyBf16 TermsMultiplier();
 // Bf16Multiplier() is not null, and factors of one term.
 void MultiplyInRegisters(Bf16Work& work, std::size_t steps);
 
-// Rounds queries as AttendFewByParts takes them for such keys.
-void RoundFew(const TileRows& keys, MultiplyBf16 multiply, float* rows,
-              std::size_t padded, std::size_t count);
+// Rounds queries as AttendFewInBf16 takes them for such keys.
+void RoundFewToBf16(const TileRows& keys, MultiplyBf16 multiply, float* rows,
+                    std::size_t padded, std::size_t count);
 
-// Does what AttendFew does, with queries that RoundFew has rounded, for the
-// same `multiply`, which is null for products of f32. Rows of q8_0 are
-// multiplied as integers (attention_q8.h); those of bf16 and f8 as pairs if
-// `multiply` is MultiplyInRegisters. Requires: `multiply` is not null, or
-// IntegersPay().
-void AttendFewByParts(const AttentionTile& tile, const QueryHeads* heads,
-                      std::size_t head_count, ScoreScale scale,
-                      MultiplyBf16 multiply, float* scratch);
+// Does what AttendFew does, with queries that RoundFewToBf16 has rounded, for
+// the same `multiply`. Rows of q8_0 are multiplied as integers
+// (attention_q8.h); those of bf16 and f8 as pairs if `multiply` is
+// MultiplyInRegisters.
+void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
+                     std::size_t head_count, ScoreScale scale,
+                     MultiplyBf16 multiply, float* scratch);
 
 // Tiles and queries that AttendManyInBf16 computes at once. The sums of AMX are
 // loaded and stored for these tiles together, which takes longer than the

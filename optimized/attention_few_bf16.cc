@@ -1,4 +1,4 @@
-// Products of bf16 and of integers for few queries: AttendFewByParts.
+// Products of bf16 for few queries: AttendFewInBf16.
 
 #include "hwy/base.h"
 #include "optimized/attention_bf16.h"
@@ -25,10 +25,6 @@ constexpr std::size_t kValueCells = 8;
 bool MultipliesPairs(const TileRows& rows, MultiplyBf16 multiply) {
   return HasPairs(rows) && multiply == MultiplyInRegisters &&
          PairsOfFewPay(rows.dtype);
-}
-
-Integers IntegersFor(MultiplyBf16 multiply) {
-  return multiply == nullptr ? Integers::kOfF32 : Integers::kOfBf16;
 }
 
 // Adds the lanes of four vectors to each other, so that each 16 bytes of the
@@ -157,11 +153,9 @@ std::array<OfCells, 2> ProductsOf(const TileRows& rows, std::size_t count,
 
 }  // namespace
 
-void RoundFew(const TileRows& keys, MultiplyBf16 multiply, float* rows,
-              std::size_t padded, std::size_t count) {
-  if (HasIntegers(keys)) {
-    RoundToIntegers(IntegersFor(multiply), rows, padded, count);
-  }
+void RoundFewToBf16(const TileRows& keys, MultiplyBf16 multiply, float* rows,
+                    std::size_t padded, std::size_t count) {
+  if (HasIntegers(keys)) RoundToIntegers(rows, padded, count);
   if (MultipliesPairs(keys, multiply)) {
     RoundRows(rows, padded, count, rows, padded);
   }
@@ -170,9 +164,9 @@ void RoundFew(const TileRows& keys, MultiplyBf16 multiply, float* rows,
 namespace {
 
 // See ScoreFew.
-void ScoreByParts(const AttentionTile& tile, const QueryHeads* heads,
-                  std::size_t head_count, MultiplyBf16 multiply, float* scores,
-                  float* rows) {
+void ScoreInBf16(const AttentionTile& tile, const QueryHeads* heads,
+                 std::size_t head_count, MultiplyBf16 multiply, float* scores,
+                 float* rows) {
   const TileRows& keys = tile.keys;
   const std::size_t padded = Padded(keys.head_dim);
   const std::size_t count = heads[0].count;
@@ -184,9 +178,9 @@ void ScoreByParts(const AttentionTile& tile, const QueryHeads* heads,
     EvenFetches fetches(tile.values, tile.cells, heads, head_count);
     for (std::size_t h = 0; h < head_count; ++h) {
       for (std::size_t q = 0; q < count; q += 4) {
-        IntegerDots(IntegersFor(multiply), heads[h].queries + q * padded,
-                    padded, count - q, RowsOfHead(keys, heads[h].kv_head),
-                    tile.cells, keys.head_dim, fetches, scores_of(h, q, 0));
+        IntegerDots(heads[h].queries + q * padded, padded, count - q,
+                    RowsOfHead(keys, heads[h].kv_head), tile.cells,
+                    keys.head_dim, fetches, scores_of(h, q, 0));
       }
     }
     return;
@@ -208,9 +202,9 @@ void ScoreByParts(const AttentionTile& tile, const QueryHeads* heads,
 }
 
 // See AddFew; the weights are lost.
-void AddByParts(const AttentionTile& tile, const QueryHeads* heads,
-                std::size_t head_count, MultiplyBf16 multiply, float* weights,
-                float* rows) {
+void AddInBf16(const AttentionTile& tile, const QueryHeads* heads,
+               std::size_t head_count, MultiplyBf16 multiply, float* weights,
+               float* rows) {
   const TileRows& values = tile.values;
   const std::size_t padded = Padded(values.head_dim);
   const std::size_t count = heads[0].count;
@@ -220,9 +214,9 @@ void AddByParts(const AttentionTile& tile, const QueryHeads* heads,
     const AttentionTile& next = tile.next == nullptr ? tile : *tile.next;
     EvenFetches fetches(next.keys, next.cells, heads, head_count);
     for (std::size_t h = 0; h < head_count; ++h) {
-      AddIntegerValues(IntegersFor(multiply), weights + h * count * kTile,
-                       padded, count, RowsOfHead(values, heads[h].kv_head),
-                       tile.cells, values.head_dim, fetches, heads[h].out);
+      AddIntegerValues(weights + h * count * kTile, padded, count,
+                       RowsOfHead(values, heads[h].kv_head), tile.cells,
+                       values.head_dim, fetches, heads[h].out);
     }
     return;
   }
@@ -249,13 +243,13 @@ void AddByParts(const AttentionTile& tile, const QueryHeads* heads,
 
 }  // namespace
 
-void AttendFewByParts(const AttentionTile& tile, const QueryHeads* heads,
-                      std::size_t head_count, ScoreScale scale,
-                      MultiplyBf16 multiply, float* scratch) {
+void AttendFewInBf16(const AttentionTile& tile, const QueryHeads* heads,
+                     std::size_t head_count, ScoreScale scale,
+                     MultiplyBf16 multiply, float* scratch) {
   float* rows = scratch + head_count * kFewQueries * kTile;
-  ScoreByParts(tile, heads, head_count, multiply, scratch, rows);
+  ScoreInBf16(tile, heads, head_count, multiply, scratch, rows);
   WeighFew(tile, heads, head_count, scale, scratch);
-  AddByParts(tile, heads, head_count, multiply, scratch, rows);
+  AddInBf16(tile, heads, head_count, multiply, scratch, rows);
 }
 
 }  // namespace kvtwin::optimized
@@ -264,10 +258,10 @@ HWY_POP_ATTRIBUTES;
 #else   // HWY_ARCH_X86
 namespace kvtwin::optimized {
 
-void RoundFew(const TileRows&, MultiplyBf16, float*, std::size_t, std::size_t) {
-}
-void AttendFewByParts(const AttentionTile&, const QueryHeads*, std::size_t,
-                      ScoreScale, MultiplyBf16, float*) {}
+void RoundFewToBf16(const TileRows&, MultiplyBf16, float*, std::size_t,
+                    std::size_t) {}
+void AttendFewInBf16(const AttentionTile&, const QueryHeads*, std::size_t,
+                     ScoreScale, MultiplyBf16, float*) {}
 
 }  // namespace kvtwin::optimized
 #endif  // HWY_ARCH_X86

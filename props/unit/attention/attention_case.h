@@ -447,22 +447,16 @@ inline Results Attend(const Case& drawn, Attention& attention) {
 
 // The arithmetic that the options of a case allow.
 inline AttentionArithmetic ArithmeticOf(const Case& drawn) {
-  const bool q8_keys = drawn.key.view.dtype == DType::kQ8;
-  const bool q8_values = drawn.value.view.dtype == DType::kQ8;
-  if (!drawn.options.bf16_products) {
-    // Integers of 24 and of 31 bits, docs/attention.md.
-    return {.query_step = q8_keys ? 0x1p-23 : 0,
-            .value_step = q8_values ? 0x1p-24 : 0};
-  }
+  if (!drawn.options.bf16_products) return {};
   const auto is_exact = [](const StoredRows& rows) {
     return rows.view.dtype == DType::kBF16 || rows.view.dtype == DType::kF8;
   };
   AttentionArithmetic arithmetic = {
       .input_error =
           is_exact(drawn.key) && is_exact(drawn.value) ? 0x1p-8 : 0x1p-7};
-  // Integers of 16 bits, docs/attention.md.
-  if (q8_keys) arithmetic.query_step = 1.0 / 65000;
-  if (q8_values) arithmetic.value_step = 1.0 / 1000;
+  // Integers of 15 and of 16 bits, docs/attention.md.
+  if (drawn.key.view.dtype == DType::kQ8) arithmetic.query_step = 1.0 / 32700;
+  if (drawn.value.view.dtype == DType::kQ8) arithmetic.value_step = 1.0 / 1000;
   return arithmetic;
 }
 

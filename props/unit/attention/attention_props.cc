@@ -23,7 +23,6 @@
 #include "kvtwin/attention.h"
 #include "optimized/amx_products.h"
 #include "optimized/attention_bf16.h"
-#include "optimized/attention_q8.h"
 #include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 #include "props/history/generate.h"
@@ -35,19 +34,14 @@ namespace kvtwin::props::attention {
 namespace {
 
 // How K, V, queries and weights are multiplied: as f32, as bf16 by AVX-512
-// BF16, by the emulator of AMX as bf16 and as f32 in terms of bf16, or as f32
-// in integers, of which rows of q8_0 consist.
-enum class Products { kF32, kBf16, kEmulatedAmx, kTerms, kIntegers };
+// BF16, or, by the emulator of AMX, as bf16 and as f32 in terms of bf16.
+enum class Products { kF32, kBf16, kEmulatedAmx, kTerms };
 
 constexpr std::array kProducts = {Products::kF32, Products::kBf16,
-                                  Products::kEmulatedAmx, Products::kTerms,
-                                  Products::kIntegers};
+                                  Products::kEmulatedAmx, Products::kTerms};
 
 bool AreOfBf16(Products products) {
   return products == Products::kBf16 || products == Products::kEmulatedAmx;
-}
-bool IsByBf16(Products products) {
-  return AreOfBf16(products) || products == Products::kTerms;
 }
 bool AreByAmx(Products products) {
   return products == Products::kEmulatedAmx || products == Products::kTerms;
@@ -55,14 +49,14 @@ bool AreByAmx(Products products) {
 
 std::string_view NameOf(Products products) {
   constexpr std::array<std::string_view, kProducts.size()> kNames = {
-      "f32", "bf16", "amx", "terms", "integers"};
+      "f32", "bf16", "amx", "terms"};
   return kNames.at(AsSize(products));
 }
 
 std::string_view Describe(Products products) {
   constexpr std::array<std::string_view, kProducts.size()> kTexts = {
       "f32", "bf16 by AVX-512 BF16", "bf16 by the emulated AMX",
-      "f32 by the emulated AMX", "f32 in integers"};
+      "f32 by the emulated AMX"};
   return kTexts.at(AsSize(products));
 }
 
@@ -95,8 +89,7 @@ class AttentionOfSizes : public ::testing::Test {
       SCOPED_TRACE(target);
       ASSERT_TRUE(optimized::SelectTarget(target));
       const bool rounds = optimized::Bf16Multiplier() != nullptr;
-      if (products == Products::kIntegers && !HasIntegers(drawn)) continue;
-      if (IsByBf16(products) && !rounds) continue;
+      if (products != Products::kF32 && !rounds) continue;
       const std::size_t before = EmulatedTiles::Multiplications();
       const Results got = AttendWith(drawn, products);
       if (AreByAmx(products)) {
@@ -129,26 +122,11 @@ class AttentionOfSizes : public ::testing::Test {
         kMultipliers = {optimized::MultiplyInRegisters,
                         optimized::MultiplyInRegisters,
                         optimized::MultiplyInTiles<EmulatedTiles>,
-                        optimized::MultiplyInTiles<EmulatedTiles>,
-                        optimized::MultiplyInRegisters};
+                        optimized::MultiplyInTiles<EmulatedTiles>};
     optimized::ForceBf16Multiplier(kMultipliers.at(AsSize(products)));
-    // Products by AMX are compared with those of the processor.
-    if (!AreByAmx(products)) {
-      optimized::ForceIntegers(products == Products::kIntegers);
-    }
     Results got = Attend(drawn, *twin_);
-    optimized::ForceIntegers(std::nullopt);
     optimized::ForceBf16Multiplier(nullptr);
     return got;
-  }
-
-  // Whether a case has products in integers here, if they are forced.
-  static bool HasIntegers(const Case& drawn) {
-    optimized::ForceIntegers(true);
-    const bool has = optimized::IntegersPay();
-    optimized::ForceIntegers(std::nullopt);
-    return has && (drawn.key.view.dtype == DType::kQ8 ||
-                   drawn.value.view.dtype == DType::kQ8);
   }
 
   void CompareWithAmx(const Case& drawn, const Results& emulated) {
@@ -184,8 +162,7 @@ class AttentionOnEachTarget
 
 TEST_P(AttentionOnEachTarget, IsWithinTheBound) {
   const auto [products, deal] = GetParam();
-  constexpr std::array<int, kProducts.size()> kFew = {2000, 600, 200, 600,
-                                                      2000};
+  constexpr std::array<int, kProducts.size()> kFew = {2000, 600, 200, 600};
   const int count = CaseCount(kFew.at(AsSize(products)));
   int cases = 0;
   for (int number = deal; number < count; number += kDeals) {
@@ -203,10 +180,7 @@ TEST_P(AttentionOnEachTarget, IsWithinTheBound) {
 // Returns the kinds of products that this processor can compute.
 std::vector<Products> ProductsHere() {
   std::vector<Products> here(kProducts.begin(), kProducts.end());
-  if (optimized::Bf16Multiplier() == nullptr) std::erase_if(here, IsByBf16);
-  optimized::ForceIntegers(true);
-  if (!optimized::IntegersPay()) std::erase(here, Products::kIntegers);
-  optimized::ForceIntegers(std::nullopt);
+  if (optimized::Bf16Multiplier() == nullptr) here = {Products::kF32};
   return here;
 }
 
@@ -305,7 +279,6 @@ TEST_F(AttentionOfSizes, AroundEachConstant) {
       drawn.sees_all = number % 2 == 0;
       DrawTensors(pick, drawn, sizes.k_dtype, sizes.v_dtype);
       Check(drawn, Products::kF32);
-      Check(drawn, Products::kIntegers);
       Check(drawn, Products::kTerms);
       const Case in_bf16 = InBf16(std::move(drawn));
       Check(in_bf16, Products::kBf16);
@@ -333,7 +306,6 @@ TEST_F(AttentionOfSizes, TheEndsOfTheOptionsDoNotOverflow) {
             drawn.sinks = {sink, -kInfinity};
             DrawTensors(SeededPick(3, AsSize(rows)), drawn, dtype, dtype);
             Check(drawn, Products::kF32);
-            Check(drawn, Products::kIntegers);
             Check(drawn, Products::kTerms);
             drawn.options.bf16_products = true;
             Check(drawn, Products::kBf16);
