@@ -44,12 +44,20 @@ HWY_INLINE Query PartsOf(float* query, std::size_t head_dim) {
           .unit = reinterpret_cast<float*>(sums + head_dim / kBlockElements)};
 }
 
+// 0, or NaN if a number is not finite.
+HWY_INLINE __m512 TimesZero(__m512 numbers) {
+  return _mm512_mul_ps(numbers, _mm512_setzero_ps());
+}
+
 void RoundQuery(float* query, std::size_t head_dim) {
-  float largest = 0x1p-112f;  // Then its reciprocal is finite.
+  __m512 most = _mm512_set1_ps(0x1p-112f);  // Then its reciprocal is finite.
+  __m512 zeros = _mm512_setzero_ps();
   for (std::size_t i = 0; i < head_dim; i += kLanes) {
-    const __m512 numbers = _mm512_abs_ps(_mm512_load_ps(query + i));
-    largest = std::max(largest, _mm512_reduce_max_ps(numbers));
+    const __m512 some = _mm512_load_ps(query + i);
+    most = _mm512_max_ps(most, _mm512_abs_ps(some));
+    zeros = _mm512_add_ps(zeros, TimesZero(some));
   }
+  const float largest = _mm512_reduce_max_ps(most);
   const __m512 factor = _mm512_set1_ps(kQueryUnits / largest);
   const Query parts = PartsOf(query, head_dim);
   const std::size_t blocks = head_dim / kBlockElements;
@@ -73,7 +81,7 @@ void RoundQuery(float* query, std::size_t head_dim) {
   }
   std::memcpy(parts.low, low.data(), head_dim);
   for (std::size_t b = 0; b < blocks; ++b) parts.sums[b] = -At(sums, b);
-  *parts.unit = largest / kQueryUnits;
+  *parts.unit = largest / kQueryUnits + _mm512_reduce_add_ps(zeros);
 }
 
 // The scales of a block of four cells.
@@ -308,21 +316,23 @@ HWY_INLINE float DivideByLargest(float* weights) {
 }
 
 // Divides the scales of a block of the cells by the unit of weights times
-// scales, which it returns.
+// scales, which it returns: NaN if a scale is not finite.
 HWY_INLINE float DivideScales(CellsRows block, std::size_t cells,
                               __m512 (&scales)[kTile / kLanes]) {
   __m512 most = _mm512_setzero_ps();
+  __m512 zeros = _mm512_setzero_ps();
   for (std::size_t i = 0; i < kTile / kLanes; ++i) {
     scales[i] = i * kLanes < cells
                     ? LoadScales(block.rows + i * kLanes, block.offset)
                     : _mm512_setzero_ps();
     most = _mm512_max_ps(most, _mm512_abs_ps(scales[i]));
+    zeros = _mm512_add_ps(zeros, TimesZero(scales[i]));
   }
   const float largest = _mm512_reduce_max_ps(most);
   const __m512 factor =
       _mm512_set1_ps(largest == 0 ? 0 : kWeightUnits / largest);
   for (__m512& scale : scales) scale = _mm512_mul_ps(scale, factor);
-  return largest / kWeightUnits;
+  return largest / kWeightUnits + _mm512_reduce_add_ps(zeros);
 }
 
 }  // namespace

@@ -413,6 +413,36 @@ TEST_F(Bf16FewQueries, TakeTheScalesOfEachCell) {
   }
 }
 
+// Integers have no NaN: a scale or a query that is not finite is not lost.
+TEST_F(Bf16FewQueries, KeepWhatIsNotFinite) {
+  constexpr std::int64_t kHeadDim = 64;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const float number : {kInfinity, -kInfinity, kNan}) {
+    // A scale of V: the outputs of its block alone.
+    KnownCells cells = MakeCells(DType::kQ8, kHeadDim, 70);
+    StoreElement(number,
+                 const_cast<std::byte*>(cells.value.view().at(0, 0, 65)),
+                 DType::kF16);
+    std::vector<float> out =
+        AttendTo(cells, 4, 1, [](auto, auto) { return 0.5f; });
+    for (std::int64_t i = 0; i < 4 * kHeadDim; ++i) {
+      ASSERT_EQ(std::isfinite(out[AsSize(i)]), i % kHeadDim >= 32) << i;
+    }
+    // A query: its outputs alone, which are NaN or, as scores of NaN are those
+    // of hidden cells, 0.
+    cells.value = FilledTensor(DType::kQ8, {kHeadDim, 1, 70, 1}, 1);
+    out = AttendTo(cells, 4, 1, [&](std::int64_t i, std::int64_t head) {
+      return i == 40 && head == 2 ? number : 0.5f;
+    });
+    for (std::int64_t i = 0; i < 4 * kHeadDim; ++i) {
+      const float got = out[AsSize(i)];
+      const bool is_number = std::isfinite(got) && got != 0;
+      ASSERT_EQ(is_number, i / kHeadDim != 2) << i << ": " << got;
+    }
+  }
+}
+
 // An element of a query is a multiple of a part of the largest element.
 TEST_F(Bf16FewQueries, RoundToPartsOfTheLargest) {
   // Without AVX-512 BF16, queries keep their f32: there is nothing to round.
