@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kvtwin
+import toys
 from conftest import MENDED
 
 
@@ -465,190 +466,6 @@ def test_invalid_rules(pool):
     assert "block, start)" in failure
 
 
-#: The replacement that removes the bug from the example of pools with groups.
-MENDED_GROUPS = ("self.groups[:1]  # The bug: ", "")
-
-
-def test_the_example_of_groups(repository, pytester):
-    example = (repository / "docs/examples/python_groups.py").read_text()
-    assert MENDED_GROUPS[0] in example
-    pytester.makepyfile(test_example=example)
-    result = pytester.runpytest_subprocess("--kvtwin-ops", "5000", "-rN")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*GroupsPool is wrong*", "*rerun *kvp1 *groups=*open*"]
-    )
-    pytester.makepyfile(test_example=example.replace(*MENDED_GROUPS))
-    pytester.runpytest_subprocess("--kvtwin-ops", "5000").assert_outcomes(passed=1)
-
-
-class OfKvtwin:
-    """A class around kvtwin's own pool with groups."""
-
-    kvtwin = kvtwin.PoolDescription(name="own", can={"groups", "media"})
-
-    def __init__(self, setup):
-        assert setup.groups
-        pool = kvtwin.Pool(setup)
-        self.pool = pool
-        for name in ("seq_len", "append", "commit", "commit_unknown", "views", "usage"):
-            setattr(self, name, getattr(pool, name))
-
-    # The harness looks for methods of the class.
-    def seq_len(self): ...
-    def append(self): ...
-    def commit(self): ...
-    def commit_unknown(self): ...
-    def views(self): ...
-    def usage(self): ...
-
-    def open(self, prompt, salt, extra, media):
-        found = self.pool.find(prompt, salt, extra, media)
-        sequence = self.pool.open(prompt, salt, extra, media)
-        assert self.pool.seq_len(sequence) == found
-        return sequence
-
-    def add_media(self, sequence, position, hash):
-        self.pool.add_media(sequence, position, hash)
-
-    def fork(self, sequence, length):
-        kept = self.pool.resume_before(sequence, length)
-        made = self.pool.fork(sequence, length)
-        assert self.pool.seq_len(made) == kept
-        return made
-
-    def truncate(self, sequence, length):
-        self.pool.truncate(sequence, length)
-
-    def free(self, sequence):
-        self.pool.free(sequence)
-
-    def table(self, sequences, group):
-        assert self.pool.usage(group)
-        return self.pool.table(sequences, group)
-
-    def slots(self, sequence, begin, end, group):
-        return self.pool.slots(sequence, begin, end, group)
-
-
-def test_a_pool_with_groups():
-    result = kvtwin.fuzz(OfKvtwin, operations=5000)
-    assert result, str(result)
-    assert result.operations >= 5000
-
-
-def _without_media(self, prompt, salt, extra, media):
-    return self.pool.open(prompt, salt, extra)
-
-
-def _of_the_first(self, sequences, group):
-    return self.pool.table(sequences, 0)
-
-
-def _slots_of_the_first(self, sequence, begin, end, group):
-    return self.pool.slots(sequence, begin, end, 0)
-
-
-def _forgets_all(self, sequence, length):
-    self.pool.truncate(sequence, 0)
-
-
-def _leaves_the_last_out(self, sequence, layer):
-    return self.pool.views(sequence, layer)[:-1]
-
-
-@pytest.mark.parametrize(
-    "method, wrong, reason",
-    [
-        ("open", _without_media, "len is "),
-        ("table", _of_the_first, "table: "),
-        ("slots", _slots_of_the_first, "slot "),
-        ("truncate", _forgets_all, "can continue at"),
-        ("views", _leaves_the_last_out, ""),
-    ],
-)
-def test_faults_of_groups(method, wrong, reason):
-    class Wrong(OfKvtwin):
-        def __init__(self, setup):
-            super().__init__(setup)
-            setattr(self, method, wrong.__get__(self))
-
-    result = kvtwin.fuzz(Wrong, operations=20000)
-    assert not result and reason in result.findings[0].reason
-    assert "groups=" in result.history
-
-
-class OfOneStock(OfKvtwin):
-    """The same, with one numbering for the blocks of all groups."""
-
-    kvtwin = kvtwin.PoolDescription(name="stock", can={"groups", "media", "one_stock"})
-
-    def __init__(self, setup):
-        super().__init__(setup)
-        del self.views
-
-    def first(self, group):
-        return sum(part.blocks for part in self.pool.setup.groups[:group])
-
-    def views(self, sequence, layer):
-        first = self.first(self.pool.setup.group_of(layer))
-        return [
-            (key, value, block + first, start)
-            for key, value, block, start in self.pool.views(sequence, layer)
-        ]
-
-    def table(self, sequences, group):
-        first = self.first(group)
-        return [[block + first for block in row] for row in super().table(sequences, group)]
-
-    def slots(self, sequence, begin, end, group):
-        part = self.pool.setup.groups[group]
-        first = self.first(group) * (1 if part.states else part.block_size)
-        return [slot + first for slot in super().slots(sequence, begin, end, group)]
-
-
-def test_groups_of_one_stock():
-    result = kvtwin.fuzz(OfOneStock, operations=5000)
-    assert result, str(result)
-
-    class Wrong(OfOneStock):
-        def first(self, group):
-            return 0
-
-    failure = kvtwin.fuzz(Wrong, operations=5000).failure
-    assert failure is not None and "in group" in failure
-
-
-def test_the_setup_of_a_pool_with_groups():
-    groups = (kvtwin.PoolSetup(layers=2, window=3), kvtwin.PoolSetup(states=True))
-    setup = kvtwin.PoolSetup(max_seq_len=9, groups=groups)
-    assert [setup.group_of(layer) for layer in range(3)] == [0, 0, 1]
-    assert setup.of_layer(2).states and setup.of_layer(1).window == 3
-    with pytest.raises(ValueError, match="layer is 3, the groups have 3 layers"):
-        setup.group_of(3)
-    assert groups[0].group_of(1) == 0 and groups[0].of_layer(1) is groups[0]
-    pool = kvtwin.Pool(setup)
-    sequence = pool.open()
-    with pytest.raises(kvtwin.NotSupported, match="tables by group"):
-        pool.table([sequence])
-    assert pool.table([sequence], 1) == [[]]
-    with pytest.raises(ValueError, match="group is 2, it must be 0 to 1"):
-        pool.table([sequence], 2)
-    with pytest.raises(ValueError, match="layer is 3"):
-        pool.append(sequence, 3, [[[1.0]]], [[[1.0]]])
-    with pytest.raises(ValueError, match="for pools with groups"):
-        kvtwin.PoolDescription(name="x", can={"states_in_place"})
-    with pytest.raises(ValueError, match="one_stock is for pools with groups"):
-        kvtwin.PoolDescription(name="x", can={"one_stock"})
-
-    class Missing:
-        kvtwin = kvtwin.PoolDescription(name="missing", can={"media"})
-        open = seq_len = append = commit = views = free = lambda self: None
-
-    with pytest.raises(TypeError, match="no method add_media"):
-        kvtwin.fuzz(Missing)
-
-
 def test_laws_of_pools(pool, repository, example):
     result = kvtwin.laws(pool, histories=20)
     assert result and {law.name for law in result.laws} >= {"a_fork_is_equal"}
@@ -668,23 +485,11 @@ def test_laws_of_pools(pool, repository, example):
         kvtwin.laws(pool, law="state_is_a_fold")
 
 
-def test_laws_of_groups():
-    result = kvtwin.laws(OfKvtwin, histories=20)
-    assert result, str(result)
-    assert not any(law.not_judged for law in result.laws)
-
-    class Wrong(OfKvtwin):
-        open = _without_media
-
-    [law] = kvtwin.laws(Wrong, law="keys_keep_apart", histories=200).laws
-    assert not law and "under an image" in law.reason
-
-
 def test_certificates_of_pools(pool, repository, example):
-    right = kvtwin.certify(OfKvtwin, operations=400, histories=3)
+    right = kvtwin.certify(toys.OfKvtwin, operations=400, histories=3)
     assert right, str(right)
     assert "keys_keep_apart" in right.text and "P18" in right.text
-    again = kvtwin.certify(OfKvtwin, operations=400, histories=3, compare=right.json)
+    again = kvtwin.certify(toys.OfKvtwin, operations=400, histories=3, compare=right.json)
     assert again and not again.changes
     space = {"__name__": "python_pool"}
     exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
@@ -699,7 +504,7 @@ def test_certificates_of_pools(pool, repository, example):
 def test_a_damaged_certificate_is_refused_before_the_run():
     made = []
 
-    class Counted(OfKvtwin):
+    class Counted(toys.OfKvtwin):
         def __init__(self, setup):
             made.append(setup)
             super().__init__(setup)

@@ -1,4 +1,4 @@
-"""Caches in Python: a correct one, and faulty ones."""
+"""Caches in Python: a correct one, and faulty ones; and a correct pool."""
 
 import dataclasses
 
@@ -268,3 +268,52 @@ class AttendsToTooFew(Attends):
         if mask.shape[1] > 2:
             mask[-1, 0] = False
         return mask
+
+
+class OfKvtwin:
+    """A class around kvtwin's own pool with groups."""
+
+    kvtwin = kvtwin.PoolDescription(name="own", can={"groups", "media"})
+
+    def __init__(self, setup):
+        assert setup.groups
+        pool = kvtwin.Pool(setup)
+        self.pool = pool
+        for name in ("seq_len", "append", "commit", "commit_unknown", "views", "usage"):
+            setattr(self, name, getattr(pool, name))
+
+    # The harness looks for methods of the class.
+    def seq_len(self): ...
+    def append(self): ...
+    def commit(self): ...
+    def commit_unknown(self): ...
+    def views(self): ...
+    def usage(self): ...
+
+    def open(self, prompt, salt, extra, media):
+        found = self.pool.find(prompt, salt, extra, media)
+        sequence = self.pool.open(prompt, salt, extra, media)
+        assert self.pool.seq_len(sequence) == found
+        return sequence
+
+    def add_media(self, sequence, position, hash):
+        self.pool.add_media(sequence, position, hash)
+
+    def fork(self, sequence, length):
+        kept = self.pool.resume_before(sequence, length)
+        made = self.pool.fork(sequence, length)
+        assert self.pool.seq_len(made) == kept
+        return made
+
+    def truncate(self, sequence, length):
+        self.pool.truncate(sequence, length)
+
+    def free(self, sequence):
+        self.pool.free(sequence)
+
+    def table(self, sequences, group):
+        assert self.pool.usage(group)
+        return self.pool.table(sequences, group)
+
+    def slots(self, sequence, begin, end, group):
+        return self.pool.slots(sequence, begin, end, group)
