@@ -1,6 +1,7 @@
 // Each faulty pool here breaks one law of pools, and no other law finds it.
-// python/tests/test_pool.py has pools that break given_up_pass and
-// keys_keep_apart; docs/examples/c_pool.c with POOL_BUG breaks a_fork_is_equal.
+// In python/tests, test_pool.py has a pool that breaks given_up_pass, and
+// test_pool_groups.py a pool that breaks keys_keep_apart;
+// docs/examples/c_pool.c with POOL_BUG breaks a_fork_is_equal.
 
 #include "props/laws/pool_laws.h"
 
