@@ -94,7 +94,8 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
       shift_(pass.ledger.shift()),
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks) {
-  AddTokens(pass);
+  NoteLayer(pass);
+  add_tokens_of_(layer_, *this);
   const auto& stored = pass.ledger.tokens();
   if (before != nullptr) {
     AddGone(*before, [&](const AskedToken& token) {
@@ -112,7 +113,8 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass, int group,
       block_size_(pass.spec.block_size),
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks) {
-  AddTokens(pass);
+  NoteLayer(pass);
+  add_tokens_of_(layer_, *this);
   if (before != nullptr) {
     std::set<std::int64_t> numbers;
     for (const AskedToken& token : tokens_) numbers.insert(token.number);
@@ -134,7 +136,8 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query,
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks),
       query_(query) {
-  AddTokens(pass);
+  NoteLayer(pass);
+  add_tokens_of_(layer_, *this);
   AddRows(pass, RecordedTermsMost(), turn);
 }
 
@@ -146,7 +149,8 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass,
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks),
       query_(query) {
-  AddTokens(pass);
+  NoteLayer(pass);
+  add_tokens_of_(layer_, *this);
   AddRows(pass, RecordedTermsMost(), turn);
 }
 
@@ -155,14 +159,35 @@ std::int64_t AttentionQuestion::RecordedTermsMost() const {
   return std::max(kProductsMost / products, kTermsMost);
 }
 
-void AttentionQuestion::AddTokens(const Pass& pass) {
-  const std::vector<LedgerToken>& stored = pass.ledger.tokens();
+void AttentionQuestion::NoteLayer(const Pass& pass) {
+  layer_ = pass.layer;
+  add_tokens_of_ = [&ledger = pass.ledger](int layer, AttentionQuestion& to) {
+    to.AddTokens(ledger, layer);
+  };
+}
+
+void AttentionQuestion::NoteLayer(const PoolPass& pass) {
+  layer_ = pass.layer;
+  add_tokens_of_ = [&ledger = pass.ledger, &spec = pass.spec, own = layer_,
+                    sequences = pass.sequences](int layer,
+                                                AttentionQuestion& to) {
+    int in_group = layer;
+    int own_in_group = own;
+    const bool same_group =
+        GroupOf(spec, in_group) == GroupOf(spec, own_in_group) &&
+        in_group < SpecOfLayer(spec, own).layers;
+    if (same_group) to.AddTokens(ledger, sequences, layer);
+  };
+}
+
+void AttentionQuestion::AddTokens(const CacheLedger& ledger, int layer) {
+  const std::vector<LedgerToken>& stored = ledger.tokens();
   const std::size_t most = stored.size() + kGoneMost;
   tokens_.reserve(most);
   keys_.reserve(most * AsSize(dims_.k_head_dim * dims_.kv_heads));
   values_.reserve(most * AsSize(dims_.v_head_dim * dims_.kv_heads));
   for (const LedgerToken& token : stored) {
-    const auto rows = token.rows.find(pass.layer);
+    const auto rows = token.rows.find(layer);
     if (rows == token.rows.end()) continue;
     const std::set<int> owners = token.owners();
     tokens_.push_back({.number = token.number,
@@ -176,9 +201,11 @@ void AttentionQuestion::AddTokens(const Pass& pass) {
 
 // Adds the tokens of the sequences that are asked, then the last tokens of some
 // of the others.
-void AttentionQuestion::AddTokens(const PoolPass& pass) {
+void AttentionQuestion::AddTokens(const reference::PagedLedger& ledger,
+                                  const std::vector<int>& sequences,
+                                  int layer) {
   const auto add = [&](int sequence, int first) {
-    const auto rows = pass.ledger.RowsOf(sequence, pass.layer, first);
+    const auto rows = ledger.RowsOf(sequence, layer, first);
     for (std::int64_t i = 0; i < std::ssize(rows); ++i) {
       const KvRows& row = At(rows, i);
       const std::int64_t position = first + i;
@@ -193,13 +220,13 @@ void AttentionQuestion::AddTokens(const PoolPass& pass) {
       AppendRow(row.value.view(), values_);
     }
   };
-  for (const int sequence : pass.sequences) add(sequence, 0);
-  const std::set<int> asked(pass.sequences.begin(), pass.sequences.end());
+  for (const int sequence : sequences) add(sequence, 0);
+  const std::set<int> asked(sequences.begin(), sequences.end());
   int others = 0;
-  for (const int sequence : pass.ledger.Sequences()) {
+  for (const int sequence : ledger.Sequences()) {
     if (asked.contains(sequence) || others == kOthersMost) continue;
     ++others;
-    const int end = pass.ledger.RowCount(sequence, pass.layer);
+    const int end = ledger.RowCount(sequence, layer);
     add(sequence, std::max(end - kOthersMost, 0));
   }
 }
@@ -451,6 +478,39 @@ AttentionQuestion AttentionQuestion::WithRowsRoundedTo(DType dtype) const {
     }
   }
   return rounded;
+}
+
+std::optional<AttentionQuestion> AttentionQuestion::WithRowsOfLayer(
+    int layer) const {
+  AttentionQuestion other = *this;
+  other.tokens_.clear();
+  other.keys_.clear();
+  other.values_.clear();
+  add_tokens_of_(layer, other);
+  const auto gone =
+      std::ranges::find(tokens_, true, &AskedToken::gone) - tokens_.begin();
+  const auto place = [](const AskedToken& token) {
+    return std::pair(token.position, token.sequence);
+  };
+  if (!std::ranges::equal(other.tokens_, std::span(tokens_).first(AsSize(gone)),
+                          {}, place, place)) {
+    return std::nullopt;
+  }
+  // Tokens that are gone keep their rows.
+  other.tokens_ = tokens_;
+  other.keys_.insert(other.keys_.end(),
+                     IteratorAt(keys_, std::ssize(other.keys_)), keys_.end());
+  other.values_.insert(other.values_.end(),
+                       IteratorAt(values_, std::ssize(other.values_)),
+                       values_.end());
+  return other;
+}
+
+AttentionQuestion AttentionQuestion::WithKeysOf(
+    const AttentionQuestion& other) const {
+  AttentionQuestion question = *this;
+  question.keys_ = other.keys_;
+  return question;
 }
 
 Eigen::VectorXd AttentionQuestion::ScoresOf(const Eigen::MatrixXd& queries,

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -139,8 +140,15 @@ class AttentionQuestion {
   const Shift& shift() const { return shift_; }
   // The tokens of each block of the pool; 0: it is a cache.
   int block_size() const { return block_size_; }
+  int layer() const { return layer_; }
   // Returns the question to a cache that rounds K and V to f16, bf16 or f8.
   AttentionQuestion WithRowsRoundedTo(DType dtype) const;
+  // Returns the question to a cache that reads K and V of another layer, or
+  // nothing if that layer lacks a row. Requires: the ledger is as it was when
+  // the question was made.
+  std::optional<AttentionQuestion> WithRowsOfLayer(int layer) const;
+  // Returns this question over K of `other`, which has the same tokens.
+  AttentionQuestion WithKeysOf(const AttentionQuestion& other) const;
   // How scores become weights. The sinks live as long as the question.
   reference::Weighing weighing() const {
     return {.scale = 1 / std::sqrt(dims_.k_head_dim),
@@ -170,8 +178,11 @@ class AttentionQuestion {
  private:
   struct Gathered;  // The rows of terms as a view.
   Gathered Gather(std::span<const Term> terms) const;
-  void AddTokens(const Pass& pass);
-  void AddTokens(const PoolPass& pass);
+  void AddTokens(const reference::CacheLedger& ledger, int layer);
+  void AddTokens(const reference::PagedLedger& ledger,
+                 const std::vector<int>& sequences, int layer);
+  void NoteLayer(const Pass& pass);
+  void NoteLayer(const PoolPass& pass);
   // Adds the last tokens of `before` that are not stored anymore.
   template <class IsStored>
   void AddGone(const AttentionQuestion& before, const IsStored& is_stored);
@@ -209,6 +220,9 @@ class AttentionQuestion {
   RowDims dims_;
   Shift shift_;
   int block_size_ = 0;
+  int layer_ = 0;
+  // Adds the tokens with their rows of another layer of the same group.
+  std::function<void(int layer, AttentionQuestion& to)> add_tokens_of_;
   double soft_cap_ = 0;
   std::vector<float> sinks_;
   std::vector<AskedToken> tokens_;

@@ -33,8 +33,10 @@ constexpr std::int64_t kBlocksMost = 1'000;
 constexpr std::int64_t kScoresMost = std::int64_t{1} << 24;
 // Outputs of other rows take about this number of multiplications together.
 constexpr std::int64_t kRowProductsMost = std::int64_t{1} << 28;
-// This number of elements is rounded to another dtype.
+// This number of elements is rounded to another dtype, or is of other layers.
 constexpr std::int64_t kRoundedMost = std::int64_t{1} << 22;
+// The first layers whose rows are tried.
+constexpr int kLayersMost = 16;
 // A token's K is tried for this number of positions before and after its own.
 constexpr std::int32_t kMovedMost = 64;
 
@@ -400,18 +402,36 @@ void TryOtherRows(FaultSearch& search) {
   }
 }
 
-// Tries rows that lost digits.
-void TryRounded(FaultSearch& search) {
-  const RowDims& dims = search.question().dims();
-  const std::int64_t numbers = std::ssize(search.question().tokens()) *
-                               dims.kv_heads *
+// Tries K, V or both of another question, which are as `were` says.
+void TryRows(FaultSearch& search, const AttentionQuestion& other,
+             std::string_view were) {
+  const AttentionQuestion& own = search.question();
+  const auto attempt = [&](std::string_view what,
+                           const AttentionQuestion& question) {
+    search.Try(fmt::format("{} were {}", what, were),
+               question.OutputOf(search.queries(), search.sees()));
+  };
+  attempt("K and V", other);
+  attempt("K", own.WithKeysOf(other));
+  attempt("V", other.WithKeysOf(own));
+}
+
+// Tries rows that lost digits, and those of other layers.
+void TryOtherKV(FaultSearch& search) {
+  const AttentionQuestion& question = search.question();
+  const RowDims& dims = question.dims();
+  const std::int64_t numbers = std::ssize(question.tokens()) * dims.kv_heads *
                                (dims.k_head_dim + dims.v_head_dim);
   if (numbers > kRoundedMost) return;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF8}) {
-    const AttentionQuestion rounded =
-        search.question().WithRowsRoundedTo(dtype);
-    search.Try(fmt::format("K and V were rounded to {}", DTypeName(dtype)),
-               rounded.OutputOf(search.queries(), search.sees()));
+    TryRows(search, question.WithRowsRoundedTo(dtype),
+            fmt::format("rounded to {}", DTypeName(dtype)));
+  }
+  for (int layer = 0; layer < kLayersMost; ++layer) {
+    if (layer == question.layer()) continue;
+    if (const auto other = question.WithRowsOfLayer(layer)) {
+      TryRows(search, *other, fmt::format("those of layer {}", layer));
+    }
   }
 }
 
@@ -599,7 +619,7 @@ std::string ExplainOutput(const AttentionQuestion& question, std::int64_t row,
   TryLastTokens(search);
   TryBlocks(search);
   TryOtherRows(search);
-  TryRounded(search);
+  TryOtherKV(search);
   TryWeighings(search);
   TryOthers(search);
   TryOtherHeads(search);

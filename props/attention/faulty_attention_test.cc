@@ -34,6 +34,7 @@ struct AttentionFault {
   std::function<void(Floats out, const Shape& shape)> out = {};
   std::function<void(Setup& setup)> ignores = {};  // Changes the setup.
   bool refuses = false;
+  int layer = -1;  // All layers attend over the rows of this one.
 };
 
 class FaultyAttention final : public AttendingTwin {
@@ -52,6 +53,7 @@ class FaultyAttention final : public AttendingTwin {
                     AsSize(query.elements())},
                    query.shape);
     }
+    if (fault_.layer >= 0) (void)SetLayer(fault_.layer).ok();
     Status status = AttendingTwin::Attend(changed.view(), out);
     if (fault_.out) fault_.out(out, query.shape);
     return status;
@@ -183,6 +185,20 @@ TEST(FaultyAttention, OneTokenExplainsIt) {
        .history = "dtype=f16 " + kSix,
        .fault = Shows(Says(5, 2, kHides)),
        .text = "; as if position 2 were missing"},
+  });
+}
+
+TEST(FaultyAttention, RowsOfAnotherLayerExplainIt) {
+  const std::string rows = "layers=3 dims=4,2,3 cells=8 | put 0*4 | put 0*1";
+  ExpectFound({
+      {.name = "of the first layer",
+       .history = rows,
+       .attention = {.layer = 0},
+       .text = "; as if K and V were those of layer 0"},
+      {.name = "of the last layer",
+       .history = rows,
+       .attention = {.layer = 2},
+       .text = "; as if K and V were those of layer 2"},
   });
 }
 

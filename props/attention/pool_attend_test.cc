@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(
         OutputCase{OutputFault::kFromLength, kOurPoolRules,
                    "the output of row"},
         OutputCase{OutputFault::kOtherLayer, kOurPoolRules,
-                   "the output of row"},
+                   "K and V were those of layer "},
         OutputCase{OutputFault::kOtherHead, kOurPoolRules,
                    "head 0 read KV head 1"},
         OutputCase{OutputFault::kMissesFirst, kSwapsBlocks,
@@ -219,6 +219,8 @@ TEST(PoolAttend, CausesHaveNames) {
         Case{OutputFault::kMissesBlock,
              "as if positions 16 to 31 were missing"},
         Case{OutputFault::kRoundsRows, "as if K and V were rounded to bf16"},
+        Case{OutputFault::kRoundsK, "as if K were rounded to bf16"},
+        Case{OutputFault::kRoundsV, ", or V were rounded to bf16"},
         Case{OutputFault::kOtherHead, "as if head 0 read KV head 1"},
         Case{OutputFault::kHeadsReversed, "head 0 had the output of head"},
         Case{OutputFault::kNoSinks, "as if the sinks were absent"}}) {

@@ -51,6 +51,8 @@ enum class OtherAttentionFault {
   kOtherBlock,       // The second block has the rows of the first one.
   kMissesBlock,      // No row sees the second of three blocks.
   kRoundsRows,       // K and V are rounded to bf16.
+  kRoundsK,          // K are rounded to bf16.
+  kRoundsV,          // V are rounded to bf16.
   kMissesLast,       // A row that sees four does not see the last three.
   kLastZeros,        // The last three tokens that a row sees are zeros.
   kMissesFirst,      // A row does not see the first token that it should see.
@@ -83,9 +85,10 @@ enum class OtherAttentionFault {
 // blocks have the highest free number.
 class OtherPool {
  public:
+  using Fault = OtherAttentionFault;
   inline static PoolRules rules;  // The rules of the pools that are made next.
   inline static OtherPoolFault fault = OtherPoolFault::kNone;
-  inline static OtherAttentionFault attention = OtherAttentionFault::kNone;
+  inline static Fault attention = Fault::kNone;
   inline static bool weighs = false;  // With a soft cap, and with sinks.
 
   explicit OtherPool(const kvtwin_pool_params& params) : is_(params) {
@@ -239,7 +242,6 @@ class OtherPool {
   int Attend(int layer, const int* sequences, const int* query_rows,
              std::size_t count, const kvtwin_tensor& query,
              const kvtwin_attention_options& options, float* out) {
-    using Fault = OtherAttentionFault;
     if (attention == Fault::kRefuses) return KVTWIN_NOT_SUPPORTED;
     const bool reversed = attention == Fault::kHeadsReversed;
     const auto heads = AsInt(query.shape[1]);
@@ -333,14 +335,13 @@ class OtherPool {
            (layer * size() + offset) * row;
   }
 
-  static double Rounded(float number) {
-    const bool rounds = attention == OtherAttentionFault::kRoundsRows;
-    return double{rounds ? static_cast<float>(Eigen::bfloat16(number))
-                         : number};
+  // Rounds a number of K or V if the fault does.
+  static double Rounded(float number, Fault which) {
+    if (attention != Fault::kRoundsRows && attention != which) return number;
+    return double{static_cast<float>(Eigen::bfloat16(number))};
   }
 
   static double SinkOf(const kvtwin_attention_options& options, int head) {
-    using Fault = OtherAttentionFault;
     if (options.sinks == nullptr || attention == Fault::kNoSinks) {
       return -INFINITY;
     }
@@ -349,7 +350,6 @@ class OtherPool {
 
   // Returns the scaled and capped score.
   double Weighed(double score, const kvtwin_attention_options& options) const {
-    using Fault = OtherAttentionFault;
     const double scale =
         attention == Fault::kNoScale ? 1 : double{options.scale};
     const double cap =
@@ -366,7 +366,6 @@ class OtherPool {
   void AttendRow(int layer, int sequence, int back, int kv_head,
                  const kvtwin_attention_options& options, double sink,
                  const float* query, float* out) {
-    using Fault = OtherAttentionFault;
     const Sequence& of = sequences_.at(sequence);
     const int end = of.len + At(of.appended, layer);
     const int position = end - 1 - back;
@@ -409,12 +408,12 @@ class OtherPool {
           row(1, at + (next || other_v ? 1 : 0), is_.v_head_dim);
       double score = 0;
       for (int i = 0; i < is_.k_head_dim; ++i) {
-        score += double{query[i]} * Rounded(key[i]);
+        score += double{query[i]} * Rounded(key[i], Fault::kRoundsK);
       }
       const double weight = zeros ? 1 : weight_of(Weighed(score, options));
       sum += weight;
       for (int i = 0; i < is_.v_head_dim; ++i) {
-        At(all, i) += zeros ? 0 : weight * Rounded(value[i]);
+        At(all, i) += zeros ? 0 : weight * Rounded(value[i], Fault::kRoundsV);
       }
     }
     for (int i = 0; i < is_.v_head_dim; ++i) {
