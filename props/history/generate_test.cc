@@ -385,16 +385,19 @@ TEST(Histories, HaveRowsAsWideAsThoseOfModels) {
   int wide = 0;
   int differ = 0;  // K and V are wide, but not equally.
   int many_heads = 0;
-  for (std::uint64_t number = 0; number < 2000; ++number) {
+  int latent = 0;  // As wide as those of latent attention.
+  for (std::uint64_t number = 0; number < 10000; ++number) {
     const RowDims rows = MakeHistory(1, number, {}, 1).setup.rows;
     const bool is_wide = rows.k_head_dim >= 64 && rows.v_head_dim >= 64;
     wide += rows.k_head_dim >= 64 ? 1 : 0;
     differ += is_wide && rows.k_head_dim != rows.v_head_dim ? 1 : 0;
     many_heads += rows.kv_heads > 8 ? 1 : 0;
+    latent += rows.k_head_dim == 576 && rows.v_head_dim == 512 ? 1 : 0;
   }
-  EXPECT_GE(wide, 10);
-  EXPECT_GE(differ, 5);
-  EXPECT_GE(many_heads, 10);
+  EXPECT_GE(wide, 50);
+  EXPECT_GE(differ, 25);
+  EXPECT_GE(many_heads, 50);
+  EXPECT_GE(latent, 1);
 }
 
 // Only hybrids without states can remove from the middle (R10).

@@ -196,13 +196,17 @@ Knob DimsKnob() {
       },
       plainer);
   // Most rows are tiny; a few are wider than a vector, have many heads, or
-  // heads as wide as those of models. Each size takes as many draws.
+  // heads as wide as those of models: K of latent attention has 576 elements,
+  // V 512. Each size takes as many draws.
   knob.draw = [](const Pick& pick, Setup& setup) {
     const int size = pick(0, 99);
     if (size == 99) {
-      setup.rows.k_head_dim = OneOf(pick, {64, 80, 96, 128, 128});
+      const int wide = OneOf(pick, {64, 80, 96, 128, 128, 192, 256, 576});
+      const int usual = wide == 576 ? 512 : wide;
+      setup.rows.k_head_dim = wide;
       setup.rows.kv_heads = pick(1, 2);
-      setup.rows.v_head_dim = OneOf(pick, {1, 64, 64, 72, 128});
+      setup.rows.v_head_dim =
+          OneOf(pick, {1, 64, 72, 128, usual, usual, usual});
       return;
     }
     const RowDims most = size < 92   ? RowDims{4, 2, 3}
