@@ -1043,7 +1043,11 @@ enum kvtwin_ability {
    * the setup says (R11 to R13), with CAN_DRAFT; and `checkpoint`, for as many
    * pinned states as `pins` says (R14, R15). */
   KVTWIN_CAN_DRAFT_STATES = 1 << 17,
-  KVTWIN_CAN_PIN = 1 << 18
+  KVTWIN_CAN_PIN = 1 << 18,
+  /* A batch that is longer than the rest of the capacity of its sequence may
+   * come. It is stored whole, or it is refused with KVTWIN_CACHE_FULL: then no
+   * sequence of the batch changes, except for what the batch evicts (S12). */
+  KVTWIN_CAN_REFUSE_FULL = 1 << 19
 };
 /* Abilities that most backends have. If yours declares that it lacks one, the
  * harness does not use or expect it. */

@@ -80,7 +80,7 @@ Status CheckFlags(const kvtwin_description_v1& said) {
                                    1U << KVTWIN_BF16 | 1U << KVTWIN_BITS;
   const std::array<FlagField, 8> fields = {
       {{"kinds", said.kinds, 2 * KVTWIN_HAS_HYBRID - 1},
-       {"can", said.can, 2 * KVTWIN_CAN_PIN - 1},
+       {"can", said.can, 2 * KVTWIN_CAN_REFUSE_FULL - 1},
        {"dtypes", said.dtypes, kRowFlags},
        {"v_layouts", said.v_layouts, (2U << KVTWIN_V_TILED) - 1},
        {"shifts", said.shifts, (1U << KVTWIN_SHIFT_CUSTOM) - 1},

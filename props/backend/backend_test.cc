@@ -180,7 +180,7 @@ TEST(Backend, UnknownFlagsAreRefusedByName) {
   using Said = kvtwin_description_v1;
   const std::array<std::tuple<std::string, Field, unsigned>, 8> fields = {
       {{"kinds", &Said::kinds, 8},
-       {"can", &Said::can, 19},
+       {"can", &Said::can, 20},
        {"dtypes", &Said::dtypes, 6},
        {"v_layouts", &Said::v_layouts, 3},
        {"shifts", &Said::shifts, 5},

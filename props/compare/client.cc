@@ -31,6 +31,7 @@ Client::Client(const Setup& setup, const Subject& subject, Driver& driver,
     : setup_(setup),
       abilities_(subject.abilities),
       is_twin_(subject.is_twin()),
+      overfills_(setup.legal && subject.Overfills()),
       driver_(driver),
       done_(done),
       trace_(trace),
@@ -262,21 +263,22 @@ bool Client::SettleEnd(int seq) {
   return !ledger.EndIsOpen(seq);
 }
 
+// Tells the backend that the sequence begins anew, if all of it was evicted.
+void Client::BeginAnew(int seq) {
+  if (abilities_.OnlyGoesOn() && Next(seq) == 0 && held_.contains(seq)) {
+    RemoveOwn(seq, 0, kOpenEnd);
+  }
+}
+
 // Returns the segment as a legal client would send it, after making room for
 // it.
 Segment Client::Legalized(Segment segment, std::size_t batch_room) {
-  // The whole sequence was evicted: it begins anew, and the client tells the
-  // backend.
-  if (abilities_.OnlyGoesOn() && Next(segment.seq) == 0 &&
-      held_.contains(segment.seq)) {
-    RemoveOwn(segment.seq, 0, kOpenEnd);
-  }
+  BeginAnew(segment.seq);
   const int capacity = setup_.init.capacity;
   const int drafts = CountDrafts(segment.seq);
   if (!segment.parents.empty()) {
     segment.count = std::min({segment.count, AsInt(batch_room),
                               capacity - Next(segment.seq) - drafts});
-    held_.insert(segment.seq);
     return segment;
   }
   CommitFirst(segment);
@@ -299,7 +301,6 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
   // If nothing could be removed, the segment is cut to the room that is left.
   segment.count = AsInt(std::min<std::int64_t>(
       segment.count, std::max(0, capacity - Next(segment.seq))));
-  held_.insert(segment.seq);
   return segment;
 }
 
@@ -315,6 +316,27 @@ Segment Client::Reserved(Segment segment, std::size_t batch_room) {
                                                       capacity - segment.count);
   segment.delta = AsInt(first - next);
   return segment;
+}
+
+// Makes the segment longer than the rest of the capacity of its sequence.
+// Returns whether the batch and the positions have room for it; otherwise the
+// segment stays as it is.
+bool Client::Overfill(std::size_t batch_room, Segment& segment) {
+  if (!segment.parents.empty()) return false;
+  BeginAnew(segment.seq);
+  CommitFirst(segment);
+  const std::int64_t next = Next(segment.seq);
+  const std::int64_t left =
+      std::max<std::int64_t>(setup_.init.capacity - next, 0);
+  const std::int64_t count = std::max<std::int64_t>(segment.count, left + 1);
+  const auto most = static_cast<std::int64_t>(batch_room);
+  if (count > most || next + count - 1 > abilities_.LastPosition()) {
+    return false;
+  }
+  segment.count = AsInt(count);
+  segment.delta = 0;
+  segment.order = Segment::Order::kUp;
+  return true;
 }
 
 void Client::AppendSegment(const Segment& segment, Tokens& batch) {
@@ -351,7 +373,10 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
   std::size_t room = max_batch;
   // A legal client leaves room for the drafts that are stored (D3).
   if (setup_.legal) room -= std::min(room, AsSize(CountDrafts(-1)));
-  for (Segment segment : OneSequenceEach(op.segments)) {
+  const std::vector<Segment> all = OneSequenceEach(op.segments);
+  for (const Segment& each : all) {
+    Segment segment = each;
+    const bool last = &each == &all.back() || !abilities_.Can(KVTWIN_CAN_MIX);
     if (segment.count >= Segment::kFree / 2) {
       segment.count = AsInt(std::clamp<std::int64_t>(
           Free() + segment.count - Segment::kFree, 1, setup_.init.max_batch));
@@ -372,7 +397,10 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
     const bool reserves = setup_.legal && op.reserve && segment.parents.empty();
     const bool needs_end = !reserves && (setup_.legal || has_states_);
     if (needs_end && !SettleEnd(segment.seq)) continue;
-    if (setup_.legal) {
+    const bool overfull = overfills_ && op.overfull && last && !reserves;
+    if (overfull && Overfill(room, segment)) {
+      // The backend stores the batch whole, or refuses it.
+    } else if (setup_.legal) {
       segment = reserves ? Reserved(segment, room) : Legalized(segment, room);
       if (segment.count < 1) continue;
     } else if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) {
@@ -392,6 +420,7 @@ void Client::Put(const Op& op) {
   Note(op);
   if (done_ != nullptr) {
     done_->back().segments = segments;
+    done_->back().overfull = false;
     for (Segment& segment : done_->back().segments)
       segment.seq -= setup_.first_id;
   }
@@ -407,6 +436,9 @@ void Client::Put(const Op& op) {
   }
   pass_ended_ = false;
   if (!driver_.StartForward(batch, op.reserve)) return;
+  for (const Segment& segment : segments) {
+    if (!op.reserve || !segment.parents.empty()) held_.insert(segment.seq);
+  }
   if (!op.except.empty() && abilities_.set_causal) {
     driver_.SetCausal(op.except);
   }

@@ -17,7 +17,8 @@
 namespace kvtwin::props {
 
 // Turns the operations of a history, whose arguments are relative to the state,
-// into calls. If the setup is legal, no call is refused.
+// into calls. If the setup is legal, only calls of operations that are
+// `overfull` may be refused.
 class Client {
  public:
   // Adds the operations that the client carries out, legal or not, to `done`,
@@ -58,8 +59,10 @@ class Client {
   bool MayUse(Place place) const;
   std::vector<Segment> MakeSegments(const Op& op);
   bool SettleEnd(int seq);
+  void BeginAnew(int seq);
   Segment Legalized(Segment segment, std::size_t batch_room);
   Segment Reserved(Segment segment, std::size_t batch_room);
+  bool Overfill(std::size_t batch_room, Segment& segment);
   void AppendSegment(const Segment& segment, Tokens& batch);
 
   void Commit(int seq, const std::vector<int>& choices);
@@ -85,6 +88,7 @@ class Client {
   const Setup& setup_;
   const Abilities& abilities_;
   const bool is_twin_;
+  const bool overfills_;
   Driver& driver_;
   std::vector<Op>* done_;
   CallTrace* trace_;

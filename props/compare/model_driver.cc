@@ -165,7 +165,8 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
     // remain are open.
     ledger_.Refused(batch);
     pass_is_open_ = !AreOurs(subject_.rules);
-    over_ = ledger_.HasStates() || (Bounded() && pass_is_open_);
+    const bool goes_on = setup_.legal && subject_.Overfills();
+    over_ = ledger_.HasStates() || (Bounded() && pass_is_open_ && !goes_on);
     DrawCellsNow();
     return false;
   }

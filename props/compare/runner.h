@@ -101,6 +101,12 @@ struct Subject {
                                    setup.group, query_heads);
   }
   bool is_twin() const { return !make_of && !run; }
+  // Whether legal clients send batches that do not fit. At identity the answer
+  // would have to be that of our twins.
+  bool Overfills() const {
+    return !is_twin() && level != Level::kIdentity &&
+           abilities.Can(KVTWIN_CAN_REFUSE_FULL);
+  }
   Result<std::unique_ptr<Cache>> Make(const Setup& setup) const {
     return make_of ? make_of(setup) : make(setup.spec);
   }

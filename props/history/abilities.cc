@@ -173,6 +173,12 @@ std::vector<Requirement> RequirementsOfPut(const Op& op, const Setup& setup,
                      "it does not declare KVTWIN_CAN_REMOVE_TAIL",
                      "the pass is not given up"});
   }
+  if (op.overfull) {
+    const std::string_view instead = "the batch is cut to the capacity";
+    needs.push_back({can.Can(KVTWIN_CAN_REFUSE_FULL),
+                     "it does not declare KVTWIN_CAN_REFUSE_FULL", instead});
+    needs.push_back({setup.legal, "it needs legal=1", "it runs as written"});
+  }
   return needs;
 }
 

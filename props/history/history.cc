@@ -297,6 +297,8 @@ void ReadPut(const std::vector<std::string_view>& words, Op& op) {
       op.reserve = true;
     } else if (words[i] == "keep") {
       op.keep_rows = true;
+    } else if (words[i] == "overfull") {
+      op.overfull = true;
     } else if (words[i].starts_with("stop=")) {
       op.stop = ReadSize(words[i].substr(5));
     } else if (words[i].starts_with("image=")) {

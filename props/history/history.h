@@ -122,6 +122,9 @@ struct Op {
   // kPut: if not -1, the pass is given up after the Put of `stop` layers: the
   // client removes its tokens before any operation except kFind.
   int stop = -1;
+  // kPut: a legal client makes the last segment longer than the rest of the
+  // capacity of its sequence, for backends that declare CAN_REFUSE_FULL.
+  bool overfull = false;
   // kPut, kCausal, kGet, kReput: one call instead of several. "start":
   // StartForward without Put. "except": SetCausal of the active cache. "read",
   // "store": Get and Put of the current layer in the active cache.

@@ -124,6 +124,7 @@ std::string ToText(const Op& op) {
       for (const Segment& segment : op.segments) text += SegmentText(segment);
       if (op.reserve) text += " reserve";
       if (op.keep_rows) text += " keep";
+      if (op.overfull) text += " overfull";
       if (op.stop >= 0) text += fmt::format(" stop={}", op.stop);
       if (!op.images.empty()) {
         text += fmt::format(" image={}", fmt::join(op.images, ","));

@@ -354,14 +354,27 @@ TEST(NotRun, SaysWhatRunsInstead) {
   EXPECT_THAT(NotRunOf("copy 0>1:1", few),
               ElementsAre("copy 0>1:1: it copies the whole sequence, because "
                           "it does not declare KVTWIN_CAN_SHARE"));
+  EXPECT_THAT(NotRunOf("put 0*1 overfull", few),
+              ElementsAre("put 0*1 overfull: the batch is cut to the capacity, "
+                          "because it does not declare "
+                          "KVTWIN_CAN_REFUSE_FULL"));
+}
+
+TEST(NotRun, OnlyLegalClientsOverfill) {
+  const Abilities all = {.can = ~std::uint32_t{0}};
+  EXPECT_THAT(NotRun(*ParseHistory("kvt1 | put 0*1 overfull"), all),
+              ElementsAre("put 0*1 overfull: it runs as written, because it "
+                          "needs legal=1"));
 }
 
 TEST(NotRun, HasNothingOfABackendThatDeclaresAll) {
   const Abilities all = {.can = ~std::uint32_t{0}};
-  EXPECT_THAT(NotRunOf("put 0*1 1*1 | drop 0:0-1 | copy 0>1:1 | find 0:1 | "
-                       "pin 0 | put 0*2:-1 | commit 0:0 | misuse 1 | causal 0",
-                       all),
-              IsEmpty());
+  EXPECT_THAT(
+      NotRunOf("put 0*1 1*1 | drop 0:0-1 | copy 0>1:1 | find 0:1 | "
+               "pin 0 | put 0*2:-1 | commit 0:0 | misuse 1 | causal 0 | "
+               "put 0*1 overfull",
+               all),
+      IsEmpty());
 }
 
 using testing::HasSubstr;

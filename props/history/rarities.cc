@@ -498,6 +498,14 @@ void AddWarmUps(const Pick& pick, History& history) {
   history.ops = std::move(ops);
 }
 
+void AddOverfull(const Pick& pick, History& history) {
+  for (Op& op : history.ops) {
+    const bool plain =
+        op.kind == OpKind::kPut && !op.reserve && !op.single && op.stop < 0;
+    if (plain && Chance(pick, 25)) op.overfull = true;
+  }
+}
+
 void AddPins(const Pick& pick, int cells_max, History& history) {
   CacheSpec& whole = history.setup.spec;
   std::vector<CacheSpec*> recurrent;

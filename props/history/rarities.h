@@ -43,6 +43,9 @@ void AddStops(const Pick& pick, History& history);
 // (S18), as an engine warms up while it holds requests.
 void AddWarmUps(const Pick& pick, History& history);
 
+// Makes some batches longer than the capacity of their sequence allows (S12).
+void AddOverfull(const Pick& pick, History& history);
+
 // Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing
 // for histories without a recurrent cache.
 void AddPins(const Pick& pick, int cells_max, History& history);

@@ -40,8 +40,8 @@ constexpr std::uint64_t kRepeatEvery = 20;
 // number of dtypes, so that each dtype has such histories.
 constexpr std::uint64_t kTwinsEvery = 7;
 // One in eleven histories of a legal client gives up passes, another one warms
-// up. Eleven has no common divisor with the other numbers that choose
-// histories.
+// up, a third has batches that do not fit. Eleven has no common divisor with
+// the other numbers that choose histories.
 constexpr std::uint64_t kLegalEvery = 11;
 // A search ends if, after this many histories, the subject had a cache for
 // fewer than one in a hundred.
@@ -124,6 +124,7 @@ class CacheSource {
     const std::uint64_t turn = number % kLegalEvery;
     if (turn == 2) AddStops(pick, history);
     if (turn == 6) AddWarmUps(pick, history);
+    if (turn == 9 && subject_.Overfills()) AddOverfull(pick, history);
   }
 
   // The kinds that only a backend which declares them gets without being asked:

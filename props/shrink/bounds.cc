@@ -24,6 +24,7 @@ bool Bounds::Allow(const Op& op, bool legal) const {
       }
       return (sequences.size() < 2 || able.Can(KVTWIN_CAN_MIX)) &&
              (!op.reserve || able.Can(KVTWIN_CAN_RESERVE)) &&
+             (!op.overfull || (legal && able.Can(KVTWIN_CAN_REFUSE_FULL))) &&
              (op.except.empty() || able.set_causal) &&
              (able.CanDraft() ||
               std::ranges::all_of(op.segments,

@@ -85,6 +85,7 @@ Cost CostOf(const Op& op) {
   cost.special += kSpecial.at(AsSize(op.kind));
   for (const Segment& segment : op.segments) AddCost(segment, cost);
   cost.special += (op.reserve ? 1 : 0) + (op.keep_rows ? 1 : 0);
+  cost.special += op.overfull ? 1 : 0;
   cost.special += op.stop >= 0 ? 1 : 0;
   cost.numbers += std::max(op.stop, 0);
   if (op.kind == OpKind::kFind) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dialects/profiles.h"
 #include "core/index.h"
 #include "props/base/forwarding_cache.h"
 #include "props/compare/runner.h"
@@ -189,6 +190,133 @@ TEST(LegalClients, DoNotAccuseCorrectCaches) {
     const FuzzResult result = Search<ForSetup>(20000, kind, true);
     EXPECT_FALSE(result.failure) << result.failure->text;
     EXPECT_GT(result.ran, 50);
+  }
+}
+
+// Refuses batches beyond the capacity of a sequence; has room for more.
+class Limited : public ForSetup {
+ public:
+  using ForSetup::ForSetup;
+
+  Status Init(const InitArgs& args) override {
+    capacity_ = args.capacity;
+    InitArgs larger = args;
+    larger.capacity = 2 * args.capacity + args.max_batch;
+    return cache_->Init(larger);
+  }
+  Status StartForward(const Batch& batch, bool reserve) override {
+    const auto over = std::ranges::find_if(
+        batch.positions, [&](auto position) { return position >= capacity_; });
+    if (over == batch.positions.end()) {
+      return cache_->StartForward(batch, reserve);
+    }
+    return Overfull(batch, AsSize(over - batch.positions.begin()));
+  }
+
+ protected:
+  // The answer to a batch whose entry `first` is the first that does not fit.
+  virtual Status Overfull(const Batch& /*batch*/, std::size_t /*first*/) {
+    return {StatusCode::kCacheFull, "no more room"};
+  }
+  int capacity_ = 0;
+};
+
+// Has room for more tokens than its capacity.
+class TakesMore : public Limited {
+ public:
+  using Limited::Limited;
+
+ protected:
+  Status Overfull(const Batch& batch, std::size_t /*first*/) override {
+    return cache_->StartForward(batch, false);
+  }
+};
+
+// A refused batch has stored the tokens that fit.
+class KeepsRefusedTokens : public Limited {
+ public:
+  using Limited::Limited;
+
+ protected:
+  Status Overfull(const Batch& batch, std::size_t first) override {
+    Batch some = batch;
+    some.positions = some.positions.first(first);
+    some.sequences = some.sequences.first(first);
+    if (first > 0) (void)cache_->StartForward(some, false).ok();
+    return {StatusCode::kCacheFull, "no more room"};
+  }
+};
+
+// Positions stay below the capacity: the last ones are the same.
+class ClampsPositions : public Limited {
+ public:
+  using Limited::Limited;
+
+ protected:
+  Status Overfull(const Batch& batch, std::size_t /*first*/) override {
+    std::vector<std::int32_t> positions(batch.positions.begin(),
+                                        batch.positions.end());
+    for (std::int32_t& at : positions) at = std::min(at, capacity_ - 1);
+    Batch clamped = batch;
+    clamped.positions = positions;
+    return cache_->StartForward(clamped, false);
+  }
+};
+
+template <class Backend>
+Subject ThatMayRefuse() {
+  Subject subject = ThirdParty<Backend>();
+  subject.abilities.can |= KVTWIN_CAN_REFUSE_FULL;
+  return subject;
+}
+
+FuzzResult Overfill(const Subject& subject, std::optional<Kind> kind = {}) {
+  FuzzOptions options;
+  options.operations = 20000;
+  options.kind = kind;
+  return Fuzz(options, subject);
+}
+
+TEST(LegalClients, OverfillCachesThatMayRefuse) {
+  const FuzzResult kept =
+      Overfill(ThatMayRefuse<KeepsRefusedTokens>(), Kind::kCausal);
+  EXPECT_EQ(kept.failure ? ToText(kept.shrunk) : "",
+            "kvt1 cells=1 batch=2 legal=1 | put 0*1 overfull | put 0*1");
+  const FuzzResult clamped =
+      Overfill(ThatMayRefuse<ClampsPositions>(), Kind::kCausal);
+  EXPECT_EQ(clamped.failure ? ToText(clamped.shrunk) : "",
+            "kvt1 cells=1 batch=2 legal=1 | put 0*1 overfull");
+  // Without the ability, no batch is too long.
+  EXPECT_FALSE(Overfill(ThirdParty<ClampsPositions>()).failure);
+}
+
+// By these rules, a window may still have tokens that it does not need.
+template <class Backend>
+Subject LazyThatMayRefuse() {
+  Subject subject = ThatMayRefuse<Backend>();
+  subject.rules = *ParseRules("ollama-0.12 except eviction is lazy");
+  return subject;
+}
+
+TEST(LegalClients, GoOnAfterARefusalOfALazyWindow) {
+  const FuzzResult kept =
+      Overfill(LazyThatMayRefuse<KeepsRefusedTokens>(), Kind::kSwa);
+  ASSERT_TRUE(kept.failure);
+  EXPECT_NE(ToText(kept.shrunk).find("overfull | "), std::string::npos)
+      << ToText(kept.shrunk);
+}
+
+TEST(LegalClients, DoNotAccuseCachesThatRefuseOrTakeMore) {
+  for (const auto kind :
+       {std::optional<Kind>(), std::optional(Kind::kSwa),
+        std::optional(Kind::kHybrid), std::optional(Kind::kRecurrent)}) {
+    for (const Subject& subject :
+         {ThatMayRefuse<Limited>(), ThatMayRefuse<TakesMore>(),
+          ThatMayRefuse<ForSetup>(), LazyThatMayRefuse<ForSetup>(),
+          LazyThatMayRefuse<Limited>()}) {
+      const FuzzResult result = Overfill(subject, kind);
+      EXPECT_FALSE(result.failure) << result.failure->text;
+    }
   }
 }
 

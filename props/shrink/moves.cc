@@ -509,6 +509,7 @@ class MoveList {
     AddExcept(i, op);
     Ops(i, [](Op& o) { o.reserve = false; });
     Ops(i, [](Op& o) { o.keep_rows = false; });
+    Ops(i, [](Op& o) { o.overfull = false; });
     Ops(i, [](Op& o) { o.stop = -1; });
     Ops(i, [](Op& o) { o.stop = std::min(o.stop, 0); });
     for (const auto indices : {&Op::images, &Op::except}) {

@@ -1,5 +1,6 @@
 """Random histories at one level, of one kind, and shrunk for a limited time."""
 
+import numpy as np
 import pytest
 
 import kvtwin
@@ -91,3 +92,47 @@ def test_the_time_of_shrinking(pool):
         assert same.history == shortest.history
     with pytest.raises(ValueError, match="shrink_seconds is 0, it must be above 0"):
         kvtwin.fuzz(pool, shrink_seconds=0)
+
+
+class Rows:
+    """The sequences of a cache without windows, as lists of rows by layer."""
+
+    kvtwin = kvtwin.Description(name="rows", can={"remove_tail", "refuse_full"})
+    keeps_refused = False
+
+    def __init__(self, setup):
+        self.setup = setup
+        self.rows = {layer: [] for layer in range(setup.layers)}
+        self.length = 0
+
+    def start_forward(self, positions, sequences):
+        end = self.length + len(positions)
+        full = end > self.setup.capacity
+        if not full or self.keeps_refused:
+            self.begin, self.length = self.length, end
+        if full:
+            raise kvtwin.CacheFull(f"{end} tokens")
+
+    def put(self, layer, key, value):
+        self.rows[layer][self.begin :] = zip(key, value)
+
+    def get(self, layer):
+        key, value = zip(*self.rows[layer])
+        mask = np.arange(len(key)) <= np.arange(self.begin, self.length)[:, None]
+        return np.array(key), np.array(value), mask
+
+    def remove(self, sequence, begin, end):
+        self.length = min(self.length, begin)
+        for rows in self.rows.values():
+            del rows[begin:]
+
+
+class KeepsRefused(Rows):
+    keeps_refused = True
+
+
+def test_batches_that_do_not_fit():
+    assert kvtwin.fuzz(Rows, operations=20_000)
+    result = kvtwin.fuzz(KeepsRefused, operations=20_000)
+    assert result.history == "kvt1 cells=1 batch=2 legal=1 | put 0*1 overfull | put 0*1"
+    assert not kvtwin.run(KeepsRefused, result.history)

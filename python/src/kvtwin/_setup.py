@@ -50,6 +50,7 @@ Ability = Literal[
     "find_prefix",
     "draft_states",
     "pin",
+    "refuse_full",
 ]
 
 KINDS = get_args(Kind)
@@ -77,6 +78,7 @@ ABILITIES = {
     "find_prefix": 16,
     "draft_states": 17,
     "pin": 18,
+    "refuse_full": 19,
 }
 # The same for KVTWIN_POOL_... in include/kvtwin/pool_backend.h.
 POOL_ABILITIES = {
@@ -319,7 +321,8 @@ class Description:
     `reserve` (`start_forward` with `reserve=True`), `mix` (several sequences in
     one batch), `any_order` (positions with gaps, that go back or repeat),
     `refuse_misuse` (wrong arguments raise ValueError, calls out of order raise
-    RuntimeError, and both change nothing), `any_sequence` (any sequence number; without
+    RuntimeError, and both change nothing), `refuse_full` (batches come that do not fit,
+    and CacheFull changes no sequence of the batch), `any_sequence` (any sequence number; without
     it 0 to max_sequences - 1), `mix_dtypes` (V has another dtype than K), `soft_cap`
     and `sinks` (`attend` follows those of the setup), `draft` (`start_forward` with
     `parents`, each draft after the draft before it, and `commit`), `draft_trees` (the
