@@ -109,7 +109,8 @@ class Rows:
         end = self.length + len(positions)
         full = end > self.setup.capacity
         if not full or self.keeps_refused:
-            self.begin, self.length = self.length, end
+            self.begin, self.end = self.length, end
+            self.length = end
         if full:
             raise kvtwin.CacheFull(f"{end} tokens")
 
@@ -117,9 +118,11 @@ class Rows:
         self.rows[layer][self.begin :] = zip(key, value)
 
     def get(self, layer):
-        key, value = zip(*self.rows[layer])
-        mask = np.arange(len(key)) <= np.arange(self.begin, self.length)[:, None]
-        return np.array(key), np.array(value), mask
+        rows, heads = self.rows[layer], self.setup.kv_heads
+        key = np.array([k for k, _ in rows]).reshape(-1, heads, self.setup.k_head_dim)
+        value = np.array([v for _, v in rows]).reshape(-1, heads, self.setup.v_head_dim)
+        mask = np.arange(len(rows)) <= np.arange(self.begin, self.end)[:, None]
+        return key, value, mask
 
     def remove(self, sequence, begin, end):
         self.length = min(self.length, begin)
@@ -136,3 +139,15 @@ def test_batches_that_do_not_fit():
     result = kvtwin.fuzz(KeepsRefused, operations=20_000)
     assert result.history == "kvt1 cells=1 batch=2 legal=1 | put 0*1 overfull | put 0*1"
     assert not kvtwin.run(KeepsRefused, result.history)
+
+
+def test_the_fixture_passes_on_what_is_asked(kvtwin_fuzz):
+    result = kvtwin_fuzz(toys.Right, operations=300, level="numeric")
+    assert result.level == "numeric"
+    for asked, message in [
+        ({"kind": "hybrid"}, "kind is 'hybrid'"),
+        ({"seconds": -1}, "^seconds is -1"),
+        ({"shrink_seconds": -1}, "shrink_seconds is -1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kvtwin_fuzz(toys.Right, **asked)

@@ -25,6 +25,10 @@ class Fuzzer(Protocol):
         operations: int | None = None,
         seed: int | None = None,
         known: Iterable[str] = (),
+        seconds: float | None = None,
+        level: str | None = None,
+        kind: str | None = None,
+        shrink_seconds: float | None = None,
     ) -> kvtwin.FuzzResult:
         """Fails the test, with a report, if the class is wrong."""
 
@@ -60,8 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzzer:
     """Runs random histories on a class of caches or pools: `kvtwin_fuzz(MyCache)`.
 
-    A failure shows the shortest history and the error; its page is kvtwin.html in the
-    test's tmp_path.
+    The other arguments are those of `kvtwin.fuzz`. A failure shows the shortest history
+    and the error; its page is kvtwin.html in the test's tmp_path.
     """
 
     def fuzzer(
@@ -70,6 +74,10 @@ def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzze
         operations: int | None = None,
         seed: int | None = None,
         known: Iterable[str] = (),
+        seconds: float | None = None,
+        level: str | None = None,
+        kind: str | None = None,
+        shrink_seconds: float | None = None,
     ) -> kvtwin.FuzzResult:
         __tracebackhide__ = True
         option = request.config.getoption
@@ -79,6 +87,10 @@ def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzze
             seed=option("--kvtwin-seed") if seed is None else seed,
             html=tmp_path / "kvtwin.html",
             known=[*known, *option("--kvtwin-known")],
+            seconds=seconds,
+            level=level,
+            kind=kind,
+            shrink_seconds=shrink_seconds,
         )
         if not result:
             pytest.fail(f"{cls.__qualname__} is wrong\n\n{result}", pytrace=False)
