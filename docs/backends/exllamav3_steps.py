@@ -38,6 +38,7 @@ class Setup:
     every: int = 1  # The pages between checkpoints.
     tier: int = 0  # The pages of the CPU's memory.
     longest: int = 24  # The most tokens of a prompt and its answer.
+    aborts: float = 0.06  # How often clients stop a job.
     options: tuple = (0, 1, 2, 3, 4)  # Those of JOBS that are drawn.
 
 
@@ -293,20 +294,31 @@ class Engine:
 
     def add(self, like, cut, more, option, limit):
         """Asks a prompt that begins like an earlier one and its answer."""
-        tokens, setup = [], self.setup
+        tokens = []
         if self.asked:
             truth = self.asked[like % len(self.asked)]
-            truth.reach(setup.longest)
+            truth.reach(self.setup.longest)
             tokens = truth.tokens[:cut]
         tokens = tokens + [1 + (more >> i) % 2 for i in range(more % 7)]
-        tokens = (tokens or [1])[:setup.longest - 1]
+        self.ask(tokens or [1], option, limit)
+
+    def again(self, which, option, limit):
+        """Asks a prompt that begins like a page."""
+        pages = [page for page in self.generator.pagetable.all_pages
+                 if page.kv_position]
+        if pages:
+            page = pages[which % len(pages)]
+            tokens = page.sequence[0, :page.kv_position].tolist()
+            self.ask(tokens + [1], option, limit)
+
+    def ask(self, tokens, option, limit):
+        setup = self.setup
+        tokens = tokens[:setup.longest - 1]
         limit = min(max(1, limit), setup.longest - len(tokens))
         job = Job(torch.tensor([tokens]), limit, sampler=Greedy(),
                   identifier=f"job {len(self.asked)}",
                   **JOBS[setup.options[option % len(setup.options)]])
-        job.free = "banned_strings" in JOBS[
-            setup.options[option % len(setup.options)]]
-        job.prompt, job.limit = tokens, limit
+        job.prompt = tokens
         self.asked.append(Truth(tokens))
         try:
             self.generator.enqueue(job)
@@ -314,6 +326,7 @@ class Engine:
             if "cannot be enqueued" not in str(error).replace("\n", ""):
                 raise
         else:
+            job.limit = job.max_new_tokens  # No more than the pages have.
             self.running.append(job)
 
     def abort(self, which):
@@ -335,7 +348,7 @@ class Engine:
         for i, token in enumerate(tokens):
             value = truth.hashes[-1]
             expected = (job.prompt[i],) if i < count else (
-                (best(value), *(range(1, END + 1) if job.free else ())))
+                (best(value), *(range(1, END + 1) if job.banned_strings else ())))
             if token not in expected:
                 raise Wrong(f"{job.identifier}: its answer has another token")
             truth.add(token)
@@ -344,8 +357,8 @@ class Engine:
             raise Wrong(f"{job.identifier}: an answer of {len(tokens) - count} "
                         f"tokens, not {job.limit}")
 
-    def finish(self):
-        """Runs until all jobs are done. All pages are free then."""
+    def drain(self):
+        """Runs until all jobs are done."""
         for _ in range(40 * (1 + len(self.running))):
             if not self.generator.num_remaining_jobs():
                 break
@@ -354,6 +367,10 @@ class Engine:
             raise Wrong(f"no end: {self.running[0].identifier}")
         if self.running:
             raise Wrong(f"no answer: {self.running[0].identifier}")
+
+    def finish(self):
+        """All pages are free when all jobs are done."""
+        self.drain()
         table = self.generator.pagetable
         free = {page.page_index for page in table.unreferenced_pages.values()}
         if free != set(range(self.setup.pages)):
@@ -375,11 +392,13 @@ def draw(seed, setup):
                         rng.choice([0, 99, rng.randrange(1, 20)]),
                         rng.choice([0, rng.randrange(64)]),
                         rng.randrange(len(setup.options)),
-                        rng.randrange(1, 16)))
-        elif kind < 0.94:
+                        rng.choice([1, 24, rng.randrange(1, 16)])))
+        elif kind < 1 - setup.aborts:
             ops.append(("step",))
         else:
             ops.append(("abort", rng.randrange(6)))
+    for _ in range(4):
+        ops += [("drain",), ("again", rng.randrange(8), 0, 1)]
     return setup, ops
 
 
@@ -408,10 +427,12 @@ def kind(said):
 def give_way(job, sequence, index, rule=Job.hash_completed_page):
     """A page that is complete gets its hash, although another job waits to compute
     a page with that hash; and a page that may be rewound does not get it yet."""
+    pages = sequence.allocated_pages
     if job.sampling and job.banned_strings and job.checkpoint is None:
         job.late = sequence, index
+        if index + 1 < len(pages):
+            pages[index + 1].prev_hash = pages[index].phash
         return
-    pages = sequence.allocated_pages
     value = pagetable.tensor_hash_checksum(
         sequence.sequence_ids.torch_slice(index * PAGE, (index + 1) * PAGE),
         pages[index - 1].phash if index else None)
@@ -435,7 +456,36 @@ def sample(job, *arguments, rule=Job.receive_sample, **named):
     return said
 
 
+def link(sequence, *arguments, rule=pagetable.Sequence.allocate_pages):
+    """Each page follows the page before it, whether that is complete or not."""
+    said = rule(sequence, *arguments)
+    pages = sequence.allocated_pages
+    for before, page in zip(pages, pages[1:]):
+        if page.kv_position == 0:
+            page.prev_hash = before.phash
+    return said
+
+
+def keep(job, *arguments, rule=Job.prefill):
+    """Complete pages stay complete while their rows are computed again."""
+    pages = [page for page in job.sequences[0].allocated_pages
+             if page.kv_position == PAGE]
+    rule(job, *arguments)
+    for page in pages:
+        page.kv_position = PAGE
+
+
+def forget(page, rule=pagetable.CachePage.sub_ref):
+    """A page whose hash is taken when it is given back loses its tokens."""
+    known = page.phash_revert if page.can_revert else page.phash
+    rule(page)
+    if page.ref_count == 0 and page.phash != known:
+        page.kv_position = 0
+
+
 def repair():
-    """Repairs two bugs, so that other bugs would show."""
+    """Repairs the bugs of exllamav3.md, so that others would show."""
     Job.sampling = False
     Job.hash_completed_page, Job.receive_sample = give_way, sample
+    pagetable.Sequence.allocate_pages, Job.prefill = link, keep
+    pagetable.CachePage.sub_ref = forget
