@@ -14,7 +14,7 @@ from exllamav3 import Cache, Generator, Job
 from exllamav3.cache.cache import CacheLayer
 from exllamav3.cache.recurrent_util import (advance_recurrent_states,
                                             prepare_for_recurrence)
-from exllamav3.generator import cpu_cache, pagetable
+from exllamav3.generator import cpu_cache
 from exllamav3.generator.sampler import Sampler
 from exllamav3.modules.gated_delta_net import GDNState
 from hashes import mix
@@ -416,76 +416,28 @@ def judge(setup, ops):
         frame = error.__traceback__
         while frame.tb_next:
             frame = frame.tb_next
-        return (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}: "
-                f"{error or 'no text'}")
+        text = f": {error}" if str(error) else ""
+        return (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}"
+                f"{text}")
 
 
 def kind(said):
     return said and re.sub(r"\d+", "N", said)
 
 
-def give_way(job, sequence, index, rule=Job.hash_completed_page):
-    """A page that is complete gets its hash, although another job waits to compute
-    a page with that hash; and a page that may be rewound does not get it yet."""
-    pages = sequence.allocated_pages
-    if job.sampling and job.banned_strings and job.checkpoint is None:
-        job.late = sequence, index
-        if index + 1 < len(pages):
-            pages[index + 1].prev_hash = pages[index].phash
-        return
-    value = pagetable.tensor_hash_checksum(
-        sequence.sequence_ids.torch_slice(index * PAGE, (index + 1) * PAGE),
-        pages[index - 1].phash if index else None)
-    known = job.pagetable.referenced_pages
-    other = known.get(value)
-    if other and other is not pages[index] and other.kv_position < PAGE:
-        other.phash = pagetable.random_hash()
-        known[other.phash] = known.pop(value)
-    rule(job, sequence, index)
-
-
-def sample(job, *arguments, rule=Job.receive_sample, **named):
-    job.sampling, job.late = True, None
-    said = rule(job, *arguments, **named)
-    job.sampling = False
-    if job.late and not job.checkpoint_rewound:
-        if job.checkpoint:
-            job.checkpoint["deferred_pages"].append(job.late)
-        else:
-            job.hash_completed_page(*job.late)
-    return said
-
-
-def link(sequence, *arguments, rule=pagetable.Sequence.allocate_pages):
-    """Each page follows the page before it, whether that is complete or not."""
-    said = rule(sequence, *arguments)
-    pages = sequence.allocated_pages
-    for before, page in zip(pages, pages[1:]):
-        if page.kv_position == 0:
-            page.prev_hash = before.phash
-    return said
-
-
-def keep(job, *arguments, rule=Job.prefill):
-    """Complete pages stay complete while their rows are computed again."""
-    pages = [page for page in job.sequences[0].allocated_pages
-             if page.kv_position == PAGE]
-    rule(job, *arguments)
-    for page in pages:
-        page.kv_position = PAGE
-
-
-def forget(page, rule=pagetable.CachePage.sub_ref):
-    """A page whose hash is taken when it is given back loses its tokens."""
-    known = page.phash_revert if page.can_revert else page.phash
-    rule(page)
-    if page.ref_count == 0 and page.phash != known:
-        page.kv_position = 0
-
-
-def repair():
-    """Repairs the bugs of exllamav3.md, so that others would show."""
-    Job.sampling = False
-    Job.hash_completed_page, Job.receive_sample = give_way, sample
-    pagetable.Sequence.allocate_pages, Job.prefill = link, keep
-    pagetable.CachePage.sub_ref = forget
+SETUPS = {
+    "Plain": Setup(options=(0, 1)),
+    "Small": Setup(pages=4, options=(0, 1)),
+    "Banned": Setup(options=(0, 2, 3)),
+    "Requeued": Setup(options=(0, 4)),
+    "SmallRequeued": Setup(pages=4, options=(0, 4)),
+    "Tier": Setup(pages=5, tier=4),
+    "Ngram": Setup(drafts=3, drafter="ngram"),
+    "NgramTier": Setup(pages=7, drafts=3, drafter="ngram", tier=4),
+    "LongMatch": Setup(drafts=4, drafter="long"),
+    "Drafter": Setup(drafts=2, drafter="model"),
+    "States": Setup(states=True),
+    "StatesAlone": Setup(states=True, cooldown=0),
+    "StatesTier": Setup(pages=6, states=True, tier=3),
+    "StatesNgram": Setup(states=True, drafts=3, drafter="ngram"),
+}
