@@ -1,5 +1,6 @@
-"""ExLlamaV3's generator under random histories of jobs (exllamav3_steps.py): as it
-is, with each of its bugs alone, and with none. exllamav3.md has the results."""
+"""ExLlamaV3's generator under random histories of jobs (exllamav3_steps.py): as
+it is, with each of its bugs alone, and with none. exllamav3.md has the
+results."""
 
 import exllamav3_steps
 import page
@@ -15,8 +16,8 @@ ALONE = [("banned", "Banned", 120), ("waiting", "Plain", 120),
 
 
 def judged(setup, histories):
-    """Yields the shortest history that goes wrong and what is wrong, or how many
-    are right."""
+    """Yields the shortest history that goes wrong and what is wrong, or how
+    many are right."""
     for seed in range(histories):
         drawn, ops = exllamav3_steps.draw(seed, setup)
         said = exllamav3_steps.judge(drawn, ops)

@@ -1,5 +1,5 @@
-"""Repairs of the bugs of exllamav3.md, so that others would show. Each takes the
-function of ExLlamaV3 and returns another."""
+"""Repairs of the bugs of exllamav3.md, so that others would show. Each takes
+the function of ExLlamaV3 and returns another."""
 
 import contextlib
 from unittest import mock

@@ -1,7 +1,7 @@
-"""ExLlamaV3's generator, step by step: random jobs, and a worker that stands in
-for the model. Generator, jobs, page table, caches and checkpoints of states are
-ExLlamaV3's. The row of a token is a hash of the tokens up to it, so that each row
-that a step needs is checked."""
+"""ExLlamaV3's generator, step by step: random jobs, and a stand-in for the
+model. Generator, jobs, page table, caches and checkpoints of states are
+ExLlamaV3's. The row of a token is a hash of the tokens up to it, so that each
+row that a step needs is checked."""
 
 import dataclasses
 import random
@@ -132,8 +132,8 @@ class Rows(CacheLayer):
 
 
 class State:
-    """The state of a layer for each slot: a hash. A pass with drafts can go back
-    to each of its tokens."""
+    """The state of a layer for each slot: a hash. A pass with drafts can go
+    back to each of its tokens."""
 
     def __init__(self, layer, slots, history, number):
         self.values, self.passes = [0] * slots, [()] * slots
@@ -156,8 +156,8 @@ class State:
 
 
 class Model:
-    """Stands in for a model. Its tokens are those of Truth, and it checks each row
-    that a pass reads."""
+    """Stands in for a model. Its tokens are those of Truth, and it checks each
+    row that a pass reads."""
     loaded_tp, output_device = False, "cpu"
     draft_verifier_params = {}
     recurrent_state_cls = GDNState
@@ -273,7 +273,9 @@ class Engine:
     def __init__(self, setup):
         self.setup = setup
         self.model = Model(setup, setup.states)
-        drafter = Model(setup, drafts=True) if setup.drafter == "model" else None
+        drafter = None
+        if setup.drafter == "model":
+            drafter = Model(setup, drafts=True)
         ngram = setup.drafter == "ngram"
         self.generator = Generator(
             self.model, self.model.cache, Tokenizer(),
@@ -347,8 +349,9 @@ class Engine:
         truth, count = Truth(), len(job.prompt)
         for i, token in enumerate(tokens):
             value = truth.hashes[-1]
-            expected = (job.prompt[i],) if i < count else (
-                (best(value), *(range(1, END + 1) if job.banned_strings else ())))
+            expected = {job.prompt[i] if i < count else best(value)}
+            if i >= count and job.banned_strings:
+                expected.add(second(value))
             if token not in expected:
                 raise Wrong(f"{job.identifier}: its answer has another token")
             truth.add(token)

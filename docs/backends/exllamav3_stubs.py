@@ -1,6 +1,6 @@
-"""What ExLlamaV3 needs to be imported without a GPU: stand-ins for the functions of
-its extension that its generator calls, and pages of four tokens. Import this
-before exllamav3."""
+"""What ExLlamaV3 needs to be imported without a GPU: stand-ins for the
+functions of its extension that its generator calls, and pages of four tokens.
+Import this before exllamav3."""
 
 import sys
 import types
