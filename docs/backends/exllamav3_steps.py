@@ -6,6 +6,7 @@ row that a step needs is checked."""
 import dataclasses
 import random
 import re
+import signal
 import types
 
 import exllamav3_stubs  # It comes before exllamav3.
@@ -22,6 +23,7 @@ from hashes import mix
 PAGE = exllamav3_stubs.PAGE
 LETTERS = 32  # The size of the vocabulary, padded.
 END = 3  # The token that ends some answers.
+SECONDS = 30  # A history takes a tenth of a second.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Setup:
 
 #: The options of a job.
 JOBS = [{}, {"stop_conditions": [END]}, {"banned_strings": ["ab"]},
-        {"banned_strings": ["bba"]}, {"max_rq_tokens": PAGE}]
+        {"banned_strings": ["bba"]}, {"max_rq_tokens": PAGE},
+        {"token_healing": True}]
 
 
 class Wrong(Exception):
@@ -90,6 +93,10 @@ class Tokenizer:
     @staticmethod
     def get_id_to_piece_list(special):
         return [chr(96 + max(1, i)) for i in range(LETTERS)]
+
+    @staticmethod
+    def get_tokens_with_prefix_id(prefix):
+        return [int(prefix)]
 
 
 class Pinned:
@@ -405,8 +412,14 @@ def draw(seed, setup):
     return setup, ops
 
 
+def too_long(number, frame):
+    raise Wrong(f"no end in {frame.f_code.co_name}")
+
+
 def judge(setup, ops):
     """Runs a history, and returns what was wrong, or None."""
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(SECONDS)
     try:
         engine = Engine(setup)
         for name, *numbers in ops:
@@ -422,6 +435,8 @@ def judge(setup, ops):
         text = f": {error}" if str(error) else ""
         return (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}"
                 f"{text}")
+    finally:
+        signal.alarm(0)
 
 
 def kind(said):
@@ -434,6 +449,7 @@ SETUPS = {
     "Banned": Setup(options=(0, 2, 3)),
     "Requeued": Setup(options=(0, 4)),
     "SmallRequeued": Setup(pages=4, options=(0, 4)),
+    "Healed": Setup(options=(0, 5)),
     "Tier": Setup(pages=5, tier=4),
     "Ngram": Setup(drafts=3, drafter="ngram"),
     "NgramTier": Setup(pages=7, drafts=3, drafter="ngram", tier=4),
