@@ -38,7 +38,7 @@ if __name__ == "__main__":
     for name, setup in setups.items():
         lines += page.say(name, judged(setup, HISTORIES))
     for bug, name, histories in ALONE:
-        with repaired(set(REPAIRS) - {bug}):
+        with repaired([name for name in REPAIRS if name != bug]):
             lines += page.say(f"{name}, all repaired but {bug}",
                               judged(setups[name], histories))
     for name, setup in setups.items():

@@ -418,8 +418,8 @@ def too_long(number, frame):
 
 def judge(setup, ops):
     """Runs a history, and returns what was wrong, or None."""
-    signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGVTALRM, too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
         engine = Engine(setup)
         for name, *numbers in ops:
@@ -436,7 +436,7 @@ def judge(setup, ops):
         return (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}"
                 f"{text}")
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def kind(said):

@@ -94,8 +94,7 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, int group,
       shift_(pass.ledger.shift()),
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks) {
-  NoteLayer(pass);
-  add_tokens_of_(layer_, *this);
+  AddOwnTokens(pass);
   const auto& stored = pass.ledger.tokens();
   if (before != nullptr) {
     AddGone(*before, [&](const AskedToken& token) {
@@ -113,8 +112,7 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass, int group,
       block_size_(pass.spec.block_size),
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks) {
-  NoteLayer(pass);
-  add_tokens_of_(layer_, *this);
+  AddOwnTokens(pass);
   if (before != nullptr) {
     std::set<std::int64_t> numbers;
     for (const AskedToken& token : tokens_) numbers.insert(token.number);
@@ -136,8 +134,7 @@ AttentionQuestion::AttentionQuestion(const Pass& pass, const DenseTensor& query,
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks),
       query_(query) {
-  NoteLayer(pass);
-  add_tokens_of_(layer_, *this);
+  AddOwnTokens(pass);
   AddRows(pass, RecordedTermsMost(), turn);
 }
 
@@ -149,8 +146,7 @@ AttentionQuestion::AttentionQuestion(const PoolPass& pass,
       soft_cap_(pass.soft_cap),
       sinks_(pass.sinks),
       query_(query) {
-  NoteLayer(pass);
-  add_tokens_of_(layer_, *this);
+  AddOwnTokens(pass);
   AddRows(pass, RecordedTermsMost(), turn);
 }
 
@@ -159,14 +155,15 @@ std::int64_t AttentionQuestion::RecordedTermsMost() const {
   return std::max(kProductsMost / products, kTermsMost);
 }
 
-void AttentionQuestion::NoteLayer(const Pass& pass) {
+void AttentionQuestion::AddOwnTokens(const Pass& pass) {
   layer_ = pass.layer;
   add_tokens_of_ = [&ledger = pass.ledger](int layer, AttentionQuestion& to) {
     to.AddTokens(ledger, layer);
   };
+  add_tokens_of_(layer_, *this);
 }
 
-void AttentionQuestion::NoteLayer(const PoolPass& pass) {
+void AttentionQuestion::AddOwnTokens(const PoolPass& pass) {
   layer_ = pass.layer;
   add_tokens_of_ = [&ledger = pass.ledger, &spec = pass.spec, own = layer_,
                     sequences = pass.sequences](int layer,
@@ -178,6 +175,7 @@ void AttentionQuestion::NoteLayer(const PoolPass& pass) {
         in_group < SpecOfLayer(spec, own).layers;
     if (same_group) to.AddTokens(ledger, sequences, layer);
   };
+  add_tokens_of_(layer_, *this);
 }
 
 void AttentionQuestion::AddTokens(const CacheLedger& ledger, int layer) {
@@ -466,51 +464,6 @@ Eigen::MatrixXd AttentionQuestion::QueriesOf(std::int64_t row) const {
   return Eigen::Map<const Eigen::MatrixXf>(all + row * dim * heads(), dim,
                                            heads())
       .cast<double>();
-}
-
-AttentionQuestion AttentionQuestion::WithRowsRoundedTo(DType dtype) const {
-  AttentionQuestion rounded = *this;
-  std::array<std::byte, sizeof(float)> element;
-  for (std::vector<float>* rows : {&rounded.keys_, &rounded.values_}) {
-    for (float& number : *rows) {
-      StoreElement(number, element.data(), dtype);
-      number = LoadElement(element.data(), dtype);
-    }
-  }
-  return rounded;
-}
-
-std::optional<AttentionQuestion> AttentionQuestion::WithRowsOfLayer(
-    int layer) const {
-  AttentionQuestion other = *this;
-  other.tokens_.clear();
-  other.keys_.clear();
-  other.values_.clear();
-  add_tokens_of_(layer, other);
-  const auto gone =
-      std::ranges::find(tokens_, true, &AskedToken::gone) - tokens_.begin();
-  const auto place = [](const AskedToken& token) {
-    return std::pair(token.position, token.sequence);
-  };
-  if (!std::ranges::equal(other.tokens_, std::span(tokens_).first(AsSize(gone)),
-                          {}, place, place)) {
-    return std::nullopt;
-  }
-  // Tokens that are gone keep their rows.
-  other.tokens_ = tokens_;
-  other.keys_.insert(other.keys_.end(),
-                     IteratorAt(keys_, std::ssize(other.keys_)), keys_.end());
-  other.values_.insert(other.values_.end(),
-                       IteratorAt(values_, std::ssize(other.values_)),
-                       values_.end());
-  return other;
-}
-
-AttentionQuestion AttentionQuestion::WithKeysOf(
-    const AttentionQuestion& other) const {
-  AttentionQuestion question = *this;
-  question.keys_ = other.keys_;
-  return question;
 }
 
 Eigen::VectorXd AttentionQuestion::ScoresOf(const Eigen::MatrixXd& queries,

@@ -181,8 +181,10 @@ class AttentionQuestion {
   void AddTokens(const reference::CacheLedger& ledger, int layer);
   void AddTokens(const reference::PagedLedger& ledger,
                  const std::vector<int>& sequences, int layer);
-  void NoteLayer(const Pass& pass);
-  void NoteLayer(const PoolPass& pass);
+  // Adds the tokens with their rows of the layer, and notes how to add those of
+  // others.
+  void AddOwnTokens(const Pass& pass);
+  void AddOwnTokens(const PoolPass& pass);
   // Adds the last tokens of `before` that are not stored anymore.
   template <class IsStored>
   void AddGone(const AttentionQuestion& before, const IsStored& is_stored);
@@ -221,7 +223,9 @@ class AttentionQuestion {
   Shift shift_;
   int block_size_ = 0;
   int layer_ = 0;
-  // Adds the tokens with their rows of another layer of the same group.
+  // Adds the tokens, with their rows of a layer, to a question; nothing if the
+  // layer is in another group of the pool. Requires: the ledger and the spec
+  // live.
   std::function<void(int layer, AttentionQuestion& to)> add_tokens_of_;
   double soft_cap_ = 0;
   std::vector<float> sinks_;

@@ -35,7 +35,7 @@ constexpr std::int64_t kScoresMost = std::int64_t{1} << 24;
 constexpr std::int64_t kRowProductsMost = std::int64_t{1} << 28;
 // This number of elements is rounded to another dtype, or is of other layers.
 constexpr std::int64_t kRoundedMost = std::int64_t{1} << 22;
-// The first layers whose rows are tried.
+// This number of layers is tried: those around the layer, or the first.
 constexpr int kLayersMost = 16;
 // A token's K is tried for this number of positions before and after its own.
 constexpr std::int32_t kMovedMost = 64;
@@ -402,7 +402,7 @@ void TryOtherRows(FaultSearch& search) {
   }
 }
 
-// Tries K, V or both of another question, which are as `were` says.
+// Tries K, V or both of another question. `were` says what they were.
 void TryRows(FaultSearch& search, const AttentionQuestion& other,
              std::string_view were) {
   const AttentionQuestion& own = search.question();
@@ -427,7 +427,8 @@ void TryOtherKV(FaultSearch& search) {
     TryRows(search, question.WithRowsRoundedTo(dtype),
             fmt::format("rounded to {}", DTypeName(dtype)));
   }
-  for (int layer = 0; layer < kLayersMost; ++layer) {
+  const int first = std::max(question.layer() - kLayersMost / 2, 0);
+  for (int layer = first; layer < first + kLayersMost; ++layer) {
     if (layer == question.layer()) continue;
     if (const auto other = question.WithRowsOfLayer(layer)) {
       TryRows(search, *other, fmt::format("those of layer {}", layer));

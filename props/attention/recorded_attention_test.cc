@@ -72,6 +72,34 @@ TEST(RecordedAttention, OutputsAreJudged) {
   EXPECT_THAT(all.reason(), HasSubstr("the window were 2"));
 }
 
+// The same pass of two layers: layer 1 has other V, and perhaps wider K or V.
+std::string TwoLayers(int k_head_dim, int v_head_dim) {
+  std::vector<int> key(AsSize(3 * k_head_dim), 1);
+  std::vector<int> value(AsSize(3 * v_head_dim));
+  std::iota(value.begin(), value.end(), 20);
+  return Header() + kPass +
+         fmt::format(
+             R"({{"op":"put","layer":1,"key":{{"shape":[{},1,3],"data":{}}},)"
+             R"("value":{{"shape":[{},1,3],"data":{}}}}})"
+             "\n",
+             k_head_dim, key, v_head_dim, value);
+}
+
+// The rows of layers may differ in size (S20).
+TEST(RecordedAttention, OutputsOverAnotherLayerAreNamed) {
+  const std::string of_layer_1 = Attend("20,20,20.5,20.5,21.5,21.5");
+  EXPECT_THAT(JudgeText(TwoLayers(2, 1) + of_layer_1).reason(),
+              HasSubstr("as if K and V were those of layer 1"));
+  for (const auto& [k_head_dim, v_head_dim] :
+       {std::pair(4, 1), {1, 1}, {2, 3}, {4, 3}}) {
+    const Judgement judged =
+        JudgeText(TwoLayers(k_head_dim, v_head_dim) + of_layer_1);
+    EXPECT_EQ(judged.verdict(), Verdict::kReject) << judged.reason();
+    EXPECT_THAT(judged.reason(), HasSubstr("row 0 (sequence 0, position 0)"));
+    EXPECT_THAT(judged.reason(), Not(HasSubstr("those of layer")));
+  }
+}
+
 // Returns a recording of a batch of 512 tokens whose V is their position. All
 // queries are 0, so that an output is the mean; that of row `wrong` is not.
 std::string LargeBatch(int wrong, int heads, int k_head_dim) {

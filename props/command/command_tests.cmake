@@ -542,6 +542,9 @@ target_compile_definitions(kvtwin_c_pool_bug PRIVATE POOL_BUG)
 if(TARGET kvtwin_shared)
   kvtwin_backend(twin_backend props/testing/twin_backend.c props/testing/twin_pool_backend.c)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
+  kvtwin_command_test(backend_twin_is_full EXIT 0 BACKEND twin_backend
+    PRINTS "positions .0 1., sequences .0 0.. -> cache_full"
+    ARGS run --level visibility "kvt1 cells=1 batch=2 legal=1 | put 0*1 overfull")
   kvtwin_command_test(backend_twin EXIT 0 BACKEND twin_backend
     PRINTS "^identity    holds .claimed." ARGS fuzz --ops 50000)
   kvtwin_command_test(backend_twin_visibility EXIT 0 BACKEND twin_backend

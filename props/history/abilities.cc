@@ -174,10 +174,11 @@ std::vector<Requirement> RequirementsOfPut(const Op& op, const Setup& setup,
                      "the pass is not given up"});
   }
   if (op.overfull) {
-    const std::string_view instead = "the batch is cut to the capacity";
-    needs.push_back({can.Can(KVTWIN_CAN_REFUSE_FULL),
-                     "it does not declare KVTWIN_CAN_REFUSE_FULL", instead});
-    needs.push_back({setup.legal, "it needs legal=1", "it runs as written"});
+    const bool legal = setup.legal;
+    needs.push_back({legal, "it needs legal=1", "it runs as written"});
+    needs.push_back({!legal || can.Can(KVTWIN_CAN_REFUSE_FULL),
+                     "it does not declare KVTWIN_CAN_REFUSE_FULL",
+                     "the client makes room for the batch"});
   }
   return needs;
 }

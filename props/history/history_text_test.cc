@@ -354,17 +354,19 @@ TEST(NotRun, SaysWhatRunsInstead) {
   EXPECT_THAT(NotRunOf("copy 0>1:1", few),
               ElementsAre("copy 0>1:1: it copies the whole sequence, because "
                           "it does not declare KVTWIN_CAN_SHARE"));
-  EXPECT_THAT(NotRunOf("put 0*1 overfull", few),
-              ElementsAre("put 0*1 overfull: the batch is cut to the capacity, "
-                          "because it does not declare "
-                          "KVTWIN_CAN_REFUSE_FULL"));
+  EXPECT_THAT(
+      NotRunOf("put 0*1 overfull", few),
+      ElementsAre("put 0*1 overfull: the client makes room for the batch, "
+                  "because it does not declare "
+                  "KVTWIN_CAN_REFUSE_FULL"));
 }
 
 TEST(NotRun, OnlyLegalClientsOverfill) {
-  const Abilities all = {.can = ~std::uint32_t{0}};
-  EXPECT_THAT(NotRun(*ParseHistory("kvt1 | put 0*1 overfull"), all),
-              ElementsAre("put 0*1 overfull: it runs as written, because it "
-                          "needs legal=1"));
+  for (const std::uint32_t can : {~std::uint32_t{0}, kNothing}) {
+    EXPECT_THAT(NotRun(*ParseHistory("kvt1 | put 0*1 overfull"), {.can = can}),
+                ElementsAre("put 0*1 overfull: it runs as written, because it "
+                            "needs legal=1"));
+  }
 }
 
 TEST(NotRun, HasNothingOfABackendThatDeclaresAll) {

@@ -43,7 +43,7 @@ void AddStops(const Pick& pick, History& history);
 // (S18), as an engine warms up while it holds requests.
 void AddWarmUps(const Pick& pick, History& history);
 
-// Makes some batches longer than the capacity of their sequence allows (S12).
+// Makes some batches overfull: longer than the rest of the capacity (S12).
 void AddOverfull(const Pick& pick, History& history);
 
 // Gives some recurrent caches pins, and inserts Checkpoints. Draws nothing

@@ -17,6 +17,7 @@
 #include "core/index.h"
 #include "props/compare/visibility.h"
 #include "props/history/generate.h"
+#include "props/history/rarities.h"
 #include "props/search/fuzz.h"
 #include "props/shrink/shrink.h"
 #include "reference/dialects.h"
@@ -31,6 +32,9 @@ History HistoryFor(const Subject& subject, std::uint64_t seed,
   subject.abilities.Fit(history.setup);
   const bool moves = subject.rules.middle == Rules::Middle::kLeavesGap;
   if (moves) AddShifts(history, 5, 11);
+  if (history.setup.legal && number % 3 == 0 && subject.Overfills()) {
+    AddOverfull(SeededPick(seed, number), history);
+  }
   return history;
 }
 

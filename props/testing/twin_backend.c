@@ -26,7 +26,8 @@ static int Describe(kvtwin_description_v1* out) {
              KVTWIN_CAN_ANY_SEQUENCE | KVTWIN_CAN_MIX_DTYPES;
 #ifdef KVTWIN_COMMITTED /* Newer than 0.1.0. */
   out->kinds |= KVTWIN_HAS_RECURRENT | KVTWIN_HAS_HYBRID;
-  out->can |= KVTWIN_CAN_DRAFT_TREES | KVTWIN_CAN_DRAFT_STATES | KVTWIN_CAN_PIN;
+  out->can |= KVTWIN_CAN_DRAFT_TREES | KVTWIN_CAN_DRAFT_STATES |
+              KVTWIN_CAN_PIN | KVTWIN_CAN_REFUSE_FULL;
 #endif
   out->dtypes = 63;
   out->v_layouts = 7;

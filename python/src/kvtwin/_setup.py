@@ -321,8 +321,8 @@ class Description:
     `reserve` (`start_forward` with `reserve=True`), `mix` (several sequences in
     one batch), `any_order` (positions with gaps, that go back or repeat),
     `refuse_misuse` (wrong arguments raise ValueError, calls out of order raise
-    RuntimeError, and both change nothing), `refuse_full` (batches come that do not fit,
-    and CacheFull changes no sequence of the batch), `any_sequence` (any sequence number; without
+    RuntimeError, and both change nothing), `refuse_full` (some batches do not fit: after
+    CacheFull, nothing of the batch is stored), `any_sequence` (any sequence number; without
     it 0 to max_sequences - 1), `mix_dtypes` (V has another dtype than K), `soft_cap`
     and `sinks` (`attend` follows those of the setup), `draft` (`start_forward` with
     `parents`, each draft after the draft before it, and `commit`), `draft_trees` (the

@@ -64,8 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzzer:
     """Runs random histories on a class of caches or pools: `kvtwin_fuzz(MyCache)`.
 
-    The other arguments are those of `kvtwin.fuzz`. A failure shows the shortest history
-    and the error; its page is kvtwin.html in the test's tmp_path.
+    The other arguments are those of `kvtwin.fuzz`, without `html`. A failure shows the
+    shortest history and the error; its page is kvtwin.html in the test's tmp_path.
     """
 
     def fuzzer(
