@@ -48,10 +48,12 @@ def mask_of(spec, queries, columns):
 
 
 class Contiguous:
-    """One sequence, without rollback."""
+    """One sequence, without rollback. The cache itself refuses what does not fit."""
     kvtwin = kvtwin.Description(
-        name="ContiguousReferenceCache, static", kinds={"causal", "swa_mem"})
+        name="ContiguousReferenceCache, static", kinds={"causal", "swa_mem"},
+        can={"refuse_full"})
     sizing = reference.CacheSizing.STATIC
+    refusal = "KV cache overflow"
 
     def __init__(self, setup):
         if setup.window is not None and setup.memory < setup.capacity:
@@ -62,9 +64,21 @@ class Contiguous:
         self.got = {}
 
     def start_forward(self, positions, sequences):
-        if positions[-1] >= self.setup.capacity:
-            raise kvtwin.CacheFull
         self.positions = torch.tensor(positions)[:, None]
+        if positions[-1] >= self.setup.capacity:
+            self.overfill()
+
+    def overfill(self):
+        """Gives a batch that does not fit to the first layer, as a model does."""
+        rows = (len(self.positions), self.setup.kv_heads)
+        try:
+            self.put(0, np.zeros((*rows, self.setup.k_head_dim), np.float32),
+                     np.zeros((*rows, self.setup.v_head_dim), np.float32))
+        except RuntimeError as error:
+            if self.refusal not in str(error):
+                raise
+            raise kvtwin.CacheFull from error
+        raise ValueError("a batch that does not fit is stored")
 
     def put(self, layer, key, value):
         self.got[layer] = self.cache.update_and_fetch(
@@ -91,7 +105,8 @@ class Contiguous:
 
 class ContiguousDynamic(Contiguous):
     kvtwin = kvtwin.Description(
-        name="ContiguousReferenceCache, dynamic", kinds={"causal", "swa_mem"})
+        name="ContiguousReferenceCache, dynamic", kinds={"causal", "swa_mem"},
+        can={"refuse_full"})
     sizing = reference.CacheSizing.DYNAMIC
 
 
@@ -99,16 +114,20 @@ class Cells(Contiguous):
     """Several sequences, which share cells."""
     kvtwin = kvtwin.Description(
         name="CellReferenceCache, static", kinds={"causal", "swa_mem"},
-        can={"remove_tail", "copy_prefix", "mix"}, max_sequences=3)
+        can={"remove_tail", "copy_prefix", "mix", "refuse_full"}, max_sequences=3)
 
     def __init__(self, setup):
         super().__init__(setup)
         self.cache = reference.CellReferenceCache(config_of(setup, self.sizing))
 
     def start_forward(self, positions, sequences):
-        if not self.cache.can_extend(len(positions)):
-            raise kvtwin.CacheFull
-        self.cache.begin_step(sequences)
+        fits = self.cache.can_extend(len(positions))
+        try:
+            self.cache.begin_step(sequences)
+        except RuntimeError as error:
+            if fits or "KV cache full" not in str(error):
+                raise
+            raise kvtwin.CacheFull from error
         self.positions = torch.tensor(positions)[:, None]
 
     def remove(self, sequence, begin, end):
@@ -127,7 +146,7 @@ class Cells(Contiguous):
 class CellsDynamic(Cells):
     kvtwin = kvtwin.Description(
         name="CellReferenceCache, dynamic", kinds={"causal", "swa_mem"},
-        can={"remove_tail", "copy_prefix", "mix"}, max_sequences=3)
+        can={"remove_tail", "copy_prefix", "mix", "refuse_full"}, max_sequences=3)
     sizing = reference.CacheSizing.DYNAMIC
 
 
