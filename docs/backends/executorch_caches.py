@@ -4,9 +4,13 @@ docs/backends/executorch.md."""
 import numpy as np
 import pipe as kvtwin
 import torch
-from executorch.examples.models.llama.attention import RingKVCache
+from executorch.examples.models.llama.attention import KVCache, RingKVCache
 from executorch.examples.models.llama.source_transformation import attention_sink
+from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
+    CustomKVCache)
 from executorch.extension.llm.cache import reference_cache as reference
+
+REFUSALS = ("KV cache overflow", "out of bounds", "Expected cond to be True")
 
 
 def heads_first(rows, dim):
@@ -53,7 +57,6 @@ class Contiguous:
         name="ContiguousReferenceCache, static", kinds={"causal", "swa_mem"},
         can={"refuse_full"})
     sizing = reference.CacheSizing.STATIC
-    refusal = "KV cache overflow"
 
     def __init__(self, setup):
         if setup.window is not None and setup.memory < setup.capacity:
@@ -74,11 +77,11 @@ class Contiguous:
         try:
             self.put(0, np.zeros((*rows, self.setup.k_head_dim), np.float32),
                      np.zeros((*rows, self.setup.v_head_dim), np.float32))
-        except RuntimeError as error:
-            if self.refusal not in str(error):
+        except (IndexError, RuntimeError) as error:
+            if not any(text in str(error) for text in REFUSALS):
                 raise
             raise kvtwin.CacheFull from error
-        raise ValueError("a batch that does not fit is stored")
+        raise ValueError("a batch that does not fit raises no error")
 
     def put(self, layer, key, value):
         self.got[layer] = self.cache.update_and_fetch(
@@ -148,6 +151,69 @@ class CellsDynamic(Cells):
         name="CellReferenceCache, dynamic", kinds={"causal", "swa_mem"},
         can={"remove_tail", "copy_prefix", "mix", "refuse_full"}, max_sequences=3)
     sizing = reference.CacheSizing.DYNAMIC
+
+
+class Full(Contiguous):
+    """One sequence in a cache of one tensor for each layer. The caller has the length
+    of the sequence, and a lower next position rolls it back."""
+    kvtwin = kvtwin.Description(
+        name="KVCache", kinds={"causal"}, can={"remove_tail", "refuse_full"})
+
+    def __init__(self, setup):
+        self.setup, self.length, self.got = setup, 0, {}
+        self.caches = [self.make() for _ in range(setup.layers)]
+
+    def make(self):
+        return KVCache(1, self.setup.capacity, self.setup.kv_heads,
+                       self.setup.k_head_dim, False)
+
+    def start_forward(self, positions, sequences):
+        super().start_forward(positions, sequences)
+        self.length = positions[-1] + 1
+
+    def put(self, layer, key, value):
+        self.got[layer] = self.caches[layer].update(
+            self.positions[:, 0], *self.padded(key, value))
+
+    def get(self, layer):
+        columns = np.arange(self.setup.capacity)
+        return *self.cut(*self.got[layer]), columns <= self.positions.numpy()
+
+    def remove(self, sequence, begin, end):
+        self.length = begin
+
+    def can_resume(self, sequence, position):
+        return position <= self.length
+
+
+class FullDynamic(Full):
+    kvtwin = kvtwin.Description(
+        name="KVCache, dynamic shapes", kinds={"causal"},
+        can={"remove_tail", "refuse_full"})
+
+    def make(self):
+        return KVCache(1, self.setup.capacity, self.setup.kv_heads,
+                       self.setup.k_head_dim, True)
+
+
+class Custom(Full):
+    kvtwin = kvtwin.Description(
+        name="CustomKVCache, eager", kinds={"causal"},
+        can={"remove_tail", "refuse_full"})
+
+    def make(self):
+        return CustomKVCache(1, self.setup.capacity, self.setup.kv_heads,
+                             self.setup.k_head_dim)
+
+
+class CustomFitting(Custom):
+    """As Custom, for batches that fit."""
+    kvtwin = kvtwin.Description(
+        name="CustomKVCache, eager, batches that fit", kinds={"causal"},
+        can={"remove_tail"})
+
+    def overfill(self):
+        raise kvtwin.CacheFull
 
 
 class Ring(Contiguous):
@@ -229,5 +295,7 @@ class SinkByWindows(Sink):
 
 
 if __name__ == "__main__":
-    kvtwin.main([Contiguous, ContiguousDynamic, Cells, CellsDynamic, Ring,
-                 RingByWindows, Sink, SinkByWindows], list, "executorch.md")
+    torch.set_num_threads(1)
+    kvtwin.main([Contiguous, ContiguousDynamic, Cells, CellsDynamic, Full,
+                 FullDynamic, Custom, CustomFitting, Ring, RingByWindows, Sink,
+                 SinkByWindows], list, "executorch.md")

@@ -175,6 +175,8 @@ def expected(op, then, answer, cls):
 
 def check(recordings):
     """For each recording why it is rejected, or None."""
+    if not recordings:
+        return []
     text = "\n".join(line for lines in recordings for line in lines)
     out = subprocess.run([KVTWIN, "check", "--json", "-"], input=text,
                          stdout=subprocess.PIPE, text=True).stdout
