@@ -9,8 +9,16 @@ from executorch.examples.models.llama.source_transformation import attention_sin
 from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
     CustomKVCache)
 from executorch.extension.llm.cache import reference_cache as reference
+from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
 
 REFUSALS = ("KV cache overflow", "out of bounds", "Expected cond to be True")
+
+
+def check(setup):
+    """Refuses setups that these caches do not have."""
+    kvtwin.check_memory(setup)
+    if setup.v_head_dim > setup.k_head_dim or setup.dtype != "f32":
+        raise kvtwin.NotSupported
 
 
 def heads_first(rows, dim):
@@ -59,8 +67,7 @@ class Contiguous:
     sizing = reference.CacheSizing.STATIC
 
     def __init__(self, setup):
-        if setup.window is not None and setup.memory < setup.capacity:
-            raise kvtwin.NotSupported
+        check(setup)
         self.setup = setup
         self.cache = reference.ContiguousReferenceCache(
             config_of(setup, self.sizing))
@@ -160,6 +167,7 @@ class Full(Contiguous):
         name="KVCache", kinds={"causal"}, can={"remove_tail", "refuse_full"})
 
     def __init__(self, setup):
+        check(setup)
         self.setup, self.length, self.got = setup, 0, {}
         self.caches = [self.make() for _ in range(setup.layers)]
 
@@ -197,6 +205,7 @@ class FullDynamic(Full):
 
 
 class Custom(Full):
+    """Its update calls llama.update_cache, which the module custom_ops registers."""
     kvtwin = kvtwin.Description(
         name="CustomKVCache, eager", kinds={"causal"},
         can={"remove_tail", "refuse_full"})
@@ -224,8 +233,7 @@ class Ring(Contiguous):
     longest = 2  # Windows of tokens in an update; a longer batch is divided.
 
     def __init__(self, setup):
-        if setup.memory < setup.capacity:
-            raise kvtwin.NotSupported
+        check(setup)
         self.setup, self.window = setup, setup.window + 1  # It counts the query.
         self.caches = [self.make() for _ in range(setup.layers)]
         self.length = self.written = 0

@@ -97,8 +97,7 @@ class Appended:
     share = True  # past_present_share_buffer.
 
     def __init__(self, setup):
-        if setup.kind == "swa_mem" and setup.memory < setup.capacity:
-            raise kvtwin.NotSupported
+        kvtwin.check_memory(setup)
         if setup.capacity >= TOKENS:  # All tokens of a sequence differ.
             raise kvtwin.NotSupported
         self.setup = setup
