@@ -112,7 +112,10 @@ class Appended:
         if self.generator.token_count() != positions[0]:
             raise ValueError(f"{self.generator.token_count()} tokens are "
                              f"reported, expected {positions[0]}")
-        batch = [3 + (self.made + i) % TOKENS for i in range(len(positions))]
+        unused = [token for token in (3 + (self.made + i) % TOKENS
+                                      for i in range(TOKENS))
+                  if token not in self.tokens]
+        batch = [unused[i % len(unused)] for i in range(len(positions))]
         try:
             self.feed(batch)
         except RuntimeError as error:
