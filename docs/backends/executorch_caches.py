@@ -5,9 +5,8 @@ import numpy as np
 import pipe as kvtwin
 import torch
 from executorch.examples.models.llama.attention import KVCache, RingKVCache
-from executorch.examples.models.llama.source_transformation import attention_sink
-from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
-    CustomKVCache)
+from executorch.examples.models.llama.source_transformation import (
+    attention_sink, custom_kv_cache)
 from executorch.extension.llm.cache import reference_cache as reference
 from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
 
@@ -60,7 +59,7 @@ def mask_of(spec, queries, columns):
 
 
 class Contiguous:
-    """One sequence, without rollback. The cache itself refuses what does not fit."""
+    """One sequence, without rollback. The cache refuses what does not fit."""
     kvtwin = kvtwin.Description(
         name="ContiguousReferenceCache, static", kinds={"causal", "swa_mem"},
         can={"refuse_full"})
@@ -79,7 +78,7 @@ class Contiguous:
             self.overfill()
 
     def overfill(self):
-        """Gives a batch that does not fit to the first layer, as a model does."""
+        """Gives a batch that does not fit to the first layer, as models do."""
         rows = (len(self.positions), self.setup.kv_heads)
         try:
             self.put(0, np.zeros((*rows, self.setup.k_head_dim), np.float32),
@@ -124,7 +123,8 @@ class Cells(Contiguous):
     """Several sequences, which share cells."""
     kvtwin = kvtwin.Description(
         name="CellReferenceCache, static", kinds={"causal", "swa_mem"},
-        can={"remove_tail", "copy_prefix", "mix", "refuse_full"}, max_sequences=3)
+        can={"remove_tail", "copy_prefix", "mix", "refuse_full"},
+        max_sequences=3)
 
     def __init__(self, setup):
         super().__init__(setup)
@@ -156,13 +156,14 @@ class Cells(Contiguous):
 class CellsDynamic(Cells):
     kvtwin = kvtwin.Description(
         name="CellReferenceCache, dynamic", kinds={"causal", "swa_mem"},
-        can={"remove_tail", "copy_prefix", "mix", "refuse_full"}, max_sequences=3)
+        can={"remove_tail", "copy_prefix", "mix", "refuse_full"},
+        max_sequences=3)
     sizing = reference.CacheSizing.DYNAMIC
 
 
 class Full(Contiguous):
-    """One sequence in a cache of one tensor for each layer. The caller has the length
-    of the sequence, and a lower next position rolls it back."""
+    """One sequence in a cache of one tensor for each layer. The caller has the
+    length of the sequence, and a lower next position rolls it back."""
     kvtwin = kvtwin.Description(
         name="KVCache", kinds={"causal"}, can={"remove_tail", "refuse_full"})
 
@@ -205,14 +206,15 @@ class FullDynamic(Full):
 
 
 class Custom(Full):
-    """Its update calls llama.update_cache, which the module custom_ops registers."""
+    """Its update calls llama.update_cache, which custom_ops registers."""
     kvtwin = kvtwin.Description(
         name="CustomKVCache, eager", kinds={"causal"},
         can={"remove_tail", "refuse_full"})
 
     def make(self):
-        return CustomKVCache(1, self.setup.capacity, self.setup.kv_heads,
-                             self.setup.k_head_dim)
+        return custom_kv_cache.CustomKVCache(
+            1, self.setup.capacity, self.setup.kv_heads,
+            self.setup.k_head_dim)
 
 
 class CustomFitting(Custom):

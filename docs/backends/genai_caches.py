@@ -89,8 +89,8 @@ def make_model(window, share):
 
 
 class Appended:
-    """Appends all tokens by append_tokens. Subclasses decode as well. A batch that
-    does not fit is refused by the engine."""
+    """Appends all tokens by append_tokens. Subclasses decode as well. The
+    engine refuses a batch that does not fit."""
     kvtwin = kvtwin.Description(
         name="append_tokens, rewind_to", kinds={"causal", "swa_mem"},
         can={"remove_tail", "refuse_full"})

@@ -184,6 +184,15 @@ class Static(Cache):
             config=self.config, max_cache_len=self.setup.capacity)
 
 
+class StaticCropped(Static):
+    kvtwin = kvtwin.Description(
+        name="StaticCache, cropped", kinds={"causal", "chunked", "swa_mem"},
+        can={"remove_tail"}, cannot={"bound_memory"})
+
+    def can_crop(self, length):
+        return self.cache.is_croppable
+
+
 class StaticOverrun(Static):
     """Filled beyond max_cache_len, which a full layer answers with an
     IndexError."""
@@ -197,18 +206,18 @@ class StaticOverrun(Static):
 
 
 class StaticRefusing(Static):
-    """StaticLayer itself refuses a batch that does not fit, in the first layer."""
+    """StaticLayer refuses a batch that does not fit, in the first layer."""
     kvtwin = kvtwin.Description(
         name="StaticCache, which refuses batches itself", kinds={"causal"},
         can={"remove_tail", "refuse_full"})
 
     def start_forward(self, positions, sequences):
         if len(positions) > self.setup.capacity - positions[0]:
+            key, value = (
+                np.zeros((len(positions), self.setup.kv_heads, dim), np.float32)
+                for dim in (self.setup.k_head_dim, self.setup.v_head_dim))
             try:
-                self.put(0, *(np.zeros((len(positions), self.setup.kv_heads, dim),
-                                       np.float32)
-                              for dim in (self.setup.k_head_dim,
-                                          self.setup.v_head_dim)))
+                self.put(0, key, value)
             except IndexError as error:
                 raise kvtwin.CacheFull from error
             raise ValueError("a full StaticLayer takes a batch")
@@ -219,7 +228,8 @@ class StaticWindow(Static):
     """max_cache_len is half of the capacity, and no smaller than the window."""
     kvtwin = kvtwin.Description(
         name="StaticCache, sliding or chunked, beyond max_cache_len",
-        kinds={"chunked", "swa_mem"}, can={"remove_tail"}, cannot={"bound_memory"})
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
 
     def make(self):
         short = (self.setup.capacity + 1) // 2
@@ -408,8 +418,9 @@ def generation():
 
 CLASSES = [
     Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo, SlidingRecorded,
-    Assisted, Static, StaticOverrun, StaticWindow, StaticRefusing, Batch,
-    StaticBatch, Quantized, QuantizedBatch, QuantizedSelect,
+    Assisted, Static, StaticCropped, StaticOverrun, StaticWindow,
+    StaticRefusing, Batch, StaticBatch, Quantized, QuantizedBatch,
+    QuantizedSelect,
 ]
 
 
