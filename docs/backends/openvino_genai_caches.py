@@ -230,9 +230,6 @@ CASES = {
         enable_prefix_caching=False, num_kv_blocks=8),
     "no prefix caching, memory for 3 blocks, which some requests exceed": dict(
         enable_prefix_caching=False, num_kv_blocks=3),
-    "the same, with whole prompts": dict(
-        enable_prefix_caching=False, num_kv_blocks=3,
-        max_num_batched_tokens=256, dynamic_split_fuse=False),
     "prefix caching, prompts in pieces of 16 tokens": dict(
         enable_prefix_caching=True, num_kv_blocks=24, max_num_batched_tokens=16,
         dynamic_split_fuse=True),
