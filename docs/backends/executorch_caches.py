@@ -4,9 +4,20 @@ docs/backends/executorch.md."""
 import numpy as np
 import pipe as kvtwin
 import torch
-from executorch.examples.models.llama.attention import RingKVCache
-from executorch.examples.models.llama.source_transformation import attention_sink
+from executorch.examples.models.llama.attention import KVCache, RingKVCache
+from executorch.examples.models.llama.source_transformation import (
+    attention_sink, custom_kv_cache)
 from executorch.extension.llm.cache import reference_cache as reference
+from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
+
+REFUSALS = ("KV cache overflow", "out of bounds", "Expected cond to be True")
+
+
+def check(setup):
+    """Refuses setups that these caches do not have."""
+    kvtwin.check_memory(setup)
+    if setup.v_head_dim > setup.k_head_dim:
+        raise kvtwin.NotSupported
 
 
 def heads_first(rows, dim):
@@ -48,23 +59,35 @@ def mask_of(spec, queries, columns):
 
 
 class Contiguous:
-    """One sequence, without rollback."""
+    """One sequence, without rollback. The cache refuses what does not fit."""
     kvtwin = kvtwin.Description(
-        name="ContiguousReferenceCache, static", kinds={"causal", "swa_mem"})
+        name="ContiguousReferenceCache, static", kinds={"causal", "swa_mem"},
+        can={"refuse_full"})
     sizing = reference.CacheSizing.STATIC
 
     def __init__(self, setup):
-        if setup.window is not None and setup.memory < setup.capacity:
-            raise kvtwin.NotSupported
+        check(setup)
         self.setup = setup
         self.cache = reference.ContiguousReferenceCache(
             config_of(setup, self.sizing))
         self.got = {}
 
     def start_forward(self, positions, sequences):
-        if positions[-1] >= self.setup.capacity:
-            raise kvtwin.CacheFull
         self.positions = torch.tensor(positions)[:, None]
+        if positions[-1] >= self.setup.capacity:
+            self.overfill()
+
+    def overfill(self):
+        """Gives a batch that does not fit to the first layer, as models do."""
+        rows = (len(self.positions), self.setup.kv_heads)
+        try:
+            self.put(0, np.zeros((*rows, self.setup.k_head_dim), np.float32),
+                     np.zeros((*rows, self.setup.v_head_dim), np.float32))
+        except (IndexError, RuntimeError) as error:
+            if not any(text in str(error) for text in REFUSALS):
+                raise
+            raise kvtwin.CacheFull from error
+        raise ValueError("a batch that does not fit raises no error")
 
     def put(self, layer, key, value):
         self.got[layer] = self.cache.update_and_fetch(
@@ -91,7 +114,8 @@ class Contiguous:
 
 class ContiguousDynamic(Contiguous):
     kvtwin = kvtwin.Description(
-        name="ContiguousReferenceCache, dynamic", kinds={"causal", "swa_mem"})
+        name="ContiguousReferenceCache, dynamic", kinds={"causal", "swa_mem"},
+        can={"refuse_full"})
     sizing = reference.CacheSizing.DYNAMIC
 
 
@@ -99,16 +123,21 @@ class Cells(Contiguous):
     """Several sequences, which share cells."""
     kvtwin = kvtwin.Description(
         name="CellReferenceCache, static", kinds={"causal", "swa_mem"},
-        can={"remove_tail", "copy_prefix", "mix"}, max_sequences=3)
+        can={"remove_tail", "copy_prefix", "mix", "refuse_full"},
+        max_sequences=3)
 
     def __init__(self, setup):
         super().__init__(setup)
         self.cache = reference.CellReferenceCache(config_of(setup, self.sizing))
 
     def start_forward(self, positions, sequences):
-        if not self.cache.can_extend(len(positions)):
-            raise kvtwin.CacheFull
-        self.cache.begin_step(sequences)
+        fits = self.cache.can_extend(len(positions))
+        try:
+            self.cache.begin_step(sequences)
+        except RuntimeError as error:
+            if fits or "KV cache full" not in str(error):
+                raise
+            raise kvtwin.CacheFull from error
         self.positions = torch.tensor(positions)[:, None]
 
     def remove(self, sequence, begin, end):
@@ -127,8 +156,75 @@ class Cells(Contiguous):
 class CellsDynamic(Cells):
     kvtwin = kvtwin.Description(
         name="CellReferenceCache, dynamic", kinds={"causal", "swa_mem"},
-        can={"remove_tail", "copy_prefix", "mix"}, max_sequences=3)
+        can={"remove_tail", "copy_prefix", "mix", "refuse_full"},
+        max_sequences=3)
     sizing = reference.CacheSizing.DYNAMIC
+
+
+class Full(Contiguous):
+    """One sequence in a cache of one tensor for each layer. The caller has the
+    length of the sequence, and a lower next position rolls it back."""
+    kvtwin = kvtwin.Description(
+        name="KVCache", kinds={"causal"}, can={"remove_tail", "refuse_full"})
+
+    def __init__(self, setup):
+        check(setup)
+        self.setup, self.length, self.got = setup, 0, {}
+        self.caches = [self.make() for _ in range(setup.layers)]
+
+    def make(self):
+        return KVCache(1, self.setup.capacity, self.setup.kv_heads,
+                       self.setup.k_head_dim, False)
+
+    def start_forward(self, positions, sequences):
+        super().start_forward(positions, sequences)
+        self.length = positions[-1] + 1
+
+    def put(self, layer, key, value):
+        self.got[layer] = self.caches[layer].update(
+            self.positions[:, 0], *self.padded(key, value))
+
+    def get(self, layer):
+        columns = np.arange(self.setup.capacity)
+        return *self.cut(*self.got[layer]), columns <= self.positions.numpy()
+
+    def remove(self, sequence, begin, end):
+        self.length = begin
+
+    def can_resume(self, sequence, position):
+        return position <= self.length
+
+
+class FullDynamic(Full):
+    kvtwin = kvtwin.Description(
+        name="KVCache, dynamic shapes", kinds={"causal"},
+        can={"remove_tail", "refuse_full"})
+
+    def make(self):
+        return KVCache(1, self.setup.capacity, self.setup.kv_heads,
+                       self.setup.k_head_dim, True)
+
+
+class Custom(Full):
+    """Its update calls llama.update_cache, which custom_ops registers."""
+    kvtwin = kvtwin.Description(
+        name="CustomKVCache, eager", kinds={"causal"},
+        can={"remove_tail", "refuse_full"})
+
+    def make(self):
+        return custom_kv_cache.CustomKVCache(
+            1, self.setup.capacity, self.setup.kv_heads,
+            self.setup.k_head_dim)
+
+
+class CustomFitting(Custom):
+    """As Custom, for batches that fit."""
+    kvtwin = kvtwin.Description(
+        name="CustomKVCache, eager, batches that fit", kinds={"causal"},
+        can={"remove_tail"})
+
+    def overfill(self):
+        raise kvtwin.CacheFull
 
 
 class Ring(Contiguous):
@@ -139,8 +235,7 @@ class Ring(Contiguous):
     longest = 2  # Windows of tokens in an update; a longer batch is divided.
 
     def __init__(self, setup):
-        if setup.memory < setup.capacity:
-            raise kvtwin.NotSupported
+        check(setup)
         self.setup, self.window = setup, setup.window + 1  # It counts the query.
         self.caches = [self.make() for _ in range(setup.layers)]
         self.length = self.written = 0
@@ -210,5 +305,7 @@ class SinkByWindows(Sink):
 
 
 if __name__ == "__main__":
-    kvtwin.main([Contiguous, ContiguousDynamic, Cells, CellsDynamic, Ring,
-                 RingByWindows, Sink, SinkByWindows], list, "executorch.md")
+    torch.set_num_threads(1)
+    kvtwin.main([Contiguous, ContiguousDynamic, Cells, CellsDynamic, Full,
+                 FullDynamic, Custom, CustomFitting, Ring, RingByWindows, Sink,
+                 SinkByWindows], list, "executorch.md")

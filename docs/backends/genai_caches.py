@@ -12,6 +12,8 @@ import pipe as kvtwin
 from onnx import TensorProto, helper, numpy_helper
 
 VOCAB, HEADS = 64, 2
+TOKENS = VOCAB - 3  # The first three are special tokens.
+REFUSALS = ("exceeds max length", "already at max_length")
 
 
 def graph(window):
@@ -87,32 +89,41 @@ def make_model(window, share):
 
 
 class Appended:
-    """Appends all tokens by append_tokens. Subclasses decode as well."""
+    """Appends all tokens by append_tokens. Subclasses decode as well. The
+    engine refuses a batch that does not fit."""
     kvtwin = kvtwin.Description(
         name="append_tokens, rewind_to", kinds={"causal", "swa_mem"},
-        can={"remove_tail"})
+        can={"remove_tail", "refuse_full"})
     share = True  # past_present_share_buffer.
 
     def __init__(self, setup):
-        if setup.kind == "swa_mem" and setup.memory < setup.capacity:
+        kvtwin.check_memory(setup)
+        if setup.capacity >= TOKENS:  # All tokens of a sequence differ.
             raise kvtwin.NotSupported
         self.setup = setup
         self.model = make_model(setup.window, self.share)
         parameters = genai.GeneratorParams(self.model)
-        parameters.set_search_options(max_length=64)
+        parameters.set_search_options(max_length=setup.capacity)
         self.generator = genai.Generator(self.model, parameters)
         self.tokens, self.rows, self.made = [], [], 0
         self.rewound = False
 
     def start_forward(self, positions, sequences):
-        if positions[-1] >= self.setup.capacity:
-            raise kvtwin.CacheFull
         if self.generator.token_count() != positions[0]:
             raise ValueError(f"{self.generator.token_count()} tokens are "
                              f"reported, expected {positions[0]}")
-        batch = [3 + (self.made + i) % 61 for i in range(len(positions))]
+        unused = [token for token in (3 + (self.made + i) % TOKENS
+                                      for i in range(TOKENS))
+                  if token not in self.tokens]
+        batch = [unused[i % len(unused)] for i in range(len(positions))]
+        try:
+            self.feed(batch)
+        except RuntimeError as error:
+            if (positions[-1] < self.setup.capacity
+                    or not any(text in str(error) for text in REFUSALS)):
+                raise
+            raise kvtwin.CacheFull from error
         self.made += len(batch)
-        self.feed(batch)
         self.rewound = False
         self.tokens += batch
         self.rows += [{} for _ in batch]
@@ -161,7 +172,7 @@ class Appended:
 class Generated(Appended):
     kvtwin = kvtwin.Description(
         name="a token alone by generate_next_token", kinds={"causal", "swa_mem"},
-        can={"remove_tail"})
+        can={"remove_tail", "refuse_full"})
 
     def feed(self, batch):
         if self.tokens and len(batch) == 1 and not self.rewound:
@@ -207,7 +218,7 @@ class TurnsAsked(Turns):
 class AppendedAlone(Appended):
     kvtwin = kvtwin.Description(
         name="append_tokens, rewind_to, past_present_share_buffer=false",
-        kinds={"causal", "swa_mem"}, can={"remove_tail"})
+        kinds={"causal", "swa_mem"}, can={"remove_tail", "refuse_full"})
     share = False
 
 
@@ -215,7 +226,7 @@ class GeneratedAlone(Generated):
     kvtwin = kvtwin.Description(
         name="a token alone by generate_next_token, "
              "past_present_share_buffer=false", kinds={"causal", "swa_mem"},
-        can={"remove_tail"})
+        can={"remove_tail", "refuse_full"})
     share = False
 
 

@@ -187,13 +187,19 @@ def played(folder, alone, requests, **options):
         read()
     else:
         return "2000 steps do not finish the requests"
+    room = scheduler.num_kv_blocks * BLOCK
+    fit = all(len(prompt) + request[3] <= room
+              for (prompt, _), request in zip(handles, requests))
     for number, (prompt, handle) in enumerate(handles):
         made = known[number][len(prompt):]
         if reason := alone.wrong(prompt, made):
             return f"request {number}: {reason}"
-        if (handle.get_status() == genai.GenerationStatus.FINISHED
-                and len(made) != requests[number][3]):
-            return f"request {number} has {len(made)} tokens"
+        status, answer = handle.get_status(), requests[number][3]
+        if status == genai.GenerationStatus.FINISHED:
+            if len(made) != answer:
+                return f"request {number} has {len(made)} tokens"
+        elif fit:
+            return f"all requests fit, and request {number} is {status.name}"
     return None
 
 
@@ -222,6 +228,8 @@ CASES = {
         enable_prefix_caching=True, num_kv_blocks=8),
     "no prefix caching, memory for 8 blocks": dict(
         enable_prefix_caching=False, num_kv_blocks=8),
+    "no prefix caching, memory for 3 blocks, which some requests exceed": dict(
+        enable_prefix_caching=False, num_kv_blocks=3),
     "prefix caching, prompts in pieces of 16 tokens": dict(
         enable_prefix_caching=True, num_kv_blocks=24, max_num_batched_tokens=16,
         dynamic_split_fuse=True),

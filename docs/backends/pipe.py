@@ -145,16 +145,10 @@ def record(history, cls):
     """The recording of `history`, and what the cache raised, if anything."""
     calls = subprocess.run([KVTWIN, "gen", history], check=True,
                            stdout=subprocess.PIPE, text=True).stdout
-    lines, answers = [], None
-    for line in calls.splitlines():
-        op = json.loads(line)
-        if answers is None:
-            op.update(placement="other", producer=cls.kvtwin.name)
-            answers = Answers(cls, op)
-            lines.append(json.dumps(op))
-            continue
-        if op["op"] in ("put", "get") and not answers.batch:
-            continue  # Its start_forward was refused.
+    ops = [json.loads(line) for line in calls.splitlines()]
+    ops[0].update(placement="other", producer=cls.kvtwin.name)
+    answers, lines = Answers(cls, ops[0]), [json.dumps(ops[0])]
+    for op, then in zip(ops[1:], [*ops[2:], {"op": None}]):
         try:
             if told_no(answers, op):
                 break
@@ -163,13 +157,26 @@ def record(history, cls):
             text = f"{op['op']} raised {type(error).__name__}: {error}"
             return lines, text.strip()
         lines.append(json.dumps({**op, **answer}))
-        if answer.get("result") in ("not_supported", "cache_full"):
-            break  # The code below takes it to be done.
+        if not expected(op, then, answer, cls):
+            break
     return lines, None
+
+
+def expected(op, then, answer, cls):
+    """Whether `then`, the operation that follows, takes this answer for given.
+    Rows follow a batch that fits the capacity."""
+    result = answer.get("result")
+    if op["op"] == "start_forward":
+        fits = then["op"] == "put"
+        return fits == (result == "ok") and (
+            fits or "refuse_full" in cls.kvtwin.can)
+    return result != "not_supported"
 
 
 def check(recordings):
     """For each recording why it is rejected, or None."""
+    if not recordings:
+        return []
     text = "\n".join(line for lines in recordings for line in lines)
     out = subprocess.run([KVTWIN, "check", "--json", "-"], input=text,
                          stdout=subprocess.PIPE, text=True).stdout

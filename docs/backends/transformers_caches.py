@@ -1,6 +1,7 @@
 """The caches of Hugging Face transformers, with transformers' own masks, under
 kvtwin's oracle: docs/backends/transformers.md."""
 
+import numpy as np
 import pipe as kvtwin
 import torch
 import transformers
@@ -57,11 +58,11 @@ class Cache:
 
     def start_forward(self, positions, sequences):
         start = self.length()
-        if start + len(positions) > self.setup.capacity:
-            raise kvtwin.CacheFull  # generate() ends here as well.
         if positions[0] != start:
             raise ValueError(f"the cache reports {start} tokens, expected "
                              f"{positions[0]}")
+        if start + len(positions) > self.setup.capacity:
+            raise kvtwin.CacheFull  # generate() ends here as well.
         self.queries = len(positions)
         self.mask = MASKS[self.setup.kind](
             config=self.config, inputs_embeds=torch.zeros(1, self.queries, 1),
@@ -183,6 +184,15 @@ class Static(Cache):
             config=self.config, max_cache_len=self.setup.capacity)
 
 
+class StaticCropped(Static):
+    kvtwin = kvtwin.Description(
+        name="StaticCache, cropped", kinds={"causal", "chunked", "swa_mem"},
+        can={"remove_tail"}, cannot={"bound_memory"})
+
+    def can_crop(self, length):
+        return self.cache.is_croppable
+
+
 class StaticOverrun(Static):
     """Filled beyond max_cache_len, which a full layer answers with an
     IndexError."""
@@ -193,6 +203,39 @@ class StaticOverrun(Static):
     def make(self):
         return transformers.StaticCache(
             config=self.config, max_cache_len=(self.setup.capacity + 1) // 2)
+
+
+class StaticRefusing(Static):
+    """StaticLayer refuses a batch that does not fit, in the first layer."""
+    kvtwin = kvtwin.Description(
+        name="StaticCache, which refuses batches itself", kinds={"causal"},
+        can={"remove_tail", "refuse_full"})
+
+    def start_forward(self, positions, sequences):
+        if len(positions) > self.setup.capacity - positions[0]:
+            key, value = (
+                np.zeros((len(positions), self.setup.kv_heads, dim), np.float32)
+                for dim in (self.setup.k_head_dim, self.setup.v_head_dim))
+            try:
+                self.put(0, key, value)
+            except IndexError as error:
+                raise kvtwin.CacheFull from error
+            raise ValueError("a full StaticLayer takes a batch")
+        super().start_forward(positions, sequences)
+
+
+class StaticWindow(Static):
+    """max_cache_len is half of the capacity, and no smaller than the window."""
+    kvtwin = kvtwin.Description(
+        name="StaticCache, sliding or chunked, beyond max_cache_len",
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"},
+        cannot={"bound_memory"})
+
+    def make(self):
+        short = (self.setup.capacity + 1) // 2
+        if (self.setup.chunk or self.setup.window + 1) > short:
+            raise kvtwin.NotSupported
+        return transformers.StaticCache(config=self.config, max_cache_len=short)
 
 
 class Exact(cache_utils.QuantizedLayer):
@@ -375,8 +418,9 @@ def generation():
 
 CLASSES = [
     Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo, SlidingRecorded,
-    Assisted, Static, StaticOverrun, Batch, StaticBatch, Quantized,
-    QuantizedBatch, QuantizedSelect,
+    Assisted, Static, StaticCropped, StaticOverrun, StaticWindow,
+    StaticRefusing, Batch, StaticBatch, Quantized, QuantizedBatch,
+    QuantizedSelect,
 ]
 
 
