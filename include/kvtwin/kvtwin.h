@@ -1044,9 +1044,9 @@ enum kvtwin_ability {
    * pinned states as `pins` says (R14, R15). */
   KVTWIN_CAN_DRAFT_STATES = 1 << 17,
   KVTWIN_CAN_PIN = 1 << 18,
-  /* Some batches are longer than the rest of the capacity of their sequence. The
-   * cache stores such a batch whole, or refuses it with KVTWIN_CACHE_FULL: then
-   * no sequence changes, except for what the batch evicts (S12). */
+  /* Some batches are longer than the rest of the capacity of their sequence.
+   * The cache stores such a batch whole, or refuses it with KVTWIN_CACHE_FULL:
+   * then no sequence changes, except for what the batch evicts (S12). */
   KVTWIN_CAN_REFUSE_FULL = 1 << 19
 };
 /* Abilities that most backends have. If yours declares that it lacks one, the
