@@ -77,7 +77,9 @@ std::string TwoLayers(int k_head_dim, int v_head_dim) {
   std::vector<int> key(AsSize(3 * k_head_dim), 1);
   std::vector<int> value(AsSize(3 * v_head_dim));
   std::iota(value.begin(), value.end(), 20);
-  return Header() + kPass +
+  std::string header = Header();
+  header.replace(header.find(R"("layers":1)"), 10, R"("layers":2)");
+  return header + kPass +
          fmt::format(
              R"({{"op":"put","layer":1,"key":{{"shape":[{},1,3],"data":{}}},)"
              R"("value":{{"shape":[{},1,3],"data":{}}}}})"
