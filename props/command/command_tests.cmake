@@ -544,7 +544,8 @@ if(TARGET kvtwin_shared)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_twin_is_full EXIT 0 BACKEND twin_backend
     PRINTS "positions .0 1., sequences .0 0.. -> cache_full"
-    ARGS run --level visibility "kvt1 cells=1 batch=2 legal=1 | put 0*1 overfull")
+    ARGS run --level visibility
+    "kvt1 cells=1 batch=2 legal=1 | put 0*1 overfull | put 0*1")
   kvtwin_command_test(backend_twin EXIT 0 BACKEND twin_backend
     PRINTS "^identity    holds .claimed." ARGS fuzz --ops 50000)
   kvtwin_command_test(backend_twin_visibility EXIT 0 BACKEND twin_backend
