@@ -6,7 +6,7 @@ import exllamav3_steps
 import page
 import torch
 from exllamav3_repairs import REPAIRS, repaired
-from shrink import shrink
+from histories import judged
 
 HISTORIES = 120
 #: The setups in which bugs are shown alone, and how many histories are tried.
@@ -15,34 +15,17 @@ ALONE = [("banned", "Banned", 120), ("waiting", "Plain", 120),
          ("taken", "Plain", 400), ("full", "SmallRequeued", 120)]
 
 
-def judged(setup, histories):
-    """Yields the shortest history that goes wrong and what is wrong, or how
-    many are right."""
-    for seed in range(histories):
-        drawn, ops = exllamav3_steps.draw(seed, setup)
-        said = exllamav3_steps.judge(drawn, ops)
-        if said:
-            kind = exllamav3_steps.kind(said)
-            ops = shrink(ops, lambda ops: exllamav3_steps.kind(
-                exllamav3_steps.judge(drawn, ops)) == kind)
-            yield f"pages={drawn.pages} " + " | ".join(
-                " ".join(str(part) for part in op) for op in ops)
-            yield exllamav3_steps.judge(drawn, ops)
-            return
-    yield f"{histories} histories: right"
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     setups, lines = exllamav3_steps.SETUPS, []
     for name, setup in setups.items():
-        lines += page.say(name, judged(setup, HISTORIES))
+        lines += page.say(name, judged(exllamav3_steps, setup, HISTORIES))
     for bug, name, histories in ALONE:
         with repaired([name for name in REPAIRS if name != bug]):
             lines += page.say(f"{name}, all repaired but {bug}",
-                              judged(setups[name], histories))
+                              judged(exllamav3_steps, setups[name], histories))
     for name, setup in setups.items():
         with repaired(REPAIRS):
             lines += page.say(f"{name}, all repaired",
-                              judged(setup, HISTORIES))
+                              judged(exllamav3_steps, setup, HISTORIES))
     page.compare(lines, "exllamav3.md")

@@ -5,7 +5,6 @@ row that a step needs is checked."""
 
 import dataclasses
 import random
-import re
 import signal
 import types
 
@@ -19,6 +18,7 @@ from exllamav3.generator import cpu_cache
 from exllamav3.generator.sampler import Sampler
 from exllamav3.modules.gated_delta_net import GDNState
 from hashes import mix
+from histories import raised
 
 PAGE = exllamav3_stubs.PAGE
 LETTERS = 32  # The size of the vocabulary, padded.
@@ -429,20 +429,12 @@ def judge(setup, ops):
         return str(wrong)
     except (AssertionError, ValueError, IndexError, KeyError, RuntimeError,
             AttributeError, TypeError) as error:
-        frame = error.__traceback__
-        while frame.tb_next:
-            frame = frame.tb_next
-        text = f": {error}" if str(error) else ""
-        return (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}"
-                f"{text}")
+        return raised(error).removesuffix(": ")
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def kind(said):
-    return said and re.sub(r"\d+", "N", said)
-
-
+ROOM = "pages"  # The size that a history draws and shows.
 SETUPS = {
     "Plain": Setup(options=(0, 1)),
     "Small": Setup(pages=4, options=(0, 1)),

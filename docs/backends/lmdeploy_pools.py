@@ -11,6 +11,7 @@ import lmdeploy_steps
 import numpy as np
 import page
 import torch
+from histories import judged
 from lmdeploy.pytorch.config import CacheConfig, SchedulerConfig
 from lmdeploy.pytorch.messages import SequenceMeta, UpdateTokenMode
 from lmdeploy.pytorch.paging import Scheduler
@@ -168,19 +169,6 @@ class Control(Full):
 POOLS = [Full, Window, Control]
 
 
-def stepped(setup):
-    """Histories of the engine and a worker (lmdeploy_steps.py)."""
-    for seed in range(HISTORIES):
-        drawn, ops = lmdeploy_steps.draw(seed, setup)
-        if lmdeploy_steps.judge(drawn, ops):
-            ops = lmdeploy_steps.shrink(drawn, ops)
-            yield f"blocks={drawn.blocks} " + " | ".join(
-                " ".join(str(part) for part in op) for op in ops)
-            yield lmdeploy_steps.judge(drawn, ops)
-            return
-    yield f"{HISTORIES} histories: right"
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     LINES, WRONG = [], {}
@@ -188,11 +176,12 @@ if __name__ == "__main__":
         LINES += page.say(f"{pool.__name__}: {pool.kvtwin.name}",
                           page.judged(pool, OPERATIONS))
     for name, setup in lmdeploy_steps.SETUPS.items():
-        said = list(stepped(setup))
+        said = list(judged(lmdeploy_steps, setup, HISTORIES))
         LINES += page.say(f"Engine, {name}", said)
         if len(said) > 1:
             WRONG[name] = setup
     lmdeploy_steps.repair()
     for name, setup in WRONG.items():
-        LINES += page.say(f"Engine, {name}, two bugs repaired", stepped(setup))
+        LINES += page.say(f"Engine, {name}, two bugs repaired",
+                          judged(lmdeploy_steps, setup, HISTORIES))
     page.compare(LINES, "lmdeploy.md")

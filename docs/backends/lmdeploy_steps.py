@@ -9,13 +9,13 @@ import dataclasses
 import itertools
 import os
 import random
-import re
 import types
 
 os.environ.setdefault("LMDEPLOY_LOG_LEVEL", "CRITICAL")
 
 import torch
 from hashes import mix
+from histories import raised
 from lmdeploy.pytorch.config import CacheConfig, SchedulerConfig
 from lmdeploy.pytorch.disagg.config import EngineRole
 from lmdeploy.pytorch.engine.engine_loop import EngineLoop, EngineLoopConfig
@@ -469,47 +469,10 @@ def judge(setup, ops):
         return str(wrong)
     except (AssertionError, ValueError, IndexError, KeyError, MemoryError,
             RuntimeError, AttributeError, TypeError) as error:
-        frame = error.__traceback__
-        while frame.tb_next:
-            frame = frame.tb_next
-        return (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}: "
-                f"{error}")
+        return raised(error)
 
 
-def kind(said):
-    return said and re.sub(r"\d+", "N", said)
-
-
-def shrink(setup, ops):
-    """Shrinks a history that is wrong by leaving out calls and making numbers
-    smaller."""
-    expected = kind(judge(setup, ops))
-
-    def wrong(ops):
-        return kind(judge(setup, ops)) == expected
-
-    again = True
-    while again:
-        again = False
-        for size in (8, 4, 2, 1):
-            at = 0
-            while at < len(ops):
-                less = ops[:at] + ops[at + size:]
-                if wrong(less):
-                    ops, again = less, True
-                else:
-                    at += size
-        for i, (name, *numbers) in enumerate(ops):
-            for j in range(len(numbers)):
-                for smaller in (0, 1, numbers[j] // 2, numbers[j] - 1):
-                    if 0 <= smaller < numbers[j]:
-                        less = [*numbers[:j], smaller, *numbers[j + 1:]]
-                        if wrong([*ops[:i], (name, *less), *ops[i + 1:]]):
-                            ops[i], numbers, again = (name, *less), less, True
-                            break
-    return ops
-
-
+ROOM = "blocks"  # The size that a history draws and shows.
 SETUPS = {
     "Full": Setup(),
     "NotFound": Setup(found=False),

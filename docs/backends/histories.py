@@ -1,0 +1,64 @@
+"""Histories of engines that run step by step: lists of calls, each a name and
+numbers."""
+
+import re
+
+
+def raised(error):
+    """Returns the type of an error, the function that raised it, and its text."""
+    frame = error.__traceback__
+    while frame.tb_next:
+        frame = frame.tb_next
+    return (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}: "
+            f"{error}")
+
+
+def kind(said):
+    """Returns what was wrong, without its numbers."""
+    return said and re.sub(r"\d+", "N", said)
+
+
+def shrink(ops, wrong):
+    """Leaves out calls and makes numbers smaller, as long as wrong(ops)."""
+    again = True
+    while again:
+        again = False
+        for size in (8, 4, 2, 1):
+            at = 0
+            while at < len(ops):
+                less = ops[:at] + ops[at + size:]
+                if wrong(less):
+                    ops, again = less, True
+                else:
+                    at += size
+        for i in range(len(ops)):
+            for j in range(1, len(ops[i])):
+                for less in smaller(ops, i, j):
+                    if wrong(less):
+                        ops, again = less, True
+                        break
+    return ops
+
+
+def smaller(ops, i, j):
+    """Yields the history with number j of call i made smaller."""
+    call = ops[i]
+    for less in (0, 1, call[j] // 2, call[j] - 1):
+        if 0 <= less < call[j]:
+            yield [*ops[:i], (*call[:j], less, *call[j + 1:]), *ops[i + 1:]]
+
+
+def judged(steps, setup, histories):
+    """Yields the shortest history of the module `steps` that goes wrong and what
+    is wrong, or how many are right."""
+    for seed in range(histories):
+        drawn, ops = steps.draw(seed, setup)
+        said = kind(steps.judge(drawn, ops))
+        if said:
+            ops = shrink(
+                ops, lambda ops: kind(steps.judge(drawn, ops)) == said)
+            yield f"{steps.ROOM}={getattr(drawn, steps.ROOM)} " + " | ".join(
+                " ".join(str(part) for part in op) for op in ops)
+            yield steps.judge(drawn, ops)
+            return
+    yield f"{histories} histories: right"
