@@ -569,6 +569,47 @@ const std::vector<MarkRow> kOtherRows = {
       "kind=encoder seqs=1 | put 0*1 | drop 0:1-2"}},
 };
 
+const std::vector<MarkRow> kDraftRows = {
+    {"draft_chain", {"| put 0*2:-1"}, {"| put 0*2:-1,-1", "| put 0*1:-1"}},
+    {"draft_siblings", {"| put 0*2:-1,-1"}, {"| put 0*2:-1"}},
+    {"draft_level",
+     {"| put 0*1:-1 | put 0*1:0"},
+     {"| put 0*1:-1 | put 0*1:-1", "| put 0*2:-1,0"}},
+    {"draft_of_nothing", {"| put 0*1:-1"}, {"| put 0*1 | put 0*1:-1"}},
+    {"draft_beside_plain", {"| put 0*1:-1 1*1"}, {"| put 0*1:-1 1*1:-1"}},
+    {"draft_past_window",
+     {"kind=swa window=1 cells=9 | put 0*3:-1"},
+     {"kind=swa window=2 cells=9 | put 0*3:-1", "| put 0*3:-1"}},
+    {"draft_evicts",
+     {"kind=swa window=1 cells=4 | put 0*3 | put 0*1:-1"},
+     {"kind=swa window=1 cells=4 | put 0*1 | put 0*1:-1", "| put 0*1:-1"}},
+    {"draft_full", {"cells=2 | put 0*2 | put 0*1:-1"}, {"| put 0*1:-1"}},
+    {"commit_all",
+     {"| put 0*2:-1 | commit 0:0,0"},
+     {"| put 0*2:-1 | commit 0:0", "| commit 0:"}},
+    {"commit_some",
+     {"| put 0*2:-1 | commit 0:0"},
+     {"| put 0*2:-1 | commit 0:0,0", "| put 0*2:-1 | commit 0:"}},
+    {"commit_none",
+     {"| put 0*2:-1 | commit 0:"},
+     {"| put 0*2:-1 | commit 0:0", "| put 0*2 | commit 0:"}},
+    {"commit_later_child",
+     {"| put 0*2:-1,-1 | commit 0:1"},
+     {"| put 0*2:-1,-1 | commit 0:0"}},
+    {"commit_in_pass",
+     {"| put 0*1:-1 | commit 0:0"},
+     {"| put 0*1:-1 | put 1*1 | commit 0:0"}},
+    {"drop_drafts_copy",
+     {"| put 0*1:-1 | copy 1>0:1", "| put 0*1:-1 | copy 0>0:1"},
+     {"| put 0*1:-1 | copy 0>1:1"}},
+    {"drop_drafts_remove",
+     {"| put 0*1:-1 | drop 0:0-"},
+     {"| put 0*1:-1 | drop 1:0-"}},
+    {"copy_beside_drafts",
+     {"| put 0*1 | put 0*1:-1 | copy 0>1:1"},
+     {"| put 0*1 | put 0*1:-1 | copy 0>0:1"}},
+};
+
 std::vector<MarkRow> AllRows() {
   std::vector<MarkRow> all;
   for (const auto* rows : {&kStartForwardRows, &kPassRows, &kOrderRows,
@@ -580,6 +621,7 @@ std::vector<MarkRow> AllRows() {
 
 TEST(CoverageMarks, AreHitByTheirOwnStateOnly) {
   CheckMarkRows(AllRows(), kCoverageMarks[0].name, kFirstDraftMark);
+  CheckMarkRows(kDraftRows, kFirstDraftMark, kFirstStateMark);
 }
 
 TEST(CoverageCounts, CountsEachHit) {

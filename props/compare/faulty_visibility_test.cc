@@ -1,6 +1,7 @@
 // Faulty caches at the levels that do not compare placement: visibility,
 // numeric.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -616,6 +617,81 @@ TEST(FaultyVisibility, HeadsOfPackedTensorsAreCompared) {
     wrong[i] += 9;
     EXPECT_TRUE(judged(wrong, right)) << i;
     EXPECT_TRUE(judged(right, wrong)) << i;
+  }
+}
+
+// Says yes to each CanResume, as if it had evicted nothing. After a Remove of a
+// whole sequence, or a copy, its views hide all.
+struct AlwaysResumes : ForwardingCache {
+  using ForwardingCache::ForwardingCache;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    hides_ = hides_ || begin == 0;
+    return cache_->Remove(seq, begin, end);
+  }
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    hides_ = true;
+    return cache_->CopyPrefix(src, dst, len);
+  }
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    if (!view.ok() || !hides_) return view;
+    mask_.assign(AsSize(view->mask.shape[0] * view->mask.shape[1]), kHides);
+    view->mask = DenseView(mask_.data(), DType::kF32, view->mask.shape);
+    return view;
+  }
+  Result<bool> CanResume(int /*seq*/, std::int32_t /*pos*/) override {
+    return true;
+  }
+
+ private:
+  bool hides_ = false;
+  std::vector<float> mask_;
+};
+
+// A cache that may have kept its tokens is believed, and a row that then misses
+// such a token names the answer.
+TEST(FaultyTwins, AYesIsNamedByTheRowThatReliesOnIt) {
+  Subject subject;
+  subject.name = "faulty";
+  subject.level = Level::kVisibility;
+  subject.rules.eviction = Rules::Eviction::kLazy;
+  subject.make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+    return std::unique_ptr<Cache>(
+        std::make_unique<AlwaysResumes>(*MakeReference(spec)));
+  };
+  const auto text_of = [&](const std::string& calls) {
+    const RunResult result =
+        RunHistory(*ParseHistory("kvt1 kind=swa window=2 " + calls), subject);
+    return result.failure ? result.failure->text : "";
+  };
+  const std::string asked = "| put 0*6 | put 0*1 | drop 0:4- | ask 0@4 ";
+  EXPECT_THAT(
+      text_of(asked + "| put 0*1"),
+      testing::HasSubstr("row 0 misses the token (sequence 0, position 2)"));
+  const auto named = testing::HasSubstr(
+      "\n  CanResume(0, 4) was yes, so the cache must have kept position 2 of "
+      "sequence 0 (S28)");
+  EXPECT_THAT(text_of(asked + "| put 0*1"), named);
+  EXPECT_THAT(text_of(asked + "| put 1*2 | put 0*1"), named);
+  // The answer was about other tokens than those that are missing now.
+  for (const char* other : {"| drop 0:0- ", "| copy 1>0:2 "}) {
+    const std::string text =
+        text_of(asked + "| put 1*2 " + other + "| put 0*1");
+    EXPECT_THAT(text, testing::HasSubstr("row 0 misses the token")) << other;
+    EXPECT_THAT(text, testing::Not(testing::HasSubstr("CanResume"))) << other;
+  }
+}
+
+// A wrapper that has refused drafts still has the layer type that it had.
+TEST(RefusedDrafts, LeaveTheLayerType) {
+  for (const std::string_view history :
+       {"caches=encoder/causal cells=1 | type 1 | put 0*1:-1 | type 0 | cached",
+        "caches=causal/encoder cells=1 | type 1 | put 0*1:-1 | cached"}) {
+    Subject subject = TwinSubject("reference");
+    subject.level = Level::kVisibility;
+    const RunResult result = RunHistory(
+        *ParseHistory("kvt1 kind=wrapper " + std::string(history)), subject);
+    EXPECT_FALSE(result.failure) << history << ": " << result.failure->text;
   }
 }
 

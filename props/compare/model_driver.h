@@ -87,6 +87,10 @@ class ModelDriver final : public Driver {
   // Returns a sentence on the Remove that moved tokens of this row's sequence,
   // or an empty string.
   std::string MovedText(std::int64_t row) const;
+  // Returns a sentence on the answer of CanResume that promised a token which
+  // this row does not see, or an empty string.
+  std::string PromiseText(std::int64_t row,
+                          const reference::LedgerToken& token) const;
   void CheckView();
   void CheckShapes(int layer, const KvView& view);
   void CheckAttention(int layer, const KvView& view);
@@ -141,6 +145,13 @@ class ModelDriver final : public Driver {
   // By sequence: the last Remove that moved its shared tokens. Only a cache
   // that copies rows can allow it (S32).
   std::map<int, std::string> moved_;
+  // A yes of CanResume to a sequence whose tokens may have been evicted: the
+  // tokens that its next batch needs are stored (S28).
+  struct Promise {
+    std::string call;
+    std::int32_t before = 0;  // Its tokens before this position are meant.
+  };
+  std::map<int, Promise> promises_;  // By sequence.
   int type_ = 0;
   bool type_is_sure_ = true;  // Not after a refused batch, which may reset it.
   int layer_ = 0;

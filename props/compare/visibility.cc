@@ -186,6 +186,7 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
           LaterDifference(view, wrong.column, v_layout, rows->second.key.view(),
                           rows->second.value.view());
     }
+    if (names.expected) wrong.text += names.expected(row, *expected);
     return wrong;
   }
   if (wrong.column < 0) return std::nullopt;

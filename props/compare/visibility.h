@@ -34,6 +34,9 @@ struct ViewNames {
   // Instead of the token that owns the rows of a column.
   std::function<std::string(std::int64_t column)> owner = {};
   std::function<FormerRows(std::int64_t column)> former = {};
+  // A sentence on a token that the row must see and does not.
+  std::function<std::string(int row, const reference::LedgerToken& token)>
+      expected = {};
 };
 
 // Compares the view of `layer` with the active ledger. Requires: the view is of

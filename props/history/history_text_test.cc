@@ -419,5 +419,19 @@ TEST(PoolNotRun, SaysWhichPoolsAreDeclared) {
               HasSubstr("has groups, and mine declares none"));
 }
 
+TEST(DraftHistories, ReadBack) {
+  for (const std::string line : {
+           "kvt1 | put 0*5:-1,0,0,1,1 | commit 0:0,1 | commit 1:",
+           "kvt1 | put 0*2:-1 1*1 reserve | start 0-1*1:2",
+       }) {
+    const Result<History> history = ParseHistory(line);
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    EXPECT_EQ(ToText(*history), line);
+  }
+  EXPECT_FALSE(ParseHistory("kvt1 | commit 0").ok());
+  EXPECT_FALSE(ParseHistory("kvt1 | put 0*1:").ok());
+  EXPECT_FALSE(ParseHistory("kvt1 | commit 0:1,").ok());
+}
+
 }  // namespace
 }  // namespace kvtwin::props
