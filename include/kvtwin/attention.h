@@ -23,11 +23,11 @@
 // or its query times the scale (and log2(e), or 1 / soft_cap) overflow.
 // docs/attention.md bounds the error.
 //
-// A plan is of the mask or the table that it was made of, and of nothing else:
-// make it again after each StartForward, SetCausal or SetLayerType, and after
-// each call that changes the blocks of a sequence. Attend checks the shapes
-// alone. An Attention has one plan: layers with other masks (windows, groups of
-// a pool) need another Attention each.
+// A plan holds for the mask or the table from which it was made: plan again
+// after each StartForward, SetCausal or SetLayerType, and after each call that
+// changes the blocks of a sequence. Attend checks the shapes only. An Attention
+// has one plan: layers with other masks (windows, groups of a pool) need
+// another Attention each.
 //
 // Not thread-safe: one call at a time on one Attention. It uses OpenMP's
 // threads, as many as the calling thread may have (OMP_NUM_THREADS, or

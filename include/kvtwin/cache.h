@@ -59,7 +59,7 @@ enum class Kind {
   kChunked,    // Only its own chunk of `chunk` positions.
   kEncoder,    // One slot of any shape, without positions.
   kWrapper,    // Several caches behind one interface.
-  kRecurrent,  // States: each is what a layer made of all tokens up to one.
+  kRecurrent,  // States: each folds the tokens of a sequence up to one.
   kHybrid,     // A wrapper whose caches have one length.
 };
 
@@ -180,10 +180,9 @@ class Cache {
   // enough cells; there is no pass then. With `reserve` nothing is stored or
   // changed, and views and mask have their worst-case size: all cells.
   // Recurrent: only states get a cell; invalid_argument unless each sequence
-  // continues at its end. Drafts:
-  // failed_precondition for an ordinary token of a sequence that has drafts;
-  // not_supported by an encoder, by a recurrent cache without room for drafts
-  // (CacheSpec::drafts) and by the twin "cuda".
+  // continues at its end. Drafts: failed_precondition for an ordinary token of
+  // a sequence that has drafts; not_supported by an encoder, by a recurrent
+  // cache without room for drafts (CacheSpec::drafts) and by the twin "cuda".
   virtual Status StartForward(const Batch& batch, bool reserve) = 0;
 
   // From now on the batch tokens at the indices `except` also see tokens at
@@ -207,8 +206,8 @@ class Cache {
 
   // Replaces the tokens of `dst` by those of `src` at positions < len. Rows are
   // shared, not copied. dst == src truncates. With a window, tokens that dst
-  // needs may have been evicted, although the answer is ok: ask
-  // CanResume(dst, len) before dst goes on. Encoder: not_supported. Recurrent
+  // needs may have been evicted, although the answer is ok: call
+  // CanResume(dst, len) before dst continues. Encoder: not_supported. Recurrent
   // and hybrid: dst may be shorter than len; see ResumeBefore.
   virtual Status CopyPrefix(int src, int dst, std::int32_t len) = 0;
 
@@ -224,9 +223,10 @@ class Cache {
   virtual Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos);
 
   // Removes the tokens at positions in [begin, end) from `seq`; unless end is
-  // kOpenEnd, later tokens move down by end - begin. With a window, ask
-  // CanResume(seq, its new length) before `seq` goes on. Errors: shared_cells,
-  // not_supported. Recurrent and hybrid: `seq` may become shorter than begin.
+  // kOpenEnd, later tokens move down by end - begin. With a window, call
+  // CanResume(seq, its new length) before `seq` continues. Errors:
+  // shared_cells, not_supported. Recurrent and hybrid: `seq` may become shorter
+  // than begin.
   virtual Status Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
 
   // The drafts of `seq` with the numbers in `path` become ordinary tokens; its

@@ -212,16 +212,15 @@ class PagedPool {
   // Counts the blocks; of a pool with groups, those of all groups.
   virtual PagedUsage Usage() const = 0;
 
-  // Returns a group of layers as a pool of its own, with the same sequences,
-  // for the calls below: those of a pool with groups are not_supported. Null
-  // if the group does not exist.
+  // Returns a group of layers as a pool of its own, with the same sequences.
+  // Null if the group does not exist. The calls below, except ExportLayerTable
+  // and Blocks, are not_supported by a pool with groups: call them on a group.
   virtual const PagedPool* Group(int group) const {
     return group == 0 ? this : nullptr;
   }
 
-  // For kernels that read by table. ExportCsr and ExportTable have committed
-  // tokens only. -1
-  // stands for a block that was given up.
+  // Block lists for kernels. ExportCsr and ExportTable have committed tokens
+  // only. -1 stands for a block that was given up.
   virtual Result<PagedCsr> ExportCsr(std::span<const int> sequences) const = 0;
   virtual Result<PagedTable> ExportTable(
       std::span<const int> sequences) const = 0;

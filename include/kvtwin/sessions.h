@@ -20,11 +20,10 @@
 // kUnknownToken; its row may hold anything.
 //
 // Sessions own no rows and compute nothing. They call CopyPrefix, CanResume,
-// Remove and StartForward of the cache, which must outlive them, and of which
-// nobody else may change these sequences. What each call must do is defined in
-// docs/semantics.md (Q1 to Q13). As long as the cache was initialized with
-// InitOf, a batch is never refused for want of room: docs/serving.md has the
-// proof.
+// Remove and StartForward of the cache, which must outlive them; no other
+// caller may change these sequences. What each call must do is defined in
+// docs/semantics.md (Q1 to Q13). If the cache was initialized with InitOf, a
+// batch is never refused for lack of cells: docs/serving.md has the proof.
 //
 // Misuse returns invalid_argument or failed_precondition and changes nothing.
 // Equal calls give equal answers. If memory runs out, std::bad_alloc passes
@@ -101,7 +100,7 @@ struct RequestOptions {
 
 // Why a request has ended, if it has.
 enum class Ending {
-  kNone,     // It goes on.
+  kNone,     // It has not ended.
   kLimit,    // Its answer has `limit` tokens.
   kContext,  // Its slot is full, and it does not shift.
 };
@@ -172,7 +171,7 @@ class Sessions {
   virtual const SessionsSpec& spec() const = 0;
 
   // Adds a request to the queue and returns its number: 0, 1, 2, ... Errors: an
-  // empty prompt; a negative token; a group of inputs that goes on after the
+  // empty prompt; a negative token; a group of inputs that continues after the
   // prompt, or is larger than a batch or the context; a keep < -1; a negative
   // limit; a prompt longer than the context, unless it is truncated; 2^31 - 1
   // requests were submitted before.
