@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
@@ -164,6 +165,14 @@ namespace kvtwin {
 Result<std::unique_ptr<CudaCache>> CudaCache::Make(const CacheSpec& spec,
                                                    int device) {
   Status status = CheckSpec(spec);
+  const auto recurrent = [](const CacheSpec& part) {
+    return part.kind == Kind::kRecurrent;
+  };
+  if (status.ok() &&
+      (recurrent(spec) || std::ranges::any_of(spec.caches, recurrent))) {
+    status =
+        Status(StatusCode::kNotSupported, "CudaCache has no recurrent caches");
+  }
   if (!status.ok()) return status;
   return std::unique_ptr<CudaCache>(
       std::make_unique<optimized::cuda::StreamedCache>(spec, device));

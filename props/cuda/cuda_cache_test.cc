@@ -376,6 +376,15 @@ TEST_F(CudaCaches, RefuseAMissingDevice) {
   EXPECT_THAT(status.message(), HasSubstr("device is 1000"));
 }
 
+TEST_F(CudaCaches, RefuseRecurrentCaches) {
+  const CacheSpec recurrent = {.kind = Kind::kRecurrent};
+  const CacheSpec hybrid = {.kind = Kind::kHybrid, .caches = {{}, recurrent}};
+  for (const CacheSpec& spec : {recurrent, hybrid}) {
+    EXPECT_TRUE(MakeCache(spec, "reference").ok());
+    EXPECT_EQ(CudaCache::Make(spec).status().code(), StatusCode::kNotSupported);
+  }
+}
+
 TEST_F(CudaCaches, PoolsAgreeWithTheReference) {
   // If rows are wide, the host sends a part of them at a time.
   for (const auto& [layout, head_dim] :

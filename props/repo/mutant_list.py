@@ -15,7 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROOMS = ("core", "reference", "optimized")
 # The judges in props/: drivers, oracles, pools, the shrinker, the runner.
 JUDGES = tuple(f"props/{name}" for name in (
-    "compare/failure.h", "compare/model_driver.cc", "compare/visibility.cc",
+    "compare/failure.h", "compare/model_driver.cc", "compare/model_compare.cc",
+    "compare/visibility.cc",
     "compare/coverage_marks.cc", "compare/client.cc", "compare/runner.cc", "compare/differential_driver.cc",
     "compare/differential_compare.cc", "history/misuse.cc", "history/rows.cc",
     "laws/alike.cc", "laws/client_law.cc", "laws/laws.cc",
