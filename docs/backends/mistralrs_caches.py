@@ -15,14 +15,13 @@ import time
 os.environ.update(MISTRALRS_CPU_KV_F32="1", RUST_LOG="off", RUST_BACKTRACE="0")
 
 import mistralrs
-import mistralrs_model
+import mistralrs_faults
 import page
 from histories import judged
-from mistralrs_model import text, tokens_of
+from mistralrs_model import MODELS, text, tokens_of
 
 HISTORIES = 40
 PLUG = 120  # The tokens of the prompt behind which others queue.
-FOLDER = pathlib.Path(tempfile.gettempdir())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Setup:
     prefixes: int = 16  # prefix_cache_n
     seqs: int = 8  # max_seqs
     alone: bool = False  # One request at a time.
-    together: int = 5  # The most requests at once.
     choices: int = 1
+    leave: float = 0  # How often a client leaves.
 
 
 def draw(seed, setup):
@@ -40,11 +39,15 @@ def draw(seed, setup):
     rng = random.Random(seed)
     ops = []
     for _ in range(rng.randint(1, 4)):
-        for _ in range(1 if setup.alone else rng.randint(1, setup.together)):
+        for _ in range(rng.randint(1, 5)):
             ops.append(("ask", rng.randrange(8), rng.choice(
                 [0, 0, 99, 99, rng.randrange(1, 40)]), rng.choice(
                 [1, 1, 2, 5, rng.randrange(1, 24)]), rng.choice(
-                [1, 2, 5, rng.randrange(1, 30)]), rng.randint(1, setup.choices)))
+                [1, 2, 5, rng.randrange(1, 30)])))
+            if rng.random() < setup.leave:
+                ops.append(("leave",))
+            if setup.alone:
+                ops.append(("drain",))
         ops.append(("drain",))
     return setup, ops
 
@@ -57,32 +60,41 @@ class Engine:
     """A model that is served, and what was asked."""
 
     def __init__(self, setup):
-        self.setup, self.alone = setup, ALONE[setup.model]
+        self.setup, (self.model, folder) = setup, SAVED[setup.model]
         self.runner = mistralrs.Runner(
             which=mistralrs.Which.Plain(
-                model_id=str(FOLDER / setup.model),
-                arch=getattr(mistralrs.Architecture, setup.model),
+                model_id=str(folder),
+                arch=getattr(mistralrs.Architecture, self.model.arch),
                 dtype=mistralrs.ModelDType.F32),
             max_seqs=setup.seqs, prefix_cache_n=setup.prefixes,
             token_source="none")
-        self.known, self.waiting, self.plugs = [], [], 0
+        self.texts = []  # Of each request, and its answer.
+        self.waiting = []  # Requests that are not sent: number, length.
+        self.left = set()
+        self.plugs = 0
 
-    def send(self, prompt, length, choices=1):
+    def send(self, prompt, length):
+        choices = self.setup.choices
         return self.runner.send_chat_completion_request(
             mistralrs.ChatCompletionRequest(
                 messages=text(prompt), model="default", max_tokens=length,
-                temperature=0.0, ignore_eos=True, stream=True,
+                temperature=0.0, ignore_eos=True, stream=choices == 1,
                 n_choices=choices))
 
-    def ask(self, source, kept, more, length, choices):
-        number = len(self.known)
-        prompt = (self.known[source] if source < number else [])[:kept] + [
+    def ask(self, source, kept, more, length):
+        """Asks for a prompt that begins with `kept` tokens of a request."""
+        number = len(self.texts)
+        prompt = (self.texts[source] if source < number else [])[:kept] + [
             2 + (number * 7 + i * i) % 62 for i in range(more)]
-        if prompt:
-            self.known.append(prompt)
-            self.waiting.append((number, length, choices))
-        if self.setup.alone:
-            self.drain()
+        if prompt and length:
+            self.texts.append(prompt)
+            self.waiting.append((number, length))
+
+    def leave(self):
+        """Closes the stream of the last request before the engine computes
+        it."""
+        if self.waiting:
+            self.left.add(self.waiting[-1][0])
 
     def drain(self):
         """Sends the requests while the engine computes another prompt, so that
@@ -94,28 +106,29 @@ class Engine:
                 target=list, args=[self.send([0, self.plugs] + [0] * PLUG, 1)])
             plug.start()
             time.sleep(0.01)
-        streams = [self.send(self.known[number], length, choices)
-                   for number, length, choices in self.waiting]
-        if plug and not plug.is_alive():
-            print("too late", file=sys.stderr)
-        for (number, length, choices), stream in zip(self.waiting, streams):
-            self.read(number, length, choices, stream)
+        streams = [(number, length, self.send(self.texts[number], length))
+                   for number, length in self.waiting]
         self.waiting = []
+        streams = [stream for stream in streams if stream[0] not in self.left]
+        for number, length, stream in streams:
+            for made in self.answers(stream):
+                if said := self.model.wrong(self.texts[number], made):
+                    raise Wrong(f"request {number}: {said}")
+                if len(made) != length:
+                    raise Wrong(f"request {number} has {len(made)} tokens")
+            self.texts[number] = self.texts[number] + made
         if plug:
             plug.join()
 
-    def read(self, number, length, choices, stream):
-        made = [[] for _ in range(choices)]
+    def answers(self, stream):
+        if self.setup.choices > 1:
+            return [tokens_of(choice.message.content)
+                    for choice in stream.choices]
+        made = []
         for chunk in stream:
-            for choice in chunk.choices:
-                made[choice.index] += tokens_of(choice.delta.content or "")
-        prompt = self.known[number]
-        for answer in made:
-            if said := self.alone.wrong(prompt, answer):
-                raise Wrong(f"request {number}: {said}")
-            if len(answer) != length:
-                raise Wrong(f"request {number} has {len(answer)} tokens")
-        self.known[number] = prompt + made[0]
+            made += tokens_of(chunk.choices[0].delta.content or "")
+        self.usage = chunk.usage
+        return [made]
 
 
 @contextlib.contextmanager
@@ -143,7 +156,8 @@ def judge(setup, ops):
             return str(wrong)
         except ValueError as error:
             log.seek(0)
-            panic = re.search(r"panicked at (\S+?):.*\n(.*)", log.read())
+            panic = re.search(r"panicked at (\S+?):.*\n.*value: (.*)",
+                              log.read())
             if panic:
                 return f"panic in {panic[1]}: {panic[2]}"
             return f"error: {error}".splitlines()[0]
@@ -154,31 +168,116 @@ SETUPS = {
     "Llama": Setup("Llama"),
     "Llama, no prefix caching": Setup("Llama", prefixes=0),
     "Llama, two sequences at once": Setup("Llama", seqs=2),
-    "Llama, choices": Setup("Llama", choices=3),
-    "Mistral": Setup("Mistral"),
+    "Llama, clients leave": Setup("Llama", leave=0.2),
+    "Llama, three choices, one at a time": Setup(
+        "Llama", choices=3, alone=True),
     "Mistral, one at a time": Setup("Mistral", alone=True),
-    "Mistral, no prefix caching": Setup("Mistral", prefixes=0),
-    "Mistral, no prefix caching, one at a time": Setup(
+    "Mistral, one at a time, no prefix caching": Setup(
         "Mistral", prefixes=0, alone=True),
-    "Gemma2": Setup("Gemma2"),
+    "Mistral, texts within the window": Setup("Wide"),
     "Gemma2, one at a time": Setup("Gemma2", alone=True),
-    "Gemma2, no prefix caching": Setup("Gemma2", prefixes=0),
-    "Gemma2, no prefix caching, one at a time": Setup(
+    "Gemma2, one at a time, no prefix caching": Setup(
         "Gemma2", prefixes=0, alone=True),
+    "Lfm2, one at a time": Setup("Lfm2", alone=True),
+    "Lfm2, no prefix caching": Setup("Lfm2", prefixes=0),
 }
-ALONE = {}
+TWO = [("ask", 0, 0, 4, 20), ("ask", 0, 0, 12, 5)]
+#: Histories that were aimed at what the source does.
+AIMED = {
+    "Mistral, two requests reach the same length": (
+        Setup("Mistral", prefixes=0), TWO),
+    "Mistral, the same after another request": (
+        Setup("Mistral", prefixes=0), [("ask", 0, 0, 4, 9), ("drain",), *TWO]),
+    "Gemma2, two requests reach the same length": (
+        Setup("Gemma2", prefixes=0), TWO),
+    "Llama, two prompts that continue a text of 521 and one of 31 tokens": (
+        Setup("Llama"), [
+            ("ask", 0, 0, 520, 1), ("drain",), ("ask", 9, 0, 30, 1), ("drain",),
+            ("ask", 0, 20, 3, 2), ("ask", 1, 20, 3, 2)]),
+    "Llama with a context of 600 tokens, a text of 513": (
+        Setup("Short"), [("ask", 0, 0, 510, 4)]),
+    "the same, a prompt of 513": (Setup("Short"), [("ask", 0, 0, 513, 1)]),
+}
+
+
+def found_again():
+    """Returns how many of six texts are found again if prefix_cache_n is 2."""
+    engine, found = Engine(Setup("Llama", prefixes=2)), 0
+    for last in [[], [5]]:
+        for first in range(6):
+            engine.answers(engine.send([2 + first, 3, 4, *last], 1))
+            details = engine.usage.prompt_tokens_details
+            found += bool(last and details and details.cached_tokens > 1)
+    return found
+
+
+def predicted(name, faulty):
+    """Asks for prompts that continue an answer, of a model that is `faulty`.
+    Returns how many of them have the answer of that model, or an error where
+    it has no number."""
+    rng, engine = random.Random(1), Engine(Setup(name))
+    right, as_faulty, count = 0, 0, 30
+    for number in range(count):
+        text = [2 + number] + [rng.randrange(2, 64)
+                               for _ in range(rng.randrange(3, 8))]
+        text += engine.answers(engine.send(text, rng.randrange(5, 9)))[0]
+        faulty.past, faulty.part = len(text) - 1, rng.randrange(2, 6)
+        text += [rng.randrange(2, 64) for _ in range(faulty.part - 1)]
+        with caught():
+            try:
+                made = engine.answers(engine.send(text, 6))[0]
+            except ValueError:
+                made = []
+        with mistralrs_faults.np.errstate(all="ignore"):
+            bad = mistralrs_faults.np.isnan(faulty.logits(text)[-1]).any()
+            as_faulty += bad == (not made) and not faulty.wrong(text, made)
+        right += bool(made) and not engine.model.wrong(text, made)
+    return f"{as_faulty} of {count} as predicted, {right} of {count} right"
+
+
+def predicted_zeros():
+    """The same for two requests that reach the same length."""
+    rng, faulty = random.Random(1), mistralrs_faults.FirstPlace()
+    right, as_faulty, count = 0, 0, 12
+    for _ in range(count):
+        engine = Engine(Setup("Mistral", prefixes=0))
+        engine.answers(engine.send([5, 6, 7, 8], 9))
+        plug = threading.Thread(
+            target=list, args=[engine.send([0] * PLUG, 1)])
+        plug.start()
+        time.sleep(0.01)
+        prompts = [[rng.randrange(2, 64) for _ in range(n)] for n in (4, 12)]
+        streams = [engine.send(prompt, length)
+                   for prompt, length in zip(prompts, (40, 20))]
+        made = [engine.answers(stream)[0] for stream in streams][1]
+        as_faulty += not faulty.wrong(prompts[1], made)
+        right += not engine.model.wrong(prompts[1], made)
+        plug.join()
+    return f"{as_faulty} of {count} as predicted, {right} of {count} right"
+
+
+def results():
+    for name, setup in SETUPS.items():
+        yield from page.say(name, judged(sys.modules[__name__], setup,
+                                         HISTORIES))
+    for name, (setup, ops) in AIMED.items():
+        yield from page.say(name, [judge(setup, ops) or "right"])
+    yield from page.say("Llama with prefix_cache_n=2, six texts", [
+        f"{found_again()} are found again"])
+    for name, fault in (("Mistral", "FirstColumnsMistral"),
+                        ("Gemma2", "FirstColumnsGemma2"),
+                        ("Lfm2", "Restarted")):
+        yield from page.say(f"{name}, prompts that continue a text: {fault}", [
+            predicted(name, getattr(mistralrs_faults, fault)())])
+    yield from page.say("Mistral, two requests: FirstPlace",
+                        [predicted_zeros()])
 
 
 if __name__ == "__main__":
-    lines = []
+    SAVED = {}  # Models and their folders, by name.
     with tempfile.TemporaryDirectory() as made:
-        FOLDER = pathlib.Path(made)
-        for name in mistralrs_model.CONFIGS:
-            mistralrs_model.save(FOLDER / name, name)
-            ALONE[name] = mistralrs_model.Alone(name)
-        for name, setup in SETUPS.items():
-            began = time.time()
-            lines += page.say(name, judged(sys.modules[__name__], setup,
-                                           HISTORIES))
-            print(time.time() - began, file=sys.stderr)
+        for name, cls in MODELS.items():
+            SAVED[name] = cls(), pathlib.Path(made) / name
+            SAVED[name][0].save(SAVED[name][1])
+        lines = list(results())
     page.compare(lines, "mistralrs.md")

@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-VOCAB, EMBD, HEADS, DIM, LAYERS, WINDOW = 64, 64, 2, 32, 2, 8
+VOCAB, EMBD, HEADS, DIM, LAYERS = 64, 64, 2, 32, 2
 FIRST = ord("0")  # The character of token 0.
 
 
@@ -23,6 +23,7 @@ def tokens_of(string):
 class Llama:
     """A model without a cache."""
 
+    arch = "Llama"
     config = {
         "model_type": "llama", "vocab_size": VOCAB, "hidden_size": EMBD,
         "intermediate_size": EMBD, "num_hidden_layers": LAYERS,
@@ -39,6 +40,9 @@ class Llama:
     last_norm = "model.norm"
     scale = 1  # Of the embeddings.
     norm_plus = 0  # What a norm adds to its weights.
+
+    def window(self, layer):
+        return 2048
 
     def __init__(self):
         self.rng = np.random.default_rng(1)
@@ -79,7 +83,8 @@ class Llama:
 
     def sees(self, layer, positions):
         """Returns which token (column) each query (row) of a layer sees."""
-        return positions[:, None] >= positions
+        behind = positions[:, None] - positions
+        return (behind >= 0) & (behind < self.window(layer))
 
     def heads(self, x, name, positions=None):
         """Returns rows of heads, turned if there are positions."""
@@ -145,13 +150,13 @@ class Llama:
                         f"{int(row.argmax())}")
         return None
 
-    def save(self, folder, **changes):
+    def save(self, folder):
         """Writes the model, its configuration and its tokenizer."""
         folder.mkdir()
         save_file(self.weights, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({
-            **self.config, **changes,
-            "architectures": [f"{type(self).__name__}ForCausalLM"]}))
+            **self.config,
+            "architectures": [f"{self.arch}ForCausalLM"]}))
         letters = tokenizers.Tokenizer(tokenizers.models.BPE(
             {chr(FIRST + token): token for token in range(VOCAB)}, []))
         letters.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
@@ -168,17 +173,17 @@ class Llama:
 class Mistral(Llama):
     """Each layer has a sliding window."""
 
-    config = {**Llama.config, "model_type": "mistral",
-              "sliding_window": WINDOW}
+    arch = "Mistral"
+    config = {**Llama.config, "model_type": "mistral", "sliding_window": 8}
 
-    def sees(self, layer, positions):
-        behind = positions[:, None] - positions
-        return (behind >= 0) & (behind < WINDOW)
+    def window(self, layer):
+        return self.config["sliding_window"]
 
 
 class Gemma2(Mistral):
     """Every other layer has a sliding window."""
 
+    arch = "Gemma2"
     config = {
         **Mistral.config, "model_type": "gemma2", "attention_bias": False,
         "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
@@ -189,8 +194,8 @@ class Gemma2(Mistral):
     after_feed = "post_feedforward_layernorm"
     scale, norm_plus = math.sqrt(EMBD), 1
 
-    def sees(self, layer, positions):
-        return (Llama if layer % 2 else Mistral).sees(self, layer, positions)
+    def window(self, layer):
+        return 2048 if layer % 2 else 8
 
     def capped(self, scores):
         return np.tanh(scores / 50) * 50
@@ -207,6 +212,7 @@ class Lfm2(Llama):
     """The first layer has a convolution of three tokens in place of
     attention."""
 
+    arch = "Lfm2"
     config = {
         **Llama.config, "model_type": "lfm2", "norm_eps": 1e-5,
         "layer_types": ["conv", "full_attention"], "conv_L_cache": 3,
@@ -241,4 +247,17 @@ class Lfm2(Llama):
         return self.linear(right * x, f"{before}conv.out_proj")
 
 
-MODELS = {cls.__name__: cls for cls in (Llama, Mistral, Gemma2, Lfm2)}
+class Short(Llama):
+    """A context that is no multiple of 512."""
+
+    config = {**Llama.config, "max_position_embeddings": 600}
+
+
+class Wide(Mistral):
+    """A window that the texts do not leave."""
+
+    config = {**Mistral.config, "sliding_window": 512}
+
+
+MODELS = {cls.__name__: cls
+          for cls in (Llama, Mistral, Gemma2, Lfm2, Short, Wide)}
