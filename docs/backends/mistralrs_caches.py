@@ -16,6 +16,7 @@ os.environ.update(MISTRALRS_CPU_KV_F32="1", RUST_LOG="off", RUST_BACKTRACE="0")
 
 import mistralrs
 import mistralrs_faults
+import numpy as np
 import page
 from histories import judged
 from mistralrs_model import MODELS, text, tokens_of
@@ -174,12 +175,19 @@ SETUPS = {
     "Mistral, one at a time": Setup("Mistral", alone=True),
     "Mistral, one at a time, no prefix caching": Setup(
         "Mistral", prefixes=0, alone=True),
+    "Mistral, no prefix caching, a sequence at a time": Setup(
+        "Mistral", prefixes=0, seqs=1),
     "Mistral, texts within the window": Setup("Wide"),
     "Gemma2, one at a time": Setup("Gemma2", alone=True),
     "Gemma2, one at a time, no prefix caching": Setup(
         "Gemma2", prefixes=0, alone=True),
     "Lfm2, one at a time": Setup("Lfm2", alone=True),
+    "Lfm2, one at a time, no prefix caching": Setup(
+        "Lfm2", prefixes=0, alone=True),
     "Lfm2, no prefix caching": Setup("Lfm2", prefixes=0),
+    "Granite, one at a time": Setup("Granite", alone=True),
+    "Granite, a sequence at a time": Setup("Granite", seqs=1),
+    "Granite, no prefix caching": Setup("Granite", prefixes=0),
 }
 TWO = [("ask", 0, 0, 4, 20), ("ask", 0, 0, 12, 5)]
 #: Histories that were aimed at what the source does.
@@ -228,8 +236,8 @@ def predicted(name, faulty):
                 made = engine.answers(engine.send(text, 6))[0]
             except ValueError:
                 made = []
-        with mistralrs_faults.np.errstate(all="ignore"):
-            bad = mistralrs_faults.np.isnan(faulty.logits(text)[-1]).any()
+        with np.errstate(all="ignore"):
+            bad = np.isnan(faulty.logits(text)[-1]).any()
             as_faulty += bad == (not made) and not faulty.wrong(text, made)
         right += bool(made) and not engine.model.wrong(text, made)
     return f"{as_faulty} of {count} as predicted, {right} of {count} right"

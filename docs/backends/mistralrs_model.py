@@ -57,8 +57,7 @@ class Llama:
                 if norm:
                     self.draw_norm(before + norm, EMBD)
             self.draw_mixer(layer, before)
-            for part in (self.gate, self.up, self.down):
-                self.draw(before + part, EMBD, EMBD)
+            self.draw_feed(before)
 
     def draw(self, name, *shape, scale=0.3):
         self.weights[f"{name}.weight"] = (
@@ -73,6 +72,10 @@ class Llama:
                                                                      DIM):
             self.draw(f"{before}self_attn.{part}", rows, EMBD)
         self.draw(before + self.out, EMBD, HEADS * DIM)
+
+    def draw_feed(self, before):
+        for part in (self.gate, self.up, self.down):
+            self.draw(before + part, EMBD, EMBD)
 
     def norm(self, x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * (
@@ -120,6 +123,11 @@ class Llama:
     def activated(self, x):
         return x / (1 + np.exp(-x))
 
+    def feed(self, x, before):
+        return self.linear(self.activated(self.linear(x, before + self.gate)) *
+                           self.linear(x, before + self.up),
+                           before + self.down)
+
     def logits(self, tokens):
         """Returns the logits after each token."""
         x = self.weights["model.embed_tokens.weight"][tokens].astype(float)
@@ -131,10 +139,7 @@ class Llama:
             if self.after_attention:
                 out = self.norm(out, before + self.after_attention)
             x = x + out
-            out = self.norm(x, before + self.feed_norm)
-            out = self.linear(
-                self.activated(self.linear(out, before + self.gate)) *
-                self.linear(out, before + self.up), before + self.down)
+            out = self.feed(self.norm(x, before + self.feed_norm), before)
             if self.after_feed:
                 out = self.norm(out, before + self.after_feed)
             x = x + out
@@ -247,6 +252,67 @@ class Lfm2(Llama):
         return self.linear(right * x, f"{before}conv.out_proj")
 
 
+class Granite(Llama):
+    """The first layer is Mamba2 in place of attention."""
+
+    arch, size, states, groups = "GraniteMoeHybrid", 2 * EMBD, 16, 4
+    config = {
+        **Llama.config, "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "attention"], "mamba_n_heads": groups,
+        "mamba_d_state": states, "mamba_d_conv": 4, "mamba_n_groups": 1,
+        "attention_multiplier": 1 / math.sqrt(DIM)}
+
+    def draw_mixer(self, layer, before):
+        if layer:
+            return super().draw_mixer(layer, before)
+        rows = self.size + 2 * self.states
+        self.draw(f"{before}mamba.in_proj", self.size + rows + self.groups,
+                  EMBD, scale=0.15)
+        self.draw(f"{before}mamba.conv1d", rows, 1, 4)
+        self.draw(f"{before}mamba.out_proj", EMBD, self.size)
+        self.draw_norm(f"{before}mamba.norm", self.size)
+        for name, count in (("conv1d.bias", rows), ("dt_bias", self.groups),
+                            ("A_log", self.groups), ("D", self.groups)):
+            self.weights[f"{before}mamba.{name}"] = self.rng.standard_normal(
+                count).astype(np.float32) - (name == "dt_bias")
+
+    def draw_feed(self, before):
+        self.draw(f"{before}shared_mlp.input_linear", 2 * EMBD, EMBD)
+        self.draw(f"{before}shared_mlp.output_linear", EMBD, EMBD)
+
+    def feed(self, x, before):
+        gate, up = np.split(
+            self.linear(x, f"{before}shared_mlp.input_linear"), 2, -1)
+        return self.linear(self.activated(gate) * up,
+                           f"{before}shared_mlp.output_linear")
+
+    def mix(self, x, layer, before):
+        if layer:
+            return super().mix(x, layer, before)
+        count, before = len(x), f"{before}mamba."
+        taps, bias, steps_bias, decay, skip = (
+            self.weights[before + name] for name in
+            ("conv1d.weight", "conv1d.bias", "dt_bias", "A_log", "D"))
+        gate, rows, steps = np.split(
+            self.linear(x, f"{before}in_proj"),
+            [self.size, 2 * self.size + 2 * self.states], -1)
+        rows = np.concatenate([np.zeros((3, rows.shape[1])), rows])
+        rows = self.activated(bias + sum(
+            rows[i:count + i] * taps[:, 0, i] for i in range(4)))
+        value, key, query = np.split(
+            rows, [self.size, self.size + self.states], -1)
+        value = value.reshape(count, self.groups, -1)
+        steps = np.log1p(np.exp(steps + steps_bias))
+        state, out = 0, []
+        for step, v, k, q in zip(steps, value, key, query):
+            state = state * np.exp(-step * np.exp(decay))[:, None, None] + (
+                step[:, None] * v)[..., None] * k
+            out.append(state @ q + v * skip[:, None])
+        out = np.array(out).reshape(count, -1) * self.activated(gate)
+        return self.linear(self.norm(out, f"{before}norm"),
+                           f"{before}out_proj")
+
+
 class Short(Llama):
     """A context that is no multiple of 512."""
 
@@ -260,4 +326,4 @@ class Wide(Mistral):
 
 
 MODELS = {cls.__name__: cls
-          for cls in (Llama, Mistral, Gemma2, Lfm2, Short, Wide)}
+          for cls in (Llama, Mistral, Gemma2, Lfm2, Granite, Short, Wide)}
