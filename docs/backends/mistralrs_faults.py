@@ -1,5 +1,5 @@
-"""The models of mistralrs_model.py with the faults that the source of mistral.rs
-has: if an answer is wrong, it is that of the model with the fault."""
+"""The models of mistralrs_model.py with the faults that mistral.rs has in its
+source: a wrong answer is that of the model with the fault."""
 
 import math
 
