@@ -88,10 +88,13 @@ class Engine:
     def __init__(self, setup, plug=PLUG):
         self.setup, (self.model, folder) = setup, SAVED[setup.model]
         self.plug = plug
+        kind, archs = ((mistralrs.Which.MultimodalPlain,
+                        mistralrs.MultimodalArchitecture)
+                       if self.model.multimodal else
+                       (mistralrs.Which.Plain, mistralrs.Architecture))
         self.runner = mistralrs.Runner(
-            which=mistralrs.Which.Plain(
-                model_id=str(folder),
-                arch=getattr(mistralrs.Architecture, self.model.arch),
+            which=kind(
+                model_id=str(folder), arch=getattr(archs, self.model.arch),
                 dtype=mistralrs.ModelDType.F32),
             max_seqs=setup.seqs, prefix_cache_n=setup.prefixes,
             token_source="none")
@@ -212,6 +215,9 @@ SETUPS = {
     "Gemma2, one at a time": Setup("Gemma2", alone=True),
     "Gemma2, one at a time, no prefix caching": Setup(
         "Gemma2", prefixes=0, alone=True),
+    "Gemma3, one at a time": Setup("Gemma3", alone=True),
+    "Gemma3, one at a time, no prefix caching": Setup(
+        "Gemma3", prefixes=0, alone=True),
     "Lfm2, one at a time": Setup("Lfm2", alone=True),
     "Lfm2, one at a time, no prefix caching": Setup(
         "Lfm2", prefixes=0, alone=True),
@@ -227,6 +233,8 @@ AIMED = {
         Setup("Mistral", prefixes=0), [("ask", 0, 0, 4, 9), ("drain",), *TWO]),
     "Gemma2, two requests reach the same length": (
         Setup("Gemma2", prefixes=0), TWO),
+    "Gemma3, two requests reach the same length": (
+        Setup("Gemma3", prefixes=0), TWO),
     "Llama, two prompts that continue a text of 521 and one of 31 tokens": (
         Setup("Llama"), [
             ("ask", 0, 0, 520, 1), ("drain",), ("ask", 9, 0, 30, 1), ("drain",),
@@ -309,6 +317,7 @@ def results():
         f"{found_again()} are found again"])
     for name, fault in (("Mistral", "FirstColumnsMistral"),
                         ("Gemma2", "FirstColumnsGemma2"),
+                        ("Gemma3", "FirstColumnsGemma3"),
                         ("Lfm2", "Restarted")):
         yield from page.say(f"{name}, prompts that continue a text: {fault}", [
             predicted(name, getattr(mistralrs_faults, fault)())])

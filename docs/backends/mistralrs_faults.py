@@ -4,7 +4,7 @@ source: a wrong answer is that of the model with the fault."""
 import math
 
 import numpy as np
-from mistralrs_model import DIM, Gemma2, Lfm2, Mistral
+from mistralrs_model import DIM, Gemma2, Gemma3, Lfm2, Mistral
 
 
 class FirstColumns:
@@ -32,6 +32,10 @@ class FirstColumnsGemma2(FirstColumns, Gemma2):
     pass
 
 
+class FirstColumnsGemma3(FirstColumns, Gemma3):
+    pass
+
+
 class Restarted(Lfm2):
     """The convolution begins again at `past`."""
 
@@ -48,7 +52,7 @@ class FirstPlace(Mistral):
 
     def mix(self, x, layer, before):
         positions = np.arange(len(x))
-        query, key = (self.heads(x, f"{before}self_attn.{name}", positions)
+        query, key = (self.heads(x, f"{before}self_attn.{name}", layer)
                       for name in ("q_proj", "k_proj"))
         value = self.heads(x, f"{before}self_attn.v_proj")
         scores = np.einsum("qhd,khd->hqk", query, key) / math.sqrt(DIM)

@@ -40,6 +40,7 @@ class Llama:
     last_norm = "model.norm"
     scale = 1  # Of the embeddings.
     norm_plus = 0  # What a norm adds to its weights.
+    multimodal = False
 
     def window(self, layer):
         return 2048
@@ -89,12 +90,16 @@ class Llama:
         behind = positions[:, None] - positions
         return (behind >= 0) & (behind < self.window(layer))
 
-    def heads(self, x, name, positions=None):
-        """Returns rows of heads, turned if there are positions."""
+    def base(self, layer):
+        """Returns the base of the angles of RoPE."""
+        return 10000.0
+
+    def heads(self, x, name, layer=None):
+        """Returns rows of heads, turned if there is a layer."""
         rows = self.linear(x, name).reshape(len(x), -1, DIM)
-        if positions is not None:
-            turns = np.exp(1j * positions[:, None] * 10000.0 ** (
-                -np.arange(0, DIM, 2) / DIM))[:, None]
+        if layer is not None:
+            turns = np.exp(1j * np.arange(len(x))[:, None] * self.base(layer) **
+                           (-np.arange(0, DIM, 2) / DIM))[:, None]
             rows = self.normed_heads(rows, name)
             half = (rows[..., :DIM // 2] + 1j * rows[..., DIM // 2:]) * turns
             rows = np.concatenate([half.real, half.imag], -1)
@@ -109,7 +114,7 @@ class Llama:
     def mix(self, x, layer, before):
         """Returns the attention of a layer."""
         positions = np.arange(len(x))
-        query, key = (self.heads(x, f"{before}self_attn.{name}", positions)
+        query, key = (self.heads(x, f"{before}self_attn.{name}", layer)
                       for name in ("q_proj", "k_proj"))
         value = self.heads(x, f"{before}self_attn.v_proj")
         scores = self.capped(
@@ -211,6 +216,34 @@ class Gemma2(Mistral):
 
     def logits(self, tokens):
         return np.tanh(super().logits(tokens) / 30) * 30
+
+
+class Gemma3(Gemma2):
+    """The heads are normed, and RoPE has two bases."""
+
+    arch, multimodal = "Gemma3", True
+    config = {
+        **Gemma2.config, "model_type": "gemma3_text", "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0, "sliding_window_pattern": 2,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "hidden_activation": "gelu_pytorch_tanh"}
+
+    def draw_mixer(self, layer, before):
+        super().draw_mixer(layer, before)
+        for part in ("q_norm", "k_norm"):
+            self.draw_norm(f"{before}self_attn.{part}", DIM)
+
+    def base(self, layer):
+        return 1e6 if layer % 2 else 10000.0
+
+    def normed_heads(self, rows, name):
+        return self.norm(rows, name.replace("_proj", "_norm"))
+
+    def capped(self, scores):
+        return scores
+
+    def logits(self, tokens):
+        return Llama.logits(self, tokens)
 
 
 class Lfm2(Llama):
@@ -326,4 +359,5 @@ class Wide(Mistral):
 
 
 MODELS = {cls.__name__: cls
-          for cls in (Llama, Mistral, Gemma2, Lfm2, Granite, Short, Wide)}
+          for cls in (Llama, Mistral, Gemma2, Gemma3, Lfm2, Granite, Short,
+                      Wide)}
