@@ -23,7 +23,7 @@ from histories import judged
 from mistralrs_model import MODELS, text, tokens_of
 
 HISTORIES = 40
-PLUG = 120  # The tokens of the prompt behind which others wait, at first.
+PLUG = 900  # The tokens of the prompt behind which others wait, at first.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def draw(seed, setup):
                 [1, 1, 2, 5, rng.randrange(1, 24)]), rng.choice(
                 [1, 2, 5, rng.randrange(1, 30)])))
             if rng.random() < setup.leave:
-                ops.append(("leave",))
+                ops.append(("leave", rng.randrange(6)))
             if setup.alone:
                 ops.append(("drain",))
         ops.append(("drain",))
@@ -100,7 +100,7 @@ class Engine:
             token_source="none")
         self.texts = []  # Of each request, and its answer.
         self.waiting = []  # Requests that are not sent: number, length.
-        self.left = set()
+        self.left = {}  # Requests whose clients leave, after how many tokens.
         self.plugs = 0
 
     def send(self, prompt, length):
@@ -120,11 +120,10 @@ class Engine:
             self.texts.append(prompt)
             self.waiting.append((number, length))
 
-    def leave(self):
-        """Closes the stream of the last request before the engine computes
-        it."""
+    def leave(self, tokens):
+        """Closes the stream of the last request after some tokens."""
         if self.waiting:
-            self.left.add(self.waiting[-1][0])
+            self.left[self.waiting[-1][0]] = tokens
 
     def drain(self):
         """Sends the requests while the engine computes another prompt, so that
@@ -136,8 +135,13 @@ class Engine:
         self.waiting, sent = [], time.monotonic()
         if plug:
             plug.check(sent)
-        streams = [stream for stream in streams if stream[0] not in self.left]
-        for number, length, stream in streams:
+        while streams:
+            number, length, stream = streams.pop(0)
+            if number in self.left:
+                for _ in zip(range(self.left[number]), stream):
+                    pass
+                del stream
+                continue
             for made in self.answers(stream):
                 if said := self.model.wrong(self.texts[number], made):
                     raise Wrong(f"request {number}: {said}")
@@ -203,7 +207,7 @@ SETUPS = {
     "Llama": Setup("Llama"),
     "Llama, no prefix caching": Setup("Llama", prefixes=0),
     "Llama, two sequences at once": Setup("Llama", seqs=2),
-    "Llama, clients leave": Setup("Llama", leave=0.2),
+    "Llama, clients leave": Setup("Llama", leave=0.4),
     "Llama, three choices, one at a time": Setup(
         "Llama", choices=3, alone=True),
     "Mistral, one at a time": Setup("Mistral", alone=True),
@@ -222,7 +226,8 @@ SETUPS = {
     "Lfm2, one at a time, no prefix caching": Setup(
         "Lfm2", prefixes=0, alone=True),
     "Granite, one at a time": Setup("Granite", alone=True),
-    "Granite, a sequence at a time": Setup("Granite", seqs=1),
+    "Granite, a sequence at a time, clients leave": Setup(
+        "Granite", seqs=1, leave=0.4),
 }
 TWO = [("ask", 0, 0, 4, 20), ("ask", 0, 0, 12, 5)]
 #: Histories that were aimed at what the source does.
@@ -231,6 +236,9 @@ AIMED = {
         Setup("Mistral", prefixes=0), TWO),
     "Mistral, the same after another request": (
         Setup("Mistral", prefixes=0), [("ask", 0, 0, 4, 9), ("drain",), *TWO]),
+    "Mistral, the same with a window of 512": (
+        Setup("Wide", prefixes=0),
+        [("ask", 0, 0, 505, 20), ("ask", 0, 0, 513, 9)]),
     "Gemma2, two requests reach the same length": (
         Setup("Gemma2", prefixes=0), TWO),
     "Gemma3, two requests reach the same length": (
