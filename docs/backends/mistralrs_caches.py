@@ -34,6 +34,7 @@ class Setup:
     alone: bool = False  # One request at a time.
     choices: int = 1
     leave: float = 0  # How often a client leaves.
+    cached: bool = True  # Without a KV cache, each step computes the text.
 
 
 def draw(seed, setup):
@@ -97,7 +98,7 @@ class Engine:
                 model_id=str(folder), arch=getattr(archs, self.model.arch),
                 dtype=mistralrs.ModelDType.F32),
             max_seqs=setup.seqs, prefix_cache_n=setup.prefixes,
-            token_source="none")
+            no_kv_cache=not setup.cached, token_source="none")
         self.texts = []  # Of each request, and its answer.
         self.waiting = []  # Requests that are not sent: number, length.
         self.left = {}  # Requests whose clients leave, after how many tokens.
@@ -225,6 +226,10 @@ SETUPS = {
     "Lfm2, one at a time": Setup("Lfm2", alone=True),
     "Lfm2, one at a time, no prefix caching": Setup(
         "Lfm2", prefixes=0, alone=True),
+    "Phi3, one at a time, no prefix caching": Setup(
+        "Phi3", prefixes=0, alone=True),
+    "Phi3, one at a time, no KV cache": Setup(
+        "Phi3", cached=False, alone=True),
     "Granite, one at a time": Setup("Granite", alone=True),
     "Granite, a sequence at a time, clients leave": Setup(
         "Granite", seqs=1, leave=0.4),
@@ -251,6 +256,9 @@ AIMED = {
         Setup("Lfm2", prefixes=0), [("ask", 0, 0, 1, 2)] * 2),
     "Granite, two requests of the same length": (
         Setup("Granite", prefixes=0), [("ask", 0, 0, 1, 1)] * 2),
+    "Phi3, a prompt that begins like a longer text": (
+        Setup("Phi3"),
+        [("ask", 0, 0, 25, 1), ("drain",), ("ask", 0, 8, 3, 3)]),
     "Llama with a context of 600 tokens, a text of 513": (
         Setup("Short"), [("ask", 0, 0, 510, 4)]),
     "the same, a prompt of 513": (Setup("Short"), [("ask", 0, 0, 513, 1)]),
@@ -326,7 +334,7 @@ def results():
     for name, fault in (("Mistral", "FirstColumnsMistral"),
                         ("Gemma2", "FirstColumnsGemma2"),
                         ("Gemma3", "FirstColumnsGemma3"),
-                        ("Lfm2", "Restarted")):
+                        ("Lfm2", "Restarted"), ("Phi3", "KeptTurns")):
         yield from page.say(f"{name}, prompts that continue a text: {fault}", [
             predicted(name, getattr(mistralrs_faults, fault)())])
     yield from page.say("Mistral, two requests: FirstPlace",

@@ -4,7 +4,8 @@ source: a wrong answer is that of the model with the fault."""
 import math
 
 import numpy as np
-from mistralrs_model import DIM, Gemma2, Gemma3, Lfm2, Mistral
+from mistralrs_model import (DIM, Gemma2, Gemma3, Lfm2, Llama, Mistral,
+                             Phi3)
 
 
 class FirstColumns:
@@ -44,6 +45,20 @@ class Restarted(Lfm2):
             return super().mix(x, layer, before)
         return np.concatenate([super(Restarted, self).mix(part, layer, before)
                                for part in np.split(x, [self.past])])
+
+
+class KeptTurns(Phi3):
+    """Each token is turned by the factors of the step that computes it. After
+    `past` tokens, a step has `part` tokens; all others have one."""
+
+    def divided(self, count):
+        ends = np.arange(1, count + 1)
+        ends = np.where(ends <= self.past, ends, np.maximum(
+            ends, self.past + self.part))
+        return np.where(self.is_long(ends)[:, None], *self.factors[::-1])
+
+    def logits(self, tokens):
+        return Llama.logits(self, tokens)
 
 
 class FirstPlace(Mistral):

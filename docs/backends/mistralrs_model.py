@@ -90,16 +90,22 @@ class Llama:
         behind = positions[:, None] - positions
         return (behind >= 0) & (behind < self.window(layer))
 
+    def turns(self, layer, count):
+        """Returns the turns of RoPE, for each of `count` positions."""
+        return np.exp(1j * np.arange(count)[:, None] * self.base(layer) **
+                      (-np.arange(0, DIM, 2) / DIM))
+
     def base(self, layer):
-        """Returns the base of the angles of RoPE."""
         return 10000.0
+
+    def projected(self, x, name):
+        return self.linear(x, name)
 
     def heads(self, x, name, layer=None):
         """Returns rows of heads, turned if there is a layer."""
-        rows = self.linear(x, name).reshape(len(x), -1, DIM)
+        rows = self.projected(x, name).reshape(len(x), -1, DIM)
         if layer is not None:
-            turns = np.exp(1j * np.arange(len(x))[:, None] * self.base(layer) **
-                           (-np.arange(0, DIM, 2) / DIM))[:, None]
+            turns = self.turns(layer, len(x))[:, None]
             rows = self.normed_heads(rows, name)
             half = (rows[..., :DIM // 2] + 1j * rows[..., DIM // 2:]) * turns
             rows = np.concatenate([half.real, half.imag], -1)
@@ -285,6 +291,62 @@ class Lfm2(Llama):
         return self.linear(right * x, f"{before}conv.out_proj")
 
 
+class Phi3(Llama):
+    """LongRoPE: texts that are longer than `switch` have other turns. The
+    projections are in one piece."""
+
+    arch, switch = "Phi3", 16
+    factors = np.ones(DIM // 2), np.arange(1, DIM // 2 + 1.0)
+    config = {
+        **Llama.config, "model_type": "phi3",
+        "original_max_position_embeddings": switch, "rope_scaling": {
+            "type": "longrope", "short_factor": list(factors[0]),
+            "long_factor": list(factors[1])}}
+    long = False
+
+    def draw_mixer(self, layer, before):
+        self.draw(f"{before}self_attn.qkv_proj", (HEADS + 2) * DIM, EMBD)
+        self.draw(before + self.out, EMBD, HEADS * DIM)
+
+    def draw_feed(self, before):
+        self.draw(f"{before}mlp.gate_up_proj", 2 * EMBD, EMBD)
+        self.draw(before + self.down, EMBD, EMBD)
+
+    def feed(self, x, before):
+        gate, up = np.split(
+            self.linear(x, f"{before}mlp.gate_up_proj"), 2, -1)
+        return self.linear(self.activated(gate) * up, before + self.down)
+
+    def projected(self, x, name):
+        layer, part = name.rsplit(".", 1)
+        return np.split(
+            self.linear(x, f"{layer}.qkv_proj"),
+            [HEADS * DIM, (HEADS + 1) * DIM],
+            -1)[["q_proj", "k_proj", "v_proj"].index(part)]
+
+    def is_long(self, count):
+        """Whether a text of `count` tokens has the long factors. mistral.rs
+        takes them a token early."""
+        return count + 1 > self.switch
+
+    def divided(self, count):
+        """Returns the factors of each of `count` positions."""
+        return self.factors[self.long]
+
+    def turns(self, layer, count):
+        scale = math.sqrt(1 + math.log(2048 / self.switch) /
+                          math.log(self.switch))
+        angles = 10000.0 ** (-np.arange(0, DIM, 2) / DIM) / self.divided(count)
+        return scale * np.exp(1j * np.arange(count)[:, None] * angles)
+
+    def logits(self, tokens):
+        both = []
+        for self.long in False, True:
+            both.append(super().logits(tokens))
+        return np.where(self.is_long(np.arange(1, len(tokens) + 1))[:, None],
+                        both[1], both[0])
+
+
 class Granite(Llama):
     """The first layer is Mamba2 in place of attention."""
 
@@ -359,5 +421,5 @@ class Wide(Mistral):
 
 
 MODELS = {cls.__name__: cls
-          for cls in (Llama, Mistral, Gemma2, Gemma3, Lfm2, Granite, Short,
-                      Wide)}
+          for cls in (Llama, Mistral, Gemma2, Gemma3, Lfm2, Phi3, Granite,
+                      Short, Wide)}
