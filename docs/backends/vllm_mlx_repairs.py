@@ -2,10 +2,12 @@
 function of vLLM-MLX or mlx-lm and returns another."""
 
 import contextlib
+import hashlib
 from unittest import mock
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
+from vllm_mlx.memory_cache import MemoryAwarePrefixCache
 from vllm_mlx.paged_cache import PagedCacheManager
 from vllm_mlx.prefix_cache import BlockAwarePrefixCache, PrefixCacheManager
 
@@ -13,10 +15,9 @@ from vllm_mlx.prefix_cache import BlockAwarePrefixCache, PrefixCacheManager
 def mask_padding(rule):
     """States leave out the padding of prompts (mlx-lm)."""
     def make_mask(cache, count):
-        mask = rule(cache, count)
-        if cache.left_padding is not None and cache.lengths is not None:
-            mask = mask & (mx.arange(count) < cache.lengths[:, None])
-        return mask
+        if cache.lengths is not None:
+            return mx.arange(count) < cache.lengths[:, None]
+        return rule(cache, count)
     return make_mask
 
 
@@ -31,5 +32,115 @@ def leave_token(rule):
 def leave_block(rule):
     """The last block of a prompt that is stored as a whole is computed again."""
     def find_shared_prefix(manager, tokens):
-        return rule(manager, tokens[:-1])[0], None
+        blocks, remaining = rule(manager, tokens)
+        if blocks and not remaining:
+            blocks.pop()
+            remaining = tokens[-manager.block_size:]
+        return blocks, remaining
     return find_shared_prefix
+
+
+def name_whole(rule):
+    """A prompt that is found as a whole is never a common prefix."""
+    def fetch(store, tokens):
+        cache, remaining = rule(store, tokens)
+        if store._last_match_type == "lcp" and not remaining:
+            store._last_match_type = "supersequence"
+        return cache, remaining
+    return fetch
+
+
+def miss_whole(rule):
+    """A prompt that is on the disk as a whole is computed again."""
+    def check_ssd(store, tokens):
+        found = rule(store, tokens)
+        return found if found and found["matched_tokens"] < len(tokens) else None
+    return check_ssd
+
+
+class Text(list):
+    """Tokens with the tokens before them."""
+    before = ()
+
+    def __getitem__(self, index):
+        part = super().__getitem__(index)
+        if isinstance(index, slice):
+            part = Text(part)
+            part.before = self.before + tuple(self)[:index.start or 0]
+        return part
+
+    def copy(self):
+        return self[:]
+
+
+def of_text(rule):
+    """The tokens before a block are part of its hash."""
+    def function(store, name, tokens, *rest):
+        return rule(store, name, Text(tokens), *rest)
+    return function
+
+
+def whole_hash(rule):
+    """As above."""
+    def compute_block_hash(tokens):
+        return hashlib.sha256(repr((*getattr(tokens, "before", ()), *tokens))
+                              .encode()).hexdigest()
+    return staticmethod(compute_block_hash)
+
+
+def count_rows(rule):
+    """A window that is built from blocks has as many rows as they have."""
+    def reconstruct_cache(store, table):
+        layers = rule(store, table)
+        for layer in layers or ():
+            if isinstance(layer, RotatingKVCache):
+                layer.offset = layer._idx = layer.keys.shape[2]
+        return layers
+    return reconstruct_cache
+
+
+def whole_lists(rule):
+    """A cache of several caches comes from the last of its blocks alone."""
+    def reconstruct_cache(store, table):
+        layers = rule(store, table)
+        for layer in layers or ():
+            if isinstance(layer, CacheList) and (
+                    layer.caches[0].offset != table.num_tokens):
+                return None
+        return layers
+    return reconstruct_cache
+
+
+def read_at_once(rule):
+    """Arrays from a file are read before the file is written again."""
+    def load_from_disk(store, folder):
+        count = rule(store, folder)
+        mx.eval([layer.state for entry in store._entries.values()
+                 for layer in entry.cache])
+        return count
+    return load_from_disk
+
+
+REPAIRS = {
+    "padding": [(ArraysCache, "make_mask", mask_padding)],
+    "whole": [(PrefixCacheManager, "fetch_cache", leave_token),
+              (PagedCacheManager, "find_shared_prefix", leave_block)],
+    "common": [(MemoryAwarePrefixCache, "fetch", name_whole)],
+    "disk": [(MemoryAwarePrefixCache, "check_ssd", miss_whole)],
+    "hash": [(BlockAwarePrefixCache, "fetch_cache", of_text),
+             (BlockAwarePrefixCache, "store_cache", of_text),
+             (PagedCacheManager, "compute_block_hash", whole_hash)],
+    "window": [(BlockAwarePrefixCache, "reconstruct_cache", count_rows)],
+    "list": [(BlockAwarePrefixCache, "reconstruct_cache", whole_lists)],
+    "files": [(MemoryAwarePrefixCache, "load_from_disk", read_at_once)],
+}
+
+
+@contextlib.contextmanager
+def repaired(names):
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            for owner, rule, repair in REPAIRS[name]:
+                stack.enter_context(mock.patch.object(
+                    owner, rule, repair(getattr(owner, rule))))
+        yield
