@@ -132,9 +132,11 @@ class Engine:
             self.scheduler.abort_request(name)
 
     def restart(self):
-        """Stops the server after all requests, and starts it again."""
+        """Stops the server after all requests, and starts it again. It has its
+        entries again, or those of its disk tier."""
         self.drain()
-        saved = self.scheduler.save_cache_to_disk(str(self.path("saved")))
+        saved = not self.setup.disk and self.scheduler.save_cache_to_disk(
+            str(self.path("saved")))
         self.scheduler.close_ssd_tier()
         self.start()
         if saved:
@@ -197,7 +199,7 @@ class Engine:
 def draw(seed, setup):
     """Draws a history: calls of Engine."""
     rng = random.Random(seed)
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 or setup.disk:
         few = {"memory": 60, "entries": 3, "blocks": 20}[setup.store]
         setup = dataclasses.replace(setup, room=few + rng.randrange(few))
     else:
@@ -250,7 +252,7 @@ ROOM = "room"  # The size that a history draws and shows.
 WINDOW = {"layers": ("full", "window"), "window": 12}
 STATES = {"layers": ("full", "state")}
 LIST = {"layers": ("list", "list")}
-DISK = {"disk": True, "shortest": 6}
+DISK = {"disk": True, "restarts": True, "shortest": 6}
 SETUPS = {
     "Full": Setup(),
     "Parts": Setup(part=5),
