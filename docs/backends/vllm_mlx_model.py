@@ -35,7 +35,7 @@ def rows_of(positions, values):
 
 def read(rows):
     """Returns the positions and values of rows."""
-    bits = np.array(rows).round().astype(np.uint64) & np.uint64(1)
+    bits = (np.array(rows) > 0.5).astype(np.uint64)
     numbers = (bits << np.arange(DIMS, dtype=np.uint64)).sum(-1)
     positions = (numbers >> np.uint64(2)) & np.uint64((1 << 20) - 1)
     return positions.astype(np.int64), numbers >> np.uint64(22)

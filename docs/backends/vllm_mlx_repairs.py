@@ -6,7 +6,7 @@ import hashlib
 from unittest import mock
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 from vllm_mlx.memory_cache import MemoryAwarePrefixCache
 from vllm_mlx.paged_cache import PagedCacheManager
 from vllm_mlx.prefix_cache import BlockAwarePrefixCache, PrefixCacheManager
@@ -31,13 +31,14 @@ def leave_token(rule):
 
 def leave_block(rule):
     """The last block of a prompt that is stored as a whole is computed again."""
-    def find_shared_prefix(manager, tokens):
-        blocks, remaining = rule(manager, tokens)
-        if blocks and not remaining:
-            blocks.pop()
-            remaining = tokens[-manager.block_size:]
-        return blocks, remaining
-    return find_shared_prefix
+    def fetch_cache(store, name, tokens):
+        table, remaining = rule(store, name, tokens)
+        if table and not remaining:
+            block = store.paged_cache.allocated_blocks[table.block_ids.pop()]
+            table.num_tokens -= block.token_count
+            remaining = tokens[table.num_tokens:]
+        return table, remaining
+    return fetch_cache
 
 
 def name_whole(rule):
@@ -99,18 +100,6 @@ def count_rows(rule):
     return reconstruct_cache
 
 
-def whole_lists(rule):
-    """A cache of several caches comes from the last of its blocks alone."""
-    def reconstruct_cache(store, table):
-        layers = rule(store, table)
-        for layer in layers or ():
-            if isinstance(layer, CacheList) and (
-                    layer.caches[0].offset != table.num_tokens):
-                return None
-        return layers
-    return reconstruct_cache
-
-
 def read_at_once(rule):
     """Arrays from a file are read before the file is written again."""
     def load_from_disk(store, folder):
@@ -123,15 +112,14 @@ def read_at_once(rule):
 
 REPAIRS = {
     "padding": [(ArraysCache, "make_mask", mask_padding)],
-    "whole": [(PrefixCacheManager, "fetch_cache", leave_token),
-              (PagedCacheManager, "find_shared_prefix", leave_block)],
+    "last": [(PrefixCacheManager, "fetch_cache", leave_token),
+              (BlockAwarePrefixCache, "fetch_cache", leave_block)],
     "common": [(MemoryAwarePrefixCache, "fetch", name_whole)],
     "disk": [(MemoryAwarePrefixCache, "check_ssd", miss_whole)],
     "hash": [(BlockAwarePrefixCache, "fetch_cache", of_text),
              (BlockAwarePrefixCache, "store_cache", of_text),
              (PagedCacheManager, "compute_block_hash", whole_hash)],
     "window": [(BlockAwarePrefixCache, "reconstruct_cache", count_rows)],
-    "list": [(BlockAwarePrefixCache, "reconstruct_cache", whole_lists)],
     "files": [(MemoryAwarePrefixCache, "load_from_disk", read_at_once)],
 }
 

@@ -201,6 +201,7 @@ def draw(seed, setup):
     rng = random.Random(seed)
     if rng.random() < 0.5 or setup.disk:
         few = {"memory": 60, "entries": 3, "blocks": 20}[setup.store]
+        few = 24 if setup.disk else few
         setup = dataclasses.replace(setup, room=few + rng.randrange(few))
     else:
         setup = dataclasses.replace(setup, room=1000)
@@ -258,7 +259,6 @@ SETUPS = {
     "Parts": Setup(part=5),
     "Quantized": Setup(quantize=True),
     "Window": Setup(**WINDOW),
-    "WindowQuantized": Setup(quantize=True, **WINDOW),
     "Bound": Setup(bound=12),
     "States": Setup(**STATES),
     "StatesFirst": Setup(layers=("state", "full")),
@@ -269,7 +269,6 @@ SETUPS = {
     "QuantizedRestarts": Setup(restarts=True, quantize=True),
     "WindowRestarts": Setup(restarts=True, **WINDOW),
     "StatesRestarts": Setup(restarts=True, **STATES),
-    "ListRestarts": Setup(restarts=True, **LIST),
     "Disk": Setup(**DISK),
     "QuantizedDisk": Setup(quantize=True, **DISK),
     "WindowDisk": Setup(**WINDOW, **DISK),
@@ -278,9 +277,7 @@ SETUPS = {
     "Entries": Setup(store="entries"),
     "EntriesWindow": Setup(store="entries", **WINDOW),
     "EntriesStates": Setup(store="entries", **STATES),
-    "EntriesList": Setup(store="entries", **LIST),
     "Blocks": Setup(store="blocks"),
     "BlocksWindow": Setup(store="blocks", **WINDOW),
-    "BlocksStates": Setup(store="blocks", **STATES),
     "BlocksList": Setup(store="blocks", **LIST),
 }
