@@ -11,7 +11,7 @@ HISTORIES = 20
 #: The setups in which bugs are shown alone, and how many histories are tried.
 ALONE = [("padding", "States", 20), ("last", "Entries", 20),
          ("last", "Blocks", 20), ("common", "Window", 40),
-         ("disk", "Disk", 100), ("files", "Restarts", 60),
+         ("disk", "Disk", 80), ("files", "Restarts", 40),
          ("hash", "Blocks", 40), ("window", "BlocksWindow", 40)]
 
 

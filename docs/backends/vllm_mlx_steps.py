@@ -221,7 +221,7 @@ def draw(seed, setup):
                         rng.randrange(1, 12)))
         elif kind < 0.42:
             ops.append(("drain",))
-        elif kind < 0.94:
+        elif kind < (0.84 if setup.restarts else 0.94):
             ops.append(("step",))
         elif kind < 0.97 and setup.restarts:
             ops.append(("restart",))
