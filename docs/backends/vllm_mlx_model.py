@@ -1,5 +1,6 @@
-"""A model for vLLM-MLX whose rows are hashes. Its layers use the caches of mlx-lm
-as those of mlx-lm's models do, and it checks each row that a query sees."""
+"""A model for vLLM-MLX whose rows are hashes. Its layers use the caches of
+mlx-lm as those of mlx-lm's models do, and it checks each row that a query
+sees."""
 
 import functools
 
@@ -48,8 +49,10 @@ def answer(sums, positions):
 
 @functools.lru_cache(1 << 14)
 def expected(kinds, window, tokens):
-    """Returns the values of the rows of each layer, and what the last passes on."""
-    x, positions, layers = np.array(tokens, np.uint64), np.arange(len(tokens)), []
+    """Returns the values of the rows of each layer, and what the last passes
+    on."""
+    x, layers = np.array(tokens, np.uint64), []
+    positions = np.arange(len(tokens))
     for kind in kinds:
         layers.append(x)
         if kind == "state":
@@ -159,7 +162,8 @@ class Model:
         order = np.argsort(positions, kind="stable")
         name = f"position {end - 1} of layer {number}"
         if list(positions[order]) != list(range(begin, end)):
-            self.wrong.append(f"{name} sees positions {shown(positions[order])}")
+            self.wrong.append(
+                f"{name} sees positions {shown(positions[order])}")
         elif list(other) != list(positions):
             self.wrong.append(f"{name} sees V of other positions than K")
         elif number == 0 and kind in ("full", "list"):

@@ -30,7 +30,7 @@ def leave_token(rule):
 
 
 def leave_block(rule):
-    """The last block of a prompt that is stored as a whole is computed again."""
+    """The last block of a prompt that is stored whole is computed again."""
     def fetch_cache(store, name, tokens):
         table, remaining = rule(store, name, tokens)
         if table and not remaining:
@@ -55,7 +55,8 @@ def miss_whole(rule):
     """A prompt that is on the disk as a whole is computed again."""
     def check_ssd(store, tokens):
         found = rule(store, tokens)
-        return found if found and found["matched_tokens"] < len(tokens) else None
+        if found and found["matched_tokens"] < len(tokens):
+            return found
     return check_ssd
 
 

@@ -1,6 +1,6 @@
-"""vLLM-MLX's scheduler, step by step: random requests, and a model whose rows are
-hashes (vllm_mlx_model.py). Scheduler and prefix caches are vLLM-MLX's, batches
-and caches of layers are mlx-lm's."""
+"""vLLM-MLX's scheduler, step by step: random requests, and a model whose rows
+are hashes (vllm_mlx_model.py). Scheduler and prefix caches are vLLM-MLX's,
+batches and caches of layers are mlx-lm's."""
 
 import dataclasses
 import logging
@@ -193,7 +193,8 @@ class Engine:
         cache = self.scheduler.memory_aware_cache
         if cache is not None and cache._current_memory != sum(
                 entry.memory_bytes for entry in cache._entries.values()):
-            raise Wrong("the store counts other memory than that of its entries")
+            raise Wrong("the store counts other memory than that of its "
+                        "entries")
 
 
 def draw(seed, setup):
