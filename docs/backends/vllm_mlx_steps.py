@@ -9,6 +9,7 @@ import random
 import tempfile
 
 import mlx.core as mx
+from hashes import mix
 from histories import raised
 from vllm_mlx.request import Request, SamplingParams
 from vllm_mlx.scheduler import Scheduler, SchedulerConfig
@@ -48,6 +49,13 @@ class Setup:
 
 class Wrong(Exception):
     """A row that a query sees is wrong, or a token of an answer."""
+
+
+class Name(str):
+    """The name of a request. Sets of names have the same order each time."""
+
+    def __hash__(self):
+        return mix(str(self))
 
 
 class Tokenizer:
@@ -119,7 +127,7 @@ class Engine:
         truth = Truth(self.setup, tokens)
         truth.prompt = tokens
         truth.limit = min(max(1, limit), self.setup.longest - len(tokens))
-        name = f"request {len(self.asked)}"
+        name = Name(f"request {len(self.asked)}")
         self.asked.append(truth)
         self.running[name] = truth
         self.scheduler.add_request(Request(name, list(tokens), SamplingParams(
