@@ -5,8 +5,8 @@ results."""
 import exllamav3_steps
 import page
 import torch
-from exllamav3_repairs import REPAIRS, repaired
-from histories import judged
+from exllamav3_repairs import REPAIRS
+from histories import results
 
 HISTORIES = 120
 #: The setups in which bugs are shown alone, and how many histories are tried.
@@ -17,15 +17,5 @@ ALONE = [("banned", "Banned", 120), ("waiting", "Plain", 120),
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    setups, lines = exllamav3_steps.SETUPS, []
-    for name, setup in setups.items():
-        lines += page.say(name, judged(exllamav3_steps, setup, HISTORIES))
-    for bug, name, histories in ALONE:
-        with repaired([name for name in REPAIRS if name != bug]):
-            lines += page.say(f"{name}, all repaired but {bug}",
-                              judged(exllamav3_steps, setups[name], histories))
-    for name, setup in setups.items():
-        with repaired(REPAIRS):
-            lines += page.say(f"{name}, all repaired",
-                              judged(exllamav3_steps, setup, HISTORIES))
-    page.compare(lines, "exllamav3.md")
+    page.compare(results(exllamav3_steps, REPAIRS, ALONE, HISTORIES),
+                 "exllamav3.md")

@@ -1,9 +1,6 @@
 """Repairs of the bugs of exllamav3.md, so that others would show. Each takes
 the function of ExLlamaV3 and returns another."""
 
-import contextlib
-from unittest import mock
-
 from exllamav3_steps import PAGE
 from exllamav3 import Job
 from exllamav3.generator.pagetable import (CachePage, Sequence, random_hash,
@@ -105,13 +102,3 @@ REPAIRS = {
     "taken": [(CachePage, "sub_ref", forget)],
     "full": [(Job, "prepare_for_queue", refuse)],
 }
-
-
-@contextlib.contextmanager
-def repaired(names):
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            for owner, rule, repair in REPAIRS[name]:
-                stack.enter_context(mock.patch.object(
-                    owner, rule, repair(getattr(owner, rule))))
-        yield

@@ -18,7 +18,7 @@ from exllamav3.generator import cpu_cache
 from exllamav3.generator.sampler import Sampler
 from exllamav3.modules.gated_delta_net import GDNState
 from hashes import mix
-from histories import raised
+from histories import Wrong, played
 
 PAGE = exllamav3_stubs.PAGE
 LETTERS = 32  # The size of the vocabulary, padded.
@@ -48,10 +48,6 @@ class Setup:
 JOBS = [{}, {"stop_conditions": [END]}, {"banned_strings": ["ab"]},
         {"banned_strings": ["bba"]}, {"max_rq_tokens": PAGE},
         {"token_healing": True}]
-
-
-class Wrong(Exception):
-    """A row that a step needs is wrong, or a token of an answer."""
 
 
 class Truth:
@@ -421,15 +417,7 @@ def judge(setup, ops):
     signal.signal(signal.SIGVTALRM, too_long)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
-        engine = Engine(setup)
-        for name, *numbers in ops:
-            getattr(engine, name)(*numbers)
-        engine.finish()
-    except Wrong as wrong:
-        return str(wrong)
-    except (AssertionError, ValueError, IndexError, KeyError, RuntimeError,
-            AttributeError, TypeError) as error:
-        return raised(error).removesuffix(": ")
+        return played(Engine(setup), ops)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 

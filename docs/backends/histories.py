@@ -1,7 +1,15 @@
 """Histories of engines that run step by step: lists of calls, each a name and
 numbers."""
 
+import contextlib
 import re
+from unittest import mock
+
+import page
+
+
+class Wrong(Exception):
+    """A row that a step needs is wrong, or a token of an answer."""
 
 
 def raised(error):
@@ -10,7 +18,20 @@ def raised(error):
     while frame.tb_next:
         frame = frame.tb_next
     return (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}: "
-            f"{error}")
+            f"{error}").removesuffix(": ")
+
+
+def played(engine, ops):
+    """Makes the calls of a history, and returns what was wrong, or None."""
+    try:
+        for name, *numbers in ops:
+            getattr(engine, name)(*numbers)
+        engine.finish()
+    except Wrong as wrong:
+        return str(wrong)
+    except (AssertionError, ValueError, IndexError, KeyError, MemoryError,
+            RuntimeError, AttributeError, TypeError) as error:
+        return raised(error)
 
 
 def kind(said):
@@ -62,3 +83,34 @@ def judged(steps, setup, histories):
             yield steps.judge(drawn, ops)
             return
     yield f"{histories} histories: right"
+
+
+@contextlib.contextmanager
+def repaired(repairs, but=None):
+    """Applies the repairs of all bugs `but` one: functions that make a method of
+    an owner anew."""
+    with contextlib.ExitStack() as stack:
+        for bug, methods in repairs.items():
+            if bug == but:
+                continue
+            for owner, name, repair in methods:
+                stack.enter_context(mock.patch.object(
+                    owner, name, repair(getattr(owner, name))))
+        yield
+
+
+def results(steps, repairs, alone, histories):
+    """Says the results of each setup of the module `steps` as it is, with each bug
+    alone (its name, a setup, the histories to try), and with none."""
+    lines = []
+    for name, setup in steps.SETUPS.items():
+        lines += page.say(name, judged(steps, setup, histories))
+    for bug, name, tried in alone:
+        with repaired(repairs, but=bug):
+            lines += page.say(f"{name}, all repaired but {bug}",
+                              judged(steps, steps.SETUPS[name], tried))
+    for name, setup in steps.SETUPS.items():
+        with repaired(repairs):
+            lines += page.say(f"{name}, all repaired",
+                              judged(steps, setup, histories))
+    return lines

@@ -15,7 +15,7 @@ os.environ.setdefault("LMDEPLOY_LOG_LEVEL", "CRITICAL")
 
 import torch
 from hashes import mix
-from histories import raised
+from histories import Wrong, played
 from lmdeploy.pytorch.config import CacheConfig, SchedulerConfig
 from lmdeploy.pytorch.disagg.config import EngineRole
 from lmdeploy.pytorch.engine.engine_loop import EngineLoop, EngineLoopConfig
@@ -52,10 +52,6 @@ class Setup:
     drafts: int = 0  # The tokens that are drafted in a step.
     mtp: bool = False  # Whether rows of an MTP model are compared, too.
     longest: int = 24  # The most tokens of a prompt and its answer.
-
-
-class Wrong(Exception):
-    """A row that a step needs is wrong, or a token of an answer."""
 
 
 class Truth:
@@ -460,16 +456,7 @@ def draw(seed, setup):
 
 def judge(setup, ops):
     """Runs a history, and returns what was wrong, or None."""
-    engine = Engine(setup)
-    try:
-        for name, *numbers in ops:
-            getattr(engine, name)(*numbers)
-        engine.finish()
-    except Wrong as wrong:
-        return str(wrong)
-    except (AssertionError, ValueError, IndexError, KeyError, MemoryError,
-            RuntimeError, AttributeError, TypeError) as error:
-        return raised(error)
+    return played(Engine(setup), ops)
 
 
 ROOM = "blocks"  # The size that a history draws and shows.

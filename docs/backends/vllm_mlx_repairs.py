@@ -1,9 +1,7 @@
 """Repairs of the bugs of vllm_mlx.md, so that others would show. Each takes a
 function of vLLM-MLX or mlx-lm and returns another."""
 
-import contextlib
 import hashlib
-from unittest import mock
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
@@ -123,13 +121,3 @@ REPAIRS = {
     "window": [(BlockAwarePrefixCache, "reconstruct_cache", count_rows)],
     "files": [(MemoryAwarePrefixCache, "load_from_disk", read_at_once)],
 }
-
-
-@contextlib.contextmanager
-def repaired(names):
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            for owner, rule, repair in REPAIRS[name]:
-                stack.enter_context(mock.patch.object(
-                    owner, rule, repair(getattr(owner, rule))))
-        yield

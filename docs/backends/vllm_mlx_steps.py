@@ -10,7 +10,7 @@ import tempfile
 
 import mlx.core as mx
 from hashes import mix
-from histories import raised
+from histories import Wrong, played
 from vllm_mlx.request import Request, SamplingParams
 from vllm_mlx.scheduler import Scheduler, SchedulerConfig
 from vllm_mlx.ssd_cache import SSDCacheTier
@@ -45,10 +45,6 @@ class Setup:
     @property
     def seen(self):
         return self.bound or self.window
-
-
-class Wrong(Exception):
-    """A row that a query sees is wrong, or a token of an answer."""
 
 
 class Name(str):
@@ -243,14 +239,7 @@ def judge(setup, ops):
     """Runs a history, and returns what was wrong, or None."""
     engine = Engine(setup)
     try:
-        for name, *numbers in ops:
-            getattr(engine, name)(*numbers)
-        engine.finish()
-    except Wrong as wrong:
-        return str(wrong)
-    except (AssertionError, ValueError, IndexError, KeyError, RuntimeError,
-            AttributeError, TypeError) as error:
-        return raised(error)
+        return played(engine, ops)
     finally:
         engine.scheduler.close_ssd_tier()
         engine.folder.cleanup()
