@@ -202,16 +202,17 @@ Status Cache::AddSequence(int, const CacheState&) {
 
 std::span<const std::string_view> TwinNames() { return kNames; }
 
+bool HasRecurrent(const CacheSpec& spec) {
+  return spec.kind == Kind::kRecurrent ||
+         std::ranges::any_of(spec.caches, HasRecurrent);
+}
+
 Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
                                          std::string_view twin) {
   if (Status status = CheckSpec(spec); !status.ok()) return status;
   const Result<const Makers*> makers = Find(twin);
   if (!makers.ok()) return makers.status();
-  const auto recurrent = [](const CacheSpec& part) {
-    return part.kind == Kind::kRecurrent;
-  };
-  if (!(*makers)->has_states &&
-      (recurrent(spec) || std::ranges::any_of(spec.caches, recurrent))) {
+  if (!(*makers)->has_states && HasRecurrent(spec)) {
     return Status(StatusCode::kNotSupported,
                   "the twin cuda has no recurrent caches");
   }

@@ -15,6 +15,9 @@ namespace kvtwin {
 // Returns the error of MakeCache for a bad spec.
 Status CheckSpec(const CacheSpec& spec);
 
+// Whether the cache is recurrent, or has a recurrent cache.
+bool HasRecurrent(const CacheSpec& spec);
+
 // Requires: a spec that MakeCache, MakePagedPool or MakeSessions accepts.
 // (MakeWrapped, GuardedPaged and GuardedSessions check it.)
 namespace reference {

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
@@ -165,11 +164,7 @@ namespace kvtwin {
 Result<std::unique_ptr<CudaCache>> CudaCache::Make(const CacheSpec& spec,
                                                    int device) {
   Status status = CheckSpec(spec);
-  const auto recurrent = [](const CacheSpec& part) {
-    return part.kind == Kind::kRecurrent;
-  };
-  if (status.ok() &&
-      (recurrent(spec) || std::ranges::any_of(spec.caches, recurrent))) {
+  if (status.ok() && HasRecurrent(spec)) {
     status =
         Status(StatusCode::kNotSupported, "CudaCache has no recurrent caches");
   }

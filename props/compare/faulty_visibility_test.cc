@@ -659,9 +659,10 @@ TEST(FaultyTwins, AYesIsNamedByTheRowThatReliesOnIt) {
     return std::unique_ptr<Cache>(
         std::make_unique<AlwaysResumes>(*MakeReference(spec)));
   };
-  const auto text_of = [&](const std::string& calls) {
+  const auto text_of = [&](const std::string& calls,
+                           const std::string& cache = "kind=swa window=2 ") {
     const RunResult result =
-        RunHistory(*ParseHistory("kvt1 kind=swa window=2 " + calls), subject);
+        RunHistory(*ParseHistory("kvt1 " + cache + calls), subject);
     return result.failure ? result.failure->text : "";
   };
   const std::string asked = "| put 0*6 | put 0*1 | drop 0:4- | ask 0@4 ";
@@ -680,6 +681,11 @@ TEST(FaultyTwins, AYesIsNamedByTheRowThatReliesOnIt) {
     EXPECT_THAT(text, testing::HasSubstr("row 0 misses the token")) << other;
     EXPECT_THAT(text, testing::Not(testing::HasSubstr("CanResume"))) << other;
   }
+  // A cache without a window evicts nothing.
+  const std::string causal = text_of(asked + "| copy 0>1:1 | put 0*1",
+                                     "kind=wrapper caches=causal/swa:w2 ");
+  EXPECT_THAT(causal, testing::HasSubstr("row 0 misses the token"));
+  EXPECT_THAT(causal, testing::Not(testing::HasSubstr("CanResume")));
 }
 
 // A wrapper that has refused drafts still has the layer type that it had.

@@ -81,13 +81,15 @@ std::string ModelDriver::PromiseText(std::int64_t row,
   const int seq = At(batch_.sequences, row);
   const auto promise = promises_.find(seq);
   if (promise == promises_.end() || !token.HeldBy(seq) ||
-      token.position >= promise->second.before) {
+      token.position >= promise->second.before ||
+      !At(promise->second.caches, type_)) {
     return "";
   }
   return fmt::format(
       "\n  {} was yes, so the cache must have kept position {} of sequence {} "
-      "(S28)",
-      promise->second.call, token.position, seq);
+      "({})",
+      promise->second.call, token.position, seq,
+      ledger_.active().recurrent() ? "R8" : "S28");
 }
 
 void ModelDriver::CheckView() {

@@ -427,7 +427,7 @@ void ModelDriver::CopyPrefix(int src, int dst, std::int32_t len) {
   }
   CheckResult(OpKind::kCopy, call,
               ledger_.CopyPrefix(src, dst, len, found.code()), found);
-  promises_.erase(dst);
+  if (found.ok()) promises_.erase(dst);
   fresh_.reset();
   copied_ = copied_ || found.ok();
   DrawCellsNow();
@@ -453,9 +453,12 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   Check(!*actual || ledger_.MayResume(seq, pos), "subject: resume", [&] {
     return call + " is true, but " + WhyNotResumed(ledger_, seq, pos);
   });
-  if (*actual && !ledger_.CanResume(seq, pos, /*surely=*/true)) {
-    promises_[seq] = {.call = call, .before = pos};
+  Promise promise{.call = call, .before = pos};
+  for (std::size_t i = 0; i < ledger_.parts().size(); ++i) {
+    promise.caches[i] =
+        *actual && !ledger_.parts()[i].CanResume(seq, pos, /*surely=*/true);
   }
+  if (promise.caches.any()) promises_[seq] = std::move(promise);
   if (*actual) ledger_.Resumes(seq, pos);
   return *actual;
 }
