@@ -151,7 +151,7 @@ class ModelDriver final : public Driver {
     std::string call;
     std::int32_t before = 0;  // Its tokens before this position are meant.
     // The caches that may have evicted tokens, by their number in a wrapper.
-    std::bitset<kCachesMost> caches;
+    std::bitset<kCachesMost> caches = {};
   };
   std::map<int, Promise> promises_;  // By sequence.
   int type_ = 0;
