@@ -1,10 +1,8 @@
 """The models of mistralrs_model.py with the faults that mistral.rs has in its
 source: a wrong answer is that of the model with the fault."""
 
-import math
-
 import numpy as np
-from mistralrs_model import (DIM, Gemma2, Gemma3, Lfm2, Llama, Mistral,
+from mistralrs_model import (HEADS, Gemma2, Gemma3, Lfm2, Llama, Mistral,
                              Phi3)
 
 
@@ -65,19 +63,18 @@ class FirstPlace(Mistral):
     """The rows of a prompt of 12 tokens, the last 8 of which are in cells 0 to
     7, are read and written as if those of token t were in cell t."""
 
-    def mix(self, x, layer, before):
-        positions = np.arange(len(x))
-        query, key = (self.heads(x, f"{before}self_attn.{name}", layer)
-                      for name in ("q_proj", "k_proj"))
-        value = self.heads(x, f"{before}self_attn.v_proj")
-        scores = np.einsum("qhd,khd->hqk", query, key) / math.sqrt(DIM)
+    def sees(self, layer, positions):
+        seen = super().sees(layer, positions)
         cells = np.where(positions < 12, positions - 4, positions)
-        seen = self.sees(layer, positions)
-        empty = np.zeros(len(x))  # How many cells of zeros a query reads.
         for later in positions[12:]:
             seen[later] = (cells > later - 8) & (positions <= later)
-            empty[later] = max(0, 12 - max(8, later - 7))
-        scores = np.where(seen, np.exp(scores), 0)
-        scores /= (scores.sum(-1) + empty)[..., None]
-        out = np.einsum("hqk,khd->qhd", scores, value)
-        return self.linear(out.reshape(len(x), -1), before + self.out)
+        return seen
+
+    def softmax(self, scores):
+        """As many cells of zeros as a query reads have scores of 0, too."""
+        later = np.arange(scores.shape[-1])
+        empty = (later >= 12) * np.maximum(0, 12 - np.maximum(8, later - 7))
+        with np.errstate(divide="ignore"):
+            zeros = np.broadcast_to(np.log(empty)[:, None],
+                                    (HEADS, len(empty), 1))
+        return super().softmax(np.concatenate([scores, zeros], -1))[..., :-1]

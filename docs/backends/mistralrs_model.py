@@ -125,11 +125,14 @@ class Llama:
         value = self.heads(x, f"{before}self_attn.v_proj")
         scores = self.capped(
             np.einsum("qhd,khd->hqk", query, key) / math.sqrt(DIM))
-        scores = np.where(self.sees(layer, positions), scores, -np.inf)
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        scores /= scores.sum(-1, keepdims=True)
+        scores = self.softmax(
+            np.where(self.sees(layer, positions), scores, -np.inf))
         out = np.einsum("hqk,khd->qhd", scores, value)
         return self.linear(out.reshape(len(x), -1), before + self.out)
+
+    def softmax(self, scores):
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        return scores / scores.sum(-1, keepdims=True)
 
     def activated(self, x):
         return x / (1 + np.exp(-x))
@@ -161,7 +164,7 @@ class Llama:
         best after the tokens before it, or None."""
         rows = self.logits([*prompt, *made[:-1]])[len(prompt) - 1:]
         for i, (row, token) in enumerate(zip(rows, made)):
-            if row.max() - row[token] > 1e-3:
+            if not row.max() - row[token] <= 1e-3:  # NaN is wrong, too.
                 return (f"token {len(prompt) + i} is {token}, expected "
                         f"{int(row.argmax())}")
         return None
@@ -190,7 +193,8 @@ class Mistral(Llama):
     """Each layer has a sliding window."""
 
     arch = "Mistral"
-    config = {**Llama.config, "model_type": "mistral", "sliding_window": 8}
+    config = {**Llama.config, "model_type": "mistral", "sliding_window": 8,
+              "max_position_embeddings": 4096}
 
     def window(self, layer):
         return self.config["sliding_window"]
@@ -202,6 +206,7 @@ class Gemma2(Mistral):
     arch = "Gemma2"
     config = {
         **Mistral.config, "model_type": "gemma2", "attention_bias": False,
+        "max_position_embeddings": 2048,
         "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
         "query_pre_attn_scalar": DIM, "hidden_activation": None,
         "hidden_act": "gelu_pytorch_tanh"}
@@ -259,6 +264,7 @@ class Lfm2(Llama):
     arch = "Lfm2"
     config = {
         **Llama.config, "model_type": "lfm2", "norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
         "layer_types": ["conv", "full_attention"], "conv_L_cache": 3,
         "block_auto_adjust_ff_dim": False, "rope_parameters": {
             "rope_theta": 10000.0, "rope_type": "default"}}
