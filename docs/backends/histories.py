@@ -64,6 +64,8 @@ def shrink(ops, wrong):
 def smaller(ops, i, j):
     """Yields the history with number j of call i made smaller."""
     call = ops[i]
+    if isinstance(call[j], list):
+        return
     for less in (0, 1, call[j] // 2, call[j] - 1):
         if 0 <= less < call[j]:
             yield [*ops[:i], (*call[:j], less, *call[j + 1:]), *ops[i + 1:]]

@@ -31,6 +31,7 @@ import kvtwin
 import numpy as np
 import page
 import vllm_steps
+from histories import shrink
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention import Attention
@@ -279,7 +280,7 @@ def judged(cls, kernel, name):
     for _ in range(HISTORIES):
         setup, ops = draw(rng, cls, kernel)
         if finding_of(cls, setup, ops):
-            ops = vllm_steps.shrink(
+            ops = shrink(
                 ops, lambda ops: ops and finding_of(cls, setup, ops))
             finding = finding_of(cls, setup, ops)
             return [finding.history, finding.reason]

@@ -18,6 +18,7 @@ import page
 import torch
 import vllm_offload
 import vllm_steps
+from histories import shrink
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -271,7 +272,7 @@ def stepped(setup):
         if said is None and findings:
             raise AssertionError(f"the audit's alone: {findings}")
         if said:
-            ops = vllm_steps.shrink(ops, lambda ops: vllm_steps.judge(
+            ops = shrink(ops, lambda ops: vllm_steps.judge(
                 drawn, ops, audit=False)[0] is not None)
             yield f"blocks={drawn.blocks} " + " | ".join(
                 " ".join(str(part) for part in op) for op in ops)

@@ -18,6 +18,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 import kvtwin.vllm
 import torch
 from hashes import mix
+from histories import Wrong, raised
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -104,10 +105,6 @@ def config_of(setup, specs, audit):
     if state:
         config.cache_config.mamba_cache_mode = state
     return config
-
-
-class Wrong(Exception):
-    """A row that a step needs is wrong or missing."""
 
 
 def chain(request, drafts=()):
@@ -342,41 +339,8 @@ def judge(setup, ops, audit=True):
     except Wrong as wrong:
         said = str(wrong)
     except (AssertionError, ValueError, IndexError, KeyError) as error:
-        frame = error.__traceback__
-        while frame.tb_next:
-            frame = frame.tb_next
-        said = (f"{type(error).__name__} in {frame.tb_frame.f_code.co_name}: "
-                f"{error}")
+        said = raised(error)
     return said, list(kvtwin.vllm.findings) if audit else []
-
-
-def shrink(ops, wrong):
-    """Shrinks a history that is wrong by leaving out calls and making numbers
-    smaller."""
-    again = True
-    while again:
-        again = False
-        for size in (8, 4, 2, 1):
-            at = 0
-            while at < len(ops):
-                less = ops[:at] + ops[at + size:]
-                if wrong(less):
-                    ops, again = less, True
-                else:
-                    at += size
-        for i, (name, *numbers) in enumerate(ops):
-            for j, number in enumerate(numbers):
-                if isinstance(number, list):
-                    continue
-                for smaller in {0, 1, number // 2, number - 1}:
-                    if 0 <= smaller < ops[i][1 + j]:
-                        less = list(ops)
-                        less[i] = (name, *ops[i][1:1 + j], smaller,
-                                   *ops[i][2 + j:])
-                        if wrong(less):
-                            ops, again = less, True
-                            break
-    return ops
 
 
 SETUPS = {
