@@ -19,7 +19,7 @@ import mistralrs
 import mistralrs_faults
 import numpy as np
 import page
-from histories import judged
+from histories import Wrong, judged
 from mistralrs_model import MODELS, text, tokens_of
 
 HISTORIES = 40
@@ -56,10 +56,6 @@ def draw(seed, setup):
                 ops.append(("drain",))
         ops.append(("drain",))
     return setup, ops
-
-
-class Wrong(Exception):
-    pass
 
 
 class Late(Exception):

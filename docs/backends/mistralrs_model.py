@@ -415,7 +415,7 @@ class Granite(Llama):
 
 
 class Short(Llama):
-    """A context that is no multiple of 512."""
+    """The size of the context is not a multiple of 512."""
 
     config = {**Llama.config, "max_position_embeddings": 600}
 

@@ -1,6 +1,5 @@
 """A model for vLLM-MLX whose rows are hashes. Its layers use the caches of
-mlx-lm as those of mlx-lm's models do, and it checks each row that a query
-sees."""
+mlx-lm as mlx-lm's models do, and it checks each row that a query sees."""
 
 import functools
 
@@ -13,7 +12,7 @@ from mlx_lm.models.cache import (ArraysCache, CacheList, KVCache,
 
 LETTERS = 32  # The size of the vocabulary. Token 0 is padding,
 END = 2  # and this token ends answers.
-DIMS = 64  # Those of a row: 0, 1, 20 bits of a position, 40 bits of a value.
+DIMS = 64  # A row: 0, 1, 20 bits of a position, 40 bits of a value, 0, 0.
 VALUE = (1 << 40) - 1
 
 

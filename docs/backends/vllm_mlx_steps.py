@@ -136,8 +136,8 @@ class Engine:
             self.scheduler.abort_request(name)
 
     def restart(self):
-        """Stops the server after all requests, and starts it again. It has its
-        entries again, or those of its disk tier."""
+        """Stops the server after all requests, and starts it again with its
+        entries, or with the entries of its disk tier."""
         self.drain()
         saved = not self.setup.disk and self.scheduler.save_cache_to_disk(
             str(self.path("saved")))

@@ -653,5 +653,18 @@ TEST(FaultyDrafts, AreFoundInTheReference) {
               Level::kIdentity);
 }
 
+// A wrapper that has refused drafts still has the layer type that it had.
+TEST(RefusedDrafts, LeaveTheLayerType) {
+  for (const std::string_view history :
+       {"caches=encoder/causal cells=1 | type 1 | put 0*1:-1 | type 0 | cached",
+        "caches=causal/encoder cells=1 | type 1 | put 0*1:-1 | cached"}) {
+    Subject subject = TwinSubject("reference");
+    subject.level = Level::kVisibility;
+    const RunResult result = RunHistory(
+        *ParseHistory("kvt1 kind=wrapper " + std::string(history)), subject);
+    EXPECT_FALSE(result.failure) << history << ": " << result.failure->text;
+  }
+}
+
 }  // namespace
 }  // namespace kvtwin::props
