@@ -98,8 +98,8 @@ struct CacheSpec {
   std::int32_t drafts = 0;
   // How K rows change when their position does.
   Shift shift = {};
-  // For kWrapper and kHybrid: at least one, and none is one of these. Each has
-  // a placement.
+  // The caches of a kWrapper or a kHybrid: at least one. None of them is a
+  // kWrapper or a kHybrid. Each has its own placement.
   std::vector<CacheSpec> caches = {};
 };
 
@@ -132,10 +132,11 @@ struct Batch {
   std::span<const int> multimodal = {};
   // Speculative decoding (docs/speculation.md): empty, or as many as positions.
   // Token i is a draft that follows draft number parents[i] of its sequence, or
-  // kCommitted; or it is an ordinary token: kNotADraft. The drafts of a
-  // sequence are numbered 0, 1, 2, ... in the order of the batches since its
-  // last Commit. Siblings have the same position. Drafts see the committed
-  // tokens and their own ancestors, and nothing else sees them.
+  // the committed tokens (kCommitted); or it is an ordinary token (kNotADraft).
+  // The drafts of a sequence are numbered 0, 1, 2, ... in the order of the
+  // batches since its last Commit. Siblings have the same position. A draft
+  // sees the committed tokens, its ancestors and itself; only the draft itself
+  // and its descendants see it.
   std::span<const int> parents = {};
 };
 
@@ -159,14 +160,14 @@ class Cache {
  public:
   virtual ~Cache() = default;
 
-  // Must come before Init, and at most once. Errors: a padding < 1; tiled V
-  // unless cache_padding is a multiple of kTileCells; a mask of f8 or in
+  // This call must come before Init, at most once. Errors: a padding < 1; tiled
+  // V unless cache_padding is a multiple of kTileCells; a mask of f8 or in
   // blocks; V rows of bits.
   virtual Status SetConfig(const CacheConfig& config) = 0;
 
-  // Must come once. Errors: bits; a block dtype for permuted or tiled V; a
-  // number < 1; memory < window; more than INT32_MAX cells; an encoder with
-  // several sequences or a padding.
+  // This call must come once. Errors: bits; a block dtype for permuted or tiled
+  // V; a number < 1; memory < window; more than INT32_MAX cells; an encoder
+  // with several sequences or a padding.
   virtual Status Init(const InitArgs& args) = 0;
 
   // Frees everything. Idempotent; every other call after it is a
@@ -211,15 +212,16 @@ class Cache {
   // and hybrid: dst may be shorter than len; see ResumeBefore.
   virtual Status CopyPrefix(int src, int dst, std::int32_t len) = 0;
 
-  // Whether `seq` can continue at `pos` with its whole window still stored.
+  // Returns whether `seq` can continue at `pos` with its whole window still
+  // stored.
   virtual Result<bool> CanResume(int seq, std::int32_t pos) = 0;
 
-  // For people: why CanResume says no, such as "position 12 needs 8 to 11; 8
-  // and 9 were evicted"; empty if it says yes.
+  // Returns a text for people that says why CanResume is false, such as
+  // "position 12 needs 8 to 11; 8 and 9 were evicted"; empty if it is true.
   virtual Result<std::string> WhyNotResume(int seq, std::int32_t pos);
 
   // Returns the greatest position <= pos where `seq` can resume, 0 if there is
-  // none. Remove from there on, and compute the rest again.
+  // none. The caller removes the tokens from there on, and computes them again.
   virtual Result<std::int32_t> ResumeBefore(int seq, std::int32_t pos);
 
   // Removes the tokens at positions in [begin, end) from `seq`; unless end is
@@ -231,12 +233,13 @@ class Cache {
 
   // The drafts of `seq` with the numbers in `path` become ordinary tokens; its
   // other drafts are gone. `path` is empty, or its first draft follows the
-  // committed tokens, and each other one follows the draft before it. No row
-  // moves, and the pass continues. The caller's own caches may leave it out:
-  // not_supported. Errors: invalid_argument for any other path. CopyPrefix to a
-  // sequence, and Remove from it, drop its drafts; Restore and AddSequence drop
-  // all drafts; snapshots leave them out. Encoder: not_supported. Recurrent:
-  // the state after the last draft of the path becomes the last state.
+  // committed tokens, and each other draft follows the one before it. No row
+  // moves, and the pass continues. A class of the caller that does not override
+  // this answers not_supported. Errors: invalid_argument for any other path.
+  // CopyPrefix to a sequence, and Remove from it, drop its drafts; Restore and
+  // AddSequence drop all drafts; snapshots leave them out. Encoder:
+  // not_supported. Recurrent: the state after the last draft of the path
+  // becomes the last state.
   virtual Status Commit(int seq, std::span<const int> path);
 
   // Recurrent: pins the last state of `seq`, so that later passes keep it. A
@@ -257,8 +260,8 @@ class Cache {
   // Other kinds: not_supported.
   virtual Result<bool> EncoderCached() = 0;
 
-  // Returns all that the cache holds, without the current pass. The caller's
-  // own caches may leave SnapshotTo and Restore out: not_supported.
+  // Returns all that the cache holds, without the current pass. A class of the
+  // caller that does not override SnapshotTo and Restore answers not_supported.
   Result<CacheState> Snapshot() const;
   // Replaces `state` by the snapshot and reuses its memory.
   virtual Status SnapshotTo(CacheState& state) const;
@@ -273,12 +276,12 @@ class Cache {
   // Save one sequence, and load it beside others. SnapshotOf is SequenceOf of a
   // Snapshot, and AddSequence is Restore of WithSequence (kvtwin/save.h), but
   // they copy nothing of other sequences, and leave the rows of free cells
-  // unchanged. The caller's own caches may leave AddSequence out:
+  // unchanged. A class of the caller that does not override AddSequence answers
   // not_supported. Errors: a negative sequence; those of WithSequence.
   virtual Result<CacheState> SnapshotOf(int sequence) const;
   virtual Status AddSequence(int sequence, const CacheState& added);
 
-  // For inspection. A wrapper answers for its active cache.
+  // The calls below are for inspection. A wrapper answers for its active cache.
   //
   // The number of cells; 0 before Init and for an encoder.
   virtual int CellCount() const = 0;

@@ -1,27 +1,27 @@
 /* kvtwin from C, and from any language that can call C.
  *
- * Caches, pools, recordings and their check, and the table of functions by
- * which the harness drives your own cache (`kvtwin fuzz --backend
- * ./libyours.so`, docs/live.md). Link with -lkvtwin (pkg-config kvtwin);
- * docs/c_interface.md has an example.
+ * This header has caches, pools, attention, sessions, recordings and their
+ * check, and the table of functions by which the harness drives your own cache
+ * (`kvtwin fuzz --backend ./libyours.so`, docs/live.md). Link with -lkvtwin
+ * (pkg-config kvtwin); docs/c_interface.md has an example.
  *
  * No exception leaves this library. Terms, units and rules are those of
  * <kvtwin/cache.h>, <kvtwin/paged.h> and docs/semantics.md. Shapes have the
  * first dimension fastest.
  *
  * Sizes: a struct that may grow begins with its size, which is sizeof in the
- * caller's header; the ..._default_params functions set it, too. A size smaller
- * than in version 0.1 is an error that names the struct. If the caller is older
- * than the library, fields that its struct lacks have their defaults, and the
- * library writes no further than the struct's size. If the caller is newer,
- * fields that the library does not know must be 0, and the library leaves them
- * unchanged in its output. Structs without a size never change.
+ * caller's header; the functions for defaults set it, too. A size that is too
+ * small is an error that names the struct. If the caller is older than the
+ * library, fields that its struct lacks have their defaults, and the library
+ * writes no further than the struct's size. If the caller is newer, fields that
+ * the library does not know must be 0, and the library leaves them unchanged in
+ * its output. Structs without a size never change.
  *
  * Output lists: `room` is the number of entries that fit into the list, and
  * *count becomes the number of entries that there are; as many as fit are
  * written. If room is 0, the list may be NULL.
  *
- * Arguments that are NULL are errors, unless said otherwise. Threads: one
+ * An argument that is NULL is an error, unless its comment allows it. One
  * thread at a time may use a handle; different handles may be used at once. */
 
 #ifndef KVTWIN_KVTWIN_H_
@@ -41,7 +41,7 @@ typedef enum kvtwin_status {
   KVTWIN_OK = 0,
   KVTWIN_CACHE_FULL = 1,    /* No cells for the batch. */
   KVTWIN_NOT_SUPPORTED = 2, /* This kind of cache cannot do what was asked. */
-  KVTWIN_SHARED_CELLS = 3,  /* A token that would move has other sequences. */
+  KVTWIN_SHARED_CELLS = 3,  /* A token that would move is shared. */
   KVTWIN_INVALID_ARGUMENT = -1,
   KVTWIN_FAILED_PRECONDITION = -2, /* The call comes at the wrong time. */
   KVTWIN_OUT_OF_MEMORY = -3,
@@ -159,9 +159,10 @@ typedef struct kvtwin_batch {
   const int32_t* multimodal; /* Indices of tokens that carry an image or sound
                                 (encoder caches). */
   int32_t multimodal_count;  /* Entries of `multimodal`. */
-  /* Newer than 0.1.0. Speculative decoding (docs/speculation.md): NULL, or
-   * `tokens` parents. Token i is a draft that follows draft number parents[i]
-   * of its sequence, or KVTWIN_COMMITTED; or it is KVTWIN_NOT_A_DRAFT. */
+  /* Speculative decoding (docs/speculation.md): NULL, or `tokens` parents.
+   * Token i is a draft that follows draft number parents[i] of its sequence, or
+   * the committed tokens (KVTWIN_COMMITTED); or it is an ordinary token
+   * (KVTWIN_NOT_A_DRAFT). */
   const int32_t* parents;
 } kvtwin_batch;
 
@@ -215,7 +216,7 @@ typedef struct kvtwin_cache_params {
   int32_t checkpoints;
   /* The same: a sequence keeps its last `pins` states that
    * kvtwin_cache_checkpoint pinned, and has room for the states of `drafts`
-   * drafts. (Newer than 0.1.0.) */
+   * drafts. */
   int32_t pins;
   int32_t drafts;
 } kvtwin_cache_params;
@@ -255,9 +256,9 @@ kvtwin_status kvtwin_cache_set_causal(kvtwin_cache* cache,
                                       const int32_t* except, size_t count);
 
 /* Selects the active cache of a wrapper, which is 0 after each start_forward.
- * The functions below call the active cache only, except for remove,
- * copy_prefix, can_resume, resume_before and states, which are for all caches.
- */
+ * The functions below call the active cache only, except for copy_prefix,
+ * remove, can_resume, resume_before, commit, checkpoint and the functions of
+ * states: these call all caches. */
 kvtwin_status kvtwin_cache_set_layer_type(kvtwin_cache* cache, int32_t type);
 
 /* Stores the batch's rows in a layer: key [k_head_dim, kv_heads, tokens], value
@@ -293,13 +294,13 @@ kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
 
 /* The drafts of the sequence with the numbers in `path` become ordinary tokens,
  * its other drafts are gone; an empty path rejects all. `path` may be NULL if
- * `count` is 0. (Newer than 0.1.0.) */
+ * `count` is 0. */
 kvtwin_status kvtwin_cache_commit(kvtwin_cache* cache, int32_t sequence,
                                   const int32_t* path, size_t count);
 
 /* Pins the last state of a sequence of a recurrent cache, so that later passes
- * keep it; of a hybrid or a wrapper, in its recurrent caches that have pins.
- * NOT_SUPPORTED by any other cache. (Newer than 0.1.0.) */
+ * keep it. A hybrid or a wrapper does this in each of its recurrent caches that
+ * have pins. Any other cache returns NOT_SUPPORTED. */
 kvtwin_status kvtwin_cache_checkpoint(kvtwin_cache* cache, int32_t sequence);
 
 /* Sets *yes to 1 if the slot of an encoder holds something, else to 0. */
@@ -331,7 +332,8 @@ void kvtwin_free(void* memory);
 /* NULL is fine. */
 void kvtwin_state_destroy(kvtwin_state* state);
 
-/* Return all that a cache holds, without the current pass; or one sequence. */
+/* Set *state to all that a cache holds, without the current pass; and to the
+ * part of one sequence. */
 kvtwin_status kvtwin_cache_snapshot(kvtwin_cache* cache, kvtwin_state** state);
 kvtwin_status kvtwin_cache_snapshot_of(kvtwin_cache* cache, int32_t sequence,
                                        kvtwin_state** state);
@@ -339,7 +341,7 @@ kvtwin_status kvtwin_cache_snapshot_of(kvtwin_cache* cache, int32_t sequence,
 /* Makes the cache hold exactly `state`. */
 kvtwin_status kvtwin_cache_restore(kvtwin_cache* cache,
                                    const kvtwin_state* state);
-/* Adds a sequence, which snapshot_of returned. */
+/* Adds a sequence that snapshot_of returned, under the number `sequence`. */
 kvtwin_status kvtwin_cache_add_sequence(kvtwin_cache* cache, int32_t sequence,
                                         const kvtwin_state* added);
 
@@ -361,9 +363,10 @@ kvtwin_status kvtwin_state_load(const char* path, const char* model,
 /* Returns the `model` that a file was saved with; free it with kvtwin_free. */
 kvtwin_status kvtwin_state_model(const char* path, char** model);
 
-/* Returns one sequence of a state as a state; and a state with one more
- * sequence, where cells[i] is the number of cells of the wrapper's cache i, or
- * cells[0] of the cache itself. */
+/* kvtwin_state_sequence sets *one to the part of a state that is of one
+ * sequence. kvtwin_state_with_sequence sets *all to a state with one more
+ * sequence: cells[i] is the number of cells of cache i of the wrapper, or
+ * cells[0] that of the cache itself. */
 kvtwin_status kvtwin_state_sequence(const kvtwin_state* state, int32_t sequence,
                                     kvtwin_state** one);
 kvtwin_status kvtwin_state_with_sequence(const kvtwin_state* state,
@@ -492,23 +495,25 @@ kvtwin_status kvtwin_pool_append(kvtwin_pool* pool, int32_t sequence,
                                  kvtwin_paged_view* views, size_t room,
                                  size_t* count);
 
-/* Make the next tokens belong to the sequence: these, so that prompts find
- * them; or this many with unknown ids, which no prompt finds. */
+/* Make the next tokens belong to the sequence. kvtwin_pool_commit gets their
+ * ids, so that prompts find them; after kvtwin_pool_commit_unknown, no prompt
+ * finds these tokens, or later ones of the sequence. */
 kvtwin_status kvtwin_pool_commit(kvtwin_pool* pool, int32_t sequence,
                                  const int32_t* tokens, size_t count);
 kvtwin_status kvtwin_pool_commit_unknown(kvtwin_pool* pool, int32_t sequence,
                                          int32_t new_tokens);
 
 /* List the rows of a sequence in one layer, block by block, appended rows
- * included; and the same rows packed, for KVTWIN_HEAD_MAJOR only. */
+ * included. kvtwin_pool_views_packed lists them packed, and needs the layout
+ * KVTWIN_HEAD_MAJOR. */
 kvtwin_status kvtwin_pool_views(kvtwin_pool* pool, int32_t sequence,
                                 int32_t layer, kvtwin_paged_view* views,
                                 size_t room, size_t* count);
 kvtwin_status kvtwin_pool_views_packed(kvtwin_pool* pool, int32_t sequence,
                                        int32_t layer, kvtwin_paged_view* views,
                                        size_t room, size_t* count);
-/* Returns the first kv_len of these rows as one tensor, if they lie one after
- * another: *yes is 1 then, and the tensors are set. */
+/* If the first kv_len of these rows lie one after another, sets *yes to 1, and
+ * *key and *value to them as one tensor each; else sets *yes to 0. */
 kvtwin_status kvtwin_pool_contiguous_kv(kvtwin_pool* pool, int32_t sequence,
                                         int32_t layer, int32_t kv_len,
                                         int32_t* yes, kvtwin_tensor* key,
@@ -520,7 +525,8 @@ kvtwin_status kvtwin_pool_truncate(kvtwin_pool* pool, int32_t sequence,
 /* Ends a sequence. */
 kvtwin_status kvtwin_pool_free(kvtwin_pool* pool, int32_t sequence);
 
-/* Counts the blocks; of a pool with groups, those of all groups. */
+/* Counts the blocks. In a pool with groups, the blocks of all groups are added
+ * up. */
 kvtwin_status kvtwin_pool_usage(kvtwin_pool* pool, kvtwin_usage* usage);
 
 /* Sets *device to 0, the CPU. */
@@ -548,8 +554,8 @@ kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
 kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
                                 int32_t begin, int32_t end, int64_t* slots,
                                 size_t room, size_t* count);
-/* The same for a group of layers of a pool with groups. Another pool has the
- * group 0, which is the pool itself. kvtwin_pool_usage adds all groups up. */
+/* The same for a group of layers of a pool with groups. A pool without groups
+ * has the group 0, which is the pool itself. */
 kvtwin_status kvtwin_pool_group_table(kvtwin_pool* pool, int32_t group,
                                       const int32_t* sequences,
                                       size_t sequence_count, int32_t* columns,
@@ -709,20 +715,23 @@ typedef struct kvtwin_sessions kvtwin_sessions;
 
 /* The slots in which a request may find its prefix. */
 typedef enum kvtwin_slot_choice {
-  KVTWIN_OWN_PREFIX = 0, /* A prefix is looked for in free slots. */
-  KVTWIN_ANY_PREFIX = 1  /* In all; it is shared with another slot if needed. */
+  KVTWIN_OWN_PREFIX = 0, /* In free slots. */
+  KVTWIN_ANY_PREFIX = 1  /* In all slots. The prefix of a slot that is in use,
+                            or that holds more, is shared with another slot. */
 } kvtwin_slot_choice;
 
-/* The defaults are 1 slot of 1 token, batches of 1, KVTWIN_ANY_PREFIX, not
- * ahead. Create the cache with these numbers as max_sequences, capacity and
- * max_batch: then no batch is refused for want of room. */
+/* The sizes of the sessions. The defaults are 1 slot of 1 token, batches of 1
+ * token, KVTWIN_ANY_PREFIX, and `ahead` 0. If the cache was created with slots,
+ * context and batch as max_sequences, capacity and max_batch, it has cells for
+ * every batch. */
 typedef struct kvtwin_sessions_params {
   size_t size;               /* sizeof this struct, see the top. */
   int32_t slots;             /* Requests that run at once, at most. */
   int32_t context;           /* Tokens of a slot, at most. */
   int32_t batch;             /* Tokens of a batch, at most. */
   kvtwin_slot_choice choice; /* Where a prefix is looked for. */
-  int32_t ahead; /* 1: plan one batch before the tokens are sampled. */
+  int32_t ahead; /* 1: a batch may be planned before the tokens of the last
+                    batch are sampled. */
 } kvtwin_sessions_params;
 
 /* An input of the model. */
@@ -737,14 +746,15 @@ typedef struct kvtwin_request_options {
   size_t size;   /* sizeof this struct, see the top. */
   int32_t keep;  /* First tokens that a context shift keeps; -1: the prompt. */
   int32_t reuse; /* 1, the default: look for a stored prefix. */
-  int32_t shift; /* 1, the default: a full slot drops its older half. */
+  int32_t shift; /* 1, the default: a full slot drops the older half of the
+                    tokens after the first `keep`. */
   int32_t truncate; /* 1: cut the middle out of a prompt that is too long. */
   int64_t limit;    /* Tokens of the answer, at most; 0: no limit. */
 } kvtwin_request_options;
 
 /* Why a request has ended, if it has. */
 typedef enum kvtwin_ending {
-  KVTWIN_GOES_ON = 0,
+  KVTWIN_GOES_ON = 0,        /* The request has not ended. */
   KVTWIN_ENDS_BY_LIMIT = 1,  /* The answer has `limit` tokens. */
   KVTWIN_ENDS_BY_CONTEXT = 2 /* The slot is full and does not shift. */
 } kvtwin_ending;
@@ -755,29 +765,32 @@ typedef struct kvtwin_session_batch {
   size_t size;                        /* sizeof this struct, see the top. */
   const kvtwin_session_input* inputs; /* The inputs of the model. */
   const int32_t* positions;           /* >= 0 */
-  const int32_t* sequences;           /* Their sequences in the cache. */
-  const int32_t* requests;            /* The requests that they belong to. */
+  const int32_t* sequences;           /* The sequences in the cache. */
+  const int32_t* requests;            /* The requests that have the tokens. */
   size_t count;                       /* Tokens of the batch. */
-  const int32_t* outputs; /* Tokens after which a token is to be sampled. */
+  const int32_t* outputs; /* Indices of the tokens after which a token is to be
+                             sampled. */
   size_t output_count;    /* Entries of `outputs`. */
 } kvtwin_session_batch;
 
-/* Counts of requests and tokens, as SessionGauges of <kvtwin/sessions.h>. */
+/* Counts of requests and tokens, as SessionGauges of <kvtwin/sessions.h>:
+ * totals since the sessions were made, except for waiting, running and bytes.
+ */
 typedef struct kvtwin_session_gauges {
   size_t size;            /* sizeof this struct, see the top. */
-  int64_t waiting;        /* Requests, now. */
-  int64_t running;        /* Requests, now. */
-  int64_t prompt_tokens;  /* The rest are totals. */
+  int64_t waiting;        /* Requests that wait now. */
+  int64_t running;        /* Requests that run now. */
+  int64_t prompt_tokens;  /* Tokens of prompts that got a slot. */
   int64_t hit_tokens;     /* The reused part of the prompts. */
   int64_t planned_tokens; /* Tokens of all batches. */
   int64_t batches;        /* Batches that were planned. */
   int64_t forks;          /* Prefixes copied from another slot. */
-  int64_t evicted_tokens; /* They made place for another request. */
+  int64_t evicted_tokens; /* Tokens that another request replaced. */
   int64_t shifts;         /* Context shifts. */
   int64_t reprocessed;    /* Shifts that had to compute a slot again. */
   int64_t missed;         /* Requests with a prefix that could not resume. */
   int64_t refusals;       /* Batches that the cache refused. */
-  int64_t bytes; /* The records and the inputs still to compute, now. */
+  int64_t bytes; /* Size of the records and of the inputs still to compute. */
 } kvtwin_session_gauges;
 
 /* Sets the defaults above. */
@@ -832,17 +845,19 @@ kvtwin_status kvtwin_sessions_finish(kvtwin_sessions* sessions, int32_t request,
 kvtwin_status kvtwin_sessions_adopt(kvtwin_sessions* sessions, int32_t slot,
                                     const kvtwin_session_input* record,
                                     size_t count);
+/* Sets all fields of `gauges` except its size. */
 kvtwin_status kvtwin_sessions_gauges(kvtwin_sessions* sessions,
                                      kvtwin_session_gauges* gauges);
-/* FAILED_PRECONDITION if the cache does not hold what the sessions know. */
+/* Returns FAILED_PRECONDITION if the cache does not hold exactly the tokens of
+ * the records of the sessions. */
 kvtwin_status kvtwin_sessions_check(kvtwin_sessions* sessions);
-/* A text for people; free it with kvtwin_free. */
+/* Sets *text to a text for people; free it with kvtwin_free. */
 kvtwin_status kvtwin_sessions_dump(kvtwin_sessions* sessions, char** text);
 
 /* Rows as numbers ---------------------------------------------------------- */
 
-/* Sets *bytes to the size of `count` elements in a row. An error: a number of
- * elements that is not a multiple of 32, for q8_0 and q4_0. */
+/* Sets *bytes to the size of `count` elements in a row. For q8_0 and q4_0, a
+ * count that is not a multiple of 32 is an error. */
 kvtwin_status kvtwin_row_bytes(kvtwin_dtype dtype, size_t count, size_t* bytes);
 /* Convert `count` elements: from a stored row, exactly, and to a stored row,
  * rounded to the nearest (docs/dtypes.md). `bytes` must be the size of the
@@ -851,8 +866,8 @@ kvtwin_status kvtwin_row_to_f32(kvtwin_dtype dtype, const void* row,
                                 size_t bytes, float* numbers, size_t count);
 kvtwin_status kvtwin_row_from_f32(kvtwin_dtype dtype, const float* numbers,
                                   size_t count, void* row, size_t bytes);
-/* Sets *number to element (i, j, k, l) of K or V. An error: an index outside of
- * the shape. */
+/* Sets *number to element (i, j, k, l) of K or V. An index outside of the shape
+ * is an error. */
 kvtwin_status kvtwin_tensor_element(const kvtwin_tensor* tensor, int64_t i,
                                     int64_t j, int64_t k, int64_t l,
                                     float* number);
@@ -887,9 +902,10 @@ typedef struct kvtwin_recorder_params {
   int32_t v_head_dim;
   const char* producer; /* Name of your program, any text. NULL is "". */
 
-  /* The fields below came after version 0.1.0; their default is 0. They are
-   * those of kvtwin_description_v1 and kvtwin_setup_v1. */
+  /* The fields below are 0 by default. */
   int32_t attends; /* Not 0: kvtwin_record_attend may be called. */
+  /* The next two are as in kvtwin_description_v1, the three after them as in
+   * kvtwin_setup_v1. */
   kvtwin_dtype attend_dtype;
   double attend_tolerance;
   float soft_cap;
@@ -933,9 +949,9 @@ kvtwin_status kvtwin_record_get(kvtwin_recorder* recorder, int32_t layer,
                                 const kvtwin_view* view);
 /* Records an output of your attention over what the batch sees: query
  * [k_head_dim, heads, rows], a row for each token of the batch, and out
- * [v_head_dim, heads, rows]. Scores are multiplied by 1 / sqrt(k_head_dim). May
- * replace kvtwin_record_get. FAILED_PRECONDITION: params.attends was 0. (Newer
- * than 0.1.0.) */
+ * [v_head_dim, heads, rows]. Scores are multiplied by 1 / sqrt(k_head_dim). The
+ * call may replace kvtwin_record_get. FAILED_PRECONDITION: params.attends was
+ * 0. */
 kvtwin_status kvtwin_record_attend(kvtwin_recorder* recorder, int32_t layer,
                                    const kvtwin_tensor* query,
                                    const kvtwin_tensor* out);
@@ -951,17 +967,17 @@ kvtwin_status kvtwin_record_can_resume(kvtwin_recorder* recorder,
                                        int32_t yes);
 kvtwin_status kvtwin_record_encoder_cached(kvtwin_recorder* recorder,
                                            int32_t yes);
-/* FAILED_PRECONDITION: params.drafts was 0. (Newer than 0.1.0.) */
+/* FAILED_PRECONDITION: params.drafts was 0. */
 kvtwin_status kvtwin_record_commit(kvtwin_recorder* recorder, int32_t sequence,
                                    const int32_t* path, size_t count);
-/* The prompt of a new sequence, and how many of its tokens the sequence begins
- * with (F1). FAILED_PRECONDITION: params.prompts was 0, or own_placement.
- * (Newer than 0.1.0.) */
+/* Records the prompt of a new sequence; the sequence begins with the first
+ * `length` of its tokens (F1). FAILED_PRECONDITION: params.prompts or
+ * params.own_placement was 0. */
 kvtwin_status kvtwin_record_find_prefix(kvtwin_recorder* recorder,
                                         int32_t sequence, const int32_t* tokens,
                                         size_t count, int32_t length);
-/* A pinned state (R14). FAILED_PRECONDITION: no cache of params.cache has room
- * for pins. (Newer than 0.1.0.) */
+/* Records that the last state of a sequence was pinned (R14).
+ * FAILED_PRECONDITION: no cache of params.cache has room for pins. */
 kvtwin_status kvtwin_record_checkpoint(kvtwin_recorder* recorder,
                                        int32_t sequence);
 
@@ -970,7 +986,7 @@ kvtwin_status kvtwin_record_checkpoint(kvtwin_recorder* recorder,
 typedef enum kvtwin_outcome {
   KVTWIN_ACCEPTED = 0,
   KVTWIN_REJECTED = 1,
-  KVTWIN_NOT_A_RECORDING = 2 /* Or the file cannot be read. */
+  KVTWIN_NOT_A_RECORDING = 2 /* It is none, or the file cannot be read. */
 } kvtwin_outcome;
 
 /* The outcome of a check. */
@@ -989,7 +1005,7 @@ typedef struct kvtwin_verdict {
  * KVTWIN_OK, `verdict` has the outcome, also a rejection. */
 kvtwin_status kvtwin_check_file(const char* path, const char* twin,
                                 kvtwin_verdict* verdict);
-/* Checks the bytes of such a file. */
+/* Does the same for a recording in memory. */
 kvtwin_status kvtwin_check_memory(const void* bytes, size_t count,
                                   const char* twin, kvtwin_verdict* verdict);
 
@@ -1016,8 +1032,9 @@ enum kvtwin_ability {
   KVTWIN_CAN_RESERVE = 1 << 4, /* start_forward with reserve, at any positions
                                   below the capacity */
   KVTWIN_CAN_MIX = 1 << 5,     /* Several sequences in one batch. */
-  KVTWIN_CAN_ANY_ORDER =
-      1 << 6, /* Positions may have gaps, go back or repeat; passes too. */
+  /* Positions may have gaps, go back or repeat. A layer may have two puts in a
+   * pass, or none. Layers, and calls in a pass, come in any order. */
+  KVTWIN_CAN_ANY_ORDER = 1 << 6,
   /* Misuse (docs/semantics.md, S47) is an error and changes nothing. */
   KVTWIN_CAN_REFUSE_MISUSE = 1 << 7,
   /* The harness may write through the pointers of `get`, to overwrite the rows
@@ -1029,7 +1046,7 @@ enum kvtwin_ability {
   KVTWIN_CAN_ANY_SEQUENCE = 1 << 10,
   /* V may have another dtype than K. */
   KVTWIN_CAN_MIX_DTYPES = 1 << 11,
-  /* `attend` follows the soft cap, or the sinks, of its setup. */
+  /* `attend` takes the soft cap, or the sinks, of the setup into account. */
   KVTWIN_CAN_SOFT_CAP = 1 << 12,
   KVTWIN_CAN_SINKS = 1 << 13,
   /* Drafts: batches with parents, and `commit` (D1 to D8). With CAN_DRAFT each
@@ -1052,7 +1069,8 @@ enum kvtwin_ability {
 /* Abilities that most backends have. If yours declares that it lacks one, the
  * harness does not use or expect it. */
 enum kvtwin_inability {
-  /* A window of 0 positions before the query. Without it windows are >= 1. */
+  /* A window of 0 positions before the query. Without this ability, windows
+   * are >= 1. */
   KVTWIN_CANNOT_WINDOW_0 = 1 << 0,
   /* copy_prefix with source == target. */
   KVTWIN_CANNOT_COPY_TO_ITSELF = 1 << 1,
@@ -1060,8 +1078,8 @@ enum kvtwin_inability {
    * or moved a part of that sequence, but of no other. The next call is then
    * remove(s, 0, OPEN_END) to clear the sequence; it must not be refused. */
   KVTWIN_CANNOT_UNDO_REMOVE = 1 << 2,
-  /* A memory that is shorter than the capacity (swa_mem): without it, what has
-   * left the window is kept until the sequence ends. */
+  /* A memory that is shorter than the capacity (swa_mem). Without this ability,
+   * tokens that have left the window are kept until the sequence ends. */
   KVTWIN_CANNOT_BOUND_MEMORY = 1 << 3
 };
 
@@ -1074,12 +1092,14 @@ typedef enum kvtwin_level {
   KVTWIN_ENTITLEMENT = KVTWIN_VISIBILITY /* Former name of VISIBILITY. */
 } kvtwin_level;
 
-/* The abilities of your cache, and the rules that it follows. */
+/* The abilities of your cache, and the rules that it follows. A backend that
+ * must also run with a kvtwin that is older than its header sets a new field
+ * only if `size`, which kvtwin has set, includes the field. */
 typedef struct kvtwin_description_v1 {
   size_t size;      /* sizeof this struct, see the top. */
   const char* name; /* For reports. */
-  /* The rules it follows: a profile of `kvtwin profile --list`, perhaps with
-   * exceptions, as `kvtwin profile` prints them: "llama.cpp except copy
+  /* The rules that it follows: a profile of `kvtwin profile --list`, perhaps
+   * with exceptions, as `kvtwin profile` prints them: "llama.cpp except copy
    * replaces, middle removal shifts". Default: "ollama-0.15". */
   const char* profile;
   kvtwin_level level;    /* Default: VISIBILITY. */
@@ -1095,9 +1115,7 @@ typedef struct kvtwin_description_v1 {
   double tolerance;      /* For NUMERIC: largest error of an element of the
                             attention's output. Default: 0.01. */
 
-  /* The fields below came after version 0.1.0; their default is 0. If your
-   * backend must also run with that version, set them only if `size` includes
-   * them: out->size >= sizeof(kvtwin_description_v1). */
+  /* The fields below are 0 by default. */
   uint32_t cannot;          /* KVTWIN_CANNOT_... flags. */
   uint32_t placements;      /* 1 << kvtwin_placement. 0: both. */
   int32_t max_position;     /* Largest position of a token; the capacity is then
@@ -1123,7 +1141,7 @@ typedef struct kvtwin_setup_v1 {
   int32_t k_head_dim;
   int32_t v_head_dim;
 
-  /* For `attend`, with CAN_SOFT_CAP and CAN_SINKS. (Newer than 0.1.0.) */
+  /* For `attend`, with CAN_SOFT_CAP and CAN_SINKS. */
   float soft_cap;     /* A score s becomes soft_cap * tanh(s / soft_cap), after
                          it was scaled. 0: none. */
   const float* sinks; /* For each query head, the logit of a token without V;
@@ -1135,7 +1153,8 @@ typedef struct kvtwin_setup_v1 {
  * pointer that `init` wrote to `*cache`. They are called from one thread at a
  * time; several caches may live at once. They return a kvtwin_status: KVTWIN_OK
  * if the function cannot fail. Functions below "Optional" may be NULL, and are
- * not called then. */
+ * not called then. A kvtwin that is older than your header refuses functions
+ * that it does not know, unless they are NULL. */
 typedef struct kvtwin_backend_v1 {
   size_t size; /* sizeof(kvtwin_backend_v1) */
 
@@ -1160,8 +1179,8 @@ typedef struct kvtwin_backend_v1 {
    * this cache. May be NULL if there is an `attend`; the level is then
    * ATTENTION. */
   int (*get)(void* cache, int32_t layer, kvtwin_view* view);
-  /* These three may be NULL, too. The first two are described by the default
-   * rules; the profile may name others. */
+  /* The next three functions may be NULL, too. The comments of the first two
+   * state the default rules; your profile may have others. */
   /* Removes the tokens at positions in [begin, end) from the sequence; unless
    * end is KVTWIN_OPEN_END, later tokens move down by end - begin, and their K
    * rows are shifted. */
@@ -1202,31 +1221,31 @@ typedef struct kvtwin_backend_v1 {
                   size_t* count);
   int (*restore)(void* cache, int32_t sequence, const void* bytes,
                  size_t count);
-  /* Came after version 0.1.0: a kvtwin of that version refuses the table if it
-   * is not NULL. Computes the attention of the batch over a layer (S58): query
-   * [k_head_dim, heads, tokens of the batch], f32 and dense; `out` has room for
-   * [v_head_dim, heads, tokens], dense. heads / kv_heads heads share a KV head;
-   * scores are multiplied by 1 / sqrt(k_head_dim). A row that sees no token is
-   * zeros. */
+  /* Computes the attention of the batch over a layer (S58): query [k_head_dim,
+   * heads, tokens of the batch], f32 and dense; `out` has room for [v_head_dim,
+   * heads, tokens], dense. heads / kv_heads heads share a KV head; scores are
+   * multiplied by 1 / sqrt(k_head_dim). The output of a token that sees no
+   * token is zeros. */
   int (*attend)(void* cache, int32_t layer, const kvtwin_tensor* query,
                 float* out);
-  /* Came after version 0.1.0, as `attend`. For CAN_DRAFT: the drafts with the
-   * numbers in `path` become tokens of the sequence; its other drafts are
-   * gone. The path is empty, or its first draft follows the committed tokens,
-   * and each other one the draft before it. `remove` and `copy_prefix` drop the
-   * drafts of the sequence that they change. */
+  /* For CAN_DRAFT: the drafts with the numbers in `path` become tokens of the
+   * sequence; its other drafts are gone. The path is empty, or its first draft
+   * follows the committed tokens, and each other draft the one before it.
+   * `remove` and `copy_prefix` drop the drafts of the sequence that they
+   * change. */
   int (*commit)(void* cache, int32_t sequence, const int32_t* path,
                 int32_t count);
-  /* Came after version 0.1.0, as `attend`. For CAN_FIND_PREFIX: `sequence`,
-   * which has no tokens, gets a prompt: its token at position i is tokens[i], 0
-   * <= i < count. *length: how many first tokens it has from now on, 0 to count
-   * - 1; their rows, as far as the next token sees them, are those of equal
-   * first tokens that were computed before. The others are computed as usual;
-   * tokens after the prompt have no known ids. */
+  /* For CAN_FIND_PREFIX: `sequence`, which has no tokens, gets a prompt: its
+   * token at position i is tokens[i], 0 <= i < count. *length: how many first
+   * tokens it has from now on, 0 to count - 1; their rows, as far as the next
+   * token sees them, are those of equal first tokens that were computed before.
+   * The other tokens of the prompt are computed as usual; tokens after the
+   * prompt have no known ids. */
   int (*find_prefix)(void* cache, int32_t sequence, const int32_t* tokens,
                      int32_t count, int32_t* length);
-  /* Came after version 0.1.0, as `attend`. For CAN_PIN: the last state of the
-   * sequence stays until more than `pins` states are pinned (R14, R15). */
+  /* For CAN_PIN: pins the last state of the sequence. If the sequence then has
+   * more than `pins` pinned states, the one at the lowest position is no longer
+   * pinned (R14, R15). */
   int (*checkpoint)(void* cache, int32_t sequence);
 } kvtwin_backend_v1;
 

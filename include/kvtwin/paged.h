@@ -54,10 +54,11 @@ struct PagedSpec {
   std::optional<DType> v_dtype = {};  // The stored V rows. Unset: same as K.
   // The order of rows in a block.
   PagedLayout layout = PagedLayout::kTokenMajor;
-  // A token sees this many positions before its own, at least 1, so that blocks
-  // are given up when no later token sees them. Unset: it sees all.
+  // A token sees this many positions before its own, at least 1; a block that
+  // no later token sees is given up. Unset: a token sees all.
   std::optional<int> window = {};
-  // A block has one row, the state after its tokens, in place of a row of each.
+  // Whether a block has one row, the state after its tokens, in place of a row
+  // for each token.
   bool states = false;
   // Groups of layers, each with blocks of its own (docs/hybrid.md). Layers are
   // numbered through all groups. If there are groups, max_seq_len is the only
@@ -145,13 +146,14 @@ class PagedPool {
   virtual Result<int> Open(std::span<const std::int32_t> prompt = {},
                            const PrefixKey& key = {}) = 0;
 
-  // Returns with how many tokens of the prompt Open would begin. The default
-  // is not_supported.
+  // Returns with how many tokens of the prompt Open would begin. A class of the
+  // caller that does not override this answers not_supported.
   virtual Result<int> Find(std::span<const std::int32_t> prompt,
                            const PrefixKey& key = {}) const;
 
   // Adds media to the key of a sequence, for tokens that are committed later.
-  // Errors: a position < SeqLen. The default is not_supported.
+  // Errors: a position < SeqLen. A class of the caller that does not override
+  // this answers not_supported.
   virtual Status AddMedia(int sequence, const PrefixMedia& media);
 
   // Makes a sequence of the first `len` tokens of another one, or of its first
@@ -176,7 +178,7 @@ class PagedPool {
   // The ids of these tokens are unknown: from then on no prompt finds later
   // blocks of the sequence.
   virtual Status Commit(int sequence, int new_tokens) = 0;
-  // The same with the ids of the tokens: prompts find the blocks that are full.
+  // The same with the ids of the tokens, so that prompts find the full blocks.
   virtual Status Commit(int sequence, std::span<const std::int32_t> tokens) = 0;
 
   // The rows of a sequence in one layer, block by block: the committed rows,
@@ -209,7 +211,8 @@ class PagedPool {
 
   // Tokens of a sequence, at most.
   int MaxSeqLen() const { return spec().max_seq_len; }
-  // Counts the blocks; of a pool with groups, those of all groups.
+  // Counts the blocks. In a pool with groups, the blocks of all groups are
+  // added up.
   virtual PagedUsage Usage() const = 0;
 
   // Returns a group of layers as a pool of its own, with the same sequences.
@@ -229,7 +232,8 @@ class PagedPool {
   // and Commit; one table serves all layers of a group that have as many rows.
   // With states, the block that a pass writes takes the place of the block of
   // the state that it reads; Views has both. Errors: a sequence or a layer that
-  // does not exist. The default is not_supported.
+  // does not exist. A class of the caller that does not override this answers
+  // not_supported.
   virtual Result<PagedTable> ExportLayerTable(std::span<const int> sequences,
                                               int layer) const;
   // block * block_size + offset for each of the positions begin .. end - 1,

@@ -11,9 +11,9 @@ extern "C" {
 #endif
 
 /* The abilities of a pool, as flags. With one of the first three,
- * STATES_IN_PLACE, ONE_STOCK or NO_RESERVE, it differs from P1 to P18; it is
- * then checked by the rules that its flags state, at the level of visibility.
- */
+ * STATES_IN_PLACE, ONE_STOCK or NO_RESERVE, a pool differs from P1 to P18; it
+ * is then checked by the rules that its flags state, at the level of
+ * visibility. */
 typedef enum kvtwin_pool_ability {
   /* A commit swaps the whole blocks of a sequence for others of the same tokens
    * under the same key. */
@@ -24,13 +24,14 @@ typedef enum kvtwin_pool_ability {
   KVTWIN_POOL_RECOMPUTES_LAST = 2,
   /* A token sees `window` positions before its own. Tokens that no later token
    * sees may be gone: views then begin at a later position, and entries of
-   * table, csr and slots for such blocks may be anything. Without groups, fork
-   * and truncate keep the length that they were asked for all the same. */
+   * table, csr and slots for such blocks may be anything. In a pool without
+   * groups, fork and truncate still keep the length that they were asked for.
+   */
   KVTWIN_POOL_HAS_WINDOW = 4,
   /* `init` may get params with groups of layers (P12 to P18): each group has a
    * block size, and perhaps a window, or states in place of rows. Without this
-   * flag it never gets any. Fork and truncate may keep fewer tokens than they
-   * were asked for (P14); seq_len says how many. */
+   * flag `init` never gets groups. Fork and truncate may keep fewer tokens than
+   * they were asked for (P14); seq_len says how many. */
   KVTWIN_POOL_HAS_GROUPS = 8,
   /* Prompts may have media, and the table has add_media (P17). */
   KVTWIN_POOL_HAS_MEDIA = 16,
@@ -40,11 +41,12 @@ typedef enum kvtwin_pool_ability {
   /* All groups take their blocks from one stock, and number them alike. A block
    * must be in one group at a time. */
   KVTWIN_POOL_ONE_STOCK = 64,
-  /* `attend` follows the soft cap, or the sinks, of its options. */
+  /* `attend` takes the soft cap, or the sinks, of its options into account. */
   KVTWIN_POOL_HAS_SOFT_CAP = 128,
   KVTWIN_POOL_HAS_SINKS = 256,
-  /* A sequence holds no more blocks than its tokens and appended rows took
-   * while it had the most of them: `usage` then counts no others as used. */
+  /* A sequence never holds more blocks than it needed for its tokens and
+   * appended rows when it had most of them: `usage` counts no other block as
+   * used. */
   KVTWIN_POOL_NO_RESERVE = 512
 } kvtwin_pool_ability;
 
@@ -61,18 +63,19 @@ typedef struct kvtwin_pool_description_v1 {
   uint32_t can;   /* Flags of kvtwin_pool_ability. */
   int32_t window; /* Positions, with KVTWIN_POOL_HAS_WINDOW. */
 
-  /* For `attend`, as in kvtwin_description_v1. (Newer than 0.1.0.) */
+  /* For `attend`, as in kvtwin_description_v1. */
   kvtwin_dtype attend_dtype; /* F32, or the F16 or BF16 to which it rounds
                                 queries, scores, weights or outputs. */
   int32_t max_query_heads;   /* For each KV head. 0: any number. */
   double attend_tolerance;   /* The error of the pool's own number formats. It
                                 is added to the bound of rounding. */
 
-  /* The pools that `init` makes; histories have no others. It may still refuse
-   * some of them. (Newer than 0.1.0.) */
+  /* The pools that `init` makes; histories have no others. `init` may still
+   * refuse some of them. */
   uint32_t dtypes;           /* 1 << kvtwin_dtype of stored rows. 0: any. */
   int32_t block_multiple;    /* block_size is a multiple of it. 0: any. */
-  int32_t head_dim_multiple; /* So are k_head_dim and v_head_dim. */
+  int32_t head_dim_multiple; /* k_head_dim and v_head_dim are multiples of it.
+                                0: any. */
 } kvtwin_pool_description_v1;
 
 /* Your own pool as a table, used like kvtwin_backend_v1 for caches. Each
@@ -92,8 +95,8 @@ typedef struct kvtwin_pool_backend_v1 {
    * sequence begins without tokens. */
   int (*open)(void* pool, const kvtwin_prompt* prompt, int32_t* sequence);
   int (*seq_len)(void* pool, int32_t sequence, int32_t* length);
-  /* The rows are f32, or of the dtypes of the pool, and dense. Other rows than
-   * the pool's are converted, as kvtwin_pool_append does it. */
+  /* The rows are f32, or of the dtypes of the pool, and dense. Rows of f32 are
+   * converted to the dtypes of the pool, as by kvtwin_pool_append. */
   int (*append)(void* pool, int32_t sequence, int32_t layer,
                 const kvtwin_tensor* key, const kvtwin_tensor* value);
   int (*commit)(void* pool, int32_t sequence, const int32_t* tokens,
@@ -126,8 +129,8 @@ typedef struct kvtwin_pool_backend_v1 {
   int (*slots)(void* pool, int32_t sequence, int32_t begin, int32_t end,
                int64_t* slots, size_t room, size_t* count);
 
-  /* Optional; newer than version 0.1.0. For pools with groups, these take the
-   * place of table, csr and slots, and usage adds all groups up. */
+  /* Optional. For pools with groups, the next three take the place of table,
+   * csr and slots; usage adds all groups up. */
   int (*group_table)(void* pool, int32_t group, const int32_t* sequences,
                      size_t sequence_count, int32_t* columns, int32_t* blocks,
                      size_t room, size_t* count, int32_t* seq_lens);

@@ -101,16 +101,17 @@ struct ParkingSpec {
   // are left alone.
   std::string model = {};
   DType rows = DType::kF32;          // The dtype of the cache.
-  std::optional<DType> v_rows = {};  // That of its V rows. Unset: the same.
+  std::optional<DType> v_rows = {};  // The dtype of V rows. Unset: `rows`.
   int limit = 64;                    // Conversations of this model, at most.
 };
 
 // Numbers of conversations.
 struct ParkingGauges {
-  std::int64_t parked = 0;   // Now, those that are being written as well.
-  std::int64_t writing = 0;  // Now, in memory until they are on disk.
-  std::int64_t written = 0;  // Since the parking lot was made, as the rest.
-  std::int64_t loaded = 0;   // Into a slot.
+  std::int64_t parked = 0;   // Parked now, also if they are being written.
+  std::int64_t writing = 0;  // In memory now, until they are on disk.
+  // Totals since the parking lot was made.
+  std::int64_t written = 0;  // Written to disk.
+  std::int64_t loaded = 0;   // Loaded into a slot.
   std::int64_t failed = 0;   // Could not be written or loaded.
   bool operator==(const ParkingGauges&) const = default;
 };
@@ -162,9 +163,9 @@ class ParkingLot {
                              std::span<const SessionInput> prompt,
                              int least) = 0;
 
-  // Waits until all is written, or with `all` = false not at all. Returns the
-  // error of the last file that could not be written; this is said once. The
-  // files that it would have replaced stay.
+  // Waits until all is written; with `all` = false, does not wait. Returns the
+  // error of the last file that could not be written, each error once. The
+  // files that this file would have replaced stay.
   virtual Status Wait(bool all = true) = 0;
 
   // Returns the numbers of conversations.
@@ -228,7 +229,7 @@ struct ServiceRequest {
 enum class Finish {
   kNone,    // It has not ended.
   kStop,    // The token that ends an answer, or a stop string.
-  kLength,  // It is as long as it may be.
+  kLength,  // The answer has `limit` tokens, or its slot is full.
   kError,   // Its `sample`, or `bytes`, failed: AnswerPart::status says why.
   kFailed,  // The service has failed or ended: AnswerPart::status says why.
 };
@@ -247,8 +248,9 @@ class Answer {
  public:
   virtual ~Answer() = default;  // Ends the request.
 
-  // Waits for some new text or the end, or only for the end and `whole` text,
-  // but no longer than `wait` or a day. Returns the text since the last call.
+  // Waits for new text or the end of the answer; with `whole`, only for the
+  // end. Waits no longer than `wait` or a day. Returns the text since the last
+  // call.
   virtual AnswerPart Next(bool whole, std::chrono::milliseconds wait) = 0;
 };
 

@@ -75,7 +75,9 @@ struct SessionsSpec {
   int batch = 1;    // Tokens of a batch, at most.
   // Where a prefix is looked for.
   SlotChoice choice = SlotChoice::kAnyPrefix;
-  bool ahead = false;  // Plan one batch before the tokens are sampled.
+  // Whether a batch may be planned before the tokens of the last one are
+  // sampled.
+  bool ahead = false;
 };
 
 // The size of a cache that never refuses a batch of these sessions.
@@ -126,8 +128,8 @@ struct RequestInfo {
   int prompt = 0;   // Tokens of the prompt, after truncation.
   std::int64_t answered = 0;  // Tokens sampled so far.
   int outputs = 0;            // Planned outputs that are not sampled yet.
-  // For people: the slot with a longer prefix, or the lower slot with the same,
-  // that could not resume there, and why (Cache::WhyNotResume).
+  // A text for people, if a slot with a longer prefix, or a lower slot with the
+  // same, could not resume there: the slot, and why (Cache::WhyNotResume).
   std::string missed = {};
   bool operator==(const RequestInfo&) const = default;
 };
@@ -138,8 +140,8 @@ struct SlotInfo {
   // The inputs that the sequence is known to hold, by position. The last may
   // be kUnknownToken.
   std::span<const SessionInput> record = {};
-  // A prompt may reuse this many of them: those after a context shift have seen
-  // tokens that are gone.
+  // A prompt may reuse this many of the inputs: inputs after a context shift
+  // have seen tokens that are gone.
   int reusable = 0;
 };
 
@@ -154,7 +156,7 @@ struct SessionGauges {
   std::int64_t planned_tokens = 0;  // Tokens of all batches.
   std::int64_t batches = 0;         // Batches that were planned.
   std::int64_t forks = 0;           // Prefixes copied from another slot.
-  std::int64_t evicted_tokens = 0;  // They made place for another request.
+  std::int64_t evicted_tokens = 0;  // Tokens that another request replaced.
   std::int64_t shifts = 0;          // Context shifts.
   std::int64_t reprocessed = 0;     // Shifts that had to compute a slot again.
   std::int64_t missed = 0;    // Requests with a prefix that could not resume.

@@ -53,7 +53,7 @@ int RawEnum(const Enum& value) {
 inline constexpr std::size_t kStructBytesMax = 4096;
 
 // Returns the size field with which the struct at `from` begins. Errors: null;
-// a size below `ours`, which is that of version 0.1, or above kStructBytesMax.
+// a size below `ours`, the smallest that is accepted, or above kStructBytesMax.
 Result<std::size_t> SizeOfStruct(std::string_view name, const void* from,
                                  std::size_t ours);
 
@@ -61,8 +61,8 @@ Result<std::size_t> SizeOfStruct(std::string_view name, const void* from,
 Status CheckRest(std::string_view name, const void* from, std::size_t ours,
                  std::size_t size);
 
-// Reads the struct into `to`, which has the defaults. `first` is its size in
-// version 0.1.
+// Reads the struct into `to`, which has the defaults. `first` is the smallest
+// size that is accepted.
 template <class T>
 Status ReadStruct(std::string_view name, const T* from, T& to,
                   std::size_t first = sizeof(T)) {

@@ -138,7 +138,7 @@ TEST(CInterface, SizesOfStructsAreChecked) {
             KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(), HasSubstr("knows nothing"));
   EXPECT_EQ(none, nullptr);
-  // A struct that is smaller than that of version 0.1 is refused.
+  // A struct that is smaller than the smallest accepted one is refused.
   kvtwin_cache_params old{};
   EXPECT_EQ(kvtwin_cache_default_params(&old, sizeof(old) - 8),
             KVTWIN_INVALID_ARGUMENT);

@@ -637,7 +637,7 @@ if(TARGET kvtwin_shared)
       OUTPUT_NAME old_${old} C_STANDARD 11
       LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/backends)
     target_include_directories(kvtwin_old_${old} PRIVATE
-      ${PROJECT_SOURCE_DIR}/props/unit/include/header_0_1 ${PROJECT_SOURCE_DIR}/include)
+      ${PROJECT_SOURCE_DIR}/props/unit/include/early_header ${PROJECT_SOURCE_DIR}/include)
   endforeach()
   target_link_libraries(kvtwin_old_twin_backend PRIVATE kvtwin_shared)
   target_compile_definitions(kvtwin_old_twin_backend PRIVATE OLD_POOL)

@@ -24,7 +24,7 @@ static int Describe(kvtwin_description_v1* out) {
              KVTWIN_CAN_MIX | KVTWIN_CAN_ANY_ORDER | KVTWIN_CAN_REFUSE_MISUSE |
              KVTWIN_CAN_BE_POISONED | KVTWIN_CAN_TAKE_STRIDED |
              KVTWIN_CAN_ANY_SEQUENCE | KVTWIN_CAN_MIX_DTYPES;
-#ifdef KVTWIN_COMMITTED /* Newer than 0.1.0. */
+#ifdef KVTWIN_COMMITTED /* Not in the early header. */
   out->kinds |= KVTWIN_HAS_RECURRENT | KVTWIN_HAS_HYBRID;
   out->can |= KVTWIN_CAN_DRAFT_TREES | KVTWIN_CAN_DRAFT_STATES |
               KVTWIN_CAN_PIN | KVTWIN_CAN_REFUSE_FULL;

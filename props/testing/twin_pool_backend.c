@@ -1,7 +1,7 @@
 /* The optimized pool as a backend, by the C interface alone: the harness must
  * find nothing in it, but every bug that is planted in the twin.
- * KVTWIN_BACKEND_TWIN names another twin. OLD_POOL: with the header of version
- * 0.1.0, which has no groups and no attention. */
+ * KVTWIN_BACKEND_TWIN names another twin. OLD_POOL: with the early header of
+ * command_tests.cmake, which has no groups and no attention. */
 
 #include <stdlib.h>
 #include <string.h>

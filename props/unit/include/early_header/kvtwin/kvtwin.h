@@ -1,5 +1,5 @@
-/* Version 0.1.0 of <kvtwin/kvtwin.h>, as far as the backends use it that
- * command_tests.cmake compiles with it. */
+/* A version of <kvtwin/kvtwin.h> from before 0.1.0, as far as the backends use
+ * it that command_tests.cmake compiles with it. */
 
 #ifndef KVTWIN_KVTWIN_H_
 #define KVTWIN_KVTWIN_H_

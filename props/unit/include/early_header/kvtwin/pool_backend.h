@@ -1,4 +1,4 @@
-/* Version 0.1.0 of <kvtwin/pool_backend.h>. */
+/* A version of <kvtwin/pool_backend.h> from before 0.1.0. */
 
 #ifndef KVTWIN_POOL_BACKEND_H_
 #define KVTWIN_POOL_BACKEND_H_
