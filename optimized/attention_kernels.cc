@@ -18,14 +18,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 
-// Vectors of a row that a block of AddProducts has: its sums fit into the
-// registers.
+// Rows, and vectors of a row, that a block of AddProducts has: its sums fit
+// into the registers. They are at least the 8 to 12 results that a processor
+// computes at once.
+constexpr std::size_t kBlockRows = 6;
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr std::size_t kBlockVectors = 4;
-constexpr std::size_t kBlockRows = 6;
 #else
 constexpr std::size_t kBlockVectors = 2;
-constexpr std::size_t kBlockRows = 4;
 #endif
 
 // scores[q * kTile + t] = queries[q] . keys[t] for kQueries queries and four
