@@ -19,8 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 
 // Rows, and vectors of a row, that a block of AddProducts has: its sums fit
-// into the registers. They are at least the 8 to 12 results that a processor
-// computes at once.
+// into the registers, and are more than a processor computes at once.
 constexpr std::size_t kBlockRows = 6;
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr std::size_t kBlockVectors = 4;
