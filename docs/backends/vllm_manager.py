@@ -16,6 +16,7 @@ import kvtwin
 import numpy as np
 import page
 import torch
+import vllm_kernels
 import vllm_offload
 import vllm_steps
 from histories import shrink
@@ -283,11 +284,11 @@ def stepped(setup):
 
 
 def engine():
-    """Runs vllm_engine.py with each library of kernels, of which a process can
-    load one, and returns the lines."""
+    """Runs vllm_engine.py with each library of kernels that this processor can
+    run, of which a process can load one, and returns the lines."""
     lines = []
     script = pathlib.Path(__file__).with_name("vllm_engine.py")
-    for library in ("_C", "_C_AVX512", "_C_AVX2"):
+    for library in vllm_kernels.usable():
         said = subprocess.run(
             [sys.executable, script, library], text=True, env=ENVIRONMENT,
             stdout=subprocess.PIPE, check=True).stdout
@@ -306,4 +307,4 @@ if __name__ == "__main__":
                           stepped(setup))
     LINES += vllm_offload.lines(page.say)
     LINES += engine()
-    page.compare(LINES, "vllm-manager.md")
+    page.compare(LINES, "vllm-manager.md", left_out=vllm_kernels.left_out())

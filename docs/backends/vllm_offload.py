@@ -4,14 +4,11 @@ vllm_manager.py runs it, and vllm-manager.md has the results."""
 
 import random
 
+from histories import Wrong
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 KEYS, STEPS = 8, 60
-
-
-class Wrong(Exception):
-    """The manager and the reference differ."""
 
 
 def expect(right, text):
