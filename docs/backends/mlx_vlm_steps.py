@@ -11,9 +11,9 @@ import mlx.core as mx
 from histories import Wrong, played
 from mlx_rows import DIMS, END, Truth
 from mlx_vlm import apc
+from mlx_vlm.generate import dispatch
 from mlx_vlm.generate.ar import BatchGenerator
 from mlx_vlm.generate.common import PromptCacheState
-from mlx_vlm.generate.dispatch import stream_generate
 from mlx_vlm.utils import StoppingCriteria
 from mlx_vlm_model import IMAGE, IMAGES, Model
 
@@ -172,7 +172,7 @@ class Engine:
         options = ({"kv_bits": 8, "quantized_kv_start": 8}
                    if self.setup.quantize else {})
         self.running[0] = truth
-        self.answer = stream_generate(
+        self.answer = dispatch.stream_generate(
             self.model, self.processor, "", input_ids=tokens,
             pixel_values=pixels, max_tokens=truth.limit, temperature=0,
             max_kv_size=self.setup.bound or None,
