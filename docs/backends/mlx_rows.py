@@ -44,9 +44,9 @@ def answer(sums, positions):
 
 
 @functools.lru_cache(1 << 14)
-def expected(kinds, window, tokens):
+def expected(kinds, window, tokens, keep=0):
     """Returns the values of the rows of each layer, and what the last passes
-    on."""
+    on. A window has its first `keep` tokens for ever."""
     x, layers = np.array(tokens, np.uint64), []
     positions = np.arange(len(tokens))
     for kind in kinds:
@@ -56,11 +56,17 @@ def expected(kinds, window, tokens):
             continue
         sums = scramble(x).cumsum(dtype=np.uint64)
         if kind == "window":
-            sums[window:] -= sums[:-window].copy()
+            kept = sums[:keep][-1:].sum(dtype=np.uint64)
+            sums[window:] -= sums[keep:keep - window].copy() - kept
         if kind == "list":
             sums *= np.uint64(2)
         x = answer(sums, positions)
     return layers, x
+
+
+def kept(setup):
+    """Returns the first tokens that a window keeps."""
+    return getattr(setup, "keep", 0)
 
 
 def fold(state, values):
@@ -86,7 +92,7 @@ class Truth:
     def reach(self, length):
         while len(self.tokens) < length:
             _, outputs = expected(self.setup.kinds, self.setup.seen,
-                                  tuple(self.tokens))
+                                  tuple(self.tokens), kept(self.setup))
             self.tokens.append(best(outputs[-1]))
         return self.tokens
 
@@ -130,13 +136,15 @@ class Rows:
 
     def attend(self, number, kind, cache, x):
         """Returns the sum of the rows that each query sees."""
-        window = {"window_size": self.setup.seen} if kind == "window" else {}
+        window = ({"window_size": self.setup.seen}
+                  if kind == "window" and not kept(self.setup) else {})
         mask = self.attention_mask(
             mx.zeros(x.shape), cache, return_array=True, **window)
         new = rows_of(np.maximum(self.positions, 0), x)[:, None]
-        keys, values = self.plain(cache, *cache.update_and_fetch(new, 1 - new))
+        wide = mx.tile(1 - new, (1, 1, 1, getattr(self.setup, "wide", 1)))
+        keys, values = self.plain(cache, *cache.update_and_fetch(new, wide))
         positions, stored = read(keys[:, 0])
-        other, _ = read(1 - values[:, 0])
+        other, _ = read(1 - values[:, 0, :, :DIMS])
         if mask is None:
             mask = mx.ones((1, 1, *x.shape[1:], stored.shape[1]), mx.bool_)
         mask = np.broadcast_to(np.array(mask), (len(x), 1, x.shape[1],
@@ -153,13 +161,20 @@ class Rows:
         """Returns the rows that a cache gives a query, as arrays."""
         return keys, values
 
+    def needed(self, kind, end):
+        """Returns the positions that the query before `end` must see."""
+        if kind != "window" or end <= self.setup.seen:
+            return list(range(end))
+        keep = kept(self.setup)
+        return [*range(keep), *range(end - self.setup.seen + keep, end)]
+
     def check(self, number, kind, place, positions, values, other):
         """Checks which positions a query sees, and their rows."""
         end = int(self.positions[place]) + 1
-        begin = max(0, end - self.setup.seen) if kind == "window" else 0
+        needs = self.needed(kind, end)
         order = np.argsort(positions, kind="stable")
         name = f"position {end - 1} of layer {number}"
-        if list(positions[order]) != list(range(begin, end)):
+        if list(positions[order]) != needs:
             self.wrong.append(
                 f"{name} sees positions {shown(positions[order])}")
         elif list(other) != list(positions):
@@ -168,11 +183,11 @@ class Rows:
             self.texts[place] = tuple(values[order].tolist())
         elif place in self.texts:
             rows = expected(self.setup.kinds, self.setup.seen,
-                            self.texts[place])[0][number]
-            differs = np.flatnonzero(values[order] != rows[begin:end])
+                            self.texts[place], kept(self.setup))[0][number]
+            differs = np.flatnonzero(values[order] != rows[needs])
             if len(differs):
                 self.wrong.append(f"{name} sees the row of another text at "
-                                  f"position {begin + differs[0]}")
+                                  f"position {needs[differs[0]]}")
 
     def fold(self, number, cache, x):
         """Updates the states of a layer, and returns them after each token."""

@@ -27,13 +27,6 @@ class Model(Rows):
         super().__init__(setup)
         self.language_model, self.layers = self, setup.layers
 
-    def make_cache(self):
-        window = self.setup.window
-        return [{"full": KVCache, "state": lambda: ArraysCache(1),
-                 "window": lambda: RotatingKVCache(window),
-                 "list": lambda: CacheList(KVCache(), KVCache())}[kind]()
-                for kind in self.setup.layers]
-
     @staticmethod
     def plain(cache, keys, values):
         return dequantize_kv_state(cache, keys, values)
@@ -54,3 +47,14 @@ class Model(Rows):
             if (values % IMAGES != tokens).any():
                 self.wrong.append("embeddings of other tokens")
         return LanguageModelOutput(self.logits(tokens, cache, values))
+
+
+class Mixed(Model):
+    """Has other layers than those that mlx-vlm makes by itself."""
+
+    def make_cache(self):
+        window = self.setup.window
+        return [{"full": KVCache, "state": lambda: ArraysCache(1),
+                 "window": lambda: RotatingKVCache(window),
+                 "list": lambda: CacheList(KVCache(), KVCache())}[kind]()
+                for kind in self.setup.layers]

@@ -1,12 +1,13 @@
 """Repairs of the bugs of mlx_vlm.md, so that others would show. Each takes a
 function of mlx-vlm and returns another."""
 
+from mlx_vlm import apc
 from mlx_vlm.apc import APCManager, hash_image_payload
 from mlx_vlm.apc_coordinator import APCCoordinator
 from mlx_vlm.generate import dispatch
 from mlx_vlm.generate.ar import PromptProcessingBatch
 from mlx_vlm.generate.common import PromptCacheState
-from mlx_vlm.models.cache import BatchRotatingKVCache
+from mlx_vlm.models.cache import BatchRotatingKVCache, KVCache
 
 
 def order_first(rule):
@@ -73,6 +74,14 @@ def compare_images(rule):
     return stream_generate
 
 
+def store_whole_alone(rule):
+    """With max_kv_size, the rows of a prompt are not stored."""
+    def stream_generate(*args, max_kv_size=None, apc_manager=None, **kwargs):
+        return rule(*args, max_kv_size=max_kv_size,
+                    apc_manager=None if max_kv_size else apc_manager, **kwargs)
+    return stream_generate
+
+
 def count_parts(rule):
     """The parts of a cache say its length; a state alone is not used again."""
     def trim_amount(caches, length):
@@ -84,12 +93,30 @@ def count_parts(rule):
     return trim_amount
 
 
+def merge_rows(rule):
+    """Each prompt gets a cache of its own, and these are merged."""
+    def make_warm_batch_kv_cache_multi(picks, num_layers, kv_quant_config=None):
+        rows = []
+        for pick in picks:
+            if pick is None:
+                rows.append([KVCache() for _ in range(num_layers)])
+            else:
+                rows.append(pick.get("warm_cache")
+                            or apc.make_warm_kv_cache(pick["matched_blocks"]))
+        return apc.make_warm_batch_exact_cache_multi(
+            rows, [pick["prefix_len"] if pick else 0 for pick in picks],
+            kv_quant_config)
+    return make_warm_batch_kv_cache_multi
+
+
 REPAIRS = {
+    "wide": [(apc, "make_warm_batch_kv_cache_multi", merge_rows)],
     "window": [(BatchRotatingKVCache, "make_mask", order_first)],
     "cancel": [(PromptProcessingBatch, "remove", finish_padding)],
     "reset": [(APCManager, "clear", keep_leases)],
     "held": [(APCCoordinator, "materialize_single", release_at_once)],
     "stop": [(PromptCacheState, "find_prefix_length", forget_used)],
     "image": [(dispatch, "stream_generate", compare_images)],
+    "bound": [(dispatch, "stream_generate", store_whole_alone)],
     "length": [(dispatch, "_prefix_cache_trim_amount", count_parts)],
 }

@@ -15,7 +15,7 @@ from mlx_vlm.generate import dispatch
 from mlx_vlm.generate.ar import BatchGenerator
 from mlx_vlm.generate.common import PromptCacheState
 from mlx_vlm.utils import StoppingCriteria
-from mlx_vlm_model import IMAGE, IMAGES, Model
+from mlx_vlm_model import IMAGE, IMAGES, Mixed, Model
 
 logging.disable(logging.CRITICAL)
 
@@ -29,6 +29,7 @@ class Setup:
     room: int = 100  # The blocks or snapshots that are stored.
     window: int = 0
     bound: int = 0  # max_kv_size, for stream_generate.
+    wide: int = 1  # How many times wider than a row of K a row of V is.
     quantize: bool = False
     shortest: int = 4  # APC_EXACT_MIN_TOKENS.
     interval: int = 4  # APC_CHECKPOINT_INTERVAL_TOKENS.
@@ -50,6 +51,11 @@ class Setup:
     @property
     def seen(self):
         return self.bound or self.window
+
+    @property
+    def keep(self):
+        """The first tokens that max_kv_size keeps."""
+        return 4 if self.bound else 0
 
     @property
     def snapshots(self):
@@ -81,7 +87,8 @@ class Processor:
 class Engine:
     def __init__(self, setup):
         self.setup, self.asked, self.running = setup, [], {}
-        self.model, self.processor = Model(setup), Processor()
+        self.model = (Mixed if setup.snapshots else Model)(setup)
+        self.processor = Processor()
         self.batch, self.manager = None, None
         self.folder = tempfile.TemporaryDirectory(prefix="mlx_vlm")
         self.chat = PromptCacheState() if setup.chat else None
@@ -317,42 +324,49 @@ ROOM = "room"  # The size that a history draws and shows.
 WINDOW = {"layers": ("full", "window"), "window": 12}
 STATES = {"layers": ("full", "state")}
 LIST = {"layers": ("list", "list")}
+QUANTIZED = {"layers": ("full",) * 3, "quantize": True}
+STREAM = {"stream": True, "part": 5}
+CHAT = {"stream": True, "chat": True, "store": False}
 SETUPS = {
+    "Plain": Setup(store=False),
+    "PlainWindow": Setup(store=False, **WINDOW),
+    "PlainStates": Setup(store=False, **STATES),
     "Full": Setup(),
     "Parts": Setup(part=5),
+    "Wide": Setup(wide=2),
     "Images": Setup(images=True, part=5),
     "Whole": Setup(whole=8),
-    "Quantized": Setup(quantize=True, layers=("full",) * 3),
+    "Quantized": Setup(**QUANTIZED),
     "Window": Setup(**WINDOW),
     "WindowParts": Setup(part=5, **WINDOW),
     "States": Setup(**STATES),
-    "StatesParts": Setup(part=5, images=True, **STATES),
+    "StatesImages": Setup(part=5, images=True, **STATES),
     "StatesFirst": Setup(layers=("state", "full")),
     "StatesAlone": Setup(layers=("state",)),
     "StatesWindow": Setup(layers=("full", "state", "window"), window=12, part=5),
     "StatesQuantized": Setup(layers=("full", "state", "full"), quantize=True),
     "List": Setup(**LIST),
-    "ListParts": Setup(part=5, **LIST),
     "Disk": Setup(disk=True),
-    "DiskParts": Setup(disk=True, part=5, whole=12),
-    "QuantizedDisk": Setup(disk=True, quantize=True, layers=("full",) * 3),
+    "WholeDisk": Setup(disk=True, part=5, whole=12),
+    "WideDisk": Setup(disk=True, wide=2),
+    "QuantizedDisk": Setup(disk=True, **QUANTIZED),
     "WindowDisk": Setup(disk=True, **WINDOW),
     "StatesDisk": Setup(disk=True, **STATES),
     "ListDisk": Setup(disk=True, **LIST),
-    "Stream": Setup(stream=True, images=True, part=5),
-    "StreamQuantized": Setup(stream=True, quantize=True, layers=("full",) * 3),
-    "StreamWindow": Setup(stream=True, part=5, **WINDOW),
-    "StreamStates": Setup(stream=True, part=5, images=True, **STATES),
-    "StreamList": Setup(stream=True, **LIST),
-    "StreamBound": Setup(stream=True, bound=12),
-    "StreamDisk": Setup(stream=True, disk=True, part=5),
-    "Chat": Setup(stream=True, chat=True, store=False, images=True),
-    "ChatQuantized": Setup(stream=True, chat=True, store=False, quantize=True,
-                           layers=("full",) * 3),
-    "ChatWindow": Setup(stream=True, chat=True, store=False, **WINDOW),
-    "ChatBound": Setup(stream=True, chat=True, store=False, bound=12),
-    "ChatStates": Setup(stream=True, chat=True, store=False, **STATES),
-    "ChatStatesAlone": Setup(stream=True, chat=True, store=False,
-                             layers=("state",)),
-    "ChatList": Setup(stream=True, chat=True, store=False, **LIST),
+    "Stream": Setup(images=True, **STREAM),
+    "StreamQuantized": Setup(**STREAM, **QUANTIZED),
+    "StreamWindow": Setup(**STREAM, **WINDOW),
+    "StreamStates": Setup(images=True, **STREAM, **STATES),
+    "StreamList": Setup(**STREAM, **LIST),
+    "StreamBound": Setup(bound=12, **STREAM),
+    "StreamDisk": Setup(disk=True, **STREAM),
+    "StreamStatesDisk": Setup(disk=True, **STREAM, **STATES),
+    "Chat": Setup(**CHAT),
+    "ChatImages": Setup(images=True, **CHAT),
+    "ChatQuantized": Setup(**CHAT, **QUANTIZED),
+    "ChatWindow": Setup(**CHAT, **WINDOW),
+    "ChatBound": Setup(bound=12, **CHAT),
+    "ChatStates": Setup(**CHAT, **STATES),
+    "ChatStatesAlone": Setup(layers=("state",), **CHAT),
+    "ChatList": Setup(**CHAT, **LIST),
 }
