@@ -10,6 +10,7 @@ from mlx.utils import tree_map
 from mlx_numbers import NUMBERS
 from mlx_vlm import apc
 from mlx_vlm.generate.ar import BatchGenerator
+from mlx_vlm.models import cache
 from mlx_vlm.utils import StoppingCriteria
 
 logging.disable(logging.CRITICAL)
@@ -94,6 +95,16 @@ def insert(batch, model, prompt):
     return uid
 
 
+def whole(model, prompt, answer):
+    """Returns the token after each part of an answer, from one pass over it all."""
+    tokens = mx.array([prompt + answer])
+    kwargs = model.get_input_embeddings(tokens, None).to_dict()
+    said = model.language_model(
+        tokens, cache=cache.make_prompt_cache(model.language_model),
+        **{key: value for key, value in kwargs.items() if value is not None})
+    return mx.argmax(said.logits[0], -1).tolist()[len(prompt) - 1:-1]
+
+
 def manager():
     store = apc.APCManager(100, 4, overrides={
         "checkpoint_entries": 50, "checkpoint_interval_tokens": 4,
@@ -108,6 +119,8 @@ def cases(model):
     prompts = [[3 + (7 * i * i + 5 * i + 11 * s) % 50 for i in range(count)]
                for s, count in enumerate((5, 9, 12, 7))]
     alone = [answers(model, [prompt], 1)[0] for prompt in prompts]
+    yield "alone", lambda: (alone, [whole(model, *pair)
+                                    for pair in zip(prompts, alone)])
     yield "together", lambda: (answers(model, prompts), alone)
     yield "in parts", lambda: (answers(model, prompts, part=3), alone)
     yield "joining", lambda: (answers(model, prompts, 1, wait=2), alone)

@@ -125,6 +125,13 @@ class Engine:
         if self.asked:
             self.ask(self.asked[which % len(self.asked)].prompt, 0, 0, limit)
 
+    def look(self, which, image, limit):
+        """Asks an earlier prompt again, with another image and another end."""
+        if self.asked:
+            values = self.asked[which % len(self.asked)].prompt
+            self.ask([IMAGE + IMAGES * image if value > IMAGES else value
+                      for value in values] + [3], 0, 0, limit)
+
     def turn(self, which, more, limit):
         """Continues an earlier answer."""
         if self.asked:
@@ -289,6 +296,9 @@ def draw(seed, setup):
                         rng.choice([0, rng.randrange(64)]),
                         rng.choice([0, 0, 1, 2]),
                         rng.choice([1, 24, rng.randrange(1, 12)])))
+        elif kind < 0.28 and setup.images and rng.random() < 0.5:
+            ops.append(("look", rng.randrange(6), rng.randrange(1, 3),
+                        rng.randrange(1, 12)))
         elif kind < 0.28:
             ops.append(("again", rng.randrange(6), rng.randrange(1, 12)))
         elif kind < 0.35:
