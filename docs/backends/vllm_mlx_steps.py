@@ -11,10 +11,11 @@ import tempfile
 import mlx.core as mx
 from hashes import mix
 from histories import Wrong, played
+from mlx_rows import DIMS, END, Truth
 from vllm_mlx.request import Request, SamplingParams
 from vllm_mlx.scheduler import Scheduler, SchedulerConfig
 from vllm_mlx.ssd_cache import SSDCacheTier
-from vllm_mlx_model import DIMS, END, Model, Truth
+from vllm_mlx_model import Model
 
 logging.disable(logging.CRITICAL)
 
