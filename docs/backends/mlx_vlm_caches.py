@@ -10,10 +10,10 @@ from mlx_vlm_repairs import REPAIRS
 
 HISTORIES = 20
 #: The setups in which bugs are shown alone, and how many histories are tried.
-ALONE = [("window", "Window", 100), ("cancel", "StatesFirst", 100),
+ALONE = [("window", "Window", 100), ("cancel", "StatesImages", 40),
          ("wide", "Wide", 20), ("reset", "Full", 100),
          ("held", "Stream", 40), ("bound", "StreamBound", 40),
-         ("stop", "Chat", 40), ("image", "ChatImages", 40),
+         ("stop", "Chat", 40), ("image", "ChatImages", 300),
          ("length", "ChatList", 20)]
 
 
