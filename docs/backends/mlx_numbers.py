@@ -1,4 +1,7 @@
-"""Numbers for small models of mlx-lm and mlx-vlm."""
+"""Numbers and weights for small models of mlx-lm and mlx-vlm."""
+
+import mlx.core as mx
+from mlx.utils import tree_map
 
 NUMBERS = dict(  # Each model takes those that it knows.
     hidden_size=32, num_hidden_layers=2, num_layers=1, num_attention_heads=2,
@@ -32,3 +35,11 @@ NUMBERS = dict(  # Each model takes those that it knows.
     full_attn_idxs=[1], full_attention_interval=2, decoder_sparse_step=1,
     shared_expert_intermediate_size=16, mlp_only_layers=[],
     partial_rotary_factor=0.5)
+
+
+def randomize(model):
+    """Gives a model random weights, the same each time."""
+    mx.random.seed(0)
+    model.update(tree_map(
+        lambda x: mx.random.normal(x.shape) * (0.3 if x.ndim > 1 else 1),
+        model.parameters()))

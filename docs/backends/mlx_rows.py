@@ -96,6 +96,12 @@ class Truth:
             self.tokens.append(best(outputs[-1]))
         return self.tokens
 
+    def right(self):
+        """Returns the answer to the prompt, of at most `limit` tokens."""
+        begin = len(self.prompt)
+        tokens = self.reach(begin + self.limit)[begin:begin + self.limit]
+        return tokens[:tokens.index(END) + 1] if END in tokens else tokens
+
 
 class Rows:
     """The layers of a model. A subclass makes the caches and the masks, as its

@@ -4,20 +4,16 @@ oracle: docs/backends/mlx.md."""
 import mlx.core as mx
 import numpy
 import pipe as kvtwin
-from mlx.utils import tree_map
 from mlx_caches import Batch
 from mlx_lm.utils import _get_classes
-from mlx_numbers import NUMBERS
+from mlx_numbers import NUMBERS, randomize
 
 
 def model_of(numbers):
     """A small model of random weights."""
     model_class, arguments = _get_classes(numbers)
     model = model_class(arguments.from_dict(numbers))
-    mx.random.seed(0)
-    model.update(tree_map(
-        lambda x: mx.random.normal(x.shape) * (0.3 if x.ndim > 1 else 1),
-        model.parameters()))
+    randomize(model)
     return model.eval()
 
 

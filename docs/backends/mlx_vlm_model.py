@@ -17,6 +17,12 @@ IMAGE = 1  # The token of an image.
 IMAGES = 64  # A token of image i is embedded as IMAGE + IMAGES * i.
 
 
+def embedded(model, tokens, pixels=None):
+    """Returns the arguments that a model makes of a prompt."""
+    made = model.get_input_embeddings(tokens, pixels).to_dict()
+    return {key: value for key, value in made.items() if value is not None}
+
+
 class Model(Rows):
     attention_mask = staticmethod(create_attention_mask)
     state_mask = staticmethod(create_ssm_mask)

@@ -6,12 +6,12 @@ import inspect
 import logging
 
 import mlx.core as mx
-from mlx.utils import tree_map
-from mlx_numbers import NUMBERS
+from mlx_numbers import NUMBERS, randomize
 from mlx_vlm import apc
 from mlx_vlm.generate.ar import BatchGenerator
 from mlx_vlm.models import cache
 from mlx_vlm.utils import StoppingCriteria
+from mlx_vlm_model import embedded
 
 logging.disable(logging.CRITICAL)
 MORE = {  # Numbers that a model has of its own.
@@ -52,11 +52,7 @@ def made(name):
                        **known(module.VisionConfig, VISION.get(name, {})))}
     config = module.ModelConfig(**known(module.ModelConfig, numbers))
     model = module.Model(config)
-    mx.random.seed(0)
-    language = model.language_model
-    language.update(tree_map(
-        lambda x: mx.random.normal(x.shape) * (0.3 if x.ndim > 1 else 1),
-        language.parameters()))
+    randomize(model.language_model)
     return model.eval()
 
 
@@ -89,8 +85,7 @@ def answers(model, prompts, together=4, part=64, manager=None, wait=0):
 
 def insert(batch, model, prompt):
     """Adds a request, as the server does."""
-    kwargs = model.get_input_embeddings(mx.array([prompt]), None).to_dict()
-    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    kwargs = embedded(model, mx.array([prompt]))
     uid, = batch.insert([prompt], [8], [{**kwargs, "_apc_semantic_hash": 0}])
     return uid
 
@@ -98,10 +93,9 @@ def insert(batch, model, prompt):
 def whole(model, prompt, answer):
     """Returns the token after each part of an answer, from one pass over it all."""
     tokens = mx.array([prompt + answer])
-    kwargs = model.get_input_embeddings(tokens, None).to_dict()
     said = model.language_model(
         tokens, cache=cache.make_prompt_cache(model.language_model),
-        **{key: value for key, value in kwargs.items() if value is not None})
+        **embedded(model, tokens))
     return mx.argmax(said.logits[0], -1).tolist()[len(prompt) - 1:-1]
 
 

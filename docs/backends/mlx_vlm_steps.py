@@ -15,7 +15,7 @@ from mlx_vlm.generate import dispatch
 from mlx_vlm.generate.ar import BatchGenerator
 from mlx_vlm.generate.common import PromptCacheState
 from mlx_vlm.utils import StoppingCriteria
-from mlx_vlm_model import IMAGE, IMAGES, Mixed, Model
+from mlx_vlm_model import IMAGE, IMAGES, Mixed, Model, embedded
 
 logging.disable(logging.CRITICAL)
 
@@ -136,7 +136,7 @@ class Engine:
         """Continues an earlier answer."""
         if self.asked:
             truth = self.asked[which % len(self.asked)]
-            self.ask(truth.prompt + self.right(truth), more, 0, limit)
+            self.ask(truth.prompt + truth.right(), more, 0, limit)
 
     def ask(self, values, more, image, limit):
         """Asks a prompt, with an image, and more tokens that the bits of `more`
@@ -172,9 +172,7 @@ class Engine:
                 prefill_step_size=self.setup.part, compute_logprobs=False,
                 kv_bits=8 if self.setup.quantize else None,
                 greedy_sampling=True)
-        kwargs = self.model.get_input_embeddings(tokens, pixels).to_dict()
-        kwargs = {key: value for key, value in kwargs.items()
-                  if value is not None}
+        kwargs = embedded(self.model, tokens, pixels)
         kwargs["_apc_semantic_hash"] = apc.semantic_extra_hash(
             image_hash=apc.hash_image_payload(pixel_values=pixels))
         uid, = self.batch.insert(tokens.tolist(), [truth.limit], [kwargs])
@@ -237,20 +235,13 @@ class Engine:
             self.running[0].said.append(token)
         self.check(0, None, said.finish_reason)
 
-    @staticmethod
-    def right(truth):
-        """Returns the answer to a prompt."""
-        begin = len(truth.prompt)
-        tokens = truth.reach(begin + truth.limit)[begin:begin + truth.limit]
-        return tokens[:tokens.index(END) + 1] if END in tokens else tokens
-
     def check(self, uid, token, finished):
         """Checks a token of an answer, and the number of tokens."""
         if self.model.wrong:
             raise Wrong(self.model.wrong[0])
         truth = self.running[uid]
         truth.said += [token] if token is not None else []
-        right = self.right(truth)
+        right = truth.right()
         for i, (said, expected) in enumerate(zip(truth.said, right)):
             if said != expected:
                 raise Wrong(f"{truth.name}: token {i} of its answer is another")

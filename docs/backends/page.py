@@ -46,7 +46,8 @@ def compare(lines, page, begin="```text\n", end="```\n", left_out=()):
     `end`, where parts whose title begins with a name in `left_out` do not count.
     --write writes the lines."""
     if left_out and "--write" in sys.argv:
-        sys.exit(f"--write needs the results of {', '.join(left_out)}")
+        sys.exit("--write needs the results of " +
+                 ", ".join(name.rstrip(", ") for name in left_out))
     path = pathlib.Path(__file__).parent / page
     before, _, rest = path.read_text().partition(begin)
     said, _, after = rest.partition(end)

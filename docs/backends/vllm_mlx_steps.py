@@ -115,7 +115,7 @@ class Engine:
         """Continues an earlier answer."""
         if self.asked:
             truth = self.asked[which % len(self.asked)]
-            self.ask(truth.prompt + self.right(truth), more, limit)
+            self.ask(truth.prompt + truth.right(), more, limit)
 
     def ask(self, tokens, more, limit):
         """Asks a prompt, and more tokens that the bits of `more` give."""
@@ -165,16 +165,9 @@ class Engine:
             tier._spill_queue.put(None)
             tier._writer_loop()
 
-    @staticmethod
-    def right(truth):
-        """Returns the answer to a prompt."""
-        begin = len(truth.prompt)
-        tokens = truth.reach(begin + truth.limit)[begin:begin + truth.limit]
-        return tokens[:tokens.index(END) + 1] if END in tokens else tokens
-
     def check(self, output, truth):
         """Checks the tokens of an answer, and how many there are."""
-        tokens, right = output.output_token_ids, self.right(truth)
+        tokens, right = output.output_token_ids, truth.right()
         for i, (token, expected) in enumerate(zip(tokens, right)):
             if token != expected:
                 raise Wrong(f"{output.request_id}: token {i} of its answer is "
