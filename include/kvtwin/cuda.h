@@ -110,7 +110,7 @@ Status Decode(const TensorView& query, const KvView& view, VLayout v_layout,
 // Computes attention over the blocks of a layer, as a CudaPool returns them.
 // Each sequence of the table has one row of the query, so `query_rows` is
 // empty. Entries of `blocks` past a sequence's end are not read; the result of
-// a length of 0 is zeros. What the table's lists hold is not checked.
+// a length of 0 is zeros. The numbers in the table's lists are not checked.
 Status Decode(const TensorView& query, const PagedKv& blocks,
               PagedLayout layout, const AttentionTable& table,
               const AttentionOptions& options, const AttentionOut& out,

@@ -365,8 +365,8 @@ kvtwin_status kvtwin_state_model(const char* path, char** model);
 
 /* kvtwin_state_sequence sets *one to the part of a state that is of one
  * sequence. kvtwin_state_with_sequence sets *all to a state with one more
- * sequence: cells[i] is the number of cells of cache i of the wrapper, or
- * cells[0] that of the cache itself. */
+ * sequence: cells[i] is the number of cells of cache i of the wrapper; for any
+ * other cache, cells[0] is its number of cells. */
 kvtwin_status kvtwin_state_sequence(const kvtwin_state* state, int32_t sequence,
                                     kvtwin_state** one);
 kvtwin_status kvtwin_state_with_sequence(const kvtwin_state* state,
@@ -986,7 +986,7 @@ kvtwin_status kvtwin_record_checkpoint(kvtwin_recorder* recorder,
 typedef enum kvtwin_outcome {
   KVTWIN_ACCEPTED = 0,
   KVTWIN_REJECTED = 1,
-  KVTWIN_NOT_A_RECORDING = 2 /* It is none, or the file cannot be read. */
+  KVTWIN_NOT_A_RECORDING = 2 /* It has another format, or cannot be read. */
 } kvtwin_outcome;
 
 /* The outcome of a check. */
@@ -1244,8 +1244,8 @@ typedef struct kvtwin_backend_v1 {
   int (*find_prefix)(void* cache, int32_t sequence, const int32_t* tokens,
                      int32_t count, int32_t* length);
   /* For CAN_PIN: pins the last state of the sequence. If the sequence then has
-   * more than `pins` pinned states, the one at the lowest position is no longer
-   * pinned (R14, R15). */
+   * more than `pins` pinned states, the pinned state at the lowest position
+   * loses its pin (R14, R15). */
   int (*checkpoint)(void* cache, int32_t sequence);
 } kvtwin_backend_v1;
 

@@ -9,8 +9,8 @@
 //   Commit(sequence, tokens)                             adds the rows to it
 //
 // Blocks are shared by reference: Fork and Open copy no block, and a sequence
-// that appends to a shared block first gets its own copy. What each call must
-// do is defined in docs/semantics.md.
+// that appends to a shared block first gets its own copy. docs/semantics.md
+// defines each call.
 //
 // Misuse returns invalid_argument or failed_precondition and changes nothing.
 // Not thread-safe: one call at a time on one pool. Views stay valid until the

@@ -80,7 +80,7 @@ class Sampler {
  public:
   // A token's weight is exp(logit / temperature). Only the likeliest tokens
   // that together have the part `top_p` of all weight are drawn, and the
-  // likeliest in any case. A temperature of 0 draws the likeliest alone.
+  // likeliest in any case. A temperature of 0 draws only the likeliest.
   Sampler(double temperature, double top_p, std::uint64_t seed)
       : temperature_(temperature), top_p_(top_p), random_(seed) {}
 

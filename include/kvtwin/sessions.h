@@ -21,8 +21,8 @@
 //
 // Sessions own no rows and compute nothing. They call CopyPrefix, CanResume,
 // Remove and StartForward of the cache, which must outlive them; no other
-// caller may change these sequences. What each call must do is defined in
-// docs/semantics.md (Q1 to Q13). If the cache was initialized with InitOf, a
+// caller may change these sequences. docs/semantics.md defines each call (Q1 to
+// Q13). If the cache was initialized with InitOf, a
 // batch is never refused for lack of cells: docs/serving.md has the proof.
 //
 // Misuse returns invalid_argument or failed_precondition and changes nothing.
