@@ -86,8 +86,9 @@ def best(value):
 class Truth:
     """A prompt and its answer, which depends on the prompt alone."""
 
-    def __init__(self, setup, tokens):
-        self.setup, self.tokens = setup, list(tokens)
+    def __init__(self, setup, prompt, name, limit):
+        self.setup, self.prompt, self.tokens = setup, prompt, list(prompt)
+        self.name, self.limit = name, limit
 
     def reach(self, length):
         while len(self.tokens) < length:
@@ -101,6 +102,16 @@ class Truth:
         begin = len(self.prompt)
         tokens = self.reach(begin + self.limit)[begin:begin + self.limit]
         return tokens[:tokens.index(END) + 1] if END in tokens else tokens
+
+
+def caches_of(setup, module):
+    """Returns the caches of the layers: classes of a module of mlx-lm or
+    mlx-vlm."""
+    made = {"full": module.KVCache, "state": lambda: module.ArraysCache(1),
+            "window": lambda: module.RotatingKVCache(setup.window),
+            "list": lambda: module.CacheList(module.KVCache(),
+                                             module.KVCache())}
+    return [made[kind]() for kind in setup.layers]
 
 
 class Rows:

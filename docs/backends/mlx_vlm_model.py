@@ -6,12 +6,11 @@ import types
 
 import mlx.core as mx
 import numpy as np
-from mlx_rows import Rows
+from mlx_rows import Rows, caches_of
+from mlx_vlm.models import cache
 from mlx_vlm.models.base import (InputEmbeddingsFeatures, LanguageModelOutput,
                                  create_attention_mask, create_ssm_mask,
                                  dequantize_kv_state)
-from mlx_vlm.models.cache import (ArraysCache, CacheList, KVCache,
-                                  RotatingKVCache)
 
 IMAGE = 1  # The token of an image.
 IMAGES = 64  # A token of image i is embedded as IMAGE + IMAGES * i.
@@ -59,8 +58,4 @@ class Mixed(Model):
     """Has other layers than those that mlx-vlm makes by itself."""
 
     def make_cache(self):
-        window = self.setup.window
-        return [{"full": KVCache, "state": lambda: ArraysCache(1),
-                 "window": lambda: RotatingKVCache(window),
-                 "list": lambda: CacheList(KVCache(), KVCache())}[kind]()
-                for kind in self.setup.layers]
+        return caches_of(self.setup, cache)

@@ -8,8 +8,9 @@ import random
 import tempfile
 
 import mlx.core as mx
-from histories import Wrong, played
-from mlx_rows import DIMS, END, Truth
+from histories import Wrong
+from mlx_rows import END
+from mlx_steps import Limits, Requests
 from mlx_vlm import apc
 from mlx_vlm.generate import dispatch
 from mlx_vlm.generate.ar import BatchGenerator
@@ -21,7 +22,7 @@ logging.disable(logging.CRITICAL)
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class Setup(Limits):
     layers: tuple = ("full", "full")
     stream: bool = False  # stream_generate, one request after another.
     chat: bool = False  # prompt_cache_state, for stream_generate.
@@ -41,16 +42,6 @@ class Setup:
     images: bool = False
     disk: bool = False
     longest: int = 30  # The most tokens of a prompt and its answer.
-
-    @property
-    def kinds(self):
-        """The layers, after max_kv_size."""
-        return tuple("window" if kind == "full" and self.bound else kind
-                     for kind in self.layers)
-
-    @property
-    def seen(self):
-        return self.bound or self.window
 
     @property
     def keep(self):
@@ -84,9 +75,9 @@ class Processor:
         self.detokenizer = Detokenizer()
 
 
-class Engine:
+class Engine(Requests):
     def __init__(self, setup):
-        self.setup, self.asked, self.running = setup, [], {}
+        super().__init__(setup)
         self.model = (Mixed if setup.snapshots else Model)(setup)
         self.processor = Processor()
         self.batch, self.manager = None, None
@@ -112,47 +103,22 @@ class Engine:
         self.manager.exact_cache_min_tokens = setup.shortest
         self.manager._layer_major_memory_min_tokens = setup.whole
 
-    def add(self, like, cut, more, image, limit):
-        """Asks a prompt that begins like an earlier one and its answer."""
-        values = []
-        if self.asked:
-            truth = self.asked[like % len(self.asked)]
-            values = truth.reach(self.setup.longest)[:cut]
-        self.ask(values, more, image, limit)
-
-    def again(self, which, limit):
-        """Asks an earlier prompt again."""
-        if self.asked:
-            self.ask(self.asked[which % len(self.asked)].prompt, 0, 0, limit)
-
     def look(self, which, image, limit):
         """Asks an earlier prompt again, with another image and another end."""
         if self.asked:
             values = self.asked[which % len(self.asked)].prompt
             self.ask([IMAGE + IMAGES * image if value > IMAGES else value
-                      for value in values] + [3], 0, 0, limit)
+                      for value in values] + [3], 0, limit=limit)
 
-    def turn(self, which, more, limit):
-        """Continues an earlier answer."""
-        if self.asked:
-            truth = self.asked[which % len(self.asked)]
-            self.ask(truth.prompt + truth.right(), more, 0, limit)
-
-    def ask(self, values, more, image, limit):
+    def ask(self, values, more, image=0, limit=1):
         """Asks a prompt, with an image, and more tokens that the bits of `more`
         give."""
         if image and self.setup.images:
             values = values + [IMAGE + IMAGES * image] * 3
-        values = values + [3 + (more >> i) % 2 for i in range(more % 7)]
-        values = values[:self.setup.longest - 1] or [3]
-        truth = Truth(self.setup, values)
-        truth.prompt = values
-        truth.limit = min(max(1, limit), self.setup.longest - len(values))
-        truth.name = f"request {len(self.asked)}"
+        truth = self.truth(values, more, limit)
         truth.said = []
-        self.asked.append(truth)
-        tokens = mx.array([[value % IMAGES for value in values]])
-        images = [value // IMAGES for value in values if value >= IMAGES]
+        tokens = mx.array([[value % IMAGES for value in truth.prompt]])
+        images = [value // IMAGES for value in truth.prompt if value >= IMAGES]
         pixels = mx.array(images) if images else None
         if self.setup.stream:
             self.stream(truth, tokens, pixels)
@@ -241,15 +207,9 @@ class Engine:
             raise Wrong(self.model.wrong[0])
         truth = self.running[uid]
         truth.said += [token] if token is not None else []
-        right = truth.right()
-        for i, (said, expected) in enumerate(zip(truth.said, right)):
-            if said != expected:
-                raise Wrong(f"{truth.name}: token {i} of its answer is another")
         if finished:
             del self.running[uid]
-            if len(truth.said) != len(right):
-                raise Wrong(f"{truth.name}: an answer of {len(truth.said)} "
-                            f"tokens, not {len(right)}")
+        self.compare(truth, truth.said, finished)
 
     def drain(self):
         """Runs until all requests are answered."""
@@ -257,6 +217,11 @@ class Engine:
             self.step()
         if self.running:
             raise Wrong(f"no answer: {next(iter(self.running.values())).name}")
+
+    def close(self):
+        if self.manager:
+            self.manager.close()
+        self.folder.cleanup()
 
     def finish(self):
         """No request holds a block when all are done."""
@@ -311,13 +276,7 @@ def draw(seed, setup):
 
 def judge(setup, ops):
     """Runs a history, and returns what was wrong, or None."""
-    engine = Engine(setup)
-    try:
-        return played(engine, ops)
-    finally:
-        if engine.manager:
-            engine.manager.close()
-        engine.folder.cleanup()
+    return Engine(setup).play(ops)
 
 
 mx.set_default_device(mx.cpu)

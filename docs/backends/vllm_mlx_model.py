@@ -2,10 +2,9 @@
 masks of mlx-lm."""
 
 import numpy as np
+from mlx_lm.models import cache
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
-from mlx_lm.models.cache import (ArraysCache, CacheList, KVCache,
-                                 RotatingKVCache)
-from mlx_rows import Rows
+from mlx_rows import Rows, caches_of
 
 
 class Model(Rows):
@@ -13,11 +12,7 @@ class Model(Rows):
     state_mask = staticmethod(create_ssm_mask)
 
     def make_cache(self):
-        window = self.setup.window
-        return [{"full": KVCache, "state": lambda: ArraysCache(1),
-                 "window": lambda: RotatingKVCache(window),
-                 "list": lambda: CacheList(KVCache(), KVCache())}[kind]()
-                for kind in self.setup.layers]
+        return caches_of(self.setup, cache)
 
     def __call__(self, inputs, cache):
         return self.logits(np.array(inputs), cache)

@@ -10,8 +10,9 @@ import tempfile
 
 import mlx.core as mx
 from hashes import mix
-from histories import Wrong, played
-from mlx_rows import DIMS, END, Truth
+from histories import Wrong
+from mlx_rows import DIMS, END
+from mlx_steps import Limits, Requests
 from vllm_mlx.request import Request, SamplingParams
 from vllm_mlx.scheduler import Scheduler, SchedulerConfig
 from vllm_mlx.ssd_cache import SSDCacheTier
@@ -21,7 +22,7 @@ logging.disable(logging.CRITICAL)
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class Setup(Limits):
     layers: tuple = ("full", "full")
     store: str = "memory"  # Or "entries", or "blocks".
     room: int = 100  # The rows, entries or blocks that are stored.
@@ -36,16 +37,6 @@ class Setup:
     disk: bool = False  # --ssd-cache-dir.
     restarts: bool = False  # Whether the store is saved, and loaded again.
     longest: int = 30  # The most tokens of a prompt and its answer.
-
-    @property
-    def kinds(self):
-        """The layers, after --max-kv-size."""
-        return tuple("window" if kind == "full" and self.bound else kind
-                     for kind in self.layers)
-
-    @property
-    def seen(self):
-        return self.bound or self.window
 
 
 class Name(str):
@@ -67,9 +58,9 @@ class Tokenizer:
         return "".join(chr(97 + token) for token in tokens)
 
 
-class Engine:
+class Engine(Requests):
     def __init__(self, setup):
-        self.setup, self.asked, self.running = setup, [], {}
+        super().__init__(setup)
         self.folder = tempfile.TemporaryDirectory(prefix="vllm_mlx")
         self.start()
 
@@ -98,37 +89,14 @@ class Engine:
     def path(self, name):
         return pathlib.Path(self.folder.name) / name
 
-    def add(self, like, cut, more, limit):
-        """Asks a prompt that begins like an earlier one and its answer."""
-        tokens = []
-        if self.asked:
-            truth = self.asked[like % len(self.asked)]
-            tokens = truth.reach(self.setup.longest)[:cut]
-        self.ask(tokens, more, limit)
-
-    def again(self, which, limit):
-        """Asks an earlier prompt again."""
-        if self.asked:
-            self.ask(self.asked[which % len(self.asked)].prompt, 0, limit)
-
-    def turn(self, which, more, limit):
-        """Continues an earlier answer."""
-        if self.asked:
-            truth = self.asked[which % len(self.asked)]
-            self.ask(truth.prompt + truth.right(), more, limit)
-
     def ask(self, tokens, more, limit):
         """Asks a prompt, and more tokens that the bits of `more` give."""
-        tokens = tokens + [3 + (more >> i) % 2 for i in range(more % 7)]
-        tokens = tokens[:self.setup.longest - 1] or [3]
-        truth = Truth(self.setup, tokens)
-        truth.prompt = tokens
-        truth.limit = min(max(1, limit), self.setup.longest - len(tokens))
-        name = Name(f"request {len(self.asked)}")
-        self.asked.append(truth)
+        truth = self.truth(tokens, more, limit)
+        name = Name(truth.name)
         self.running[name] = truth
-        self.scheduler.add_request(Request(name, list(tokens), SamplingParams(
-            max_tokens=truth.limit, temperature=0.0)))
+        self.scheduler.add_request(Request(
+            name, list(truth.prompt), SamplingParams(
+                max_tokens=truth.limit, temperature=0.0)))
 
     def abort(self, which):
         if self.running:
@@ -156,7 +124,8 @@ class Engine:
             if output.finish_reason == "error":
                 raise Wrong(f"{output.request_id} ends with an error")
             if output.finished and output.request_id in self.running:
-                self.check(output, self.running.pop(output.request_id))
+                self.compare(self.running.pop(output.request_id),
+                             output.output_token_ids, True)
 
     def write(self):
         """Does the work of the thread that writes to the disk."""
@@ -164,17 +133,6 @@ class Engine:
         if tier:
             tier._spill_queue.put(None)
             tier._writer_loop()
-
-    def check(self, output, truth):
-        """Checks the tokens of an answer, and how many there are."""
-        tokens, right = output.output_token_ids, truth.right()
-        for i, (token, expected) in enumerate(zip(tokens, right)):
-            if token != expected:
-                raise Wrong(f"{output.request_id}: token {i} of its answer is "
-                            "another")
-        if len(tokens) != len(right):
-            raise Wrong(f"{output.request_id}: an answer of {len(tokens)} "
-                        f"tokens, not {len(right)}")
 
     def drain(self):
         """Runs until all requests are answered."""
@@ -184,6 +142,10 @@ class Engine:
             self.step()
         if self.running:
             raise Wrong(f"no answer: {next(iter(self.running))}")
+
+    def close(self):
+        self.scheduler.close_ssd_tier()
+        self.folder.cleanup()
 
     def finish(self):
         """The store counts the memory of its entries when all are done."""
@@ -231,12 +193,7 @@ def draw(seed, setup):
 
 def judge(setup, ops):
     """Runs a history, and returns what was wrong, or None."""
-    engine = Engine(setup)
-    try:
-        return played(engine, ops)
-    finally:
-        engine.scheduler.close_ssd_tier()
-        engine.folder.cleanup()
+    return Engine(setup).play(ops)
 
 
 mx.set_default_device(mx.cpu)
