@@ -1,0 +1,227 @@
+"""Repairs of the bugs of llama_python.md, so that others would show, and faults
+that the driver must see. Each repair takes a function of llama-cpp-python and
+returns another."""
+
+import copy
+import inspect
+import textwrap
+
+import numpy as np
+from llama_cpp import Llama, LogitsProcessorList, llama_cpp
+from llama_cpp import _internals as internals
+
+
+def keep_windows(rule):
+    """Tokens stay if the window of the first token that is removed has lost some."""
+    def kv_cache_seq_rm(context, seq_id, p0, p1):
+        window = llama_cpp.llama_model_n_swa(context.model.model)
+        first = llama_cpp.llama_memory_seq_pos_min(context.memory, 0)
+        if window and p0 > 0 and first > max(0, p0 - window + 1):
+            return False
+        return rule(context, seq_id, p0, p1)
+    return kv_cache_seq_rm
+
+
+def all_scores(rule):
+    """There is a row of scores for each token of the context."""
+    def __init__(llama, *args, **kwargs):
+        rule(llama, *args, **kwargs)
+        if llama.draft_model:
+            shape = len(llama.input_ids), llama.n_vocab()
+            llama.scores = np.zeros(shape, np.single)
+    return __init__
+
+
+def whole_context(rule):
+    """The buffers have the size of llama.cpp's context."""
+    def __init__(llama, *args, **kwargs):
+        rule(llama, *args, **kwargs)
+        rows = llama.n_ctx() if len(llama.scores) == len(llama.input_ids) else 0
+        llama.input_ids = np.zeros(llama.n_ctx(), np.intc)
+        if rows:
+            llama.scores = np.zeros((rows, llama.n_vocab()), np.single)
+    return __init__
+
+
+def never_draft_states(rule):
+    """Models with states have no drafts."""
+    def __init__(llama, *args, **kwargs):
+        rule(llama, *args, **kwargs)
+        if llama._is_recurrent or llama._is_hybrid:
+            llama.draft_model = None
+    return __init__
+
+
+def draft_a_batch(rule):
+    """A token and its draft fit a batch."""
+    def __init__(llama, *args, **kwargs):
+        rule(llama, *args, **kwargs)
+        draft = llama.draft_model
+        if draft:
+            llama.draft_model = lambda tokens: draft(tokens)[:llama.n_batch - 1]
+    return __init__
+
+
+def continue_after(rule):
+    """What is sent is a part of the text."""
+    def generate(llama, tokens, *args, **kwargs):
+        text, inner = list(tokens), rule(llama, tokens, *args, **kwargs)
+        for token in iter(lambda: next(inner, None), None):
+            text.append(token)
+            sent = yield token
+            if sent:
+                text += sent
+                inner = rule(llama, text, *args, **kwargs)
+    return generate
+
+
+def leave_no_sampler(rule):
+    """The sampler of an answer ends with it."""
+    def generate(llama, *args, **kwargs):
+        try:
+            yield from rule(llama, *args, **kwargs)
+        finally:
+            llama._sampler = None
+    return generate
+
+
+def show_text(rule):
+    """Processors and criteria get the text, without a draft."""
+    def _create_completion(llama, *args, logits_processor=None,
+                           stopping_criteria=None, **kwargs):
+        processors, criteria = logits_processor, stopping_criteria
+
+        def known(tokens):
+            text = llama.text.tokens
+            return np.array(text[:len(text) - llama.text.ended][:len(tokens)])
+
+        def process(tokens, logits):
+            return processors(known(tokens), logits)
+
+        def stop(tokens, logits):
+            return criteria(known(tokens), logits)
+
+        return rule(llama, *args, **kwargs,
+                    logits_processor=processors and LogitsProcessorList([process]),
+                    stopping_criteria=criteria and stop)
+    return _create_completion
+
+
+def show_last(rule):
+    """Criteria get the logits of the last token."""
+    def _create_completion(llama, *args, stopping_criteria=None, **kwargs):
+        def stop(tokens, logits):
+            if llama._logits_all:
+                logits = llama.scores[len(tokens) - 1]
+            return stopping_criteria(tokens, logits)
+
+        return rule(llama, *args, stopping_criteria=stopping_criteria and stop,
+                    **kwargs)
+    return _create_completion
+
+
+def add_bias(rule):
+    """A bias joins the processors in a list of its own."""
+    def _create_completion(llama, *args, logits_processor=None, logit_bias=None,
+                           **kwargs):
+        def bias(tokens, logits):
+            logits = np.copy(logits)
+            for token, value in logit_bias.items():
+                logits[token] += value
+            return logits
+
+        if logit_bias:
+            logits_processor = LogitsProcessorList(
+                [*(logits_processor or ()), bias])
+        return rule(llama, *args, logits_processor=logits_processor, **kwargs)
+    return _create_completion
+
+
+def score_echoes(rule):
+    """The logprob of a token is that of the logits before it."""
+    def _create_completion(llama, *args, logprobs=None, echo=False, **kwargs):
+        for said in rule(llama, *args, logprobs=logprobs, echo=echo, **kwargs):
+            tokens = llama.text.tokens
+            if echo and logprobs and tokens[0] != llama.token_bos():
+                rows = Llama.logits_to_logprobs(llama._scores)
+                said["choices"][0]["logprobs"]["token_logprobs"] = [None] + [
+                    row[token] for row, token in zip(rows, tokens[1:])
+                    if token not in (llama.token_bos(), llama.token_eos())]
+            yield said
+    return _create_completion
+
+
+def end_embeddings(rule):
+    """If embeddings fail, their tokens are removed."""
+    def embed(llama, *args, **kwargs):
+        try:
+            return rule(llama, *args, **kwargs)
+        except ValueError:
+            llama._ctx.kv_cache_clear()
+            llama.reset()
+            raise
+    return embed
+
+
+def name_model(rule):
+    """A state says whose it is."""
+    def save_state(llama):
+        state = rule(llama)
+        state.model = llama.model_path, llama.n_ctx()
+        return state
+    return save_state
+
+
+def load_own(rule):
+    """The state of another model is left alone."""
+    def load_state(llama, state):
+        if state.model == (llama.model_path, llama.n_ctx()):
+            rule(llama, state)
+    return load_state
+
+
+def count_scores(rule):
+    """The bytes of a state are those of its scores, too."""
+    def save_state(llama):
+        state = rule(llama)
+        state.llama_state_size += state.scores.nbytes
+        return state
+    return save_state
+
+
+def cut_count(rule):
+    def load_state(llama, state):
+        state = copy.copy(state)
+        state.llama_state_size = len(state.llama_state)
+        rule(llama, state)
+    return load_state
+
+
+REPAIRS = {
+    "window": [(internals.LlamaContext, "kv_cache_seq_rm", keep_windows)],
+    "odd": [(Llama, "__init__", whole_context)],
+    "scores": [(Llama, "__init__", all_scores)],
+    "states": [(Llama, "__init__", never_draft_states)],
+    "batch": [(Llama, "__init__", draft_a_batch)],
+    "sampler": [(Llama, "generate", leave_no_sampler)],
+    "sent": [(Llama, "generate", continue_after)],
+    "echo": [(Llama, "_create_completion", score_echoes)],
+    "shown": [(Llama, "_create_completion", show_text)],
+    "row": [(Llama, "_create_completion", show_last)],
+    "bias": [(Llama, "_create_completion", add_bias)],
+    "embed": [(Llama, "embed", end_embeddings)],
+    "model": [(Llama, "save_state", name_model),
+              (Llama, "load_state", load_own)],
+    "room": [(Llama, "save_state", count_scores),
+             (Llama, "load_state", cut_count)],
+}
+
+
+def changed(owner, name, old, new):
+    """Returns a function of a class with one line changed."""
+    source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
+    assert source.count(old) == 1, f"{name} has {source.count(old)} times: {old}"
+    names = {}
+    module = inspect.getmodule(getattr(owner, name))
+    exec(source.replace(old, new), vars(module), names)
+    return names[name]
