@@ -85,6 +85,17 @@ def leave_no_sampler(rule):
     return generate
 
 
+def count_prompt(rule):
+    """Penalties count the tokens of the prompt, too."""
+    def _init_sampler(llama, *args, grammar=None, **kwargs):
+        sampler = rule(llama, *args, grammar=grammar, **kwargs)
+        if grammar is None and llama.text:
+            for token in llama.text.tokens[-llama.last_n_tokens_size:]:
+                sampler.accept(token)
+        return sampler
+    return _init_sampler
+
+
 def show_text(rule):
     """Processors and criteria get the text, without a draft."""
     def _create_completion(llama, *args, logits_processor=None,
@@ -180,6 +191,18 @@ def load_own(rule):
     return load_state
 
 
+def load_whole(rule):
+    """If a state cannot be loaded, there are no tokens."""
+    def load_state(llama, state):
+        try:
+            rule(llama, state)
+        except RuntimeError:
+            llama._ctx.kv_cache_clear()
+            llama.reset()
+            raise
+    return load_state
+
+
 def count_scores(rule):
     """The bytes of a state are those of its scores, too."""
     def save_state(llama):
@@ -205,11 +228,13 @@ REPAIRS = {
     "batch": [(Llama, "__init__", draft_a_batch)],
     "sampler": [(Llama, "generate", leave_no_sampler)],
     "sent": [(Llama, "generate", continue_after)],
+    "penalty": [(Llama, "_init_sampler", count_prompt)],
     "echo": [(Llama, "_create_completion", score_echoes)],
     "shown": [(Llama, "_create_completion", show_text)],
     "row": [(Llama, "_create_completion", show_last)],
     "bias": [(Llama, "_create_completion", add_bias)],
     "embed": [(Llama, "embed", end_embeddings)],
+    "failed": [(Llama, "load_state", load_whole)],
     "model": [(Llama, "save_state", name_model),
               (Llama, "load_state", load_own)],
     "room": [(Llama, "save_state", count_scores),

@@ -44,13 +44,13 @@ class Setup:
     room: int = 100  # The states that fit the cache.
     short: bool = False  # swa_full=False.
     embedding: bool = False
-    others: bool = False  # Another model has the same folder for its cache.
+    others: tuple = ()  # Another model with the same folder for its cache.
     larger: bool = False  # Each restart has a larger n_ctx.
     sends: bool = False  # Tokens are sent to generators.
     begins: bool = False  # Texts begin with <s>.
     longest: int = 40  # The most tokens of a prompt.
     ways: tuple = ("generate", "complete", "stream", "chat", "hot", "grammar",
-                   "penalty", "stop")
+                   "stop")
 
 
 @functools.cache
@@ -146,7 +146,8 @@ class Text:
 class Engine:
     def __init__(self, setup):
         self.setup, self.asked, self.states = setup, [], {}
-        self.answer, self.seed, self.restarts = None, 1, 0
+        self.model, self.other = (setup.arch, 1), setup.others
+        self.answer, self.restarts = None, 0
         self.processors = LogitsProcessorList([self.process])
         self.folder = tempfile.TemporaryDirectory(prefix="llama_cache")
         self.start()
@@ -156,7 +157,7 @@ class Engine:
         setup = self.setup
         self.context = setup.context + 128 * setup.larger * self.restarts
         self.llama = Watched(
-            model_path(setup.arch, self.seed, setup.begins), n_ctx=self.context,
+            model_path(*self.model, setup.begins), n_ctx=self.context,
             n_batch=setup.batch, n_ubatch=setup.batch, type_k=0, type_v=0,
             logits_all=setup.logits, embedding=setup.embedding, verbose=False,
             n_threads=1, n_threads_batch=1,
@@ -199,7 +200,9 @@ class Engine:
         ways = self.setup.ways
         try:
             getattr(self, ways[way % len(ways)])(tokens, max(1, limit))
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
+            if str(error).startswith("Failed to set") and self.setup.others:
+                return
             if not str(error).startswith("Requested tokens"):
                 raise
             if len(tokens) < self.context - 1:
@@ -346,7 +349,7 @@ class Engine:
         self.check()
 
     def truth(self, tokens):
-        return fresh(self.setup.arch, self.seed, tuple(tokens))
+        return fresh(*self.model, tuple(tokens))
 
     def check(self, said=None, logprobs=None, echo=False, temperature=0, **options):
         """Checks the tokens, the logits that they were drawn from, and what
@@ -364,7 +367,8 @@ class Engine:
             if not np.abs(logits - right).max() <= BOUND:
                 raise Wrong(f"{name}: logits of token {length - 1} of "
                             f"{text.prompt} differ")
-            self.change(right, text.tokens[text.prompt:length], **options)
+            self.change(right, text.tokens[:length], length - text.prompt,
+                        **options)
             if not temperature and right[token] < right.max() - 2 * BOUND:
                 raise Wrong(f"{name}: token {length} is another")
         self.check_watched(name, text, rows)
@@ -374,20 +378,21 @@ class Engine:
             self.check_logprobs(name, text, rows, said, echo)
 
     @staticmethod
-    def change(logits, said, logit_bias=None, grammar=None, repeat_penalty=1,
-               frequency_penalty=0, presence_penalty=0, **options):
-        """Changes logits as the options of a request say. Penalties count the
-        tokens of the answer."""
+    def change(logits, tokens, said, logit_bias=None, grammar=None,
+               repeat_penalty=1, frequency_penalty=0, presence_penalty=0,
+               **options):
+        """Changes logits as the options of a request say, after some tokens, of
+        which so many were said."""
         if logit_bias:
             logits[BIASED] += BIAS
         if grammar:
-            kept = logits[FEW + [END] * bool(said)]
+            kept = logits[FEW + [END] * (said > 0)]
             logits[:] = -np.inf
-            logits[FEW + [END] * bool(said)] = kept
-        for token in set(said):
+            logits[FEW + [END] * (said > 0)] = kept
+        for token in set(tokens[-64:]):
             logits[token] *= (1 / repeat_penalty if logits[token] > 0
                               else repeat_penalty)
-            logits[token] -= (said.count(token) * frequency_penalty +
+            logits[token] -= (tokens[-64:].count(token) * frequency_penalty +
                               presence_penalty)
 
     def check_watched(self, name, text, rows):
@@ -433,8 +438,8 @@ class Engine:
         if not self.setup.embedding:
             return
         self.abort()
-        texts = [self.letters(range(FIRST, FIRST + 1 + (count + k) % 20))
-                 for k in range(count % 4 + 1)]
+        texts = [self.letters(range(FIRST, FIRST + 1 + count * k % 20))
+                 for k in range(1, 5)]
         try:
             self.llama.embed(texts, truncate=False)
         except ValueError as error:
@@ -465,7 +470,7 @@ class Engine:
         """Loads another model, as the server does for a request to it."""
         if self.setup.others:
             self.abort()
-            self.seed = 3 - self.seed
+            self.model, self.other = self.other, self.model
             self.restart()
 
     def finish(self):
@@ -499,6 +504,8 @@ def draw(seed, setup):
             ops.append(("again", rng.randrange(6), limit(), way()))
         elif kind < 0.58:
             ops.append(("drain",))
+        elif kind < 0.64 and setup.others:
+            ops.append(("swap",))
         elif kind < 0.74:
             ops.append(("step",))
         elif kind < 0.78:
@@ -516,8 +523,6 @@ def draw(seed, setup):
             ops.append(("send", rng.randrange(4)))
         elif kind < 0.97 and setup.cache:
             ops.append(("restart",))
-        elif kind < 0.99 and setup.others:
-            ops.append(("swap",))
         else:
             ops.append(("reset",))
     return setup, ops
@@ -535,7 +540,7 @@ def judge(setup, ops):
     """Runs a history in a process of its own, and returns what was wrong, or None."""
     model(setup.arch, 1)
     if setup.others:
-        model(setup.arch, 2)
+        model(*setup.others)
     messages, number = in_child(lambda send: play(setup, ops, send))
     return f"the process ends by signal {number}" if number else messages[0]
 
@@ -546,11 +551,14 @@ CALLS = {"logits": True, "ways": Setup.ways + ("watch",)}
 SETUPS = {
     "Plain": Setup(),
     "Bias": Setup(ways=Setup.ways + ("bias",)),
+    "Penalties": Setup(ways=Setup.ways + ("penalty",)),
     "Calls": Setup(**CALLS),
     "Logits": Setup(**LOGITS),
     "LogitsBegin": Setup(begins=True, **LOGITS),
     "Odd": Setup(context=60, longest=70),
     "OddLogits": Setup(context=60, longest=70, logits=True),
+    "Full": Setup(batch=64, longest=254),
+    "FullDraft": Setup(batch=64, longest=254, draft=4, logits=True),
     "Draft": Setup(draft=4),
     "DraftLogits": Setup(draft=4, **LOGITS),
     "DraftCalls": Setup(draft=4, **CALLS),
@@ -559,7 +567,8 @@ SETUPS = {
     "RAM": Setup(cache="ram"),
     "Disk": Setup(cache="disk"),
     "DiskLarger": Setup(cache="disk", larger=True, longest=300),
-    "DiskOthers": Setup(cache="disk", others=True),
+    "DiskOthers": Setup(cache="disk", others=("llama", 2)),
+    "DiskKinds": Setup(cache="disk", others=("smollm3", 1)),
     "Embedding": Setup(embedding=True),
     "Window": Setup("granite_swa"),
     "WindowShort": Setup("granite_swa", context=512, batch=64, short=True,
