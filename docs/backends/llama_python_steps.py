@@ -205,7 +205,7 @@ class Engine:
                 return
             if not str(error).startswith("Requested tokens"):
                 raise
-            if len(tokens) < self.context - 1:
+            if len(tokens) < self.context - 8:  # Chats add tokens.
                 raise Wrong(f"refuses {len(tokens)} tokens") from error
 
     def generate(self, tokens, limit):
