@@ -250,3 +250,50 @@ def changed(owner, name, old, new):
     module = inspect.getmodule(getattr(owner, name))
     exec(source.replace(old, new), vars(module), names)
     return names[name]
+
+
+REMOVE = "self._ctx.kv_cache_seq_rm(-1, {}, -1)"
+REUSED = REMOVE.format("reuse_prefix")
+BATCH = internals.LlamaBatch
+#: A name, the setup in which it is tried, the function, and the text that is changed.
+FAULTS = [
+    ("a whole prompt is found without its last token's logits", "Plain",
+     Llama, "generate", "longest_prefix - 1 if prompt_consumed", "longest_prefix if 1"),
+    ("a prefix is a token too long", "Plain",
+     Llama, "generate", "longest_prefix = 0", "longest_prefix = 1"),
+    ("logits before a state was loaded are used", "RAM",
+     Llama, "generate", " and not self._requires_eval", ""),
+    ("tokens of the text before stay", "Plain",
+     Llama, "eval", REMOVE.format("self.n_tokens"), "pass"),
+    ("a refused removal counts as done", "States",
+     Llama, "generate", f"if {REUSED}", f"if {REUSED} or True"),
+    ("a rejected token of a draft stays", "DraftLogits",
+     Llama, "generate", "self.n_tokens = sample_idx", "self.n_tokens = sample_idx + 1"),
+    ("each token of a draft has the last logits", "DraftLogits",
+     Llama, "sample", "idx - self.n_tokens if", "-1 if"),
+    ("a draft does not fit the context", "FullDraft",
+     Llama, "generate", ": self._n_ctx - self.n_tokens - len(tokens)", ":"),
+    ("scores are a row late", "Logits",
+     Llama, "eval", "n_past + n_tokens, :].reshape(-1)[::] = logits",
+     "n_past + n_tokens, :].reshape(-1)[::] = np.roll(logits, cols)"),
+    ("the logits of the first token of a batch are used", "Plain",
+     BATCH, "set_batch", "logits[n_tokens - 1]", "logits[0]"),
+    ("positions are a token late", "Plain",
+     BATCH, "set_batch", "n_past + i", "n_past + i + (n_past > 20)"),
+    ("a loaded state has the tokens of the text before", "Plain",
+     Llama, "load_state", "self.input_ids = state.input_ids.copy()", "pass"),
+    ("a saved state has a token too many", "Plain",
+     Llama, "save_state", "n_tokens=self.n_tokens", "n_tokens=self.n_tokens + 1"),
+    ("an answer does not fit the context", "Full",
+     Llama, "_create_completion", "else (self._n_ctx - len(prompt_tokens))",
+     "else max_tokens"),
+    ("embeddings leave the text before", "Embedding",
+     Llama, "embed", "self._ctx.kv_cache_clear()\n    self.reset()", "pass"),
+    ("penalties see eight tokens", "Penalties",
+     Llama, "_init_sampler", "penalty_last_n=self.last_n_tokens_size",
+     "penalty_last_n=8"),
+    ("a prefix is removed a token late", "Plain",
+     Llama, "generate", REUSED, REMOVE.format("reuse_prefix + 1")),
+    ("a reset leaves states", "States",
+     Llama, "reset", "if self._is_recurrent or self._is_hybrid", "if False"),
+]
