@@ -9,7 +9,7 @@ import numpy as np
 from llama_model import EMBD, EPS, FF, HEADS, KV_HEADS, VOCAB
 
 #: Each letter is a token, so that a text has the tokens of its letters.
-WORDS = ["<unk>", "<s>", "</s>", "▁", *string.ascii_letters, *"01234567"]
+WORDS = ["<unk>", "<s>", "</s>", "\u2581", *string.ascii_letters, *"01234567"]
 INNER, STATE, KERNEL, RANK = 2 * EMBD, 8, 4, 4  # Of Mamba.
 LAYERS = 3
 HEAD_DIM = EMBD // HEADS
