@@ -16,7 +16,7 @@ HISTORIES = 40
 ALONE = [("window", "WindowShort", 40), ("window", "WindowRAM", 60),
          ("scores", "Draft", 20), ("states", "StatesDraft", 20),
          ("states", "HybridDraft", 20), ("batch", "DraftLong", 40),
-         ("shown", "DraftCalls", 40), ("sampler", "Plain", 40),
+         ("shown", "DraftCalls", 40), ("rest", "DraftLogits", 100), ("sampler", "Plain", 40),
          ("bias", "Bias", 20), ("row", "Calls", 20), ("penalty", "Penalties", 20),
          ("sent", "Sent", 100), ("embed", "Embedding", 40),
          ("model", "DiskOthers", 40), ("model", "DiskLarger", 40),

@@ -62,6 +62,18 @@ def draft_a_batch(rule):
     return __init__
 
 
+def drop_rest(rule):
+    """When an answer ends, the rest of its draft leaves the cache."""
+    def generate(llama, *args, **kwargs):
+        try:
+            yield from rule(llama, *args, **kwargs)
+        finally:
+            known = len(llama.text.tokens) - 1
+            if llama.n_tokens > known:
+                llama.n_tokens, llama._requires_eval = known, True
+    return generate
+
+
 def continue_after(rule):
     """What is sent is a part of the text."""
     def generate(llama, tokens, *args, **kwargs):
@@ -226,6 +238,7 @@ REPAIRS = {
     "scores": [(Llama, "__init__", all_scores)],
     "states": [(Llama, "__init__", never_draft_states)],
     "batch": [(Llama, "__init__", draft_a_batch)],
+    "rest": [(Llama, "generate", drop_rest)],
     "sampler": [(Llama, "generate", leave_no_sampler)],
     "sent": [(Llama, "generate", continue_after)],
     "penalty": [(Llama, "_init_sampler", count_prompt)],

@@ -113,15 +113,16 @@ class Watched(Llama):
 
     text = None
 
-    def generate(self, tokens, *args, **kwargs):
-        self.text = text = Text(tokens)
+    def generate(self, tokens, *args, before=(), **kwargs):
+        self.text = text = Text([*before, *tokens])
         inner, sent = super().generate(tokens, *args, **kwargs), None
         try:
             while True:
                 token = inner.send(sent)
                 row = len(text.tokens) - 1 - self.n_tokens
                 row = self._ctx.get_logits_ith(row)
-                text.add(token, np.ctypeslib.as_array(row, (VOCAB,)).copy())
+                text.add(token, np.ctypeslib.as_array(row, (VOCAB,)).copy()
+                         if row else np.full(VOCAB, np.nan))
                 sent = yield token
                 text.tokens += sent or []
         except StopIteration:
@@ -147,14 +148,14 @@ class Engine:
     def __init__(self, setup):
         self.setup, self.asked, self.states = setup, [], {}
         self.model, self.other = (setup.arch, 1), setup.others
-        self.answer, self.restarts = None, 0
+        self.answer, self.last, self.restarts = None, [], 0
         self.processors = LogitsProcessorList([self.process])
         self.folder = tempfile.TemporaryDirectory(prefix="llama_cache")
         self.start()
 
     def start(self):
         """Makes an object, as a program does when it begins."""
-        setup = self.setup
+        setup, self.last = self.setup, []
         self.context = setup.context + 128 * setup.larger * self.restarts
         self.llama = Watched(
             model_path(*self.model, setup.begins), n_ctx=self.context,
@@ -201,6 +202,7 @@ class Engine:
         try:
             getattr(self, ways[way % len(ways)])(tokens, max(1, limit))
         except (ValueError, RuntimeError) as error:
+            self.last = []
             if str(error).startswith("Failed to set") and self.setup.others:
                 return
             if not str(error).startswith("Requested tokens"):
@@ -216,6 +218,16 @@ class Engine:
 
     def stream(self, tokens, limit):
         self.begin(self.complete(tokens, limit, stream=True), limit + 9)
+
+    def more(self, count, limit):
+        """Continues the last text after other tokens, without a reset. Its last token
+        is not in the cache yet."""
+        self.abort()
+        before, new = self.last[:-1], self.last[-1:] + [
+            FIRST + k for k in range(count % 4)]
+        if self.last and len(before) + len(new) + limit < self.context:
+            self.begin(self.llama.generate(new, temp=0, reset=False, before=before),
+                       limit)
 
     def begin(self, answer, limit):
         self.answer, self.left = answer, limit
@@ -357,7 +369,7 @@ class Engine:
         text = self.llama.text
         if text is None:
             return
-        self.llama.text = None
+        self.llama.text, self.last = None, text.tokens
         name = f"request {len(self.asked)}"
         self.asked.append(text.tokens[:text.prompt] + [
             token for token in text.tokens[text.prompt:] if token != END])
@@ -438,6 +450,7 @@ class Engine:
         if not self.setup.embedding:
             return
         self.abort()
+        self.last = []
         texts = [self.letters(range(FIRST, FIRST + 1 + count * k % 20))
                  for k in range(1, 5)]
         try:
@@ -453,10 +466,12 @@ class Engine:
     def load(self, slot):
         self.abort()
         if slot % 3 in self.states:
+            self.last = []
             self.llama.load_state(self.states[slot % 3])
 
     def reset(self):
         self.abort()
+        self.last = []
         self.llama.reset()
 
     def restart(self):
@@ -502,8 +517,10 @@ def draw(seed, setup):
                         tokens(), limit(), way()))
         elif kind < 0.5:
             ops.append(("again", rng.randrange(6), limit(), way()))
-        elif kind < 0.58:
+        elif kind < 0.55:
             ops.append(("drain",))
+        elif kind < 0.58:
+            ops.append(("more", rng.randrange(4), limit()))
         elif kind < 0.64 and setup.others:
             ops.append(("swap",))
         elif kind < 0.74:
