@@ -4,7 +4,6 @@ logits must be those of a fresh context."""
 import dataclasses
 import functools
 import os
-import pathlib
 import random
 import tempfile
 
