@@ -69,7 +69,8 @@ def random_weights(arch, seed=1):
     return weights
 
 
-def write_gguf(path, arch, weights):
+def write_gguf(path, arch, weights, words=(), begins=False):
+    """Writes a model, with a vocabulary of these words if there are any."""
     writer = gguf.GGUFWriter(path, arch.name)
     writer.add_vocab_size(VOCAB)
     writer.add_context_length(1 << 15)
@@ -83,12 +84,32 @@ def write_gguf(path, arch, weights):
     writer.add_rope_dimension_count(arch.head_dim)
     writer.add_rope_freq_base(ROPE_BASE)
     writer.add_layer_norm_rms_eps(EPS)
-    writer.add_tokenizer_model("none")
+    add_words(writer, words, begins)
     if any(arch.windows):
         key = f"{arch.name}.attention.sliding_window"
         writer.add_sliding_window(max(arch.windows))
         writer.add_array(key + "_pattern", [w > 0 for w in arch.windows])
         writer.add_logit_scale(1.0)
+    write_tensors(writer, weights)
+
+
+def add_words(writer, words, begins):
+    """The first three words are those for unknown text, the beginning, the end;
+    `begins` says whether each text gets the beginning."""
+    writer.add_tokenizer_model("llama" if words else "none")
+    if words:
+        kinds = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2
+        kinds += [gguf.TokenType.NORMAL] * (len(words) - 3)
+        writer.add_token_list(words)
+        writer.add_token_scores([0.0] * len(words))
+        writer.add_token_types(kinds)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_add_bos_token(begins)
+
+
+def write_tensors(writer, weights):
+    """Ends a file with its tensors."""
     for name, values in weights.items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
