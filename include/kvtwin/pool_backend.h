@@ -44,9 +44,8 @@ typedef enum kvtwin_pool_ability {
   /* `attend` takes the soft cap, or the sinks, of its options into account. */
   KVTWIN_POOL_HAS_SOFT_CAP = 128,
   KVTWIN_POOL_HAS_SINKS = 256,
-  /* A sequence never holds more blocks than it needed for its tokens and
-   * appended rows when it had most of them: `usage` counts no other block as
-   * used. */
+  /* A sequence never holds more blocks than it needed when it had the most
+   * tokens and appended rows: `usage` counts no other block as used. */
   KVTWIN_POOL_NO_RESERVE = 512
 } kvtwin_pool_ability;
 
@@ -99,6 +98,8 @@ typedef struct kvtwin_pool_backend_v1 {
    * converted to the dtypes of the pool, as by kvtwin_pool_append. */
   int (*append)(void* pool, int32_t sequence, int32_t layer,
                 const kvtwin_tensor* key, const kvtwin_tensor* value);
+  /* `count` may be 0, which drops the appended rows; `tokens` may then be
+   * NULL. */
   int (*commit)(void* pool, int32_t sequence, const int32_t* tokens,
                 size_t count);
   /* Views may have any lengths, and have the dtypes of the pool. `block` is -1
@@ -126,6 +127,7 @@ typedef struct kvtwin_pool_backend_v1 {
   int (*csr)(void* pool, const int32_t* sequences, size_t sequence_count,
              int32_t* indptr, int32_t* indices, size_t room, size_t* count,
              int32_t* last_page_len);
+  /* A slot for each of the end - begin positions. */
   int (*slots)(void* pool, int32_t sequence, int32_t begin, int32_t end,
                int64_t* slots, size_t room, size_t* count);
 

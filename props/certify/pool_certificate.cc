@@ -55,6 +55,10 @@ CertifiedLevel LevelOf(std::string_view name, const Tried& tried) {
     return {std::string(name), Outcome::kNotJudged,
             "not judged: the backend supports none of the pools"};
   }
+  if (tried.counts.StoredNothing()) {
+    return {std::string(name), Outcome::kNotJudged,
+            "not judged: the pools refused each append"};
+  }
   return {std::string(name), Outcome::kHolds, "holds"};
 }
 
@@ -129,11 +133,16 @@ Certificate CertifyPool(
   certificate.none_made =
       certificate.histories == 0 && certificate.findings.empty();
   AddMarks(claimed.counts, info.claims == Level::kIdentity, certificate);
-  if (claimed.histories > 0 && claimed.failed.empty()) {
+  const bool holds = claimed.histories > 0 && claimed.failed.empty() &&
+                     !claimed.counts.StoredNothing();
+  if (holds) {
     const int last = claimed.of_groups ? 18 : 11;
     for (int rule = 1; rule <= last; ++rule) {
       // Views were not compared at the level attention (P7).
       if (rule == 7 && info.claims == Level::kAttention) continue;
+      // Places and misuse are judged at identity only.
+      const bool by_identity = rule == 4 || rule == 11;
+      if (by_identity && info.claims != Level::kIdentity) continue;
       certificate.rules.push_back(fmt::format("P{}", rule));
     }
     if (std::ranges::count(info.levels, Level::kAttention) > 0) {
@@ -153,7 +162,7 @@ Certificate CertifyPool(
         }));
   }
   certificate.right =
-      claimed.histories > 0 && claimed.failed.empty() &&
+      holds &&
       std::ranges::none_of(certificate.laws, [](const CertifiedLaw& law) {
         return law.outcome == Outcome::kBroken;
       });

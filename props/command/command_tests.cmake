@@ -1018,13 +1018,20 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "memory/append has allocated more than 64 MiB"
               "behind/after append: it wrote past"
               "attend/attend ended its process with SIGSEGV"
-              "close/after close: it wrote beyond a")
+              "close/after close: it wrote beyond a"
+              "slots/slots: 0 slots of positions 0 to 1 of sequence 0")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
     kvtwin_command_test(faulty_pool_${fault} EXIT 1 BACKEND faulty_pool_backend
       ENV KVTWIN_FAULT=${fault} PRINTS "^  ${row}"
       ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64)
   endforeach()
+  kvtwin_command_test(faulty_pool_full EXIT 1 BACKEND faulty_pool_backend
+    ENV KVTWIN_FAULT=full PRINTS "^kvtwin: not judged: c_pool refused each append$"
+    ARGS fuzz --kind paged --ops 2000)
+  kvtwin_command_test(faulty_pool_full_certified EXIT 1 BACKEND faulty_pool_backend
+    ENV KVTWIN_FAULT=full PRINTS "visibility.*not judged: the pools refused each append"
+    ARGS certify --ops 2000)
   # The list ends with the call that did not return.
   kvtwin_command_test(faulty_pool_calls EXIT 1 BACKEND faulty_pool_backend
     ENV KVTWIN_FAULT=crash

@@ -372,6 +372,13 @@ int RunSearch(const FuzzArguments& arguments, FuzzOptions options,
     PrintSearch(options, subject, result);
   }
   if (result.failure) return Failed(arguments, *result.failure);
+  if constexpr (std::is_same_v<decltype(result), const PagedFuzzResult>) {
+    if (result.counts.StoredNothing()) {
+      fmt::print(stderr, "kvtwin: not judged: {} refused each append\n",
+                 subject.name);
+      return 1;
+    }
+  }
   const bool vacuous =
       options.count_marks && !VacuityOf(subject, result.counts).empty();
   return vacuous ? 1 : 0;

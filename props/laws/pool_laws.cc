@@ -317,10 +317,17 @@ enum class RoomUse { kPass, kCut, kFreed, kForked };
 bool UsesRoom(LawProbe& probe, RoomUse use, int sequence, int count) {
   PagedPool& pool = probe.pool;
   int made = sequence;
+  std::optional<int> source;
+  bool stored = true;
   if (use == RoomUse::kFreed) made = Need(pool.Open({}, {}), "Open");
   if (use == RoomUse::kForked) {
-    const int len = Size(probe.Of(sequence).client.tokens);
-    made = Need(pool.Fork(sequence, len), "Fork");
+    // A fork of the same sequence each time would lose the same block again.
+    source = Need(pool.Open({}, {}), "Open");
+    stored = probe.AppendNew(*source, count, pool.spec().layers);
+    if (stored) {
+      Need(pool.Commit(*source, LawProbe::NewTokens(count)), "Commit");
+    }
+    made = Need(pool.Fork(*source, stored ? count : 0), "Fork");
   }
   const bool room = probe.AppendNew(made, count, pool.spec().layers);
   if (use == RoomUse::kPass) {
@@ -332,7 +339,8 @@ bool UsesRoom(LawProbe& probe, RoomUse use, int sequence, int count) {
   }
   Need(use == RoomUse::kCut ? pool.Truncate(made, 0) : pool.Free(made),
        use == RoomUse::kCut ? "Truncate" : "Free");
-  return room;
+  if (source) Need(pool.Free(*source), "Free");
+  return room && stored;
 }
 
 // Returns the tokens of one block of each group, and one more.

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -172,8 +173,9 @@ class RepeatsABlockInTables final : public ForwardingPool {
 };
 
 // Loses a block each time that a sequence is cut, that a fork or another
-// sequence ends, or that rows are dropped, until all sequences are gone.
-enum class Loses { kCut, kFork, kOther, kDropped };
+// sequence ends, that rows are dropped, or that a sequence is forked for the
+// first time, until all sequences are gone.
+enum class Loses { kCut, kFork, kOther, kDropped, kForked };
 template <Loses loses>
 class LosesBlocks final : public ForwardingPool {
  public:
@@ -187,7 +189,9 @@ class LosesBlocks final : public ForwardingPool {
   }
   Result<int> Fork(int sequence, int len) override {
     const Result<int> forked = ForwardingPool::Fork(sequence, len);
-    if (forked.ok()) sequences_[*forked] = Loses::kFork;
+    if (!forked.ok()) return forked;
+    sequences_[*forked] = Loses::kFork;
+    if (forked_.insert(sequence).second) Lose(Loses::kForked);
     return forked;
   }
   Status Truncate(int sequence, int len) override {
@@ -205,6 +209,7 @@ class LosesBlocks final : public ForwardingPool {
     Status status = ForwardingPool::Free(sequence);
     Lose(sequences_.at(sequence));
     sequences_.erase(sequence);
+    forked_.erase(sequence);
     for (; sequences_.empty() && !lost_.empty(); lost_.pop_back()) {
       EXPECT_TRUE(ForwardingPool::Free(lost_.back()).ok());
     }
@@ -230,6 +235,7 @@ class LosesBlocks final : public ForwardingPool {
   }
 
   std::map<int, Loses> sequences_;  // How each was made.
+  std::set<int> forked_;
   std::vector<int> lost_;
 };
 
@@ -295,6 +301,7 @@ TEST(PoolLaws, RoomThatDoesNotComeBackIsFound) {
   EXPECT_THAT(Findings<LosesBlocks<Loses::kFork>>(), found);
   EXPECT_THAT(Findings<LosesBlocks<Loses::kOther>>(), found);
   EXPECT_THAT(Findings<LosesBlocks<Loses::kDropped>>(), found);
+  EXPECT_THAT(Findings<LosesBlocks<Loses::kForked>>(), found);
 }
 
 TEST(PoolLaws, ARightPoolBreaksNone) {

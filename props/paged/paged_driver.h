@@ -104,6 +104,8 @@ struct PagedCoverageCounts {
   std::set<std::pair<DType, DType>> dtypes;  // Dtypes of K and V that ran.
 
   void Add(const PagedCoverageCounts& other);
+  // Whether the pools refused each append, so that no row was compared.
+  bool StoredNothing() const { return full > 0 && longest == 0; }
 };
 
 // Counts the dtypes of all layers of a pool.

@@ -8,14 +8,10 @@
 
 #include "core/guarded_paged.h"
 #include "core/index.h"
+#include "props/base/counted.h"
 #include "props/paged/paged_client.h"
 
 namespace kvtwin::props {
-namespace {
-
-constexpr std::size_t kSequencesMax = 5;
-
-}  // namespace
 
 int PoolWorkload::Pick(int number) const { return PickOf(sequences_, number); }
 
@@ -49,7 +45,7 @@ void PoolWorkload::Add(std::string_view call, int sequence,
 }
 
 void PoolWorkload::Open(const PagedOp& op) {
-  if (sequences_.size() > kSequencesMax) return;
+  if (!MayAddClient(op, sequences_.size())) return;
   PagedClient client = DrawPrompt(op, seen_);
   if (!abilities_.media) client.key.media.clear();
   const std::vector<std::int32_t> prompt = client.tokens;
@@ -78,7 +74,7 @@ void PoolWorkload::Open(const PagedOp& op) {
 }
 
 void PoolWorkload::Fork(const PagedOp& op) {
-  if (!abilities_.fork || sequences_.size() > kSequencesMax) return;
+  if (!abilities_.fork || !MayAddClient(op, sequences_.size())) return;
   const int from = Pick(op.a);
   if (!MayGiveUp(sequences_.at(from))) return;
   PagedClient client = sequences_.at(from).client;
@@ -293,7 +289,12 @@ void PoolWorkload::LookAtSlots(const PagedPool& of, int sequence) {
   const int len = Size(sequences_.at(sequence).client.tokens);
   // All tokens, and the last half of them, such as a step computes.
   for (const int begin : std::set{0, len / 2}) {
-    Need(of.SlotMapping(sequence, begin, len), "SlotMapping");
+    const auto slots =
+        Need(of.SlotMapping(sequence, begin, len), "SlotMapping");
+    Expect(Size(slots) == len - begin, [&] {
+      return fmt::format("slots: {} of positions {} to {} of sequence {}",
+                         Counted(Size(slots), "slot"), begin, len, sequence);
+    });
   }
 }
 

@@ -1,7 +1,8 @@
 /* docs/examples/c_pool.c with faults that can end a process. KVTWIN_FAULT names
  * the fault: crash, behind (writes past a buffer's end), hang, memory, close
  * (writes past a buffer's end when no answer is expected any more), attend (a
- * crash in attend) or none (it has no pool). */
+ * crash in attend), full (each append is refused), slots (there are no slots)
+ * or none (it has no pool). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"
@@ -13,6 +14,7 @@ static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
                         const kvtwin_tensor* key, const kvtwin_tensor* value) {
   const char* name = getenv("KVTWIN_FAULT");
   volatile int spin = 1;
+  if (name != NULL && strcmp(name, "full") == 0) return KVTWIN_CACHE_FULL;
   if (name != NULL && key->shape[2] > 1) {
     kept = NULL;
     if (strcmp(name, "crash") == 0) *kept = 1;
@@ -58,6 +60,13 @@ static int FaultyAttend(void* pool, int32_t layer, const int32_t* sequences,
   return KVTWIN_OK;
 }
 
+static int NoSlots(void* pool, int32_t sequence, int32_t begin, int32_t end,
+                   int64_t* slots, size_t room, size_t* count) {
+  (void)pool, (void)sequence, (void)begin, (void)end, (void)slots, (void)room;
+  *count = 0;
+  return KVTWIN_OK;
+}
+
 static kvtwin_pool_backend_v1 faulty;
 
 const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
@@ -67,5 +76,6 @@ const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
   faulty.close = FaultyClose;
   const char* name = getenv("KVTWIN_FAULT");
   if (name != NULL && strcmp(name, "attend") == 0) faulty.attend = FaultyAttend;
+  if (name != NULL && strcmp(name, "slots") == 0) faulty.slots = NoSlots;
   return &faulty;
 }

@@ -526,10 +526,12 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     } else {
       refuse_if_vain();
     }
-    const bool right = findings.empty();
+    const bool stored_nothing =
+        findings.empty() && result.counts.StoredNothing();
+    const bool right = findings.empty() && !stored_nothing;
     return {right ? std::string(props::LevelName(level)) : "none",
             right,
-            /*not judged*/ false,
+            /*not judged*/ stored_nothing,
             result.counts.operations,
             result.ran,
             std::move(findings),

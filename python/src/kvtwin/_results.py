@@ -44,8 +44,8 @@ class FuzzResult:
     ok: bool
     #: The strongest level that holds.
     level: Literal["identity", "visibility", "numeric", "attention", "none"]
-    #: True if every history ended in a finding before a view was compared, so that
-    #: nothing shows that a level holds.
+    #: True if nothing shows that a level holds: every history ended in a finding before
+    #: a view was compared, or a pool refused each append.
     not_judged: bool
     operations: int
     histories: int
@@ -95,6 +95,8 @@ class FuzzResult:
         holds = f"wrong; the strongest level that holds: {self.level}"
         if self.not_judged:
             holds = "not judged: every history that compares a view ended in a finding"
+            if not self.findings:
+                holds = "not judged: the pool refused each append"
         return f"{self.failure}{page}\n{counts}{holds}{known}"
 
 
