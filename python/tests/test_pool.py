@@ -66,6 +66,25 @@ def test_a_correct_class(pool):
     assert result.level == "visibility" and result.operations >= 3000
 
 
+def test_a_pool_that_refuses_each_append_is_not_judged(pool):
+    class Full(pool):
+        def append(self, *arguments):
+            raise kvtwin.CacheFull
+
+    result = kvtwin.fuzz(Full, operations=1000)
+    assert not result and result.not_judged and not result.findings
+    assert "not judged: the pool refused each append" in str(result)
+
+
+def test_each_position_has_a_slot(pool):
+    class Short(pool):
+        def slots(self, sequence, begin, end):
+            return []
+
+    result = kvtwin.fuzz(Short, operations=1000)
+    assert "slots: 0 slots of positions 0 to 1 of sequence 0" in result.failure
+
+
 def test_the_command_runs_it_again(repository, tmp_path):
     (tmp_path / "pools.py").write_text(
         (repository / "docs/examples/python_pool.py").read_text()
