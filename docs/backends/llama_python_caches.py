@@ -12,6 +12,7 @@ from histories import judged, repaired, results
 from llama_python_repairs import FAULTS, REPAIRS, changed
 
 HISTORIES = 40
+TRIED = 400  # The histories that are tried for a fault.
 #: The setups in which bugs are shown alone, and how many histories are tried.
 ALONE = [("window", "WindowShort", 40), ("window", "WindowRAM", 60),
          ("scores", "Draft", 20), ("states", "StatesDraft", 20),
@@ -32,7 +33,7 @@ def faults():
         fault = changed(owner, function, old, new)
         with mock.patch.object(owner, function, fault), repaired(REPAIRS):
             lines += page.say(f"{setup}, a fault: {name}", judged(
-                llama_python_steps, llama_python_steps.SETUPS[setup], 100))
+                llama_python_steps, llama_python_steps.SETUPS[setup], TRIED))
     return lines
 
 

@@ -219,8 +219,8 @@ class Engine:
         self.begin(self.complete(tokens, limit, stream=True), limit + 9)
 
     def more(self, count, limit):
-        """Continues the last text after other tokens, without a reset. Its last token
-        is not in the cache yet."""
+        """Continues the last text without a reset, after new tokens. The last token
+        of the text is not in the cache yet."""
         self.abort()
         before, new = self.last[:-1], self.last[-1:] + [
             FIRST + k for k in range(count % 4)]
@@ -242,7 +242,7 @@ class Engine:
             self.abort()
 
     def send(self, count):
-        """Goes on after other tokens than those that were generated."""
+        """Continues an answer after tokens of the caller."""
         if self.answer is not None and self.left > 1:
             self.left -= 1
             self.answer.send([FIRST + k for k in range(count % 4)])
@@ -392,8 +392,8 @@ class Engine:
     def change(logits, tokens, said, logit_bias=None, grammar=None,
                repeat_penalty=1, frequency_penalty=0, presence_penalty=0,
                **options):
-        """Changes logits as the options of a request say, after some tokens, of
-        which so many were said."""
+        """Changes the logits after `tokens` as the options of a request say. The
+        last `said` tokens are those of the answer."""
         if logit_bias:
             logits[BIASED] += BIAS
         if grammar:
