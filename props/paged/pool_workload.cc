@@ -12,6 +12,12 @@
 #include "props/paged/paged_client.h"
 
 namespace kvtwin::props {
+namespace {
+
+// Third-party pools may have room for few sequences.
+constexpr std::size_t kSequencesMax = 5;
+
+}  // namespace
 
 int PoolWorkload::Pick(int number) const { return PickOf(sequences_, number); }
 
@@ -45,7 +51,7 @@ void PoolWorkload::Add(std::string_view call, int sequence,
 }
 
 void PoolWorkload::Open(const PagedOp& op) {
-  if (!MayAddClient(op, sequences_.size())) return;
+  if (sequences_.size() > kSequencesMax) return;
   PagedClient client = DrawPrompt(op, seen_);
   if (!abilities_.media) client.key.media.clear();
   const std::vector<std::int32_t> prompt = client.tokens;
@@ -74,7 +80,7 @@ void PoolWorkload::Open(const PagedOp& op) {
 }
 
 void PoolWorkload::Fork(const PagedOp& op) {
-  if (!abilities_.fork || !MayAddClient(op, sequences_.size())) return;
+  if (!abilities_.fork || sequences_.size() > kSequencesMax) return;
   const int from = Pick(op.a);
   if (!MayGiveUp(sequences_.at(from))) return;
   PagedClient client = sequences_.at(from).client;
