@@ -165,6 +165,9 @@ class Engine:
             chat_handler=Jinja2ChatFormatter(CHAT, "</s>", "").to_chat_handler(),
             draft_model=LlamaPromptLookupDecoding(num_pred_tokens=setup.draft)
             if setup.draft else None)
+        # NumPy leaves what was in this memory, and caches compare all of it.
+        self.llama.input_ids.fill(0)
+        self.llama.scores.fill(0)
         self.states = {}
         # About the bytes of a state of 40 tokens.
         self.room = setup.room * {
