@@ -1031,7 +1031,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ARGS fuzz --kind paged --ops 2000)
   kvtwin_command_test(faulty_pool_full_certified EXIT 1 BACKEND faulty_pool_backend
     ENV KVTWIN_FAULT=full PRINTS "visibility.*not judged: the pools refused each append"
-    ARGS certify --ops 2000)
+    ARGS certify --ops 500)
   # The list ends with the call that did not return.
   kvtwin_command_test(faulty_pool_calls EXIT 1 BACKEND faulty_pool_backend
     ENV KVTWIN_FAULT=crash
