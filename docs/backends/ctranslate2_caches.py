@@ -24,7 +24,7 @@ HISTORIES = 40
 EOS = 1
 #: Answers have as many tokens as were asked for.
 ENDLESS = {"suppress_sequences": [[text([EOS])]]}
-#: How much logits may differ, in texts of up to 200 tokens and in longer ones:
+#: How much logits may differ, in texts of up to 200 tokens and in longer texts:
 #: ctranslate2.md.
 BOUND, LONG_BOUND = 1e-3, 1e-2
 
@@ -322,7 +322,7 @@ def judge(setup, ops):
 
 
 def predicted(name, faulty, lengths, ops):
-    """Returns how many answers are those of the model that is `faulty`."""
+    """Returns how many answers equal those of the model `faulty`."""
     right = as_faulty = 0
     for length in lengths:
         faulty.prompt = length - (name != "T5")

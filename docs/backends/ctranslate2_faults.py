@@ -47,7 +47,7 @@ class LongTurns(LongRope):
 
 
 class FarPrompt(T5):
-    """The distances of a prompt are those of its last token."""
+    """Each token of a prompt has the distances of its last token."""
 
     prompt = 0
 
