@@ -63,10 +63,38 @@ double PoolBytes(const PagedSpec& spec) {
          (kBlockBytes + spec.block_size * row_bytes * spec.layers);
 }
 
+// A list of a table, and how many numbers it must have.
+struct ListSize {
+  std::string_view key;
+  std::size_t count = 0;
+  std::size_t expected = 0;
+};
+
+std::vector<ListSize> ListsOf(const PagedTraceOp& op) {
+  const std::size_t rows = op.sequences.size();
+  if (op.kind == PagedTraceOpKind::kTable) {
+    return {{"blocks", op.table.blocks.size(), rows * AsSize(op.table.columns)},
+            {"seq_lens", op.table.seq_lens.size(), rows}};
+  }
+  if (op.kind != PagedTraceOpKind::kCsr) return {};
+  return {{"indptr", op.csr.indptr.size(), rows + 1},
+          {"last_page_len", op.csr.last_page_len.size(), rows}};
+}
+
+std::string CountText(std::size_t count, std::size_t expected) {
+  return fmt::format("has {} numbers, expected {}", count, expected);
+}
+
 void NeedCount(const JsonFields& fields, std::string_view key,
                std::size_t count, std::size_t expected) {
   if (count == expected) return;
-  fields.Fail(key, fmt::format("has {} numbers, expected {}", count, expected));
+  fields.Fail(key, CountText(count, expected));
+}
+
+void NeedLists(const JsonFields& fields, const PagedTraceOp& op) {
+  for (const auto& [key, count, expected] : ListsOf(op)) {
+    NeedCount(fields, key, count, expected);
+  }
 }
 
 // Reads the media of a prompt: their hashes, and the position of each.
@@ -150,19 +178,14 @@ void ReadTable(const JsonFields& fields, PagedTraceOp& op) {
   op.table.columns = fields.Int("columns", 0);
   op.table.blocks = fields.Ints("blocks");
   op.table.seq_lens = fields.Ints("seq_lens");
-  const std::size_t rows = op.sequences.size();
-  NeedCount(fields, "blocks", op.table.blocks.size(),
-            rows * AsSize(op.table.columns));
-  NeedCount(fields, "seq_lens", op.table.seq_lens.size(), rows);
+  NeedLists(fields, op);
 }
 
 void ReadCsr(const JsonFields& fields, PagedTraceOp& op) {
   op.sequences = fields.Ints("seqs");
   op.csr = {fields.Ints("indptr"), fields.Ints("indices"),
             fields.Ints("last_page_len")};
-  const std::size_t rows = op.sequences.size();
-  NeedCount(fields, "indptr", op.csr.indptr.size(), rows + 1);
-  NeedCount(fields, "last_page_len", op.csr.last_page_len.size(), rows);
+  NeedLists(fields, op);
 }
 
 void ReadAttend(const JsonFields& fields, PagedTraceOp& op) {
@@ -561,6 +584,41 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields,
       break;
   }
   return op;
+}
+
+Result<PagedTraceOp> AsRead(const PagedTraceOp& op,
+                            const PagedTraceHeader& header) {
+  const auto least = [](std::string_view key, int number) -> Status {
+    if (number >= 0) return {};
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{} is {}, it must be at least 0", key, number)};
+  };
+  for (const Count& count : kCounts) {
+    Status status = least(count.name, op.usage.*count.number);
+    if (!status.ok()) return status;
+  }
+  if (Status status = least("columns", op.table.columns); !status.ok()) {
+    return status;
+  }
+  for (const auto& [key, count, expected] : ListsOf(op)) {
+    if (count == expected) continue;
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} {}", key, CountText(count, expected)));
+  }
+  PagedTraceOp read = op;
+  const bool attends = op.kind == PagedTraceOpKind::kAttend;
+  const PagedSpec& stored = SpecOfLayer(header.spec, op.layer);
+  const DType key = attends ? DType::kF32 : stored.dtype;
+  const DType value = attends ? DType::kF32 : ValueDType(stored);
+  if (read.key) {
+    Status status = StoreTensor(attends ? "query" : "key", key, *read.key);
+    if (!status.ok()) return status;
+  }
+  if (read.value) {
+    Status status = StoreTensor(attends ? "out" : "value", value, *read.value);
+    if (!status.ok()) return status;
+  }
+  return read;
 }
 
 Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out) {

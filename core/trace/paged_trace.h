@@ -16,6 +16,7 @@
 #include "core/json_line.h"
 #include "core/trace/trace_fields.h"
 #include "kvtwin/paged.h"
+#include "kvtwin/status.h"
 #include "kvtwin/tensor.h"
 
 namespace kvtwin {
@@ -96,6 +97,11 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields, int version,
                                  std::string& problem);
 PagedTraceOp ReadPagedOp(const JsonFields& fields,
                          const PagedTraceHeader& header);
+
+// Returns the operation as TraceReader reads its line. `op` has f32 tensors.
+// Errors: an operation that no line can hold.
+Result<PagedTraceOp> AsRead(const PagedTraceOp& op,
+                            const PagedTraceHeader& header);
 
 // Write lines, like the functions for caches (core/trace/trace.h). Errors: a
 // number that is not finite, a prefix key that is not text.

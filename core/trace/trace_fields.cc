@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
@@ -32,6 +36,29 @@ bool OutOfRange(double number, DType dtype) {
          (dtype == DType::kF32 ? 0x1.ffffffp127 : 0x1.ffp127);
 }
 
+// The dtype in which a recording's numbers of a cache or pool are held.
+DType DTypeInMemory(DType stored) {
+  return IsBlockDType(stored) ? DType::kF32 : stored;
+}
+
+// Appends the elements, rounded from f32 as in Put. Returns the index of the
+// first number that is not finite in `dtype`, if there is such a number.
+template <class Number>
+std::optional<std::size_t> Store(std::span<const Number> numbers, DType dtype,
+                                 std::vector<std::byte>& bytes) {
+  const std::size_t size = SizeOf(dtype);
+  bytes.resize(numbers.size() * size);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const auto number = static_cast<double>(numbers[i]);
+    const bool finite = std::isfinite(number) &&
+                        !OutOfRange(number, DType::kF32) &&
+                        !OutOfRange(static_cast<float>(number), dtype);
+    if (!finite) return i;
+    StoreElement(static_cast<float>(number), &bytes[i * size], dtype);
+  }
+  return std::nullopt;
+}
+
 // Appends the shortest decimals that read back equal. Errors: a number that is
 // not finite.
 Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
@@ -54,7 +81,7 @@ Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
 
 DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
                        DType stored) {
-  const DType dtype = IsBlockDType(stored) ? DType::kF32 : stored;
+  const DType dtype = DTypeInMemory(stored);
   const JsonFields fields = op.Object(key);
   DenseTensor tensor{dtype, fields.Extents("shape", 1, 4), {}};
   const JsonValue* data = fields.Need("data");
@@ -69,22 +96,26 @@ DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
                             data->numbers.size(), ShapeText(tensor.shape)));
     return tensor;
   }
-  const std::size_t size = SizeOf(dtype);
-  tensor.bytes.resize(data->numbers.size() * size);
-  for (std::size_t i = 0; i < data->numbers.size(); ++i) {
-    const double number = data->numbers[i];
-    // Other dtypes are rounded from f32, as in Put.
-    const bool finite = !OutOfRange(number, DType::kF32) &&
-                        !OutOfRange(static_cast<float>(number), dtype);
-    if (!finite) {
-      fields.Fail(fmt::format("data[{}]", i),
-                  fmt::format("is {}, out of the range of {}", number,
-                              DTypeName(dtype)));
-      return tensor;
-    }
-    StoreElement(static_cast<float>(number), &tensor.bytes[i * size], dtype);
+  const std::span<const double> numbers = data->numbers;
+  if (const auto wrong = Store(numbers, dtype, tensor.bytes)) {
+    fields.Fail(fmt::format("data[{}]", *wrong),
+                fmt::format("is {}, out of the range of {}", numbers[*wrong],
+                            DTypeName(dtype)));
   }
   return tensor;
+}
+
+Status StoreTensor(std::string_view key, DType stored, DenseTensor& tensor) {
+  const std::vector<std::byte> bytes = std::exchange(tensor.bytes, {});
+  const std::span<const float> numbers(
+      reinterpret_cast<const float*>(bytes.data()),
+      bytes.size() / sizeof(float));
+  tensor.dtype = DTypeInMemory(stored);
+  const auto wrong = Store(numbers, tensor.dtype, tensor.bytes);
+  if (!wrong) return {};
+  return {StatusCode::kInvalidArgument,
+          fmt::format("{}: element {} is {}, which no recording can hold", key,
+                      *wrong, numbers[*wrong])};
 }
 
 Status AppendTensor(std::string_view key, const DenseTensor& tensor,

@@ -28,6 +28,10 @@ StatusCode ReadResult(const JsonFields& fields,
 DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
                        DType stored);
 
+// Converts f32 numbers to the numbers that ReadTensor would read from a line
+// that has them. Errors: a number that is not finite in that dtype.
+Status StoreTensor(std::string_view key, DType stored, DenseTensor& tensor);
+
 // How the attention of a recording computes.
 struct TraceAttention {
   DType dtype = DType::kF32;  // f32, f16 or bf16

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -135,13 +136,19 @@ class BackendPool final : public PagedPool, public PoolAttending {
     if ((group_ ? table().group_slots == nullptr : table().slots == nullptr)) {
       return Missing(group_ ? "group_slots" : "slots");
     }
-    return List<std::int64_t>("slots", [&](auto* list, auto room, auto* count) {
-      return group_ ? In("group_slots")
-                          .group_slots(pool_, *group_, sequence, begin, end,
-                                       list, room, count)
-                    : In("slots").slots(pool_, sequence, begin, end, list, room,
-                                        count);
-    });
+    auto slots =
+        List<std::int64_t>("slots", [&](auto* list, auto room, auto* count) {
+          return group_ ? In("group_slots")
+                              .group_slots(pool_, *group_, sequence, begin, end,
+                                           list, room, count)
+                        : In("slots").slots(pool_, sequence, begin, end, list,
+                                            room, count);
+        });
+    if (!slots.ok()) return slots;
+    for (const std::int64_t slot : *slots) {
+      if (!std::in_range<std::int32_t>(slot)) Fault("slots gives {}", slot);
+    }
+    return slots;
   }
   Result<PagedKv> Blocks(int /*layer*/) const override {
     return Missing("blocks");
@@ -472,16 +479,48 @@ std::optional<TraceAttention> TraceOf(
                         attention->precision.tolerance};
 }
 
-// Returns what is wrong in a recording of the history, or why it could not be
-// recorded.
+// Hashes what the pool answered to a call.
+std::uint64_t HashAnswers(const PagedTraceOp& op, std::uint64_t digest) {
+  const auto add = [&](const auto& list) {
+    digest = HashBytes(list.data(), std::span(list).size_bytes(), digest);
+  };
+  const std::array numbers = {AsInt(op.kind),       op.made,
+                              AsInt(op.result),     op.len,
+                              op.kept.value_or(-1), op.start.value_or(-1),
+                              op.table.columns};
+  add(numbers);
+  for (const auto& tensor : {op.key, op.value}) {
+    if (tensor) add(tensor->bytes);
+  }
+  for (const auto& list : {op.blocks, op.positions}) {
+    if (list) add(*list);
+  }
+  add(op.slots);
+  add(op.table.blocks);
+  add(op.table.seq_lens);
+  add(op.csr.indptr);
+  add(op.csr.indices);
+  add(op.csr.last_page_len);
+  return HashBytes(&op.usage, sizeof(op.usage), digest);
+}
+
+// Returns what is wrong with the answers to a history.
 RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
                       PagedCoverageCounts* counts, PoolCalls& calls,
                       std::unique_ptr<PagedPool> pool) {
   RunResult result = {.ran = true};
-  std::stringstream lines;
+  const PagedTraceHeader header = {.producer = backend.name,
+                                   .visibility_only = true,
+                                   .spec = pool->spec(),
+                                   .rules = backend.rules,
+                                   .attention = TraceOf(backend.attention)};
+  std::vector<PagedTraceOp> ops;
+  ops.reserve(1024);  // Of most histories.
   PoolRecorder recorder(std::make_unique<PoolLog>(std::move(pool), calls),
-                        backend.name, lines, /*own_placement=*/true,
-                        backend.rules, TraceOf(backend.attention));
+                        [&](PagedTraceOp op) {
+                          op.line = std::ssize(ops) + 2;
+                          ops.push_back(std::move(op));
+                        });
   auto& failure = result.failure;
   std::size_t step = 0;
   const bool has_groups = !history.spec.groups.empty();
@@ -498,9 +537,10 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
     failure = PoolFailure(error.what());
   }
   result.answers.opens = workload.opens();
-  const std::string text = lines.str();
-  result.digest = HashBytes(text.data(), text.size(), 0);
-  const Judgement judgement = Judge(lines, {"reference"});
+  for (const PagedTraceOp& op : ops) {
+    result.digest = HashAnswers(op, result.digest);
+  }
+  const Judgement judgement = Judge(header, ops, {"reference"});
   result.views = judgement.judged.rows + judgement.judged.output_rows_judged;
   const bool of_backend = failure && failure->party() == Party::kBackend;
   if (!of_backend && judgement.verdict() != Verdict::kAccept) {
@@ -509,13 +549,10 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
       failure->pool_call = judgement.failure->pool_call;
       failure->pool_change = judgement.failure->pool_change;
     }
-    std::istringstream recording(text);
-    failure->trace = PoolSteps(recording, judgement.line());
+    failure->trace = PoolSteps(ops, judgement.line());
   } else if (failure) {
     failure->pool_call = calls.LastCall();
     failure->pool_change = calls.LastChange();
-  } else if (!recorder.status().ok()) {
-    failure = PoolFailure(recorder.status().message());
   }
   if (!failure) return result;
   failure->step = step;

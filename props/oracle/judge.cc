@@ -134,8 +134,34 @@ void CiteRules(const PagedTraceOp& op, const PagedTraceHeader& header,
                                  failure.of_window, failure.pool_change);
 }
 
-template <class Op, class Header, class AnOracle, class Watch>
-Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
+// Reads calls as TraceReader reads lines.
+class CallReader {
+ public:
+  CallReader(const PagedTraceHeader& header, std::span<const PagedTraceOp> ops)
+      : header_(header), ops_(ops) {}
+  bool ReadOp(PagedTraceOp& op) {
+    if (ops_.empty()) return false;
+    Result<PagedTraceOp> read = AsRead(ops_.front(), header_);
+    if (read.ok()) {
+      op = std::move(*read);
+    } else {
+      error_ = {ops_.front().line,
+                fmt::format("{}: {}", TraceOpName(ops_.front().kind),
+                            read.status().message())};
+    }
+    ops_ = ops_.subspan(1);
+    return !error_;
+  }
+  const std::optional<TraceError>& error() const { return error_; }
+
+ private:
+  const PagedTraceHeader& header_;
+  std::span<const PagedTraceOp> ops_;
+  std::optional<TraceError> error_;
+};
+
+template <class Op, class Reader, class Header, class AnOracle, class Watch>
+Judgement JudgeLines(Reader& reader, const Header& header, AnOracle oracle,
                      const std::vector<std::string>& twins,
                      const Watch& watch) {
   const Status status = oracle.Start(header, twins);
@@ -256,6 +282,14 @@ Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
                 const OracleWatch& watch) {
   TraceReader reader(in);
   return Judge(reader, twins, watch);
+}
+
+Judgement Judge(const PagedTraceHeader& header,
+                std::span<const PagedTraceOp> ops,
+                const std::vector<std::string>& twins) {
+  CallReader reader(header, ops);
+  return JudgeLines<PagedTraceOp>(reader, header, PagedOracle(), twins,
+                                  OracleWatch().pool);
 }
 
 Judgement OnFile(const std::string& path,

@@ -7,6 +7,7 @@
 #include <functional>
 #include <istream>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -72,6 +73,12 @@ Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
                 const OracleWatch& watch = {});
 Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
                 const OracleWatch& watch = {});
+
+// Judges calls of a pool as if they were the lines of a recording; each has its
+// line.
+Judgement Judge(const PagedTraceHeader& header,
+                std::span<const PagedTraceOp> ops,
+                const std::vector<std::string>& twins);
 
 // Opens the file for `judge`. A file that cannot be read is bad input too.
 Judgement OnFile(const std::string& path,

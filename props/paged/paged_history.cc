@@ -249,9 +249,9 @@ bool Enlarge(const Pick& pick, PagedSpec& spec) {
       break;
     case 1:
     case 6:
-      spec.block_size = pick(1, 2);
+      spec.block_size = pick(1, 4);
       spec.blocks = 4 * near;
-      spec.max_seq_len = pick(60, spec.block_size * spec.blocks);
+      spec.max_seq_len = pick(60, 2 * spec.block_size * spec.blocks);
       return true;
     case 2:
       spec.layers = near;
@@ -356,10 +356,8 @@ void CompleteCall(const Pick& pick, std::vector<PagedOp>& ops) {
   if (op.kind != PagedOpKind::kAppend) return;
   if (op.c % 5 == 0) op.c ^= 1;  // Its tokens stay of one alphabet.
   const bool known = pick(0, 9) > 0;
-  ops.push_back(
-      {.kind = known ? PagedOpKind::kCommit : PagedOpKind::kCommitUnknown,
-       .a = op.a,
-       .b = 1});
+  using enum PagedOpKind;
+  ops.push_back({known ? kCommit : kCommitUnknown, op.a, 1, 0});
 }
 
 // Returns the number whose multiples heads of this dtype may have.
@@ -399,31 +397,6 @@ void Fit(PagedSpec& spec) {
   LimitSize(1, 1, spec);
 }
 
-}  // namespace
-
-PoolStorage StorageOf(const PagedSpec& spec) {
-  if (!spec.groups.empty()) return StorageOf(spec.groups.front());
-  return {spec.dtype, spec.v_dtype, spec.layout};
-}
-
-void UseStorage(const PoolStorage& storage, PagedSpec& spec) {
-  const auto narrow = [](DType before, DType now, int& head_dim) {
-    const bool was_widened = IsBlockDType(before) && !IsBlockDType(now);
-    if (was_widened && head_dim % kBlockElements == 0) {
-      head_dim = AsInt(head_dim / kBlockElements);
-    }
-  };
-  const DType v_dtype = storage.v_dtype.value_or(storage.dtype);
-  narrow(spec.dtype, storage.dtype, spec.k_head_dim);
-  narrow(spec.v_dtype.value_or(spec.dtype), v_dtype, spec.v_head_dim);
-  spec.dtype = storage.dtype;
-  spec.v_dtype = storage.v_dtype;
-  spec.layout = storage.layout;
-  Fit(spec);
-}
-
-namespace {
-
 // Adds an append to all layers, and a commit of its tokens.
 void AddTokens(const PagedNumbers& numbers, int sequence, int b,
                std::vector<PagedOp>& ops) {
@@ -433,15 +406,17 @@ void AddTokens(const PagedNumbers& numbers, int sequence, int b,
   ops.push_back({PagedOpKind::kCommit, sequence, 1, 0});
 }
 
-// Adds a sequence of many tokens, and in most cases a fork of it that continues
-// in the middle of a block.
+// Adds a sequence of many tokens, in most cases a fork of it that continues in
+// the middle of a block, and a prompt that has all tokens of either.
 void AddLongFork(const Pick& pick, const PagedNumbers& numbers,
                  const PagedSpec& spec, std::vector<PagedOp>& ops) {
   ops.push_back({PagedOpKind::kOpen, 0, 0, 0});
   AddTokens(numbers, 0, numbers.LongB(spec), ops);
-  if (pick(0, 3) == 0) return;
-  ops.push_back({PagedOpKind::kFork, 0, pick(0, spec.max_seq_len), 0});
-  AddTokens(numbers, 1, pick(0, kLongAppend - 1), ops);
+  if (pick(0, 3) > 0) {
+    ops.push_back({PagedOpKind::kFork, 0, pick(0, spec.max_seq_len), 0});
+    AddTokens(numbers, 1, pick(0, kLongAppend - 1), ops);
+  }
+  ops.push_back({PagedOpKind::kOpen, pick(0, 63), 1, 0});
 }
 
 // Adds 7 to 67 sequences of a few tokens each: about as many as a power of two.
@@ -464,6 +439,27 @@ void AddManySequences(const Pick& pick, const PagedNumbers& numbers,
 }
 
 }  // namespace
+
+PoolStorage StorageOf(const PagedSpec& spec) {
+  if (!spec.groups.empty()) return StorageOf(spec.groups.front());
+  return {spec.dtype, spec.v_dtype, spec.layout};
+}
+
+void UseStorage(const PoolStorage& storage, PagedSpec& spec) {
+  const auto narrow = [](DType before, DType now, int& head_dim) {
+    const bool was_widened = IsBlockDType(before) && !IsBlockDType(now);
+    if (was_widened && head_dim % kBlockElements == 0) {
+      head_dim = AsInt(head_dim / kBlockElements);
+    }
+  };
+  const DType v_dtype = storage.v_dtype.value_or(storage.dtype);
+  narrow(spec.dtype, storage.dtype, spec.k_head_dim);
+  narrow(spec.v_dtype.value_or(spec.dtype), v_dtype, spec.v_head_dim);
+  spec.dtype = storage.dtype;
+  spec.v_dtype = storage.v_dtype;
+  spec.layout = storage.layout;
+  Fit(spec);
+}
 
 // Widens the rows of one pool in eight, chosen by its other sizes: a head has
 // more than three elements.
@@ -586,7 +582,9 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
   PagedHistory history;
   PagedSpec& spec = history.spec;
   spec.max_seq_len = pick(1, 60);
-  const int unit = pick(1, 3);
+  const bool large = spec.max_seq_len > 56;
+  if (large) spec.max_seq_len *= 8;
+  const int unit = pick(1, 3) * (large ? 8 : 1);
   for (int groups = pick(1, 3); groups > 0; --groups) {
     spec.groups.push_back(DrawGroup(pick, unit));
   }
@@ -600,7 +598,8 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
   const PagedNumbers numbers(pick);
   const bool salted = pick(0, 3) == 0;
   const PagedSpec all = Completed(spec);
-  for (int i = 0, ops = pick(5, 80); i < ops; ++i) {
+  if (large) AddLongFork(pick, numbers, all, history.ops);
+  for (int i = 0, ops = pick(5, large ? 20 : 80); i < ops; ++i) {
     PagedOp op = {.kind = At(kinds, pick(0, Size(kinds) - 1)),
                   .a = pick(0, 63)};
     const bool is_long = op.kind == PagedOpKind::kAppend && pick(0, 11) == 0;

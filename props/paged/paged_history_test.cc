@@ -249,6 +249,18 @@ class NeedsTheFirstLayer : public ForwardingPool {
   std::set<int> begun_;
 };
 
+// Refuses prompts that find more than 256 tokens.
+class FindsFewTokens : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    Result<int> opened = pool_->Open(prompt, key);
+    if (!opened.ok() || *pool_->SeqLen(*opened) <= 256) return opened;
+    return Status(StatusCode::kCacheFull, "a mistake");
+  }
+};
+
 // Whether the search finds the fault of the optimized pool in this many
 // operations.
 template <class Pool>
@@ -370,6 +382,11 @@ TEST(PagedHistories, ForkSequencesOfLargePools) {
   EXPECT_GE(layers, 5);
   EXPECT_GE(tokens, 15);
   EXPECT_GE(blocks, 15);
+}
+
+TEST(PagedHistories, FindLongPrefixes) {
+  // 4 seeds find it; 0 if no groups were large.
+  EXPECT_GE(SeedsThatFind<FindsFewTokens>(10, 8000), 2);
 }
 
 TEST(PagedHistories, AppendToTheLastLayerFirst) {

@@ -98,33 +98,35 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
   std::erase_if(history.ops, [](const PagedOp& op) {
     return op.kind == PagedOpKind::kMisuse;
   });
-  std::stringstream lines;
-  const PoolRecorder* recorder = nullptr;
+  PagedTraceHeader header;
+  header.producer = fmt::format("kvtwin gen, {}", twin);
+  std::vector<PagedTraceOp> ops;
   const auto make_recorded =
       [&](const PagedSpec& spec,
           std::string_view name) -> Result<std::unique_ptr<PagedPool>> {
     auto pool = make(spec, name);
     if (!pool.ok() || name != twin) return pool;
-    auto recorded = std::make_unique<PoolRecorder>(
-        std::move(*pool), fmt::format("kvtwin gen, {}", twin), lines);
-    recorder = recorded.get();
-    return std::unique_ptr<PagedPool>(std::move(recorded));
+    header.spec = (*pool)->spec();
+    return std::unique_ptr<PagedPool>(std::make_unique<PoolRecorder>(
+        std::move(*pool),
+        [&](PagedTraceOp op) { ops.push_back(std::move(op)); }));
   };
-  // The recorder is read after the run, so the pools live on.
   PagedDriver driver(history.spec, nullptr, make_recorded);
   const RunResult result = PlayOnPools(history, driver);
-  std::string line;
-  std::getline(lines, line);
-  auto header = nlohmann::ordered_json::parse(line);
-  header["history"] = ToText(history);
-  out << header.dump() << '\n';
-  std::int64_t count = 0;
-  for (; std::getline(lines, line); ++count) out << line << '\n';
-  if (!recorder->status().ok()) return recorder->status();
+  std::ostringstream first;
+  Status status = WriteTraceHeader(header, first);
+  if (!status.ok()) return status;
+  auto with_history = nlohmann::ordered_json::parse(first.str());
+  with_history["history"] = ToText(history);
+  out << with_history.dump() << '\n';
+  for (const PagedTraceOp& op : ops) {
+    status = WriteTraceOp(op, out);
+    if (!status.ok()) return status;
+  }
   if (result.failure) {
     return Status(StatusCode::kFailedPrecondition, result.failure->text);
   }
-  return count;
+  return std::ssize(ops);
 }
 
 namespace {

@@ -56,25 +56,11 @@ class PoolRecorder::RecordedGroup final : public ForwardingGroup {
   const int number_;
 };
 
-PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
-                           std::string producer, std::ostream& out,
-                           bool own_placement, const PoolRules& rules,
-                           const std::optional<TraceAttention>& attention)
-    : ForwardingPool(std::move(pool)), out_(out) {
+PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool, Take take)
+    : ForwardingPool(std::move(pool)), take_(std::move(take)) {
   for (int group = 0; group < Size(pool_->spec().groups); ++group) {
     groups_.push_back(std::make_unique<RecordedGroup>(*this, group));
   }
-  status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
-                                              .visibility_only = own_placement,
-                                              .spec = pool_->spec(),
-                                              .rules = rules,
-                                              .attention = attention},
-                             out_);
-}
-
-void PoolRecorder::Write(const PagedTraceOp& op) const {
-  const Status status = WriteTraceOp(op, out_);
-  if (status_.ok()) status_ = status;
 }
 
 Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
@@ -88,7 +74,7 @@ Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
   if (!len.ok()) return len;
   op.made = *opened;
   op.len = *len;
-  Write(op);
+  take_(std::move(op));
   return opened;
 }
 
@@ -102,7 +88,7 @@ Result<int> PoolRecorder::Fork(int sequence, int len) {
     if (!kept.ok()) return kept;
     op.kept = *kept;
   }
-  Write(op);
+  take_(std::move(op));
   return forked;
 }
 
@@ -111,7 +97,7 @@ Result<int> PoolRecorder::SeqLen(int sequence) const {
   Result<int> len = pool_->SeqLen(sequence);
   if (!len.ok()) return len;
   op.len = *len;
-  Write(op);
+  take_(std::move(op));
   return len;
 }
 
@@ -128,7 +114,7 @@ Result<PagedAppend> PoolRecorder::Append(int sequence, int layer,
   op.value = CopyOf(value, DType::kF32);
   op.result = code;
   if (appended.ok()) op.start = appended->start;
-  Write(op);
+  take_(std::move(op));
   return appended;
 }
 
@@ -136,7 +122,7 @@ Status PoolRecorder::Commit(int sequence, int new_tokens) {
   PagedTraceOp op{
       .kind = Kind::kCommit, .seq = sequence, .new_tokens = new_tokens};
   Status status = pool_->Commit(sequence, new_tokens);
-  if (status.ok()) Write(op);
+  if (status.ok()) take_(std::move(op));
   return status;
 }
 
@@ -145,7 +131,7 @@ Status PoolRecorder::Commit(int sequence,
   PagedTraceOp op{.kind = Kind::kCommit, .seq = sequence};
   op.tokens.emplace(tokens.begin(), tokens.end());
   Status status = pool_->Commit(sequence, tokens);
-  if (status.ok()) Write(op);
+  if (status.ok()) take_(std::move(op));
   return status;
 }
 
@@ -168,7 +154,7 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
   const bool placed = std::none_of(op.blocks->begin(), op.blocks->end(),
                                    [](int block) { return block < 0; });
   if (!placed) op.blocks.reset();
-  Write(op);
+  take_(std::move(op));
   return views;
 }
 
@@ -181,21 +167,21 @@ Status PoolRecorder::Truncate(int sequence, int len) {
     if (!kept.ok()) return kept.status();
     op.kept = *kept;
   }
-  Write(op);
+  take_(std::move(op));
   return status;
 }
 
 Status PoolRecorder::Free(int sequence) {
-  const PagedTraceOp op{.kind = Kind::kFree, .seq = sequence};
+  PagedTraceOp op{.kind = Kind::kFree, .seq = sequence};
   Status status = pool_->Free(sequence);
-  if (status.ok()) Write(op);
+  if (status.ok()) take_(std::move(op));
   return status;
 }
 
 PagedUsage PoolRecorder::Usage() const {
   PagedTraceOp op{.kind = Kind::kUsage};
   op.usage = pool_->Usage();
-  Write(op);
+  take_(op);
   return op.usage;
 }
 
@@ -216,14 +202,14 @@ Status PoolRecorder::AttendLast(std::span<const int> sequences,
   const PagedSpec& spec = SpecOfLayer(pool_->spec(), layer);
   const Shape shape = {spec.v_head_dim, query.shape[1], query.shape[2], 1};
   op.value = CopyOf(DenseView(out.data(), DType::kF32, shape), DType::kF32);
-  Write(op);
+  take_(std::move(op));
   return status;
 }
 
 Status PoolRecorder::AddMedia(int sequence, const PrefixMedia& media) {
-  const PagedTraceOp op{.kind = Kind::kMedia, .seq = sequence, .media = media};
+  PagedTraceOp op{.kind = Kind::kMedia, .seq = sequence, .media = media};
   Status status = pool_->AddMedia(sequence, media);
-  if (status.ok()) Write(op);
+  if (status.ok()) take_(std::move(op));
   return status;
 }
 
@@ -239,7 +225,7 @@ Result<PagedCsr> PoolRecorder::Csr(const PagedPool& of, int group,
   Result<PagedCsr> csr = of.ExportCsr(sequences);
   if (!csr.ok()) return csr;
   op.csr = *csr;
-  Write(op);
+  take_(std::move(op));
   return csr;
 }
 
@@ -254,7 +240,7 @@ Result<PagedTable> PoolRecorder::Table(const PagedPool& of, int group,
   Result<PagedTable> table = of.ExportTable(sequences);
   if (!table.ok()) return table;
   op.table = *table;
-  Write(op);
+  take_(std::move(op));
   return table;
 }
 
@@ -272,7 +258,7 @@ Result<std::vector<std::int64_t>> PoolRecorder::Slots(const PagedPool& of,
   auto slots = of.SlotMapping(sequence, begin, end);
   if (!slots.ok()) return slots;
   op.slots.assign(slots->begin(), slots->end());
-  Write(op);
+  take_(std::move(op));
   return slots;
 }
 

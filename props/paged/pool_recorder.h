@@ -4,11 +4,9 @@
 #define KVTWIN_PROPS_PAGED_POOL_RECORDER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
-#include <ostream>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "core/trace/paged_trace.h"
@@ -21,17 +19,9 @@ namespace kvtwin::props {
 // none, or ViewsPacked and ContiguousKV, whose rows are those of Views.
 class PoolRecorder final : public ForwardingPool, public PoolAttending {
  public:
-  // `own_placement`: the pool places blocks by its own rules, or has none, in
-  // which case its views say block -1; only such a pool may have `rules`.
-  // `attention`: how it computes, if it attends.
-  // Requires: `out` outlives the recorder.
-  PoolRecorder(std::unique_ptr<PagedPool> pool, std::string producer,
-               std::ostream& out, bool own_placement = false,
-               const PoolRules& rules = {},
-               const std::optional<TraceAttention>& attention = std::nullopt);
-
-  // Returns the first error of writing a line: a number that is not finite.
-  const Status& status() const { return status_; }
+  // Gets each call after its answer. Its tensors are f32.
+  using Take = std::function<void(PagedTraceOp op)>;
+  PoolRecorder(std::unique_ptr<PagedPool> pool, Take take);
 
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override;
@@ -67,10 +57,8 @@ class PoolRecorder final : public ForwardingPool, public PoolAttending {
                                           int sequence, int begin,
                                           int end) const;
   bool has_groups() const { return !pool_->spec().groups.empty(); }
-  void Write(const PagedTraceOp& op) const;
 
-  std::ostream& out_;
-  mutable Status status_;  // Const calls are recorded, too.
+  Take take_;
   std::vector<std::unique_ptr<PagedPool>> groups_;
 };
 

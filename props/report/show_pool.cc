@@ -292,12 +292,11 @@ std::string GivenText(const PagedOracle& oracle) {
   return text;
 }
 
-std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line) {
+std::vector<Step> PoolSteps(std::span<const PagedTraceOp> ops,
+                            std::int64_t line) {
   std::vector<Step> steps;
-  TraceReader reader(recording);
-  if (!reader.ReadHeader() || !reader.paged()) return steps;
-  PagedTraceOp op;
-  while (reader.ReadOp(op) && op.line <= line) {
+  for (const PagedTraceOp& op : ops) {
+    if (op.line > line) break;
     if (op.line < line && !ChangesPool(op.kind)) continue;
     Step& step = steps.emplace_back();
     step.number = op.line;

@@ -57,8 +57,8 @@ std::string PoolCallText(const PagedTraceOp& op);
 std::string PoolText(const PagedTraceHeader& header);
 // Returns a line of text for each call that changed the pool before `line` of
 // its recording, and for `line` itself, with the recording's line numbers.
-// Shows the last kCallsShown calls and counts the others.
-std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line);
+std::vector<Step> PoolSteps(std::span<const PagedTraceOp> ops,
+                            std::int64_t line);
 
 bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op);
 // Returns a line for each sequence: "    sequence 1  5 tokens  blocks 0* 3".

@@ -8,6 +8,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -17,6 +18,7 @@
 #include "core/dense_tensor.h"
 #include "core/index.h"
 #include "core/json_line.h"
+#include "core/names.h"
 #include "core/trace/trace.h"
 #include "core/trace/trace_reader.h"
 #include "props/base/scratch_folder.h"
@@ -223,8 +225,13 @@ TEST(PagedTrace, IsShownWithTheContentOfItsLines) {
 TEST(PagedTrace, ShowsWhatLedToALine) {
   const auto calls = [](const std::vector<std::string>& lines, int line) {
     std::istringstream in(Lines(lines));
+    TraceReader reader(in);
+    EXPECT_TRUE(reader.ReadHeader());
+    std::vector<PagedTraceOp> ops(1);
+    while (reader.ReadOp(ops.back())) ops.emplace_back();
+    ops.pop_back();
     std::vector<std::string> texts;
-    for (const Step& step : PoolSteps(in, line)) {
+    for (const Step& step : PoolSteps(ops, line)) {
       texts.push_back(fmt::format("{} {}", step.number, step.call));
     }
     return texts;
@@ -242,7 +249,67 @@ TEST(PagedTrace, ShowsWhatLedToALine) {
                   "4 commit  sequence 0, tokens [7, 8, 9]",
                   "6 fork  sequence 0, len 3: sequence 1"));
   EXPECT_EQ(calls(lines, 5).back(), "5 seq_len  sequence 0, len 3");
-  EXPECT_THAT(calls({"garbage"}, 1), testing::IsEmpty());
+}
+
+DenseTensor RowOf(const std::vector<float>& numbers) {
+  return CopyOf(
+      DenseView(numbers.data(), DType::kF32, {std::ssize(numbers), 1, 1, 1}),
+      DType::kF32);
+}
+
+// A live pool is judged by the same numbers as its recording.
+TEST(PagedTrace, ACallIsReadLikeItsLine) {
+  std::vector<float> numbers;
+  for (int i = 0; i < 32; ++i)
+    numbers.push_back(0.1F * static_cast<float>(i) - 1);
+  for (const DType dtype : kRowDTypes) {
+    PagedTraceHeader header;
+    header.spec = {.k_head_dim = 32, .v_head_dim = 32, .dtype = DType::kF16};
+    header.spec.v_dtype = dtype;
+    header.attention.emplace();
+    for (const auto kind : {PagedTraceOpKind::kAppend, PagedTraceOpKind::kViews,
+                            PagedTraceOpKind::kAttend}) {
+      const PagedTraceOp op = {
+          .kind = kind, .key = RowOf(numbers), .value = RowOf(numbers)};
+      std::stringstream lines;
+      ASSERT_TRUE(WriteTraceHeader(header, lines).ok());
+      ASSERT_TRUE(WriteTraceOp(op, lines).ok());
+      TraceReader reader(lines);
+      ASSERT_TRUE(reader.ReadHeader()) << reader.error()->reason;
+      PagedTraceOp line;
+      ASSERT_TRUE(reader.ReadOp(line)) << reader.error()->reason;
+      const auto call = AsRead(op, header);
+      ASSERT_TRUE(call.ok()) << call.status().ToString();
+      EXPECT_EQ(call->key, line.key);
+      EXPECT_EQ(call->value, line.value);
+    }
+  }
+}
+
+TEST(PagedTrace, ACallThatNoLineHoldsIsRefused) {
+  const auto why = [](const PagedTraceOp& op) {
+    PagedTraceHeader header;
+    header.spec.v_dtype = DType::kF8;
+    return AsRead(op, header).status().message();
+  };
+  using enum PagedTraceOpKind;
+  EXPECT_EQ(why({.kind = kUsage, .usage = {.used = -1}}),
+            "used is -1, it must be at least 0");
+  EXPECT_EQ(why({.kind = kTable, .table = {.columns = -1}}),
+            "columns is -1, it must be at least 0");
+  EXPECT_EQ(why({.kind = kTable, .sequences = {0}, .table = {.columns = 1}}),
+            "blocks has 0 numbers, expected 1");
+  EXPECT_EQ(why({.kind = kTable, .sequences = {0}}),
+            "seq_lens has 0 numbers, expected 1");
+  EXPECT_EQ(why({.kind = kCsr}), "indptr has 0 numbers, expected 1");
+  EXPECT_EQ(why({.kind = kCsr, .sequences = {0}, .csr = {.indptr = {0, 0}}}),
+            "last_page_len has 0 numbers, expected 1");
+  EXPECT_EQ(why({.kind = kViews, .key = RowOf({0, NAN})}),
+            "key: element 1 is nan, which no recording can hold");
+  EXPECT_EQ(why({.kind = kViews, .key = RowOf({0}), .value = RowOf({449})}),
+            "value: element 0 is 449, which no recording can hold");
+  EXPECT_EQ(why({.kind = kAttend, .value = RowOf({-INFINITY})}),
+            "out: element 0 is -inf, which no recording can hold");
 }
 
 TEST(PagedTrace, RefusesMisuse) {
