@@ -206,6 +206,7 @@ constexpr auto kPoolCounts =
          {"truncated", &PagedCoverageCounts::truncated},
          {"full", &PagedCoverageCounts::full},
          {"longest", &PagedCoverageCounts::longest},
+         {"whole", &PagedCoverageCounts::whole},
          {"outputs", &PagedCoverageCounts::outputs}});
 
 }  // namespace

@@ -515,12 +515,18 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
                                    .rules = backend.rules,
                                    .attention = TraceOf(backend.attention)};
   std::vector<PagedTraceOp> ops;
-  ops.reserve(1024);  // Of most histories.
-  PoolRecorder recorder(std::make_unique<PoolLog>(std::move(pool), calls),
-                        [&](PagedTraceOp op) {
-                          op.line = std::ssize(ops) + 2;
-                          ops.push_back(std::move(op));
-                        });
+  std::vector<std::string> not_judged;  // Why not, of each other call.
+  PoolRecorder recorder(
+      std::make_unique<PoolLog>(std::move(pool), calls), [&](PagedTraceOp op) {
+        Result<PagedTraceOp> read = AsRead(op, header);
+        if (!read.ok()) {
+          not_judged.push_back(fmt::format("{}: {}", TraceOpName(op.kind),
+                                           read.status().message()));
+          return;
+        }
+        read->line = std::ssize(ops) + 2;
+        ops.push_back(std::move(*read));
+      });
   auto& failure = result.failure;
   std::size_t step = 0;
   const bool has_groups = !history.spec.groups.empty();
@@ -553,6 +559,8 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
   } else if (failure) {
     failure->pool_call = calls.LastCall();
     failure->pool_change = calls.LastChange();
+  } else if (!not_judged.empty()) {
+    failure = PoolFailure(not_judged.front());
   }
   if (!failure) return result;
   failure->step = step;

@@ -23,7 +23,8 @@ struct Tried {
   std::int64_t operations = 0;
   std::int64_t histories = 0;
   std::int64_t judged = 0;
-  bool of_groups = false;  // Pools with groups were made.
+  bool of_groups = false;       // Pools with groups were made.
+  bool stored_nothing = false;  // With groups, or without.
   PagedCoverageCounts counts;
   std::vector<PagedFuzzResult> failed;
 };
@@ -39,6 +40,7 @@ Tried Try(const FuzzOptions& options, const PoolInfo& info,
     tried.operations += result.counts.operations;
     tried.histories += result.ran;
     tried.judged += result.judged;
+    tried.stored_nothing |= result.counts.StoredNothing();
     tried.counts.Add(result.counts);
     tried.of_groups = tried.of_groups || (groups && result.ran > 0);
     if (result.failure) tried.failed.push_back(std::move(result));
@@ -55,9 +57,9 @@ CertifiedLevel LevelOf(std::string_view name, const Tried& tried) {
     return {std::string(name), Outcome::kNotJudged,
             "not judged: the backend supports none of the pools"};
   }
-  if (tried.counts.StoredNothing()) {
+  if (tried.stored_nothing) {
     return {std::string(name), Outcome::kNotJudged,
-            "not judged: the pools refused each append"};
+            "not judged: no append to all layers succeeded"};
   }
   return {std::string(name), Outcome::kHolds, "holds"};
 }
@@ -134,7 +136,7 @@ Certificate CertifyPool(
       certificate.histories == 0 && certificate.findings.empty();
   AddMarks(claimed.counts, info.claims == Level::kIdentity, certificate);
   const bool holds = claimed.histories > 0 && claimed.failed.empty() &&
-                     !claimed.counts.StoredNothing();
+                     !claimed.stored_nothing;
   if (holds) {
     const int last = claimed.of_groups ? 18 : 11;
     for (int rule = 1; rule <= last; ++rule) {

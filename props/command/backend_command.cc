@@ -193,6 +193,14 @@ Json LeftOutJson(const LeftOut& left_out) {
           {"nothing_judged", left_out.nothing_judged}};
 }
 
+bool SaysNotJudged(const PagedCoverageCounts& counts, std::string_view name) {
+  if (!counts.StoredNothing()) return false;
+  fmt::print(stderr,
+             "kvtwin: not judged: no append to all layers of {} succeeded\n",
+             name);
+  return true;
+}
+
 int Complain(const std::string& text) {
   fmt::print(stderr, "kvtwin: {}\n", text);
   return 2;

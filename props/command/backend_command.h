@@ -92,6 +92,8 @@ std::string LeftOutText(const LeftOut& left_out);
 // Returns the keys `not_run` and `nothing_judged`.
 nlohmann::ordered_json LeftOutJson(const LeftOut& left_out);
 
+// Whether a pool took no token in all its layers. Then says so on stderr.
+bool SaysNotJudged(const PagedCoverageCounts& counts, std::string_view name);
 // Prints why the command cannot continue. Returns 2, the exit code.
 int Complain(const std::string& text);
 

@@ -989,6 +989,9 @@ kvtwin_command_test(backend_pool_has_levels EXIT 2 BACKEND c_pool
   PRINTS "no numeric level" ARGS fuzz --kind paged --level numeric)
 kvtwin_command_test(certify_pool EXIT 0 BACKEND c_pool
   PRINTS "^  holds   keys_keep_apart" ARGS certify --ops 2000 --runs 20)
+# P4 and P11 are judged at identity only.
+kvtwin_command_test(certify_pool_rules EXIT 0 BACKEND c_pool
+  PRINTS "P1, P2, P3, P5, P6, P7, P8, P9, P10$" ARGS certify --ops 2000 --runs 20)
 kvtwin_command_test(certify_pool_with_a_bug EXIT 1 BACKEND c_pool_bug
   PRINTS "^  visibility  broken: .*claimed" ARGS certify --ops 2000 --runs 20)
 kvtwin_command_test(laws_of_a_pool EXIT 0 BACKEND c_pool
@@ -1027,10 +1030,16 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64)
   endforeach()
   kvtwin_command_test(faulty_pool_full EXIT 1 BACKEND faulty_pool_backend
-    ENV KVTWIN_FAULT=full PRINTS "^kvtwin: not judged: c_pool refused each append$"
+    ENV KVTWIN_FAULT=full PRINTS "^kvtwin: not judged: no append to all layers of c_pool succeeded$"
     ARGS fuzz --kind paged --ops 2000)
+  kvtwin_command_test(faulty_pool_full_json EXIT 1 BACKEND faulty_pool_backend
+    ENV KVTWIN_FAULT=full PRINTS ",\"not_judged\":\"visibility\",\"differences\":0,"
+    ARGS fuzz --kind paged --ops 2000 --json)
+  kvtwin_command_test(faulty_pool_full_explored EXIT 1 BACKEND faulty_pool_backend
+    ENV KVTWIN_FAULT=full PRINTS "^kvtwin: not judged: no append to all layers"
+    ARGS explore --kind paged --depth 2)
   kvtwin_command_test(faulty_pool_full_certified EXIT 1 BACKEND faulty_pool_backend
-    ENV KVTWIN_FAULT=full PRINTS "visibility.*not judged: the pools refused each append"
+    ENV KVTWIN_FAULT=full PRINTS "visibility.*not judged: no append to all layers succeeded"
     ARGS certify --ops 500)
   # The list ends with the call that did not return.
   kvtwin_command_test(faulty_pool_calls EXIT 1 BACKEND faulty_pool_backend

@@ -338,6 +338,8 @@ int RunPagedHistories(const ExploreArguments& arguments,
     return Complain(fmt::format("{} supports no such pool", subject.name));
   }
   const int differences = result.failure ? 1 : 0;
+  const bool not_judged = SaysNotJudged(result.counts, subject.name);
+  const int failed = differences > 0 || not_judged ? 1 : 0;
   if (arguments.json) {
     nlohmann::ordered_json json = {{"histories", result.histories},
                                    {"operations", result.counts.operations},
@@ -346,7 +348,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
                                    {"seconds", result.seconds}};
     if (result.failure) json.update(FailureJson(*result.failure));
     PrintJson(json);
-    return differences;
+    return failed;
   }
   if (result.failure) fmt::print("{}", FailureText(*result.failure));
   fmt::print(
@@ -355,7 +357,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
       arguments.kind, result.histories, Interrupted() ? "not all" : "all",
       arguments.depth, differences, result.seconds, result.counts.found,
       result.counts.copied, result.counts.evicted);
-  return differences;
+  return failed;
 }
 
 // Returns the failure of the shortest history that shows it, explained. Nothing

@@ -284,6 +284,7 @@ Json CountsJson(const Subject& subject, const PagedFuzzResult& result) {
   json["longest_append"] = counts.longest;
   json["outputs"] = counts.outputs;
   json["dtype_pairs"] = counts.dtypes.size();
+  if (counts.StoredNothing()) json["not_judged"] = LevelName(subject.level);
   return json;
 }
 
@@ -373,11 +374,7 @@ int RunSearch(const FuzzArguments& arguments, FuzzOptions options,
   }
   if (result.failure) return Failed(arguments, *result.failure);
   if constexpr (std::is_same_v<decltype(result), const PagedFuzzResult>) {
-    if (result.counts.StoredNothing()) {
-      fmt::print(stderr, "kvtwin: not judged: {} refused each append\n",
-                 subject.name);
-      return 1;
-    }
+    if (SaysNotJudged(result.counts, subject.name)) return 1;
   }
   const bool vacuous =
       options.count_marks && !VacuityOf(subject, result.counts).empty();

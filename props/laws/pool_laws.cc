@@ -45,7 +45,7 @@ struct LawProbe {
     if (idle.empty()) return std::nullopt;
     return At(idle, Mod(op.a, Size(idle)));
   }
-  bool HasRoom() const { return workload.sequences().size() < 6; }
+  bool HasRoom(int more = 1) const { return workload.HasRoom(more); }
 
   PoolPicture PictureOf(int sequence) const {
     PoolPicture picture{.len = Need(pool.SeqLen(sequence), "SeqLen"),
@@ -358,7 +358,8 @@ bool RoomComesBack(LawProbe& probe) {
   if (!idle || !probe.HasRoom()) return false;
   auto use = static_cast<RoomUse>(Mod(probe.op.a + probe.op.c, 4));
   if (use == RoomUse::kCut && !probe.abilities.truncate) use = RoomUse::kFreed;
-  if (use == RoomUse::kForked && !probe.abilities.fork) use = RoomUse::kFreed;
+  const bool forks = probe.abilities.fork && probe.HasRoom(2);
+  if (use == RoomUse::kForked && !forks) use = RoomUse::kFreed;
   const bool own = use == RoomUse::kCut;
   const int sequence = own ? Need(probe.pool.Open({}, {}), "Open") : *idle;
   const int count = MoreThanABlock(probe.pool);

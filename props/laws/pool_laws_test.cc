@@ -239,6 +239,33 @@ class LosesBlocks final : public ForwardingPool {
   std::vector<int> lost_;
 };
 
+// Has room for six sequences, as python_pool.py of the examples may have.
+class HasSixSequences final : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    return Made(ForwardingPool::Open(prompt, key));
+  }
+  Result<int> Fork(int sequence, int len) override {
+    return Made(ForwardingPool::Fork(sequence, len));
+  }
+  Status Free(int sequence) override {
+    --count_;
+    return ForwardingPool::Free(sequence);
+  }
+
+ private:
+  Result<int> Made(const Result<int>& made) {
+    count_ += made.ok() ? 1 : 0;
+    EXPECT_LE(count_, 6);
+    return made;
+  }
+
+  int count_ = 0;
+};
+
 // Returns the failures of a Faulty in 60 histories, by the name of the law that
 // is judged. With `of_laws_only`, failures of the histories' own calls do not
 // count.
@@ -307,6 +334,7 @@ TEST(PoolLaws, RoomThatDoesNotComeBackIsFound) {
 TEST(PoolLaws, ARightPoolBreaksNone) {
   EXPECT_THAT(Findings<ForwardingPool>(/*of_laws_only=*/false), IsEmpty());
   EXPECT_THAT(Findings<FindsTheSecondTime>(/*of_laws_only=*/false), IsEmpty());
+  EXPECT_THAT(Findings<HasSixSequences>(/*of_laws_only=*/false), IsEmpty());
 }
 
 }  // namespace

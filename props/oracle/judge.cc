@@ -137,27 +137,17 @@ void CiteRules(const PagedTraceOp& op, const PagedTraceHeader& header,
 // Reads calls as TraceReader reads lines.
 class CallReader {
  public:
-  CallReader(const PagedTraceHeader& header, std::span<const PagedTraceOp> ops)
-      : header_(header), ops_(ops) {}
+  explicit CallReader(std::span<const PagedTraceOp> ops) : ops_(ops) {}
   bool ReadOp(PagedTraceOp& op) {
     if (ops_.empty()) return false;
-    Result<PagedTraceOp> read = AsRead(ops_.front(), header_);
-    if (read.ok()) {
-      op = std::move(*read);
-    } else {
-      error_ = {ops_.front().line,
-                fmt::format("{}: {}", TraceOpName(ops_.front().kind),
-                            read.status().message())};
-    }
+    op = ops_.front();
     ops_ = ops_.subspan(1);
-    return !error_;
+    return true;
   }
-  const std::optional<TraceError>& error() const { return error_; }
+  static std::optional<TraceError> error() { return std::nullopt; }
 
  private:
-  const PagedTraceHeader& header_;
   std::span<const PagedTraceOp> ops_;
-  std::optional<TraceError> error_;
 };
 
 template <class Op, class Reader, class Header, class AnOracle, class Watch>
@@ -287,7 +277,7 @@ Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
 Judgement Judge(const PagedTraceHeader& header,
                 std::span<const PagedTraceOp> ops,
                 const std::vector<std::string>& twins) {
-  CallReader reader(header, ops);
+  CallReader reader(ops);
   return JudgeLines<PagedTraceOp>(reader, header, PagedOracle(), twins,
                                   OracleWatch().pool);
 }

@@ -74,8 +74,8 @@ Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
 Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
                 const OracleWatch& watch = {});
 
-// Judges calls of a pool as if they were the lines of a recording; each has its
-// line.
+// Judges calls of a pool, as AsRead returns them, as if they were the lines of
+// a recording. Each has its line.
 Judgement Judge(const PagedTraceHeader& header,
                 std::span<const PagedTraceOp> ops,
                 const std::vector<std::string>& twins);

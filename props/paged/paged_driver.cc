@@ -64,6 +64,7 @@ void PagedCoverageCounts::Add(const PagedCoverageCounts& other) {
   truncated += other.truncated;
   full += other.full;
   longest = std::max(longest, other.longest);
+  whole += other.whole;
   outputs += other.outputs;
   dtypes.insert(other.dtypes.begin(), other.dtypes.end());
 }
@@ -317,6 +318,7 @@ void PagedDriver::Append(const PagedOp& op) {
     }
     client.layers = FirstLayers(op, i, layers);
   }
+  if (counts_ != nullptr) counts_->whole += layers == spec_.layers ? 1 : 0;
   // Prompts must not find planned tokens.
   if (!spec_.groups.empty()) Remember(client, client.pending, seen_);
 }

@@ -100,12 +100,13 @@ struct PagedCoverageCounts {
   std::int64_t truncated = 0;  // Truncations that took tokens away.
   std::int64_t full = 0;       // Appends that were refused.
   std::int64_t longest = 0;    // Most tokens of a successful append.
+  std::int64_t whole = 0;      // Times that all layers got rows of a token.
   std::int64_t outputs = 0;    // Rows of attention that were compared.
   std::set<std::pair<DType, DType>> dtypes;  // Dtypes of K and V that ran.
 
   void Add(const PagedCoverageCounts& other);
-  // Whether the pools refused each append, so that no row was compared.
-  bool StoredNothing() const { return full > 0 && longest == 0; }
+  // Whether the pools refused so many appends that no token could be committed.
+  bool StoredNothing() const { return full > 0 && whole == 0; }
 };
 
 // Counts the dtypes of all layers of a pool.

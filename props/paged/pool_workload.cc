@@ -12,12 +12,6 @@
 #include "props/paged/paged_client.h"
 
 namespace kvtwin::props {
-namespace {
-
-// Third-party pools may have room for few sequences.
-constexpr std::size_t kSequencesMax = 5;
-
-}  // namespace
 
 int PoolWorkload::Pick(int number) const { return PickOf(sequences_, number); }
 
@@ -51,7 +45,7 @@ void PoolWorkload::Add(std::string_view call, int sequence,
 }
 
 void PoolWorkload::Open(const PagedOp& op) {
-  if (sequences_.size() > kSequencesMax) return;
+  if (!HasRoom()) return;
   PagedClient client = DrawPrompt(op, seen_);
   if (!abilities_.media) client.key.media.clear();
   const std::vector<std::int32_t> prompt = client.tokens;
@@ -80,7 +74,7 @@ void PoolWorkload::Open(const PagedOp& op) {
 }
 
 void PoolWorkload::Fork(const PagedOp& op) {
-  if (!abilities_.fork || sequences_.size() > kSequencesMax) return;
+  if (!abilities_.fork || !HasRoom()) return;
   const int from = Pick(op.a);
   if (!MayGiveUp(sequences_.at(from))) return;
   PagedClient client = sequences_.at(from).client;
@@ -146,6 +140,7 @@ void PoolWorkload::Append(const PagedOp& op) {
     }
     client.layers = FirstLayers(op, i, layers);
   }
+  counts_.whole += layers == spec.layers ? 1 : 0;
   // Prompts must not find planned tokens.
   if (has_groups()) Remember(client, client.pending, seen_);
 }
@@ -159,6 +154,7 @@ void PoolWorkload::AppendLayers(const PagedOp& op) {
   for (int layer = client.layers; layer < end; ++layer) {
     if (!AppendTo(sequence, layer, op.c % 2 == 1)) return;
     client.layers = layer + 1;
+    counts_.whole += client.layers == all ? 1 : 0;
   }
 }
 
@@ -170,6 +166,11 @@ void PoolWorkload::AddMedia(const PagedOp& op) {
   Need(pool_.AddMedia(sequence, media), "AddMedia");
   client.Add(media);
   if (ledger_) ledger_->AddMedia(sequence, media);
+}
+
+// Third-party pools may have room for few sequences.
+bool PoolWorkload::HasRoom(int more) const {
+  return Size(sequences_) + more <= kOpenClientsMost;
 }
 
 bool PoolWorkload::MayGiveUp(const Sequence& of) const {

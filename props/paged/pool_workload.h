@@ -66,6 +66,8 @@ class PoolWorkload {
   };
   const std::map<int, Sequence>& sequences() const { return sequences_; }
   const Answered& opens() const { return opens_; }
+  // Whether `more` sequences may be opened.
+  bool HasRoom(int more = 1) const;
 
  private:
   template <class Actor>

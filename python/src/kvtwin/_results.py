@@ -45,7 +45,7 @@ class FuzzResult:
     #: The strongest level that holds.
     level: Literal["identity", "visibility", "numeric", "attention", "none"]
     #: True if nothing shows that a level holds: every history ended in a finding before
-    #: a view was compared, or a pool refused each append.
+    #: a view was compared, or a pool took no token in all its layers.
     not_judged: bool
     operations: int
     histories: int
@@ -96,8 +96,9 @@ class FuzzResult:
         if self.not_judged:
             holds = "not judged: every history that compares a view ended in a finding"
             if not self.findings:
-                holds = "not judged: the pool refused each append"
-        return f"{self.failure}{page}\n{counts}{holds}{known}"
+                holds = "not judged: no append to all layers succeeded"
+        failure = f"{self.failure}{page}\n" if self.findings else ""
+        return f"{failure}{counts}{holds}{known}"
 
 
 @dataclasses.dataclass(frozen=True)

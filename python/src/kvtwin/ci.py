@@ -112,6 +112,8 @@ class Library:
             findings = [answer] if answer["differences"] else []
         if answer.get("vacuity") and not findings:
             raise RuntimeError(f"--marks: {', '.join(answer['vacuity'])}")
+        if answer.get("not_judged", "none") != "none" and not findings:
+            raise RuntimeError("not judged: no append to all layers succeeded")
         return [Found(one["history"], one["reason"], one["rerun"]) for one in findings]
 
 
@@ -144,6 +146,8 @@ class Class:
     def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
         """Runs random histories, and returns what they find."""
         made = kvtwin.fuzz(self._cls, seconds=seconds, seed=seed, html=page)
+        if made.not_judged and not made.findings:
+            raise RuntimeError(str(made))
         return [self._found(finding) for finding in made.findings]
 
 

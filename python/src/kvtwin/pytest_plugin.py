@@ -93,7 +93,8 @@ def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzze
             shrink_seconds=shrink_seconds,
         )
         if not result:
-            pytest.fail(f"{cls.__qualname__} is wrong\n\n{result}", pytrace=False)
+            wrong = "is wrong" if result.findings else "is not judged"
+            pytest.fail(f"{cls.__qualname__} {wrong}\n\n{result}", pytrace=False)
         return result
 
     return fuzzer
