@@ -1,9 +1,7 @@
 """CTranslate2 on the CPU, by the logits of tiny models, against the same models
 without a cache: ctranslate2.md."""
 
-import contextlib
 import dataclasses
-import multiprocessing
 import os
 import pathlib
 import random
@@ -17,7 +15,8 @@ import ctranslate2_faults
 import numpy as np
 import page
 from ctranslate2_model import MODELS, T5, save, text
-from histories import Wrong, judged, kind, raised
+from histories import (Wrong, in_child, judged, kind, log_softmax,
+                       played)
 from mistralrs_model import FIRST
 
 HISTORIES = 40
@@ -66,11 +65,6 @@ def bound(tokens):
     return BOUND if len(tokens) <= 200 else LONG_BOUND
 
 
-def log_softmax(logits):
-    logits = logits - logits.max(-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-
-
 def strings(tokens):
     return [text([token]) for token in tokens]
 
@@ -89,7 +83,7 @@ class Engine:
             ctranslate2.Translator if isinstance(model, T5)
             else ctranslate2.Generator)(
                 str(folder), compute_type="float32", intra_threads=1)
-        self.texts = []  # Of each request, and its first answer.
+        self.texts = []  # The prompt and the first answer of each request.
         self.waiting = []  # Prompts.
         self.prompt = {}  # The arguments for a static prompt.
 
@@ -145,8 +139,8 @@ class Engine:
         for (number, tokens), answer in zip(waiting, answers):
             made = answer.sequences_ids[0]
             if include_prompt_in_result:
-                # The first token of a prompt is left out if it is that of a
-                # text.
+                # The first token of a prompt is left out if it is the begin
+                # token.
                 made = made[len(made) - count:]
             self.check(number, static, tokens, made, count, answer.logits[0])
 
@@ -218,7 +212,7 @@ class Engine:
         for (number, tokens), answer in zip(waiting, answers):
             right = log_softmax(self.logits(number, tokens, 0))[
                 np.arange(len(tokens) - 1), tokens[1:]]
-            if not np.abs(answer.log_probs - right).max() < BOUND:
+            if not np.abs(answer.log_probs - right).max() < bound(tokens):
                 raise Wrong(f"request {number}: the score of a token is wrong")
 
     def finish(self):
@@ -279,46 +273,28 @@ class Translating(Engine):
         for (number, tokens), answer in zip(waiting, answers):
             right = log_softmax(self.logits(number, [0, *tokens], 0))[
                 np.arange(len(tokens)), tokens]
-            if not np.abs(answer.log_probs[:len(tokens)] - right).max() < BOUND:
+            if not np.abs(answer.log_probs[:len(tokens)] -
+                          right).max() < bound(tokens):
                 raise Wrong(f"request {number}: the score of a token is wrong")
 
     forward = score
 
 
-def played(setup, ops, truth=None):
+def play(setup, ops, truth=None):
     """Runs a history, and returns what was wrong, or None."""
-    try:
-        engine = (Translating if setup.model == "T5" else Engine)(setup, truth)
-        for name, *arguments in ops:
-            getattr(engine, name)(*arguments)
-    except Wrong as wrong:
-        return str(wrong)
-    except (ValueError, RuntimeError) as error:
-        return raised(error)
+    engine = (Translating if setup.model == "T5" else Engine)(setup, truth)
+    return played(engine, ops)
 
 
 def apart(run, *arguments):
     """Returns run(*arguments) of a process of its own, whose memory may be
     damaged."""
-    ours, theirs = multiprocessing.Pipe(False)
-    process = FORKS.Process(
-        target=lambda: theirs.send(run(*arguments)))
-    process.start()
-    theirs.close()
-    said = "dies or hangs"
-    with contextlib.suppress(EOFError):
-        if ours.poll(60):
-            said = ours.recv()
-    process.join(10)
-    if process.exitcode is None:
-        process.kill()
-    elif process.exitcode > 0:
-        raise RuntimeError("a history ended in the error above")
-    return said
+    messages, _ = in_child(lambda send: send(run(*arguments)), 60)
+    return messages[0] if messages else "dies or hangs"
 
 
 def judge(setup, ops):
-    return apart(played, setup, ops)
+    return apart(play, setup, ops)
 
 
 def predicted(name, faulty, lengths, ops):
@@ -327,8 +303,8 @@ def predicted(name, faulty, lengths, ops):
     for length in lengths:
         faulty.prompt = length - (name != "T5")
         history = [("ask", 0, 0, length), *ops]
-        as_faulty += not apart(played, Setup(name), history, faulty)
-        right += not apart(played, Setup(name), history)
+        as_faulty += not apart(play, Setup(name), history, faulty)
+        right += not apart(play, Setup(name), history)
     return [f"{as_faulty} of {len(lengths)} as predicted, {right} of "
             f"{len(lengths)} right"]
 
@@ -349,7 +325,6 @@ def after(first, truth=None):
     return [apart(run) or "right"]
 
 
-FORKS = multiprocessing.get_context("fork")
 ROOM = "model"  # What a history shows of its setup.
 SETUPS = {
     "Llama": Setup("Llama", system=12),

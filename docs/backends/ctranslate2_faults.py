@@ -47,7 +47,7 @@ class LongTurns(LongRope):
 
 
 class FarPrompt(T5):
-    """Each token of a prompt has the distances of its last token."""
+    """Each token of a prompt has distances that are `prompt` - 1 too large."""
 
     prompt = 0
 

@@ -2,9 +2,15 @@
 numbers."""
 
 import contextlib
+import os
+import pickle
 import re
+import signal
+import sys
+import traceback
 from unittest import mock
 
+import numpy as np
 import page
 
 
@@ -32,6 +38,43 @@ def played(engine, ops):
     except (AssertionError, ValueError, IndexError, KeyError, MemoryError,
             RuntimeError, AttributeError, TypeError) as error:
         return raised(error)
+
+
+def in_child(work, seconds=0):
+    """Returns all that work(send) sends from a process of its own, and the signal
+    that ended it, or 0: a crash is a finding. A child that takes longer than
+    `seconds` is ended, unless they are 0."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            signal.alarm(seconds)
+            os.close(reader)
+            with os.fdopen(writer, "wb") as out:
+                work(lambda message: (pickle.dump(message, out), out.flush()))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writer)
+    messages = []
+    with os.fdopen(reader, "rb") as received:
+        while True:
+            try:
+                messages.append(pickle.load(received))
+            except EOFError:
+                break
+    status = os.waitpid(child, 0)[1]
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        sys.exit("the child failed")
+    return messages, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def log_softmax(logits):
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def kind(said):
@@ -89,8 +132,8 @@ def judged(steps, setup, histories):
 
 @contextlib.contextmanager
 def repaired(repairs, but=""):
-    """Applies the repairs of all bugs `but` some, whose names have blanks between
-    them: functions that make a method of an owner anew."""
+    """Applies the repairs of all bugs except those that `but` names, separated by
+    blanks. Repairs are functions that make a method of an owner anew."""
     with contextlib.ExitStack() as stack:
         for bug, methods in repairs.items():
             if bug in but.split():

@@ -9,12 +9,10 @@ import argparse
 import collections
 import os
 import pathlib
-import pickle
 import random
 import signal
 import sys
 import tempfile
-import traceback
 
 # Tiny matrices gain nothing from threads.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -22,6 +20,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import llama_cpp
 
 import llama_model
+from histories import in_child
 from llama_model import ARCHS, SEQUENCES
 from llama_run import Config, Difference, Run
 
@@ -171,37 +170,6 @@ def choose(rng, run):
         ("rm", sequence, low, high),
         ("add", sequence, high, -1, low - high),
     ]
-
-
-def in_child(work):
-    """All that work(send) sends, and the signal that ended it, or 0.
-
-    llama.cpp aborts or crashes at some histories; that is a finding."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            os.close(reader)
-            with os.fdopen(writer, "wb") as out:
-                work(lambda message: (pickle.dump(message, out), out.flush()))
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(writer)
-    messages = []
-    with os.fdopen(reader, "rb") as received:
-        while True:
-            try:
-                messages.append(pickle.load(received))
-            except EOFError:
-                break
-    status = os.waitpid(child, 0)[1]
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
-        sys.exit("the child failed")
-    return messages, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
 def replay(models, config, rules, calls, send=lambda message: None):

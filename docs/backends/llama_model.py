@@ -33,35 +33,36 @@ ARCHS = {
 }
 
 
+def matrix(rng, rows, columns, scale=1.0):
+    values = rng.normal(0, scale / np.sqrt(columns), (rows, columns))
+    return values.astype(np.float32)
+
+
 def random_weights(arch, seed=1):
     """Weights by their names in GGUF: f32, rows are outputs."""
     rng = np.random.default_rng(seed)
-
-    def matrix(rows, columns, scale=1.0):
-        values = rng.normal(0, scale / np.sqrt(columns), (rows, columns))
-        return values.astype(np.float32)
 
     def norm():
         return rng.uniform(0.8, 1.2, EMBD).astype(np.float32)
 
     queries, keys = HEADS * arch.head_dim, KV_HEADS * arch.head_dim
     weights = {
-        "token_embd.weight": matrix(VOCAB, EMBD, np.sqrt(EMBD)),
+        "token_embd.weight": matrix(rng, VOCAB, EMBD, np.sqrt(EMBD)),
         "output_norm.weight": norm(),
-        "output.weight": matrix(VOCAB, EMBD),
+        "output.weight": matrix(rng, VOCAB, EMBD),
     }
     for i in range(len(arch.windows)):
         weights |= {
             f"blk.{i}.attn_norm.weight": norm(),
             # Scores of some spread, so that single tokens count.
-            f"blk.{i}.attn_q.weight": matrix(queries, EMBD, 2),
-            f"blk.{i}.attn_k.weight": matrix(keys, EMBD),
-            f"blk.{i}.attn_v.weight": matrix(keys, EMBD, 2),
-            f"blk.{i}.attn_output.weight": matrix(EMBD, queries),
+            f"blk.{i}.attn_q.weight": matrix(rng, queries, EMBD, 2),
+            f"blk.{i}.attn_k.weight": matrix(rng, keys, EMBD),
+            f"blk.{i}.attn_v.weight": matrix(rng, keys, EMBD, 2),
+            f"blk.{i}.attn_output.weight": matrix(rng, EMBD, queries),
             f"blk.{i}.ffn_norm.weight": norm(),
-            f"blk.{i}.ffn_gate.weight": matrix(FF, EMBD),
-            f"blk.{i}.ffn_up.weight": matrix(FF, EMBD),
-            f"blk.{i}.ffn_down.weight": matrix(EMBD, FF),
+            f"blk.{i}.ffn_gate.weight": matrix(rng, FF, EMBD),
+            f"blk.{i}.ffn_up.weight": matrix(rng, FF, EMBD),
+            f"blk.{i}.ffn_down.weight": matrix(rng, EMBD, FF),
         }
         if arch.sinks:
             sinks = rng.normal(0, 1, HEADS).astype(np.float32)

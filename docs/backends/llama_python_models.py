@@ -6,11 +6,11 @@ import string
 import gguf
 import llama_model
 import numpy as np
-from llama_model import EMBD, EPS, FF, HEADS, KV_HEADS, VOCAB
+from llama_model import EMBD, EPS, FF, HEADS, KV_HEADS, VOCAB, matrix
 
 #: Each letter is a token, so that a text has the tokens of its letters.
 WORDS = ["<unk>", "<s>", "</s>", "\u2581", *string.ascii_letters, *"01234567"]
-INNER, STATE, KERNEL, RANK = 2 * EMBD, 8, 4, 4  # Of Mamba.
+INNER, STATE, KERNEL, RANK = 2 * EMBD, 8, 4, 4  # The sizes of Mamba.
 LAYERS = 3
 HEAD_DIM = EMBD // HEADS
 
@@ -33,11 +33,6 @@ def write(path, name, seed, begins):
     {"mamba": add_mamba, "lfm2": add_lfm2}[name](writer)
     make = {"mamba": mamba_weights, "lfm2": lfm2_weights}[name]
     llama_model.write_tensors(writer, make(np.random.default_rng(seed)))
-
-
-def matrix(rng, rows, columns, scale=1.0):
-    values = rng.normal(0, scale / np.sqrt(columns), (rows, columns))
-    return values.astype(np.float32)
 
 
 def around(rng, low, high, *shape):

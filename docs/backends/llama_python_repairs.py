@@ -187,7 +187,7 @@ def end_embeddings(rule):
 
 
 def name_model(rule):
-    """A state says whose it is."""
+    """A state has the path and the context size of its model."""
     def save_state(llama):
         state = rule(llama)
         state.model = llama.model_path, llama.n_ctx()
@@ -196,7 +196,7 @@ def name_model(rule):
 
 
 def load_own(rule):
-    """The state of another model is left alone."""
+    """States of other models are not loaded."""
     def load_state(llama, state):
         if state.model == (llama.model_path, llama.n_ctx()):
             rule(llama, state)
@@ -204,7 +204,7 @@ def load_own(rule):
 
 
 def load_whole(rule):
-    """If a state cannot be loaded, there are no tokens."""
+    """After a load that fails, the object has no tokens."""
     def load_state(llama, state):
         try:
             rule(llama, state)
@@ -225,6 +225,7 @@ def count_scores(rule):
 
 
 def cut_count(rule):
+    """llama.cpp gets the size of its part of a state, without the scores."""
     def load_state(llama, state):
         state = copy.copy(state)
         state.llama_state_size = len(state.llama_state)

@@ -12,8 +12,7 @@ os.environ["GGML_NO_BACKTRACE"] = "1"
 
 import llama_python_models
 import numpy as np
-from histories import Wrong, played
-from llama import in_child
+from histories import Wrong, in_child, log_softmax, played
 from llama_cpp import (Llama, LlamaDiskCache, LlamaGrammar, LlamaRAMCache,
                        LogitsProcessorList, StoppingCriteriaList, llama_cpp)
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
@@ -22,7 +21,8 @@ from llama_model import VOCAB
 
 lib = llama_cpp
 BEGIN, END, FIRST = 1, 2, 4  # <s>, </s>, and the first letter.
-BOUND = 2e-4  # Of logits, whose standard deviation is 1: llama.md.
+#: The largest difference of logits; their standard deviation is 1: llama.md.
+BOUND = 2e-4
 BIASED, BIAS = 7, 3.0
 FEW = [5, 6, 7]
 PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.4,
@@ -99,11 +99,6 @@ def fresh(arch, seed, tokens):
     lib.llama_batch_free(batch)
     lib.llama_free(context)
     return logits
-
-
-def likelihoods(logits):
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 class Watched(Llama):
@@ -435,7 +430,7 @@ class Engine:
                 raise Wrong("the cache has more bytes than its capacity")
 
     def check_logprobs(self, name, text, rows, said, echo):
-        expected = likelihoods(rows)
+        expected = log_softmax(rows)
         first = 0 if echo else text.prompt
         places = [i for i, token in enumerate(text.tokens)
                   if i >= first and token not in (BEGIN, END)]
