@@ -586,8 +586,7 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields,
   return op;
 }
 
-Result<PagedTraceOp> AsRead(const PagedTraceOp& op,
-                            const PagedTraceHeader& header) {
+Result<PagedTraceOp> AsRead(PagedTraceOp op, const PagedTraceHeader& header) {
   const auto least = [](std::string_view key, int number) -> Status {
     if (number >= 0) return {};
     return {StatusCode::kInvalidArgument,
@@ -605,20 +604,19 @@ Result<PagedTraceOp> AsRead(const PagedTraceOp& op,
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("{} {}", key, CountText(count, expected)));
   }
-  PagedTraceOp read = op;
   const bool attends = op.kind == PagedTraceOpKind::kAttend;
   const PagedSpec& stored = SpecOfLayer(header.spec, op.layer);
   const DType key = attends ? DType::kF32 : stored.dtype;
   const DType value = attends ? DType::kF32 : ValueDType(stored);
-  if (read.key) {
-    Status status = StoreTensor(attends ? "query" : "key", key, *read.key);
+  if (op.key) {
+    Status status = StoreTensor(attends ? "query" : "key", key, *op.key);
     if (!status.ok()) return status;
   }
-  if (read.value) {
-    Status status = StoreTensor(attends ? "out" : "value", value, *read.value);
+  if (op.value) {
+    Status status = StoreTensor(attends ? "out" : "value", value, *op.value);
     if (!status.ok()) return status;
   }
-  return read;
+  return op;
 }
 
 Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out) {

@@ -100,8 +100,7 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields,
 
 // Returns the operation as TraceReader reads its line. `op` has f32 tensors.
 // Errors: an operation that no line can hold.
-Result<PagedTraceOp> AsRead(const PagedTraceOp& op,
-                            const PagedTraceHeader& header);
+Result<PagedTraceOp> AsRead(PagedTraceOp op, const PagedTraceHeader& header);
 
 // Write lines, like the functions for caches (core/trace/trace.h). Errors: a
 // number that is not finite, a prefix key that is not text.

@@ -36,12 +36,12 @@ bool OutOfRange(double number, DType dtype) {
          (dtype == DType::kF32 ? 0x1.ffffffp127 : 0x1.ffp127);
 }
 
-// The dtype in which a recording's numbers of a cache or pool are held.
+// Returns the dtype in which the numbers of a recording are held.
 DType DTypeInMemory(DType stored) {
   return IsBlockDType(stored) ? DType::kF32 : stored;
 }
 
-// Appends the elements, rounded from f32 as in Put. Returns the index of the
+// Stores the numbers, rounded from f32 as in Put. Returns the index of the
 // first number that is not finite in `dtype`, if there is such a number.
 template <class Number>
 std::optional<std::size_t> Store(std::span<const Number> numbers, DType dtype,

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -16,7 +15,6 @@
 #include "core/json_line.h"
 #include "core/refusals.h"
 #include "props/backend/c_conversions.h"
-#include "props/base/hash.h"
 #include "props/paged/paged_client.h"
 #include "props/paged/pool_recorder.h"
 #include "props/report/show_pool.h"
@@ -479,31 +477,6 @@ std::optional<TraceAttention> TraceOf(
                         attention->precision.tolerance};
 }
 
-// Hashes what the pool answered to a call.
-std::uint64_t HashAnswers(const PagedTraceOp& op, std::uint64_t digest) {
-  const auto add = [&](const auto& list) {
-    digest = HashBytes(list.data(), std::span(list).size_bytes(), digest);
-  };
-  const std::array numbers = {AsInt(op.kind),       op.made,
-                              AsInt(op.result),     op.len,
-                              op.kept.value_or(-1), op.start.value_or(-1),
-                              op.table.columns};
-  add(numbers);
-  for (const auto& tensor : {op.key, op.value}) {
-    if (tensor) add(tensor->bytes);
-  }
-  for (const auto& list : {op.blocks, op.positions}) {
-    if (list) add(*list);
-  }
-  add(op.slots);
-  add(op.table.blocks);
-  add(op.table.seq_lens);
-  add(op.csr.indptr);
-  add(op.csr.indices);
-  add(op.csr.last_page_len);
-  return HashBytes(&op.usage, sizeof(op.usage), digest);
-}
-
 // Returns what is wrong with the answers to a history.
 RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
                       PagedCoverageCounts* counts, PoolCalls& calls,
@@ -515,17 +488,17 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
                                    .rules = backend.rules,
                                    .attention = TraceOf(backend.attention)};
   std::vector<PagedTraceOp> ops;
-  std::vector<std::string> not_judged;  // Why not, of each other call.
+  std::string not_judged;  // Why the first call that is not in `ops` is not.
   PoolRecorder recorder(
       std::make_unique<PoolLog>(std::move(pool), calls), [&](PagedTraceOp op) {
-        Result<PagedTraceOp> read = AsRead(op, header);
-        if (!read.ok()) {
-          not_judged.push_back(fmt::format("{}: {}", TraceOpName(op.kind),
-                                           read.status().message()));
-          return;
+        const std::string_view name = TraceOpName(op.kind);
+        Result<PagedTraceOp> read = AsRead(std::move(op), header);
+        if (read.ok()) {
+          read->line = std::ssize(ops) + 2;
+          ops.push_back(std::move(*read));
+        } else if (not_judged.empty()) {
+          not_judged = fmt::format("{}: {}", name, read.status().message());
         }
-        read->line = std::ssize(ops) + 2;
-        ops.push_back(std::move(*read));
       });
   auto& failure = result.failure;
   std::size_t step = 0;
@@ -560,7 +533,7 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
     failure->pool_call = calls.LastCall();
     failure->pool_change = calls.LastChange();
   } else if (!not_judged.empty()) {
-    failure = PoolFailure(not_judged.front());
+    failure = PoolFailure(not_judged);
   }
   if (!failure) return result;
   failure->step = step;

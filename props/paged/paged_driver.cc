@@ -318,7 +318,7 @@ void PagedDriver::Append(const PagedOp& op) {
     }
     client.layers = FirstLayers(op, i, layers);
   }
-  if (counts_ != nullptr) counts_->whole += layers == spec_.layers ? 1 : 0;
+  if (counts_ != nullptr) counts_->whole += layers == spec_.layers;
   // Prompts must not find planned tokens.
   if (!spec_.groups.empty()) Remember(client, client.pending, seen_);
 }
@@ -332,6 +332,7 @@ void PagedDriver::AppendLayers(const PagedOp& op) {
   for (int layer = client.layers; layer < end; ++layer) {
     if (!AppendTo(sequence, layer, op.c % 2 == 1)) return;
     client.layers = layer + 1;
+    if (counts_ != nullptr) counts_->whole += client.layers == spec_.layers;
   }
 }
 

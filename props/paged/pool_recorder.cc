@@ -1,12 +1,14 @@
 #include "props/paged/pool_recorder.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
 #include "core/dense_tensor.h"
 #include "core/guarded_paged.h"
 #include "core/index.h"
+#include "props/base/hash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -266,6 +268,30 @@ Result<std::vector<std::int64_t>> PoolRecorder::SlotMapping(int sequence,
                                                             int begin,
                                                             int end) const {
   return Slots(*pool_, 0, sequence, begin, end);
+}
+
+std::uint64_t HashAnswers(const PagedTraceOp& op, std::uint64_t digest) {
+  const auto add = [&](const auto& list) {
+    digest = HashBytes(list.data(), std::span(list).size_bytes(), digest);
+  };
+  const std::array numbers = {AsInt(op.kind),       op.made,
+                              AsInt(op.result),     op.len,
+                              op.kept.value_or(-1), op.start.value_or(-1),
+                              op.table.columns};
+  add(numbers);
+  for (const auto& tensor : {op.key, op.value}) {
+    if (tensor) add(tensor->bytes);
+  }
+  for (const auto& list : {op.blocks, op.positions}) {
+    if (list) add(*list);
+  }
+  add(op.slots);
+  add(op.table.blocks);
+  add(op.table.seq_lens);
+  add(op.csr.indptr);
+  add(op.csr.indices);
+  add(op.csr.last_page_len);
+  return HashBytes(&op.usage, sizeof(op.usage), digest);
 }
 
 }  // namespace kvtwin::props

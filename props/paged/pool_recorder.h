@@ -62,6 +62,9 @@ class PoolRecorder final : public ForwardingPool, public PoolAttending {
   std::vector<std::unique_ptr<PagedPool>> groups_;
 };
 
+// Hashes what the pool answered to a call.
+std::uint64_t HashAnswers(const PagedTraceOp& op, std::uint64_t digest);
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_PAGED_POOL_RECORDER_H_

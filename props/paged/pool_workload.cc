@@ -140,7 +140,7 @@ void PoolWorkload::Append(const PagedOp& op) {
     }
     client.layers = FirstLayers(op, i, layers);
   }
-  counts_.whole += layers == spec.layers ? 1 : 0;
+  counts_.whole += layers == spec.layers;
   // Prompts must not find planned tokens.
   if (has_groups()) Remember(client, client.pending, seen_);
 }
@@ -154,7 +154,7 @@ void PoolWorkload::AppendLayers(const PagedOp& op) {
   for (int layer = client.layers; layer < end; ++layer) {
     if (!AppendTo(sequence, layer, op.c % 2 == 1)) return;
     client.layers = layer + 1;
-    counts_.whole += client.layers == all ? 1 : 0;
+    counts_.whole += client.layers == all;
   }
 }
 

@@ -12,7 +12,6 @@
 #include "core/json_line.h"
 #include "core/names.h"
 #include "core/trace/trace.h"
-#include "core/trace/trace_reader.h"
 #include "props/compare/visibility.h"
 #include "props/report/show.h"
 

@@ -4,9 +4,9 @@
 #define KVTWIN_PROPS_REPORT_SHOW_POOL_H_
 
 #include <cstdint>
-#include <istream>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>

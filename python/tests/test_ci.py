@@ -204,16 +204,33 @@ def test_an_earlier_finding_of_a_library_names_its_backend(tmp_path, monkeypatch
     )
 
 
-def test_marks_that_were_never_reached(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ('"vacuity": ["never: full"]', "--marks: never: full"),
+        ('"not_judged": "visibility"', "not judged: nothing was compared"),
+    ],
+)
+def test_a_run_that_proves_nothing(answer, message, tmp_path, monkeypatch):
     command = tmp_path / "kvtwin"
-    command.write_text("""#!/bin/sh
-echo '{"differences": 0, "vacuity": ["never: full"]}'; exit 1
+    command.write_text(f"""#!/bin/sh
+echo '{{"differences": 0, {answer}}}'; exit 1
 """)
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     library = kvtwin.ci.Library("./pool.so", ["--kind", "paged", "--marks"])
-    with pytest.raises(RuntimeError, match="--marks: never: full"):
+    with pytest.raises(RuntimeError, match=message):
         library.fuzz(1, 1, tmp_path / "page.html")
+
+
+def test_a_class_that_keeps_no_token(pool, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise kvtwin.CacheFull
+
+    monkeypatch.setattr(pool, "append", full)
+    monkeypatch.setattr(toys, "Full", pool, raising=False)
+    with pytest.raises(RuntimeError, match="not judged: no append"):
+        kvtwin.ci.Class("toys:Full").fuzz(0.5, 1, tmp_path / "page.html")
 
 
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--seed", "-1"]])

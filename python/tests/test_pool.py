@@ -77,6 +77,22 @@ def test_a_pool_that_refuses_each_append_is_not_judged(pool):
     assert str(result)[0].isdigit()
 
 
+def test_a_pool_that_takes_only_the_first_layer_is_not_judged(pool):
+    class First(pool):
+        def __init__(self, setup):
+            if setup.layers == 1:
+                raise kvtwin.NotSupported
+            super().__init__(setup)
+
+        def append(self, sequence, layer, *rows):
+            if layer > 0:
+                raise kvtwin.CacheFull
+            super().append(sequence, layer, *rows)
+
+    result = kvtwin.fuzz(First, operations=1000)
+    assert not result and result.not_judged and not result.findings
+
+
 def test_each_position_has_a_slot(pool):
     class Short(pool):
         def slots(self, sequence, begin, end):

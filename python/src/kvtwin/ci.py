@@ -112,8 +112,9 @@ class Library:
             findings = [answer] if answer["differences"] else []
         if answer.get("vacuity") and not findings:
             raise RuntimeError(f"--marks: {', '.join(answer['vacuity'])}")
-        if answer.get("not_judged", "none") != "none" and not findings:
-            raise RuntimeError("not judged: no append to all layers succeeded")
+        level = answer.get("not_judged", "none")
+        if level != "none" and not findings:
+            raise RuntimeError(f"not judged: nothing was compared at the level {level}")
         return [Found(one["history"], one["reason"], one["rerun"]) for one in findings]
 
 
