@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 from xml.etree import ElementTree
 
 import ci_jobs
@@ -224,13 +225,13 @@ echo '{{"differences": 0, {answer}}}'; exit 1
 
 
 def test_a_class_that_keeps_no_token(pool, tmp_path, monkeypatch):
-    def full(*arguments):
-        raise kvtwin.CacheFull
+    class Full(pool):
+        def append(self, *arguments):
+            raise kvtwin.CacheFull
 
-    monkeypatch.setattr(pool, "append", full)
-    monkeypatch.setattr(toys, "Full", pool, raising=False)
+    monkeypatch.setitem(sys.modules, "full", types.SimpleNamespace(Full=Full))
     with pytest.raises(RuntimeError, match="not judged: no append"):
-        kvtwin.ci.Class("toys:Full").fuzz(0.5, 1, tmp_path / "page.html")
+        kvtwin.ci.Class("full:Full").fuzz(0.5, 1, tmp_path / "page.html")
 
 
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--seed", "-1"]])
