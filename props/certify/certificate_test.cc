@@ -146,5 +146,32 @@ TEST(Certificate, BrokenLevelAboveTheClaimIsNoFailure) {
   EXPECT_THAT(JUnitText(right), HasSubstr("failures=\"0\""));
 }
 
+// Only pools without groups take rows.
+TEST(Certificate, PoolsWithAndWithoutGroupsAreJudgedApart) {
+  for (const bool groups : {false, true}) {
+    const auto subject = [](Level level, const PoolLaw*) {
+      Subject made = {.name = "mine", .level = level};
+      made.run_pool = [](const PagedHistory& history,
+                         const PoolRunOptions& options) {
+        if (options.counts != nullptr) {
+          const bool takes = history.spec.groups.empty();
+          (takes ? options.counts->whole : options.counts->full) += 1;
+        }
+        return RunResult{.ran = true, .operations = 1, .views = 1};
+      };
+      return made;
+    };
+    const PoolInfo info = {
+        .name = "mine", .levels = {Level::kVisibility}, .groups = groups};
+    CertifyOptions options;
+    options.fuzz.operations = 20;
+    const Certificate made = CertifyPool(
+        info, options, subject, [](const auto&...) { return std::string(); });
+    EXPECT_EQ(made.levels.at(1).outcome,
+              groups ? Outcome::kNotJudged : Outcome::kHolds);
+    EXPECT_EQ(made.rules.empty(), groups);
+  }
+}
+
 }  // namespace
 }  // namespace kvtwin::props

@@ -1022,6 +1022,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "behind/after append: it wrote past"
               "attend/attend ended its process with SIGSEGV"
               "close/after close: it wrote beyond a"
+              "wide/slots gives 4294967296"
               "slots/slots: 0 slots of positions 0 to 1 of sequence 0")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)

@@ -1,8 +1,8 @@
 /* docs/examples/c_pool.c with faults that can end a process. KVTWIN_FAULT names
  * the fault: crash, behind (writes past a buffer's end), hang, memory, close
  * (writes past a buffer's end when no answer is expected any more), attend (a
- * crash in attend), full (each append is refused), slots (there are no slots)
- * or none (it has no pool). */
+ * crash in attend), full (each append is refused), slots (there are no slots),
+ * wide (no slot fits into 32 bits) or none (it has no pool). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"
@@ -67,6 +67,14 @@ static int NoSlots(void* pool, int32_t sequence, int32_t begin, int32_t end,
   return KVTWIN_OK;
 }
 
+static int WideSlots(void* pool, int32_t sequence, int32_t begin, int32_t end,
+                     int64_t* slots, size_t room, size_t* count) {
+  (void)pool, (void)sequence;
+  *count = (size_t)(end - begin);
+  for (size_t i = 0; i < *count && i < room; ++i) slots[i] = 1LL << 32;
+  return KVTWIN_OK;
+}
+
 static kvtwin_pool_backend_v1 faulty;
 
 const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
@@ -77,5 +85,6 @@ const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
   const char* name = getenv("KVTWIN_FAULT");
   if (name != NULL && strcmp(name, "attend") == 0) faulty.attend = FaultyAttend;
   if (name != NULL && strcmp(name, "slots") == 0) faulty.slots = NoSlots;
+  if (name != NULL && strcmp(name, "wide") == 0) faulty.slots = WideSlots;
   return &faulty;
 }
