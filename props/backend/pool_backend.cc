@@ -510,6 +510,8 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
       workload.Do(history.ops[step]);
     }
     workload.End();
+    // Usage shows blocks that are lost; without it, a lack of room does.
+    if (backend.table.usage == nullptr) workload.FillAgain(history.ops);
   } catch (const Failure& found) {
     failure = found;
   } catch (const std::exception& error) {

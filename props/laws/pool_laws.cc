@@ -312,8 +312,9 @@ bool Tables(LawProbe& probe) {
 
 // Takes the room of `count` tokens in one of these ways, and gives it back: in
 // a pass, in a sequence that is cut to nothing and stays, in one that is freed,
-// in a fork that is freed. Returns false if the pool is full.
-enum class RoomUse { kPass, kCut, kFreed, kForked };
+// in a fork that is freed. Returns false if the pool is full. FillsUp has the
+// last way.
+enum class RoomUse { kPass, kCut, kFreed, kForked, kRefused };
 bool UsesRoom(LawProbe& probe, RoomUse use, int sequence, int count) {
   PagedPool& pool = probe.pool;
   int made = sequence;
@@ -352,11 +353,43 @@ int MoreThanABlock(const PagedPool& pool) {
   return most + 1;
 }
 
+// Appends `count` tokens to a new sequence again and again, until the pool
+// refuses them, and frees the sequence. Returns how many appends fitted.
+int FillsUp(LawProbe& probe, int count) {
+  const int made = Need(probe.pool.Open({}, {}), "Open");
+  int fitted = 0;
+  while (fitted <= probe.pool.spec().blocks &&
+         probe.AppendNew(made, count, probe.pool.spec().layers)) {
+    Need(probe.pool.Commit(made, LawProbe::NewTokens(count)), "Commit");
+    ++fitted;
+  }
+  Need(probe.pool.Free(made), "Free");
+  return fitted;
+}
+
+// An append that is refused takes no room.
+bool RefusalsTakeNoRoom(LawProbe& probe, int count) {
+  const int fitted = FillsUp(probe, count);
+  for (int round = 0; round < 3; ++round) {
+    const int now = FillsUp(probe, count);
+    Expect(now >= fitted, [&] {
+      return fmt::format(
+          "a sequence was given {} tokens {} times, until the pool was full, "
+          "and freed; the next time the pool is full after {} times",
+          count, fitted, now);
+    });
+  }
+  return true;
+}
+
 // A pool of few blocks that loses one each time is full at last.
 bool RoomComesBack(LawProbe& probe) {
   const auto idle = probe.Idle();
   if (!idle || !probe.HasRoom()) return false;
-  auto use = static_cast<RoomUse>(Mod(probe.op.a + probe.op.c, 4));
+  auto use = static_cast<RoomUse>(Mod(probe.op.a + probe.op.c, 5));
+  if (use == RoomUse::kRefused) {
+    return RefusalsTakeNoRoom(probe, MoreThanABlock(probe.pool));
+  }
   if (use == RoomUse::kCut && !probe.abilities.truncate) use = RoomUse::kFreed;
   const bool forks = probe.abilities.fork && probe.HasRoom(2);
   if (use == RoomUse::kForked && !forks) use = RoomUse::kFreed;
@@ -403,7 +436,7 @@ constexpr std::array kPoolLaws = {
     PoolLaw{
         "room_comes_back",
         "Tokens that fitted and were given up fit again: a pass, a sequence "
-        "that is cut or freed, a fork.",
+        "that is cut or freed, a fork, also after a refused append.",
         "P3, P4, P5, P8", IfPassesEnd,
         "passes that leave states alone until a commit (no states_in_place)",
         RoomComesBack}};

@@ -173,9 +173,10 @@ class RepeatsABlockInTables final : public ForwardingPool {
 };
 
 // Loses a block each time that a sequence is cut, that a fork or another
-// sequence ends, that rows are dropped, or that a sequence is forked for the
-// first time, until all sequences are gone.
-enum class Loses { kCut, kFork, kOther, kDropped, kForked };
+// sequence ends, that rows are dropped, that a sequence is forked for the first
+// time, or that a sequence ends to which an append was refused, until all
+// sequences are gone.
+enum class Loses { kCut, kFork, kOther, kDropped, kForked, kRefused };
 template <Loses loses>
 class LosesBlocks final : public ForwardingPool {
  public:
@@ -200,6 +201,12 @@ class LosesBlocks final : public ForwardingPool {
     Lose(cuts ? Loses::kCut : Loses::kDropped);
     return status;
   }
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) override {
+    auto appended = ForwardingPool::Append(sequence, layer, key, value);
+    if (!appended.ok()) refused_.insert(sequence);
+    return appended;
+  }
   Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
     Status status = ForwardingPool::Commit(sequence, tokens);
     if (tokens.empty()) Lose(Loses::kDropped);
@@ -208,6 +215,7 @@ class LosesBlocks final : public ForwardingPool {
   Status Free(int sequence) override {
     Status status = ForwardingPool::Free(sequence);
     Lose(sequences_.at(sequence));
+    if (refused_.erase(sequence) > 0) Lose(Loses::kRefused);
     sequences_.erase(sequence);
     forked_.erase(sequence);
     for (; sequences_.empty() && !lost_.empty(); lost_.pop_back()) {
@@ -236,6 +244,7 @@ class LosesBlocks final : public ForwardingPool {
 
   std::map<int, Loses> sequences_;  // How each was made.
   std::set<int> forked_;
+  std::set<int> refused_;
   std::vector<int> lost_;
 };
 
@@ -329,6 +338,13 @@ TEST(PoolLaws, RoomThatDoesNotComeBackIsFound) {
   EXPECT_THAT(Findings<LosesBlocks<Loses::kOther>>(), found);
   EXPECT_THAT(Findings<LosesBlocks<Loses::kDropped>>(), found);
   EXPECT_THAT(Findings<LosesBlocks<Loses::kForked>>(), found);
+  EXPECT_THAT(
+      Findings<LosesBlocks<Loses::kRefused>>(),
+      ElementsAre(Pair("room_comes_back",
+                       AllOf(HasSubstr("law room_comes_back: a sequence was "
+                                       "given "),
+                             HasSubstr("; the next time the pool is full "
+                                       "after ")))));
 }
 
 TEST(PoolLaws, ARightPoolBreaksNone) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -128,11 +129,20 @@ std::uint64_t ChainOf(const PagedClient& client, std::size_t count) {
   return chain;
 }
 
-// Returns how many bits, with the sign, the numbers of rows have in this dtype,
-// so that a pool that stores fewer bits than it declares is found.
-int BitsOf(DType dtype) {
+// Returns how many bits, with the sign, whole numbers have that this dtype
+// holds exactly.
+int ExactBitsOf(DType dtype) {
   if (dtype == DType::kF32) return 16;
   return dtype == DType::kF16 ? 11 : 8;
+}
+
+// Returns how many bits, with the sign, the numbers of rows have, so that a
+// pool that stores fewer bits than it declares is found, and a pool that cuts
+// bits off where it should round.
+int BitsOf(DType stored, const std::optional<PoolAsker>& asker) {
+  if (asker) return std::min(ExactBitsOf(stored), ExactBitsOf(asker->dtype()));
+  const bool is_half = stored == DType::kF16 || stored == DType::kBF16;
+  return ExactBitsOf(is_half ? DType::kF32 : stored);
 }
 
 // Returns f32 rows that identify their tokens, with whole numbers, which are
@@ -252,8 +262,8 @@ void Remember(const PagedClient& client, std::span<const std::int32_t> more,
   remember(mistaken);
 }
 
-PagedClient DrawPrompt(const PagedOp& op,
-                       const std::vector<PagedClient>& seen) {
+PagedClient DrawPrompt(const PagedOp& op, const std::vector<PagedClient>& seen,
+                       const std::vector<PrefixMedia>& freed) {
   if (op.kind == PagedOpKind::kOpen && op.c >= kOwnPrompt) return PromptOf(op);
   PagedClient client;
   // Without any sequence, an operation of another kind opens one, without a
@@ -285,6 +295,7 @@ PagedClient DrawPrompt(const PagedOp& op,
     default:
       break;
   }
+  if (media.empty()) client.dropped = freed;
   return client;
 }
 
@@ -298,19 +309,18 @@ std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec) {
 }
 
 PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
-                      int layer, DType rounded, std::uint64_t salt) {
+                      int layer, const std::optional<PoolAsker>& asker,
+                      std::uint64_t salt) {
   std::vector<std::uint64_t> chains;
   for (std::size_t i = 1; i <= client.pending.size(); ++i) {
     chains.push_back(ChainOf(client, client.tokens.size() + i) ^
                      salt * 0x9E3779B97F4A7C15U);
   }
-  const auto bits = [&](DType stored) {
-    return std::min(BitsOf(stored), BitsOf(rounded));
-  };
-  return {RowsOf(chains, layer, 0, bits(spec.dtype), spec.k_head_dim,
-                 spec.kv_heads),
-          RowsOf(chains, layer, 1, bits(spec.v_dtype.value_or(spec.dtype)),
-                 spec.v_head_dim, spec.kv_heads)};
+  return {
+      RowsOf(chains, layer, 0, BitsOf(spec.dtype, asker), spec.k_head_dim,
+             spec.kv_heads),
+      RowsOf(chains, layer, 1, BitsOf(spec.v_dtype.value_or(spec.dtype), asker),
+             spec.v_head_dim, spec.kv_heads)};
 }
 
 PagedRows AsStored(const PagedRows& rows, const PagedSpec& spec) {

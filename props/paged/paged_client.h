@@ -164,7 +164,10 @@ inline constexpr int kSeenMedia = 1024;
 // From this `c` on, `a` is the prompt: its binary digits after the first one.
 // If `b` is above 0, it has an image at position b - 1.
 inline constexpr int kOwnPrompt = 5 * kSeenMedia;
-PagedClient DrawPrompt(const PagedOp& op, const std::vector<PagedClient>& seen);
+// A prompt without media gets `freed`, the media of the sequence that was freed
+// last, as those that it dropped: the pool may use its place again.
+PagedClient DrawPrompt(const PagedOp& op, const std::vector<PagedClient>& seen,
+                       const std::vector<PrefixMedia>& freed = {});
 
 // An append whose `b` is below this number has up to two blocks of tokens;
 // otherwise, up to one token more than a sequence can hold.
@@ -189,7 +192,7 @@ std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec);
 // The layer that an append to `layers` layers stores `number`th: in one of four
 // appends the last layer is the first one, as P3 allows any order. Then the
 // first FirstLayers layers have the rows.
-inline bool BeginsWithTheLastLayer(const PagedOp& op) {
+constexpr bool BeginsWithTheLastLayer(const PagedOp& op) {
   return op.a / 8 % 4 == 3;
 }
 inline int LayerOf(const PagedOp& op, int number, int layers) {
@@ -247,12 +250,13 @@ struct PagedRows {
   DenseTensor key;
   DenseTensor value;
 };
-// Returns the f32 rows of the client's pending tokens in a layer. Pools of f32,
-// f16 and bf16 hold their numbers exactly, and so does `rounded`, to which an
-// attention may round them; the other dtypes round. A row follows from the
-// tokens up to its own; another `salt` gives the same tokens other rows.
+// Returns the f32 rows of the client's pending tokens in a layer. A pool of f32
+// holds their numbers exactly; the other dtypes round. With an `asker`, f16,
+// bf16 and the dtype to which the pool rounds in its attention hold them
+// exactly. A row follows from the tokens up to its own; another `salt` gives
+// the same tokens other rows.
 PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
-                      int layer, DType rounded = DType::kF32,
+                      int layer, const std::optional<PoolAsker>& asker = {},
                       std::uint64_t salt = 0);
 // Returns the rows converted to the dtypes in which the pool stores them.
 PagedRows AsStored(const PagedRows& rows, const PagedSpec& spec);

@@ -162,7 +162,7 @@ std::string PagedDriver::StateText() const {
 
 void PagedDriver::Open(const PagedOp& op) {
   if (!MayAddClient(op, clients_.size())) return;
-  PagedClient client = DrawPrompt(op, seen_);
+  PagedClient client = DrawPrompt(op, seen_, freed_media_);
   const Result<int> reference = reference_->Open(client.tokens, client.key);
   const Result<int> optimized = optimized_->Open(client.tokens, client.key);
   ExpectSame(reference.status(), optimized.status(), "Open");
@@ -240,8 +240,7 @@ void PagedDriver::Fork(const PagedOp& op) {
 bool PagedDriver::AppendTo(int sequence, int layer, bool as_stored) {
   PagedClient& client = clients_.at(sequence);
   const PagedSpec& spec = SpecOfLayer(spec_, layer);
-  PagedRows rows =
-      PendingRows(client, spec, layer, asker_ ? asker_->dtype() : DType::kF32);
+  PagedRows rows = PendingRows(client, spec, layer, asker_);
   if (as_stored) rows = AsStored(rows, spec);
   const auto& [key, value] = rows;
   const PagedUsage usage = reference_->Usage();
@@ -307,16 +306,16 @@ void PagedDriver::Append(const PagedOp& op) {
   const std::vector<std::int32_t> before = client.pending;
   client.pending = DrawTokens(op, spec_);
   UseRest(client);
-  // Some appends go to the first layer only, so that no token can be committed.
+  // Some appends go to one layer only, so that no token can be committed.
   // Layers with rows of different tokens would be a mistake of the client.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec_.layers;
   for (int i = 0; i < layers; ++i) {
-    if (!AppendTo(sequence, LayerOf(op, i, layers), op.c % 2 == 1)) {
+    if (!AppendTo(sequence, LayerOf(op, i, spec_.layers), op.c % 2 == 1)) {
       // If a layer was appended to, its old pending rows are replaced.
       if (i == 0) client.pending = before;
       return;
     }
-    client.layers = FirstLayers(op, i, layers);
+    client.layers = FirstLayers(op, i, spec_.layers);
   }
   if (counts_ != nullptr) counts_->whole += layers == spec_.layers;
   // Prompts must not find planned tokens.
@@ -402,6 +401,7 @@ void PagedDriver::Truncate(const PagedOp& op) {
 void PagedDriver::Free(int sequence) {
   ExpectSame(reference_->Free(sequence), optimized_->Free(sequence), "Free");
   ledger_.Free(sequence);
+  freed_media_ = clients_.at(sequence).key.media;
   clients_.erase(sequence);
 }
 

@@ -30,7 +30,7 @@ namespace kvtwin::props {
 enum class PagedOpKind {
   kOpen,
   kFork,
-  kAppend,  // To all layers, or the first one only.
+  kAppend,  // To all layers, or to one only.
   kCommit,
   kCommitUnknown,  // By the number of tokens, without their ids.
   kTruncate,
@@ -200,8 +200,9 @@ class PagedDriver {
   std::unique_ptr<PagedPool> optimized_;
   reference::PagedLedger ledger_;
   std::map<int, PagedClient> clients_;
-  int comparisons_ = 0;            // Calls of CompareAll.
-  std::vector<PagedClient> seen_;  // Past sequences.
+  int comparisons_ = 0;                   // Calls of CompareAll.
+  std::vector<PagedClient> seen_;         // Past sequences.
+  std::vector<PrefixMedia> freed_media_;  // Of the sequence freed last.
   PagedCoverageCounts* counts_;
   std::uint64_t digest_ = 0;
 };

@@ -148,21 +148,16 @@ PagedOp ReadOp(std::string_view text) {
   return op;
 }
 
-}  // namespace
-
-namespace {
-
 // Returns the settings in the form " block=4", or "block:4," for a group.
 std::string SettingsText(const PagedSpec& spec, std::string_view before,
                          std::string_view between) {
   std::string text;
+  const bool of_group = between == ":";
   const auto add = [&](std::string_view name, const auto& value) {
-    text +=
-        fmt::format("{}{}{}{}", text.empty() && between == ":" ? "" : before,
-                    name, between, value);
+    text += fmt::format("{}{}{}{}", text.empty() && of_group ? "" : before,
+                        name, between, value);
   };
   for (const Setting& setting : kSettings) {
-    const bool of_group = between == ":";
     if (of_group && setting.number == &PagedSpec::max_seq_len) continue;
     add(setting.name, spec.*setting.number);
   }
@@ -228,10 +223,6 @@ Result<PagedHistory> ParsePagedHistory(std::string_view text) {
   } catch (const BadLine& bad) {
     return StatusOf(bad, text);
   }
-}
-
-PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
-  return DrawPagedHistory(SeededPick(seed, number));
 }
 
 namespace {
@@ -440,11 +431,6 @@ void AddManySequences(const Pick& pick, const PagedNumbers& numbers,
 
 }  // namespace
 
-PoolStorage StorageOf(const PagedSpec& spec) {
-  if (!spec.groups.empty()) return StorageOf(spec.groups.front());
-  return {spec.dtype, spec.v_dtype, spec.layout};
-}
-
 void UseStorage(const PoolStorage& storage, PagedSpec& spec) {
   const auto narrow = [](DType before, DType now, int& head_dim) {
     const bool was_widened = IsBlockDType(before) && !IsBlockDType(now);
@@ -567,6 +553,22 @@ void AddForkWithMedia(const Pick& pick, const PagedNumbers& numbers, int source,
   }
 }
 
+// Adds an append of the lowest sequence to one layer, the first or the last,
+// and a fork of the sequence, after which the other layers follow; or gives it
+// up.
+void AddInterruption(const Pick& pick, const PagedNumbers& numbers,
+                     std::vector<PagedOp>& ops) {
+  using enum PagedOpKind;
+  constexpr int kLastFirst = LastOf(kOpenClientsMost) + 1;
+  static_assert(BeginsWithTheLastLayer({.a = kLastFirst}));
+  const int c = numbers.C(kAppend);
+  ops.push_back({kAppend, kLastFirst * pick(0, 1), pick(0, 7), c - c % 5});
+  const PagedOpKind next =
+      std::array{kFork, kTruncate, kCommit}[AsSize(pick(0, 2))];
+  ops.push_back({next, 0, next == kCommit ? 0 : kLastItem, 0});
+  ops.push_back({kLayers, 0, kLastItem, 0});
+}
+
 // Makes a group whose pool is hardly larger than its window of several blocks,
 // so that some of these are needed for other tokens.
 void DrawTightWindow(const Pick& pick, PagedSpec& group) {
@@ -629,6 +631,9 @@ PagedHistory DrawGroupsHistory(const Pick& pick) {
       }
     }
     if (completes) CompleteCall(pick, history.ops);
+    if (!server && pick(0, 15) == 0) {
+      AddInterruption(pick, numbers, history.ops);
+    }
   }
   return history;
 }
@@ -690,10 +695,6 @@ void DrawWeighing(const Pick& pick, const Abilities& can,
   const bool sinks = Chance(pick, 25);
   if (can.Can(KVTWIN_CAN_SOFT_CAP)) history.soft_cap = soft_cap;
   history.sinks = sinks && can.Can(KVTWIN_CAN_SINKS);
-}
-
-PagedHistory MakeGroupsHistory(std::uint64_t seed, std::uint64_t number) {
-  return DrawGroupsHistory(SeededPick(seed, number));
 }
 
 }  // namespace kvtwin::props

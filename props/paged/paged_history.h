@@ -40,12 +40,17 @@ Result<PagedHistory> ParsePagedHistory(std::string_view text);
 // Draws a history from the numbers that `pick` returns.
 PagedHistory DrawPagedHistory(const Pick& pick);
 // Draws a history from a seed and a number: the same one on every machine.
-PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
+inline PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
+  return DrawPagedHistory(SeededPick(seed, number));
+}
 
 // The same for pools with groups, windows and states: their histories have
 // media, and passes that are planned but not computed.
 PagedHistory DrawGroupsHistory(const Pick& pick);
-PagedHistory MakeGroupsHistory(std::uint64_t seed, std::uint64_t number);
+inline PagedHistory MakeGroupsHistory(std::uint64_t seed,
+                                      std::uint64_t number) {
+  return DrawGroupsHistory(SeededPick(seed, number));
+}
 
 // Gives one history in four a soft cap, and one in four sinks, if the pool has
 // these abilities (KVTWIN_CAN_SOFT_CAP, KVTWIN_CAN_SINKS).
@@ -61,7 +66,10 @@ struct PoolStorage {
   bool operator==(const PoolStorage&) const = default;
 };
 // Returns the storage of the first group if there are groups.
-PoolStorage StorageOf(const PagedSpec& spec);
+inline PoolStorage StorageOf(const PagedSpec& spec) {
+  const PagedSpec& first = spec.groups.empty() ? spec : spec.groups.front();
+  return {first.dtype, first.v_dtype, first.layout};
+}
 // Changes the storage, and the dimensions of the rows where the storage
 // requires it.
 void UseStorage(const PoolStorage& storage, PagedSpec& spec);

@@ -9,14 +9,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/dense_tensor.h"
 #include "core/index.h"
 #include "props/base/forwarding_pool.h"
+#include "props/paged/paged_client.h"
 #include "props/paged/paged_runner.h"
 #include "props/testing/pools.h"
 
@@ -120,6 +123,8 @@ enum class Mistake {
   kForkKnows,         // Takes unknown tokens for 0 in forks.
   kTruncationKnows,   // Takes unknown tokens for 0 after Truncate.
   kForkWithoutMedia,  // Takes a fork to have no media.
+  kFreedMedia,        // Takes a sequence without media to have the media of the
+                      // sequence that had its number before.
 };
 
 // Refuses each prompt that begins with blocks which a pool would find if it
@@ -142,7 +147,14 @@ class RefusesMistakes : public ForwardingPool {
     const auto found = prompt.first(AsSize(*pool_->SeqLen(*made)));
     const Tokens tokens(found.begin(), found.end());
     sequences_[*made] = {key, key, tokens, tokens};
+    if (kMistake == Mistake::kFreedMedia && key.media.empty()) {
+      sequences_[*made].mistaken_key.media = freed_media_[*made];
+    }
     return made;
+  }
+  Status Free(int sequence) override {
+    freed_media_[sequence] = sequences_[sequence].key.media;
+    return pool_->Free(sequence);
   }
   Result<int> Fork(int sequence, int len) override {
     Result<int> made = pool_->Fork(sequence, len);
@@ -219,16 +231,22 @@ class RefusesMistakes : public ForwardingPool {
     to.mistaken.insert(to.mistaken.end(), mistaken.begin(), mistaken.end());
     for (; end <= Size(to.tokens); end += block) {
       const Tokens wrong(to.mistaken.begin(), to.mistaken.begin() + end);
-      const bool has_media = std::ranges::any_of(
-          to.key.media, [&](auto& at) { return at.position < end; });
-      const bool loses = to.mistaken_key.media.empty() && has_media;
-      if (loses || !std::equal(wrong.begin(), wrong.end(), to.tokens.begin())) {
+      const auto has_media = [&](const PrefixKey& key) {
+        return std::ranges::any_of(key.media,
+                                   [&](auto& at) { return at.position < end; });
+      };
+      const bool other_media =
+          (to.mistaken_key.media.empty() && has_media(to.key)) ||
+          (to.key.media.empty() && has_media(to.mistaken_key));
+      if (other_media ||
+          !std::equal(wrong.begin(), wrong.end(), to.tokens.begin())) {
         mistakes_.emplace_back(to.mistaken_key, wrong);
       }
     }
   }
 
   std::map<int, Sequence> sequences_;
+  std::map<int, std::vector<PrefixMedia>> freed_media_;
   std::vector<std::pair<PrefixKey, Tokens>> mistakes_;
 };
 
@@ -247,6 +265,57 @@ class NeedsTheFirstLayer : public ForwardingPool {
 
  private:
   std::set<int> begun_;
+};
+
+// Refuses a call in a pass that some layers missed: rows of another layer after
+// a fork; or to give the pass up, if only the last layer has rows.
+template <bool kAfterForks>
+class NeedsWholePasses : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+  Result<int> Fork(int sequence, int len) override {
+    if (kAfterForks) forked_[sequence] = layers_[sequence];
+    return pool_->Fork(sequence, len);
+  }
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) override {
+    const std::set<int>& before = forked_[sequence];
+    if (!before.empty() && !before.contains(layer)) return mistake_;
+    layers_[sequence].insert(layer);
+    return pool_->Append(sequence, layer, key, value);
+  }
+  Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
+    if (tokens.empty() && OnlyTheLast(sequence)) return mistake_;
+    End(sequence);
+    return pool_->Commit(sequence, tokens);
+  }
+  Status Commit(int sequence, int new_tokens) override {
+    End(sequence);
+    return pool_->Commit(sequence, new_tokens);
+  }
+  Status Truncate(int sequence, int len) override {
+    if (OnlyTheLast(sequence)) return mistake_;
+    End(sequence);
+    return pool_->Truncate(sequence, len);
+  }
+  Status Free(int sequence) override {
+    End(sequence);
+    return pool_->Free(sequence);
+  }
+
+ private:
+  bool OnlyTheLast(int sequence) {
+    const int last = spec().layers - 1;
+    return !kAfterForks && last > 0 && layers_[sequence] == std::set{last};
+  }
+  void End(int sequence) {
+    layers_.erase(sequence);
+    forked_.erase(sequence);
+  }
+
+  const Status mistake_ = {StatusCode::kCacheFull, "a mistake"};
+  std::map<int, std::set<int>> layers_;  // That have rows of the pass.
+  std::map<int, std::set<int>> forked_;  // As `layers_`, at the last fork.
 };
 
 // Refuses prompts that find more than 256 tokens.
@@ -313,6 +382,33 @@ TEST(PagedHistories, SomeHaveWideRows) {
   }
   EXPECT_GT(wide, 2);
   EXPECT_GT(wide_groups, 5);
+}
+
+// Whether the dtype holds all numbers of the rows exactly.
+bool Holds(DType dtype, const DenseTensor& rows) {
+  const DenseTensor stored = CopyOf(rows.view(), dtype);
+  return CopyOf(stored.view(), DType::kF32).bytes == rows.bytes;
+}
+
+// A pool that cuts bits off where it should round is found, unless its outputs
+// are compared, which may be of rows before or after they are stored.
+TEST(PendingRows, RoundUnlessThePoolAttends) {
+  PagedClient client;
+  client.pending.assign(40, 1);
+  PagedSpec spec = Completed({.k_head_dim = 4, .v_head_dim = 4});
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    spec.dtype = dtype;
+    const PagedRows rows = PendingRows(client, spec, 0);
+    EXPECT_EQ(Holds(dtype, rows.key), dtype == DType::kF32);
+    EXPECT_EQ(Holds(dtype, rows.value), dtype == DType::kF32);
+    for (const DType rounds : {DType::kF32, DType::kF16, DType::kBF16}) {
+      const std::optional<PoolAsker> asker(
+          std::in_place, spec, PoolAttention{.precision = {.dtype = rounds}});
+      const PagedRows exact = PendingRows(client, spec, 0, asker);
+      EXPECT_TRUE(Holds(dtype, exact.key) && Holds(rounds, exact.key));
+      EXPECT_TRUE(Holds(dtype, exact.value) && Holds(rounds, exact.value));
+    }
+  }
 }
 
 TEST(PagedHistories, LinesSuggestNames) {
@@ -393,6 +489,16 @@ TEST(PagedHistories, AppendToTheLastLayerFirst) {
   EXPECT_TRUE(IsFound<NeedsTheFirstLayer>(100));
 }
 
+TEST(PagedHistories, ForkPassesThatLayersMiss) {
+  // 18 seeds find it; 8 if passes were not interrupted.
+  EXPECT_GE(SeedsThatFind<NeedsWholePasses</*kAfterForks=*/true>>(20, 600), 13);
+}
+
+TEST(PagedHistories, GiveUpPassesOfTheLastLayer) {
+  EXPECT_TRUE(IsFound<NeedsWholePasses<false>>(1000, 1, /*groups=*/true));
+  EXPECT_TRUE(IsFound<NeedsWholePasses<false>>(10000));
+}
+
 TEST(PagedHistories, HavePromptsWithOtherMedia) {
   // Of 400 seeds 110; 145 without histories in which keys often have salts.
   EXPECT_GE(SeedsThatFind<IgnoresMedia>(100, 500), 20);
@@ -416,6 +522,12 @@ TEST(PagedHistories, ForkSequencesWithMedia) {
   // 7 seeds find it; 0 would if servers did not fork after media.
   constexpr auto kMistake = Mistake::kForkWithoutMedia;
   EXPECT_GE(SeedsThatFind<RefusesMistakes<kMistake>>(10, 20000), 5);
+}
+
+TEST(PagedHistories, HavePromptsWithTheMediaOfFreedSequences) {
+  // 13; 5 if prompts had no media of freed sequences.
+  constexpr auto kMistake = Mistake::kFreedMedia;
+  EXPECT_GE(SeedsThatFind<RefusesMistakes<kMistake>>(20, 20000), 9);
 }
 
 TEST(PagedHistories, TruncateTokensWithMedia) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -12,6 +13,16 @@
 #include "props/paged/paged_client.h"
 
 namespace kvtwin::props {
+namespace {
+
+// FillAgain gives it to prompts, which therefore find no tokens of before.
+constexpr std::string_view kSaltOfFillAgain = "again";
+
+// Answers of appends, as Note takes them.
+constexpr int kTaken = 0;
+constexpr int kFull = 1;
+
+}  // namespace
 
 int PoolWorkload::Pick(int number) const { return PickOf(sequences_, number); }
 
@@ -19,6 +30,28 @@ void PoolWorkload::Do(const PagedOp& op) {
   ++counts_.operations;
   Act(*this, !sequences_.empty(), op);
   Look();
+}
+
+void PoolWorkload::FillAgain(std::span<const PagedOp> ops) {
+  const PagedCoverageCounts counts = counts_;
+  next_answer_ = 0;
+  seen_.clear();
+  freed_media_.clear();
+  for (const PagedOp& op : ops) {
+    Act(*this, !sequences_.empty(), op);
+    if (!next_answer_) break;
+  }
+  next_answer_.reset();
+  End();
+  counts_ = counts;
+}
+
+// Notes an answer on which the room for later tokens depends; FillAgain
+// compares it.
+void PoolWorkload::Note(int answer) {
+  if (!next_answer_) return answers_.push_back(answer);
+  const bool is_same = At(answers_, *next_answer_) == answer;
+  next_answer_ = is_same ? std::optional(*next_answer_ + 1) : std::nullopt;
 }
 
 void PoolWorkload::End() {
@@ -40,14 +73,20 @@ void PoolWorkload::Add(std::string_view call, int sequence,
   client.tokens.resize(AsSize(len));
   client.pending.clear();
   const auto layers = AsSize(pool_.spec().layers);
-  sequences_.try_emplace(
+  const auto [added, is_new] = sequences_.try_emplace(
       sequence, Sequence{std::move(client), std::vector<int>(layers, 0)});
+  // Pick takes sequences by their order.
+  Note(AsInt(std::distance(sequences_.begin(), added)));
+  Note(len);
 }
 
 void PoolWorkload::Open(const PagedOp& op) {
   if (!HasRoom()) return;
-  PagedClient client = DrawPrompt(op, seen_);
+  PagedClient client = DrawPrompt(op, seen_, freed_media_);
   if (!abilities_.media) client.key.media.clear();
+  if (next_answer_ && !client.key.salt.ends_with(kSaltOfFillAgain)) {
+    client.key.salt += kSaltOfFillAgain;
+  }
   const std::vector<std::int32_t> prompt = client.tokens;
   const int made = Need(pool_.Open(prompt, client.key), "Open");
   const PrefixKey key = client.key;
@@ -94,8 +133,7 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   // append's rows are unique.
   const bool differ = rules_.deduplicates || rules_.recomputes_last;
   const PagedSpec& spec = SpecOfLayer(pool_.spec(), layer);
-  PagedRows rows = PendingRows(to.client, spec, layer,
-                               asker_ ? asker_->dtype() : DType::kF32,
+  PagedRows rows = PendingRows(to.client, spec, layer, asker_,
                                /*salt=*/differ ? appends_ : 0);
   // Rows appended in a block dtype may get another scale in a recording.
   as_stored = as_stored && !IsBlockDType(spec.dtype) &&
@@ -103,7 +141,12 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   if (as_stored) rows = AsStored(rows, spec);
   const auto answer =
       pool_.Append(sequence, layer, rows.key.view(), rows.value.view());
-  if (answer.status().code() == StatusCode::kCacheFull) {
+  const bool is_full = answer.status().code() == StatusCode::kCacheFull;
+  Expect(!is_full || !next_answer_ || At(answers_, *next_answer_) == kFull,
+         "append: the pool is full, but it had room for these tokens when it "
+         "was new, and all sequences were freed since");
+  Note(is_full ? kFull : kTaken);
+  if (is_full) {
     ++counts_.full;
     return false;
   }
@@ -133,12 +176,12 @@ void PoolWorkload::Append(const PagedOp& op) {
   // As in PagedDriver: layers with different tokens are never committed.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec.layers;
   for (int i = 0; i < layers; ++i) {
-    if (!AppendTo(sequence, LayerOf(op, i, layers), as_stored)) {
+    if (!AppendTo(sequence, LayerOf(op, i, spec.layers), as_stored)) {
       client.pending = before;
       if (i > 0) GiveUp(sequence);
       return;
     }
-    client.layers = FirstLayers(op, i, layers);
+    client.layers = FirstLayers(op, i, spec.layers);
   }
   counts_.whole += layers == spec.layers;
   // Prompts must not find planned tokens.
@@ -253,6 +296,7 @@ void PoolWorkload::Truncate(const PagedOp& op) {
     return fmt::format("Truncate: sequence {} has {} tokens, it may have {}",
                        sequence, kept, len);
   });
+  Note(kept);
   if (Size(of.client.tokens) > kept) ++counts_.truncated;
   if (ledger_) ledger_->Truncate(sequence, kept);
   Keep(sequence, kept);
@@ -261,6 +305,7 @@ void PoolWorkload::Truncate(const PagedOp& op) {
 void PoolWorkload::Free(int sequence) {
   Need(pool_.Free(sequence), "Free");
   if (ledger_) ledger_->Free(sequence);
+  freed_media_ = sequences_.at(sequence).client.key.media;
   sequences_.erase(sequence);
 }
 

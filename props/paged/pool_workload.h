@@ -6,9 +6,11 @@
 #ifndef KVTWIN_PROPS_PAGED_POOL_WORKLOAD_H_
 #define KVTWIN_PROPS_PAGED_POOL_WORKLOAD_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -55,6 +57,11 @@ class PoolWorkload {
   void Do(const PagedOp& op);
   // Frees all sequences.
   void End();
+  // Executes the operations once more, with other keys, then frees all
+  // sequences. An emptied pool has the room of a new pool: it must take all
+  // tokens that it took the first time, as long as all its other answers are
+  // equal. Requires: `ops` are those of Do, and End was called.
+  void FillAgain(std::span<const PagedOp> ops);
 
   // The client's knowledge about a sequence.
   struct Sequence {
@@ -91,6 +98,7 @@ class PoolWorkload {
   bool MayGiveUp(const Sequence& of) const;
   int CountToCommit(const Sequence& of, const PagedOp& op) const;
   void Keep(int sequence, int len);
+  void Note(int answer);
   void Look();
   void LookAtSlots(const PagedPool& of, int sequence);
   void LookAtTables(const PagedPool& of, const std::vector<int>& sequences);
@@ -105,7 +113,11 @@ class PoolWorkload {
   Answered opens_;
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
-  std::vector<PagedClient> seen_;  // Past sequences.
+  std::vector<PagedClient> seen_;         // Past sequences.
+  std::vector<PrefixMedia> freed_media_;  // Of the sequence freed last.
+  std::vector<int> answers_;              // Of Note.
+  // In FillAgain, the next of `answers_`, unless an answer was another.
+  std::optional<std::size_t> next_answer_;
   // Set if the pool attends. `ledger_` is reset when the pool finds tokens that
   // were never committed.
   std::optional<PoolAsker> asker_;

@@ -1,14 +1,16 @@
 /* docs/examples/c_pool.c with faults that can end a process. KVTWIN_FAULT names
  * the fault: crash, behind (writes past a buffer's end), hang, memory, close
  * (writes past a buffer's end when no answer is expected any more), attend (a
- * crash in attend), full (each append is refused), slots (there are no slots),
- * wide (no slot fits into 32 bits) or none (it has no pool). */
+ * crash in attend), full (each append is refused), lost (after a refusal, two
+ * tokens at once are refused), slots (there are no slots), wide (no slot fits
+ * into 32 bits) or none (it has no pool). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"
 #undef kvtwin_get_pool_backend_v1
 
 static char* volatile kept;
+static int refused; /* Whether the pool has refused an append. */
 
 static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
                         const kvtwin_tensor* key, const kvtwin_tensor* value) {
@@ -30,12 +32,17 @@ static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
       memset(kept, 1, 1 << 20);
     }
   }
-  return Append(pool, sequence, layer, key, value);
+  if (refused && key->shape[2] > 1) return KVTWIN_CACHE_FULL;
+  const int status = Append(pool, sequence, layer, key, value);
+  refused = strcmp(name != NULL ? name : "", "lost") == 0 &&
+            (refused || status == KVTWIN_CACHE_FULL);
+  return status;
 }
 
 static int FaultyInit(const kvtwin_pool_params* params, void** pool) {
   const char* name = getenv("KVTWIN_FAULT");
   if (name != NULL && strcmp(name, "none") == 0) return KVTWIN_NOT_SUPPORTED;
+  refused = 0;
   return Init(params, pool);
 }
 
