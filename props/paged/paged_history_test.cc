@@ -268,7 +268,7 @@ class NeedsTheFirstLayer : public ForwardingPool {
 };
 
 // Refuses a call in a pass that some layers missed: rows of another layer after
-// a fork; or to give the pass up, if only the last layer has rows.
+// a fork; or to give the pass up, if only the last layer was given rows.
 template <bool kAfterForks>
 class NeedsWholePasses : public ForwardingPool {
  public:
@@ -281,8 +281,9 @@ class NeedsWholePasses : public ForwardingPool {
                              const TensorView& value) override {
     const std::set<int>& before = forked_[sequence];
     if (!before.empty() && !before.contains(layer)) return mistake_;
-    layers_[sequence].insert(layer);
-    return pool_->Append(sequence, layer, key, value);
+    auto appended = pool_->Append(sequence, layer, key, value);
+    layers_[sequence].insert(appended.ok() ? layer : kFull);
+    return appended;
   }
   Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
     if (tokens.empty() && OnlyTheLast(sequence)) return mistake_;
@@ -313,8 +314,10 @@ class NeedsWholePasses : public ForwardingPool {
     forked_.erase(sequence);
   }
 
+  static constexpr int kFull = -1;
   const Status mistake_ = {StatusCode::kCacheFull, "a mistake"};
-  std::map<int, std::set<int>> layers_;  // That have rows of the pass.
+  // That have rows of the pass; kFull if the pool refused rows.
+  std::map<int, std::set<int>> layers_;
   std::map<int, std::set<int>> forked_;  // As `layers_`, at the last fork.
 };
 
@@ -490,8 +493,8 @@ TEST(PagedHistories, AppendToTheLastLayerFirst) {
 }
 
 TEST(PagedHistories, ForkPassesThatLayersMiss) {
-  // 18 seeds find it; 8 if passes were not interrupted.
-  EXPECT_GE(SeedsThatFind<NeedsWholePasses</*kAfterForks=*/true>>(20, 600), 13);
+  // 18 seeds find it; 10 if passes were not interrupted.
+  EXPECT_GE(SeedsThatFind<NeedsWholePasses</*kAfterForks=*/true>>(20, 600), 14);
 }
 
 TEST(PagedHistories, GiveUpPassesOfTheLastLayer) {
