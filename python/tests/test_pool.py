@@ -376,9 +376,20 @@ def test_pools_may_recompute_the_last_token(pool):
                 return
             self.kept = (self.keys_of[sequence], tokens, list(blocks))
             for block in blocks:
-                self.owners[block] += 1  # They are never freed.
+                self.owners[block] += 1  # They stay until the pool is full.
 
         def append(self, sequence, layer, key, value):
+            try:
+                self.store(sequence, layer, key, value)
+            except kvtwin.CacheFull:
+                if not self.kept:
+                    raise
+                for block in self.kept[2]:
+                    self.owners[block] -= 1
+                self.kept = None
+                self.store(sequence, layer, key, value)
+
+        def store(self, sequence, layer, key, value):
             if sequence not in self.again:
                 return super().append(sequence, layer, key, value)
             blocks = list(self.tables[sequence][0])
