@@ -302,7 +302,8 @@ Result<PoolRules> DeclaredRules(const kvtwin_pool_description_v1& said) {
       KVTWIN_POOL_STATES_IN_PLACE | KVTWIN_POOL_ONE_STOCK |
       KVTWIN_POOL_HAS_SOFT_CAP | KVTWIN_POOL_HAS_SINKS | KVTWIN_POOL_NO_RESERVE;
   if ((said.can & ~kAll) != 0) {
-    return Invalid("can is {:#x}, which has unknown flags", said.can);
+    return Invalid("can is {:#x}; this kvtwin does not know its flags {:#x}",
+                   said.can, said.can & ~kAll);
   }
   PoolRules rules;
   rules.deduplicates = (said.can & KVTWIN_POOL_DEDUPLICATES) != 0;

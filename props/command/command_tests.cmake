@@ -1024,7 +1024,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "close/after close: it wrote beyond a"
               "wide/slots gives 4294967296"
               "lost/append: the pool is full, but it had room for these tokens when it was new"
-              "slots/slots: 0 slots of positions 0 to 1 of sequence 0")
+              "slots/slots: 0 slots for 1 token from position 0 on, of sequence 0")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
     kvtwin_command_test(faulty_pool_${fault} EXIT 1 BACKEND faulty_pool_backend

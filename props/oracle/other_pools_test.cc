@@ -193,7 +193,8 @@ TEST(OtherPools, RemembersTheBlocksOfOtherSequences) {
       kThree + Recording{Fork(4, 3, 5), Fork(4, 2, 6), Blocks(4, {0, 1}, 1),
                          Blocks(5, {0, 1}, 1), Blocks(6, {0}, 2)};
   ExpectWrong(three + Recording{Free(4), Usage(2, 0, 2, 0)},
-              "shared is 0, it must be at least 1");
+              "shared is 0, it must be at least 1: views show block 0 in "
+              "sequences 5 and 6");
   ExpectOther(three + Recording{Free(4), Free(5), Usage(2, 1, 1, 0)});
 }
 
@@ -349,7 +350,8 @@ TEST(OtherPools, CountsBlocks) {
               "used is 2, it must be at ");
   ExpectWrong(forked + Recording{Blocks(4, {0, 1}, 1), Blocks(0, {0}, 2),
                                  Usage(2, 0, 2, 0)},
-              "shared is 0, it must be at least 1");
+              "shared is 0, it must be at least 1: views show block 0 in "
+              "sequences 0 and 4");
 }
 
 // A block is shared only by sequences that have the same tokens in it.

@@ -179,6 +179,7 @@ class PagedOracle {
   std::int64_t UnsharedBlocks() const;
   // Checks a pool that holds no blocks in reserve.
   std::optional<Failure> CheckReserve(const PagedUsage& usage) const;
+  std::string SharedBlockText() const;
   std::string WrongRow(const PagedTraceOp& op, int column,
                        const std::vector<KvView>& expected) const;
   std::string ExpectedText(const std::vector<KvView>& expected,

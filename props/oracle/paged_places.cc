@@ -392,6 +392,20 @@ std::optional<Failure> PagedOracle::CheckReserve(
       owned, most);
 }
 
+// Names a block that several sequences have.
+std::string PagedOracle::SharedBlockText() const {
+  const auto found = std::ranges::find_if(
+      owners_, [](const auto& each) { return each.second.by_end.size() > 1; });
+  const auto& [place, owners] = *found;
+  const std::string in = header_.spec.groups.empty()
+                             ? ""
+                             : fmt::format(" of group {}", place.first);
+  const auto [low, high] = std::minmax(
+      {owners.by_end.begin()->second, owners.by_end.rbegin()->second});
+  return fmt::format(": views show block {}{} in sequences {} and {}",
+                     place.second, in, low, high);
+}
+
 std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
   const auto& [free, cached, used, shared] = usage;
   const std::int64_t all = std::int64_t{free} + cached + used;
@@ -413,6 +427,7 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
   };
   auto failure = outside("used", used, used_least, used_most);
   if (!failure) failure = outside("shared", shared, shared_, shared_most);
+  if (failure && shared < shared_) failure->text += SharedBlockText();
   if (!failure) failure = CheckReserve(usage);
   // UnsharedBlocks sorts the sequences, and is at most `all`.
   if (failure || used - shared >= needs_->all) return failure;

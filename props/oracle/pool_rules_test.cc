@@ -286,7 +286,7 @@ TEST(PoolRules, ADescriptionMayNameThem) {
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_VISIBILITY), "");
   EXPECT_EQ(said(KVTWIN_POOL_NO_RESERVE, 0, KVTWIN_VISIBILITY), "");
   EXPECT_EQ(said(2 * KVTWIN_POOL_NO_RESERVE, 0, KVTWIN_VISIBILITY),
-            "can is 0x400, which has unknown flags");
+            "can is 0x400; this kvtwin does not know its flags 0x400");
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_VISIBILITY),
             "window is -1, it must not be negative");
   EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),

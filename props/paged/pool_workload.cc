@@ -344,8 +344,9 @@ void PoolWorkload::LookAtSlots(const PagedPool& of, int sequence) {
     const auto slots =
         Need(of.SlotMapping(sequence, begin, len), "SlotMapping");
     Expect(Size(slots) == len - begin, [&] {
-      return fmt::format("slots: {} of positions {} to {} of sequence {}",
-                         Counted(Size(slots), "slot"), begin, len, sequence);
+      return fmt::format("slots: {} for {} from position {} on, of sequence {}",
+                         Counted(Size(slots), "slot"),
+                         Counted(len - begin, "token"), begin, sequence);
     });
   }
 }
