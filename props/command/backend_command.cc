@@ -357,13 +357,24 @@ void SetKindOfPool(const BackendArguments& arguments, std::string& kind) {
   if (kind.empty() && arguments.given() && IsPool(arguments)) kind = "paged";
 }
 
-int OnPoolBackend(const BackendArguments& arguments, bool groups,
-                  const std::function<int(const Subject&)>& act) {
-  return OnPoolHost(arguments, groups,
-                    [&](const PoolInfo& /*info*/, Level level,
-                        const PoolSubjectAt& subject_at) {
-                      return act(subject_at(level, nullptr));
-                    });
+int OnPoolBackend(
+    const BackendArguments& arguments, bool groups,
+    const std::function<int(const Subject&, const PoolInfo*)>& act) {
+  return OnPoolHost(
+      arguments, groups,
+      [&](const PoolInfo& info, Level level, const PoolSubjectAt& subject_at) {
+        return act(subject_at(level, nullptr), &info);
+      });
+}
+
+std::string DeclaredText(const PoolInfo& info, Level level) {
+  std::string text = fmt::format("level {}{}", LevelName(level),
+                                 level == info.claims ? " (claimed)" : "");
+  if (!info.not_declared.empty()) {
+    text += fmt::format("; not declared, so never tried: {}",
+                        fmt::join(info.not_declared, ", "));
+  }
+  return text + "\n";
 }
 
 int OnPoolHost(const BackendArguments& arguments, bool groups,

@@ -47,10 +47,14 @@ std::string ArgumentsText(const BackendArguments& arguments);
 int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 bool json, const std::string& html);
 // Calls `act` with the backend's pool as subject, at the level that the user
-// gave or else the claimed level. Returns the result of `act`, or 2 if there is
-// no usable backend, or if `groups` is true and the backend has no groups.
-int OnPoolBackend(const BackendArguments& arguments, bool groups,
-                  const std::function<int(const Subject&)>& act);
+// gave or else the claimed level, and its declarations. Returns the result of
+// `act`, or 2 if there is no usable backend, or if `groups` is true and the
+// backend has no groups.
+int OnPoolBackend(
+    const BackendArguments& arguments, bool groups,
+    const std::function<int(const Subject&, const PoolInfo*)>& act);
+// Returns a line with the level of a run, and what the pool does not declare.
+std::string DeclaredText(const PoolInfo& info, Level level);
 // Whether the library has a pool and no cache.
 bool IsPool(const BackendArguments& arguments);
 // Sets an empty kind to "paged" if the backend is a pool.

@@ -1034,6 +1034,12 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   kvtwin_command_test(faulty_pool_full EXIT 1 BACKEND faulty_pool_backend
     ENV KVTWIN_FAULT=full PRINTS "^kvtwin: not judged: no append to all layers of c_pool succeeded$"
     ARGS fuzz --kind paged --ops 2000)
+  kvtwin_command_test(faulty_pool_level EXIT 0 BACKEND faulty_pool_backend
+    PRINTS "^level visibility .claimed.; not declared, so never tried: commit_unknown, usage, .*groups, media$"
+    ARGS fuzz --kind paged --ops 500)
+  kvtwin_command_test(faulty_pool_level_json EXIT 0 BACKEND faulty_pool_backend
+    PRINTS ",\"not_declared\":.\"commit_unknown\",\"usage\","
+    ARGS fuzz --kind paged --ops 500 --json)
   kvtwin_command_test(faulty_pool_full_json EXIT 1 BACKEND faulty_pool_backend
     ENV KVTWIN_FAULT=full PRINTS ",\"not_judged\":\"visibility\",\"differences\":0,"
     ARGS fuzz --kind paged --ops 2000 --json)

@@ -441,7 +441,7 @@ int RunGroups(const ExploreArguments& arguments, const Subject& subject) {
 int RunOnBackend(const ExploreArguments& arguments) {
   if (arguments.kind == "paged" || arguments.kind == "groups") {
     return OnPoolBackend(arguments.backend, arguments.kind == "groups",
-                         [&](const Subject& subject) {
+                         [&](const Subject& subject, const PoolInfo*) {
                            return RunPagedHistories(arguments, subject);
                          });
   }

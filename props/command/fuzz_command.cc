@@ -352,25 +352,28 @@ void PrintSearch(const FuzzOptions& options, const Subject& subject,
   if (subject.run_pool) fmt::print("{}", NotesText(result.answers));
 }
 
-// Runs random histories by `search`, which is Fuzz or FuzzPools.
+// Runs random histories by `search`, which is Fuzz or FuzzPools. `info`, if not
+// null, is that of the backend's pool.
 template <class AnySearch>
 int RunSearch(const FuzzArguments& arguments, FuzzOptions options,
-              const Subject& subject, const AnySearch& search) {
+              const Subject& subject, const AnySearch& search,
+              const PoolInfo* info = nullptr) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowProgress;
   const auto result = search(options, subject);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   if (result.ran == 0 && !Interrupted()) {
-    return Complain(fmt::format(
-        "{} supports none of the {} of {} histories", subject.name,
-        arguments.kind == "paged" || arguments.kind == "groups" ? "pools"
-                                                                : "caches",
-        result.histories));
+    return Complain(
+        fmt::format("{} supports none of the {} of {} histories", subject.name,
+                    subject.run_pool ? "pools" : "caches", result.histories));
   }
   if (arguments.json) {
-    PrintJson(SearchJson(options, subject, result));
+    Json json = SearchJson(options, subject, result);
+    if (info != nullptr) json["not_declared"] = info->not_declared;
+    PrintJson(json);
   } else {
     PrintSearch(options, subject, result);
+    if (info != nullptr) fmt::print("{}", DeclaredText(*info, subject.level));
   }
   if (result.failure) return Failed(arguments, *result.failure);
   if constexpr (std::is_same_v<decltype(result), const PagedFuzzResult>) {
@@ -442,7 +445,7 @@ int OnPools(const FuzzArguments& arguments, const Do& act) {
     return OnPoolBackend(arguments.backend, arguments.kind == "groups", act);
   }
   ReportCrashes();
-  return act(PoolTwinAtLevel(arguments));
+  return act(PoolTwinAtLevel(arguments), nullptr);
 }
 
 // Returns the twin at the level that the user gave. Throws if it has no such
@@ -477,9 +480,10 @@ int RunFuzz(const FuzzArguments& arguments) {
   FuzzOptions options = arguments.options;
   options.groups = arguments.kind == "groups";
   if (arguments.kind == "paged" || options.groups) {
-    return OnPools(arguments, [&](const Subject& subject) {
-      return RunSearch(arguments, options, subject, FuzzPools);
-    });
+    return OnPools(
+        arguments, [&](const Subject& subject, const PoolInfo* info) {
+          return RunSearch(arguments, options, subject, FuzzPools, info);
+        });
   }
   if (arguments.kind == "sessions") {
     ReportCrashes();
