@@ -99,7 +99,7 @@ def test_each_position_has_a_slot(pool):
             return []
 
     result = kvtwin.fuzz(Short, operations=1000)
-    assert "slots: 0 slots of positions 0 to 1 of sequence 0" in result.failure
+    assert "slots: 0 slots for 1 token from position 0 on, of sequence 0" in result.failure
 
 
 def test_the_command_runs_it_again(repository, tmp_path):
