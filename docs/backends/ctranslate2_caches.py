@@ -16,7 +16,7 @@ import numpy as np
 import page
 from ctranslate2_model import MODELS, T5, save, text
 from histories import (Wrong, in_child, judged, kind, log_softmax,
-                       played)
+                       played, prompt_from)
 from mistralrs_model import FIRST
 
 HISTORIES = 40
@@ -90,8 +90,7 @@ class Engine:
     def ask(self, source, kept, more):
         """Asks for a prompt that begins with `kept` tokens of a text."""
         number = len(self.texts)
-        prompt = (self.texts[source] if source < number else [])[:kept] + [
-            2 + (number * 7 + i * i) % 62 for i in range(more)]
+        prompt = prompt_from(self.texts, source, kept, more)
         if len(prompt) >= self.setup.least:
             self.texts.append(prompt)
             self.waiting.append((number, prompt))

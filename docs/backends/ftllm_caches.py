@@ -13,11 +13,10 @@ import time
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import mistralrs_model
 import numpy as np
 import page
 from ftllm_model import MODELS
-from histories import Wrong, in_child, judged, played
+from histories import Wrong, in_child, judged, played, prompt_from
 from mistralrs_model import HEADS, VOCAB
 
 HISTORIES = 40
@@ -107,12 +106,12 @@ class Served:
 
 def made(setup):
     """Returns the model of a setup."""
-    mistralrs_model.DIM = setup.dim
-    mistralrs_model.EMBD = size = HEADS * setup.dim
-    cls = MODELS[setup.model]
-    cls.config = {**cls.config, "hidden_size": size, "head_dim": setup.dim,
-                  "intermediate_size": size}
-    return cls()
+    class Model(MODELS[setup.model]):
+        dim, embd = setup.dim, HEADS * setup.dim
+        config = {**MODELS[setup.model].config, "hidden_size": embd,
+                  "head_dim": dim, "intermediate_size": embd}
+
+    return Model()
 
 
 class Engine:
@@ -133,8 +132,7 @@ class Engine:
     def ask(self, source, kept, more):
         """Asks for a prompt that begins with `kept` tokens of a text."""
         number = len(self.texts)
-        prompt = (self.texts[source] if source < number else [])[:kept] + [
-            2 + (number * 7 + i * i) % 62 for i in range(more)]
+        prompt = prompt_from(self.texts, source, kept, more)
         if prompt:
             self.texts.append(prompt)
             self.waiting.append(number)

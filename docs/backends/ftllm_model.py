@@ -1,7 +1,6 @@
 """Tiny models of random weights for fastllm, and the same models without a
 cache, in NumPy: ftllm_caches.py."""
 
-import mistralrs_model
 import numpy as np
 from mistralrs_model import Llama
 
@@ -15,7 +14,7 @@ class Qwen3(Llama):
     def draw_mixer(self, layer, before):
         super().draw_mixer(layer, before)
         for part in ("q_norm", "k_norm"):
-            self.draw_norm(f"{before}self_attn.{part}", mistralrs_model.DIM)
+            self.draw_norm(f"{before}self_attn.{part}", self.dim)
 
     def normed_heads(self, rows, name):
         return self.norm(rows, name.replace("_proj", "_norm"))

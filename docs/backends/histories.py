@@ -27,6 +27,14 @@ def raised(error):
             f"{error}").removesuffix(": ")
 
 
+def prompt_from(texts, source, kept, more, first=2):
+    """Returns a prompt: the first `kept` tokens of a text, if there is a text
+    `source`, and `more` tokens from `first` to 63."""
+    number = len(texts)
+    return (texts[source] if source < number else [])[:kept] + [
+        first + (number * 7 + i * i) % (64 - first) for i in range(more)]
+
+
 def played(engine, ops):
     """Makes the calls of a history, and returns what was wrong, or None."""
     try:

@@ -19,7 +19,7 @@ import mistralrs
 import mistralrs_faults
 import numpy as np
 import page
-from histories import Wrong, judged
+from histories import Wrong, judged, prompt_from
 from mistralrs_model import MODELS, text, tokens_of
 
 HISTORIES = 40
@@ -116,8 +116,7 @@ class Engine:
     def ask(self, source, kept, more, length):
         """Asks for a prompt that begins with `kept` tokens of a request."""
         number = len(self.texts)
-        prompt = (self.texts[source] if source < number else [])[:kept] + [
-            2 + (number * 7 + i * i) % 62 for i in range(more)]
+        prompt = prompt_from(self.texts, source, kept, more)
         if prompt and length:
             self.texts.append(prompt)
             self.waiting.append((number, length))

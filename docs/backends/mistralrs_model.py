@@ -41,6 +41,7 @@ class Llama:
     scale = 1  # Of the embeddings.
     norm_plus = 0  # What a norm adds to its weights.
     multimodal = False
+    dim, embd = DIM, EMBD
 
     def window(self, layer):
         return 2048
@@ -48,15 +49,15 @@ class Llama:
     def __init__(self):
         self.rng = np.random.default_rng(1)
         self.weights = {}
-        self.draw("model.embed_tokens", VOCAB, EMBD, scale=1 / self.scale)
-        self.draw_norm(self.last_norm, EMBD)
-        self.draw("lm_head", VOCAB, EMBD)
+        self.draw("model.embed_tokens", VOCAB, self.embd, scale=1 / self.scale)
+        self.draw_norm(self.last_norm, self.embd)
+        self.draw("lm_head", VOCAB, self.embd)
         for layer in range(LAYERS):
             before = f"model.layers.{layer}."
             for norm in (self.attention_norm, self.feed_norm,
                          self.after_attention, self.after_feed):
                 if norm:
-                    self.draw_norm(before + norm, EMBD)
+                    self.draw_norm(before + norm, self.embd)
             self.draw_mixer(layer, before)
             self.draw_feed(before)
 
@@ -69,14 +70,13 @@ class Llama:
             size, 1 - self.norm_plus, np.float32)
 
     def draw_mixer(self, layer, before):
-        for part, rows in ("q_proj", HEADS * DIM), ("k_proj", DIM), ("v_proj",
-                                                                     DIM):
-            self.draw(f"{before}self_attn.{part}", rows, EMBD)
-        self.draw(before + self.out, EMBD, HEADS * DIM)
+        for part, heads in ("q_proj", HEADS), ("k_proj", 1), ("v_proj", 1):
+            self.draw(f"{before}self_attn.{part}", heads * self.dim, self.embd)
+        self.draw(before + self.out, self.embd, HEADS * self.dim)
 
     def draw_feed(self, before):
         for part in (self.gate, self.up, self.down):
-            self.draw(before + part, EMBD, EMBD)
+            self.draw(before + part, self.embd, self.embd)
 
     def norm(self, x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * (
@@ -93,7 +93,7 @@ class Llama:
     def turns(self, layer, count):
         """Returns the turns of RoPE, for each of `count` positions."""
         return np.exp(1j * np.arange(count)[:, None] * self.base(layer) **
-                      (-np.arange(0, DIM, 2) / DIM))
+                      (-np.arange(0, self.dim, 2) / self.dim))
 
     def base(self, layer):
         return 10000.0
@@ -103,11 +103,12 @@ class Llama:
 
     def heads(self, x, name, layer=None):
         """Returns rows of heads, turned if there is a layer."""
-        rows = self.projected(x, name).reshape(len(x), -1, DIM)
+        rows = self.projected(x, name).reshape(len(x), -1, self.dim)
         if layer is not None:
             turns = self.turns(layer, len(x))[:, None]
             rows = self.normed_heads(rows, name)
-            half = (rows[..., :DIM // 2] + 1j * rows[..., DIM // 2:]) * turns
+            real, imag = np.split(rows, 2, -1)
+            half = (real + 1j * imag) * turns
             rows = np.concatenate([half.real, half.imag], -1)
         return rows.repeat(HEADS // rows.shape[1], 1)
 
@@ -124,7 +125,7 @@ class Llama:
                       for name in ("q_proj", "k_proj"))
         value = self.heads(x, f"{before}self_attn.v_proj")
         scores = self.capped(
-            np.einsum("qhd,khd->hqk", query, key) / math.sqrt(DIM))
+            np.einsum("qhd,khd->hqk", query, key) / math.sqrt(self.dim))
         scores = self.softmax(
             np.where(self.sees(layer, positions), scores, -np.inf))
         out = np.einsum("hqk,khd->qhd", scores, value)

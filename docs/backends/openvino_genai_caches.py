@@ -13,6 +13,7 @@ import openvino_genai as genai
 import openvino_tokenizers
 import tokenizers
 import transformers
+from histories import prompt_from
 from openvino import opset6, opset13
 from openvino.op import Parameter
 from page import compare, say
@@ -169,8 +170,7 @@ def played(folder, alone, requests, **options):
                     known[number] += output.generated_ids
 
     for number, (source, kept, more, answer, steps) in enumerate(requests):
-        prompt = (known[source] if source < number else [])[:kept] + [
-            3 + (number * 7 + i * i) % 61 for i in range(more)]
+        prompt = prompt_from(known, source, kept, more, 3)
         config = genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos = answer, True
         handles.append((prompt, pipeline.add_request(

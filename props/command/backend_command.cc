@@ -121,6 +121,13 @@ void PrintFindings(const BackendInfo& info, const FuzzOptions& options,
   PrintJson(all);
 }
 
+// Returns the line of what a backend does not declare, or "".
+std::string NeverTriedText(const std::vector<std::string>& not_declared) {
+  if (not_declared.empty()) return "";
+  return fmt::format("not declared, so never tried: {}",
+                     fmt::join(not_declared, ", "));
+}
+
 void PrintText(const BackendInfo& info, const FuzzOptions& options,
                const LiveResult& result) {
   fmt::print("{}, by the rules of {}\n", info.name, info.profile);
@@ -128,10 +135,9 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
     if (level == Level::kAttention && !info.attend) continue;
     fmt::print("{}", LevelLine(level, result, info));
   }
-  const std::vector<std::string> not_declared = NotDeclared(info);
+  const std::string not_declared = NeverTriedText(NotDeclared(info));
   if (result.holds != Level::kNone && !not_declared.empty()) {
-    fmt::print("{:12}not declared, so never tried: {}\n", "",
-               fmt::join(not_declared, ", "));
+    fmt::print("{:12}{}\n", "", not_declared);
   }
   const std::string more =
       result.known > 0
@@ -368,13 +374,10 @@ int OnPoolBackend(
 }
 
 std::string DeclaredText(const PoolInfo& info, Level level) {
-  std::string text = fmt::format("level {}{}", LevelName(level),
-                                 level == info.claims ? " (claimed)" : "");
-  if (!info.not_declared.empty()) {
-    text += fmt::format("; not declared, so never tried: {}",
-                        fmt::join(info.not_declared, ", "));
-  }
-  return text + "\n";
+  const std::string not_declared = NeverTriedText(info.not_declared);
+  return fmt::format("level {}{}{}{}\n", LevelName(level),
+                     level == info.claims ? " (claimed)" : "",
+                     not_declared.empty() ? "" : "; ", not_declared);
 }
 
 int OnPoolHost(const BackendArguments& arguments, bool groups,

@@ -48,8 +48,8 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 bool json, const std::string& html);
 // Calls `act` with the backend's pool as subject, at the level that the user
 // gave or else the claimed level, and its declarations. Returns the result of
-// `act`, or 2 if there is no usable backend, or if `groups` is true and the
-// backend has no groups.
+// `act`; 2 if the backend is unusable, or has no groups although `groups` is
+// true.
 int OnPoolBackend(
     const BackendArguments& arguments, bool groups,
     const std::function<int(const Subject&, const PoolInfo*)>& act);

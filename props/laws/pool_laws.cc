@@ -312,9 +312,8 @@ bool Tables(LawProbe& probe) {
 
 // Takes the room of `count` tokens in one of these ways, and gives it back: in
 // a pass, in a sequence that is cut to nothing and stays, in one that is freed,
-// in a fork that is freed. Returns false if the pool is full. FillsUp has the
-// last way.
-enum class RoomUse { kPass, kCut, kFreed, kForked, kRefused };
+// in a fork that is freed. Returns false if the pool is full.
+enum class RoomUse { kPass, kCut, kFreed, kForked };
 bool UsesRoom(LawProbe& probe, RoomUse use, int sequence, int count) {
   PagedPool& pool = probe.pool;
   int made = sequence;
@@ -367,7 +366,7 @@ int FillsUp(LawProbe& probe, int count) {
   return fitted;
 }
 
-// An append that is refused takes no room.
+// An append that is refused takes no room. Returns false if the pool was full.
 bool RefusalsTakeNoRoom(LawProbe& probe, int count) {
   const int fitted = FillsUp(probe, count);
   for (int round = 0; round < 3; ++round) {
@@ -379,23 +378,22 @@ bool RefusalsTakeNoRoom(LawProbe& probe, int count) {
           count, fitted, now);
     });
   }
-  return true;
+  return fitted > 0;
 }
 
 // A pool of few blocks that loses one each time is full at last.
 bool RoomComesBack(LawProbe& probe) {
   const auto idle = probe.Idle();
   if (!idle || !probe.HasRoom()) return false;
-  auto use = static_cast<RoomUse>(Mod(probe.op.a + probe.op.c, 5));
-  if (use == RoomUse::kRefused) {
-    return RefusalsTakeNoRoom(probe, MoreThanABlock(probe.pool));
-  }
+  const int count = MoreThanABlock(probe.pool);
+  const int way = Mod(probe.op.a + probe.op.c, 5);
+  if (way == 4) return RefusalsTakeNoRoom(probe, count);
+  auto use = static_cast<RoomUse>(way);
   if (use == RoomUse::kCut && !probe.abilities.truncate) use = RoomUse::kFreed;
   const bool forks = probe.abilities.fork && probe.HasRoom(2);
   if (use == RoomUse::kForked && !forks) use = RoomUse::kFreed;
   const bool own = use == RoomUse::kCut;
   const int sequence = own ? Need(probe.pool.Open({}, {}), "Open") : *idle;
-  const int count = MoreThanABlock(probe.pool);
   const int rounds = std::min(probe.pool.spec().blocks + 2, 50);
   int round = 0;
   while (round < rounds && UsesRoom(probe, use, sequence, count)) ++round;

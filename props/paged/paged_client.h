@@ -164,8 +164,8 @@ inline constexpr int kSeenMedia = 1024;
 // From this `c` on, `a` is the prompt: its binary digits after the first one.
 // If `b` is above 0, it has an image at position b - 1.
 inline constexpr int kOwnPrompt = 5 * kSeenMedia;
-// A prompt without media gets `freed`, the media of the sequence that was freed
-// last, as those that it dropped: the pool may use its place again.
+// `freed`, the media of the sequence that was freed last, count as dropped by a
+// prompt without media: the pool may reuse the place of that sequence.
 PagedClient DrawPrompt(const PagedOp& op, const std::vector<PagedClient>& seen,
                        const std::vector<PrefixMedia>& freed = {});
 

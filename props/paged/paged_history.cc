@@ -553,9 +553,9 @@ void AddForkWithMedia(const Pick& pick, const PagedNumbers& numbers, int source,
   }
 }
 
-// Adds an append of the lowest sequence to one layer, the first or the last,
-// and a fork of the sequence, after which the other layers follow; or gives it
-// up.
+// Adds an append to one layer, the first or the last, of the sequence with the
+// lowest number; then a fork of this sequence, or the end of its pass; then
+// appends to the other layers.
 void AddInterruption(const Pick& pick, const PagedNumbers& numbers,
                      std::vector<PagedOp>& ops) {
   using enum PagedOpKind;

@@ -15,7 +15,8 @@
 namespace kvtwin::props {
 namespace {
 
-// FillAgain gives it to prompts, which therefore find no tokens of before.
+// FillAgain gives it to prompts, which therefore find no tokens of the first
+// time.
 constexpr std::string_view kSaltOfFillAgain = "again";
 
 // Answers of appends, as Note takes them.

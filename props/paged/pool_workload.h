@@ -115,8 +115,8 @@ class PoolWorkload {
   std::map<int, Sequence> sequences_;
   std::vector<PagedClient> seen_;         // Past sequences.
   std::vector<PrefixMedia> freed_media_;  // Of the sequence freed last.
-  std::vector<int> answers_;              // Of Note.
-  // In FillAgain, the next of `answers_`, unless an answer was another.
+  std::vector<int> answers_;              // The answers that Note was given.
+  // In FillAgain, the next of `answers_`, unless an answer differed.
   std::optional<std::size_t> next_answer_;
   // Set if the pool attends. `ledger_` is reset when the pool finds tokens that
   // were never committed.

@@ -34,8 +34,10 @@ static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
   }
   if (refused && key->shape[2] > 1) return KVTWIN_CACHE_FULL;
   const int status = Append(pool, sequence, layer, key, value);
-  refused = strcmp(name != NULL ? name : "", "lost") == 0 &&
-            (refused || status == KVTWIN_CACHE_FULL);
+  if (status == KVTWIN_CACHE_FULL && name != NULL &&
+      strcmp(name, "lost") == 0) {
+    refused = 1;
+  }
   return status;
 }
 

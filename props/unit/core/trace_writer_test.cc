@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/dense_tensor.h"
+#include "core/guarded_paged.h"
 #include "core/trace/trace.h"
 #include "core/trace/trace_reader.h"
 #include "props/testing/test_trace.h"
@@ -35,7 +36,8 @@ std::string Rewritten(const std::string& text) {
 }
 
 // Rounds appended rows to the dtypes of their pool, as the reader does.
-void RoundRows(const PagedSpec& spec, nlohmann::json& op) {
+void RoundRows(const PagedSpec& pool, nlohmann::json& op) {
+  const PagedSpec& spec = SpecOfLayer(pool, op.value("layer", 0));
   const auto round = [&](const char* rows, DType dtype) {
     for (nlohmann::json& number : op.at(rows).at("data")) {
       const DenseTensor one =
