@@ -54,10 +54,11 @@ typedef struct kvtwin_pool_description_v1 {
   size_t size;      /* sizeof(kvtwin_pool_description_v1) */
   const char* name; /* For reports. */
   /* Default: VISIBILITY, which does not check what a prompt finds, which blocks
-   * are taken and when the pool is full. IDENTITY: everything is as P1 to P18
-   * say, misuse is refused, and the table has every function above `attend`.
-   * ATTENTION: as VISIBILITY, but the outputs of `attend` are compared in place
-   * of views. */
+   * are taken and when the pool is full; but once all sequences are freed, a
+   * pool without `usage` must have the room of a new pool. IDENTITY: everything
+   * is as P1 to P18 say, misuse is refused, and the table has every function
+   * above `attend`. ATTENTION: as VISIBILITY, but the outputs of `attend` are
+   * compared in place of views. */
   kvtwin_level level;
   uint32_t can;   /* Flags of kvtwin_pool_ability. */
   int32_t window; /* Positions, with KVTWIN_POOL_HAS_WINDOW. */

@@ -33,7 +33,9 @@ namespace bad_example {
 namespace kvtwin::props {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr std::int64_t kOperations = 6000;
 
@@ -399,6 +401,25 @@ TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
   EXPECT_EQ(result.counts.operations >= kOperations, true);
   EXPECT_THAT(TextOf(FuzzAt(Level::kIdentity, table).failure),
               HasSubstr("the backend has no"));
+}
+
+TEST(PoolBackend, NamesWhatIsNotDeclared) {
+  const auto missing = [](const kvtwin_pool_backend_v1& table) {
+    return NotDeclared(*DescribePoolBackend(&table));
+  };
+  EXPECT_THAT(missing(*twin::kvtwin_get_pool_backend_v1()), IsEmpty());
+  kvtwin_pool_backend_v1 table = TwinThatShowsRows();
+  table.group_table = nullptr;
+  table.group_slots = nullptr;
+  EXPECT_THAT(missing(table),
+              ElementsAre("attend", "group_table", "group_slots"));
+  table.fork = nullptr;
+  table.table = nullptr;
+  table.describe = [](kvtwin_pool_description_v1* /*out*/) -> int {
+    return KVTWIN_OK;
+  };
+  EXPECT_THAT(missing(table),
+              ElementsAre("fork", "table", "attend", "groups", "media"));
 }
 
 TEST(PoolBackend, ATableMustBeComplete) {

@@ -1023,7 +1023,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "attend/attend ended its process with SIGSEGV"
               "close/after close: it wrote beyond a"
               "wide/slots gives 4294967296"
-              "lost/append: the pool is full, but it had room for these tokens when it was new"
+              "lost/[0-9]+ tokens fit into the pool after all its sequences were freed, and [0-9]+ into a new pool"
               "slots/slots: 0 slots for 1 token from position 0 on, of sequence 0")
     string(REPLACE "/" ";" row "${row}")
     list(POP_FRONT row fault)
@@ -1035,7 +1035,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ENV KVTWIN_FAULT=full PRINTS "^kvtwin: not judged: no append to all layers of c_pool succeeded$"
     ARGS fuzz --kind paged --ops 2000)
   kvtwin_command_test(faulty_pool_level EXIT 0 BACKEND faulty_pool_backend
-    PRINTS "^level visibility .claimed.; not declared, so never tried: commit_unknown, usage, .*groups, media$"
+    PRINTS "^level visibility .claimed.; not declared, so never tried: commit_unknown, usage, table, csr, slots, attend, groups, media$"
     ARGS fuzz --kind paged --ops 500)
   kvtwin_command_test(faulty_pool_level_json EXIT 0 BACKEND faulty_pool_backend
     PRINTS ",\"not_declared\":.\"commit_unknown\",\"usage\","

@@ -124,20 +124,7 @@ struct LawProbe {
     PagedClient client;  // That of a sequence which the law made is empty.
     if (known != workload.sequences().end()) client = known->second.client;
     client.pending = NewTokens(count);
-    for (int layer = 0; layer < layers; ++layer) {
-      const PagedSpec& spec = SpecOfLayer(pool.spec(), layer);
-      const PagedRows rows = PendingRows(client, spec, layer);
-      const auto appended =
-          pool.Append(sequence, layer, rows.key.view(), rows.value.view());
-      if (appended.status().code() == StatusCode::kCacheFull) return false;
-      Need(appended.status(), "Append");
-    }
-    return true;
-  }
-  static std::vector<std::int32_t> NewTokens(int count) {
-    std::vector<std::int32_t> tokens;
-    for (int i = 0; i < count; ++i) tokens.push_back(1000 + i);
-    return tokens;
+    return AppendPending(pool, sequence, client, layers) == layers;
   }
   // Drops the appended rows of a sequence.
   void GiveUp(int sequence) {
@@ -191,7 +178,7 @@ bool PlannedTokens(LawProbe& probe) {
   const PagedClient& client = probe.Of(*sequence).client;
   const int count = probe.pool.spec().block_size + Mod(probe.op.b, 3);
   std::vector<std::int32_t> prompt = client.tokens;
-  for (const std::int32_t token : LawProbe::NewTokens(count + 1)) {
+  for (const std::int32_t token : NewTokens(count + 1)) {
     prompt.push_back(token);
   }
   const bool appended =
@@ -325,7 +312,7 @@ bool UsesRoom(LawProbe& probe, RoomUse use, int sequence, int count) {
     source = Need(pool.Open({}, {}), "Open");
     stored = probe.AppendNew(*source, count, pool.spec().layers);
     if (stored) {
-      Need(pool.Commit(*source, LawProbe::NewTokens(count)), "Commit");
+      Need(pool.Commit(*source, NewTokens(count)), "Commit");
     }
     made = Need(pool.Fork(*source, stored ? count : 0), "Fork");
   }
@@ -335,7 +322,7 @@ bool UsesRoom(LawProbe& probe, RoomUse use, int sequence, int count) {
     return room;
   }
   if (room && use != RoomUse::kForked) {
-    Need(pool.Commit(made, LawProbe::NewTokens(count)), "Commit");
+    Need(pool.Commit(made, NewTokens(count)), "Commit");
   }
   Need(use == RoomUse::kCut ? pool.Truncate(made, 0) : pool.Free(made),
        use == RoomUse::kCut ? "Truncate" : "Free");
@@ -352,48 +339,38 @@ int MoreThanABlock(const PagedPool& pool) {
   return most + 1;
 }
 
-// Appends `count` tokens to a new sequence again and again, until the pool
-// refuses them, and frees the sequence. Returns how many appends fitted.
-int FillsUp(LawProbe& probe, int count) {
-  const int made = Need(probe.pool.Open({}, {}), "Open");
-  int fitted = 0;
-  while (fitted <= probe.pool.spec().blocks &&
-         probe.AppendNew(made, count, probe.pool.spec().layers)) {
-    Need(probe.pool.Commit(made, LawProbe::NewTokens(count)), "Commit");
-    ++fitted;
-  }
-  Need(probe.pool.Free(made), "Free");
-  return fitted;
-}
-
-// An append that is refused takes no room. Returns false if the pool was full.
-bool RefusalsTakeNoRoom(LawProbe& probe, int count) {
-  const int fitted = FillsUp(probe, count);
+// An append that is refused takes no room. Returns false if none was refused.
+bool RefusalsTakeNoRoom(LawProbe& probe) {
+  const int open = Size(probe.workload.sequences());
+  const auto fill = [&] {
+    return FillAndFree(probe.pool, probe.rules, kOpenClientsMost - open);
+  };
+  const PoolRoom room = fill();
+  if (!room.is_full || room.tokens == 0) return false;
   for (int round = 0; round < 3; ++round) {
-    const int now = FillsUp(probe, count);
-    Expect(now >= fitted, [&] {
+    const int now = fill().tokens;
+    Expect(now >= room.tokens, [&] {
       return fmt::format(
-          "a sequence was given {} tokens {} times, until the pool was full, "
-          "and freed; the next time the pool is full after {} times",
-          count, fitted, now);
+          "{} tokens filled the pool and were freed; the next time {} fill it",
+          room.tokens, now);
     });
   }
-  return fitted > 0;
+  return true;
 }
 
 // A pool of few blocks that loses one each time is full at last.
 bool RoomComesBack(LawProbe& probe) {
   const auto idle = probe.Idle();
   if (!idle || !probe.HasRoom()) return false;
-  const int count = MoreThanABlock(probe.pool);
   const int way = Mod(probe.op.a + probe.op.c, 5);
-  if (way == 4) return RefusalsTakeNoRoom(probe, count);
+  if (way == 4) return RefusalsTakeNoRoom(probe);
   auto use = static_cast<RoomUse>(way);
   if (use == RoomUse::kCut && !probe.abilities.truncate) use = RoomUse::kFreed;
   const bool forks = probe.abilities.fork && probe.HasRoom(2);
   if (use == RoomUse::kForked && !forks) use = RoomUse::kFreed;
   const bool own = use == RoomUse::kCut;
   const int sequence = own ? Need(probe.pool.Open({}, {}), "Open") : *idle;
+  const int count = MoreThanABlock(probe.pool);
   const int rounds = std::min(probe.pool.spec().blocks + 2, 50);
   int round = 0;
   while (round < rounds && UsesRoom(probe, use, sequence, count)) ++round;

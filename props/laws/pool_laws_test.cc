@@ -297,7 +297,18 @@ std::map<std::string, std::string> Findings(bool of_laws_only = true) {
   return findings;
 }
 
+// Returns after how many operations of a line a law is judged.
+std::int64_t Judged(std::string_view name, const std::string& line) {
+  const auto history = *ParsePagedHistory(line);
+  const auto law = std::ranges::find(PoolLaws(), name, &PoolLaw::name);
+  const RunResult result = JudgePool(
+      *law, history, *MakePagedPool(history.spec, "reference"), {}, {});
+  EXPECT_FALSE(result.failure) << line;
+  return result.views;
+}
+
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -332,7 +343,8 @@ TEST(PoolLaws, RoomThatDoesNotComeBackIsFound) {
   const auto found = ElementsAre(
       Pair("room_comes_back",
            AllOf(HasSubstr("law room_comes_back: "),
-                 HasSubstr(" times, and the next time the pool is full"))));
+                 AnyOf(HasSubstr(" times, and the next time the pool is full"),
+                       HasSubstr(" tokens filled the pool and were freed")))));
   EXPECT_THAT(Findings<LosesBlocks<Loses::kCut>>(), found);
   EXPECT_THAT(Findings<LosesBlocks<Loses::kFork>>(), found);
   EXPECT_THAT(Findings<LosesBlocks<Loses::kOther>>(), found);
@@ -341,10 +353,82 @@ TEST(PoolLaws, RoomThatDoesNotComeBackIsFound) {
   EXPECT_THAT(
       Findings<LosesBlocks<Loses::kRefused>>(),
       ElementsAre(Pair("room_comes_back",
-                       AllOf(HasSubstr("law room_comes_back: a sequence was "
-                                       "given "),
-                             HasSubstr("; the next time the pool is full "
-                                       "after ")))));
+                       AllOf(HasSubstr("law room_comes_back: "),
+                             HasSubstr(" tokens filled the pool and were "
+                                       "freed; the next time ")))));
+}
+
+// Tokens of the pool that the line begins.
+PoolRoom RoomOf(const std::string& line) {
+  const auto history = *ParsePagedHistory("kvp1 " + line + " | open 0 0 0");
+  const auto pool = MakePagedPool(history.spec, "reference");
+  const PoolRoom room = FillAndFree(**pool, {});
+  EXPECT_EQ((*pool)->Usage().used, 0) << line;
+  return room;
+}
+
+TEST(PoolRoom, IsAllTokensThatFit) {
+  const auto expect = [](const std::string& line, int tokens, bool is_full) {
+    const PoolRoom room = RoomOf(line);
+    EXPECT_EQ(room.tokens, tokens) << line;
+    EXPECT_EQ(room.is_full, is_full) << line;
+  };
+  expect("block=4 blocks=14 most=100", 56, true);
+  expect("block=4 blocks=14 most=12", 56, true);
+  // After four tokens, two more fit into the second group.
+  expect("most=9 groups=block:4,blocks:3/block:1,blocks:6", 6, true);
+  // Six sequences have no more tokens than this.
+  expect("block=4 blocks=14 most=8", 48, false);
+  expect("block=4 blocks=14 most=1", 6, false);
+  // The first sequence keeps two blocks, or all three; the second gets the
+  // rest.
+  expect("most=9 groups=block:1,blocks:3,window:2", 10, true);
+  expect("most=9 groups=block:4,blocks:3,states:1", 9, true);
+}
+
+class NotesLayers final : public ForwardingPool {
+ public:
+  using ForwardingPool::ForwardingPool;
+
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) override {
+    layers.push_back(layer);
+    return ForwardingPool::Append(sequence, layer, key, value);
+  }
+
+  Ids layers;  // Of each append.
+};
+
+TEST(PoolRoom, IsFilledByFewAppends) {
+  const auto history = *ParsePagedHistory(
+      "kvp1 block=1 blocks=4096 most=4096 layers=1 heads=1 kdim=1 vdim=1 | "
+      "open 0 0 0");
+  NotesLayers pool(*MakePagedPool(history.spec, "reference"));
+  EXPECT_EQ(FillAndFree(pool, {}).tokens, 4096);
+  EXPECT_LT(pool.layers.size(), 60);
+}
+
+// A pass may not be given to a state twice, whichever layer was first.
+TEST(PoolWorkload, GivesAPassToAStateOnce) {
+  const auto history = *ParsePagedHistory(
+      "kvp1 most=1 groups=block:1,blocks:1,layers:3,states:1 | open 0 0 0 | "
+      "append 24 0 0 | layers 0 2 0");
+  for (const bool in_place : {false, true}) {
+    NotesLayers pool(*MakePagedPool(history.spec, "reference"));
+    PoolWorkload workload(pool, {}, {.states_in_place = in_place});
+    for (const PagedOp& op : history.ops) workload.Do(op);
+    workload.End();
+    EXPECT_EQ(pool.layers, in_place ? (Ids{2, 0, 1}) : (Ids{2, 0, 1, 2}));
+  }
+}
+
+// A pool that no sequences fill refuses nothing.
+TEST(PoolLaws, RoomIsJudgedOfFullPools) {
+  const std::string end = " | open 0 0 4";  // Tries refused appends.
+  EXPECT_EQ(Judged("room_comes_back", "kvp1 block=4 blocks=14 most=99" + end),
+            1);
+  EXPECT_EQ(Judged("room_comes_back", "kvp1 block=4 blocks=14 most=8" + end),
+            0);
 }
 
 TEST(PoolLaws, ARightPoolBreaksNone) {

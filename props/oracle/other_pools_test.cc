@@ -193,7 +193,7 @@ TEST(OtherPools, RemembersTheBlocksOfOtherSequences) {
       kThree + Recording{Fork(4, 3, 5), Fork(4, 2, 6), Blocks(4, {0, 1}, 1),
                          Blocks(5, {0, 1}, 1), Blocks(6, {0}, 2)};
   ExpectWrong(three + Recording{Free(4), Usage(2, 0, 2, 0)},
-              "shared is 0, it must be at least 1: views show block 0 in "
+              "shared is 0, it must be at least 1: block 0 is shown in "
               "sequences 5 and 6");
   ExpectOther(three + Recording{Free(4), Free(5), Usage(2, 1, 1, 0)});
 }
@@ -347,11 +347,16 @@ TEST(OtherPools, CountsBlocks) {
   const Recording shown =
       forked + Recording{Blocks(4, {0, 1}, 1), Blocks(0, {2}, 2)};
   ExpectWrong(shown + Recording{Usage(2, 0, 2, 0)},
-              "used is 2, it must be at ");
+              "used is 2, it must be at least 3");
   ExpectWrong(forked + Recording{Blocks(4, {0, 1}, 1), Blocks(0, {0}, 2),
                                  Usage(2, 0, 2, 0)},
-              "shared is 0, it must be at least 1: views show block 0 in "
+              "shared is 0, it must be at least 1: block 0 is shown in "
               "sequences 0 and 4");
+  // A shared block does not explain how many are used.
+  const Recording few =
+      forked +
+      Recording{Blocks(4, {0, 1}, 1), Blocks(0, {0}, 2), Usage(3, 0, 1, 0)};
+  EXPECT_TRUE(JudgeText(Other(few)).reason().ends_with("be at least 2"));
 }
 
 // A block is shared only by sequences that have the same tokens in it.

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/index.h"
+#include "props/base/forwarding_pool.h"
 #include "props/oracle/judge.h"
 #include "props/paged/paged_runner.h"
 #include "props/paged/pool_recorder.h"
@@ -254,6 +256,21 @@ TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
   // Another block, though no call came between.
   lines.push_back(kPoolLines[11]);
   ExpectReject(Lines(lines), 11, Level::kNone);
+}
+
+TEST(PagedOracle, NamesTheCallThatTheRecorderAdds) {
+  class HasNoLengths final : public ForwardingPool {
+   public:
+    using ForwardingPool::ForwardingPool;
+    Result<int> SeqLen(int /*sequence*/) const override {
+      return Status(StatusCode::kInvalidArgument, "no");
+    }
+  };
+  PoolRecorder pool(
+      std::make_unique<HasNoLengths>(*MakePagedPool(PagedSpec())),
+      [](const PagedTraceOp& op) { ADD_FAILURE() << TraceOpName(op.kind); });
+  EXPECT_EQ(pool.Open({}, {}).status().message(),
+            "after Open, SeqLen of sequence 0: no");
 }
 
 // A pool under a recorder gives the same answers as without it.

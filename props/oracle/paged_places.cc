@@ -402,7 +402,7 @@ std::string PagedOracle::SharedBlockText() const {
                              : fmt::format(" of group {}", place.first);
   const auto [low, high] = std::minmax(
       {owners.by_end.begin()->second, owners.by_end.rbegin()->second});
-  return fmt::format(": views show block {}{} in sequences {} and {}",
+  return fmt::format(": block {}{} is shown in sequences {} and {}",
                      place.second, in, low, high);
 }
 
@@ -426,8 +426,10 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
                        count < least ? least : most);
   };
   auto failure = outside("used", used, used_least, used_most);
-  if (!failure) failure = outside("shared", shared, shared_, shared_most);
-  if (failure && shared < shared_) failure->text += SharedBlockText();
+  if (!failure) {
+    failure = outside("shared", shared, shared_, shared_most);
+    if (failure && shared < shared_) failure->text += SharedBlockText();
+  }
   if (!failure) failure = CheckReserve(usage);
   // UnsharedBlocks sorts the sequences, and is at most `all`.
   if (failure || used - shared >= needs_->all) return failure;

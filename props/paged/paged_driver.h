@@ -67,7 +67,9 @@ struct PagedClient {
   int layers = 0;                     // The first layers have the pending rows.
   // In pools with groups, the rest of the prompt, which is appended next.
   std::vector<std::int32_t> rest;
-  std::vector<PrefixMedia> dropped;  // By the last Truncate, for later prompts.
+  // Media for later prompts: those that the last Truncate dropped, or those of
+  // the sequence that was freed last.
+  std::vector<PrefixMedia> dropped;
   std::vector<int> unknown;  // Positions whose tokens the pool was not told.
 
   void Add(const PrefixMedia& media) {

@@ -1,5 +1,7 @@
 #include "props/paged/pool_recorder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -65,6 +67,15 @@ PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool, Take take)
   }
 }
 
+Result<int> PoolRecorder::LengthAfter(const char* call, int sequence) const {
+  Result<int> len = pool_->SeqLen(sequence);
+  if (len.ok()) return len;
+  const Status& status = len.status();
+  return Status(status.code(),
+                fmt::format("after {}, SeqLen of sequence {}: {}", call,
+                            sequence, status.message()));
+}
+
 Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
                                const PrefixKey& key) {
   PagedTraceOp op{.kind = Kind::kOpen};
@@ -72,7 +83,7 @@ Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
   op.prefix_key = key;
   Result<int> opened = pool_->Open(prompt, key);
   if (!opened.ok()) return opened;
-  const Result<int> len = pool_->SeqLen(*opened);
+  const Result<int> len = LengthAfter("Open", *opened);
   if (!len.ok()) return len;
   op.made = *opened;
   op.len = *len;
@@ -86,7 +97,7 @@ Result<int> PoolRecorder::Fork(int sequence, int len) {
   if (!forked.ok()) return forked;
   op.made = *forked;
   if (has_groups()) {
-    const Result<int> kept = pool_->SeqLen(*forked);
+    const Result<int> kept = LengthAfter("Fork", *forked);
     if (!kept.ok()) return kept;
     op.kept = *kept;
   }
@@ -165,7 +176,7 @@ Status PoolRecorder::Truncate(int sequence, int len) {
   Status status = pool_->Truncate(sequence, len);
   if (!status.ok()) return status;
   if (has_groups()) {
-    const Result<int> kept = pool_->SeqLen(sequence);
+    const Result<int> kept = LengthAfter("Truncate", sequence);
     if (!kept.ok()) return kept.status();
     op.kept = *kept;
   }

@@ -56,6 +56,8 @@ class PoolRecorder final : public ForwardingPool, public PoolAttending {
   Result<std::vector<std::int64_t>> Slots(const PagedPool& of, int group,
                                           int sequence, int begin,
                                           int end) const;
+  // Returns the length of a sequence after a call that may decide it.
+  Result<int> LengthAfter(const char* call, int sequence) const;
   bool has_groups() const { return !pool_->spec().groups.empty(); }
 
   Take take_;

@@ -3,27 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "core/guarded_paged.h"
 #include "core/index.h"
 #include "props/base/counted.h"
-#include "props/paged/paged_client.h"
 
 namespace kvtwin::props {
-namespace {
-
-// FillAgain gives it to prompts, which therefore find no tokens of the first
-// time.
-constexpr std::string_view kSaltOfFillAgain = "again";
-
-// Answers of appends, as Note takes them.
-constexpr int kTaken = 0;
-constexpr int kFull = 1;
-
-}  // namespace
 
 int PoolWorkload::Pick(int number) const { return PickOf(sequences_, number); }
 
@@ -31,28 +19,6 @@ void PoolWorkload::Do(const PagedOp& op) {
   ++counts_.operations;
   Act(*this, !sequences_.empty(), op);
   Look();
-}
-
-void PoolWorkload::FillAgain(std::span<const PagedOp> ops) {
-  const PagedCoverageCounts counts = counts_;
-  next_answer_ = 0;
-  seen_.clear();
-  freed_media_.clear();
-  for (const PagedOp& op : ops) {
-    Act(*this, !sequences_.empty(), op);
-    if (!next_answer_) break;
-  }
-  next_answer_.reset();
-  End();
-  counts_ = counts;
-}
-
-// Notes an answer on which the room for later tokens depends; FillAgain
-// compares it.
-void PoolWorkload::Note(int answer) {
-  if (!next_answer_) return answers_.push_back(answer);
-  const bool is_same = At(answers_, *next_answer_) == answer;
-  next_answer_ = is_same ? std::optional(*next_answer_ + 1) : std::nullopt;
 }
 
 void PoolWorkload::End() {
@@ -74,20 +40,14 @@ void PoolWorkload::Add(std::string_view call, int sequence,
   client.tokens.resize(AsSize(len));
   client.pending.clear();
   const auto layers = AsSize(pool_.spec().layers);
-  const auto [added, is_new] = sequences_.try_emplace(
+  sequences_.try_emplace(
       sequence, Sequence{std::move(client), std::vector<int>(layers, 0)});
-  // Pick takes sequences by their order.
-  Note(AsInt(std::distance(sequences_.begin(), added)));
-  Note(len);
 }
 
 void PoolWorkload::Open(const PagedOp& op) {
   if (!HasRoom()) return;
   PagedClient client = DrawPrompt(op, seen_, freed_media_);
   if (!abilities_.media) client.key.media.clear();
-  if (next_answer_ && !client.key.salt.ends_with(kSaltOfFillAgain)) {
-    client.key.salt += kSaltOfFillAgain;
-  }
   const std::vector<std::int32_t> prompt = client.tokens;
   const int made = Need(pool_.Open(prompt, client.key), "Open");
   const PrefixKey key = client.key;
@@ -142,13 +102,9 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   if (as_stored) rows = AsStored(rows, spec);
   const auto answer =
       pool_.Append(sequence, layer, rows.key.view(), rows.value.view());
-  const bool is_full = answer.status().code() == StatusCode::kCacheFull;
-  Expect(!is_full || !next_answer_ || At(answers_, *next_answer_) == kFull,
-         "append: the pool is full, but it had room for these tokens when it "
-         "was new, and all sequences were freed since");
-  Note(is_full ? kFull : kTaken);
-  if (is_full) {
+  if (answer.status().code() == StatusCode::kCacheFull) {
     ++counts_.full;
+    was_full_ = true;
     return false;
   }
   Need(answer.status(), "Append");
@@ -191,12 +147,15 @@ void PoolWorkload::Append(const PagedOp& op) {
 
 void PoolWorkload::AppendLayers(const PagedOp& op) {
   const int sequence = Pick(op.a);
-  PagedClient& client = sequences_.at(sequence).client;
+  Sequence& of = sequences_.at(sequence);
+  PagedClient& client = of.client;
   if (client.pending.empty()) return;
   const int all = pool_.spec().layers;
   const int end = std::min(all, client.layers + 1 + Mod(op.b, all));
   for (int layer = client.layers; layer < end; ++layer) {
-    if (!AppendTo(sequence, layer, op.c % 2 == 1)) return;
+    // A state in place takes each token once (P13).
+    const bool has_them = At(of.appended, layer) > 0 && !MayGiveUp(of);
+    if (!has_them && !AppendTo(sequence, layer, op.c % 2 == 1)) return;
     client.layers = layer + 1;
     counts_.whole += client.layers == all;
   }
@@ -297,7 +256,6 @@ void PoolWorkload::Truncate(const PagedOp& op) {
     return fmt::format("Truncate: sequence {} has {} tokens, it may have {}",
                        sequence, kept, len);
   });
-  Note(kept);
   if (Size(of.client.tokens) > kept) ++counts_.truncated;
   if (ledger_) ledger_->Truncate(sequence, kept);
   Keep(sequence, kept);
@@ -356,6 +314,60 @@ void PoolWorkload::LookAtTables(const PagedPool& of,
                                 const std::vector<int>& sequences) {
   if (abilities_.table) Need(of.ExportTable(sequences), "ExportTable");
   if (abilities_.csr) Need(of.ExportCsr(sequences), "ExportCsr");
+}
+
+std::vector<std::int32_t> NewTokens(int count, int begin) {
+  constexpr int kFirst = 1000;  // Histories draw smaller tokens.
+  std::vector<std::int32_t> tokens(AsSize(count));
+  std::iota(tokens.begin(), tokens.end(), kFirst + begin);
+  return tokens;
+}
+
+int AppendPending(PagedPool& pool, int sequence, const PagedClient& client,
+                  int layers) {
+  for (int layer = 0; layer < layers; ++layer) {
+    const PagedRows rows =
+        PendingRows(client, SpecOfLayer(pool.spec(), layer), layer);
+    const auto appended =
+        pool.Append(sequence, layer, rows.key.view(), rows.value.view());
+    if (appended.status().code() == StatusCode::kCacheFull) return layer;
+    Need(appended.status(), "Append");
+  }
+  return layers;
+}
+
+PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules, int sequences) {
+  const PagedSpec& spec = pool.spec();
+  int longest = 1;  // Few appends fill a large pool.
+  for (int group = 0; const PagedPool* of = pool.Group(group); ++group) {
+    longest = std::max({longest, of->spec().block_size,
+                        of->spec().blocks / 32 * of->spec().block_size});
+  }
+  PoolRoom room;
+  std::vector<int> opened;
+  while (Size(opened) < sequences && !room.is_full) {
+    const int sequence = opened.emplace_back(Need(pool.Open({}, {}), "Open"));
+    PagedClient client;
+    for (int count = longest; !room.is_full;) {
+      count = std::min(count, spec.max_seq_len - Size(client.tokens));
+      if (count == 0) break;
+      client.pending = NewTokens(count, room.tokens);
+      const int taken = AppendPending(pool, sequence, client, spec.layers);
+      const bool fits = taken == spec.layers;
+      // A pass over states in place cannot be given up.
+      room.is_full =
+          !fits && (count == 1 || (rules.states_in_place && taken > 0));
+      if (room.is_full) break;
+      std::vector<std::int32_t> tokens;
+      if (fits) tokens = client.pending;
+      if (taken > 0) Need(pool.Commit(sequence, tokens), "Commit");
+      client.Commit(tokens, /*known=*/true);
+      room.tokens += Size(tokens);
+      if (!fits) count /= 2;
+    }
+  }
+  for (const int sequence : opened) Need(pool.Free(sequence), "Free");
+  return room;
 }
 
 }  // namespace kvtwin::props

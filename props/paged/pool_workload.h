@@ -17,6 +17,7 @@
 #include "core/dialects/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "props/compare/runner.h"
+#include "props/paged/paged_client.h"
 #include "props/paged/paged_driver.h"
 
 namespace kvtwin::props {
@@ -57,11 +58,6 @@ class PoolWorkload {
   void Do(const PagedOp& op);
   // Frees all sequences.
   void End();
-  // Executes the operations once more, with other keys, then frees all
-  // sequences. An emptied pool has the room of a new pool: it must take all
-  // tokens that it took the first time, as long as all its other answers are
-  // equal. Requires: `ops` are those of Do, and End was called.
-  void FillAgain(std::span<const PagedOp> ops);
 
   // The client's knowledge about a sequence.
   struct Sequence {
@@ -73,6 +69,8 @@ class PoolWorkload {
   };
   const std::map<int, Sequence>& sequences() const { return sequences_; }
   const Answered& opens() const { return opens_; }
+  // Whether an append was refused because the pool was full.
+  bool was_full() const { return was_full_; }
   // Whether `more` sequences may be opened.
   bool HasRoom(int more = 1) const;
 
@@ -98,7 +96,6 @@ class PoolWorkload {
   bool MayGiveUp(const Sequence& of) const;
   int CountToCommit(const Sequence& of, const PagedOp& op) const;
   void Keep(int sequence, int len);
-  void Note(int answer);
   void Look();
   void LookAtSlots(const PagedPool& of, int sequence);
   void LookAtTables(const PagedPool& of, const std::vector<int>& sequences);
@@ -111,18 +108,37 @@ class PoolWorkload {
   PagedCoverageCounts own_counts_;  // In place of a caller's census.
   PagedCoverageCounts& counts_;
   Answered opens_;
+  bool was_full_ = false;
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
   std::vector<PagedClient> seen_;         // Past sequences.
   std::vector<PrefixMedia> freed_media_;  // Of the sequence freed last.
-  std::vector<int> answers_;              // The answers that Note was given.
-  // In FillAgain, the next of `answers_`, unless an answer differed.
-  std::optional<std::size_t> next_answer_;
   // Set if the pool attends. `ledger_` is reset when the pool finds tokens that
   // were never committed.
   std::optional<PoolAsker> asker_;
   std::optional<reference::PagedLedger> ledger_;
 };
+
+// The tokens that fit into a pool, and whether it refused one more token to a
+// sequence that may have it.
+struct PoolRoom {
+  int tokens = 0;
+  bool is_full = false;
+};
+// Fills the pool with new sequences, at most this many, whose tokens differ,
+// and frees them. A right pool has the same room each time, whichever blocks it
+// takes and wherever its free rows lie, because the last appends have one
+// token. Throws a Failure if the pool refuses another call.
+PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules,
+                     int sequences = kOpenClientsMost);
+
+// Returns tokens that no history has; the first one follows from `begin`.
+std::vector<std::int32_t> NewTokens(int count, int begin = 0);
+
+// Appends the client's pending tokens to the first `layers` layers of its
+// sequence. Returns how many layers took them before the pool was full.
+int AppendPending(PagedPool& pool, int sequence, const PagedClient& client,
+                  int layers);
 
 }  // namespace kvtwin::props
 

@@ -1,9 +1,9 @@
 /* docs/examples/c_pool.c with faults that can end a process. KVTWIN_FAULT names
  * the fault: crash, behind (writes past a buffer's end), hang, memory, close
  * (writes past a buffer's end when no answer is expected any more), attend (a
- * crash in attend), full (each append is refused), lost (after a refusal, two
- * tokens at once are refused), slots (there are no slots), wide (no slot fits
- * into 32 bits) or none (it has no pool). */
+ * crash in attend), full (each append is refused), lost (after a refused
+ * append, a sequence holds one token less), slots (there are no slots), wide
+ * (no slot fits into 32 bits) or none (it has no pool). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"
@@ -32,7 +32,10 @@ static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
       memset(kept, 1, 1 << 20);
     }
   }
-  if (refused && key->shape[2] > 1) return KVTWIN_CACHE_FULL;
+  if (refused && ((Pool*)pool)->sequence[sequence].length + key->shape[2] >=
+                     (int64_t)((Pool*)pool)->room) {
+    return KVTWIN_CACHE_FULL;
+  }
   const int status = Append(pool, sequence, layer, key, value);
   if (status == KVTWIN_CACHE_FULL && name != NULL &&
       strcmp(name, "lost") == 0) {
