@@ -477,20 +477,6 @@ std::optional<TraceAttention> TraceOf(
                         attention->precision.tolerance};
 }
 
-// Expects that a new pool has no more room than an emptied pool has.
-void ExpectRoomOfNew(const PoolBackend& backend, const PagedSpec& spec,
-                     const PoolRoom& emptied) {
-  const auto pool = MakeBackendPool(backend, spec);
-  Need(pool.status(), "init");
-  const PoolRoom room = FillAndFree(**pool, backend.rules);
-  Expect(emptied.tokens >= room.tokens, [&] {
-    return fmt::format(
-        "{} tokens fit into the pool after all its sequences were freed, and "
-        "{} into a new pool",
-        emptied.tokens, room.tokens);
-  });
-}
-
 // Returns what is wrong with the answers to a history.
 RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
                       PagedCoverageCounts* counts, PoolCalls& calls,
@@ -517,9 +503,8 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
       });
   auto& failure = result.failure;
   std::size_t step = 0;
-  const bool has_groups = !history.spec.groups.empty();
-  PoolWorkload workload(*recorder, AbilitiesOf(backend, has_groups),
-                        backend.rules, counts);
+  const auto can = AbilitiesOf(backend, !history.spec.groups.empty());
+  PoolWorkload workload(*recorder, can, backend.rules, counts);
   try {
     for (; step < history.ops.size(); ++step, ++result.operations) {
       workload.Do(history.ops[step]);
@@ -529,7 +514,8 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
     if (backend.table.usage == nullptr && workload.was_full()) {
       const PoolRoom room = FillAndFree(unrecorded, backend.rules);
       recorder.reset();
-      ExpectRoomOfNew(backend, history.spec, room);
+      ExpectNoMoreRoom(*Need(MakeBackendPool(backend, history.spec), "init"),
+                       backend.rules, room);
     }
   } catch (const Failure& found) {
     failure = found;
@@ -631,33 +617,30 @@ std::unique_ptr<PagedPool> PoolFor(const PoolBackend& backend,
 }  // namespace
 
 std::vector<std::string> NotDeclared(const PoolBackend& backend) {
-  const kvtwin_pool_backend_v1& table = backend.table;
   const PoolAbilities can = AbilitiesOf(backend, /*has_groups=*/false);
+  const PoolAbilities by_group = AbilitiesOf(backend, /*has_groups=*/true);
+  const bool shows_rows = !can.attention;
   const Abilities& able = backend.abilities;
   std::vector<std::string> missing;
-  const auto add = [&](std::string_view name, bool has) {
+  for (const auto& [name, has] :
+       {std::pair("fork", can.fork),
+        {"truncate", can.truncate},
+        {"commit_unknown", can.commit_unknown},
+        {"usage", can.usage},
+        {"table", can.table},
+        {"csr", can.csr},
+        {"slots", can.slots},
+        {"views", can.views},
+        {"attend", !shows_rows},
+        {"soft_cap", shows_rows || able.Can(KVTWIN_CAN_SOFT_CAP)},
+        {"sinks", shows_rows || able.Can(KVTWIN_CAN_SINKS)},
+        {"groups", backend.groups},
+        {"group_table", !backend.groups || by_group.table},
+        {"group_csr", !backend.groups || by_group.csr},
+        {"group_slots", !backend.groups || by_group.slots},
+        {"media", backend.media}}) {
     if (!has) missing.emplace_back(name);
-  };
-  add("fork", can.fork);
-  add("truncate", can.truncate);
-  add("commit_unknown", can.commit_unknown);
-  add("usage", can.usage);
-  add("table", can.table);
-  add("csr", can.csr);
-  add("slots", can.slots);
-  add("views", can.views);
-  add("attend", can.attention.has_value());
-  if (can.attention) {
-    add("soft_cap", able.Can(KVTWIN_CAN_SOFT_CAP));
-    add("sinks", able.Can(KVTWIN_CAN_SINKS));
   }
-  add("groups", backend.groups);
-  if (backend.groups) {
-    add("group_table", table.group_table != nullptr);
-    add("group_csr", table.group_csr != nullptr);
-    add("group_slots", table.group_slots != nullptr);
-  }
-  add("media", backend.media);
   return missing;
 }
 

@@ -370,4 +370,15 @@ PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules, int sequences) {
   return room;
 }
 
+void ExpectNoMoreRoom(PagedPool& pool, const PoolRules& rules,
+                      const PoolRoom& emptied) {
+  const PoolRoom room = FillAndFree(pool, rules);
+  Expect(emptied.tokens >= room.tokens, [&] {
+    return fmt::format(
+        "{} tokens fit into the pool after all its sequences were freed, and "
+        "{} into a new pool",
+        emptied.tokens, room.tokens);
+  });
+}
+
 }  // namespace kvtwin::props

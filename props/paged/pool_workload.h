@@ -132,6 +132,10 @@ struct PoolRoom {
 PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules,
                      int sequences = kOpenClientsMost);
 
+// Expects that a new pool has no more room than an emptied pool of its kind.
+void ExpectNoMoreRoom(PagedPool& pool, const PoolRules& rules,
+                      const PoolRoom& emptied);
+
 // Returns tokens that no history has; the first one follows from `begin`.
 std::vector<std::int32_t> NewTokens(int count, int begin = 0);
 
