@@ -48,7 +48,7 @@ float F32FromF8(std::uint8_t bits) {
 
 void StoreBlock(std::span<const float, kBlockElements> from, DType dtype,
                 std::byte* block) {
-  float largest = from[0];  // The first of the largest magnitude.
+  float largest = 0;  // The first of the largest magnitude.
   bool finite = true;
   for (const float value : from) {
     finite = finite && std::isfinite(value);

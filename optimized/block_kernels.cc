@@ -90,6 +90,7 @@ struct Q4 {
 
   // The element of largest magnitude is stored as -8, whatever its sign.
   HWY_INLINE static float Scale(const float* from, std::int32_t magnitude) {
+    if (magnitude == 0) return -0.0F;  // Zeros of either sign.
     return FirstOf(from, magnitude) / -8;
   }
   HWY_INLINE static void Store(const float* from, float inverse,

@@ -241,7 +241,7 @@ kvtwin_status kvtwin_cache_default_params(kvtwin_cache_params* params,
 kvtwin_status kvtwin_cache_create(const kvtwin_cache_params* params,
                                   const char* twin, kvtwin_cache** cache);
 
-/* NULL is fine. */
+/* Frees `cache`, which may be NULL. */
 void kvtwin_cache_destroy(kvtwin_cache* cache);
 
 /* Finds a cell for each token. If `reserve` is not 0, nothing is stored or
@@ -326,10 +326,10 @@ kvtwin_status kvtwin_cache_batch_cells(kvtwin_cache* cache, int32_t* cells,
 
 typedef struct kvtwin_state kvtwin_state;
 
-/* Frees bytes or text that this library returned. NULL is fine. */
+/* Frees bytes or text that this library returned; `memory` may be NULL. */
 void kvtwin_free(void* memory);
 
-/* NULL is fine. */
+/* Frees `state`, which may be NULL. */
 void kvtwin_state_destroy(kvtwin_state* state);
 
 /* Set *state to all that a cache holds, without the current pass; and to the
@@ -455,7 +455,7 @@ kvtwin_status kvtwin_pool_default_params(kvtwin_pool_params* params,
                                          size_t size);
 kvtwin_status kvtwin_pool_create(const kvtwin_pool_params* params,
                                  const char* twin, kvtwin_pool** pool);
-/* NULL is fine. */
+/* Frees `pool`, which may be NULL. */
 void kvtwin_pool_destroy(kvtwin_pool* pool);
 
 /* Makes a sequence with the blocks of the longest prefix of the prompt that is
@@ -651,7 +651,7 @@ typedef struct kvtwin_attention_part {
  * error. */
 kvtwin_status kvtwin_attention_create(const char* twin,
                                       kvtwin_attention** attention);
-/* NULL is fine. */
+/* Frees `attention`, which may be NULL. */
 void kvtwin_attention_destroy(kvtwin_attention* attention);
 
 /* Plans the rows [first_row, first_row + rows) of the mask of a view, [columns,
@@ -815,7 +815,7 @@ kvtwin_status kvtwin_sessions_create(kvtwin_cache* cache,
                                      const kvtwin_sessions_params* params,
                                      const char* twin,
                                      kvtwin_sessions** sessions);
-/* NULL is fine. */
+/* Frees `sessions`, which may be NULL. */
 void kvtwin_sessions_destroy(kvtwin_sessions* sessions);
 
 /* Sets the defaults above; keep and limit are 0. */
@@ -925,7 +925,7 @@ kvtwin_status kvtwin_recorder_create(const kvtwin_recorder_params* params,
                                      kvtwin_recorder** recorder);
 /* Closes and destroys the recorder, whatever the answer is.
  * FAILED_PRECONDITION: part of the recording could not be written, perhaps
- * because the disk is full. NULL is fine. */
+ * because the disk is full. `recorder` may be NULL. */
 kvtwin_status kvtwin_recorder_close(kvtwin_recorder* recorder);
 
 /* `answer` is KVTWIN_OK or KVTWIN_CACHE_FULL. `cells`: the cell that each token
@@ -1014,7 +1014,7 @@ kvtwin_status kvtwin_check_memory(const void* bytes, size_t count,
 /* The abilities that a backend declares. The harness never calls operations
  * that the backend does not declare. */
 enum kvtwin_kind_flag {
-  /* Kinds, as 1 << kvtwin_kind. 0 means causal only. */
+  /* Kinds, as 1 << kvtwin_kind. A wrapper or a hybrid needs another kind. */
   KVTWIN_HAS_CAUSAL = 1 << 0,
   KVTWIN_HAS_SWA = 1 << 1,
   KVTWIN_HAS_SWA_MEM = 1 << 2,

@@ -76,6 +76,9 @@ typedef struct kvtwin_pool_description_v1 {
   int32_t block_multiple;    /* block_size is a multiple of it. 0: any. */
   int32_t head_dim_multiple; /* k_head_dim and v_head_dim are multiples of it.
                                 0: any. */
+  int32_t max_sequences;     /* Sequences that may be open at a time. 0: six.
+                                Histories have 72 at most; those at IDENTITY
+                                may have as many, whatever this is. */
 } kvtwin_pool_description_v1;
 
 /* Your own pool as a table, used like kvtwin_backend_v1 for caches. Each

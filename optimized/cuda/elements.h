@@ -237,8 +237,8 @@ struct Q4Format {
 template <class Format>
 __device__ void StoreBlock(const float (&numbers)[kTeamNumbers], unsigned lane,
                            bool wanted, std::byte* block) {
-  float largest = numbers[0];  // The first of the largest magnitude.
-  for (unsigned i = 1; i < kTeamNumbers; ++i) {
+  float largest = 0;  // The first of the largest magnitude.
+  for (unsigned i = 0; i < kTeamNumbers; ++i) {
     if (Magnitude(numbers[i]) > Magnitude(largest)) largest = numbers[i];
   }
   for (unsigned apart = 1; apart < kTeamLanes; apart *= 2) {

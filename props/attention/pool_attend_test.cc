@@ -503,6 +503,7 @@ TEST(PoolAttend, DescriptionsAreChecked) {
     out->dtypes = said.dtypes;
     out->block_multiple = said.block_multiple;
     out->head_dim_multiple = said.head_dim_multiple;
+    out->max_sequences = said.max_sequences;
     return KVTWIN_OK;
   };
   const auto why = [&](auto change) {
@@ -530,6 +531,9 @@ TEST(PoolAttend, DescriptionsAreChecked) {
   EXPECT_EQ(why([](auto& d) { d.head_dim_multiple = 2048; }),
             "head_dim_multiple of the backend's description is 2048, it must "
             "be from 0 to 1024");
+  EXPECT_EQ(why([](auto& d) { d.max_sequences = -1; }),
+            "max_sequences of the backend's description is -1, it must not be "
+            "negative");
   table.attend = nullptr;
   EXPECT_EQ(why([](auto& d) {
               d.level = KVTWIN_VISIBILITY;

@@ -292,6 +292,14 @@ Result<Abilities> DeclaredPools(const kvtwin_pool_description_v1& said,
     }
     *number = std::max(said_number, 1);
   }
+  if (said.max_sequences < 0) {
+    return Invalid(
+        "max_sequences of the backend's description is {}, it must not be "
+        "negative",
+        said.max_sequences);
+  }
+  abilities.max_sequences =
+      said.max_sequences > 0 ? said.max_sequences : kOpenClientsMost;
   return abilities;
 }
 

@@ -184,14 +184,11 @@ class BackendCache final : public Cache,
     if (!status.ok()) return status;
     const bool permuted =
         config_.v_layout == VLayout::kPermuted && EncoderIsActive();
-    // A reserving pass does not replace what is stored (S20), which is not
-    // known after a restore.
-    const auto last = put_.find({type_, layer_});
-    const bool stored =
-        restored_ || (last != put_.end() && last->second.stored);
-    if (reserves_ && stored) return status;
-    put_[{type_, layer_}] = {key, permuted ? PermutedView(value) : value,
-                             !reserves_};
+    // A reserving pass replaces no storage (S20). After a restore, the storage
+    // is not known.
+    const std::pair place = {type_, layer_};
+    if (reserves_ && (restored_ || put_.contains(place))) return status;
+    put_[place] = {key, permuted ? PermutedView(value) : value};
     return status;
   }
 
@@ -316,7 +313,6 @@ class BackendCache final : public Cache,
   struct LastPut {
     TensorView key;
     TensorView value;
-    bool stored = false;  // Not by a reserving pass.
   };
 
   // Makes a call of the backend. Throws a Failure if the call damages memory or

@@ -218,6 +218,8 @@ std::vector<std::string> NotDeclared(const BackendInfo& info) {
   add(KVTWIN_CAN_RESERVE, "CAN_RESERVE");
   add(KVTWIN_CAN_REFUSE_MISUSE, "CAN_REFUSE_MISUSE");
   add(KVTWIN_CAN_DRAFT, "CAN_DRAFT");
+  add(KVTWIN_CAN_FIND_PREFIX, "CAN_FIND_PREFIX");
+  add(KVTWIN_CAN_REFUSE_FULL, "CAN_REFUSE_FULL");
   if (!info.abilities.can_resume) names.emplace_back("can_resume");
   if (!info.abilities.set_causal) names.emplace_back("set_causal");
   return names;

@@ -430,6 +430,7 @@ PoolAbilities AbilitiesOf(const PoolBackend& backend, bool has_groups) {
                              .csr = table.csr != nullptr,
                              .slots = table.slots != nullptr,
                              .views = table.views != nullptr,
+                             .max_sequences = backend.abilities.max_sequences,
                              .attention = backend.attention};
   if (!has_groups) return abilities;
   abilities.table = table.group_table != nullptr;
@@ -512,10 +513,10 @@ RunResult RunRecorded(const PoolBackend& backend, const PagedHistory& history,
     workload.End();
     // Usage shows blocks that are lost; without it, a lack of room does.
     if (backend.table.usage == nullptr && workload.was_full()) {
-      const PoolRoom room = FillAndFree(unrecorded, backend.rules);
+      const auto room = FillAndFree(unrecorded, backend.rules, workload.Room());
       recorder.reset();
       ExpectNoMoreRoom(*Need(MakeBackendPool(backend, history.spec), "init"),
-                       backend.rules, room);
+                       backend.rules, workload.Room(), room);
     }
   } catch (const Failure& found) {
     failure = found;
@@ -662,10 +663,9 @@ Subject LawSubject(const PoolBackend& backend, const PoolLaw& law,
     RunResult result;
     auto pool = PoolFor(backend, history.spec, result, options.counts);
     if (pool == nullptr) return result;
-    const PoolAbilities abilities =
-        AbilitiesOf(backend, !history.spec.groups.empty());
-    if (!law.applies(abilities, backend.rules)) return result;
-    return JudgePool(law, history, std::move(pool), abilities, backend.rules,
+    const auto can = AbilitiesOf(backend, !history.spec.groups.empty());
+    if (!law.applies(can, backend.rules)) return result;
+    return JudgePool(law, history, std::move(pool), can, backend.rules,
                      options.counts, calls);
   };
   return SubjectOf(backend, backend.level, run);

@@ -550,6 +550,13 @@ if(TARGET kvtwin_shared)
     PRINTS "^identity    holds .claimed." ARGS fuzz --ops 50000)
   kvtwin_command_test(backend_twin_visibility EXIT 0 BACKEND twin_backend
     PRINTS "^visibility  holds" ARGS fuzz --ops 100000 --level visibility --seed 2)
+  # The first of several reserving Puts makes the storage of an encoder (S20).
+  foreach(second "store" "put 0*1 reserve | store")
+    string(MAKE_C_IDENTIFIER "backend_twin_reserves_${second}" name)
+    kvtwin_command_test(${name} EXIT 0 BACKEND twin_backend
+      PRINTS "no difference"
+      ARGS run "kvt1 kind=encoder seqs=1 cap=1 | put 0*2 reserve | store | ${second} | get")
+  endforeach()
   kvtwin_command_test(backend_twin_drafts EXIT 0 BACKEND twin_backend
     PRINTS "^identity    holds .claimed." ARGS fuzz --speculate --ops 40000)
   kvtwin_command_test(backend_twin_drafts_visible EXIT 0 BACKEND twin_backend

@@ -237,6 +237,23 @@ TEST(CudaRows, PutMoreBlocksThanAGridHasTeams) {
   EXPECT_TRUE(to.Download() == CopyOf(view, DType::kQ4).bytes);
 }
 
+TEST(CudaRows, PutBlocksOfZerosOfEitherSign) {
+  for (const std::size_t negative : {0U, 1U, 31U}) {
+    Floats numbers(kBlockElements, 0);
+    numbers[negative] = -0.0F;
+    const DeviceBytes row(numbers);
+    const DeviceBytes list(Count(1));
+    const DeviceBytes to(Bytes(18));
+    TensorView view =
+        DenseView(row.data(), DType::kF32, {kBlockElements, 1, 1, 1});
+    const StoredRows rows = {to.data(),      DType::kQ4, VLayout::kPlain,
+                             kBlockElements, 1,          1};
+    ASSERT_EQ(PutRows(view, list.data<int>(), rows, nullptr), cudaSuccess);
+    view.data = numbers.data();
+    EXPECT_TRUE(to.Download() == CopyOf(view, DType::kQ4).bytes);
+  }
+}
+
 // Shifts the row of the first cell of `list`, in `far` and, `at` bytes from the
 // begin, in `rows`.
 void ExpectShifted(const StoredRows& far, const int* list, std::ptrdiff_t at,

@@ -45,7 +45,7 @@ struct LawProbe {
     if (idle.empty()) return std::nullopt;
     return At(idle, Mod(op.a, Size(idle)));
   }
-  bool HasRoom(int more = 1) const { return workload.HasRoom(more); }
+  bool HasRoom(int more = 1) const { return workload.Room() >= more; }
 
   PoolPicture PictureOf(int sequence) const {
     PoolPicture picture{.len = Need(pool.SeqLen(sequence), "SeqLen"),
@@ -341,9 +341,8 @@ int MoreThanABlock(const PagedPool& pool) {
 
 // An append that is refused takes no room. Returns false if none was refused.
 bool RefusalsTakeNoRoom(LawProbe& probe) {
-  const int open = Size(probe.workload.sequences());
   const auto fill = [&] {
-    return FillAndFree(probe.pool, probe.rules, kOpenClientsMost - open);
+    return FillAndFree(probe.pool, probe.rules, probe.workload.Room());
   };
   const PoolRoom room = fill();
   if (!room.is_full || room.tokens == 0) return false;

@@ -361,7 +361,7 @@ TEST(PoolLaws, RoomThatDoesNotComeBackIsFound) {
 PoolRoom RoomOf(const std::string& line) {
   const auto history = *ParsePagedHistory("kvp1 " + line + " | open 0 0 0");
   const auto pool = MakePagedPool(history.spec, "reference");
-  const PoolRoom room = FillAndFree(**pool, {});
+  const PoolRoom room = FillAndFree(**pool, {}, kOpenClientsMost);
   EXPECT_EQ((*pool)->Usage().used, 0) << line;
   return room;
 }
@@ -403,7 +403,7 @@ TEST(PoolRoom, IsFilledByFewAppends) {
       "kvp1 block=1 blocks=4096 most=4096 layers=1 heads=1 kdim=1 vdim=1 | "
       "open 0 0 0");
   NotesLayers pool(*MakePagedPool(history.spec, "reference"));
-  EXPECT_EQ(FillAndFree(pool, {}).tokens, 4096);
+  EXPECT_EQ(FillAndFree(pool, {}, kOpenClientsMost).tokens, 4096);
   EXPECT_LT(pool.layers.size(), 60);
 }
 
@@ -419,6 +419,26 @@ TEST(PoolWorkload, GivesAPassToAStateOnce) {
     workload.End();
     EXPECT_EQ(pool.layers, in_place ? (Ids{2, 0, 1}) : (Ids{2, 0, 1, 2}));
   }
+}
+
+// Most histories open six sequences at most, whatever the pool may have.
+TEST(PoolWorkload, OpensNoMoreSequencesThanThePoolMayHave) {
+  const auto opened = [](int most, int b) {
+    const auto history = *ParsePagedHistory(
+        "kvp1 block=1 blocks=1 most=1 layers=1 heads=1 kdim=1 vdim=1 | "
+        "open 0 0 0");
+    NotesLayers pool(*MakePagedPool(history.spec, "reference"));
+    PoolWorkload workload(pool, {.max_sequences = most});
+    for (int i = 0; i < 80; ++i) {
+      workload.Do({i % 2 == 0 ? PagedOpKind::kOpen : PagedOpKind::kFork, 0, b});
+    }
+    EXPECT_GE(workload.Room(), 0);
+    return workload.sequences().size();
+  };
+  EXPECT_EQ(opened(1, 64), 1);
+  EXPECT_EQ(opened(8, 64), 8);
+  EXPECT_EQ(opened(100, 64), 72);
+  EXPECT_EQ(opened(8, 63), 6);
 }
 
 // A pool that no sequences fill refuses nothing.

@@ -227,9 +227,12 @@ inline constexpr int kLastItem = LastOf(kSeenClientsMost);
 // kOpenClientsMost, up to kManyClientsMost.
 inline constexpr int kManyOpen = 64;
 inline constexpr int kManyClientsMost = 72;
-// Whether an open or a fork may add a sequence to `count` sequences.
-inline bool MayAddClient(const PagedOp& op, std::size_t count) {
-  return count < AsSize(op.b < kManyOpen ? kOpenClientsMost : kManyClientsMost);
+// Whether an open or a fork may add a sequence to `count` sequences of a pool
+// that may have `most`.
+inline bool MayAddClient(const PagedOp& op, std::size_t count,
+                         int most = kManyClientsMost) {
+  const int drawn = op.b < kManyOpen ? kOpenClientsMost : kManyClientsMost;
+  return count < AsSize(std::min(drawn, most));
 }
 // Adds a client to the last clients whose tokens later prompts are drawn from,
 // with more tokens; and the tokens as a pool would have them that takes unknown

@@ -45,7 +45,7 @@ void PoolWorkload::Add(std::string_view call, int sequence,
 }
 
 void PoolWorkload::Open(const PagedOp& op) {
-  if (!HasRoom()) return;
+  if (!MayAddClient(op, sequences_.size(), abilities_.max_sequences)) return;
   PagedClient client = DrawPrompt(op, seen_, freed_media_);
   if (!abilities_.media) client.key.media.clear();
   const std::vector<std::int32_t> prompt = client.tokens;
@@ -74,7 +74,8 @@ void PoolWorkload::Open(const PagedOp& op) {
 }
 
 void PoolWorkload::Fork(const PagedOp& op) {
-  if (!abilities_.fork || !HasRoom()) return;
+  if (!abilities_.fork) return;
+  if (!MayAddClient(op, sequences_.size(), abilities_.max_sequences)) return;
   const int from = Pick(op.a);
   if (!MayGiveUp(sequences_.at(from))) return;
   PagedClient client = sequences_.at(from).client;
@@ -169,11 +170,6 @@ void PoolWorkload::AddMedia(const PagedOp& op) {
   Need(pool_.AddMedia(sequence, media), "AddMedia");
   client.Add(media);
   if (ledger_) ledger_->AddMedia(sequence, media);
-}
-
-// Third-party pools may have room for few sequences.
-bool PoolWorkload::HasRoom(int more) const {
-  return Size(sequences_) + more <= kOpenClientsMost;
 }
 
 bool PoolWorkload::MayGiveUp(const Sequence& of) const {
@@ -345,6 +341,7 @@ PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules, int sequences) {
   }
   PoolRoom room;
   std::vector<int> opened;
+  sequences = std::min(sequences, kOpenClientsMost);
   while (Size(opened) < sequences && !room.is_full) {
     const int sequence = opened.emplace_back(Need(pool.Open({}, {}), "Open"));
     PagedClient client;
@@ -370,9 +367,9 @@ PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules, int sequences) {
   return room;
 }
 
-void ExpectNoMoreRoom(PagedPool& pool, const PoolRules& rules,
+void ExpectNoMoreRoom(PagedPool& pool, const PoolRules& rules, int sequences,
                       const PoolRoom& emptied) {
-  const PoolRoom room = FillAndFree(pool, rules);
+  const PoolRoom room = FillAndFree(pool, rules, sequences);
   Expect(emptied.tokens >= room.tokens, [&] {
     return fmt::format(
         "{} tokens fit into the pool after all its sequences were freed, and "

@@ -32,7 +32,8 @@ struct PoolAbilities {
   bool csr = true;
   bool slots = true;
   bool views = true;
-  bool media = false;  // Prompts may have media.
+  bool media = false;                    // Prompts may have media.
+  int max_sequences = kOpenClientsMost;  // That may be open at a time.
   // Set if the pool attends.
   std::optional<PoolAttention> attention = {};
 };
@@ -71,8 +72,8 @@ class PoolWorkload {
   const Answered& opens() const { return opens_; }
   // Whether an append was refused because the pool was full.
   bool was_full() const { return was_full_; }
-  // Whether `more` sequences may be opened.
-  bool HasRoom(int more = 1) const;
+  // The sequences that may still be opened.
+  int Room() const { return abilities_.max_sequences - Size(sequences_); }
 
  private:
   template <class Actor>
@@ -125,15 +126,14 @@ struct PoolRoom {
   int tokens = 0;
   bool is_full = false;
 };
-// Fills the pool with new sequences, at most this many, whose tokens differ,
-// and frees them. A right pool has the same room each time, whichever blocks it
-// takes and wherever its free rows lie, because the last appends have one
-// token. Throws a Failure if the pool refuses another call.
-PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules,
-                     int sequences = kOpenClientsMost);
+// Fills the pool with new sequences whose tokens differ, at most `sequences`
+// and six, and frees them. A right pool has the same room each time, whichever
+// blocks it takes and wherever its free rows lie, because the last appends have
+// one token. Throws a Failure if the pool refuses another call.
+PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules, int sequences);
 
 // Expects that a new pool has no more room than an emptied pool of its kind.
-void ExpectNoMoreRoom(PagedPool& pool, const PoolRules& rules,
+void ExpectNoMoreRoom(PagedPool& pool, const PoolRules& rules, int sequences,
                       const PoolRoom& emptied);
 
 // Returns tokens that no history has; the first one follows from `begin`.

@@ -540,14 +540,11 @@ std::string JudgementJson(const std::string& name, const Judgement& judgement) {
     if (!failure->twin.empty()) json["twin"] = failure->twin;
   }
   const Judged& judged = judgement.judged;
-  json["judged"] = {{"calls", judged.calls},
-                    {"answers", judged.answers},
-                    {"gets", judged.gets},
-                    {"rows", judged.rows},
-                    {"outputs", judged.outputs},
-                    {"output_rows", judged.output_rows_judged},
-                    {"refusals", judged.refusals},
-                    {"prefix_hits", judged.prefix_hits}};
+  json["judged"] = {
+      {"calls", judged.calls},       {"answers", judged.answers},
+      {"gets", judged.gets},         {"rows", judged.rows},
+      {"outputs", judged.outputs},   {"output_rows", judged.output_rows_judged},
+      {"refusals", judged.refusals}, {"prefix_hits", judged.prefix_hits}};
   return json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 

@@ -52,6 +52,10 @@ bool IsUnshrunk(const Failure& failure) {
   return failure.Is("harness: not the same twice");
 }
 
+// The calls of a text before and after those that it leaves out.
+constexpr std::size_t kFirstCalls = 40;
+constexpr std::size_t kLastCalls = 10;
+
 // The number of a call: its line in a recording, or counted from 1.
 std::int64_t NumberOf(const Failure& failure, std::size_t i) {
   const std::int64_t number = failure.trace[i].number;
@@ -224,7 +228,10 @@ std::string FailureText(const Failure& failure) {
       failure.level == Level::kIdentity ? "the reference and " : "");
   const std::size_t calls = failure.trace.size();
   for (std::size_t i = 0; i < calls; ++i) {
-    if (i >= 40 && i + 10 < calls) continue;  // Skips the middle.
+    if (i == kFirstCalls && calls > kFirstCalls + kLastCalls) {
+      i = calls - kLastCalls;
+      text += fmt::format("  ...  {} calls are left out\n", i - kFirstCalls);
+    }
     const bool then = i + 1 == calls && failure.note.empty();
     const Step& step = failure.trace[i];
     text += fmt::format(

@@ -386,6 +386,10 @@ TEST(Harness, ReportsAFailureThatDoesNotRepeat) {
                 std::string::npos);
     }
     EXPECT_EQ(failure.report.find("<- then"), std::string::npos);
+    const bool is_long = failure.report.find("call 5") != std::string::npos;
+    const auto gap = failure.report.find(
+        "call 39\n  ...  450 calls are left out\n  491 call 490");
+    EXPECT_EQ(gap != std::string::npos, is_long) << failure.report;
     runs = before + 1;
   }
   // A failure that repeats is reported without a note.

@@ -1,4 +1,4 @@
-// The theorem of docs/serving.md: sessions are never refused for want of room.
+// The theorem of docs/serving.md: sessions are never refused for lack of room.
 // Every history of small sessions is played, and the used cells are counted.
 
 #include <fmt/format.h>

@@ -3,6 +3,7 @@
 
 #include "props/shrink/minimal_cases.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -463,6 +464,17 @@ TEST(Shrink, LowersTheNumberOfSequences) {
                               !history.ops.empty();
                      }),
             "kvt1 seqs=5 cap=1 legal=1 | ask 0@0");
+}
+
+TEST(Shrink, LowersTheNumberOfLayers) {
+  for (const int least : {2, 10, 17, 65}) {
+    EXPECT_EQ(ShrunkIf("cap=2 layers=65 | put 0*1",
+                       [&](const History& history) {
+                         return history.setup.layers >= least &&
+                                !history.ops.empty();
+                       }),
+              fmt::format("kvt1 cells=1 layers={} | ask 0@0", least));
+  }
 }
 
 // A position in a later operation follows the tokens before it.

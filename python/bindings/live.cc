@@ -29,6 +29,7 @@
 #include "props/backend/backend_laws.h"
 #include "props/backend/profile.h"
 #include "props/certify/certificate.h"
+#include "props/command/page_file.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/report/page.h"
@@ -124,6 +125,7 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
             const std::optional<std::string>& kind,
             const std::optional<std::string>& page) {
   return Raising([&]() -> Fuzzed {
+    if (page) Check(props::PreparePage(*page));
     const Driver driver(std::move(adapter), std::move(rerun));
     int looks = 0;
     props::FuzzOptions options;
@@ -168,6 +170,7 @@ Ran Run(nb::object adapter, nb::object rerun, const std::string& history,
         const std::optional<std::string>& asked,
         const std::optional<std::string>& page) {
   return Raising([&]() -> Ran {
+    if (page) Check(props::PreparePage(*page));
     const Driver driver(std::move(adapter), std::move(rerun));
     const props::History parsed = Value(props::ParseHistory(history));
     props::Level level =

@@ -70,6 +70,7 @@ class Pools {
     dtypes_ = nb::cast<std::uint32_t>(said[6]);
     block_multiple_ = nb::cast<int>(said[7]);
     head_dim_multiple_ = nb::cast<int>(said[8]);
+    max_sequences_ = nb::cast<int>(said[9]);
     FillNeeded();
     FillOptional();
   }
@@ -124,6 +125,7 @@ class Pools {
   std::uint32_t dtypes_ = 0;
   int block_multiple_ = 0;
   int head_dim_multiple_ = 0;
+  int max_sequences_ = 0;
   std::string init_error_;
   bool made_one_ = false;
 };
@@ -144,6 +146,7 @@ void Pools::FillNeeded() {
     out->dtypes = current_->dtypes_;
     out->block_multiple = current_->block_multiple_;
     out->head_dim_multiple = current_->head_dim_multiple_;
+    out->max_sequences = current_->max_sequences_;
     return AsInt(KVTWIN_OK);
   };
   table_.init = [](const kvtwin_pool_params* params, void** pool) {

@@ -120,6 +120,31 @@ def test_faulty_classes(cls, tmp_path):
     assert (again.history, again.failure) == (result.history, result.failure)
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_the_run(tmp_path):
+    made = []
+
+    class Counted(toys.Right):
+        def __init__(self, setup):
+            made.append(setup)
+            super().__init__(setup)
+
+    other = tmp_path / "other.html"
+    other.write_text("mine")
+    for html, reason in (
+        (tmp_path / "none" / "page.html", "cannot be written"),
+        (other, "not a page of kvtwin"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=reason):
+            kvtwin.fuzz(Counted, operations=3000, html=html)
+        with pytest.raises((ValueError, RuntimeError), match=reason):
+            kvtwin.run(Counted, "kvt1 | put 0*1", html=html)
+    assert not made and other.read_text() == "mine"
+    page = tmp_path / "page.html"
+    assert kvtwin.fuzz(toys.CopiesOneTooFew, operations=3000, html=page).page == page
+    assert kvtwin.fuzz(toys.Right, operations=300, html=page).page is None
+    assert not page.exists()  # The page of an earlier run is removed.
+
+
 def test_the_command_runs_it_again(tmp_path):
     result = kvtwin.fuzz(toys.CopiesOneTooFew, operations=3000)
     command = result.failure.split("rerun   ")[1].splitlines()[0]

@@ -318,6 +318,33 @@ def test_pools_without_reserve(pool):
     assert not law and "the next time the pool is full" in law.reason
 
 
+def test_pools_with_many_sequences(pool):
+    most = 0
+
+    class Counts(pool):
+        def append(self, sequence, layer, key, value):
+            nonlocal most
+            most = max(most, len(self.tables))
+            super().append(sequence, layer, key, value)
+
+    class CountsToEight(Counts):
+        """Takes a block from its owners too early, if it has more than eight."""
+
+        def fork(self, sequence, length):
+            made = super().fork(sequence, length)
+            self.owners = [min(count, 8) for count in self.owners]
+            return made
+
+    for cls, sequences in ((CountsToEight, 0), (Counts, 2), (Counts, 16)):
+        most = 0
+        result = kvtwin.fuzz(with_rules(cls, max_sequences=sequences), operations=20000)
+        assert result, str(result)
+        assert most == (sequences or 6)
+    assert not kvtwin.fuzz(with_rules(CountsToEight, max_sequences=16), operations=20000)
+    with pytest.raises(ValueError, match="max_sequences is -1, it must be an int from 0"):
+        kvtwin.PoolDescription(name="x", max_sequences=-1)
+
+
 def test_pools_with_a_window_may_drop_rows_before_it(pool):
     class Slides(pool):
         """Shows the rows that the next token sees in a window of two positions."""

@@ -219,7 +219,7 @@ using Bytes = std::vector<std::uint8_t>;
 Bytes DueBlock(const Block& block, DType dtype) {
   const bool eight = dtype == DType::kQ8;
   Bytes expected(eight ? 34 : 18);
-  long double largest = block[0];
+  long double largest = 0;
   bool finite = true;
   for (const float value : block) {
     finite = finite && std::isfinite(value);
@@ -345,6 +345,7 @@ TEST(Narrow, BlocksAtTheirEnds) {
       ASSERT_NO_FATAL_FAILURE(ExpectBlock(block));
     }
   }
+  ASSERT_NO_FATAL_FAILURE(ExpectBlock(Block{}));
   ASSERT_NO_FATAL_FAILURE(ExpectBlock(Block{-0.0F}));
 }
 

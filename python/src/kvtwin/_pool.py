@@ -47,9 +47,9 @@ class PoolBackend:
                 f"{cls.__name__} declares the ability media, but has no method add_media"
             )
 
-    def describe(self) -> tuple[str, int, int, int, int, float, int, int, int]:
+    def describe(self) -> tuple[str, int, int, int, int, float, int, int, int, int]:
         """Returns name, can, window, attend_dtype, max_query_heads, attend_tolerance,
-        dtypes, block_multiple, head_dim_multiple."""
+        dtypes, block_multiple, head_dim_multiple, max_sequences."""
         said = self.description
         can = sum(1 << POOL_ABILITIES[name] for name in said.can)
         if said.window is not None:
@@ -64,6 +64,7 @@ class PoolBackend:
             sum(1 << DTYPES.index(dtype) for dtype in said.dtypes),
             said.block_multiple,
             said.head_dim_multiple,
+            said.max_sequences,
         )
 
     def init(self, fields: dict[str, Any]) -> PoolInstance:

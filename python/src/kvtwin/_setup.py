@@ -297,12 +297,14 @@ class PoolDescription:
     #: second. 0: any number.
     block_multiple: int = 0
     head_dim_multiple: int = 0
+    #: Sequences that may be open at a time. 0: six. Histories never have more than 72.
+    max_sequences: int = 0
 
     def __post_init__(self) -> None:
         _check_texts(self, "name")
         _known("can", self.can, POOL_ABILITIES)
         _known("dtypes", self.dtypes, DTYPES)
-        _check_limits(self, "block_multiple", "head_dim_multiple")
+        _check_limits(self, "block_multiple", "head_dim_multiple", "max_sequences")
         _check_attention(self)
         for ability in ("states_in_place", "one_stock"):
             if ability in self.can and "groups" not in self.can:
