@@ -1204,9 +1204,10 @@ typedef struct kvtwin_backend_v1 {
   int (*set_causal)(void* cache, const int32_t* except, int32_t count);
   int (*set_layer_type)(void* cache, int32_t type);
   int (*encoder_cached)(void* cache, int32_t* yes);
-  /* Lists all memberships, sorted by cell, then by sequence, of which `room`
-   * fit into `cells`; and the cells of the batch. *count and *batch_count: how
-   * many there are. *total: the number of cells of the cache. */
+  /* Lists all memberships, those of drafts included, sorted by cell, then by
+   * sequence, of which `room` fit into `cells`; and the cells of the batch.
+   * *count and *batch_count: how many there are. *total: the number of cells of
+   * the cache. */
   int (*cells)(void* cache, kvtwin_cell* cells, size_t room, size_t* count,
                int32_t* batch, size_t batch_room, size_t* batch_count,
                int32_t* total);

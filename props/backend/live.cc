@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <string_view>
+#include <tuple>
 
 #include "props/base/interrupt.h"
 
@@ -205,23 +207,37 @@ LevelVerdict VerdictOn(Level level, const LiveResult& result,
 }
 
 std::vector<std::string> NotDeclared(const BackendInfo& info) {
+  const Abilities& able = info.abilities;
+  constexpr std::uint32_t kStates = KVTWIN_HAS_RECURRENT | KVTWIN_HAS_HYBRID;
+  const bool drafts = able.CanDraft();
+  const bool states = (able.kinds & kStates) != 0;
+  const bool attends = info.attend.has_value();
   std::vector<std::string> names;
-  const auto add = [&](std::uint32_t ability, const char* name) {
-    if (!info.abilities.Can(ability)) names.emplace_back(name);
-  };
-  add(KVTWIN_CAN_REMOVE_TAIL, "CAN_REMOVE_TAIL");
-  add(KVTWIN_CAN_REMOVE_MIDDLE, "CAN_REMOVE_MIDDLE");
-  add(KVTWIN_CAN_COPY_PREFIX, "CAN_COPY_PREFIX");
-  add(KVTWIN_CAN_SHARE, "CAN_SHARE");
-  add(KVTWIN_CAN_MIX, "CAN_MIX");
-  add(KVTWIN_CAN_ANY_ORDER, "CAN_ANY_ORDER");
-  add(KVTWIN_CAN_RESERVE, "CAN_RESERVE");
-  add(KVTWIN_CAN_REFUSE_MISUSE, "CAN_REFUSE_MISUSE");
-  add(KVTWIN_CAN_DRAFT, "CAN_DRAFT");
-  add(KVTWIN_CAN_FIND_PREFIX, "CAN_FIND_PREFIX");
-  add(KVTWIN_CAN_REFUSE_FULL, "CAN_REFUSE_FULL");
-  if (!info.abilities.can_resume) names.emplace_back("can_resume");
-  if (!info.abilities.set_causal) names.emplace_back("set_causal");
+  for (const auto& [name, ability, applies] :
+       {std::tuple("CAN_REMOVE_TAIL", KVTWIN_CAN_REMOVE_TAIL, true),
+        std::tuple("CAN_REMOVE_MIDDLE", KVTWIN_CAN_REMOVE_MIDDLE, true),
+        std::tuple("CAN_COPY_PREFIX", KVTWIN_CAN_COPY_PREFIX, true),
+        std::tuple("CAN_SHARE", KVTWIN_CAN_SHARE, true),
+        std::tuple("CAN_MIX", KVTWIN_CAN_MIX, true),
+        std::tuple("CAN_ANY_ORDER", KVTWIN_CAN_ANY_ORDER, true),
+        std::tuple("CAN_ANY_SEQUENCE", KVTWIN_CAN_ANY_SEQUENCE, true),
+        std::tuple("CAN_FIND_PREFIX", KVTWIN_CAN_FIND_PREFIX, true),
+        std::tuple("CAN_RESERVE", KVTWIN_CAN_RESERVE, true),
+        std::tuple("CAN_REFUSE_FULL", KVTWIN_CAN_REFUSE_FULL, true),
+        std::tuple("CAN_REFUSE_MISUSE", KVTWIN_CAN_REFUSE_MISUSE, true),
+        std::tuple("CAN_TAKE_STRIDED", KVTWIN_CAN_TAKE_STRIDED, true),
+        std::tuple("CAN_MIX_DTYPES", KVTWIN_CAN_MIX_DTYPES, true),
+        std::tuple("CAN_DRAFT", KVTWIN_CAN_DRAFT, true),
+        std::tuple("CAN_DRAFT_TREES", KVTWIN_CAN_DRAFT_TREES, drafts),
+        std::tuple("CAN_DRAFT_STATES", KVTWIN_CAN_DRAFT_STATES,
+                   drafts && states),
+        std::tuple("CAN_PIN", KVTWIN_CAN_PIN, states),
+        std::tuple("CAN_SOFT_CAP", KVTWIN_CAN_SOFT_CAP, attends),
+        std::tuple("CAN_SINKS", KVTWIN_CAN_SINKS, attends)}) {
+    if (applies && !able.Can(ability)) names.emplace_back(name);
+  }
+  if (!able.can_resume) names.emplace_back("can_resume");
+  if (!able.set_causal) names.emplace_back("set_causal");
   return names;
 }
 

@@ -143,8 +143,9 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
       result.known > 0
           ? fmt::format(" ({} more histories with one of them)", result.known)
           : "";
-  fmt::print("{} operations in {} histories, {}{}, seed {}, digest {:016x}\n",
-             result.operations, result.histories,
+  fmt::print("{} in {}, {}{}, seed {}, digest {:016x}\n",
+             Counted(result.operations, "operation"),
+             Counted(result.histories, "history", "histories"),
              Counted(std::ssize(result.findings), "finding"), more,
              options.seed, result.digest);
   fmt::print("{}{}", PassedOverText(result.passed_over, options.known_buckets),

@@ -457,6 +457,42 @@ void AddLongBatch(const Pick& pick, History& history) {
   history.ops.insert(at, {PutOf(seq, 0, tokens), PutOf(seq, 0, pick(1, 4))});
 }
 
+void AddLongSequence(const Pick& pick, History& history) {
+  constexpr std::size_t kMore = 6;  // Operations after it: masks are large.
+  Setup& setup = history.setup;
+  if (setup.spec.kind == Kind::kEncoder) return;
+  const int least = Chance(pick, 15) ? 1 << pick(9, 10) : 1 << pick(7, 8);
+  const int tokens = least + pick(1, 9);
+  InitArgs& init = setup.init;
+  init.capacity = std::max(init.capacity, tokens + 20);
+  init.max_batch = std::max(init.max_batch, tokens);
+  setup.rows = {pick(1, 4), 1, pick(1, 3)};
+  if (Chance(pick, 30)) setup.layers = OneOf(pick, {9, 17, 34});
+  std::vector<CacheSpec*> specs = {&setup.spec};
+  for (CacheSpec& part : setup.spec.caches) specs.push_back(&part);
+  for (CacheSpec* spec : specs) {
+    if (!Chance(pick, 60)) continue;
+    const int window = tokens - pick(1, 9);
+    if (spec->kind == Kind::kChunked) spec->chunk = window;
+    if (IsWindowed(spec->kind)) spec->window = window;
+    if (spec->memory) spec->memory = window;
+  }
+  FitStorage(setup);
+  std::vector<Op> ops = {PutOf(0, 0, tokens)};
+  if (Chance(pick, 30)) {
+    ops.push_back(PutOf(0, 0, 1));
+    ops.back().segments[0].delta = OneOf(pick, {130, 300, 2049, 70000});
+  }
+  Op& drop = ops.emplace_back();
+  drop.kind = OpKind::kDrop;
+  drop.begin.offset = pick(0, 2);
+  const int dropped = OneOf(pick, {1, 1, 3, 64, 129, 300, 2049, 70000});
+  drop.end.offset = drop.begin.offset + dropped;
+  ops.push_back(PutOf(0, 0, pick(1, 3)));
+  history.ops.resize(std::min(history.ops.size(), kMore));
+  history.ops.insert(history.ops.begin(), ops.begin(), ops.end());
+}
+
 void AddReturns(const Pick& pick, History& history) {
   if (!HasWindow(history.setup.spec) || Chance(pick, 70)) return;
   const int most = history.setup.init.max_batch;

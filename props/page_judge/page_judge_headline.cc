@@ -104,11 +104,15 @@ class HeadlineJudge {
 
   void JudgeCellNumber() {
     std::smatch match;
-    static const std::regex kCell(R"([Cc]ell (\d+))");
+    static const std::regex kCell(R"((cell|column) (\d+))");
     const bool in_full =
         Says("gave a wrong answer") || Says("reads the wrong tokens");
     if (in_full || !std::regex_search(more_, match, kCell)) return;
-    const std::int64_t cell = std::stoll(match[1]);
+    const std::int64_t cell = std::stoll(match[2]);
+    const bool has_cells =
+        step_["cell_count"] > 0 ||
+        (step_.contains("mask") && step_["mask"]["first_cell"] > 0);
+    Expect(has_cells == (match[1] == "cell"), "cells: " + more_);
     const json* missing = FirstMissing();
     const bool elsewhere =
         missing != nullptr && missing->value("cell", -1) == cell;
@@ -135,8 +139,7 @@ class HeadlineJudge {
   }
 
   void JudgeSentence() {
-    if (Says("reads the wrong token.") ||
-        Says("A cell holds the wrong token")) {
+    if (Says("reads the wrong token.") || Says(" has the wrong token.")) {
       JudgeWrongToken();
     } else if (Says("reads a wrong row")) {
       Expect(sight_ == 'x' && NamesFound(more_), more_);
@@ -163,7 +166,7 @@ class HeadlineJudge {
 
   void JudgeWrongToken() {
     Expect(CellDiffers(), headline_);
-    Expect(Says("A cell") || sight_ == 'x', headline_);
+    Expect(Says("A c") || sight_ == 'x', headline_);
     const std::size_t what = more_.find("; what the cache returned there is ");
     Expect(what != more_.npos && expected_ != nullptr &&
                PageTokenIn(more_.substr(0, what)) == PageTokenOf(*expected_),
@@ -172,7 +175,7 @@ class HeadlineJudge {
   }
 
   void JudgeUnseen() {
-    const bool in_no_cell = Has(more_, "No cell");
+    const bool in_no_cell = Has(more_, "No c");
     if (!in_no_cell && sight_ == '-') return JudgeHolds();
     const json* missing = FirstMissing();
     Expect(missing != nullptr && PageTokenIn(more_) == PageTokenOf(*missing),

@@ -252,7 +252,6 @@ bool Enlarge(const Pick& pick, PagedSpec& spec) {
       break;
     default:
       spec.kv_heads = near;
-      break;
   }
   return false;
 }
@@ -326,7 +325,6 @@ std::vector<PagedOpKind> DrawKinds(const Pick& pick, std::size_t count,
         break;
       default:
         weight = server ? weight / 2 : weight;
-        break;
     }
     kinds.insert(kinds.end(), AsSize(weight), kind);
   }
@@ -410,22 +408,24 @@ void AddLongFork(const Pick& pick, const PagedNumbers& numbers,
   ops.push_back({PagedOpKind::kOpen, pick(0, 63), 1, 0});
 }
 
-// Adds 7 to 67 sequences of a few tokens each: about as many as a power of two.
-// One in three is a fork.
+// Adds 8 to 68 sequences of a few tokens each: about as many as a power of two.
+// A third are forks; or most are, of the first sequence.
 void AddManySequences(const Pick& pick, const PagedNumbers& numbers,
                       std::vector<PagedOp>& ops) {
   using enum PagedOpKind;
   const int power = 1 << pick(3, 6);
+  const bool of_first = pick(0, 1) == 0;
+  ops.push_back({kOpen, 0, 0, 0});
+  AddTokens(numbers, 0, pick(0, kLongAppend - 1), ops);
   for (int count = power + pick(-1, 3); count > 0; --count) {
     const int b = kManyOpen + pick(0, 3);
-    if (pick(0, 2) == 0) {
-      ops.push_back({kFork, pick(0, 63), b, 0});
+    if (pick(0, 7) < (of_first ? 7 : 3)) {
+      ops.push_back({kFork, of_first ? 0 : pick(0, 63), b, 0});
     } else {
       ops.push_back({kOpen, pick(0, 63), b, numbers.C(kOpen)});
     }
-    if (pick(0, 1) == 0) continue;
-    const int sequence = pick(0, 63);
-    AddTokens(numbers, sequence, pick(0, 3), ops);
+    const int tokens = pick(-4, 3);
+    if (tokens >= 0) AddTokens(numbers, pick(0, 63), tokens, ops);
   }
 }
 

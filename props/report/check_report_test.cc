@@ -36,9 +36,9 @@ TEST(ShowReport, NamesColumnsWithOneRowOfAToken) {
   using ::testing::HasSubstr;
   EXPECT_THAT(shown("[100,200]}", "[100,201]}"),
               HasSubstr("    rows of  0@0    0@1\n"
-                        "    cell 1 has the K row of 0@1 only\n"));
+                        "    column 1 has the K row of 0@1 only\n"));
   EXPECT_THAT(shown("[100,1000,200,1001]", "[101,1000,200,1001]"),
-              HasSubstr("    cell 0 has the V row of 0@0 only\n"));
+              HasSubstr("    column 0 has the V row of 0@0 only\n"));
 }
 
 TEST(CheckReport, CountsWhatWasJudged) {

@@ -285,6 +285,14 @@ std::int64_t MovedBy(const Failure& failure, const std::vector<Moves>& moves,
   return 0;
 }
 
+// Returns "cell", or "column" for a third-party cache that leaves open which
+// cells its columns show.
+std::string_view PlaceOf(const Step& step) {
+  const bool has_cells =
+      step.cell_count > 0 || (step.mask && step.mask->first_cell > 0);
+  return has_cells ? "cell" : "column";
+}
+
 // Returns the headline, and a sentence with details.
 std::pair<std::string, std::string> Sentences(const Failure& failure,
                                               const Wrong& wrong,
@@ -295,21 +303,23 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
   const std::string who = reader    ? "The token at " + TokenName(*reader)
                           : row < 0 ? "A token"
                                     : "A padding row";
+  const std::string_view place = PlaceOf(step);
+  const std::string at = fmt::format("{} {}", place, cell);
   if (expected != nullptr && actual != nullptr && actual->differs) {
     const std::int64_t mover = MovedBy(failure, moves, *expected);
     const std::string how =
-        mover == 0
-            ? fmt::format("Cell {} must hold {}", cell, TokenName(*expected))
-            : fmt::format("{} {} moved {} to cell {}", failure.unit, mover,
-                          TokenName(*expected), cell);
+        mover == 0 ? fmt::format("The row of {} must be in {}",
+                                 TokenName(*expected), at)
+                   : fmt::format("{} {} moved {} to {}", failure.unit, mover,
+                                 TokenName(*expected), at);
     return {sight == 'x' ? who + " reads the wrong token."
-                         : "A cell holds the wrong token.",
+                         : fmt::format("A {} has the wrong token.", place),
             fmt::format("{}; what the cache returned there is {}.", how,
                         Owner(*actual, expected))};
   }
   if (sight == 'x' && actual != nullptr) {
     return {who + " reads a wrong row.",
-            fmt::format("Cell {} has {}.", cell, Owner(*actual))};
+            fmt::format("In {} is {}.", at, Owner(*actual))};
   }
   const std::string holds =
       expected != nullptr ? "holds " + TokenName(*expected)
@@ -321,28 +331,23 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
   const std::string reason = failure.text.substr(0, failure.text.find('\n'));
   if (sight == '?') {
     return {who + " has a wrong element in its mask.",
-            fmt::format("The element of cell {} is neither 0 nor -inf.", cell)};
-  }
-  if (sight == '+' && again) {
-    return {who + " reads a token more than once.",
-            fmt::format("The mask shows it cell {}, which {}.", cell, holds)};
+            fmt::format("The element of {} is neither 0 nor -inf.", at)};
   }
   if (sight == '+') {
-    return {who + " reads what it must not see.",
-            fmt::format("The mask shows it cell {}, which {}.", cell, holds)};
+    return {who + (again ? " reads a token more than once."
+                         : " reads what it must not see."),
+            fmt::format("The mask shows it {}, which {}.", at, holds)};
   }
   if (sight == '-') {
-    return {
-        who + " does not see what it must read.",
-        fmt::format("The mask hides cell {} from it, which {}.", cell, holds)};
+    return {who + " does not see what it must read.",
+            fmt::format("The mask hides {} from it, which {}.", at, holds)};
   }
   if (missing != nullptr) {
-    const std::string where = missing->cell < 0
-                                  ? "No cell of the view has the row of"
-                                  : fmt::format(
-                                        "The mask hides cell {} from it, which "
-                                        "has the row of",
-                                        missing->cell);
+    const std::string where =
+        missing->cell < 0
+            ? fmt::format("No {} of the view has the row of", place)
+            : fmt::format("The mask hides {} {} from it, which has the row of",
+                          place, missing->cell);
     return {who + " does not see what it must read.",
             fmt::format("{} {}.", where, TokenName(*missing))};
   }

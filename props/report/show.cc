@@ -41,15 +41,15 @@ std::vector<Run> FreeRuns(const std::vector<Held>& held, int cells) {
   return runs;
 }
 
-// Returns lines with a token for each cell, and above them, if wanted, the
-// numbers of the cells. Shows the first kHeldShown.
+// Returns lines with a token for each cell or column, which `place` names, and
+// above them their numbers, unless `place` is "". Shows the first kHeldShown.
 std::string TokenLines(const std::vector<Held>& held, std::string_view name,
-                       bool numbers) {
+                       std::string_view place) {
   std::string text;
   const std::size_t shown = std::min(held.size(), kHeldShown);
   for (std::size_t i = 0; i < shown; i += kCellsInLine) {
     const std::size_t end = std::min(shown, i + kCellsInLine);
-    std::string cells = fmt::format("    {:<{}}", "cell", name.size() + 2);
+    std::string cells = fmt::format("    {:<{}}", place, name.size() + 2);
     std::string tokens = fmt::format("    {}  ", name);
     for (std::size_t j = i; j < end; ++j) {
       const std::string token =
@@ -60,7 +60,7 @@ std::string TokenLines(const std::vector<Held>& held, std::string_view name,
     }
     cells.resize(cells.find_last_not_of(' ') + 1);
     tokens.resize(tokens.find_last_not_of(' ') + 1);
-    if (numbers) text += cells + "\n";
+    if (!place.empty()) text += cells + "\n";
     text += tokens + "\n";
   }
   return text;
@@ -195,16 +195,20 @@ std::string OwnersText(const Oracle& oracle, const TraceOp& op,
                        const Failure& wrong) {
   const Viewport frame =
       Viewport::Around(op.first_cell.value_or(0), wrong.column, wrong.row);
+  const bool has_cells =
+      oracle.twin() != nullptr || op.first_cell.value_or(0) > 0;
+  const std::string_view place = has_cells ? "cell" : "column";
   std::vector<Held> owners;
   std::string torn;
   for (const FoundToken& found : DrawnStep(oracle, op, frame).found) {
     owners.push_back(found.token);
     if (found.token.sequences.empty() || found.key == found.value) continue;
     torn +=
-        fmt::format("    cell {} has the {} row of {} only\n", found.token.cell,
-                    found.key ? "K" : "V", TokenText(found.token));
+        fmt::format("    {} {} has the {} row of {} only\n", place,
+                    found.token.cell, found.key ? "K" : "V",
+                    TokenText(found.token));
   }
-  return TokenLines(owners, "rows of", /*numbers=*/true) + torn;
+  return TokenLines(owners, "rows of", place) + torn;
 }
 
 class Shower {
@@ -411,7 +415,7 @@ std::string RunsText(const std::vector<Run>& runs) {
 }
 
 std::string HeldText(const std::vector<Held>& held, std::optional<int> cells) {
-  std::string text = TokenLines(held, "token", cells.has_value());
+  std::string text = TokenLines(held, "token", cells ? "cell" : "");
   const std::size_t shown = std::min(held.size(), kHeldShown);
   if (shown < held.size()) {
     text += fmt::format("    ... and {} more\n", held.size() - shown);

@@ -43,6 +43,8 @@ constexpr std::uint64_t kTwinsEvery = 7;
 // up, a third has batches that do not fit. Eleven has no common divisor with
 // the other numbers that choose histories.
 constexpr std::uint64_t kLegalEvery = 11;
+// One in this many histories of a backend begins with a long sequence.
+constexpr std::uint64_t kLongEvery = 37;
 // A search ends if, after this many histories, the subject had a cache for
 // fewer than one in a hundred.
 constexpr std::int64_t kVain = 1000;
@@ -68,7 +70,7 @@ class CacheSource {
     History history =
         HasDrafts(number, kind) ? MakeSpeculation(options_.seed, number, kind,
                                                   ops, options_.cells_max)
-        : HasPrompts(number)
+        : HasPrompts(number, kind)
             ? MakePrefixes(options_.seed, number, kind, ops, options_.cells_max,
                            HasDraftsToo(number, kind))
             : MakeHistory(options_.seed, number, kind, ops, options_.cells_max,
@@ -89,7 +91,12 @@ class CacheSource {
     }
     AddForTwins(number, history);
     AddForLegal(number, history);
-    if (!subject_.is_twin()) subject_.abilities.Fit(history.setup);
+    if (!subject_.is_twin()) {
+      if (options_.cells_max == 0 && number % kLongEvery == 5) {
+        AddLongSequence(SeededPick(options_.seed ^ 0x10465, number), history);
+      }
+      subject_.abilities.Fit(history.setup);
+    }
     return history;
   }
   void Tell(const History& /*history*/, bool /*ran*/) {}
@@ -139,33 +146,45 @@ class CacheSource {
     return kinds;
   }
 
+  // More than half of the histories have any kind, as without such kinds. The
+  // number of turns, 1, 3 or 5, has no common divisor with 4.
+  static std::uint64_t TurnsOf(const std::vector<Kind>& kinds) {
+    return 2 * kinds.size() + 1;
+  }
   // The kind of a history; none: any kind.
   std::optional<Kind> KindOf(std::uint64_t number) const {
     const std::vector<Kind> kinds = DeclaredKinds();
-    const std::size_t turn = number % (kinds.size() + 1);
-    return turn == 0 ? options_.kind : kinds[turn - 1];
+    const std::size_t turn = number % TurnsOf(kinds);
+    return turn <= kinds.size() ? options_.kind
+                                : kinds[turn - kinds.size() - 1];
   }
 
   bool CanDraft(std::optional<Kind> kind) const {
     return !subject_.make && (kind ? subject_.abilities.CanDraft(*kind)
                                    : subject_.abilities.CanDraft());
   }
-  // Every second history of a backend that declares drafts has some.
+  // Every second history of a backend that declares drafts has some; if it
+  // finds prefixes as well, every third.
   bool HasDrafts(std::uint64_t number, std::optional<Kind> kind) const {
-    return options_.speculate || (CanDraft(kind) && Turn(number) == 1);
+    return options_.speculate || (CanDraft(kind) && Turn(number, kind) == 1);
   }
-  // So has every second history with prompts.
+  // A third of the histories with prompts also have drafts.
   bool HasDraftsToo(std::uint64_t number, std::optional<Kind> kind) const {
-    return !options_.speculate && CanDraft(kind) && Turn(number / 2) == 0;
+    return !options_.speculate && CanDraft(kind) && Turn(number / 2, kind) == 0;
   }
-  // Every second history of a backend that finds prefixes has prompts. At
-  // identity it is compared with a twin, which finds none.
-  bool HasPrompts(std::uint64_t number) const {
+  // Every second history of a backend that finds prefixes has prompts; if it
+  // declares drafts as well, every third, so that a third has neither.
+  bool HasPrompts(std::uint64_t number, std::optional<Kind> kind) const {
+    return FindsPrefixes() && Turn(number, kind) == 0;
+  }
+  // At identity a backend is compared with a twin, which finds none.
+  bool FindsPrefixes() const {
     return !subject_.make && subject_.level != Level::kIdentity &&
-           subject_.abilities.Can(KVTWIN_CAN_FIND_PREFIX) && Turn(number) == 0;
+           subject_.abilities.Can(KVTWIN_CAN_FIND_PREFIX);
   }
-  std::uint64_t Turn(std::uint64_t number) const {
-    return number / (DeclaredKinds().size() + 1) % 2;
+  std::uint64_t Turn(std::uint64_t number, std::optional<Kind> kind) const {
+    const bool both = FindsPrefixes() && CanDraft(kind);
+    return number / TurnsOf(DeclaredKinds()) % (both ? 3 : 2);
   }
 
   const FuzzOptions& options_;

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/dialects/profiles.h"
 #include "props/base/forwarding_cache.h"
@@ -470,6 +472,61 @@ TEST(Harness, SkipsHistoriesAfterTheFirstFailure) {
   subject.shrink_seconds = 1e-9;
   EXPECT_EQ(Fuzz(options, subject).histories, 1);
   EXPECT_EQ(runs, 6);
+}
+
+// What a backend declares leaves a share of the histories ordinary; some are
+// long, with windows and chunks that end just before they do.
+TEST(Harness, DrawsOrdinaryAndLongHistoriesForBackendsThatDeclareAll) {
+  std::map<std::string, int> counts;
+  Subject subject;
+  subject.level = Level::kVisibility;
+  subject.abilities.can = ~0U;
+  subject.run = [&](const History& history, const RunOptions& /*options*/) {
+    const auto& setup = history.setup;
+    const auto& ops = history.ops;
+    const auto has = [&](const auto& test) {
+      return std::ranges::any_of(ops, test);
+    };
+    const auto tokens = [](const Op& op) {
+      return op.segments.empty() ? 0 : op.segments[0].count;
+    };
+    const bool finds =
+        has([](const Op& op) { return op.kind == OpKind::kFind; });
+    const bool drafts = has([](const Op& op) {
+      return !op.segments.empty() && !op.segments[0].parents.empty();
+    });
+    const Kind kind = setup.spec.kind;
+    const bool states = kind == Kind::kRecurrent || kind == Kind::kHybrid;
+    const bool is_long = tokens(ops[0]) > 128 && tokens(ops[0]) < 2000;
+    const bool moves = is_long && has([](const Op& op) {
+                         return op.kind == OpKind::kDrop && !op.open;
+                       });
+    counts["all"] += 1;
+    counts["prompts"] += finds;
+    counts["drafts"] += drafts;
+    counts["neither"] += !finds && !drafts;
+    counts["ordinary"] += !finds && !drafts && !states;
+    counts["chunk"] += kind == Kind::kChunked && setup.spec.chunk > 128;
+    counts["window"] += is_long && setup.spec.window.value_or(0) > 128;
+    counts["512"] += is_long && tokens(ops[0]) > 512;
+    counts["layers"] += moves && setup.layers > 8;
+    counts["far"] +=
+        is_long && tokens(ops[1]) == 1 && ops[1].segments[0].delta > 2048;
+    return RunResult{.ran = true, .operations = std::ssize(ops)};
+  };
+  FuzzOptions options;
+  options.operations = 2'000'000;
+  EXPECT_FALSE(Fuzz(options, subject).failure);
+  const int all = counts["all"];
+  EXPECT_GT(all, 10'000);
+  for (const auto& [name, share] :
+       {std::pair("prompts", 4), std::pair("drafts", 4),
+        std::pair("neither", 4), std::pair("ordinary", 7)}) {
+    EXPECT_GT(counts[name] * share, all) << name;
+  }
+  for (const char* const name : {"chunk", "window", "512", "layers", "far"}) {
+    EXPECT_GT(counts[name], 2) << name;
+  }
 }
 
 TEST(Harness, NamesTheProgramAsItWasCalled) {

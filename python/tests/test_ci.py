@@ -185,6 +185,7 @@ def test_the_seed_of_the_day(tmp_path, capsys):
         (f"{TOYS}:NoSuchClass", [], "no attribute 'NoSuchClass'"),
         (f"{TOYS}:Right", ["--", "--profile", "mlx"], "a class has no options"),
         ("no/such/library.so", [], "kvtwin exited with 2"),
+        ("my_cache.py", [], "name its class, as my_cache.py:MyCache"),
     ],
 )
 def test_what_cannot_be_run(tmp_path, capsys, backend, words, message):

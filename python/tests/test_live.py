@@ -131,7 +131,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_run(tmp_path):
     other = tmp_path / "other.html"
     other.write_text("mine")
     for html, reason in (
-        (tmp_path / "none" / "page.html", "cannot be written"),
+        (tmp_path / "none" / "page.html", "cannot be opened"),
         (other, "not a page of kvtwin"),
     ):
         with pytest.raises((ValueError, RuntimeError), match=reason):

@@ -206,6 +206,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def _target(backend: str, options: Sequence[str]) -> Target:
     if ":" not in backend:
+        if backend.endswith(".py"):
+            raise ValueError(f"the backend is {backend}: name its class, as {backend}:MyCache")
         return Library(backend, options)
     if options:
         raise ValueError("a class has no options: its attribute kvtwin has them")
