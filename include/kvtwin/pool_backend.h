@@ -78,7 +78,7 @@ typedef struct kvtwin_pool_description_v1 {
                                 0: any. */
   int32_t max_sequences;     /* Sequences that may be open at a time. 0: six.
                                 Histories have 72 at most; those at IDENTITY
-                                may have as many, whatever this is. */
+                                may have 72, whatever this is. */
 } kvtwin_pool_description_v1;
 
 /* Your own pool as a table, used like kvtwin_backend_v1 for caches. Each

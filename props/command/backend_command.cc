@@ -20,8 +20,8 @@
 #include "props/base/program.h"
 #include "props/base/text_file.h"
 #include "props/command/option_checks.h"
-#include "props/command/page_file.h"
 #include "props/report/page.h"
+#include "props/report/page_file.h"
 #include "props/search/explain.h"
 
 namespace kvtwin::props {

@@ -31,8 +31,8 @@
 #include "props/base/interrupt.h"
 #include "props/base/program.h"
 #include "props/command/command.h"
-#include "props/command/page_file.h"
 #include "props/oracle/judge.h"
+#include "props/report/page_file.h"
 #include "props/report/show.h"
 
 namespace kvtwin::props {

@@ -401,6 +401,7 @@ StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
   AddStep(call, actual.code());
   if (actual.ok() && begin == 0 && end == kOpenEnd) moved_.erase(seq);
   if (actual.ok()) {
+    found_.erase(seq);
     for (const int sharer : sharers) moved_[sharer] = call;
     const auto promise = promises_.find(seq);
     if (promise != promises_.end()) {
@@ -427,7 +428,10 @@ void ModelDriver::CopyPrefix(int src, int dst, std::int32_t len) {
   }
   CheckResult(OpKind::kCopy, call,
               ledger_.CopyPrefix(src, dst, len, found.code()), found);
-  if (found.ok()) promises_.erase(dst);
+  if (found.ok()) {
+    promises_.erase(dst);
+    found_.erase(dst);
+  }
   fresh_.reset();
   copied_ = copied_ || found.ok();
   DrawCellsNow();
@@ -447,6 +451,12 @@ bool ModelDriver::CanResume(int seq, std::int32_t pos) {
   // A cache may refuse to resume, except after the last state of a sequence
   // (R8, R10).
   Check(*actual || !ledger_.MustResume(seq, pos), "subject: resume", [&] {
+    const auto prefix = found_.find(seq);
+    if (prefix != found_.end() && prefix->second.length == pos) {
+      return fmt::format(
+          "{} is false, but {} was {}: the prompt continues there", call,
+          prefix->second.call, pos);
+    }
     return fmt::format("{} is false, but the sequence ends with a state there",
                        call);
   });
@@ -497,6 +507,7 @@ void ModelDriver::FindPrefix(int seq, const std::vector<int>& ids) {
   Check(right.ok(), "subject: prefix", [&] {
     return fmt::format("{} is {}, but {}", call, *length, right.message());
   });
+  found_[seq] = {call, *length};
   pass_is_open_ = true;
   fresh_.reset();
   DrawCellsNow();

@@ -154,6 +154,12 @@ class ModelDriver final : public Driver {
     std::bitset<kCachesMost> caches = {};
   };
   std::map<int, Promise> promises_;  // By sequence.
+  // The FindPrefix that began a sequence, and the number of tokens it found.
+  struct FoundPrefix {
+    std::string call;
+    std::int32_t length = 0;
+  };
+  std::map<int, FoundPrefix> found_;  // By sequence.
   int type_ = 0;
   bool type_is_sure_ = true;  // Not after a refused batch, which may reset it.
   int layer_ = 0;

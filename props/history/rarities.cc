@@ -464,10 +464,12 @@ void AddLongSequence(const Pick& pick, History& history) {
   const int least = Chance(pick, 15) ? 1 << pick(9, 10) : 1 << pick(7, 8);
   const int tokens = least + pick(1, 9);
   InitArgs& init = setup.init;
-  init.capacity = std::max(init.capacity, tokens + 20);
-  init.max_batch = std::max(init.max_batch, tokens);
+  init.max_sequences = std::clamp(init.max_sequences, 1, 3);
+  init.capacity = tokens + 20;
+  init.max_batch = tokens;
   setup.rows = {pick(1, 4), 1, pick(1, 3)};
-  if (Chance(pick, 30)) setup.layers = OneOf(pick, {9, 17, 34});
+  const bool many = tokens < 300 && Chance(pick, 30);
+  setup.layers = many ? OneOf(pick, {9, 17, 34}) : pick(1, 3);
   std::vector<CacheSpec*> specs = {&setup.spec};
   for (CacheSpec& part : setup.spec.caches) specs.push_back(&part);
   for (CacheSpec* spec : specs) {
@@ -479,6 +481,7 @@ void AddLongSequence(const Pick& pick, History& history) {
   }
   FitStorage(setup);
   std::vector<Op> ops = {PutOf(0, 0, tokens)};
+  if (Chance(pick, 20)) ops[0].except.push_back(tokens - pick(1, 9));
   if (Chance(pick, 30)) {
     ops.push_back(PutOf(0, 0, 1));
     ops.back().segments[0].delta = OneOf(pick, {130, 300, 2049, 70000});

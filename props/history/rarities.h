@@ -31,10 +31,10 @@ void TakeApart(const Pick& pick, History& history);
 // and a few tokens after it, and makes the cache large enough.
 void AddLongBatch(const Pick& pick, History& history);
 
-// Begins the history with a sequence of more tokens than an int8, or some
-// blocks of 64, 256 or 512 columns, can count: a window or a chunk may end just
-// before it does, and half of its tokens may move, in many layers or by a long
-// way.
+// Makes the cache large, for three sequences at most, and begins the history
+// with a sequence of more than 128, 256, 512 or 1,024 tokens. A window or a
+// chunk may end just before the last token; nearly all tokens may move, in many
+// layers or by a long way.
 void AddLongSequence(const Pick& pick, History& history);
 
 // Goes back over about a batch, as far as a ring of window + max_batch slots

@@ -284,6 +284,20 @@ TEST(Prefixes, FaultsAreFound) {
   }
 }
 
+// A state that is not there is the fault of the answer that promised it.
+TEST(Prefixes, AFalsePromiseIsNamed) {
+  const History history = *ParseHistory(
+      "kvt1 legal=1 kind=recurrent | find 0:0,1,0,1 | put 0*4 | find 1:0,1,1 "
+      "| ask 1@2");
+  EXPECT_FALSE(RunHistory(history, Finding(Fault::kNone)).failure);
+  const auto failure = RunHistory(history, Finding(Fault::kGoneWindow)).failure;
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->check, "subject: resume");
+  EXPECT_EQ(failure->text,
+            "CanResume(1, 2) is false, but FindPrefix(1, [0 1 1]) was 2: the "
+            "prompt continues there");
+}
+
 TEST(Prefixes, FaultsAreFoundAtRandom) {
   for (const Fault fault :
        {Fault::kPlanned, Fault::kFirstLayer, Fault::kGoneWindow,

@@ -110,7 +110,7 @@ class HeadlineJudge {
     if (in_full || !std::regex_search(more_, match, kCell)) return;
     const std::int64_t cell = std::stoll(match[2]);
     const bool has_cells =
-        step_["cell_count"] > 0 ||
+        step_.value("cell_count", 0) > 0 ||
         (step_.contains("mask") && step_["mask"]["first_cell"] > 0);
     Expect(has_cells == (match[1] == "cell"), "cells: " + more_);
     const json* missing = FirstMissing();

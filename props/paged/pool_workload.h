@@ -33,7 +33,7 @@ struct PoolAbilities {
   bool slots = true;
   bool views = true;
   bool media = false;                    // Prompts may have media.
-  int max_sequences = kOpenClientsMost;  // That may be open at a time.
+  int max_sequences = kOpenClientsMost;  // At most this many may be open.
   // Set if the pool attends.
   std::optional<PoolAttention> attention = {};
 };
@@ -72,7 +72,7 @@ class PoolWorkload {
   const Answered& opens() const { return opens_; }
   // Whether an append was refused because the pool was full.
   bool was_full() const { return was_full_; }
-  // The sequences that may still be opened.
+  // The number of sequences that may still be opened.
   int Room() const { return abilities_.max_sequences - Size(sequences_); }
 
  private:
@@ -126,10 +126,10 @@ struct PoolRoom {
   int tokens = 0;
   bool is_full = false;
 };
-// Fills the pool with new sequences whose tokens differ, at most `sequences`
-// and six, and frees them. A right pool has the same room each time, whichever
-// blocks it takes and wherever its free rows lie, because the last appends have
-// one token. Throws a Failure if the pool refuses another call.
+// Fills the pool with new sequences whose tokens differ, at most `sequences`,
+// and at most six, and frees them. A right pool has the same room each time,
+// whichever blocks it takes and wherever its free rows lie, because the last
+// appends have one token. Throws a Failure if the pool refuses another call.
 PoolRoom FillAndFree(PagedPool& pool, const PoolRules& rules, int sequences);
 
 // Expects that a new pool has no more room than an emptied pool of its kind.

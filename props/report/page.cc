@@ -405,6 +405,7 @@ std::string PageHtml(Failure failure) {
                {"reason", Cut(ReasonOf(failure))},
                {"command", failure.rerun},
                {"unit", failure.unit},
+               {"place", PlaceOf(failure.trace.back())},
                {"left_out", failure.left_out},
                {"from", failure.frame.from},
                {"to", failure.frame.to},

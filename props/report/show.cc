@@ -189,24 +189,29 @@ Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Viewport& frame) {
   return step;
 }
 
+// Returns "cell", or "column" for a third-party cache that leaves open which
+// cells its columns show.
+std::string_view PlaceOf(const Oracle& oracle, const TraceOp& op) {
+  const bool has_cells =
+      oracle.twin() != nullptr || op.first_cell.value_or(0) > 0;
+  return has_cells ? "cell" : "column";
+}
+
 // Returns the token whose rows each column of a wrong view has, "-" for rows of
 // no token, and names the columns that have only one of the token's two rows.
 std::string OwnersText(const Oracle& oracle, const TraceOp& op,
                        const Failure& wrong) {
   const Viewport frame =
       Viewport::Around(op.first_cell.value_or(0), wrong.column, wrong.row);
-  const bool has_cells =
-      oracle.twin() != nullptr || op.first_cell.value_or(0) > 0;
-  const std::string_view place = has_cells ? "cell" : "column";
+  const std::string_view place = PlaceOf(oracle, op);
   std::vector<Held> owners;
   std::string torn;
   for (const FoundToken& found : DrawnStep(oracle, op, frame).found) {
     owners.push_back(found.token);
     if (found.token.sequences.empty() || found.key == found.value) continue;
-    torn +=
-        fmt::format("    {} {} has the {} row of {} only\n", place,
-                    found.token.cell, found.key ? "K" : "V",
-                    TokenText(found.token));
+    torn += fmt::format("    {} {} has the {} row of {} only\n", place,
+                        found.token.cell, found.key ? "K" : "V",
+                        TokenText(found.token));
   }
   return TokenLines(owners, "rows of", place) + torn;
 }
@@ -291,10 +296,11 @@ class Shower {
         marked < kColumnsShown ? 0 : marked - kColumnsShown / 2;
     const std::int64_t to = std::min(mask.columns, from + kColumnsShown);
     std::string text;
-    for (const int place : {1000, 100, 10, 1}) {
-      if (place > 1 && first_cell + to - 1 < place) continue;
-      text += fmt::format("    {:<10}{}\n", place == 1 ? "cell" : "",
-                          Digits(first_cell, from, to, place));
+    const std::string_view name = PlaceOf(oracle, op);
+    for (const int unit : {1000, 100, 10, 1}) {
+      if (unit > 1 && first_cell + to - 1 < unit) continue;
+      text += fmt::format("    {:<10}{}\n", unit == 1 ? name : "",
+                          Digits(first_cell, from, to, unit));
     }
     std::int64_t elided = 0;
     for (const auto& [row, token, sights, missing] : mask.rows) {

@@ -52,7 +52,7 @@ bool IsUnshrunk(const Failure& failure) {
   return failure.Is("harness: not the same twice");
 }
 
-// The calls of a text before and after those that it leaves out.
+// A text that leaves out calls has this many calls before and after them.
 constexpr std::size_t kFirstCalls = 40;
 constexpr std::size_t kLastCalls = 10;
 
@@ -230,7 +230,8 @@ std::string FailureText(const Failure& failure) {
   for (std::size_t i = 0; i < calls; ++i) {
     if (i == kFirstCalls && calls > kFirstCalls + kLastCalls) {
       i = calls - kLastCalls;
-      text += fmt::format("  ...  {} calls are left out\n", i - kFirstCalls);
+      text += fmt::format("  ...  {} not shown\n",
+                          Counted(std::int64_t(i - kFirstCalls), "call"));
     }
     const bool then = i + 1 == calls && failure.note.empty();
     const Step& step = failure.trace[i];

@@ -45,6 +45,9 @@ constexpr std::uint64_t kTwinsEvery = 7;
 constexpr std::uint64_t kLegalEvery = 11;
 // One in this many histories of a backend begins with a long sequence.
 constexpr std::uint64_t kLongEvery = 37;
+// Of this many successive histories of a backend, three have each declared kind
+// of KindOf. All of them have prompts, or drafts, or neither.
+constexpr std::uint64_t kKindsEvery = 13;
 // A search ends if, after this many histories, the subject had a cache for
 // fewer than one in a hundred.
 constexpr std::int64_t kVain = 1000;
@@ -146,45 +149,43 @@ class CacheSource {
     return kinds;
   }
 
-  // More than half of the histories have any kind, as without such kinds. The
-  // number of turns, 1, 3 or 5, has no common divisor with 4.
-  static std::uint64_t TurnsOf(const std::vector<Kind>& kinds) {
-    return 2 * kinds.size() + 1;
-  }
-  // The kind of a history; none: any kind.
+  // The kind of a history; none: any kind. Of 13 histories, a number without a
+  // common divisor with the others that choose histories, three or six have the
+  // declared kinds.
   std::optional<Kind> KindOf(std::uint64_t number) const {
     const std::vector<Kind> kinds = DeclaredKinds();
-    const std::size_t turn = number % TurnsOf(kinds);
-    return turn <= kinds.size() ? options_.kind
-                                : kinds[turn - kinds.size() - 1];
+    const std::size_t turn = number % kKindsEvery / 3;
+    return turn < kinds.size() ? kinds[turn] : options_.kind;
   }
 
   bool CanDraft(std::optional<Kind> kind) const {
     return !subject_.make && (kind ? subject_.abilities.CanDraft(*kind)
                                    : subject_.abilities.CanDraft());
   }
-  // Every second history of a backend that declares drafts has some; if it
+  // Every second history of a backend that declares drafts has drafts; if it
   // finds prefixes as well, every third.
   bool HasDrafts(std::uint64_t number, std::optional<Kind> kind) const {
-    return options_.speculate || (CanDraft(kind) && Turn(number, kind) == 1);
+    return options_.speculate ||
+           (CanDraft(kind) && Turn(number, kind) == (FindsPrefixes() ? 1 : 0));
   }
-  // A third of the histories with prompts also have drafts.
+  // Every second history with prompts also has drafts.
   bool HasDraftsToo(std::uint64_t number, std::optional<Kind> kind) const {
-    return !options_.speculate && CanDraft(kind) && Turn(number / 2, kind) == 0;
+    return !options_.speculate && CanDraft(kind) &&
+           number / kKindsEvery / 3 % 2 == 0;
   }
   // Every second history of a backend that finds prefixes has prompts; if it
   // declares drafts as well, every third, so that a third has neither.
   bool HasPrompts(std::uint64_t number, std::optional<Kind> kind) const {
     return FindsPrefixes() && Turn(number, kind) == 0;
   }
-  // At identity a backend is compared with a twin, which finds none.
+  // At identity a backend is compared with a twin, which finds no prefixes.
   bool FindsPrefixes() const {
     return !subject_.make && subject_.level != Level::kIdentity &&
            subject_.abilities.Can(KVTWIN_CAN_FIND_PREFIX);
   }
   std::uint64_t Turn(std::uint64_t number, std::optional<Kind> kind) const {
     const bool both = FindsPrefixes() && CanDraft(kind);
-    return number / TurnsOf(DeclaredKinds()) % (both ? 3 : 2);
+    return number / kKindsEvery % (both ? 3 : 2);
   }
 
   const FuzzOptions& options_;

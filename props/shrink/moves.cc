@@ -201,12 +201,14 @@ class MoveList {
     }
     Setups([](Setup& s) { SetCells(s.init.capacity, s); });
     Setups([](Setup& s) { SetCells((s.init.capacity + 1) / 2, s); });
-    Setups([](Setup& s) { s.layers = (s.layers + 1) / 2; });
     for (const int less : {32, 8, 1}) {
       Setups([=](Setup& s) {
         if (s.init.capacity > less) SetCells(s.init.capacity - less, s);
       });
-      Setups([=](Setup& s) { s.layers = std::max(1, s.layers - less); });
+    }
+    for (const int less : kLess) {
+      Setups(
+          [=](Setup& s) { s.layers = std::max(Smaller(s.layers, less), 1); });
     }
     for (const int size : {1, 2, 3, 4, 5, 6, 8}) {
       Setups([=](Setup& s) { SetCells(size, s); });

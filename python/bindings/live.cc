@@ -29,10 +29,10 @@
 #include "props/backend/backend_laws.h"
 #include "props/backend/profile.h"
 #include "props/certify/certificate.h"
-#include "props/command/page_file.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/report/page.h"
+#include "props/report/page_file.h"
 #include "props/search/explain.h"
 #include "props/search/fuzz.h"
 

@@ -41,7 +41,7 @@ refused() {
 # A file that is not a page stays as it is, even if it is the judged recording.
 echo "notes" >"$page"
 refused fuzz --ops 100 --html "$page"
-grep -q "is '$page', a file that is not a page of kvtwin" "$scratch/said" ||
+grep -q "'$page' is not a page of kvtwin" "$scratch/said" ||
   fail "it does not say why"
 refused run "kvt1 | put 0*1" --html "$page"
 [ "$(cat "$page")" = notes ] || fail "a file of the user is gone"

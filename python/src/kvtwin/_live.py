@@ -433,9 +433,10 @@ def fuzz(
 
     Runs at least `operations` operations or, if `seconds` is given, for that time. A
     failure is shrunk to the shortest history that still fails, and drawn on the page
-    `html` (caches only). A finding whose bucket, or the part of it before the first
-    "+", is in `known` is counted, and the run continues. The same seed gives the same
-    answer.
+    `html` (caches only). The page of an earlier run is removed; a path that cannot be
+    written, or a file that is not a page of kvtwin, is refused before the run. A finding
+    whose bucket, or the part of it before the first "+", is in `known` is counted, and
+    the run continues. The same seed gives the same answer.
 
     With `level`, the class is compared at this level only; with `kind`, only caches of
     this kind are made. After `shrink_seconds`, the shortest history so far is the answer,
@@ -603,7 +604,7 @@ def run(
     html: str | os.PathLike[str] | None = None,
 ) -> RunResult:
     """Runs one history (docs/histories.md) on your class, with `level` at this level
-    only."""
+    only. `html` is as for `fuzz`."""
     asked = (_rerun(cls, level), history, level)
     if _is_pool(cls):
         answer = _kvtwin.run_pool(PoolBackend(cls), *asked)

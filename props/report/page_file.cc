@@ -1,4 +1,4 @@
-#include "props/command/page_file.h"
+#include "props/report/page_file.h"
 
 #include <fmt/format.h>
 
@@ -34,7 +34,7 @@ Status PreparePage(const std::string& path) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) return CheckWritable(path);
   if (!IsPage(path)) {
-    return Invalid("html is '{}', a file that is not a page of kvtwin",
+    return Invalid("'{}' is not a page of kvtwin, so it is not replaced",
                    Printable(path, 200));
   }
   if (fs::remove(path, error)) {

@@ -1,7 +1,7 @@
-// The file of the page that `--html` writes.
+// The file of the page that `--html`, and html= in Python, write.
 
-#ifndef KVTWIN_PROPS_COMMAND_PAGE_FILE_H_
-#define KVTWIN_PROPS_COMMAND_PAGE_FILE_H_
+#ifndef KVTWIN_PROPS_REPORT_PAGE_FILE_H_
+#define KVTWIN_PROPS_REPORT_PAGE_FILE_H_
 
 #include <string>
 
@@ -10,8 +10,8 @@
 namespace kvtwin::props {
 
 // Removes the page of an earlier run and reports that, so that the page exists
-// afterwards only if this run wrote it. Errors: a file that is
-// not a page of kvtwin, which stays as it is; a path that cannot be written.
+// afterwards only if this run wrote it. Errors: a file that is not a page of
+// kvtwin, which stays as it is; a path that cannot be written.
 Status PreparePage(const std::string& path);
 
 // If the page was written, prints its path to standard error and returns
@@ -20,4 +20,4 @@ int AfterPage(const Status& written, const std::string& path, int exit_code);
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_COMMAND_PAGE_FILE_H_
+#endif  // KVTWIN_PROPS_REPORT_PAGE_FILE_H_
