@@ -17,6 +17,13 @@ int NearPower(const Pick& pick, int least, int most) {
   return power + pick(-1, 2);
 }
 
+// Returns the cache, and those of a wrapper.
+std::vector<CacheSpec*> SpecsOf(Setup& setup) {
+  std::vector<CacheSpec*> specs = {&setup.spec};
+  for (CacheSpec& part : setup.spec.caches) specs.push_back(&part);
+  return specs;
+}
+
 // Draws histories that are large in one dimension, one function for each
 // dimension. The rest of the setup is ordinary.
 class LargeHistory {
@@ -65,7 +72,7 @@ class LargeHistory {
     InitArgs& init = setup().init;
     init.max_sequences = 1;
     init.capacity = cells;
-    for (CacheSpec* spec : Specs()) {
+    for (CacheSpec* spec : SpecsOf(setup())) {
       if (spec->kind == Kind::kRecurrent) {  // It has a cell for each token.
         spec->checkpoint_every = 1;
         spec->checkpoints = cells;
@@ -83,14 +90,9 @@ class LargeHistory {
     setup().init.max_sequences = sequences;
     setup().init.capacity = pick_(1, 8);
   }
-  std::vector<CacheSpec*> Specs() {
-    std::vector<CacheSpec*> specs = {&setup().spec};
-    for (CacheSpec& part : setup().spec.caches) specs.push_back(&part);
-    return specs;
-  }
   // An encoder has neither cells nor prefixes: makes it a causal cache.
   void NeedNoEncoder() {
-    for (CacheSpec* spec : Specs()) {
+    for (CacheSpec* spec : SpecsOf(setup())) {
       if (spec->kind == Kind::kEncoder) spec->kind = Kind::kCausal;
     }
   }
@@ -179,7 +181,8 @@ class LargeHistory {
     rows.v_head_dim = Chance(pick_, 50) ? rows.k_head_dim : pick_(1, 4);
     if (Chance(pick_, 50)) {  // A part of the head is rotated.
       const int pairs = pick_(1, std::max(rows.k_head_dim / 2, 1));
-      for (CacheSpec* spec : Specs()) spec->shift.rope.dims = 2 * pairs;
+      for (CacheSpec* spec : SpecsOf(setup()))
+        spec->shift.rope.dims = 2 * pairs;
     }
     FitStorage(setup());
     setup().init.max_batch = std::min(setup().init.max_batch, 8);
@@ -207,7 +210,8 @@ class LargeHistory {
   }
   // Whether the number of cells is limited and grows with max_batch.
   bool Bounded() {
-    return cells_max_ > 0 && std::ranges::any_of(Specs(), [](auto* spec) {
+    return cells_max_ > 0 &&
+           std::ranges::any_of(SpecsOf(setup()), [](auto* spec) {
              return IsWindowed(spec->kind);
            });
   }
@@ -470,9 +474,7 @@ void AddLongSequence(const Pick& pick, History& history) {
   setup.rows = {pick(1, 4), 1, pick(1, 3)};
   const bool many = tokens < 300 && Chance(pick, 30);
   setup.layers = many ? OneOf(pick, {9, 17, 34}) : pick(1, 3);
-  std::vector<CacheSpec*> specs = {&setup.spec};
-  for (CacheSpec& part : setup.spec.caches) specs.push_back(&part);
-  for (CacheSpec* spec : specs) {
+  for (CacheSpec* spec : SpecsOf(setup)) {
     if (!Chance(pick, 60)) continue;
     const int window = tokens - pick(1, 9);
     if (spec->kind == Kind::kChunked) spec->chunk = window;
@@ -546,12 +548,10 @@ void AddOverfull(const Pick& pick, History& history) {
 }
 
 void AddPins(const Pick& pick, int cells_max, History& history) {
-  CacheSpec& whole = history.setup.spec;
-  std::vector<CacheSpec*> recurrent;
-  if (whole.kind == Kind::kRecurrent) recurrent.push_back(&whole);
-  for (CacheSpec& part : whole.caches) {
-    if (part.kind == Kind::kRecurrent) recurrent.push_back(&part);
-  }
+  std::vector<CacheSpec*> recurrent = SpecsOf(history.setup);
+  std::erase_if(recurrent, [](const CacheSpec* spec) {
+    return spec->kind != Kind::kRecurrent;
+  });
   if (recurrent.empty() || Chance(pick, 50)) return;
   for (CacheSpec* spec : recurrent) {
     spec->pins = OneOf(pick, {0, 1, 1, 2, 2, 3, 3});

@@ -166,7 +166,7 @@ class HeadlineJudge {
 
   void JudgeWrongToken() {
     Expect(CellDiffers(), headline_);
-    Expect(Says("A c") || sight_ == 'x', headline_);
+    Expect(Says(" has the wrong token.") || sight_ == 'x', headline_);
     const std::size_t what = more_.find("; what the cache returned there is ");
     Expect(what != more_.npos && expected_ != nullptr &&
                PageTokenIn(more_.substr(0, what)) == PageTokenOf(*expected_),
@@ -175,7 +175,7 @@ class HeadlineJudge {
   }
 
   void JudgeUnseen() {
-    const bool in_no_cell = Has(more_, "No c");
+    const bool in_no_cell = Has(more_, " of the view has the row of");
     if (!in_no_cell && sight_ == '-') return JudgeHolds();
     const json* missing = FirstMissing();
     Expect(missing != nullptr && PageTokenIn(more_) == PageTokenOf(*missing),

@@ -231,7 +231,7 @@ std::string FailureText(const Failure& failure) {
     if (i == kFirstCalls && calls > kFirstCalls + kLastCalls) {
       i = calls - kLastCalls;
       text += fmt::format("  ...  {} not shown\n",
-                          Counted(std::int64_t(i - kFirstCalls), "call"));
+                          Counted(AsInt(i - kFirstCalls), "call"));
     }
     const bool then = i + 1 == calls && failure.note.empty();
     const Step& step = failure.trace[i];

@@ -46,7 +46,8 @@ constexpr std::uint64_t kLegalEvery = 11;
 // One in this many histories of a backend begins with a long sequence.
 constexpr std::uint64_t kLongEvery = 37;
 // Of this many successive histories of a backend, three have each declared kind
-// of KindOf. All of them have prompts, or drafts, or neither.
+// of KindOf. All of them have prompts, or drafts, or neither. Thirteen has no
+// common divisor with the other numbers that choose histories.
 constexpr std::uint64_t kKindsEvery = 13;
 // A search ends if, after this many histories, the subject had a cache for
 // fewer than one in a hundred.
@@ -94,12 +95,7 @@ class CacheSource {
     }
     AddForTwins(number, history);
     AddForLegal(number, history);
-    if (!subject_.is_twin()) {
-      if (options_.cells_max == 0 && number % kLongEvery == 5) {
-        AddLongSequence(SeededPick(options_.seed ^ 0x10465, number), history);
-      }
-      subject_.abilities.Fit(history.setup);
-    }
+    FitBackend(number, history);
     return history;
   }
   void Tell(const History& /*history*/, bool /*ran*/) {}
@@ -137,6 +133,16 @@ class CacheSource {
     if (turn == 9 && subject_.Overfills()) AddOverfull(pick, history);
   }
 
+  // Makes some histories of backends long, by draws that no other history has,
+  // and fits all of them to what the backend declares.
+  void FitBackend(std::uint64_t number, History& history) const {
+    if (subject_.is_twin()) return;
+    if (options_.cells_max == 0 && number % kLongEvery == 5) {
+      AddLongSequence(SeededPick(options_.seed ^ 0x10465, number), history);
+    }
+    subject_.abilities.Fit(history.setup);
+  }
+
   // The kinds that only a backend which declares them gets without being asked:
   // digests of other subjects stay as they were.
   std::vector<Kind> DeclaredKinds() const {
@@ -149,9 +155,7 @@ class CacheSource {
     return kinds;
   }
 
-  // The kind of a history; none: any kind. Of 13 histories, a number without a
-  // common divisor with the others that choose histories, three or six have the
-  // declared kinds.
+  // The kind of a history; none: any kind.
   std::optional<Kind> KindOf(std::uint64_t number) const {
     const std::vector<Kind> kinds = DeclaredKinds();
     const std::size_t turn = number % kKindsEvery / 3;
