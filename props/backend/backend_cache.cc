@@ -17,7 +17,6 @@
 #include "core/names.h"
 #include "core/refusals.h"
 #include "kvtwin/save.h"
-#include "props/backend/c_conversions.h"
 #include "props/base/check_name.h"
 #include "props/base/optional_calls.h"
 #include "props/compare/failure.h"
@@ -141,14 +140,6 @@ class BackendCache final : public Cache,
   }
 
   Status StartForward(const Batch& batch, bool reserve) override {
-    const kvtwin_batch c = {
-        .size = sizeof(c),
-        .positions = batch.positions.data(),
-        .sequences = batch.sequences.data(),
-        .tokens = static_cast<std::int32_t>(batch.positions.size()),
-        .multimodal = batch.multimodal.data(),
-        .multimodal_count = static_cast<std::int32_t>(batch.multimodal.size()),
-        .parents = batch.parents.empty() ? nullptr : batch.parents.data()};
     // The batch in C has one count for all three lists.
     const auto parents = batch.parents.size();
     if (batch.positions.size() != batch.sequences.size() ||
@@ -156,6 +147,15 @@ class BackendCache final : public Cache,
       return Invalid("{} positions, {} sequences, {} parents",
                      batch.positions.size(), batch.sequences.size(), parents);
     }
+    const kvtwin_batch c = {
+        .size = sizeof(c),
+        .positions = lender_.Lend("positions", batch.positions),
+        .sequences = lender_.Lend("sequences", batch.sequences),
+        .tokens = static_cast<std::int32_t>(batch.positions.size()),
+        .multimodal = lender_.Lend("multimodal", batch.multimodal),
+        .multimodal_count = static_cast<std::int32_t>(batch.multimodal.size()),
+        .parents =
+            parents == 0 ? nullptr : lender_.Lend("parents", batch.parents)};
     Status status = Call("start_forward", [&] {
       return table_.start_forward(cache_, &c, reserve ? 1 : 0);
     });
@@ -170,15 +170,20 @@ class BackendCache final : public Cache,
 
   Status SetCausal(std::span<const int> except) override {
     if (table_.set_causal == nullptr) return Missing("set_causal");
+    const int* lent = lender_.Lend("except", except);
     return Call("set_causal", [&] {
-      return table_.set_causal(cache_, except.data(),
+      return table_.set_causal(cache_, lent,
                                static_cast<std::int32_t>(except.size()));
     });
   }
 
   Status Put(const TensorView& key, const TensorView& value) override {
-    const kvtwin_tensor k = CTensor(key);
-    const kvtwin_tensor v = CTensor(value);
+    // The memory of a misused tensor may be smaller than its shape.
+    const bool right = IsRight(key, setup_.rows.k_head_dim) &&
+                       IsRight(value, setup_.rows.v_head_dim);
+    const kvtwin_tensor k = right ? lender_.Lend("key", key) : CTensor(key);
+    const kvtwin_tensor v =
+        right ? lender_.Lend("value", value) : CTensor(value);
     Status status =
         Call("put", [&] { return table_.put(cache_, layer_, &k, &v); });
     if (!status.ok()) return status;
@@ -230,8 +235,9 @@ class BackendCache final : public Cache,
 
   Status Commit(int seq, std::span<const int> path) override {
     if (table_.commit == nullptr) return Missing("commit");
+    const int* lent = lender_.Lend("path", path);
     return Call("commit", [&] {
-      return table_.commit(cache_, seq, path.data(),
+      return table_.commit(cache_, seq, lent,
                            static_cast<std::int32_t>(path.size()));
     });
   }
@@ -245,10 +251,10 @@ class BackendCache final : public Cache,
       int seq, std::span<const std::int32_t> tokens) override {
     if (table_.find_prefix == nullptr) return Missing("find_prefix");
     std::int32_t length = -1;
+    const std::int32_t* lent = lender_.Lend("tokens", tokens);
     const Status status = Call("find_prefix", [&] {
-      return table_.find_prefix(cache_, seq, tokens.data(),
-                                static_cast<std::int32_t>(tokens.size()),
-                                &length);
+      return table_.find_prefix(
+          cache_, seq, lent, static_cast<std::int32_t>(tokens.size()), &length);
     });
     if (!status.ok()) return status;
     return length;
@@ -324,11 +330,7 @@ class BackendCache final : public Cache,
       const Watched watched(watch_, function);
       code = fn();
     }
-    const auto damage = watch_ == nullptr ? std::nullopt : watch_->Damage();
-    if (damage) {
-      ThrowWrong("backend: out of bounds",
-                 fmt::format("after {}: {}", function, *damage));
-    }
+    CheckMemory(function, watch_, lender_);
     if (code == KVTWIN_OK) return {};
     if (code > KVTWIN_SHARED_CELLS || code < KVTWIN_DEVICE_ERROR) {
       ThrowWrong("backend: garbage",
@@ -346,6 +348,12 @@ class BackendCache final : public Cache,
       throw failure;
     }
     return {StatusFromC(code), message};
+  }
+
+  // Whether these are rows of the batch.
+  bool IsRight(const TensorView& rows, int head_dim) const {
+    return rows.data != nullptr &&
+           rows.shape == Shape{head_dim, setup_.rows.kv_heads, tokens_, 1};
   }
 
   static Status Missing(std::string_view function) {
@@ -373,6 +381,7 @@ class BackendCache final : public Cache,
   const std::vector<float> sinks_;  // For each query head, or empty.
   const bool padded_;
   MemoryWatch* watch_;
+  mutable Lender lender_;
   CacheConfig config_;
   void* cache_ = nullptr;
   bool configured_ = false;
@@ -555,9 +564,10 @@ void BackendCache::FillColumns(kvtwin_view& view) const {
 
 Status BackendCache::Attend(const TensorView& query, std::span<float> out) {
   if (table_.attend == nullptr) return Missing("attend");
-  return CallAttend(query, out, [&](const kvtwin_tensor* asked, float* to) {
+  const kvtwin_tensor asked = lender_.Lend("query", query);
+  return CallAttend(out, [&](float* to) {
     return Call("attend",
-                [&] { return table_.attend(cache_, layer_, asked, to); });
+                [&] { return table_.attend(cache_, layer_, &asked, to); });
   });
 }
 
@@ -608,16 +618,27 @@ Result<KvView> BackendCache::Get() {
 
 }  // namespace
 
-Status CallAttend(const TensorView& query, std::span<float> out,
-                  const AttendCall& attend) {
+void CheckMemory(std::string_view function, MemoryWatch* watch,
+                 Lender& lender) {
+  const auto damage = watch == nullptr ? std::nullopt : watch->Damage();
+  if (damage) {
+    ThrowWrong("backend: out of bounds",
+               fmt::format("after {}: {}", function, *damage));
+  }
+  if (const char* wrong = lender.Return()) {
+    ThrowWrong("backend: out of bounds",
+               fmt::format("{} wrote to its {}", function, wrong));
+  }
+}
+
+Status CallAttend(std::span<float> out,
+                  const std::function<Status(float* out)>& attend) {
   constexpr std::size_t kMargin = 64;
   constexpr float kMark = -0x1.5a5a5ap-99F;
   std::vector<float> numbers(out.size() + 2 * kMargin, kMark);
   const auto answer = std::span(numbers).subspan(kMargin, out.size());
   std::ranges::copy(out, answer.begin());
-  const DenseTensor asked = CopyOf(query, query.dtype);
-  const kvtwin_tensor c = CTensor(asked.view());
-  Status status = attend(&c, answer.data());
+  Status status = attend(answer.data());
   std::ranges::copy(answer, out.begin());
   std::ranges::fill(answer, kMark);
   if (std::ranges::count(numbers, kMark) != std::ssize(numbers)) {
@@ -625,9 +646,6 @@ Status CallAttend(const TensorView& query, std::span<float> out,
         "backend: out of bounds",
         fmt::format("attend wrote outside of the {} numbers of its output",
                     out.size()));
-  }
-  if (asked.bytes != CopyOf(query, query.dtype).bytes) {
-    ThrowWrong("backend: out of bounds", "attend wrote to its query");
   }
   return status;
 }

@@ -9,10 +9,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
+#include "props/backend/c_conversions.h"
 #include "props/history/history.h"
 
 namespace kvtwin::props {
@@ -32,13 +34,15 @@ class MemoryWatch {
   virtual std::optional<std::size_t> BytesFrom(const void* data) = 0;
 };
 
-// Calls `attend` with copies of the query and of `out`, which lies between two
-// margins, copies the numbers back, and returns the status. Throws a Failure if
-// the query or a margin changed.
-using AttendCall =
-    std::function<Status(const kvtwin_tensor* query, float* out)>;
-Status CallAttend(const TensorView& query, std::span<float> out,
-                  const AttendCall& attend);
+// Throws a Failure if a call of `function`, which has returned, damaged memory
+// or wrote to what it got. `watch` may be null.
+void CheckMemory(std::string_view function, MemoryWatch* watch, Lender& lender);
+
+// Calls `attend` with a copy of `out`, which lies between two margins, copies
+// the numbers back, and returns the status. Throws a Failure if a margin
+// changed.
+Status CallAttend(std::span<float> out,
+                  const std::function<Status(float* out)>& attend);
 
 // Returns a cache whose calls are calls of the table. A call that damages
 // memory, or whose answer makes no sense, throws a Failure. `sinks`: for each

@@ -1,8 +1,12 @@
 #include "props/backend/c_conversions.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <new>
 #include <string>
 
 #include "core/index.h"
@@ -212,6 +216,99 @@ Result<TensorView> TensorFromC(std::string_view name,
     if (bytes > std::int64_t{1} << 60) return view;
   }
   return DenseView(view.data, view.dtype, view.shape);
+}
+
+namespace {
+
+constexpr std::size_t kLoanAlignment = 16;
+constexpr std::byte kLoanMark{0x5A};  // Fills the rest of the last page.
+
+std::size_t PageBytes() {
+  static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+// The latest pages that no one may use, for EndsALoan.
+std::array<std::atomic<std::uintptr_t>, 256> last_pages;
+std::atomic<std::size_t> last_page;
+
+std::size_t RoundedUp(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+Lender::~Lender() {
+  for (const Pages& pages : pages_) {
+    munmap(pages.begin, pages.usable + PageBytes());
+  }
+}
+
+const std::byte* Lender::Copy(const char* name,
+                              std::span<const std::byte> bytes) {
+  const std::size_t at = loans_.size();
+  if (at == pages_.size()) pages_.emplace_back();
+  Pages& pages = pages_[at];
+  if (pages.usable < bytes.size()) {
+    if (pages.begin != nullptr) {
+      munmap(pages.begin, pages.usable + PageBytes());
+    }
+    pages = {nullptr, 2 * RoundedUp(bytes.size(), PageBytes())};
+    void* made =
+        mmap(nullptr, pages.usable + PageBytes(), PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) throw std::bad_alloc();
+    pages.begin = static_cast<std::byte*>(made);
+    std::byte* last = pages.begin + pages.usable;
+    mprotect(last, PageBytes(), PROT_NONE);
+    last_pages[last_page++ % last_pages.size()] =
+        reinterpret_cast<std::uintptr_t>(last);
+  }
+  const std::size_t room = RoundedUp(bytes.size(), kLoanAlignment);
+  std::byte* copy = pages.begin + pages.usable - room;
+  std::ranges::copy(bytes, copy);
+  std::fill_n(copy + bytes.size(), room - bytes.size(), kLoanMark);
+  loans_.push_back({name, bytes, copy});
+  return copy;
+}
+
+kvtwin_tensor Lender::Lend(const char* name, const TensorView& tensor) {
+  kvtwin_tensor lent = CTensor(tensor);
+  if (tensor.data == nullptr || std::ranges::min(tensor.shape) < 1) return lent;
+  const Shape& shape = tensor.shape;
+  const auto& stride = tensor.stride;
+  std::int64_t bytes =
+      IsBlockDType(tensor.dtype)
+          ? RunBytes(tensor.dtype, shape[0])
+          : RunBytes(tensor.dtype, 1) + (shape[0] - 1) * stride[0];
+  for (std::size_t i = 1; i < shape.size(); ++i) {
+    bytes += (shape[i] - 1) * stride[i];
+  }
+  lent.data =
+      Copy(name, {static_cast<const std::byte*>(tensor.data), AsSize(bytes)});
+  return lent;
+}
+
+const char* Lender::Return() {
+  const char* wrong = nullptr;
+  for (const Loan& loan : loans_) {
+    const std::size_t size = loan.original.size();
+    const std::span rest(loan.copy + size,
+                         RoundedUp(size, kLoanAlignment) - size);
+    if (!std::ranges::equal(loan.original, std::span(loan.copy, size)) ||
+        std::ranges::count(rest, kLoanMark) != std::ssize(rest)) {
+      wrong = loan.name;
+    }
+  }
+  loans_.clear();
+  return wrong;
+}
+
+bool EndsALoan(const void* address) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  return std::ranges::any_of(last_pages, [&](const auto& page) {
+    return page != 0 && at >= page && at - page < PageBytes();
+  });
 }
 
 kvtwin_tensor CTensor(const TensorView& tensor) {

@@ -380,8 +380,10 @@ void HostProcess::Ended(double call_seconds) {
                      function(), options_.memory_bytes >> 20, how, Output()));
     return;
   }
-  Died("backend: crash", fmt::format("{} ended its process with {}{}",
-                                     function(), how, Output()));
+  const std::string_view why =
+      state_->past_loan ? ": it used memory past the end of what it got" : "";
+  Died("backend: crash", fmt::format("{} ended its process with {}{}{}",
+                                     function(), how, why, Output()));
 }
 
 std::optional<HostProcess::Json> HostProcess::ParseLine(std::size_t end) {

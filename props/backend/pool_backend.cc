@@ -102,8 +102,9 @@ class BackendPool final : public PagedPool, public PoolAttending {
         In("commit_unknown").commit_unknown(pool_, sequence, new_tokens));
   }
   Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
-    return Said("commit", In("commit").commit(pool_, sequence, tokens.data(),
-                                              tokens.size()));
+    const std::int32_t* lent = lender_.Lend("tokens", tokens);
+    return Said("commit",
+                In("commit").commit(pool_, sequence, lent, tokens.size()));
   }
   Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
     return ViewsBy("views", table().views, sequence, layer, /*packed=*/false);
@@ -178,13 +179,8 @@ class BackendPool final : public PagedPool, public PoolAttending {
   }
 
   Status Said(std::string_view function, int status) const {
-    if (backend_.watch != nullptr) {
-      backend_.watch->Leave();
-      if (const auto damage = backend_.watch->Damage()) {
-        throw MakeFailure("backend: out of bounds",
-                          fmt::format("after {}: {}", function, *damage));
-      }
-    }
+    if (backend_.watch != nullptr) backend_.watch->Leave();
+    CheckMemory(function, backend_.watch, lender_);
     if (status == KVTWIN_OK) return {};
     const char* message =
         table().message == nullptr ? nullptr : table().message(pool_);
@@ -238,6 +234,7 @@ class BackendPool final : public PagedPool, public PoolAttending {
       {};                      // The group's number; unset for a pool.
   const int first_layer_ = 0;  // The group's first layer.
   std::vector<std::unique_ptr<BackendPool>> groups_;
+  mutable Lender lender_;
 };
 
 TensorView BackendPool::View(std::string_view function, std::string_view name,
@@ -294,8 +291,8 @@ Result<std::vector<PagedView>> BackendPool::ViewsBy(std::string_view function,
 Result<PagedAppend> BackendPool::Append(int sequence, int layer,
                                         const TensorView& key,
                                         const TensorView& value) {
-  const kvtwin_tensor k = CTensor(key);
-  const kvtwin_tensor v = CTensor(value);
+  const kvtwin_tensor k = lender_.Lend("key", key);
+  const kvtwin_tensor v = lender_.Lend("value", value);
   Status status =
       Said("append", In("append").append(pool_, sequence, layer, &k, &v));
   if (!status.ok()) return status;
@@ -413,10 +410,13 @@ Status BackendPool::AttendLast(std::span<const int> sequences,
       .sink_count = options.sinks.size(),
       .splits = options.splits,
       .bf16_products = options.bf16_products ? 1 : 0};
-  return CallAttend(query, out, [&](const kvtwin_tensor* asked, float* to) {
-    return Said("attend", In("attend").attend(
-                              pool_, layer, sequences.data(), query_rows.data(),
-                              sequences.size(), asked, &in_c, to));
+  const kvtwin_tensor asked = lender_.Lend("query", query);
+  const int* of = lender_.Lend("sequences", sequences);
+  const int* rows = lender_.Lend("query_rows", query_rows);
+  return CallAttend(out, [&](float* to) {
+    return Said("attend",
+                In("attend").attend(pool_, layer, of, rows, sequences.size(),
+                                    &asked, &in_c, to));
   });
 }
 

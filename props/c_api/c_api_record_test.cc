@@ -66,7 +66,12 @@ class RecordedByC : public ForwardingCache {
     params.v_head_dim = setup.rows.v_head_dim;
     params.producer = "RecordedByC";
     params.drafts = 1;
-    EXPECT_EQ(kvtwin_recorder_create(&params, path, &recorder_), KVTWIN_OK)
+    // A recording of a cache that Init refuses could only be bad input.
+    const auto twin = MakeCache(setup.spec, "reference");
+    const bool exists = twin.ok() && (*twin)->SetConfig(setup.config).ok() &&
+                        (*twin)->Init(setup.init).ok();
+    EXPECT_EQ(kvtwin_recorder_create(&params, path, &recorder_) == KVTWIN_OK,
+              exists)
         << kvtwin_last_error();
   }
   ~RecordedByC() override {

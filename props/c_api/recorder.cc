@@ -12,6 +12,7 @@
 #include "core/state_checks.h"
 #include "core/trace/trace.h"
 #include "props/c_api/c_api.h"
+#include "props/oracle/judge.h"
 
 using namespace kvtwin;
 using namespace kvtwin::props;
@@ -267,6 +268,10 @@ kvtwin_status kvtwin_recorder_create(const kvtwin_recorder_params* params,
     std::ostringstream line;
     if (status.ok()) status = WriteTraceHeader(made->header, line);
     if (!status.ok()) return status;
+    std::istringstream header(line.str());
+    const Judgement found = Judge(header, {"reference"});
+    if (found.verdict() != Verdict::kAccept)
+      return Invalid("{}", found.reason());
     made->out.open(path, std::ios::binary);
     made->out << line.str() << std::flush;
     if (!made->out) {

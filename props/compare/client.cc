@@ -42,7 +42,7 @@ void Client::Note(OpKind kind, int seq, std::int32_t begin, std::int32_t end,
   if (done_ == nullptr) return;
   Op& op = done_->emplace_back();
   op.kind = kind;
-  op.seq = seq - setup_.first_id;
+  op.seq = setup_.NameOf(seq);
   op.dst = dst;
   op.begin.offset = begin;
   op.open = end == kOpenEnd;
@@ -94,7 +94,7 @@ bool Client::CopyPrefix(int src, int dst, std::int32_t len) {
     return false;
   }
   if (!abilities_.Can(KVTWIN_CAN_SHARE)) len = Next(src);
-  Note(OpKind::kCopy, src, 0, len, dst - setup_.first_id);
+  Note(OpKind::kCopy, src, 0, len, setup_.NameOf(dst));
   driver_.CopyPrefix(src, dst, len);
   return true;
 }
@@ -186,7 +186,7 @@ void Client::Commit(int seq, const std::vector<int>& choices) {
   if (done_ != nullptr) {
     Op& op = done_->emplace_back();
     op.kind = OpKind::kCommit;
-    op.seq = seq - setup_.first_id;
+    op.seq = setup_.NameOf(seq);
     op.path = choices;
   }
   driver_.Commit(seq, path);
@@ -422,7 +422,7 @@ void Client::Put(const Op& op) {
     done_->back().segments = segments;
     done_->back().overfull = false;
     for (Segment& segment : done_->back().segments)
-      segment.seq -= setup_.first_id;
+      segment.seq = setup_.NameOf(segment.seq);
   }
   Tokens batch;
   for (const Segment& segment : segments) AppendSegment(segment, batch);

@@ -81,8 +81,7 @@ class Client {
   int IdOf(int seq) const {
     const bool within =
         setup_.legal || !abilities_.Can(KVTWIN_CAN_ANY_SEQUENCE);
-    const std::int64_t legal = within ? seq % setup_.init.max_sequences : seq;
-    return AsInt(std::min<std::int64_t>(legal + setup_.first_id, kOpenEnd));
+    return setup_.IdOf(within ? seq % setup_.init.max_sequences : seq);
   }
 
   const Setup& setup_;

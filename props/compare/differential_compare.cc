@@ -518,8 +518,7 @@ void DifferentialDriver::Reload() {
   // Some backends take only the sequences that Init declares (Client::IdOf).
   const bool any = subject_.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE);
   const int count = any ? 3 : std::min(3, setup_.init.max_sequences);
-  const std::int64_t id = setup_.first_id + serial_ / 2 % count;
-  const int sequence = AsInt(std::min<std::int64_t>(id, kOpenEnd));
+  const int sequence = setup_.IdOf(AsInt(serial_ / 2 % count));
   const std::vector<int> cells = CellCounts();
   const CacheState added = SequenceOf(*expected, sequence);
   if (earlier && subject_.restores_earlier_states) {

@@ -95,6 +95,22 @@ class ShortIds : public ForwardingCache {
   }
 };
 
+// Of each id, only the last 16 bits count.
+class IdsOf16Bits : public ShortIds<16> {
+ public:
+  using ShortIds::ShortIds;
+
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    return cache_->CopyPrefix(src & 0xFFFF, dst & 0xFFFF, len);
+  }
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    return cache_->CanResume(seq & 0xFFFF, pos);
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    return cache_->Remove(seq & 0xFFFF, begin, end);
+  }
+};
+
 // A copy of a sequence to itself changes nothing.
 class CopiesToOthersOnly : public ForwardingCache {
  public:
@@ -128,7 +144,7 @@ class FewCopies : public ForwardingCache {
 // a server, whose sequences are numbered from 0 and only continue.
 template <class Backend>
 bool IsFound(std::int64_t operations, std::optional<Kind> kind = {},
-             std::uint64_t seed = 1) {
+             std::uint64_t seed = 1, bool any_ids = false) {
   Subject subject = {.name = "faulty"};
   subject.level = Level::kVisibility;
   subject.make_of = [](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
@@ -137,6 +153,7 @@ bool IsFound(std::int64_t operations, std::optional<Kind> kind = {},
   subject.abilities.can &=
       ~std::uint32_t{KVTWIN_CAN_ANY_SEQUENCE | KVTWIN_CAN_ANY_ORDER |
                      KVTWIN_CAN_REFUSE_MISUSE | KVTWIN_CAN_DRAFT};
+  if (any_ids) subject.abilities.can |= KVTWIN_CAN_ANY_SEQUENCE;
   FuzzOptions options;
   options.seed = seed;
   options.operations = operations;
@@ -286,6 +303,11 @@ TEST(Histories, HaveLongChunks) {
 TEST(Histories, HaveManySequences) {
   EXPECT_TRUE(IsFound<ShortIds<2>>(100000));
   EXPECT_TRUE(IsFound<ShortIds<6>>(1000000));
+}
+
+TEST(Histories, HaveIdsThatAreFarApart) {
+  EXPECT_TRUE(IsFound<IdsOf16Bits>(50000, {}, 1, /*any_ids=*/true));
+  EXPECT_FALSE(IsFound<IdsOf16Bits>(50000));
 }
 
 TEST(Histories, BranchIntoManySequences) {

@@ -511,6 +511,17 @@ std::string_view ShiftName(ShiftKind kind) {
   return kind == ShiftKind::kCustom ? kCustomShift : At(kShiftNames, kind);
 }
 
+int Setup::IdOf(int seq) const {
+  const std::int64_t id = first_id + static_cast<std::int64_t>(seq) * id_step;
+  return AsInt(std::min<std::int64_t>(id, kOpenEnd));
+}
+
+int Setup::NameOf(int id) const {
+  // Rounds up: the largest int is at most a step after the sequence before it.
+  const std::int64_t steps = static_cast<std::int64_t>(id) - first_id;
+  return AsInt((steps + id_step - 1) / id_step);
+}
+
 void FitStorage(Setup& setup) {
   const auto widen = [](DType dtype, int& head_dim) {
     constexpr auto kBlock = AsInt(kBlockElements);

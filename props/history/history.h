@@ -39,8 +39,10 @@ struct Setup {
   bool legal = false;
   // K and V come with gaps between their elements.
   bool strided = false;
-  // The id of the sequence that operations call 0; the others follow.
+  // The id of the sequence that operations call 0, and how far the ids of two
+  // successive sequences are apart.
   int first_id = 0;
+  int id_step = 1;
   // The soft cap of a cache that computes attention, 0 for none, and whether
   // each of its query heads has a sink.
   int soft_cap = 0;
@@ -49,6 +51,11 @@ struct Setup {
   int group = 0;
 
   DType v_dtype() const { return config.v_dtype.value_or(init.dtype); }
+  // Returns the id of the sequence that operations call `seq`: at most the
+  // largest int.
+  int IdOf(int seq) const;
+  // Returns what operations call the sequence with this id.
+  int NameOf(int id) const;
 };
 
 // The most query heads that share a KV head.

@@ -194,6 +194,22 @@ TEST(Line, KeepsMovesAsWritten) {
   }
 }
 
+TEST(Line, NamesSequencesByTheirIds) {
+  const auto near_end =
+      ParseHistory("kvt1 firstid=2147483600 idstep=40")->setup;
+  EXPECT_EQ(near_end.IdOf(1), 2147483640);
+  EXPECT_EQ(near_end.IdOf(2), 2147483647);
+  EXPECT_EQ(near_end.NameOf(2147483640), 1);
+  EXPECT_EQ(near_end.NameOf(2147483647), 2);
+  const auto far = ParseHistory("kvt1 firstid=7 idstep=65536")->setup;
+  EXPECT_EQ(far.IdOf(3), 7 + 3 * 65536);
+  EXPECT_EQ(far.NameOf(7 + 3 * 65536), 3);
+  EXPECT_EQ(ToText(*ParseHistory("kvt1 idstep=4 | put 1*2")),
+            "kvt1 idstep=4 | put 1*2");
+  EXPECT_EQ(WhyNot("kvt1 idstep=0 | put 1*2"),
+            "character 13: ids are at least 1 apart");
+}
+
 TEST(Line, ParsesOrRefusesAnyChangedText) {
   const std::string bytes = "kvt1 |:*@~^->=,+0129azput\xff\x01";
   std::uint64_t state = 1;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+
 #include "core/index.h"
 #include "core/names.h"
 #include "props/history/line_reader.h"
@@ -224,6 +226,27 @@ Knob DimsKnob() {
   return knob;
 }
 
+// The search spreads the ids of some histories (SpreadIds).
+Knob IdStepKnob() {
+  Knob knob = ValueKnob<int>(
+      "idstep", KnobGroup::kClient,
+      [](auto& setup) -> auto& { return setup.id_step; },
+      +[](std::string_view text) {
+        const int step = ReadSize(text);
+        if (step < 1) throw BadLine{text, "ids are at least 1 apart"};
+        return step;
+      },
+      +[](const int& step) { return fmt::format("{}", step); },
+      {1, 4, 64, 256, 1024, 65536});
+  knob.numbers = [](const Setup& setup) {
+    return std::bit_width(AsSize(setup.id_step)) - 1;
+  };
+  knob.fit = [](const Abilities& able, Setup& setup) {
+    if (!able.Can(KVTWIN_CAN_ANY_SEQUENCE)) setup.id_step = 1;
+  };
+  return knob;
+}
+
 Knob SoftCapKnob() {
   return NumberKnob(
       "softcap", KnobGroup::kAttention,
@@ -306,6 +329,7 @@ std::vector<Knob> MakeKnobs() {
           [](const Abilities& able, int& id) {
             if (!able.Can(KVTWIN_CAN_ANY_SEQUENCE)) id = 0;
           }),
+      IdStepKnob(),
       SoftCapKnob(),
       FlagKnob("sinks", KnobGroup::kAttention, &Setup::sinks, 25,
                [](const Abilities& able, bool& sinks) {

@@ -498,6 +498,11 @@ void AddLongSequence(const Pick& pick, History& history) {
   history.ops.insert(history.ops.begin(), ops.begin(), ops.end());
 }
 
+void SpreadIds(const Pick& pick, Setup& setup) {
+  setup.first_id = OneOf(pick, {0, 0, 7});
+  setup.id_step = 1 << OneOf(pick, {6, 8, 8, 10, 16, 16, 20, 24});
+}
+
 void AddReturns(const Pick& pick, History& history) {
   if (!HasWindow(history.setup.spec) || Chance(pick, 70)) return;
   const int most = history.setup.init.max_batch;

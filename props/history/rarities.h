@@ -37,6 +37,9 @@ void AddLongBatch(const Pick& pick, History& history);
 // layers or by a long way.
 void AddLongSequence(const Pick& pick, History& history);
 
+// Makes ids of sequences equal in their last 6 to 24 bits.
+void SpreadIds(const Pick& pick, Setup& setup);
+
 // Goes back over about a batch, as far as a ring of window + max_batch slots
 // still has the window.
 void AddReturns(const Pick& pick, History& history);

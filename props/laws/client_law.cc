@@ -59,14 +59,14 @@ class Client {
 
   int SlotOf(int seq) const { return seq % setup_.init.max_sequences; }
   Slot& SlotAt(int slot) { return At(slots_, slot); }
-  int IdOf(int slot) const { return setup_.first_id + slot; }
   int Prefix(int slot, const RelativePos& pos) {
     const int from = pos.from_end ? SlotAt(slot).record : 0;
     return std::clamp(from + pos.offset, 0, SlotAt(slot).record);
   }
 
   bool Remove(int slot, int begin, int end) {
-    const Answer answer = session_.Do(RemoveCall(IdOf(slot), begin, end));
+    const Answer answer =
+        session_.Do(RemoveCall(setup_.IdOf(slot), begin, end));
     return answer.code == StatusCode::kOk;
   }
 
@@ -74,7 +74,7 @@ class Client {
   void Load(int slot, int past) {
     Call ask;
     ask.kind = Call::Kind::kAsk;
-    ask.seq = IdOf(slot);
+    ask.seq = setup_.IdOf(slot);
     ask.end = past;
     if (past > 0 && !session_.Do(ask).yes) past = 0;
     if (!Remove(slot, past, kOpenEnd)) {
@@ -89,7 +89,7 @@ class Client {
     if (src == dst || len == 0) return;
     if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return;
     if (!abilities_.Can(KVTWIN_CAN_SHARE) && len != SlotAt(src).record) return;
-    session_.Do(CopyCall(IdOf(src), IdOf(dst), len));
+    session_.Do(CopyCall(setup_.IdOf(src), setup_.IdOf(dst), len));
     Load(dst, len);
   }
 
@@ -118,7 +118,7 @@ class Client {
         continue;
       }
       start.positions.push_back(position);
-      start.sequences.push_back(IdOf(slot));
+      start.sequences.push_back(setup_.IdOf(slot));
       ++one.pending;
       --one.queue;
     }

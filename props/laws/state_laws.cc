@@ -158,6 +158,7 @@ std::unique_ptr<StateClient> StateClient::Make(const History& history,
   setup.init.dtype = DType::kF32;
   setup.config = CacheConfig();
   setup.first_id = 0;
+  setup.id_step = 1;
   for (int* size : {&setup.init.max_sequences, &setup.init.capacity,
                     &setup.init.max_batch}) {
     *size = std::clamp(*size, 1, 16);

@@ -263,6 +263,7 @@ std::string Oracle::FindWrongPrompt(const TraceOp& op) const {
   const auto drafts = [&](auto& part) {
     return reference::CountDrafts(part.tokens(), op.seq) > 0;
   };
+  if (op.seq < 0) return NotNegative("seq", op.seq).message();
   if (ledger_->Next(op.seq) > 0 || std::ranges::any_of(parts, drafts)) {
     return fmt::format("sequence {} has tokens: remove them first", op.seq);
   }

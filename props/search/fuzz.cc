@@ -43,6 +43,8 @@ constexpr std::uint64_t kTwinsEvery = 7;
 // up, a third has batches that do not fit. Eleven has no common divisor with
 // the other numbers that choose histories.
 constexpr std::uint64_t kLegalEvery = 11;
+// One in this many histories has ids of sequences that are far apart.
+constexpr std::uint64_t kSpreadEvery = 17;
 // One in this many histories of a backend begins with a long sequence.
 constexpr std::uint64_t kLongEvery = 37;
 // Of this many successive histories of a backend, three have each declared kind
@@ -92,6 +94,9 @@ class CacheSource {
       if (options_.cells_max == 0 && Chance(pick, 4)) {
         AddLongBatch(pick, history);
       }
+    }
+    if (number % kSpreadEvery == 10) {
+      SpreadIds(SeededPick(options_.seed ^ 0x51DE5, number), history.setup);
     }
     AddForTwins(number, history);
     AddForLegal(number, history);

@@ -513,6 +513,7 @@ TEST(Harness, DrawsOrdinaryAndLongHistoriesForBackendsThatDeclareAll) {
     counts["512"] += is_long && tokens(ops[0]) > 512;
     counts["except"] += is_long && !ops[0].except.empty();
     counts["layers"] += is_long && setup.layers > 8;
+    counts["ids"] += setup.id_step > 1;
     counts["far"] +=
         is_long && tokens(ops[1]) == 1 && ops[1].segments[0].delta > 2048;
     EXPECT_TRUE(!is_long || ParseHistory(ToText(history)).ok());
@@ -529,7 +530,7 @@ TEST(Harness, DrawsOrdinaryAndLongHistoriesForBackendsThatDeclareAll) {
     EXPECT_GT(counts[name] * share, all) << name;
   }
   for (const char* const name :
-       {"chunk", "window", "512", "except", "layers", "far"}) {
+       {"chunk", "window", "512", "except", "layers", "far", "ids"}) {
     EXPECT_GT(counts[name], 2) << name;
   }
 }

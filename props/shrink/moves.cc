@@ -302,6 +302,7 @@ class MoveList {
         moves_.emplace_back(
             [first, name, one = *names.begin(), other = largest](History& h) {
               h.setup.first_id = 0;
+              h.setup.id_step = 1;
               RenameSequences(h, {{one, first}, {other, name - first}});
             });
       }

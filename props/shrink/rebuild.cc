@@ -45,7 +45,7 @@ bool Extend(Segment& segment, int seq, std::int64_t position) {
 
 class Builder {
  public:
-  Builder(int first_id, int unused) : first_id_(first_id), unused_(unused) {}
+  Builder(const Setup& setup, int unused) : setup_(setup), unused_(unused) {}
 
   void Add(const Held& held) {
     while (next_ < held.cell) Token(unused_, next_ - first_free_);
@@ -56,11 +56,12 @@ class Builder {
   // Adds the token in the next cell, not in its own. Its sequence continues at
   // position `after`.
   void AddAnywhere(const Held& held, std::int64_t after = 0) {
-    const int seq = held.sequences.front() - first_id_;
+    const int seq = setup_.NameOf(held.sequences.front());
     Token(seq, AsInt(held.position - after));
     for (const int id : held.sequences) {
-      if (id - first_id_ == seq) continue;
-      int& end = copies_[{seq, id - first_id_}];
+      const int name = setup_.NameOf(id);
+      if (name == seq) continue;
+      int& end = copies_[{seq, name}];
       end = std::max(end, After(held.position));
     }
   }
@@ -96,7 +97,7 @@ class Builder {
     segments_.push_back({.seq = seq, .count = 1, .delta = position});
   }
 
-  int first_id_;
+  const Setup& setup_;
   int unused_;
   int next_ = 0;        // The first cell that is not filled yet.
   int first_free_ = 0;  // The cell after the last token.
@@ -172,13 +173,12 @@ std::vector<History> Rebuilt(const History& history, std::size_t kept) {
   const std::vector<Held> cells = HeldCells(*cache);
   if (cells.empty()) return {};
   int unused = 0;
-  const int first_id = history.setup.first_id;
   for (const Held& held : cells) {
     for (const int id : held.sequences) {
-      unused = std::max(unused, After(id - first_id));
+      unused = std::max(unused, After(history.setup.NameOf(id)));
     }
   }
-  const Builder builder(first_id, unused);
+  const Builder builder(history.setup, unused);
   History rebuilt{.setup = history.setup,
                   .ops = CopiesHideTokens(cells)
                              ? SharedFirst(cells, builder)

@@ -131,6 +131,7 @@ static int FaultyStartForward(void* cache, const kvtwin_batch* batch,
                               int reserve) {
   int code = StartForward(cache, batch, reserve);
   Mine* c = cache;
+  if (Is("positions") && batch->tokens > 2) ++*(int32_t*)batch->positions;
   if (c->length[c->sequence] < 3) return code;
   FallIll(c);
   if (Is("full")) return KVTWIN_CACHE_FULL;
@@ -139,8 +140,17 @@ static int FaultyStartForward(void* cache, const kvtwin_batch* batch,
 
 static int FaultyPut(void* cache, int32_t layer, const kvtwin_tensor* key,
                      const kvtwin_tensor* value) {
-  int code = Put(cache, layer, key, value);
   Mine* c = cache;
+  /* Writes to its K rows, reads past their end, or writes past that of V. */
+  if (c->length[c->sequence] > 2) {
+    volatile float* k = (float*)key->data;
+    volatile char* v = (char*)value->data;
+    int rest = c->tokens * c->heads * c->k_dim;
+    for (int i = 0; Is("rotates") && i < rest; ++i) k[i] = -k[i];
+    if (Is("past")) (void)k[rest + 3];
+    if (Is("padding")) ++v[value->stride[3]];
+  }
+  int code = Put(cache, layer, key, value);
   float* values = c->v[c->sequence][layer];
   for (int i = 0; Is("rounds") && i < c->tokens * c->heads * c->v_dim; ++i) {
     float* one = values + c->first * c->heads * c->v_dim + i;

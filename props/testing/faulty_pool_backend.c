@@ -3,7 +3,8 @@
  * (writes past a buffer's end when no answer is expected any more), attend (a
  * crash in attend), full (each append is refused), lost (after a refused
  * append, a sequence holds one token less), slots (there are no slots), wide
- * (no slot fits into 32 bits) or none (it has no pool). */
+ * (no slot fits into 32 bits), tokens (commit changes the numbers of its
+ * tokens), rows (append changes its rows) or none (it has no pool). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"
@@ -24,6 +25,7 @@ static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
       kept = (char*)malloc(8);
       kept[8] = 1;
     }
+    if (strcmp(name, "rows") == 0) ++*(float*)value->data;
     while (strcmp(name, "hang") == 0 && spin) {
     }
     while (strcmp(name, "memory") == 0) {
@@ -41,6 +43,13 @@ static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
       strcmp(name, "lost") == 0) {
     refused = 1;
   }
+  return status;
+}
+
+static int FaultyCommit(void* pool, int32_t sequence, const int32_t* tokens,
+                        size_t count) {
+  const int status = Commit(pool, sequence, tokens, count);
+  if (count > 1) ++*(int32_t*)tokens;
   return status;
 }
 
@@ -96,6 +105,9 @@ const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
   faulty.close = FaultyClose;
   const char* name = getenv("KVTWIN_FAULT");
   if (name != NULL && strcmp(name, "attend") == 0) faulty.attend = FaultyAttend;
+  if (name != NULL && strcmp(name, "tokens") == 0) {
+    faulty.commit = FaultyCommit;
+  }
   if (name != NULL && strcmp(name, "slots") == 0) faulty.slots = NoSlots;
   if (name != NULL && strcmp(name, "wide") == 0) faulty.slots = WideSlots;
   return &faulty;

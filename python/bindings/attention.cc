@@ -42,18 +42,19 @@ Enum Named(std::string_view what, std::string_view name,
 // array.
 class TensorArgument {
  public:
-  TensorArgument(nb::handle object, const char* name, DType dtype) {
-    if (const auto shown = ViewOfTensor(object)) {
-      view_ = *shown;
-    } else {
-      view_ = array_.emplace(object, name, dtype).view();
-    }
+  TensorArgument(nb::handle object, const char* name, DType dtype)
+      : object_(nb::borrow(object)) {
+    if (!ViewOfTensor(object_)) array_.emplace(object_, name, dtype);
   }
-  const TensorView& view() const { return view_; }
+  // Errors: raised, if a kvtwin.Tensor has become stale, as when converting
+  // another argument closes the cache.
+  TensorView view() const {
+    return array_ ? array_->view() : *ViewOfTensor(object_);
+  }
 
  private:
+  nb::object object_;
   std::optional<ArrayArgument> array_;
-  TensorView view_;
 };
 
 // An array of float32 that results are written to.
@@ -64,21 +65,19 @@ class Numbers {
       : array_(array.is_none() ? nb::module_::import_("numpy").attr("empty")(
                                      shape, "float32")
                                : nb::borrow(array)) {
-    nb::ndarray<float, nb::c_contig, nb::device::cpu> numbers;
-    if (!nb::try_cast(array_, numbers, /*convert=*/false) ||
+    if (!nb::try_cast(array_, numbers_, /*convert=*/false) ||
         !nb::tuple(array_.attr("shape")).equal(shape)) {
       Raise({StatusCode::kInvalidArgument,
              fmt::format("{} must be a writable, dense array of float32, {}",
                          name, nb::repr(shape).c_str())});
     }
-    data_ = numbers.data();
   }
   const nb::object& array() const { return array_; }
-  float* data() const { return data_; }
+  float* data() const { return numbers_.data(); }
 
  private:
   nb::object array_;
-  float* data_ = nullptr;
+  nb::ndarray<float, nb::c_contig, nb::device::cpu> numbers_;  // Keeps memory.
 };
 
 using Sinks =
@@ -123,7 +122,7 @@ class PyAttention {
 
   void Plan(nb::handle mask, std::optional<int> rows, int first_row) {
     const TensorArgument argument(mask, "mask", DType::kF32);
-    const TensorView& view = argument.view();
+    const TensorView view = argument.view();
     // Too many rows for an int are refused, as 0 rows are.
     const std::int64_t rest = view.shape[1] - first_row;
     const int all = static_cast<int>(rest < INT32_MAX ? rest : 0);
@@ -160,12 +159,12 @@ class PyAttention {
 
   nb::tuple Attend(nb::handle query, const Kv& kv, VLayout v_layout,
                    const PyOptions& options) {
-    const TensorView& value = kv.value.view();
-    return Write(query, value.shape[v_layout == VLayout::kPlain ? 0 : 1],
-                 options, [&](const TensorView& q, const AttentionOut& out) {
+    const Shape shape = kv.value.view().shape;
+    return Write(query, shape[v_layout == VLayout::kPlain ? 0 : 1], options,
+                 [&](const TensorView& q, const AttentionOut& out) {
                    KvView view;
                    view.key = kv.key.view();
-                   view.value = value;
+                   view.value = kv.value.view();
                    return attention_->Attend(q, view, v_layout,
                                              options.options(), out);
                  });
@@ -173,9 +172,9 @@ class PyAttention {
 
   nb::tuple AttendBlocks(nb::handle query, const Kv& kv, PagedLayout layout,
                          const PyOptions& options) {
-    const PagedKv blocks = {kv.key.view(), kv.value.view()};
-    return Write(query, blocks.value.shape[0], options,
+    return Write(query, kv.value.view().shape[0], options,
                  [&](const TensorView& q, const AttentionOut& out) {
+                   const PagedKv blocks = {kv.key.view(), kv.value.view()};
                    return attention_->Attend(q, blocks, layout,
                                              options.options(), out);
                  });
@@ -189,7 +188,7 @@ class PyAttention {
   static nb::tuple Write(nb::handle query, std::int64_t v_head_dim,
                          const PyOptions& options, const Call& attend) {
     const TensorArgument q(query, "query", DType::kF32);
-    const Shape& shape = q.view().shape;
+    const Shape shape = q.view().shape;
     const Numbers out(options.out, "out",
                       nb::make_tuple(shape[2], shape[1], v_head_dim));
     const Numbers sums(nb::none(), "log_sum_exp",

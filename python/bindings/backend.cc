@@ -17,6 +17,8 @@
 #include "core/dense_tensor.h"
 #include "core/index.h"
 #include "core/names.h"
+#include "props/backend/c_conversions.h"
+#include "props/compare/failure.h"
 #include "tensor.h"
 
 namespace kvtwin::python {
@@ -149,11 +151,7 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
   };
   table_.close = [](void* cache) {
     const std::unique_ptr<Instance> instance(static_cast<Instance*>(cache));
-    try {
-      instance->cache.attr("close")();
-    } catch (nb::python_error& error) {  // Close may run during unwinding.
-      error.discard_as_unraisable("close");
-    }
+    if (const auto failure = FailureOfClose(instance->cache)) throw *failure;
   };
   table_.start_forward = [](void* cache, const kvtwin_batch* batch,
                             int reserve) {
@@ -335,25 +333,50 @@ int Backend::Guarded(std::string& message, Refusals refusals, const Fn& fn) {
 }
 
 int StatusOf(nb::python_error& error, Refusals refusals, std::string& message) {
-  const bool finds =
-      error.matches(PyExc_Exception) || error.matches(PyExc_SystemExit);
-  if (!finds) throw Interrupted{error};
-  const auto is = [&](nb::handle type) { return error.matches(type); };
-  message = TextOf(error.value());
-  if (is(ErrorType("CacheFull"))) return KVTWIN_CACHE_FULL;
-  if (is(ErrorType("NotSupported"))) return KVTWIN_NOT_SUPPORTED;
-  if (is(ErrorType("SharedCells"))) return KVTWIN_SHARED_CELLS;
-  if (refusals == Refusals::kMisuse) {
-    if (is(PyExc_ValueError)) return KVTWIN_INVALID_ARGUMENT;
-    if (is(PyExc_RuntimeError)) return KVTWIN_FAILED_PRECONDITION;
+  const nb::module_ live = nb::module_::import_("kvtwin._live");
+  if (!error.matches(PyExc_Exception) &&
+      nb::cast<bool>(live.attr("ends_run")(error.value()))) {
+    throw Interrupted{error};
   }
-  message = TextOf(
-      nb::module_::import_("kvtwin._live").attr("story_of")(error.value()));
+  const auto is = [&](nb::handle type) { return error.matches(type); };
+  const auto refused = [&](int status) {
+    message = TextOf(error.value());
+    return status;
+  };
+  if (is(ErrorType("CacheFull"))) return refused(KVTWIN_CACHE_FULL);
+  if (is(ErrorType("NotSupported"))) return refused(KVTWIN_NOT_SUPPORTED);
+  if (is(ErrorType("SharedCells"))) return refused(KVTWIN_SHARED_CELLS);
+  if (refusals == Refusals::kMisuse) {
+    if (is(PyExc_ValueError)) return refused(KVTWIN_INVALID_ARGUMENT);
+    if (is(PyExc_RuntimeError)) return refused(KVTWIN_FAILED_PRECONDITION);
+  }
+  message = TextOf(live.attr("story_of")(error.value()));
   // A ValueError may also be a bug of the class: then the story is needed.
   if (refusals == Refusals::kInvalid && is(PyExc_ValueError)) {
     return KVTWIN_INVALID_ARGUMENT;
   }
   return KVTWIN_INTERNAL;
+}
+
+std::optional<props::Failure> FailureOfClose(nb::handle instance) {
+  std::string message;
+  try {
+    if (Guarded(message, Refusals::kNone, [&] { instance.attr("close")(); }) ==
+        KVTWIN_OK) {
+      return std::nullopt;
+    }
+  } catch (Interrupted& interrupted) {  // Close may run during unwinding.
+    if (interrupted.error.matches(PyExc_KeyboardInterrupt)) {
+      PyErr_SetInterrupt();
+    } else {
+      interrupted.error.discard_as_unraisable("close");
+    }
+    return std::nullopt;
+  }
+  props::Failure failure =
+      props::MakeFailure("backend: error", "close fails: " + message);
+  failure.function = "close";
+  return failure;
 }
 
 int Backend::Describe(kvtwin_description_v1* out) {
@@ -411,7 +434,7 @@ int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
     *cache = instance.release();
     made_one_ = true;
   });
-  if (!message.empty()) init_error_ = message;
+  if (!message.empty()) init_error_ = props::PrintableLines(message);
   return status;
 }
 

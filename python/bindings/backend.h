@@ -87,6 +87,11 @@ int Guarded(std::string& message, Refusals refusals, const Fn& fn) {
   }
 }
 
+// Calls the method `close` of a kvtwin._live.Instance or a
+// kvtwin._pool.PoolInstance. Returns what it raises, if anything. Ctrl-C is
+// raised again by a later call.
+std::optional<props::Failure> FailureOfClose(nb::handle instance);
+
 nb::list Ints(const std::int32_t* numbers, std::size_t count);
 // Returns a copy, which the backend may keep.
 nb::object Rows(const kvtwin_tensor& rows);

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -44,6 +45,12 @@ std::string TextOf(nb::handle object);
 [[noreturn]] void Wrong(std::string_view name, nb::handle value,
                         std::string_view expected);
 
+// The path of a file: a str, bytes or an os.PathLike, as the bytes that the
+// system takes.
+struct FilePath {
+  std::string text;
+};
+
 // A kvtwin.Setup without its model.
 struct Making {
   CacheSpec spec;
@@ -78,5 +85,23 @@ void BindPool(nb::module_& m);
 void BindSessions(nb::module_& m);
 
 }  // namespace kvtwin::python
+
+template <>
+struct nanobind::detail::type_caster<kvtwin::python::FilePath> {
+  NB_TYPE_CASTER(kvtwin::python::FilePath,
+                 const_name("str | bytes | os.PathLike[typing.Any]"))
+
+  bool from_python(handle source, std::uint32_t /*flags*/,
+                   cleanup_list* /*cleanup*/) noexcept {
+    PyObject* path = nullptr;
+    if (PyUnicode_FSConverter(source.ptr(), &path) == 0) {
+      PyErr_Clear();
+      return false;
+    }
+    const auto owned = steal<bytes>(path);
+    value.text.assign(owned.c_str(), owned.size());
+    return true;
+  }
+};
 
 #endif  // KVTWIN_PYTHON_BINDINGS_BINDINGS_H_

@@ -249,13 +249,13 @@ class PyCache {
     Check(other->Restore(state));
     Replace(std::move(other));
   }
-  void SaveSequence(int sequence, const std::string& path,
+  void SaveSequence(int sequence, const FilePath& path,
                     const std::string& model) {
-    Check(SaveState(Value(cache().SnapshotOf(sequence)), path, model));
+    Check(SaveState(Value(cache().SnapshotOf(sequence)), path.text, model));
   }
-  void LoadSequence(int sequence, const std::string& path,
+  void LoadSequence(int sequence, const FilePath& path,
                     const std::string& model) {
-    Check(cache().AddSequence(sequence, Value(LoadState(path, model))));
+    Check(cache().AddSequence(sequence, Value(LoadState(path.text, model))));
     ++life_->passes;
   }
   void Close() { Replace(nullptr); }

@@ -14,6 +14,7 @@
 #include "bindings.h"
 #include "props/oracle/judge.h"
 #include "props/report/page.h"
+#include "props/report/page_file.h"
 #include "props/report/show.h"
 
 namespace kvtwin::python {
@@ -31,9 +32,8 @@ Answer JudgeStream(std::istream& in, const std::vector<std::string>& twins) {
           found.reason(), found.failure ? found.failure->twin : ""};
 }
 
-Answer JudgeFile(const std::string& path,
-                 const std::vector<std::string>& twins) {
-  std::ifstream in(path, std::ios::binary);
+Answer JudgeFile(const FilePath& path, const std::vector<std::string>& twins) {
+  std::ifstream in(path.text, std::ios::binary);
   if (!in) {
     return {"bad_input", "none", 0, "cannot be opened", ""};
   }
@@ -48,12 +48,12 @@ Answer JudgeBytes(const nb::bytes& recording,
 }
 
 // Returns false if the recording has no fault, or cannot be read again.
-bool WritePageOf(const std::string& recording, const std::string& page,
+bool WritePageOf(const FilePath& recording, const FilePath& page,
                  const std::vector<std::string>& twins) {
   const nb::gil_scoped_release others;
-  const auto failure = props::ExplainRecording(recording, twins);
+  const auto failure = props::ExplainRecording(recording.text, twins);
   if (!failure) return false;
-  const Status status = props::WritePage(*failure, page);
+  const Status status = props::WritePage(*failure, page.text);
   if (status.ok()) return true;
   const nb::gil_scoped_acquire own;
   Raise(status);
@@ -64,6 +64,10 @@ bool WritePageOf(const std::string& recording, const std::string& page,
 void BindCheck(nb::module_& m) {
   m.def("judge_file", &JudgeFile, nb::arg("path"), nb::arg("twins"));
   m.def("judge_bytes", &JudgeBytes, nb::arg("recording"), nb::arg("twins"));
+  m.def(
+      "prepare_page",
+      [](const FilePath& page) { Check(props::PreparePage(page.text)); },
+      nb::arg("page"));
   m.def("write_page", &WritePageOf, nb::arg("recording"), nb::arg("page"),
         nb::arg("twins"));
 }

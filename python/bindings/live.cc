@@ -77,7 +77,7 @@ class Driver {
   // Returns the finding, with the command of Python that shows it again, and
   // writes its page if there is a path for it.
   Finding Report(props::Failure failure,
-                 const std::optional<std::string>& page) const {
+                 const std::optional<FilePath>& page) const {
     // A failed init has no cache whose message() could be read.
     if (IsOfInit(failure)) {
       failure.text = fmt::format("init fails: {}", backend_.init_error());
@@ -87,7 +87,7 @@ class Driver {
     failure.report =
         props::FailureText(failure) +
         props::HintOn(failure, "kvtwin.profile", info_.abilities.can_resume);
-    if (page) Check(props::WritePage(failure, *page));
+    if (page) Check(props::WritePage(failure, page->text));
     return {std::string(props::LevelName(failure.level)), failure.check,
             failure.history, failure.text, failure.report};
   }
@@ -123,9 +123,9 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
             const std::vector<std::string>& known, double shrink_seconds,
             const std::optional<std::string>& level,
             const std::optional<std::string>& kind,
-            const std::optional<std::string>& page) {
+            const std::optional<FilePath>& page) {
   return Raising([&]() -> Fuzzed {
-    if (page) Check(props::PreparePage(*page));
+    if (page) Check(props::PreparePage(page->text));
     const Driver driver(std::move(adapter), std::move(rerun));
     int looks = 0;
     props::FuzzOptions options;
@@ -168,9 +168,9 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
 
 Ran Run(nb::object adapter, nb::object rerun, const std::string& history,
         const std::optional<std::string>& asked,
-        const std::optional<std::string>& page) {
+        const std::optional<FilePath>& page) {
   return Raising([&]() -> Ran {
-    if (page) Check(props::PreparePage(*page));
+    if (page) Check(props::PreparePage(page->text));
     const Driver driver(std::move(adapter), std::move(rerun));
     const props::History parsed = Value(props::ParseHistory(history));
     props::Level level =

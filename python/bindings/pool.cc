@@ -25,6 +25,7 @@
 #include "core/index.h"
 #include "core/names.h"
 #include "props/backend/backend_laws.h"
+#include "props/backend/c_conversions.h"
 #include "props/backend/host_process.h"
 #include "props/backend/pool_backend.h"
 #include "props/certify/certificate.h"
@@ -59,7 +60,6 @@ class Pools {
       Raise({StatusCode::kFailedPrecondition,
              "a backend cannot be driven from within another one"});
     }
-    current_ = this;
     const auto said = nb::cast<nb::tuple>(adapter_.attr("describe")());
     name_ = TextOf(said[0]);
     can_ = nb::cast<std::uint32_t>(said[1]);
@@ -73,6 +73,7 @@ class Pools {
     max_sequences_ = nb::cast<int>(said[9]);
     FillNeeded();
     FillOptional();
+    current_ = this;
   }
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
@@ -81,6 +82,10 @@ class Pools {
   const kvtwin_pool_backend_v1& table() const { return table_; }
   const std::string& init_error() const { return init_error_; }
   bool made_one() const { return made_one_; }
+  // Returns a failure of close since the last call.
+  std::optional<props::Failure> TakeCloseFailure() const {
+    return std::exchange(close_failure_, std::nullopt);
+  }
 
  private:
   template <class Fn>
@@ -128,6 +133,7 @@ class Pools {
   int max_sequences_ = 0;
   std::string init_error_;
   bool made_one_ = false;
+  mutable std::optional<props::Failure> close_failure_;
 };
 
 thread_local Pools* Pools::current_ = nullptr;
@@ -154,11 +160,8 @@ void Pools::FillNeeded() {
   };
   table_.close = [](void* pool) {
     const std::unique_ptr<Instance> instance(static_cast<Instance*>(pool));
-    try {
-      instance->pool.attr("close")();
-    } catch (nb::python_error& error) {  // Close may run during unwinding.
-      error.discard_as_unraisable("close");
-    }
+    auto failure = FailureOfClose(instance->pool);
+    if (failure) current_->close_failure_ = std::move(failure);
   };
   table_.open = Open;
   table_.seq_len = [](void* pool, std::int32_t sequence, std::int32_t* length) {
@@ -316,7 +319,7 @@ int Pools::Init(const kvtwin_pool_params* params, void** pool) {
     *pool = instance.release();
     made_one_ = true;
   });
-  if (!message.empty()) init_error_ = message;
+  if (!message.empty()) init_error_ = props::PrintableLines(message);
   return status;
 }
 
@@ -427,7 +430,7 @@ class PoolDriver {
   }
   props::Subject SubjectAt(props::Level level,
                            props::PoolCalls* calls = nullptr) const {
-    return props::BackendSubject(backend_, level, calls);
+    return WithClose(props::BackendSubject(backend_, level, calls));
   }
   std::string WhyNoPool(const props::PagedHistory& history) const {
     const std::string why = props::WhyNoPool(backend_.name, backend_.abilities,
@@ -446,8 +449,9 @@ class PoolDriver {
   }
   props::Subject SubjectOf(const props::PoolLaw* law,
                            props::Level level) const {
-    props::Subject subject =
-        law == nullptr ? SubjectAt(level) : props::LawSubject(backend_, *law);
+    props::Subject subject = law == nullptr
+                                 ? SubjectAt(level)
+                                 : WithClose(props::LawSubject(backend_, *law));
     subject.run_pool = [run = subject.run_pool](
                            const props::PagedHistory& history,
                            const props::PoolRunOptions& options) {
@@ -487,6 +491,19 @@ class PoolDriver {
   }
 
  private:
+  // Returns the subject, whose runs fail if close fails.
+  props::Subject WithClose(props::Subject subject) const {
+    subject.run_pool = [this, run = subject.run_pool](
+                           const props::PagedHistory& history,
+                           const props::PoolRunOptions& options) {
+      props::RunResult result = run(history, options);
+      auto of_close = pools_.TakeCloseFailure();
+      if (!result.failure) result.failure = std::move(of_close);
+      return result;
+    };
+    return subject;
+  }
+
   Pools pools_;
   props::PoolBackend backend_;
   nb::object rerun_;

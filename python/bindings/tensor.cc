@@ -155,6 +155,18 @@ ArrayArgument::ArrayArgument(nb::handle object, const char* name, DType dtype) {
   if (array_.ndim() < 1 || array_.ndim() > 4) {
     raise(fmt::format("has {} dimensions, it must have 1 to 4", array_.ndim()));
   }
+  const auto is_broadcast = [&] {
+    for (std::size_t i = 0; i < array_.ndim(); ++i) {
+      if (array_.stride(i) != 0) return false;
+    }
+    return array_.size() > 1;
+  };
+  // Strides that are all 0 would say that the view has none.
+  if (is_broadcast()) {
+    kept = nb::module_::import_("numpy").attr("array")(kept,
+                                                       nb::arg("order") = "C");
+    if (!known()) raise("cannot be made an array of float32");
+  }
   view_.data = array_.data();
   const auto size = static_cast<std::int64_t>(array_.itemsize());
   std::int64_t dense = size;

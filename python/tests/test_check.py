@@ -1,5 +1,6 @@
 """Tests of `check` and `Recorder`."""
 
+import copy
 import dataclasses
 import io
 import json
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import kvtwin
+import toys
 
 LINE = 12  # The first wrong line of that recording.
 SETUP = kvtwin.Setup(
@@ -531,3 +533,63 @@ def test_recorded_drafts():
         assert json.loads(text.splitlines()[0])["kvtrace"] == 3
         text = text.replace('"path": [1]', f'"path": {path}')
         assert bool(kvtwin.check(text.encode())) is ok
+
+
+def test_a_page_replaces_no_other_file(recordings, tmp_path):
+    path = recordings / "reject/ollama-0.12.9-defrag/contiguous-0016.jsonl"
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match="is not a page of kvtwin"):
+        kvtwin.check(copy).html(copy)
+    assert copy.read_bytes() == path.read_bytes()
+    verdict = kvtwin.check(path.read_bytes())
+    (tmp_path / "mine.jsonl").write_text("mine")
+    with pytest.raises(FileExistsError, match="is another recording"):
+        verdict.html(tmp_path / "mine.html")
+    assert (tmp_path / "mine.jsonl").read_text() == "mine"
+    assert verdict.html(tmp_path / "copy.html").exists()
+    assert verdict.html(tmp_path / "copy.html").exists()  # It replaces the page.
+
+
+def test_paths_and_bytes(recordings, tmp_path):
+    path = next(iter(sorted((recordings / "accept").glob("*/*.jsonl"))))
+    content = path.read_bytes()
+    odd = tmp_path / "odd\udcff.jsonl"
+    odd.write_bytes(content)
+    for given in (odd, str(odd), content, bytearray(content), memoryview(content)):
+        assert kvtwin.check(given).verdict == "accept"
+    assert kvtwin.check(content.splitlines()).verdict == "accept"
+    with kvtwin.Cache(kvtwin.Setup()) as cache:
+        cache.save_sequence(0, tmp_path / "s.safetensors")
+        cache.load_sequence(0, tmp_path / "s.safetensors")
+
+
+def test_an_accepted_recording_says_that_nothing_was_judged(tmp_path):
+    kvtwin.Recorder(toys.Legal(kvtwin.Setup()), tmp_path / "r.jsonl", kvtwin.Setup()).close()
+    assert "nothing was judged" in str(kvtwin.check(tmp_path / "r.jsonl"))
+
+
+def test_a_recorder_refuses_what_no_recording_has(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_text("an earlier recording")
+
+    def refuses(text, setup=kvtwin.Setup(), **more):
+        with pytest.raises(ValueError, match=text):
+            kvtwin.Recorder(toys.Legal(setup), path, setup, **more)
+        assert path.read_text() == "an earlier recording"
+
+    refuses("zz", placement="zz")
+    refuses("capacity", kvtwin.Setup(capacity=-1))
+    refuses("sinks is", kvtwin.Setup(sinks=(-np.inf,)))
+    parts = (kvtwin.Setup(placement="contiguous"), kvtwin.Setup(placement="scatter"))
+    wrapper = kvtwin.Setup(kind="wrapper", caches=parts)
+    refuses(r"caches\[1\].placement is 'scatter'", wrapper, placement="contiguous")
+    setup = kvtwin.Setup(capacity=np.int64(5), dtype="f16")
+    recorder = kvtwin.Recorder(toys.Legal(setup), path, setup)
+    copy.copy(recorder)
+    recorder.start_forward([0], [0])
+    rows = np.full((1, 1, 1), 70000, np.float32)
+    with pytest.raises(ValueError, match="K|key has a number that is too large for f16"):
+        recorder.put(0, rows, rows)
+    recorder.close()
+    assert kvtwin.check(path).verdict == "accept"

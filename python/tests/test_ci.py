@@ -346,3 +346,26 @@ def test_a_job_of_gitlab(tmp_path, wheel, clean_path):
     pages, junit = ends[0][2]
     assert (pages / "found.html").exists()
     assert ElementTree.parse(junit).getroot().get("failures") == "1"
+
+
+def test_a_module_that_exits(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("exits_now.py").write_text("import sys\nsys.exit(0)\n")
+    assert kvtwin.ci.main(["exits_now.py:X", "--seconds", "1"]) == 2
+    assert "exits_now.py exits when it is imported: 0" in capsys.readouterr().err
+
+
+def test_a_class_that_cannot_be_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("unmade.py").write_text(
+        "import kvtwin, toys\n"
+        "class Unmade(toys.Legal):\n"
+        "    def __init__(self, setup):\n"
+        "        raise OSError('\\x1b[31mno disk\\x1b[0m')\n"
+    )
+    files = ["--junit", "j.xml", "--corpus", "c.txt"]
+    assert kvtwin.ci.main(["unmade.py:Unmade", "--seconds", "1", *files]) in (1, 2)
+    assert "no disk" in "".join(capsys.readouterr())
+    if pathlib.Path("c.txt").exists():
+        assert pathlib.Path("c.txt").read_text() == ""
+        ElementTree.parse("j.xml")

@@ -191,3 +191,102 @@ def test_a_mask_of_the_lowest_number_gets_advice():
             return key, value, np.where(mask, 0, np.finfo(np.float32).min)
 
     assert "pass mask == 0, an array of bool" in kvtwin.fuzz(Lowest, operations=300).failure
+
+
+class ClosesBadly(toys.Legal):
+    def close(self):
+        raise ValueError("the file is gone")
+
+
+class Panics(toys.Legal):
+    def get(self, layer):
+        raise BaseException("a panic of Rust")  # noqa: TRY002
+
+
+class SaysNothing(toys.Legal):
+    def get(self, layer):
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+
+        raise Mute
+
+
+@pytest.mark.parametrize(
+    "cls, text",
+    [
+        (ClosesBadly, "close fails: exception: ValueError: the file is gone"),
+        (Panics, "exception: BaseException: a panic of Rust"),
+        (SaysNothing, "Mute"),
+    ],
+)
+def test_what_a_method_raises_is_a_finding(cls, text):
+    result = kvtwin.fuzz(cls, operations=300)
+    assert not result and text in result.findings[0].reason
+    assert "test_judged.py" in result.findings[0].reason
+    assert kvtwin.run(cls, result.history).finding
+
+
+def test_a_pool_that_closes_badly_is_a_finding(pool):
+    class Wrong(pool):
+        def close(self):
+            raise ValueError("the file is gone")
+
+    result = kvtwin.fuzz(Wrong, operations=300)
+    assert not result and "the file is gone" in result.findings[0].reason
+
+
+class SkipsTests(toys.Legal):
+    def get(self, layer):
+        pytest.skip("no such view")
+
+
+class Interrupts(toys.Legal):
+    def close(self):
+        raise KeyboardInterrupt
+
+
+def test_what_ends_the_run():
+    with pytest.raises(pytest.skip.Exception, match="no such view"):
+        kvtwin.fuzz(SkipsTests, operations=300)
+    with pytest.raises(KeyboardInterrupt):
+        kvtwin.fuzz(Interrupts, operations=3000)
+
+
+def test_a_description_counts_a_name_once():
+    twice = kvtwin.Description(name="x", can=["remove_tail", "remove_tail"], kinds=iter(["causal"]))
+    assert twice.can == {"remove_tail"} and twice.kinds == {"causal"}
+    assert isinstance(twice.can, frozenset)
+    assert kvtwin.Description(name="x", can="remove_tail").can == {"remove_tail"}
+
+
+def test_a_pool_that_cannot_be_described_leaves_others_alone(pool, monkeypatch):
+    class Undescribed(pool):
+        pass
+
+    monkeypatch.setattr("kvtwin._pool.PoolBackend.describe", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        kvtwin.fuzz(Undescribed, operations=100)
+    monkeypatch.undo()
+    assert kvtwin.fuzz(pool, operations=300)
+
+
+def test_a_pool_answers_ints(pool):
+    class Floats(pool):
+        def seq_len(self, sequence):
+            return float(super().seq_len(sequence))
+
+    result = kvtwin.fuzz(Floats, operations=300)
+    assert not result and "must be an int" in result.findings[0].reason
+
+
+def test_a_function_is_no_class():
+    with pytest.raises(TypeError, match="cls is an instance of function, it must be a class"):
+        kvtwin.fuzz(lambda setup: toys.Legal(setup))
+
+
+def test_the_fixture_takes_one_known_bucket(kvtwin_fuzz):
+    wrong = toys.CopiesOneTooFew
+    bucket = kvtwin.fuzz(wrong, operations=3000).failure.split("bucket: ")[1].split()[0]
+    assert kvtwin.fuzz(wrong, operations=3000, known=bucket)
+    assert kvtwin_fuzz(wrong, operations=3000, known=bucket)

@@ -325,6 +325,20 @@ void EndWithTheCommand() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+// A crash tells the command whether it used memory past something that a call
+// got.
+void TellBadAddresses(HostState* state) {
+  static std::atomic<HostState*> told;
+  told = state;
+  struct sigaction action = {};
+  action.sa_sigaction = [](int signal, siginfo_t* info, void*) {
+    if (EndsALoan(info->si_addr)) told.load()->past_loan = true;
+    std::signal(signal, SIG_DFL);  // The instruction runs again.
+  };
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &action, nullptr);
+}
+
 }  // namespace
 
 int RunHost(int argc, char** argv, ProcessMemory& memory) {
@@ -348,6 +362,7 @@ int RunHost(int argc, char** argv, ProcessMemory& memory) {
   memory.TellRefusals(&state->refused);
   memory.LimitShared(AsSize(state->memory_bytes.load()));
   LimitMemory(state->memory_bytes);
+  TellBadAddresses(state);
   state->function.store(FunctionNumber("loading"));
   Result<Loaded> loaded = Load(argv[1]);
   state->function.store(-1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ _RAW = {"bf16": np.uint16, "f8_e4m3": np.uint8, "q8_0": np.uint8, "q4_0": np.uin
 def integer(answer: Any, what: str, bits: int = 32) -> int:
     """Returns an answer as an int. Raises ValueError unless it fits into `bits` bits."""
     try:
-        number = int(answer)
-    except (OverflowError, TypeError, ValueError):
+        number = operator.index(answer)
+    except TypeError:
         number = 2**bits
     if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
         raise ValueError(f"{what} is {answer!r}, it must be an int of {bits} bits")

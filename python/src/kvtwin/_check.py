@@ -29,7 +29,8 @@ class Verdict:
     level: Literal["identity", "visibility", "attention", "none"]
     #: The first wrong line, counted from 1; 0: accepted.
     line: int
-    #: The error in that line; empty if the recording is accepted.
+    #: The error in that line. Of an accepted recording it is empty, or says that nothing
+    #: was judged.
     reason: str
     #: The twin that disagrees; empty if all twins do.
     twin: str
@@ -48,38 +49,54 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.accepted:
-            return f"accept ({self.level}): {self.name}"
+            nothing = f": {self.reason}" if self.reason else ""
+            return f"accept ({self.level}): {self.name}{nothing}"
         where = f", line {self.line}" if self.line else ""
         return f"{self.verdict}: {self.name}{where}: {self.reason}"
 
     def html(self, path: str | os.PathLike[str]) -> pathlib.Path:
         """Writes the page that steps through the calls up to the first wrong line,
         as `kvtwin check --html` does. A recording that is not a file is written beside
-        the page, as `.jsonl`.
+        the page, as `.jsonl`. The page replaces the page of an earlier run, but no other
+        file.
 
         Raises RuntimeError if the recording is not rejected.
         """
-        page = pathlib.Path(path)
-        recording = self.name
-        if self.verdict == "reject" and self._recording is not None:
-            kept = page.with_suffix(".jsonl")
-            kept.write_bytes(self._recording)
-            recording = str(kept)
-        if self.verdict != "reject" or not _kvtwin.write_page(
-            recording, str(page), list(self._twins)
-        ):
+        if self.verdict != "reject":
             raise RuntimeError(f"there is no failure to draw: {self}")
+        page = pathlib.Path(os.fsdecode(path))
+        recording = pathlib.Path(self.name)
+        _kvtwin.prepare_page(page)
+        if self._recording is not None:
+            recording = page.with_suffix(".jsonl")
+            if not recording.exists():
+                recording.write_bytes(self._recording)
+            elif recording.read_bytes() != self._recording:
+                raise FileExistsError(f"{recording} exists, and is another recording")
+        if not _kvtwin.write_page(recording, page, list(self._twins)):
+            raise RuntimeError(f"{recording} is gone, or not wrong any more: {self}")
         return page
 
 
+def _line_of(given: str | bytes | dict[str, Any]) -> bytes:
+    line = given if isinstance(given, (str, bytes)) else json.dumps(given)
+    encoded = line.encode() if isinstance(line, str) else line
+    return encoded.rstrip(b"\n") + b"\n"
+
+
 def check(
-    recording: str | os.PathLike[str] | bytes | Iterable[str | dict[str, Any]],
+    recording: str
+    | os.PathLike[str]
+    | bytes
+    | bytearray
+    | memoryview
+    | Iterable[str | bytes | dict[str, Any]],
     *,
     twin: Twin = "both",
 ) -> Verdict:
     """Judges one recording of a cache or of a pool of blocks.
 
-    `recording` is the path of a file, its bytes, or its lines: strings, or
+    `recording` is the path of a file, its bytes, or its lines: strings, bytes, or
     objects for json. A file that cannot be read raises OSError; a file that is not
     a recording has the verdict "bad_input".
     """
@@ -87,18 +104,14 @@ def check(
     content: bytes | None = None
     name = "-"
     if isinstance(recording, (str, os.PathLike)):
-        name = os.fspath(recording)
+        name = os.fsdecode(recording)
         with open(name, "rb"):
             pass
         answer = _kvtwin.judge_file(name, twins)
     else:
-        if isinstance(recording, bytes):
-            content = recording
+        if isinstance(recording, (bytes, bytearray, memoryview)):
+            content = bytes(recording)
         else:
-            lines = (
-                line if isinstance(line, str) else json.dumps(line)
-                for line in recording
-            )
-            content = "".join(line.rstrip("\n") + "\n" for line in lines).encode()
+            content = b"".join(_line_of(line) for line in recording)
         answer = _kvtwin.judge_bytes(content, twins)
     return Verdict(*answer, name, content, tuple(twins))  # type: ignore[arg-type]

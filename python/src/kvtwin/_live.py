@@ -69,6 +69,14 @@ def _bits(names: Any, known: tuple[str, ...]) -> int:
     return sum(1 << known.index(name) for name in names)
 
 
+def ends_run(error: BaseException) -> bool:
+    """Returns whether an exception of the user's class ends the run, and is no finding:
+    Ctrl-C, and the end of a test of pytest."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return any(kind.__module__ == "_pytest.outcomes" for kind in type(error).__mro__)
+
+
 def story_of(error: BaseException) -> str:
     """Describes an exception of the user's class, with the frames of their code."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -392,11 +400,11 @@ def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_pool(cls: object) -> bool:
-    """Returns whether a class makes pools. Raises TypeError for an instance."""
-    if not callable(cls):
+    """Returns whether a class makes pools. Raises TypeError for what is no class."""
+    if not isinstance(cls, type):
         raise TypeError(
-            f"cls is an instance of {type(cls).__name__}, it must be a class, or a "
-            "function that makes a cache or a pool"
+            f"cls is an instance of {type(cls).__name__}, it must be a class of caches "
+            "or of pools"
         )
     return isinstance(getattr(cls, "kvtwin", None), PoolDescription)
 
@@ -411,10 +419,6 @@ def _check_numbers(least: int, **numbers: int) -> None:
             raise ValueError(f"{name} is {number}, it must be {least} to 2**63 - 1")
 
 
-def _path(html: str | os.PathLike[str] | None) -> str | None:
-    return None if html is None else os.fspath(html)
-
-
 @_casts_overflow
 def fuzz(
     cls: type,
@@ -423,7 +427,7 @@ def fuzz(
     seconds: float | None = None,
     seed: int = 1,
     html: str | os.PathLike[str] | None = None,
-    known: Iterable[str] = (),
+    known: str | Iterable[str] = (),
     level: str | None = None,
     kind: str | None = None,
     shrink_seconds: float | None = None,
@@ -461,7 +465,7 @@ def fuzz(
         if kind is not None and kind not in kinds:
             declared = ", ".join(one for one in KINDS if one in kinds)
             raise ValueError(f"kind is {kind!r}, the class declares only {declared}")
-        answer = _kvtwin.fuzz(backend, *asked, kind, _path(html))
+        answer = _kvtwin.fuzz(backend, *asked, kind, html)
     return _fuzz_result(answer, seed, buckets, html)
 
 
@@ -610,7 +614,7 @@ def run(
         answer = _kvtwin.run_pool(PoolBackend(cls), *asked)
         html = None
     else:
-        answer = _kvtwin.run(Backend(cls), *asked, _path(html))
+        answer = _kvtwin.run(Backend(cls), *asked, html)
     calls, found, not_run, not_judged = answer
     return RunResult(
         tuple(calls),

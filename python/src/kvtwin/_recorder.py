@@ -9,7 +9,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from kvtwin import _arrays
+from kvtwin import _arrays, _kvtwin
 from kvtwin._errors import CacheFull, NotSupported, SharedCells
 from kvtwin._setup import OPEN_END, Setup
 
@@ -42,6 +42,11 @@ def _cache_object(setup: Setup) -> dict[str, Any]:
     return found
 
 
+def _json(fields: dict[str, Any]) -> str:
+    """Returns a line; scalars of numpy become numbers."""
+    return json.dumps(fields, allow_nan=False, default=lambda scalar: scalar.item()) + "\n"
+
+
 def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
     return {
         # 2 if the cache attends, 3 if it takes drafts, 4 if it pins or finds prefixes.
@@ -72,14 +77,22 @@ def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
     }
 
 
-def _tensor(array: Any, what: str) -> dict[str, Any]:
-    """Returns the numbers for JSON. Raises ValueError unless all are finite."""
-    wild = ~np.isfinite(array)
+# The least numbers that become infinite, or that no recording can hold
+# (docs/trace_format.md).
+_TOO_LARGE = {"f16": 65520.0, "f8_e4m3": np.nextafter(np.float32(448), np.float32(449))}
+
+
+def _tensor(array: Any, what: str, dtype: str = "f32") -> dict[str, Any]:
+    """Returns the numbers for JSON. Raises ValueError unless all are finite in the
+    dtype."""
+    wild = ~(np.abs(array) < _TOO_LARGE.get(dtype, np.inf))
     if wild.any():
         at = tuple(int(index) for index in np.argwhere(wild)[0])
+        is_finite = np.isfinite(array[at])
+        why = f"too large for {dtype}" if is_finite else "not finite"
         raise ValueError(
-            f"{what} has a number that is not finite, {array[at]} at {at}: a recording "
-            "cannot hold it"
+            f"{what} has a number that is {why}, {array[at]} at {at}: a recording cannot "
+            "hold it"
         )
     return {"shape": list(array.shape[::-1]), "data": array.ravel().tolist()}
 
@@ -126,12 +139,14 @@ class Recorder:
         self._v_layout = setup.v_layout
         self._cells = placement != "other" and hasattr(cache, "batch_cells")
         self._reserving = False
-        self._owned = isinstance(file, (str, os.PathLike))
-        self._file: IO[str]
-        if isinstance(file, (str, os.PathLike)):
-            self._file = open(file, "w", encoding="utf-8")
-        else:
-            self._file = file
+        if not np.isfinite(setup.sinks).all():
+            raise ValueError(f"sinks is {setup.sinks!r}: a recording cannot hold them")
+        for i, part in enumerate(setup.caches):
+            if placement not in ("other", part.placement):
+                raise ValueError(
+                    f"caches[{i}].placement is {part.placement!r}, placement is {placement!r}: "
+                    "a recording has one for all caches"
+                )
         header = _header(setup, placement, producer or type(cache).__qualname__)
         if hasattr(cache, "attend"):
             header["kvtrace"] = 2
@@ -147,9 +162,22 @@ class Recorder:
             one.pins for one in (setup, *setup.caches)
         ):
             header["kvtrace"] = 4
+        # An invalid header leaves a file of this name as it is.
+        line = _json(header)
+        verdict, _, _, why, _ = _kvtwin.judge_bytes(line.encode(), ["reference"])
+        if verdict != "accept":
+            raise ValueError(why)
+        self._owned = isinstance(file, (str, os.PathLike))
+        self._file: IO[str]
+        if isinstance(file, (str, os.PathLike)):
+            self._file = open(file, "w", encoding="utf-8")
+        else:
+            self._file = file
         self._line(header)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_cache":  # A copy of this object is being made.
+            raise AttributeError(name)
         return getattr(self._cache, name)
 
     def __enter__(self) -> Recorder:
@@ -164,7 +192,7 @@ class Recorder:
             self._file.close()
 
     def _line(self, fields: dict[str, Any]) -> None:
-        self._file.write(json.dumps(fields, allow_nan=False) + "\n")
+        self._file.write(_json(fields))
         self._file.flush()  # A crash leaves whole lines.
 
     def _answered(self, fields: dict[str, Any], call: Callable[[], Any]) -> None:
@@ -223,7 +251,7 @@ class Recorder:
         rows = {"key": key, "value": value}
         for (name, given), dtype in zip(rows.items(), self._dtypes):
             numbers = _arrays.rows(given, name, dtype)
-            fields[name] = _tensor(numbers, f"put of layer {layer}: {name}")
+            fields[name] = _tensor(numbers, f"put of layer {layer}: {name}", dtype)
         self._cache.put(layer, key, value)
         self._line(fields)
 

@@ -186,6 +186,15 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"{what}: {name!r} is not one of {', '.join(known)}")
 
 
+def _freeze(description: Description | PoolDescription, name: str, known: Iterable[str]) -> None:
+    """Makes the field a frozenset, which counts each name once and stays as it was
+    checked. Raises ValueError for an unknown name."""
+    given = getattr(description, name)
+    names = frozenset([given] if isinstance(given, str) else given)
+    _known(name, sorted(names, key=str), known)
+    object.__setattr__(description, name, names)
+
+
 def _check_limits(description: Description | PoolDescription, *names: str) -> None:
     """Raises ValueError unless each field is an int from 0 to 2147483647."""
     for name in names:
@@ -302,8 +311,8 @@ class PoolDescription:
 
     def __post_init__(self) -> None:
         _check_texts(self, "name")
-        _known("can", self.can, POOL_ABILITIES)
-        _known("dtypes", self.dtypes, DTYPES)
+        _freeze(self, "can", POOL_ABILITIES)
+        _freeze(self, "dtypes", DTYPES)
         _check_limits(self, "block_multiple", "head_dim_multiple", "max_sequences")
         _check_attention(self)
         for ability in ("states_in_place", "one_stock"):
@@ -382,15 +391,15 @@ class Description:
             object.__setattr__(self, "level", "visibility")
         _check_texts(self, "name", "profile")
         _known("level", [self.level], LEVELS)
-        _known("kinds", self.kinds, KINDS)
-        _known("can", self.can, ABILITIES)
+        _freeze(self, "kinds", KINDS)
+        _freeze(self, "can", ABILITIES)
         if "share" in self.can and "copy_prefix" not in self.can:
             raise ValueError("the ability share needs the ability copy_prefix")
-        _known("cannot", self.cannot, CANNOT)
-        _known("placements", self.placements, PLACEMENTS)
-        _known("dtypes", self.dtypes, DTYPES)
-        _known("v_layouts", self.v_layouts, V_LAYOUTS)
-        _known("shifts", self.shifts, SHIFTS)
+        _freeze(self, "cannot", CANNOT)
+        _freeze(self, "placements", PLACEMENTS)
+        _freeze(self, "dtypes", DTYPES)
+        _freeze(self, "v_layouts", V_LAYOUTS)
+        _freeze(self, "shifts", SHIFTS)
         _check_limits(self, "max_sequences", "max_layers", "max_padding", "max_mask_padding")
         _check_limits(self, "max_position")
         _check_tolerance(self, "tolerance")

@@ -20,9 +20,11 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 from xml.etree import ElementTree
@@ -123,19 +125,28 @@ class Class:
 
     def __init__(self, name: str) -> None:
         place, _, cls = name.rpartition(":")
-        if place.endswith(".py"):
-            stem = pathlib.Path(place).stem
-            spec = importlib.util.spec_from_file_location(stem, place)
-            if spec is None or spec.loader is None:
-                raise FileNotFoundError(place)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[stem] = module
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
+        try:
+            module = self._import(place)
+        except SystemExit as error:  # This job would end with the module's exit code.
+            raise RuntimeError(f"{place} exits when it is imported: {error.code}") from error
         self._cls: type = getattr(module, cls)
 
+    @staticmethod
+    def _import(place: str) -> types.ModuleType:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        stem = pathlib.Path(place).stem
+        spec = importlib.util.spec_from_file_location(stem, place)
+        if spec is None or spec.loader is None:
+            raise FileNotFoundError(place)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[stem] = module
+        spec.loader.exec_module(module)
+        return module
+
     def _found(self, finding: kvtwin.Finding) -> Found:
+        if not finding.history:  # Each __init__ fails.
+            return Found("", finding.reason, f"kvtwin.fuzz({self._cls.__name__})")
         rerun = f"kvtwin.run({self._cls.__name__}, {finding.history!r})"
         return Found(finding.history, finding.reason, rerun)
 
@@ -166,6 +177,11 @@ def _annotate(found: Found) -> None:
             out.write(f"```text\n{found.history}\n{found.rerun}\n```\n\n")
 
 
+def _for_xml(text: str) -> str:
+    """Replaces the characters that XML does not have."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
+
+
 def _write_junit(path: pathlib.Path, found: Sequence[Found]) -> None:
     """Writes a failed test case for each finding, or a passed test case."""
     suite = ElementTree.Element(
@@ -175,9 +191,9 @@ def _write_junit(path: pathlib.Path, found: Sequence[Found]) -> None:
         failures=str(len(found)),
     )
     for one in found:
-        case = ElementTree.SubElement(suite, "testcase", name=one.history)
-        failure = ElementTree.SubElement(case, "failure", message=one.reason)
-        failure.text = one.rerun
+        case = ElementTree.SubElement(suite, "testcase", name=_for_xml(one.history) or "histories")
+        failure = ElementTree.SubElement(case, "failure", message=_for_xml(one.reason))
+        failure.text = _for_xml(one.rerun)
     if not found:
         ElementTree.SubElement(suite, "testcase", name="histories")
     ElementTree.ElementTree(suite).write(path, "utf-8", xml_declaration=True)
@@ -277,11 +293,11 @@ def _run(asked: argparse.Namespace) -> int:
     failed = {one.history for one in found}
     found += [one for one in new if one.history not in failed]
     for one in found:
-        print(f"{one.reason}\n  {one.history}\n  {one.rerun}")
+        print("\n  ".join(line for line in (one.reason, one.history, one.rerun) if line))
         if os.environ.get("GITHUB_ACTIONS"):
             _annotate(one)
     if asked.corpus is not None:
-        kept = dict.fromkeys([*earlier, *(one.history for one in new)])
+        kept = dict.fromkeys([*earlier, *(one.history for one in new if one.history)])
         _write_corpus(asked.corpus, kept)
     if asked.junit is not None:
         _write_junit(asked.junit, found)
