@@ -43,8 +43,8 @@ def without(lines, names):
 
 
 def uncounted(lines):
-    """Returns the lines without the numbers of right histories, which kvtwin's draws
-    decide, and no engine."""
+    """Returns the lines without the numbers of right histories, which depend on the
+    histories that kvtwin draws, and not on the engine."""
     return [re.sub(r"^    \d+ (histories: right)$", r"    \1", line) for line in lines]
 
 

@@ -117,10 +117,10 @@ typedef enum kvtwin_shift_kind {
 
 /* The caller's shift function: rewrites one token's K row, `key` = [k_head_dim,
  * kv_heads], for a position that changed by `offset`. If it does not return
- * KVTWIN_OK, the remove returns the same status and changes nothing; a negative
- * status, and a number that is no status, become KVTWIN_NOT_SUPPORTED. It may
- * be called for rows that are then discarded, and from several threads at once.
- * It must not throw. */
+ * KVTWIN_OK, the remove changes nothing and returns the same refusal or error;
+ * it returns KVTWIN_NOT_SUPPORTED for KVTWIN_OUT_OF_MEMORY, KVTWIN_INTERNAL and
+ * unknown numbers. The function may be called for rows that are then discarded,
+ * and from several threads at once. It must not throw. */
 typedef int (*kvtwin_shift_fn)(void* user, int32_t layer, int32_t offset,
                                int32_t k_head_dim, int32_t kv_heads,
                                float* key);
@@ -1153,11 +1153,12 @@ typedef struct kvtwin_setup_v1 {
 
 /* Your cache as a table. Every function except `describe` and `init` gets the
  * pointer that `init` wrote to `*cache`. They are called from one thread at a
- * time; several caches may live at once. They write only to arguments that have
- * their answer; what else they get is valid until they return. They return a
- * kvtwin_status: KVTWIN_OK if the function cannot fail. Functions below
- * "Optional" may be NULL, and are not called then. A kvtwin that is older than
- * your header refuses functions that it does not know, unless they are NULL. */
+ * time; several caches may live at once. They write only to their output
+ * arguments; rows, lists and queries are valid until the function returns. They
+ * return a kvtwin_status: KVTWIN_OK if the function cannot fail. Functions
+ * below "Optional" may be NULL, and are not called then. A kvtwin that is older
+ * than your header refuses functions that it does not know, unless they are
+ * NULL. */
 typedef struct kvtwin_backend_v1 {
   size_t size; /* sizeof(kvtwin_backend_v1) */
 

@@ -350,7 +350,7 @@ class BackendCache final : public Cache,
     return {StatusFromC(code), message};
   }
 
-  // Whether these are rows of the batch.
+  // Whether the rows have the shape of the batch's rows.
   bool IsRight(const TensorView& rows, int head_dim) const {
     return rows.data != nullptr &&
            rows.shape == Shape{head_dim, setup_.rows.kv_heads, tokens_, 1};

@@ -35,7 +35,7 @@ class MemoryWatch {
 };
 
 // Throws a Failure if a call of `function`, which has returned, damaged memory
-// or wrote to what it got. `watch` may be null.
+// or wrote to an input argument. `watch` may be null.
 void CheckMemory(std::string_view function, MemoryWatch* watch, Lender& lender);
 
 // Calls `attend` with a copy of `out`, which lies between two margins, copies

@@ -12,6 +12,7 @@
 #include "core/index.h"
 #include "core/json_line.h"
 #include "core/names.h"
+#include "props/base/hash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -221,14 +222,14 @@ Result<TensorView> TensorFromC(std::string_view name,
 namespace {
 
 constexpr std::size_t kLoanAlignment = 16;
-constexpr std::byte kLoanMark{0x5A};  // Fills the rest of the last page.
+constexpr std::byte kLoanMark{0x5A};  // Fills the bytes after a copy.
 
 std::size_t PageBytes() {
   static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
 }
 
-// The latest pages that no one may use, for EndsALoan.
+// The latest inaccessible pages, for EndsALoan.
 std::array<std::atomic<std::uintptr_t>, 256> last_pages;
 std::atomic<std::size_t> last_page;
 
@@ -268,7 +269,8 @@ const std::byte* Lender::Copy(const char* name,
   std::byte* copy = pages.begin + pages.usable - room;
   std::ranges::copy(bytes, copy);
   std::fill_n(copy + bytes.size(), room - bytes.size(), kLoanMark);
-  loans_.push_back({name, bytes, copy});
+  const std::span<const std::byte> lent(copy, room);
+  loans_.push_back({name, lent, HashBytes(copy, room, 0)});
   return copy;
 }
 
@@ -291,14 +293,8 @@ kvtwin_tensor Lender::Lend(const char* name, const TensorView& tensor) {
 
 const char* Lender::Return() {
   const char* wrong = nullptr;
-  for (const Loan& loan : loans_) {
-    const std::size_t size = loan.original.size();
-    const std::span rest(loan.copy + size,
-                         RoundedUp(size, kLoanAlignment) - size);
-    if (!std::ranges::equal(loan.original, std::span(loan.copy, size)) ||
-        std::ranges::count(rest, kLoanMark) != std::ssize(rest)) {
-      wrong = loan.name;
-    }
+  for (const auto& [name, bytes, hash] : loans_) {
+    if (HashBytes(bytes.data(), bytes.size(), 0) != hash) wrong = name;
   }
   loans_.clear();
   return wrong;

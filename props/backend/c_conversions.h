@@ -116,9 +116,9 @@ Result<std::span<const T>> ListFromC(std::string_view name, const T* list,
   return std::span<const T>(list, AsSize(count));
 }
 
-// Lends a backend what a call gets. Each copy ends at a page that no one may
-// use, so that most reads past the end crash; it begins at a multiple of 16
-// bytes, as memory of malloc does.
+// Lends a backend copies of the input arguments of a call. An inaccessible page
+// follows each copy, so that most reads past the end crash. A copy begins at a
+// multiple of 16 bytes, as memory of malloc does.
 class Lender {
  public:
   Lender() = default;
@@ -126,37 +126,37 @@ class Lender {
   Lender& operator=(const Lender&) = delete;
   ~Lender();
 
-  // Returns a copy, valid until Return. Something without bytes stays as it is.
-  // `name` is a literal. Requires: the memory of the tensor has all bytes from
-  // its first element to its last one.
+  // Returns a copy, valid until Return; of an empty list or tensor, the
+  // argument itself. `name` is a literal. Requires: the memory of the tensor
+  // has all bytes from its first element to its last element.
   template <class T>
   const T* Lend(const char* name, std::span<const T> list) {
     if (list.empty()) return list.data();
     return reinterpret_cast<const T*>(Copy(name, std::as_bytes(list)));
   }
   kvtwin_tensor Lend(const char* name, const TensorView& tensor);
-  // Takes everything back. Returns the name of something that the backend wrote
-  // to, or past; null if there is nothing.
+  // Takes all copies back. Returns the name of an argument that the backend
+  // wrote to, or just past; null if it wrote to none.
   const char* Return();
 
  private:
-  // Pages, the last of which no one may use.
+  // `usable` bytes, and an inaccessible page after them.
   struct Pages {
     std::byte* begin = nullptr;
     std::size_t usable = 0;
   };
   struct Loan {
     const char* name;
-    std::span<const std::byte> original;
-    const std::byte* copy;
+    std::span<const std::byte> bytes;  // The copy, up to the inaccessible page.
+    std::uint64_t hash;                // Of the bytes when they were lent.
   };
   const std::byte* Copy(const char* name, std::span<const std::byte> bytes);
 
   std::vector<Pages> pages_;  // One for each loan of a call.
   std::vector<Loan> loans_;
 };
-// Whether the address is in a page that ends something that was lent. May be
-// called in a signal handler.
+// Whether the address is in an inaccessible page after a copy. May be called in
+// a signal handler.
 bool EndsALoan(const void* address);
 
 // The contents of kvtwin_cache_params.

@@ -381,7 +381,7 @@ void HostProcess::Ended(double call_seconds) {
     return;
   }
   const std::string_view why =
-      state_->past_loan ? ": it used memory past the end of what it got" : "";
+      state_->past_loan ? ": it used memory past the end of an argument" : "";
   Died("backend: crash", fmt::format("{} ended its process with {}{}{}",
                                      function(), how, why, Output()));
 }

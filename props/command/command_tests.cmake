@@ -1092,7 +1092,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "rotates/backend: out of bounds,put wrote to its key"
       "padding/backend: out of bounds,put wrote to its value"
       "positions/backend: out of bounds,start_forward wrote to its positions"
-      "past/backend: crash,it used memory past the end of what it got"
+      "past/backend: crash,it used memory past the end of an argument"
       "twice/backend: out of bounds,freed before"
       "short/backend: out of bounds,allocated there"
       "status/backend: garbage,answers 77" "internal/backend: error,internal"

@@ -79,7 +79,7 @@ class LengthensChunks : public OtherSpec {
             }) {}
 };
 
-// The ids of sequences have few bits.
+// The cache uses only the last bits of the ids of sequences.
 template <int kBits>
 class ShortIds : public ForwardingCache {
  public:
@@ -88,27 +88,23 @@ class ShortIds : public ForwardingCache {
 
   Status StartForward(const Batch& batch, bool reserve) override {
     std::vector<int> ids(batch.sequences.begin(), batch.sequences.end());
-    for (int& id : ids) id &= (1 << kBits) - 1;
+    for (int& id : ids) id &= kMask;
     Batch other = batch;
     other.sequences = ids;
     return cache_->StartForward(other, reserve);
   }
-};
-
-// Of each id, only the last 16 bits count.
-class IdsOf16Bits : public ShortIds<16> {
- public:
-  using ShortIds::ShortIds;
-
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
-    return cache_->CopyPrefix(src & 0xFFFF, dst & 0xFFFF, len);
+    return cache_->CopyPrefix(src & kMask, dst & kMask, len);
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
-    return cache_->CanResume(seq & 0xFFFF, pos);
+    return cache_->CanResume(seq & kMask, pos);
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
-    return cache_->Remove(seq & 0xFFFF, begin, end);
+    return cache_->Remove(seq & kMask, begin, end);
   }
+
+ private:
+  static constexpr int kMask = (1 << kBits) - 1;
 };
 
 // A copy of a sequence to itself changes nothing.
@@ -306,8 +302,8 @@ TEST(Histories, HaveManySequences) {
 }
 
 TEST(Histories, HaveIdsThatAreFarApart) {
-  EXPECT_TRUE(IsFound<IdsOf16Bits>(50000, {}, 1, /*any_ids=*/true));
-  EXPECT_FALSE(IsFound<IdsOf16Bits>(50000));
+  EXPECT_TRUE(IsFound<ShortIds<16>>(50000, {}, 1, /*any_ids=*/true));
+  EXPECT_FALSE(IsFound<ShortIds<16>>(50000));
 }
 
 TEST(Histories, BranchIntoManySequences) {

@@ -155,6 +155,8 @@ TEST(Prompts, AreNeverFoundWhole) {
 TEST(Prompts, ThatCannotBeAreBadInput) {
   ExpectBadInput(Lines(kFirst + Recording{Find(0, {7, 8}, 1)}), 6,
                  "sequence 0 has tokens: remove them first");
+  ExpectBadInput(Lines(kFirst + Recording{Find(-1, {7, 8}, 1)}), 6,
+                 "seq is -1, it must not be negative");
   ExpectBadInput(Replaced(Lines(kFirst), R"("kvtrace":4)", R"("kvtrace":3)"), 2,
                  "find_prefix needs kvtrace 4");
   ExpectBadInput(Replaced(Lines(kFirst), "other", "scatter"), 2,

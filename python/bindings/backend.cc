@@ -141,7 +141,6 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
     Raise({StatusCode::kFailedPrecondition,
            "a backend cannot be driven from within another one"});
   }
-  current_ = this;
   table_.size = sizeof(table_);
   table_.describe = [](kvtwin_description_v1* out) {
     return current_->Describe(out);
@@ -177,6 +176,7 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
                             : static_cast<Instance*>(cache)->message.c_str();
   };
   FillOptional(adapter_, table_);
+  current_ = this;
 }
 
 Backend::~Backend() { current_ = nullptr; }

@@ -45,8 +45,7 @@ std::string TextOf(nb::handle object);
 [[noreturn]] void Wrong(std::string_view name, nb::handle value,
                         std::string_view expected);
 
-// The path of a file: a str, bytes or an os.PathLike, as the bytes that the
-// system takes.
+// The path of a file, which Python gives as a str, bytes or an os.PathLike.
 struct FilePath {
   std::string text;
 };

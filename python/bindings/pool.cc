@@ -430,7 +430,7 @@ class PoolDriver {
   }
   props::Subject SubjectAt(props::Level level,
                            props::PoolCalls* calls = nullptr) const {
-    return WithClose(props::BackendSubject(backend_, level, calls));
+    return Watched(props::BackendSubject(backend_, level, calls));
   }
   std::string WhyNoPool(const props::PagedHistory& history) const {
     const std::string why = props::WhyNoPool(backend_.name, backend_.abilities,
@@ -443,22 +443,10 @@ class PoolDriver {
     return props::NotRun(history, level, props::NotDeclared(backend_));
   }
   // Returns the class as a subject, which `law` judges if it is not null.
-  // Interrupts are seen between histories.
-  props::Subject SubjectOf(const props::PoolLaw* law) const {
-    return SubjectOf(law, backend_.level);
-  }
   props::Subject SubjectOf(const props::PoolLaw* law,
                            props::Level level) const {
-    props::Subject subject = law == nullptr
-                                 ? SubjectAt(level)
-                                 : WithClose(props::LawSubject(backend_, *law));
-    subject.run_pool = [run = subject.run_pool](
-                           const props::PagedHistory& history,
-                           const props::PoolRunOptions& options) {
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      return run(history, options);
-    };
-    return subject;
+    return law == nullptr ? SubjectAt(level)
+                          : Watched(props::LawSubject(backend_, *law));
   }
   props::PoolInfo Info() const {
     props::PoolInfo info{.name = backend_.name,
@@ -491,11 +479,13 @@ class PoolDriver {
   }
 
  private:
-  // Returns the subject, whose runs fail if close fails.
-  props::Subject WithClose(props::Subject subject) const {
+  // Returns the subject. Before each history it sees interrupts; a history
+  // whose close fails is a finding.
+  props::Subject Watched(props::Subject subject) const {
     subject.run_pool = [this, run = subject.run_pool](
                            const props::PagedHistory& history,
                            const props::PoolRunOptions& options) {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
       props::RunResult result = run(history, options);
       auto of_close = pools_.TakeCloseFailure();
       if (!result.failure) result.failure = std::move(of_close);
@@ -521,7 +511,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
       if (!driver.pools().made_one()) driver.RefuseVain();
     };
     const props::Level level = driver.LevelOf(asked);
-    props::Subject subject = driver.SubjectOf(nullptr, level);
+    props::Subject subject = driver.SubjectAt(level);
     subject.shrink_seconds = shrink_seconds;
     std::int64_t ran = 0;
     subject.run_pool = [&, run = subject.run_pool](
@@ -610,7 +600,8 @@ nb::dict JudgeByLaw(const PoolDriver& driver, const props::PoolLaw& law,
     props::FuzzOptions options;
     options.seed = seed;
     options.groups = driver.groups();
-    result = props::JudgePools(options, count, history, driver.SubjectOf(&law));
+    result = props::JudgePools(options, count, history,
+                               driver.SubjectOf(&law, info.claims));
   }
   const std::string shrunk = result.failure ? props::ToText(result.shrunk) : "";
   nb::dict fields;

@@ -482,3 +482,54 @@ def test_a_mask_in_any_order_of_its_elements():
         attention.plan(order)
         found.append(attention.attend(query, (key, np.cumsum(key, 0)))[0])
     assert np.array_equal(*found) and not np.array_equal(found[0][0], found[0][39])
+
+
+def test_an_argument_that_closes_the_cache():
+    # Enough memory that it goes back to the system.
+    tokens, head_dim = 4000, 256
+    setup = kvtwin.Setup(
+        capacity=tokens, max_batch=tokens, k_head_dim=head_dim, v_head_dim=head_dim
+    )
+    cache = kvtwin.Cache(setup)
+    rows = np.ones((tokens, 1, head_dim), np.float32)
+    cache.start_forward(range(tokens), [0] * tokens)
+    cache.put(0, rows, rows)
+    view = cache.get(0)
+    attention = kvtwin.Attention()
+    attention.plan(view.mask, rows=1)
+
+    class Closes:
+        def __array__(self, dtype=None, copy=None):
+            cache.close()
+            return rows[:1]
+
+    with pytest.raises(kvtwin.StaleViewError):
+        attention.attend(Closes(), view)
+
+
+def test_an_output_whose_memory_belongs_to_its_capsule():
+    rows, dim = 4096, 2048
+
+    class Output:
+        shape = (rows, 1, dim)
+
+        def __dlpack__(self, **more):
+            return np.empty(self.shape, np.float32).__dlpack__(**more)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    attention = kvtwin.Attention()
+    attention.plan(np.ones((rows, 1), bool))
+    one = np.ones((1, 1, dim), np.float32)
+    query = np.ones((rows, 1, dim), np.float32)
+    assert attention.attend(query, (one, one), out=Output()).log_sum_exp.shape == (rows, 1)
+
+
+def test_a_query_that_is_one_number():
+    attention = kvtwin.Attention()
+    attention.plan(np.ones((2, 3), bool))
+    key = np.arange(12, dtype=np.float32).reshape(3, 1, 4)
+    query = np.broadcast_to(np.float32(0.5), (2, 1, 4))
+    out = attention.attend(query, (key, key)).out
+    np.testing.assert_array_equal(out, attention.attend(query.copy(), (key, key)).out)

@@ -325,8 +325,8 @@ void EndWithTheCommand() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// A crash tells the command whether it used memory past something that a call
-// got.
+// Makes a crash tell the command whether the backend used memory past the end
+// of an argument.
 void TellBadAddresses(HostState* state) {
   static std::atomic<HostState*> told;
   told = state;

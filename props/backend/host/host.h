@@ -28,7 +28,8 @@ struct HostState {
   // If the backend asked for more memory than it may have, the number of the
   // first function that did so, plus 2; else 0.
   std::atomic<int> refused;
-  std::atomic<bool> past_loan;  // It used memory past what a call got.
+  // Whether a crash comes from memory past the end of an argument.
+  std::atomic<bool> past_loan;
 
   // The list of a pool's calls (PoolCalls), for the case that the process dies.
   // Where the room ends, each call takes the place of the last one.

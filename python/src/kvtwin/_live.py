@@ -70,8 +70,8 @@ def _bits(names: Any, known: tuple[str, ...]) -> int:
 
 
 def ends_run(error: BaseException) -> bool:
-    """Returns whether an exception of the user's class ends the run, and is no finding:
-    Ctrl-C, and the end of a test of pytest."""
+    """Returns True if the exception ends the run: Ctrl-C, or the outcome of a test of
+    pytest. Every other exception of the user's class is a finding."""
     if isinstance(error, KeyboardInterrupt):
         return True
     return any(kind.__module__ == "_pytest.outcomes" for kind in type(error).__mro__)
@@ -400,7 +400,7 @@ def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_pool(cls: object) -> bool:
-    """Returns whether a class makes pools. Raises TypeError for what is no class."""
+    """Returns whether `cls` is a class of pools. Raises TypeError if it is not a class."""
     if not isinstance(cls, type):
         raise TypeError(
             f"cls is an instance of {type(cls).__name__}, it must be a class of caches "
@@ -417,6 +417,11 @@ def _check_numbers(least: int, **numbers: int) -> None:
             raise TypeError(f"{name} is {number!r}, it must be an int")
         if not least <= number < 2**63:
             raise ValueError(f"{name} is {number}, it must be {least} to 2**63 - 1")
+
+
+def bucket_list(known: str | Iterable[str]) -> list[str]:
+    """Returns the buckets of known findings as a list; a str is one bucket."""
+    return [known] if isinstance(known, str) else list(known)
 
 
 @_casts_overflow
@@ -451,7 +456,7 @@ def fuzz(
     for name, limit in (("seconds", seconds), ("shrink_seconds", shrink_seconds)):
         if limit is not None and not limit > 0:
             raise ValueError(f"{name} is {limit}, it must be above 0")
-    buckets = [known] if isinstance(known, str) else list(known)
+    buckets = bucket_list(known)
     limits = (0 if seconds else operations, seconds or 0, seed, buckets)
     asked = (_rerun(cls, level), *limits, shrink_seconds or 0, level)
     if _is_pool(cls):

@@ -77,8 +77,8 @@ def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
     }
 
 
-# The least numbers that become infinite, or that no recording can hold
-# (docs/trace_format.md).
+# A recording holds only smaller numbers of these dtypes: larger numbers of f16 become
+# infinite, and those of f8 are bad input (docs/trace_format.md).
 _TOO_LARGE = {"f16": 65520.0, "f8_e4m3": np.nextafter(np.float32(448), np.float32(449))}
 
 

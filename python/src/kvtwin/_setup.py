@@ -187,8 +187,8 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _freeze(description: Description | PoolDescription, name: str, known: Iterable[str]) -> None:
-    """Makes the field a frozenset, which counts each name once and stays as it was
-    checked. Raises ValueError for an unknown name."""
+    """Makes the field a frozenset, so that each name counts once, and no name is added
+    after this check. Raises ValueError for an unknown name."""
     given = getattr(description, name)
     names = frozenset([given] if isinstance(given, str) else given)
     _known(name, sorted(names, key=str), known)

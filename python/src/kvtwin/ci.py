@@ -127,7 +127,7 @@ class Class:
         place, _, cls = name.rpartition(":")
         try:
             module = self._import(place)
-        except SystemExit as error:  # This job would end with the module's exit code.
+        except SystemExit as error:  # It would end this job, perhaps with 0.
             raise RuntimeError(f"{place} exits when it is imported: {error.code}") from error
         self._cls: type = getattr(module, cls)
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import pytest
 
 import kvtwin
+from kvtwin._live import bucket_list
 
 
 class Fuzzer(Protocol):
@@ -86,7 +87,7 @@ def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzze
             operations=option("--kvtwin-ops") if operations is None else operations,
             seed=option("--kvtwin-seed") if seed is None else seed,
             html=tmp_path / "kvtwin.html",
-            known=[*([known] if isinstance(known, str) else known), *option("--kvtwin-known")],
+            known=[*bucket_list(known), *option("--kvtwin-known")],
             seconds=seconds,
             level=level,
             kind=kind,
