@@ -24,9 +24,9 @@ namespace kvtwin::python {
 
 namespace nb = nanobind;
 
-// Level, check, history, reason and report.
-using Finding =
-    std::tuple<std::string, std::string, std::string, std::string, std::string>;
+// The fields of kvtwin.Finding.
+using Finding = std::tuple<std::string, std::string, std::string, std::string,
+                           std::string, std::string, std::string>;
 
 // The level that holds, whether the backend does what it claims, whether no
 // view was compared, operations, histories, findings, the number of known

@@ -150,17 +150,22 @@ class PyCache {
   }
 
   void Put(int layer, nb::handle key, nb::handle value) {
-    Check(cache().SetLayer(layer));
+    // Converting an array may run Python, and so put rows to another layer.
+    const auto layer_of = [&]() -> Cache& {
+      Check(cache().SetLayer(layer));
+      return cache();
+    };
+    layer_of();
     const DType dtype = making_.init.dtype;
     const DType v_dtype = making_.config.v_dtype.value_or(dtype);
     try {
       const ArrayArgument k(key, "key", dtype);
       const ArrayArgument v(value, "value", v_dtype);
-      Check(cache().Put(k.view(), v.view()));
+      Check(layer_of().Put(k.view(), v.view()));
     } catch (const nb::python_error&) {
       // The error of a missing pass comes before the error of an argument that
       // is not an array (S47).
-      const Status status = cache().Put({}, {});
+      const Status status = layer_of().Put({}, {});
       if (status.code() == StatusCode::kFailedPrecondition) Check(status);
       throw;
     }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <istream>
 #include <new>
 #include <sstream>
 #include <string>
@@ -32,12 +33,35 @@ Answer JudgeStream(std::istream& in, const std::vector<std::string>& twins) {
           found.reason(), found.failure ? found.failure->twin : ""};
 }
 
-Answer JudgeFile(const FilePath& path, const std::vector<std::string>& twins) {
-  std::ifstream in(path.text, std::ios::binary);
-  if (!in) {
-    return {"bad_input", "none", 0, "cannot be opened", ""};
+// A file that ends at an interrupt, such as Ctrl-C.
+class WatchedFile : public std::filebuf {
+ public:
+  bool interrupted() const { return interrupted_; }
+
+ protected:
+  std::streamsize xsgetn(char* into, std::streamsize count) override {
+    {
+      const nb::gil_scoped_acquire own;
+      interrupted_ = interrupted_ || PyErr_CheckSignals() != 0;
+    }
+    return interrupted_ ? 0 : std::filebuf::xsgetn(into, count);
   }
-  return JudgeStream(in, twins);
+
+ private:
+  bool interrupted_ = false;
+};
+
+Answer JudgeFile(const FilePath& path, const std::vector<std::string>& twins) {
+  WatchedFile file;
+  {
+    const nb::gil_scoped_release others;  // A pipe waits for its writer.
+    file.open(path.text, std::ios::in | std::ios::binary);
+  }
+  if (!file.is_open()) return {"bad_input", "none", 0, "cannot be opened", ""};
+  std::istream in(&file);
+  Answer answer = JudgeStream(in, twins);
+  if (file.interrupted()) throw nb::python_error();
+  return answer;
 }
 
 Answer JudgeBytes(const nb::bytes& recording,

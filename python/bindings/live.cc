@@ -88,8 +88,13 @@ class Driver {
         props::FailureText(failure) +
         props::HintOn(failure, "kvtwin.profile", info_.abilities.can_resume);
     if (page) Check(props::WritePage(failure, page->text));
-    return {std::string(props::LevelName(failure.level)), failure.check,
-            failure.history, failure.text, failure.report};
+    return {std::string(props::LevelName(failure.level)),
+            failure.check,
+            failure.history,
+            failure.text,
+            failure.report,
+            failure.bucket,
+            failure.rerun};
   }
 
  private:
@@ -113,7 +118,7 @@ Fuzzed NoneMade(const Driver& driver) {
   if (!error.starts_with("exception: ")) RefuseVain(driver);
   const std::string text = fmt::format("each __init__ fails: {}\n", error);
   return {"none", false, true,
-          0,      0,     {{"none", "backend: error", "", error, text}},
+          0,      0,     {{"none", "backend: error", "", error, text, "", ""}},
           {},     {}};
 }
 

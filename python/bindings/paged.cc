@@ -140,6 +140,17 @@ class PyPool {
   std::shared_ptr<PagedPool> pool_;
 };
 
+// For Python's collector of cycles.
+int TraversePool(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  PyObject* const setup = nb::inst_ptr<PyPool>(self)->setup().ptr();
+  Py_VISIT(setup);
+  return 0;
+}
+PyType_Slot pool_type_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&TraversePool)}, {0, nullptr}};
+
 }  // namespace
 
 std::shared_ptr<PagedPool> PoolOf(nb::handle object) {
@@ -178,7 +189,7 @@ void BindPrompts(nb::class_<PyPool>& pool) {
 }  // namespace
 
 void BindPagedPool(nb::module_& m) {
-  nb::class_<PyPool> pool(m, "Pool",
+  nb::class_<PyPool> pool(m, "Pool", nb::type_slots(pool_type_slots),
                           "A pool of blocks of kvtwin's own "
                           "(docs/semantics.md). One thread at a time.");
   BindPrompts(pool);

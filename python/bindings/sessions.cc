@@ -175,6 +175,10 @@ class PySessions {
     Check(slots.SetLayer(layer));
     Check(slots.Put(k.view(), v.view()));
   }
+  // Returns what the sessions are over, if no batch keeps it.
+  nb::handle owned() const {
+    return server_.use_count() == 1 ? nb::handle(server_->over) : nb::handle();
+  }
   int Sequence(int slot) { return Value(slots().Sequence(slot)); }
 
   RequestInfo Request(int request) {
@@ -210,6 +214,17 @@ class PySessions {
 
   std::shared_ptr<Server> server_;
 };
+
+// For Python's collector of cycles. A batch may hold the server, too.
+int TraverseSessions(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  PyObject* const over = nb::inst_ptr<PySessions>(self)->owned().ptr();
+  Py_VISIT(over);
+  return 0;
+}
+PyType_Slot sessions_type_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&TraverseSessions)}, {0, nullptr}};
 
 // The gauges by their names.
 constexpr auto kGauges =
@@ -296,7 +311,7 @@ void BindSessions(nb::module_& m) {
       kInputs);
   static const std::string adopt =
       fmt::format("def adopt(self, slot: int, record: {}) -> None", kInputs);
-  nb::class_<PySessions>(m, "Sessions",
+  nb::class_<PySessions>(m, "Sessions", nb::type_slots(sessions_type_slots),
                          "Requests that share a cache or a pool, and reuse "
                          "what it holds (docs/serving.md).\nOne thread at a "
                          "time.")

@@ -395,3 +395,17 @@ def test_pinned_states_stay():
     assert cache.resume_before(0, 3) == 2
     with pytest.raises(kvtwin.NotSupported):
         filled().checkpoint(0)
+
+
+def test_rows_whose_conversion_puts_to_another_layer():
+    cache = filled(layers=2)
+
+    class Rows:
+        def __array__(self, dtype=None, copy=None):
+            cache.put(1, rows(3, first=50), rows(3, first=60))
+            return rows(3, first=90)
+
+    cache.put(0, Rows(), Rows())
+    for layer, first in ((0, 90), (1, 50)):
+        key = cache.get(layer).key.float32()
+        assert (key[:3] == rows(3, first=first)).all(), layer

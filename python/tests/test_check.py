@@ -4,7 +4,10 @@ import copy
 import dataclasses
 import io
 import json
+import os
 import re
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -593,3 +596,26 @@ def test_a_recorder_refuses_what_no_recording_has(tmp_path):
         recorder.put(0, rows, rows)
     recorder.close()
     assert kvtwin.check(path).verdict == "accept"
+
+
+def test_an_interrupt_ends_the_judging(recordings, tmp_path):
+    """The recording is a pipe, which its writer keeps open."""
+    path = recordings / "reject/ollama-0.12.9-defrag/contiguous-0016.jsonl"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ended = threading.Event()
+
+    def write():
+        with pipe.open("wb", buffering=0) as out:
+            out.write(path.read_bytes().splitlines(keepends=True)[0])
+            os.kill(os.getpid(), signal.SIGINT)
+            while not ended.wait(0.01):
+                out.write(b"\n" * 10_000)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    with pytest.raises(KeyboardInterrupt):
+        kvtwin._kvtwin.judge_file(str(pipe), ["reference"])
+    ended.set()
+    writer.join(10)
+    assert not writer.is_alive()

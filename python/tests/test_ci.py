@@ -183,7 +183,8 @@ def test_the_seed_of_the_day(tmp_path, capsys):
     [
         ("no/such.py:Cache", [], "FileNotFoundError"),
         (f"{TOYS}:NoSuchClass", [], "no attribute 'NoSuchClass'"),
-        (f"{TOYS}:Right", ["--", "--profile", "mlx"], "a class has no options"),
+        (f"{TOYS}:Right", ["--", "--profile", "mlx"], "--profile mlx; a class has --known"),
+        (f"{TOYS}:Right", ["--", "--level", "numbers"], "numbers"),
         ("no/such/library.so", [], "kvtwin exited with 2"),
         ("my_cache.py", [], "name its class, as my_cache.py:MyCache"),
     ],
@@ -321,7 +322,7 @@ def test_a_job_of_github_with_a_class(tmp_path, wheel, clean_path):
     assert run(backend=f"{TOYS}:SeesTooFew").code == 1
     assert run(backend=f"{TOYS}:Right").code == 0
     failed = run(backend=f"{TOYS}:Right", options="--profile mlx")
-    assert failed.code == 2 and "a class has no options" in failed.log
+    assert failed.code == 2 and "a class has --known" in failed.log
     with pytest.raises(ValueError, match="no input {'second'}"):
         run(backend=f"{TOYS}:Right", second="1")
 
@@ -353,6 +354,30 @@ def test_a_module_that_exits(tmp_path, capsys, monkeypatch):
     pathlib.Path("exits_now.py").write_text("import sys\nsys.exit(0)\n")
     assert kvtwin.ci.main(["exits_now.py:X", "--seconds", "1"]) == 2
     assert "exits_now.py exits when it is imported: 0" in capsys.readouterr().err
+
+
+def test_a_known_finding_of_a_class(tmp_path, capsys):
+    assert job(tmp_path, "SeesTooFew") == 1
+    out = capsys.readouterr().out
+    # The command of the finding runs as it is printed.
+    (rerun,) = [line for line in out.splitlines() if "kvtwin.run(SeesTooFew" in line]
+    again = subprocess.run(rerun, shell=True, stdout=subprocess.PIPE, text=True, check=True)
+    assert (tmp_path / "corpus.txt").read_text().strip() in again.stdout
+    bucket = kvtwin.fuzz(toys.SeesTooFew, operations=2000).findings[0].bucket
+    assert "+" in bucket
+    for known in (bucket, bucket.partition("+")[0]):
+        words = ["--", "--known", "x", known, "--level", "visibility"]
+        assert job(tmp_path, "SeesTooFew", *words) == 0
+        assert "1 earlier histories, 0 of them fail" in capsys.readouterr().out
+    assert job(tmp_path, "SeesTooFew", "--", "--known", "x") == 1
+
+
+def test_a_file_that_hides_a_module(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("numpy", "sys"):
+        pathlib.Path(f"{name}.py").write_text("class Mine: pass\n")
+        assert kvtwin.ci.main([f"{name}.py:Mine", "--seconds", "1"]) == 2
+        assert f"{name}.py would hide the module {name} (" in capsys.readouterr().err
 
 
 def test_a_class_that_cannot_be_made(tmp_path, capsys, monkeypatch):

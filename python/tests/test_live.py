@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import os
+import pathlib
 import subprocess
 import sys
 import sysconfig
@@ -181,6 +182,22 @@ def test_the_command_makes_the_class_again(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert "made again 7" in done.stdout
     assert result.findings[0].reason in done.stdout
+
+
+def test_the_command_of_a_script_whose_name_is_no_identifier(tmp_path):
+    (tmp_path / "my-cache.py").write_text(
+        "import kvtwin, sys\n"
+        f"sys.path.append({str(pathlib.Path(toys.__file__).parent)!r})\n"
+        "import toys\n"
+        "class Mine(toys.CopiesOneTooFew): pass\n"
+        "if __name__ == '__main__':\n"
+        "    print(kvtwin.fuzz(Mine, operations=3000).findings[0].rerun)\n"
+    )
+    words = [sys.executable, "my-cache.py"]
+    run = {"capture_output": True, "text": True, "check": True}
+    command = subprocess.run(words, cwd=tmp_path, **run).stdout.splitlines()[-1]
+    assert "importlib.import_module('my-cache')" in command
+    assert "CopyPrefix" in subprocess.run(command, shell=True, **run).stdout
 
 
 def test_run():

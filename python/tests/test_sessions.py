@@ -1,5 +1,9 @@
 """The sessions of a server over the library's cache and pool."""
 
+import dataclasses
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -188,3 +192,36 @@ def test_a_cache_that_is_closed_or_restored_ends_its_sessions():
     cache.close()
     with pytest.raises(RuntimeError, match="the cache is closed"):
         sessions.submit([1])
+
+
+@pytest.mark.parametrize("over", [kvtwin.Cache, kvtwin.Pool])
+def test_a_server_that_holds_its_own_sessions_is_collected(over):
+    class Server(over):
+        def __init__(self):
+            spec = kvtwin.Setup(max_sequences=2, capacity=16, max_batch=8)
+            super().__init__(spec if over is kvtwin.Cache else pool_of().setup)
+            self.sessions = kvtwin.Sessions(self, **SPEC)
+
+    server = Server()
+    server.sessions.submit([1, 2])
+    batch = server.sessions.next_batch()
+    alive = weakref.ref(server)
+    del server
+    gc.collect()
+    assert batch.tokens == [1, 2]  # The batch keeps the server.
+    del batch
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_pool_whose_setup_refers_to_it_is_collected():
+    class Setup(kvtwin.PoolSetup):
+        pass
+
+    setup = Setup(**dataclasses.asdict(pool_of().setup))
+    pool = kvtwin.Pool(setup)
+    object.__setattr__(setup, "pool", pool)
+    alive = weakref.ref(setup)
+    del setup, pool
+    gc.collect()
+    assert alive() is None

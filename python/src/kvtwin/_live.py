@@ -384,12 +384,14 @@ def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
         else:
             module_name = cls.__module__
             folder = path.parents[module_name.count(".")]
-        line = f"import kvtwin; from {module_name} import "
-        if made is None:
-            line += name.split(".")[0]
-        else:
-            line += "*"
+        if made is not None:
             call = make_call(made, *arguments)
+        if all(part.isidentifier() for part in module_name.split(".")):
+            names = name.split(".")[0] if made is None else "*"
+            line = f"import kvtwin; from {module_name} import {names}"
+        else:
+            found = f"vars(importlib.import_module({module_name!r}))"
+            line = f"import importlib, kvtwin; globals().update({found})"
         if others := _other_folders(folder):
             line = f"import sys; sys.path += {others!r}; {line}"
         code = _quoted(f"{line}; print({call})")

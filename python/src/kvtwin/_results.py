@@ -31,6 +31,10 @@ class Finding:
     reason: str
     #: The whole report: the calls, the wrong row, the command.
     text: str
+    #: Names the kind of failure, for `known`; empty if each __init__ fails.
+    bucket: str = ""
+    #: The shell command that runs the history again.
+    rerun: str = ""
 
     def __str__(self) -> str:
         return self.text

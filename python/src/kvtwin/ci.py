@@ -26,7 +26,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from xml.etree import ElementTree
 
 import kvtwin
@@ -70,6 +70,11 @@ def _options_of_run(options: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word for pair in words if pair[1] is not None for word in pair], buckets
 
 
+def _is_known(bucket: str, known: Sequence[str]) -> bool:
+    """Returns whether `known` has the bucket, or its part before the first "+"."""
+    return bool({bucket, bucket.partition("+")[0]} & {*known} - {""})
+
+
 class Library:
     """A shared library, driven by the command."""
 
@@ -90,14 +95,12 @@ class Library:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def _is_known(self, bucket: str) -> bool:
-        """Returns whether `--known` of the options has the bucket, or its first part."""
-        return bool({bucket, bucket.partition("+")[0]} & {*self._known_buckets} - {""})
-
     def run(self, history: str, page: pathlib.Path) -> list[Found]:
         """Runs a history, and returns what it finds, unless the finding is known."""
         answer = self._call("run", history, *self._run_options, "--html", str(page))
-        if not answer["differences"] or self._is_known(answer.get("bucket", "")):
+        if not answer["differences"] or _is_known(
+            answer.get("bucket", ""), self._known_buckets
+        ):
             return []
         rerun = shlex.join([self._command, "run", history, *self._run_options])
         return [Found(history, answer["reason"], rerun)]
@@ -120,10 +123,28 @@ class Library:
         return [Found(one["history"], one["reason"], one["rerun"]) for one in findings]
 
 
+class _Options(argparse.ArgumentParser):
+    """The options of a class. Its attribute `kvtwin` has the others."""
+
+    def __init__(self) -> None:
+        super().__init__("kvtwin.ci", add_help=False, allow_abbrev=False)
+        self.add_argument("--known", nargs="*", action="extend", default=[])
+        self.add_argument("--level")
+        self.add_argument("--kind")
+        self.add_argument("--shrink-seconds", type=float)
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(
+            f"{message}; a class has --known, --level, --kind and --shrink-seconds, its "
+            "attribute kvtwin has the rest"
+        )
+
+
 class Class:
     """A class in Python, named `file.py:Name` or `module:Name`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, options: Sequence[str] = ()) -> None:
+        self._options = _Options().parse_args(options)
         place, _, cls = name.rpartition(":")
         try:
             module = self._import(place)
@@ -136,6 +157,10 @@ class Class:
         if not place.endswith(".py"):
             return importlib.import_module(place)
         stem = pathlib.Path(place).stem
+        if (other := sys.modules.get(stem)) is not None:
+            path = getattr(other, "__file__", None) or "a part of Python"
+            if pathlib.Path(path).resolve() != pathlib.Path(place).resolve():
+                raise ValueError(f"{place} would hide the module {stem} ({path}): rename it")
         spec = importlib.util.spec_from_file_location(stem, place)
         if spec is None or spec.loader is None:
             raise FileNotFoundError(place)
@@ -145,19 +170,22 @@ class Class:
         return module
 
     def _found(self, finding: kvtwin.Finding) -> Found:
-        if not finding.history:  # Each __init__ fails.
-            return Found("", finding.reason, f"kvtwin.fuzz({self._cls.__name__})")
-        rerun = f"kvtwin.run({self._cls.__name__}, {finding.history!r})"
+        # Without a history, each __init__ fails.
+        rerun = finding.rerun or f"kvtwin.fuzz({self._cls.__name__})"
         return Found(finding.history, finding.reason, rerun)
 
     def run(self, history: str, page: pathlib.Path) -> list[Found]:
-        """Runs a history, and returns what it finds."""
-        finding = kvtwin.run(self._cls, history, html=page).finding
-        return [self._found(finding)] if finding else []
+        """Runs a history, and returns what it finds, unless the finding is known."""
+        level = self._options.level
+        finding = kvtwin.run(self._cls, history, level=level, html=page).finding
+        if finding is None or _is_known(finding.bucket, self._options.known):
+            return []
+        return [self._found(finding)]
 
     def fuzz(self, seconds: float, seed: int, page: pathlib.Path) -> list[Found]:
         """Runs random histories, and returns what they find."""
-        made = kvtwin.fuzz(self._cls, seconds=seconds, seed=seed, html=page)
+        asked = vars(self._options)
+        made = kvtwin.fuzz(self._cls, seconds=seconds, seed=seed, html=page, **asked)
         if made.not_judged and not made.findings:
             raise RuntimeError(str(made))
         return [self._found(finding) for finding in made.findings]
@@ -208,7 +236,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=pathlib.Path, help="a file with one history per line")
     parser.add_argument("--pages", type=pathlib.Path, default=pathlib.Path("kvtwin-pages"))
     parser.add_argument("--junit", type=pathlib.Path, help="a file for JUnit XML")
-    parser.epilog = "Options after -- are those of kvtwin fuzz: -- --profile mlx"
+    parser.epilog = "Options after -- are those of kvtwin fuzz: -- --profile mlx. A class has "
+    parser.epilog += "--known, --level, --kind and --shrink-seconds."
     given = list(sys.argv[1:] if words is None else words)
     end = given.index("--") if "--" in given else len(given)
     made = parser.parse_args(given[:end])
@@ -225,9 +254,7 @@ def _target(backend: str, options: Sequence[str]) -> Target:
         if backend.endswith(".py"):
             raise ValueError(f"the backend is {backend}: name its class, as {backend}:MyCache")
         return Library(backend, options)
-    if options:
-        raise ValueError("a class has no options: its attribute kvtwin has them")
-    return Class(backend)
+    return Class(backend, options)
 
 
 def _read_corpus(path: pathlib.Path) -> list[str]:
