@@ -538,6 +538,8 @@ TEST(Profiles, AreParsedWithExceptions) {
   const std::map<std::string, std::string> wrong = {
       {"", "''"},
       {"vllm", "'vllm' is not a known profile"},
+      {"like none: it is wrong under any rules on 7 of 9 histories",
+       "names no profile"},
       {"mlx except", "'mlx except'"},
       {"mlx or vllm", "'vllm'"},
       {"mlx except copy flies", "'copy flies' is not a rule"},

@@ -443,7 +443,7 @@ std::string CertificateText(const Certificate& certificate) {
     text += fmt::format("{}\n  {}\n", title, fmt::join(names, ", "));
   };
   list("rules of the checks that ran", certificate.rules);
-  list("differs on purpose", certificate.differs);
+  list("rules that differ from kvtwin's", certificate.differs);
   list("not declared, so never tried", certificate.not_declared);
   std::vector<std::string> missed;
   for (const auto& [name, hits] : certificate.marks) {
@@ -613,8 +613,8 @@ std::vector<Change> ChangesSince(const Certificate& old,
                old.not_declared, now.not_declared, changes);
   CompareNames("lost rare state", true, "added rare state", false, Reached(old),
                Reached(now), changes);
-  CompareNames("difference on purpose gone", false, "new difference on purpose",
-               false, old.differs, now.differs, changes);
+  CompareNames("differing rule gone", false, "new differing rule", false,
+               old.differs, now.differs, changes);
   return changes;
 }
 

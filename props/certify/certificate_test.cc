@@ -122,7 +122,7 @@ TEST(Certificate, ChangesAreNamed) {
   now.differs.clear();
   EXPECT_THAT(Changes(now),
               ElementsAre(HasSubstr("now '0.2.0'"), "seed: '7' before, now '8'",
-                          HasSubstr("difference on purpose gone")));
+                          HasSubstr("differing rule gone")));
 }
 
 TEST(Certificate, JUnitHasEachLevelAndLaw) {

@@ -141,7 +141,8 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
   }
   const std::string more =
       result.known > 0
-          ? fmt::format(" ({} more histories with one of them)", result.known)
+          ? fmt::format(" ({} more histories have one of these findings)",
+                        result.known)
           : "";
   fmt::print("{} in {}, {}{}, seed {}, digest {:016x}\n",
              Counted(result.operations, "operation"),

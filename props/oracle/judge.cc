@@ -107,18 +107,36 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
   }
 }
 
-// Whether a cache has a window by its kind, but none is given (S2).
-bool HasUnsetWindow(const CacheSpec& spec) {
-  return (IsWindowed(spec.kind) && !spec.window) ||
-         std::ranges::any_of(spec.caches, HasUnsetWindow);
+// Whether `holds` for the spec of a cache, or of one of its caches.
+template <class Fn>
+bool AnyCache(const CacheSpec& spec, const Fn& holds) {
+  return holds(spec) ||
+         std::ranges::any_of(spec.caches, [&](const CacheSpec& part) {
+           return AnyCache(part, holds);
+         });
 }
 
-// Returns a note on what a header may have forgotten, or "".
-std::string_view NoteOn(const TraceHeader& header) {
-  if (!HasUnsetWindow(header.spec)) return "";
-  return " (cache.window is absent: the window is unbounded)";
+// Returns a note on what a header may have wrong, or "": a window that its kind
+// has, but that is not given (S2); or a kind without a memory (S3), where a
+// failure cites the rules by which tokens leave windows.
+std::string_view NoteOn(const TraceHeader& header, const Failure& failure) {
+  if (AnyCache(header.spec, [](const CacheSpec& spec) {
+        return IsWindowed(spec.kind) && !spec.window;
+      })) {
+    return " (cache.window is absent: the window is unbounded)";
+  }
+  const auto cites = [&](std::string_view rule) {
+    return failure.rules.find(rule) != std::string::npos;
+  };
+  if (header.visibility_only && (cites("S7") || cites("S28")) &&
+      AnyCache(header.spec,
+               [](const CacheSpec& spec) { return spec.kind == Kind::kSwa; })) {
+    return " (a cache that keeps more tokens than its window shows is recorded "
+           "as swa_mem, with its memory)";
+  }
+  return "";
 }
-std::string_view NoteOn(const PagedTraceHeader&) { return ""; }
+std::string_view NoteOn(const PagedTraceHeader&, const Failure&) { return ""; }
 
 // Names the rules that a wrong line breaks.
 void CiteRules(const TraceOp& op, const TraceHeader&, const Oracle& oracle,
@@ -178,7 +196,7 @@ Judgement JudgeLines(Reader& reader, const Header& header, AnOracle oracle,
       judgement.failure->step = AsSize(op.line);
       judgement.failure->check = name;
       CiteRules(op, header, oracle, *judgement.failure);
-      judgement.failure->text += NoteOn(header);
+      judgement.failure->text += NoteOn(header, *judgement.failure);
     }
     if (step.visibility) judgement.level = Level::kNone;
     if (error && !failure) break;  // A call that no cache accepts.

@@ -528,6 +528,24 @@ TEST(Oracle, NotesThatAWindowIsAbsent) {
   EXPECT_EQ(reason(R"("type":"swa","window":0)"), "");
 }
 
+// A cache that keeps one token more than its window shows goes back.
+TEST(Oracle, NotesThatACacheWithAMemoryIsASwaMem) {
+  std::vector<std::string> lines =
+      Joined({Pass(0, 0, 1, {1}), Pass(0, 1, 2, {1, 2}), Pass(0, 2, 3, {2, 3}),
+              Pass(0, 3, 4, {3, 4})});
+  lines.emplace_back(
+      R"({"op":"remove","seq":0,"begin":2,"end":2147483647,"result":"ok"})");
+  for (const std::string& line : Pass(0, 2, 5, {2, 5})) lines.push_back(line);
+  const auto reason = [&](const std::string& type) {
+    return JudgeText(
+               Replaced(OtherCacheLines(lines), R"("type":"causal")", type))
+        .reason();
+  };
+  const auto note = HasSubstr("is recorded as swa_mem, with its memory)");
+  EXPECT_THAT(reason(R"("type":"swa","window":1)"), note);
+  EXPECT_EQ(reason(R"("type":"swa_mem","window":1,"memory":2)"), "");
+}
+
 TEST(Oracle, ChecksKnownRowsBesideUnknownRows) {
   // Position 1 was not put in this layer, and 0 and 2 were.
   const std::string never = Pass(0, 1, 0, {0})[0];

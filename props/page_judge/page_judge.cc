@@ -50,7 +50,7 @@ class PageJudge {
     }
     std::vector<const JudgedCall*> made;
     for (const JudgedCall& call : calls_.calls) {
-      if (!CallText(call.op).empty()) made.push_back(&call);
+      if (!CallText(call).empty()) made.push_back(&call);
     }
     Expect(drawn.size() <= made.size(), "a call of the page was not made");
     if (page_["left_out"] == 0) {
@@ -61,7 +61,7 @@ class PageJudge {
     std::size_t number = 0;
     for (const JudgedCall& call : calls_.calls) {
       Follow(call);
-      if (CallText(call.op).empty() || number++ < next) continue;
+      if (CallText(call).empty() || number++ < next) continue;
       if (at < drawn.size()) JudgeStep(*drawn[at++], call);
     }
     JudgePageHeadline(page_, labels_);
@@ -93,7 +93,9 @@ class PageJudge {
   }
 
   // Returns the call as the page must show it; empty if pages do not show it.
-  std::string CallText(const TraceOp& op) const {
+  std::string CallText(const JudgedCall& call) const {
+    if (call.state) return "";
+    const TraceOp& op = call.op;
     if (is_recording()) {
       return std::string(TraceOpName(op.kind));
     }
@@ -147,6 +149,13 @@ class PageJudge {
 
   // Makes the call on the ledger.
   void Follow(const JudgedCall& call) {
+    if (call.state) {
+      ledger_.Restore(*call.state);
+      cells_[active_ = 0] = call.cells;
+      SetFresh(false);
+      Remember();
+      return;
+    }
     const TraceOp& op = call.op;
     switch (op.kind) {
       case TraceOpKind::kStartForward:
@@ -258,10 +267,10 @@ class PageJudge {
     const std::string text = step["call"];
     labels_.SetPlace(
         fmt::format("step {} {}: ", step["number"].get<int>(), text));
-    const bool same = is_recording() ? text == CallText(call.op) &&
+    const bool same = is_recording() ? text == CallText(call) &&
                                            step["number"] == call.op.line
-                                     : text.starts_with(CallText(call.op));
-    Expect(same, "the call was " + CallText(call.op));
+                                     : text.starts_with(CallText(call));
+    Expect(same, "the call was " + CallText(call));
     if (!same) return;
     // The call of the last step may fail before it answers.
     const bool is_last = &step == &page_["steps"].back();

@@ -5,6 +5,7 @@
 #define KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_H_
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct JudgedCall {
   // The tokens in the cells after the call, by the cache that is active; not
   // known for recordings.
   std::vector<Held> cells = {};
+  // AddSequence, which pages do not show: the state after it; `op` is unused.
+  std::optional<CacheState> state = {};
 };
 
 struct JudgedCalls {

@@ -216,6 +216,12 @@ std::vector<std::string> ShortHistories() {
       kWrapper + "| put 0*2 | put 0*2",
       kWrapper + "| put 0*2 | put 0*2 | drop 0:1-",
       "| put 1*2 | reload | put 1*1",
+      "| put 1*2 | reload | reload | put 1*1",
+      "| put 1*2 | snapshot 1 | put 1*1 | reload | put 1*1 | reload | put 0*1",
+      "cells=9 | put 1*2 | add 1>2 | put 0*1 2*1 | drop 2:1- | get",
+      "kind=wrapper caches=swa:w2/causal layers=2 cells=9 | put 0*2 | add 0>1 "
+      "| "
+      "put 1*1 | reload | reload | put 1*1",
       "| put 0*2 | put 0*5:-1,-1,0,0,2 | commit 0:0,0 | put 0*1",
       "| put 0*1:-1 1*2:-1,0 | commit 0: | commit 1:0,0 | put 0*1 1*1",
       "kind=swa window=2 | put 0*2 | put 0*2:-1,0 | drop 0:2- | put 0*1",

@@ -130,6 +130,32 @@ class LoggingCache final : public ForwardingCache {
     op.indices = {path.begin(), path.end()};
     return Logged(op, [&] { return ForwardingCache::Commit(seq, path); });
   }
+  Status SnapshotTo(CacheState& state) const override {
+    const Status status = ForwardingCache::SnapshotTo(state);
+    if (!away_) present_ = state;
+    return status;
+  }
+  Result<CacheState> SnapshotOf(int sequence) const override {
+    restored_ = false;
+    return ForwardingCache::SnapshotOf(sequence);
+  }
+  Status Restore(const CacheState& state) override {
+    if (is_first()) {
+      away_ = !away_ && state != present_;
+      restored_ = true;
+    }
+    return ForwardingCache::Restore(state);
+  }
+  Status AddSequence(int sequence, const CacheState& added) override {
+    // An earlier state that equals the present state.
+    if (is_first() && restored_) away_ = true;
+    Status status = ForwardingCache::AddSequence(sequence, added);
+    if (is_written() && status.ok()) {
+      JudgedCall call{{}, false, HeldCells(*cache_), *cache_->Snapshot()};
+      log_.calls.push_back(std::move(call));
+    }
+    return status;
+  }
   Status Checkpoint(int seq) override {
     TraceOp op;
     op.kind = TraceOpKind::kCheckpoint;
@@ -156,13 +182,21 @@ class LoggingCache final : public ForwardingCache {
       throw;
     }
   }
+  bool is_first() const { return log_.caches.front() == this; }
+  bool is_written() const { return begun_ && !closed_ && !away_ && is_first(); }
   void Log(TraceOp& op, StatusCode code) {
-    if (!begun_ || closed_ || log_.caches.front() != this) return;
+    if (!is_written()) return;
     op.result = code;
     log_.calls.push_back({op, code != StatusCode::kOk, HeldCells(*cache_)});
   }
 
   CallLog& log_;
+  // A history that loads a state first goes back to an earlier state, adds a
+  // sequence and begins a pass there. Pages do not show these calls, and the
+  // next Restore takes them back.
+  mutable CacheState present_;
+  mutable bool restored_ = false;  // No SnapshotOf came after Restore.
+  bool away_ = false;
   bool begun_ = false;
   bool closed_ = false;
   int layer_ = 0;

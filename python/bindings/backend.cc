@@ -358,6 +358,16 @@ int StatusOf(nb::python_error& error, Refusals refusals, std::string& message) {
   return KVTWIN_INTERNAL;
 }
 
+Finding FindingOf(const props::Failure& failure, props::Level level) {
+  return {std::string(props::LevelName(level)),
+          failure.check,
+          failure.history,
+          failure.text,
+          failure.report,
+          failure.bucket,
+          failure.rerun};
+}
+
 std::optional<props::Failure> FailureOfClose(nb::handle instance) {
   std::string message;
   try {

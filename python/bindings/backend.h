@@ -92,6 +92,8 @@ int Guarded(std::string& message, Refusals refusals, const Fn& fn) {
 // raised again by a later call.
 std::optional<props::Failure> FailureOfClose(nb::handle instance);
 
+Finding FindingOf(const props::Failure& failure, props::Level level);
+
 nb::list Ints(const std::int32_t* numbers, std::size_t count);
 // Returns a copy, which the backend may keep.
 nb::object Rows(const kvtwin_tensor& rows);

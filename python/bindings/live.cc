@@ -88,13 +88,7 @@ class Driver {
         props::FailureText(failure) +
         props::HintOn(failure, "kvtwin.profile", info_.abilities.can_resume);
     if (page) Check(props::WritePage(failure, page->text));
-    return {std::string(props::LevelName(failure.level)),
-            failure.check,
-            failure.history,
-            failure.text,
-            failure.report,
-            failure.bucket,
-            failure.rerun};
+    return FindingOf(failure, failure.level);
   }
 
  private:

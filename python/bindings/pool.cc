@@ -474,13 +474,7 @@ class PoolDriver {
     failure.rerun = TextOf(rerun_(failure.history));
     failure.report.clear();
     failure.report = props::FailureText(failure);
-    return {std::string(props::LevelName(level)),
-            failure.check,
-            failure.history,
-            failure.text,
-            failure.report,
-            failure.bucket,
-            failure.rerun};
+    return FindingOf(failure, level);
   }
 
  private:

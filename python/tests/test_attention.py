@@ -300,6 +300,8 @@ def test_masks_are_bools_or_numbers():
         np.where(seen, 0, -np.inf).astype(np.float16),
         np.where(seen, -0.0, -np.inf).astype(np.float32),
         np.where(seen, -0.0, -np.inf).astype(np.float16),
+        np.asfortranarray(np.where(seen, 0, -np.inf).astype(np.float32)),
+        np.where(seen, 0, -np.inf).astype(np.float16)[:, ::-1][:, ::-1],
     ):
         attention.plan(mask)
         found.append(attention.attend(query, (key, value)))

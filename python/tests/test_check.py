@@ -599,23 +599,32 @@ def test_a_recorder_refuses_what_no_recording_has(tmp_path):
 
 
 def test_an_interrupt_ends_the_judging(recordings, tmp_path):
-    """The recording is a pipe, which its writer keeps open."""
+    """The recording is a pipe, which its writer keeps open for ten seconds."""
     path = recordings / "reject/ollama-0.12.9-defrag/contiguous-0016.jsonl"
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     ended = threading.Event()
+    late = threading.Event()
 
     def write():
         with pipe.open("wb", buffering=0) as out:
             out.write(path.read_bytes().splitlines(keepends=True)[0])
             os.kill(os.getpid(), signal.SIGINT)
-            while not ended.wait(0.01):
+            for _ in range(1000):
+                if ended.wait(0.01):
+                    return
                 out.write(b"\n" * 10_000)
+            late.set()
 
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    with pytest.raises(KeyboardInterrupt):
-        kvtwin._kvtwin.judge_file(str(pipe), ["reference"])
-    ended.set()
-    writer.join(10)
-    assert not writer.is_alive()
+    writer = threading.Thread(target=write)
+    # A job in the background of a shell ignores SIGINT.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        writer.start()
+        with pytest.raises(KeyboardInterrupt):
+            kvtwin._kvtwin.judge_file(str(pipe), ["reference"])
+    finally:
+        ended.set()
+        writer.join()
+        signal.signal(signal.SIGINT, handler)
+    assert not late.is_set()

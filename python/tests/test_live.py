@@ -262,6 +262,13 @@ def test_a_class_that_refuses_every_setup():
     with pytest.raises(kvtwin.NotSupported, match="each __init__ refused"):
         kvtwin.fuzz(toys.FitsNothing, operations=100)
 
+    class Undescribed(toys.FitsNothing):
+        kvtwin = None
+
+    reason = r"not today \(Undescribed has no attribute `kvtwin`, a kvtwin.Description"
+    with pytest.raises(kvtwin.NotSupported, match=reason):
+        kvtwin.fuzz(Undescribed, operations=100)
+
 
 def test_interruptions_end_it():
     with pytest.raises(KeyboardInterrupt):

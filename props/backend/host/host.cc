@@ -265,9 +265,9 @@ struct Loaded {
 Result<Loaded> Load(const char* path) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return Status(
-        StatusCode::kInvalidArgument,
-        fmt::format("it does not load as a shared library: {}", dlerror()));
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("the file does not load as a shared library: {}",
+                              dlerror()));
   }
   Loaded loaded;
   if (void* symbol = dlsym(library, KVTWIN_GET_BACKEND_V1)) {

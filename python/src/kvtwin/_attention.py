@@ -31,7 +31,7 @@ class Attention:
     """Attention as include/kvtwin/attention.h defines it. A pass is planned once, and
     its plan serves all layers. One thread at a time.
 
-    Wrong arguments raise ValueError, and write nothing.
+    Wrong arguments raise ValueError, or TypeError for a wrong type, and write nothing.
     """
 
     __slots__ = ("_twin",)
@@ -59,6 +59,8 @@ class Attention:
                 mask = np.ascontiguousarray(
                     np.where(found, np.float32(0), np.float32(-np.inf))
                 )
+            elif isinstance(mask, np.ndarray):
+                mask = np.ascontiguousarray(mask)
         self._twin.plan(mask, rows, first_row)
 
     def plan_table(

@@ -165,7 +165,16 @@ class Backend:
     def init(self, fields: dict[str, Any]) -> Instance:
         caches = tuple(_setup(one) for one in fields.pop("caches"))
         setup = _setup({**fields, "caches": caches})
-        return Instance(self.cls, setup)
+        try:
+            return Instance(self.cls, setup)
+        except NotSupported as error:
+            if getattr(self.cls, "kvtwin", None) is not None:
+                raise
+            name = self.cls.__name__
+            raise NotSupported(
+                f"{error} ({name} has no attribute `kvtwin`, a kvtwin.Description, so that "
+                "it gets causal caches)"
+            ) from error
 
 
 def _setup(fields: dict[str, Any]) -> Setup:
