@@ -106,10 +106,9 @@ Result<const RuleInfo*> SetRule(std::string_view said, Rules& rules) {
 Result<Rules> ParseOne(std::string_view text) {
   const std::string_view name = CutAt(" except ", text);
   const std::optional<Profile> profile = FindProfile(name);
-  if (!profile && name.starts_with("none")) {
-    return Invalid(
-        "the line of `kvtwin profile` begins with 'none': no rules "
-        "explain the cache, so it names no profile");
+  if (name.substr(0, name.find(':')) == "none") {
+    return Invalid("'{}' names no profile: `kvtwin profile` found none",
+                   Printable(name, 40));
   }
   if (!profile) {
     return Invalid("'{}' is not a known profile: see kvtwin profile --list",

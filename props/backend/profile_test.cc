@@ -540,6 +540,8 @@ TEST(Profiles, AreParsedWithExceptions) {
       {"vllm", "'vllm' is not a known profile"},
       {"like none: it is wrong under any rules on 7 of 9 histories",
        "names no profile"},
+      {"like none: each history failed", "names no profile"},
+      {"nonesuch", "'nonesuch' is not a known profile"},
       {"mlx except", "'mlx except'"},
       {"mlx or vllm", "'vllm'"},
       {"mlx except copy flies", "'copy flies' is not a rule"},

@@ -613,8 +613,8 @@ std::vector<Change> ChangesSince(const Certificate& old,
                old.not_declared, now.not_declared, changes);
   CompareNames("lost rare state", true, "added rare state", false, Reached(old),
                Reached(now), changes);
-  CompareNames("differing rule gone", false, "new differing rule", false,
-               old.differs, now.differs, changes);
+  CompareNames("no longer differs in a rule", false, "now differs in a rule",
+               false, old.differs, now.differs, changes);
   return changes;
 }
 

@@ -122,7 +122,7 @@ TEST(Certificate, ChangesAreNamed) {
   now.differs.clear();
   EXPECT_THAT(Changes(now),
               ElementsAre(HasSubstr("now '0.2.0'"), "seed: '7' before, now '8'",
-                          HasSubstr("differing rule gone")));
+                          HasSubstr("no longer differs in a rule")));
 }
 
 TEST(Certificate, JUnitHasEachLevelAndLaw) {

@@ -140,10 +140,10 @@ void PrintText(const BackendInfo& info, const FuzzOptions& options,
     fmt::print("{:12}{}\n", "", not_declared);
   }
   const std::string more =
-      result.known > 0
-          ? fmt::format(" ({} more histories have one of these findings)",
-                        result.known)
-          : "";
+      result.known > 0 ? fmt::format(" ({} one of these findings)",
+                                     Counted(result.known, "more history has",
+                                             "more histories have"))
+                       : "";
   fmt::print("{} in {}, {}{}, seed {}, digest {:016x}\n",
              Counted(result.operations, "operation"),
              Counted(result.histories, "history", "histories"),

@@ -107,7 +107,7 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
   }
 }
 
-// Whether `holds` for the spec of a cache, or of one of its caches.
+// Returns whether `holds` is true of `spec` or of a cache in it.
 template <class Fn>
 bool AnyCache(const CacheSpec& spec, const Fn& holds) {
   return holds(spec) ||
@@ -116,19 +116,18 @@ bool AnyCache(const CacheSpec& spec, const Fn& holds) {
          });
 }
 
-// Returns a note on what a header may have wrong, or "": a window that its kind
-// has, but that is not given (S2); or a kind without a memory (S3), where a
-// failure cites the rules by which tokens leave windows.
-std::string_view NoteOn(const TraceHeader& header, const Failure& failure) {
+// Returns a note on what the header probably has wrong, or "": its kind has a
+// window, but none is given (S2); or its kind has no memory (S3), and a row
+// sees a token that has left, or a sequence can resume at such tokens.
+std::string_view NoteOn(const TraceHeader& header, const TraceOp& op,
+                        const Failure& failure) {
   if (AnyCache(header.spec, [](const CacheSpec& spec) {
         return IsWindowed(spec.kind) && !spec.window;
       })) {
     return " (cache.window is absent: the window is unbounded)";
   }
-  const auto cites = [&](std::string_view rule) {
-    return failure.rules.find(rule) != std::string::npos;
-  };
-  if (header.visibility_only && (cites("S7") || cites("S28")) &&
+  const bool resumes = op.kind == TraceOpKind::kCanResume && op.answer;
+  if (header.visibility_only && (failure.of_left || resumes) &&
       AnyCache(header.spec,
                [](const CacheSpec& spec) { return spec.kind == Kind::kSwa; })) {
     return " (a cache that keeps more tokens than its window shows is recorded "
@@ -136,7 +135,10 @@ std::string_view NoteOn(const TraceHeader& header, const Failure& failure) {
   }
   return "";
 }
-std::string_view NoteOn(const PagedTraceHeader&, const Failure&) { return ""; }
+std::string_view NoteOn(const PagedTraceHeader&, const PagedTraceOp&,
+                        const Failure&) {
+  return "";
+}
 
 // Names the rules that a wrong line breaks.
 void CiteRules(const TraceOp& op, const TraceHeader&, const Oracle& oracle,
@@ -196,7 +198,7 @@ Judgement JudgeLines(Reader& reader, const Header& header, AnOracle oracle,
       judgement.failure->step = AsSize(op.line);
       judgement.failure->check = name;
       CiteRules(op, header, oracle, *judgement.failure);
-      judgement.failure->text += NoteOn(header, *judgement.failure);
+      judgement.failure->text += NoteOn(header, op, *judgement.failure);
     }
     if (step.visibility) judgement.level = Level::kNone;
     if (error && !failure) break;  // A call that no cache accepts.

@@ -544,6 +544,10 @@ TEST(Oracle, NotesThatACacheWithAMemoryIsASwaMem) {
   const auto note = HasSubstr("is recorded as swa_mem, with its memory)");
   EXPECT_THAT(reason(R"("type":"swa","window":1)"), note);
   EXPECT_EQ(reason(R"("type":"swa_mem","window":1,"memory":2)"), "");
+  // Another failure of such a cache has no note.
+  lines = Joined({Pass(0, 0, 1, {1}), Pass(0, 1, 2, {2})});
+  EXPECT_THAT(reason(R"("type":"swa","window":1)"),
+              AllOf(HasSubstr("misses the token"), Not(note)));
 }
 
 TEST(Oracle, ChecksKnownRowsBesideUnknownRows) {

@@ -24,7 +24,8 @@ struct JudgedCall {
   // The tokens in the cells after the call, by the cache that is active; not
   // known for recordings.
   std::vector<Held> cells = {};
-  // AddSequence, which pages do not show: the state after it; `op` is unused.
+  // The state after an AddSequence, which pages do not show; `op` is then
+  // unused.
   std::optional<CacheState> state = {};
 };
 

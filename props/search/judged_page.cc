@@ -132,7 +132,7 @@ class LoggingCache final : public ForwardingCache {
   }
   Status SnapshotTo(CacheState& state) const override {
     const Status status = ForwardingCache::SnapshotTo(state);
-    if (!away_) present_ = state;
+    if (status.ok() && !away_) present_ = state;
     return status;
   }
   Result<CacheState> SnapshotOf(int sequence) const override {
@@ -147,11 +147,12 @@ class LoggingCache final : public ForwardingCache {
     return ForwardingCache::Restore(state);
   }
   Status AddSequence(int sequence, const CacheState& added) override {
-    // An earlier state that equals the present state.
+    // The restored state is an earlier one, even if it equals the present one.
     if (is_first() && restored_) away_ = true;
     Status status = ForwardingCache::AddSequence(sequence, added);
-    if (is_written() && status.ok()) {
-      JudgedCall call{{}, false, HeldCells(*cache_), *cache_->Snapshot()};
+    Result<CacheState> after = cache_->Snapshot();
+    if (is_written() && status.ok() && after.ok()) {
+      JudgedCall call{{}, false, HeldCells(*cache_), std::move(*after)};
       log_.calls.push_back(std::move(call));
     }
     return status;
@@ -195,7 +196,8 @@ class LoggingCache final : public ForwardingCache {
   // sequence and begins a pass there. Pages do not show these calls, and the
   // next Restore takes them back.
   mutable CacheState present_;
-  mutable bool restored_ = false;  // No SnapshotOf came after Restore.
+  mutable bool restored_ =
+      false;  // Restore was called, and SnapshotOf not since.
   bool away_ = false;
   bool begun_ = false;
   bool closed_ = false;

@@ -75,6 +75,21 @@ Attention& AttentionOf(nb::handle twin);
 inline constexpr std::array<std::string_view, 2> kPagedLayoutNames = {
     "token_major", "head_major"};
 
+// Visits the object that kHeld(self) returns, or that is null there, for
+// Python's garbage collector. Takes no reference, as collectors require.
+template <PyObject* (*kHeld)(PyObject*)>
+int Traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  PyObject* const held = kHeld(self);
+  Py_VISIT(held);
+  return 0;
+}
+template <PyObject* (*kHeld)(PyObject*)>
+PyType_Slot TraverseSlot() {
+  return {Py_tp_traverse, reinterpret_cast<void*>(&Traverse<kHeld>)};
+}
+
 void BindAttention(nb::module_& m);
 void BindCache(nb::module_& m);
 void BindCheck(nb::module_& m);

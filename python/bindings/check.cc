@@ -33,7 +33,7 @@ Answer JudgeStream(std::istream& in, const std::vector<std::string>& twins) {
           found.reason(), found.failure ? found.failure->twin : ""};
 }
 
-// A file that ends at an interrupt, such as Ctrl-C.
+// A file that ends if an interrupt, such as Ctrl-C, came before a read.
 class WatchedFile : public std::filebuf {
  public:
   bool interrupted() const { return interrupted_; }

@@ -36,7 +36,7 @@ class PyPool {
       : setup_(nb::borrow(setup)),
         pool_(Value(MakePagedPool(PagedSpecOf(setup), twin))) {}
 
-  nb::object setup() const { return setup_; }
+  const nb::object& setup() const { return setup_; }
   std::shared_ptr<PagedPool> shared() const { return pool_; }
   using Media = std::vector<std::pair<int, std::string>>;
   int Open(const std::vector<std::int32_t>& prompt, const std::string& salt,
@@ -140,16 +140,11 @@ class PyPool {
   std::shared_ptr<PagedPool> pool_;
 };
 
-// For Python's collector of cycles.
-int TraversePool(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  PyObject* const setup = nb::inst_ptr<PyPool>(self)->setup().ptr();
-  Py_VISIT(setup);
-  return 0;
+// Python's garbage collector calls this to find cycles.
+PyObject* SetupOf(PyObject* self) {
+  return nb::inst_ptr<PyPool>(self)->setup().ptr();
 }
-PyType_Slot pool_type_slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(&TraversePool)}, {0, nullptr}};
+PyType_Slot pool_type_slots[] = {TraverseSlot<SetupOf>(), {0, nullptr}};
 
 }  // namespace
 

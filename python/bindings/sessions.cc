@@ -66,8 +66,13 @@ struct Server {
 
 class PyBatch {
  public:
-  explicit PyBatch(std::shared_ptr<const Server> server)
-      : server_(std::move(server)), number_(server_->batches) {}
+  // `sessions` is the kvtwin.Sessions that has the server.
+  PyBatch(nb::object sessions, const Server& server)
+      : sessions_(std::move(sessions)),
+        server_(&server),
+        number_(server.batches) {}
+
+  const nb::object& sessions() const { return sessions_; }
 
   const SessionBatch& batch() const {
     if (number_ != server_->batches) {
@@ -99,7 +104,8 @@ class PyBatch {
   }
 
  private:
-  std::shared_ptr<const Server> server_;
+  nb::object sessions_;
+  const Server* server_;
   std::int64_t number_;
 };
 
@@ -113,7 +119,7 @@ class PySessions {
  public:
   PySessions(const nb::object& over, int slots, int context, int batch,
              const std::string& choice, bool ahead, const std::string& twin)
-      : server_(std::make_shared<Server>()) {
+      : server_(std::make_unique<Server>()) {
     const auto chosen = FromName<SlotChoice>(kSlotChoiceNames, choice);
     if (!chosen) {
       Raise({StatusCode::kInvalidArgument,
@@ -149,14 +155,15 @@ class PySessions {
                                                      .shift = shift,
                                                      .truncate = truncate}));
   }
-  PyBatch NextBatch() {
+  // `self` is the object of these sessions.
+  PyBatch NextBatch(nb::object self) {
     Server& server = this->server();
     ++server.batches;
     server.batch = {};
     const auto batch = server.sessions->NextBatch();
     if (server.slots == nullptr) EndViews(server.over);
     server.batch = Value(batch);
-    return PyBatch(server_);
+    return {std::move(self), server};
   }
   const char* Sampled(int request, std::int32_t token) {
     return At(kEndingNames, Value(server().sessions->Sampled(request, token)));
@@ -175,10 +182,7 @@ class PySessions {
     Check(slots.SetLayer(layer));
     Check(slots.Put(k.view(), v.view()));
   }
-  // Returns what the sessions are over, if no batch keeps it.
-  nb::handle owned() const {
-    return server_.use_count() == 1 ? nb::handle(server_->over) : nb::handle();
-  }
+  const nb::object& over() const { return server_->over; }
   int Sequence(int slot) { return Value(slots().Sequence(slot)); }
 
   RequestInfo Request(int request) {
@@ -212,19 +216,23 @@ class PySessions {
     return *server_->slots;
   }
 
-  std::shared_ptr<Server> server_;
+  std::unique_ptr<Server> server_;
 };
 
-// For Python's collector of cycles. A batch may hold the server, too.
-int TraverseSessions(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  PyObject* const over = nb::inst_ptr<PySessions>(self)->owned().ptr();
-  Py_VISIT(over);
-  return 0;
+// `self` is a kvtwin.Sessions.
+PyBatch NextBatchOf(const nb::object& self) {
+  return nb::cast<PySessions&>(self).NextBatch(self);
 }
-PyType_Slot sessions_type_slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(&TraverseSessions)}, {0, nullptr}};
+
+// Python's garbage collector calls these to find cycles.
+PyObject* OverOf(PyObject* self) {
+  return nb::inst_ptr<PySessions>(self)->over().ptr();
+}
+PyObject* SessionsOf(PyObject* self) {
+  return nb::inst_ptr<PyBatch>(self)->sessions().ptr();
+}
+PyType_Slot sessions_type_slots[] = {TraverseSlot<OverOf>(), {0, nullptr}};
+PyType_Slot batch_type_slots[] = {TraverseSlot<SessionsOf>(), {0, nullptr}};
 
 // The gauges by their names.
 constexpr auto kGauges =
@@ -281,7 +289,7 @@ void BindNumbers(nb::module_& m) {
 }
 
 void BindBatch(nb::module_& m) {
-  nb::class_<PyBatch>(m, "SessionBatch",
+  nb::class_<PyBatch>(m, "SessionBatch", nb::type_slots(batch_type_slots),
                       "The tokens of a pass, one entry of each list for each. "
                       "Until the next next_batch.")
       .def("__len__", &PyBatch::size)
@@ -331,7 +339,7 @@ void BindSessions(nb::module_& m) {
            nb::sig(submit.c_str()),
            "Adds a request to the queue and returns its number. An input is a "
            "token, or (token,\nmultimodal, same_batch).")
-      .def("next_batch", &PySessions::NextBatch,
+      .def("next_batch", &NextBatchOf,
            "Plans a batch and begins a pass; empty if nothing is to be "
            "computed.")
       .def("sampled", &PySessions::Sampled, nb::arg("request"),

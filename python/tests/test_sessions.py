@@ -204,7 +204,7 @@ def test_a_server_that_holds_its_own_sessions_is_collected(over):
 
     server = Server()
     server.sessions.submit([1, 2])
-    batch = server.sessions.next_batch()
+    server.batch = batch = server.sessions.next_batch()
     alive = weakref.ref(server)
     del server
     gc.collect()

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -172,8 +173,8 @@ class Backend:
                 raise
             name = self.cls.__name__
             raise NotSupported(
-                f"{error} ({name} has no attribute `kvtwin`, a kvtwin.Description, so that "
-                "it gets causal caches)"
+                f"{error} ({name} has no attribute `kvtwin` (a kvtwin.Description), so it is "
+                "asked for causal caches only)"
             ) from error
 
 
@@ -395,12 +396,13 @@ def _command(cls: type, make_call: Callable[..., str]) -> Callable[..., str]:
             folder = path.parents[module_name.count(".")]
         if made is not None:
             call = make_call(made, *arguments)
-        if all(part.isidentifier() for part in module_name.split(".")):
+        parts = module_name.split(".")
+        if all(part.isidentifier() and not iskeyword(part) for part in parts):
             names = name.split(".")[0] if made is None else "*"
             line = f"import kvtwin; from {module_name} import {names}"
         else:
             found = f"vars(importlib.import_module({module_name!r}))"
-            line = f"import importlib, kvtwin; globals().update({found})"
+            line = f"import importlib; globals().update({found}); import kvtwin"
         if others := _other_folders(folder):
             line = f"import sys; sys.path += {others!r}; {line}"
         code = _quoted(f"{line}; print({call})")

@@ -31,9 +31,10 @@ class Finding:
     reason: str
     #: The whole report: the calls, the wrong row, the command.
     text: str
-    #: Names the kind of failure, for `known`; empty if each __init__ fails.
+    #: The name of this kind of failure, for `known`; empty if each __init__ fails.
     bucket: str = ""
-    #: The shell command that runs the history again.
+    #: The command that runs the history again, for a shell (for a local class, code for
+    #: Python); empty if each __init__ fails.
     rerun: str = ""
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import datetime
 import importlib
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -123,6 +124,19 @@ class Library:
         return [Found(one["history"], one["reason"], one["rerun"]) for one in findings]
 
 
+def _module_of(name: str, folder: pathlib.Path) -> str | None:
+    """Returns the path of a module that is loaded, or that could be loaded from another
+    folder than `folder`; None if there is no such module."""
+    if (loaded := sys.modules.get(name)) is not None:
+        return getattr(loaded, "__file__", None) or "a part of Python"
+    places = [place for place in sys.path if pathlib.Path(place).resolve() != folder]
+    found = importlib.machinery.PathFinder.find_spec(name, places)
+    return found.origin if found is not None else None
+
+
+_CLASS_OPTIONS = "--known, --level, --kind and --shrink-seconds"
+
+
 class _Options(argparse.ArgumentParser):
     """The options of a class. Its attribute `kvtwin` has the others."""
 
@@ -135,8 +149,8 @@ class _Options(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(
-            f"{message}; a class has --known, --level, --kind and --shrink-seconds, its "
-            "attribute kvtwin has the rest"
+            f"{message}; a class has only {_CLASS_OPTIONS}: its attribute kvtwin has the "
+            "other settings"
         )
 
 
@@ -156,11 +170,13 @@ class Class:
     def _import(place: str) -> types.ModuleType:
         if not place.endswith(".py"):
             return importlib.import_module(place)
-        stem = pathlib.Path(place).stem
-        if (other := sys.modules.get(stem)) is not None:
-            path = getattr(other, "__file__", None) or "a part of Python"
-            if pathlib.Path(path).resolve() != pathlib.Path(place).resolve():
-                raise ValueError(f"{place} would hide the module {stem} ({path}): rename it")
+        file = pathlib.Path(place).resolve()
+        if not file.is_file():
+            raise FileNotFoundError(place)
+        stem = file.stem
+        if other := _module_of(stem, file.parent):
+            if pathlib.Path(other).resolve() != file:
+                raise ValueError(f"{place} would hide the module {stem} ({other}): rename it")
         spec = importlib.util.spec_from_file_location(stem, place)
         if spec is None or spec.loader is None:
             raise FileNotFoundError(place)
@@ -237,7 +253,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pages", type=pathlib.Path, default=pathlib.Path("kvtwin-pages"))
     parser.add_argument("--junit", type=pathlib.Path, help="a file for JUnit XML")
     parser.epilog = "Options after -- are those of kvtwin fuzz: -- --profile mlx. A class has "
-    parser.epilog += "--known, --level, --kind and --shrink-seconds."
+    parser.epilog += f"only {_CLASS_OPTIONS}."
     given = list(sys.argv[1:] if words is None else words)
     end = given.index("--") if "--" in given else len(given)
     made = parser.parse_args(given[:end])
